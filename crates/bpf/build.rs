@@ -1,4 +1,5 @@
-//! Compiles the eBPF programs with clang. Debian's clang-14 is enough; no kernel headers beyond the C library's are used.
+//! Compiles the eBPF programs with clang. Debian's clang-14 suffices; no kernel headers beyond the C library's are
+//! used.
 
 use std::path::Path;
 use std::process::Command;

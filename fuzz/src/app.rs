@@ -2,7 +2,8 @@
 
 use holdfast_api::app::{FromDaemon, ToDaemon, decode, encode, join_pieces};
 
-/// Any packet is a message or an error with a text, in either direction; a message is encoded and decoded as the same.
+/// Decodes any packet in both directions to a message or an error with a text; a message survives encoding and
+/// decoding.
 pub fn run(data: &[u8]) -> bool {
     let to_daemon = match decode::<ToDaemon>(data) {
         Ok(message) => {

@@ -1,4 +1,4 @@
-//! What a client of OpenArena's server reads, and the client itself.
+//! Parsers of the client of OpenArena's server, and the client's reassembly of messages.
 
 #[path = "../../crates/bench/src/arena/protocol/mod.rs"]
 #[allow(dead_code, reason = "clients write more than is read here")]
@@ -9,7 +9,8 @@ use protocol::from_client::{Base, ClientMessage, Head, Secret, UserCommand};
 use protocol::netchan::Incoming;
 use protocol::{connectionless, from_server};
 
-/// The first byte says what the rest is: datagrams with two bytes of length each before them, a message of the server's, or one of a client's.
+/// Reads datagrams with two bytes of length before each, a message of the server, or a message of a client; the first
+/// byte selects the kind.
 pub fn run(data: &[u8]) -> bool {
     let Some((&choice, rest)) = data.split_first() else {
         return false;
@@ -21,7 +22,7 @@ pub fn run(data: &[u8]) -> bool {
     }
 }
 
-/// Inputs to begin with, by name.
+/// Returns named inputs for the corpus.
 #[must_use]
 pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
     let (gamestate, snapshot, client) = (gamestate(), snapshot(), client_message());
@@ -42,7 +43,7 @@ pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// One setting, and an entity that differs in its first field.
+/// Returns a game state: one setting, and an entity that differs in its first field.
 fn gamestate() -> Vec<u8> {
     let mut writer = Writer::default();
     writer.long(0);
@@ -64,7 +65,7 @@ fn gamestate() -> Vec<u8> {
     writer.into_bytes()
 }
 
-/// A command, and a snapshot with two fields of the player: a time and a whole number.
+/// Returns a command, and a snapshot with two fields of the player: a time and a whole number.
 fn snapshot() -> Vec<u8> {
     let mut writer = Writer::default();
     writer.long(1);
@@ -73,7 +74,7 @@ fn snapshot() -> Vec<u8> {
     writer.text("print \"hello\"");
     writer.byte(7);
     writer.long(1000);
-    // Of no other, no flags, one area.
+    // Not relative to another snapshot, no flags, one area.
     for byte in [0, 0, 1, 9, 2] {
         writer.byte(byte);
     }
@@ -101,7 +102,7 @@ fn client_message() -> Vec<u8> {
     })
 }
 
-/// Whether a message came whole. None is longer than the protocol allows, and numbers only grow.
+/// Returns true if a message was complete. No message exceeds the protocol's length limit, and numbers only grow.
 fn datagrams(mut rest: &[u8]) -> bool {
     let mut incoming = Incoming::default();
     let mut newest = 0;
@@ -121,7 +122,7 @@ fn datagrams(mut rest: &[u8]) -> bool {
     newest > 0
 }
 
-/// What is read is written as what is read again.
+/// A client's message survives writing and reading.
 fn client(bytes: &[u8]) -> bool {
     let secret = Secret {
         checksum_feed: 99,

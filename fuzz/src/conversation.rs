@@ -1,6 +1,6 @@
-//! Whole conversations of a donor that was taken over, with what an acceptor decides by: the order of messages, the parsers, the
-//! judge, and where memory may be written. Whatever is taken keeps to what an ordinary user may have, as [`ordinary`] states it
-//! without the judge.
+//! Whole conversations of a compromised donor, with the acceptor's checks: the order of messages, the parsers, the
+//! judge, and the limits of memory writes. Accepted messages must stay within an ordinary user's rights, as
+//! [`ordinary`] states them independently of the judge.
 
 mod ordinary;
 mod spoil;
@@ -11,13 +11,13 @@ use holdfast_sys::process::image::{
 use holdfast_sys::process::judge::{Allowed, Conversation, Here, Judge, Message};
 use std::collections::BTreeSet;
 
-/// Whose processes may come, to which group they may belong, where their programs are, and which privileged port they may have.
+/// The accepted user, its group, the directory of its programs, and its permitted privileged port.
 const USER: u32 = 1000;
 const GROUP: u32 = 100;
 const PROGRAMS: &str = "/usr/games";
 const PORT: u16 = 443;
 
-/// Messages by the number that stands for them in an input.
+/// Messages, indexed by the number that represents them in an input.
 const MESSAGES: [Message; 15] = [
     Message::Tree,
     Message::Descriptors,
@@ -35,12 +35,12 @@ const MESSAGES: [Message; 15] = [
     Message::Lost,
     Message::Locks,
 ];
-/// Set in a record whose message is given as bytes.
+/// Flag of a record that contains its message as bytes.
 const RAW: u8 = 0x80;
 
-/// Takes records: a byte that says which message comes; then either, with [`RAW`], its length in two bytes and its bytes, or the
-/// number of changes of a sound message in one byte and two bytes for each, which field and which value. Says whether all came that
-/// a process needs to run.
+/// Processes records. A record begins with a byte that selects the message. With [`RAW`] the message's length in two
+/// bytes and its bytes follow. Otherwise the number of changes to a sound message follows, in one byte, and two bytes
+/// per change: field and value. Returns true if the conversation is complete, so that the process could run.
 pub fn run(data: &[u8]) -> bool {
     let mut acceptor = Acceptor::new();
     let mut rest = data;
@@ -50,7 +50,7 @@ pub fn run(data: &[u8]) -> bool {
             0 => changed(message, after),
             _ => raw(after),
         };
-        // A donor that breaks a rule once is not heard any more.
+        // A donor is not heard after its first violation.
         if acceptor.take(message, &body).is_err() {
             return false;
         }
@@ -59,7 +59,7 @@ pub fn run(data: &[u8]) -> bool {
     acceptor.order.is_complete()
 }
 
-/// A record of a message with these changes, each of a field to a value.
+/// Builds a record of a message with changes, each of a field to a value.
 pub fn record(message: Message, changes: &[(u8, u8)]) -> Vec<u8> {
     let number = MESSAGES.iter().position(|of| *of == message);
     let mut record = vec![number.unwrap_or(0) as u8, changes.len() as u8];
@@ -67,7 +67,7 @@ pub fn record(message: Message, changes: &[(u8, u8)]) -> Vec<u8> {
     record
 }
 
-/// Conversations in order, of which the whole ones are taken.
+/// Returns conversations in valid order; the acceptor accepts the complete ones.
 pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
     use Message::{
         Descriptors, Digest, Freezing, Frozen, LastDescriptors, LastSockets, Missing, Outlook,
@@ -117,7 +117,7 @@ fn changed(message: Message, bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     (sound(message, changes), rest)
 }
 
-/// A message as an honest donor sends it, after these changes.
+/// Returns a message as an honest donor sends it, after these changes.
 fn sound(message: Message, changes: &[u8]) -> Vec<u8> {
     let changes = changes.chunks_exact(2).map(|pair| (pair[0], pair[1]));
     match message {
@@ -130,11 +130,11 @@ fn sound(message: Message, changes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What an acceptor knows of a process that comes.
+/// State of an acceptor for one arriving process.
 struct Acceptor {
     order: Conversation,
     judge: Judge,
-    /// Messages that were taken.
+    /// Accepted messages.
     taken: Vec<Message>,
     tree: Option<Tree>,
 }
@@ -155,7 +155,7 @@ impl Acceptor {
         }
     }
 
-    /// Takes a message as the daemon does: first its order, then its form, then the judge.
+    /// Accepts a message as the daemon does: first its order, then its form, then the judge.
     fn take(&mut self, message: Message, body: &[u8]) -> Result<(), String> {
         self.order.take(message)?;
         match message {
@@ -177,7 +177,7 @@ impl Acceptor {
             }
             Message::Pages => self.pages(body)?,
             Message::Missing => drop(read::<Missing>(body)?),
-            // Without what a daemon alone knows: states of sockets, checksums.
+            // Messages that need a daemon's knowledge, such as socket states and checksums, are not checked here.
             Message::Seen
             | Message::Freezing
             | Message::LastDescriptors
@@ -209,7 +209,8 @@ impl Acceptor {
         Ok(())
     }
 
-    /// What was taken so far is one process, told once, and judged before its memory.
+    /// Asserts that the accepted messages describe one process, once, and that the process was judged before its memory
+    /// was written.
     fn keeps_order(&self) {
         let at = |message| self.taken.iter().position(|of| *of == message);
         let count = |message| self.taken.iter().filter(|of| **of == message).count();
@@ -264,7 +265,7 @@ fn read<T: Checked>(body: &[u8]) -> Result<T, String> {
     decode(body).map_err(|error| error.to_string())
 }
 
-/// Bytes of a message; none of one that no donor could send.
+/// Returns a message's bytes; none if no donor could send the message.
 fn bytes<T: Checked>(message: &T) -> Vec<u8> {
     encode(message).unwrap_or_default()
 }

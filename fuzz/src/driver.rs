@@ -1,4 +1,4 @@
-//! Runs a target for some time, without a fuzzer to install.
+//! Runs a target for some time, without an installed fuzzer.
 
 use crate::mutate::{Rng, mutate};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The most inputs that are mutated; beyond that a new one takes the place of another.
+/// Largest number of inputs kept for mutation; a further input replaces another.
 const POOL_MAX: usize = 4_096;
 
 struct Options {
@@ -15,8 +15,8 @@ struct Options {
     input: Option<PathBuf>,
 }
 
-/// Runs the target `name` as the command line says: `--seconds N` (10), `--seed N` (from the clock), `--input FILE`
-/// (that input alone).
+/// Runs the target `name` with the options of the command line: `--seconds N` (10), `--seed N` (from the clock),
+/// `--input FILE` (only this input).
 pub fn main(name: &str, target: fn(&[u8]) -> bool) -> ExitCode {
     let options = match options() {
         Ok(options) => options,
@@ -77,7 +77,7 @@ fn run(name: &str, target: fn(&[u8]) -> bool, options: &Options) -> Result<Strin
     let mut originals = pool.clone().into_iter();
     while Instant::now() < end {
         for _ in 0..64 {
-            // The corpus itself first, as it is.
+            // The unchanged corpus comes first.
             let data = originals
                 .next()
                 .unwrap_or_else(|| next_input(&pool, &mut rng));

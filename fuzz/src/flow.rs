@@ -1,8 +1,8 @@
-//! The text of a flow.
+//! Parser of the text of a flow.
 
 use holdfast_wire::Flow;
 
-/// Any text is a flow, whose text is read back as the same flow, or an error that says what to write.
+/// Parses any text to a flow with a text that parses to the same flow, or to an error that describes the format.
 pub fn run(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match text.parse::<Flow>() {

@@ -1,9 +1,9 @@
-//! The decoder of frames.
+//! Decoder of frames.
 
 use holdfast_wire::{Decoder, Frame, VERSION, encode};
 
-/// The first byte chooses: even, the rest is a stream, in pieces of about that size; odd, it is the body of one frame.
-/// What is read is written and read again as the same.
+/// Decodes frames from the bytes after the first. An even first byte makes these bytes a stream, read in pieces of this
+/// size plus 1; an odd one makes them the body of one frame. Decoded frames survive encoding and decoding.
 pub fn run(data: &[u8]) -> bool {
     let Some((choice, rest)) = data.split_first() else {
         return false;
@@ -25,7 +25,7 @@ pub fn run(data: &[u8]) -> bool {
     !frames.is_empty()
 }
 
-/// The frames up to the first error.
+/// Returns the frames up to the first error.
 pub(crate) fn decode(bytes: &[u8], piece: usize) -> Vec<Frame> {
     let mut decoder = Decoder::new();
     let mut frames = Vec::new();

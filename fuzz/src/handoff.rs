@@ -1,4 +1,4 @@
-//! The handoff machine, given any frames.
+//! The handoff machine with arbitrary frames.
 
 use crate::frame::decode;
 use bytes::Bytes;
@@ -10,8 +10,8 @@ use holdfast_proto::ownership;
 use holdfast_wire::{Flow, NodeId};
 use std::time::Duration;
 
-/// A machine that gives some flows away gets the frames of the stream, in turn from one peer and the other, each
-/// command carried out at once. Whatever they say, it does not panic, and it comes to rest.
+/// Feeds a machine that gives some flows away with the frames of the stream, alternately from its two peers, and
+/// executes each command at once. The machine must not panic, and must come to rest, whatever the frames say.
 pub fn run(data: &[u8]) -> bool {
     let Some((choice, rest)) = data.split_first() else {
         return false;
@@ -48,7 +48,7 @@ pub fn run(data: &[u8]) -> bool {
     any
 }
 
-/// A flow that corpus and request share.
+/// Returns a flow that corpus and request share.
 pub fn flow(port: u16) -> Flow {
     let text = format!("tcp:10.0.0.1:80-10.0.1.2:{port}");
     text.parse().expect("a flow")
@@ -66,7 +66,7 @@ fn carry_out(machine: &mut Handoff, now: Duration) {
     }
 }
 
-/// Success, except that the holder knows no flow.
+/// Returns success, except that the holder knows no flow.
 fn results(command: &Command) -> (Token, Results) {
     match command {
         Command::ReadStatic { token, flows } => {

@@ -1,12 +1,12 @@
-//! What a donor says of processes: the acceptor decodes it, and looks at what the types cannot say.
+//! Images of processes from a donor: the acceptor decodes them, and checks the rules that the types cannot express.
 
 use holdfast_sys::process::files::Image;
 use holdfast_sys::process::image::{
     Checked, Descriptors, Files, Frozen, Missing, PagesIn, Tree, decode, encode,
 };
 
-/// The first byte chooses what the rest is. What is taken is encoded and decoded again as the same; what is done with it does not
-/// panic.
+/// Decodes an image of the kind that the first byte gives. An accepted image survives encoding and decoding, and
+/// processing it does not panic.
 pub fn run(data: &[u8]) -> bool {
     let Some((choice, rest)) = data.split_first() else {
         return false;
@@ -28,7 +28,7 @@ fn again<T: Checked + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<T> {
     Some(value)
 }
 
-/// What changed is looked at together with what it leads to.
+/// Changes are checked together with the image that results from them.
 fn descriptors(found: Descriptors) -> bool {
     match found.files {
         Files::Image(image) => {

@@ -1,4 +1,4 @@
-//! Changes to bytes that tend to find what a parser forgot.
+//! Mutations of bytes that tend to find gaps in parsers.
 
 /// SplitMix64.
 pub struct Rng(pub u64);
@@ -12,15 +12,15 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 }
 
-/// No input grows beyond this.
+/// Largest length of an input in bytes.
 const LENGTH_MAX: usize = 1 << 16;
-/// Numbers at the edges of what a field can say.
+/// Numbers at the edges of a field's range.
 const EDGES: [u64; 10] = [
     0,
     1,
@@ -57,7 +57,7 @@ fn once(data: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         }
         5 => data.truncate(at),
         6 => {
-            // A piece of itself once more, somewhere else.
+            // Copies a piece of the data to another position.
             let end = at + rng.below(data.len() - at) + 1;
             let piece = data[at..end].to_vec();
             let to = rng.below(data.len());

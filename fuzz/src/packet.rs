@@ -1,8 +1,8 @@
-//! Packets as the hold reads them.
+//! Parser of packets that the hold reads.
 
 use holdfast_wire::Inbound;
 
-/// Any bytes are a packet of a flow or none.
+/// Parses any bytes to a packet of a flow, or to none.
 pub fn run(data: &[u8]) -> bool {
     Inbound::parse(data).is_some()
 }

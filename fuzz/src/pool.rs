@@ -4,7 +4,8 @@ use holdfast_api::app::{decode, encode};
 use holdfast_api::pool::{FromPool, ToPool};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Any packet is a message or an error with a text, in either direction; a message is encoded and decoded as the same.
+/// Decodes any packet in both directions to a message or an error with a text; a message survives encoding and
+/// decoding.
 pub fn run(data: &[u8]) -> bool {
     let to_pool = is_message::<ToPool>(data);
     let from_pool = is_message::<FromPool>(data);
@@ -14,7 +15,7 @@ pub fn run(data: &[u8]) -> bool {
 fn is_message<T: Serialize + DeserializeOwned>(data: &[u8]) -> bool {
     match decode::<T>(data) {
         Ok(message) => {
-            // Compared as bytes: a load that is no number is not equal to itself.
+            // Compared as bytes, because a load of NaN is not equal to itself.
             let again = encode(&message).expect("it came so");
             let message = decode::<T>(&again).expect("it was made so");
             assert_eq!(encode(&message).as_deref(), Ok(&again[..]));

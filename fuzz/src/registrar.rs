@@ -1,4 +1,4 @@
-//! A registrar's machine, given any messages.
+//! The registrar machine with arbitrary messages.
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::{AssociationId, Config, Output, Protocol, Registrar};
@@ -9,14 +9,16 @@ use holdfast_wire::rserpool::{
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Elements that the machine may know at most.
+/// Largest number of elements that the machine may know.
 const ELEMENTS_MAX: usize = 50;
-/// Associations; the last ones are of registrars, and of these the last is not allowed to be one.
+/// Number of associations. The last ones belong to registrars, and the very last of these has no right to be a
+/// registrar.
 const ASSOCIATIONS: u8 = 8;
 const REGISTRARS_FROM: u8 = 5;
 
-/// Takes a stream of records: a byte that says where, a byte that says what, the length of a message in two, the message.
-/// Whatever they say, the machine does not panic, comes to rest, keeps its limits, and says only what can be read.
+/// Processes a stream of records: a byte for the origin, a byte for the event, the length of a message in two bytes,
+/// and the message. For any records, the machine does not panic, comes to rest, keeps its limits, and sends only
+/// parseable messages.
 pub fn run(data: &[u8]) -> bool {
     let mut world = World::new();
     let mut rest = data;
@@ -30,7 +32,7 @@ pub fn run(data: &[u8]) -> bool {
     world.heeded
 }
 
-/// A record: from where, what happens, and the message that comes, if one comes.
+/// Builds a record: origin, event, and the message that arrives, if any.
 pub fn record(from: u8, what: u8, message: &[u8]) -> Vec<u8> {
     let length = u16::try_from(message.len()).expect("short");
     let [high, low] = length.to_be_bytes();
@@ -40,7 +42,7 @@ pub fn record(from: u8, what: u8, message: &[u8]) -> Vec<u8> {
 struct World {
     machine: Registrar,
     now: Duration,
-    /// A message changed something.
+    /// True if a message has changed the machine's state.
     heeded: bool,
 }
 
@@ -75,7 +77,7 @@ impl World {
         settings.enrp_multicast = true;
         settings.mentor_hunt = Duration::ZERO;
         settings.announce_cycle = Some(Duration::from_secs(30));
-        // Elements of the recordings have other addresses than the associations here.
+        // Recorded elements have other addresses than the associations here.
         settings.addresses_checked = false;
         let registrars = (REGISTRARS_FROM..ASSOCIATIONS - 1).map(|from| address(from).ip());
         let prefixes = registrars.map(|ip| ip.to_string().parse().expect("an address"));
@@ -150,7 +152,7 @@ impl World {
         self.now = end;
     }
 
-    /// Nobody is reached, and what is aborted ends.
+    /// Executes outputs: no peer is reachable, and aborted associations end.
     fn carry_out(&mut self) {
         let mut steps = 0;
         while let Some(output) = self.machine.poll_output() {
@@ -190,7 +192,8 @@ fn encoded(message: &asap::Message) -> BytesMut {
     buffer
 }
 
-/// A life of an element and a user, with a peer that tells of others: what a corpus begins with.
+/// Returns the life cycle of an element and a user, with a peer that synchronizes other elements, as a start for the
+/// corpus.
 pub fn life() -> Vec<u8> {
     let handle = PoolHandle::from("pool");
     let element = |id| PoolElement {

@@ -4,13 +4,13 @@ use bytes::{Bytes, BytesMut};
 use holdfast_wire::rserpool::{EncodeError, Error, Parsed, asap, enrp, message_length, peek};
 use std::fmt::Debug;
 
-/// Any bytes are an ASAP message or an error; a message is written and read again as the same.
+/// Parses any bytes to an ASAP message or an error; a message survives writing and reading.
 pub fn asap(data: &[u8]) -> bool {
     peek::asap(data);
     run(data, asap::Message::parse, asap::Message::encode)
 }
 
-/// The same for ENRP.
+/// Parses any bytes to an ENRP message or an error; a message survives writing and reading.
 pub fn enrp(data: &[u8]) -> bool {
     peek::enrp(data);
     run(data, enrp::Message::parse, enrp::Message::encode)
@@ -36,7 +36,7 @@ fn run<M: PartialEq + Debug>(
     true
 }
 
-/// What was read in one message is written in one; it may be longer than it was where padding was left out.
+/// A message that was read can be written as one message. The result may be longer if the original lacked padding.
 fn again<M: PartialEq + Debug>(
     message: &M,
     parse: fn(&Bytes) -> Result<Parsed<M>, Error>,
@@ -50,7 +50,7 @@ fn again<M: PartialEq + Debug>(
     assert!(parsed.reports.is_empty());
 }
 
-/// What is to be reported fits into one error message.
+/// All causes to be reported fit into one error message.
 fn report(causes: Vec<holdfast_wire::rserpool::Cause>) {
     let mut buffer = BytesMut::new();
     let error = asap::Message::Error(causes);

@@ -1,18 +1,18 @@
-//! What a donor says of a TCP socket: the acceptor decodes it, and makes a packet of it.
+//! State of a TCP socket from a donor: the acceptor decodes it, and builds a packet from it.
 
 use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic, injection};
 use serde::{Deserialize, Serialize};
 
-/// Both parts, as the blobs between nodes have them.
+/// Both parts of a socket's state, encoded like the blobs between nodes.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Ahead of the freeze.
+    /// The part transferred before the freeze.
     pub fixed: TcpStatic,
-    /// In it.
+    /// The part transferred in the freeze.
     pub dynamic: TcpDynamic,
 }
 
-/// What is decoded is encoded and decoded again as the same; what follows from it does not panic.
+/// Decoded state survives encoding and decoding, and computations on it do not panic.
 pub fn run(data: &[u8]) -> bool {
     let Ok(state) = postcard::from_bytes::<State>(data) else {
         return false;

@@ -1,15 +1,15 @@
-//! Messages of ASAP out of a stream.
+//! Framing of ASAP messages in a byte stream.
 
 use bytes::Bytes;
 use holdfast_sys::transport::Frames;
 use holdfast_wire::rserpool::message_length;
 use std::io;
 
-/// As short as a registrar would want, so that it is reached.
+/// A length limit as short as a registrar could set, so that inputs reach it.
 const LENGTH_MAX: usize = 256;
 
-/// The first byte says how long the pieces are in which the rest comes: the messages are the same as in one piece, none is longer
-/// than allowed, and one after another they are the stream's beginning.
+/// Splits a stream into messages, read in pieces of a size that the first byte gives. The messages are the same as from
+/// one piece, none exceeds the limit, and together they are the beginning of the stream.
 pub fn run(data: &[u8]) -> bool {
     let Some((&piece, stream)) = data.split_first() else {
         return false;
@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) -> bool {
     !whole.is_empty()
 }
 
-/// The messages, and whether the stream can be followed to its end.
+/// Returns the messages, and true if the stream was valid to its end.
 fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Bytes>, bool) {
     let length_of =
         |bytes: &[u8]| message_length(bytes).map_err(|_| io::ErrorKind::InvalidData.into());

@@ -1,8 +1,8 @@
-//! The kernel's code in a program, as another node has it: the acceptor reads its symbols and changes their functions.
+//! The vDSO of a program from another node: the acceptor reads its symbols and patches its functions.
 
 use holdfast_sys::process::vdso::{functions, patch};
 
-/// All functions lie within; only what is told of them changes.
+/// Checks that all functions lie inside the image, and that patching changes only the reported ranges.
 pub fn run(data: &[u8]) -> bool {
     let Ok(found) = functions(data) else {
         return false;
@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) -> bool {
     !found.is_empty()
 }
 
-/// A small image: two functions, one by two names.
+/// Returns a small image: two functions, one of them with two names.
 #[must_use]
 pub fn example() -> Vec<u8> {
     const TABLES: u64 = 0x100;
@@ -52,7 +52,7 @@ pub fn example() -> Vec<u8> {
     }
     put(120 + 32, &0x60u64.to_le_bytes());
     let strings = STRINGS.len() as u64;
-    // Where the hash table, strings and symbols are, and how many bytes of strings.
+    // Positions of the hash table, the strings and the symbols, and the number of bytes of strings.
     let entries = [(4u64, 0x180u64), (5, 0x1c0), (6, 0x200), (10, strings)];
     for (number, (tag, value)) in (0..).zip(entries) {
         put(TABLES + number * 16, &tag.to_le_bytes());

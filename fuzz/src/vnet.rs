@@ -1,9 +1,9 @@
-//! Packets with the header of a TUN, on their way back to the stack.
+//! Packets with the header of a TUN, written back to the stack.
 
 use holdfast_sys::tun::{DATA_VALID, NEEDS_CSUM, VNET_HEADER, VnetHeader};
 
-/// The header made for writing a packet back has no flag that the kernel ignores, changes the packet at most in two
-/// bytes, and is read as it was written.
+/// Checks the header made for writing a packet back: the header has no flag that the kernel ignores, changes at most
+/// two bytes of the packet, and survives writing and parsing.
 pub fn run(data: &[u8]) -> bool {
     let Some(header) = VnetHeader::parse(data) else {
         return false;

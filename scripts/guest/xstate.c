@@ -1,5 +1,6 @@
-/* Lets User-mode Linux 6.1 run on processors whose register state is larger than it knows (AMX): the kernel takes register sets
- * whole only, so what is missing in one that is set is filled up with what the process has. Loaded with LD_PRELOAD. */
+/* Lets User-mode Linux 6.1 run on processors with a larger register state than it knows (AMX). The kernel accepts only
+ * complete register sets, so the missing part of a set is filled with the process's current state. Loaded with
+ * LD_PRELOAD. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <stdarg.h>
@@ -28,7 +29,7 @@ long ptrace(enum __ptrace_request request, ...)
 		}
 	}
 	long peeked;
-	/* The C library's convention of the requests that read a word. */
+	/* Requests that read a word follow the C library's convention: the word is the result. */
 	if (request == PTRACE_PEEKTEXT || request == PTRACE_PEEKDATA || request == PTRACE_PEEKUSER) {
 		long result = syscall(SYS_ptrace, request, pid, address, &peeked);
 		return result < 0 ? result : peeked;

@@ -46,7 +46,7 @@ fn run() -> Result<ExitCode> {
     }
 }
 
-/// The checkout's folder, by what `cargo run` says of this package.
+/// Returns the checkout's folder, the parent of this package's folder as set by `cargo run`.
 fn checkout() -> Result<PathBuf> {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").context("run this as `cargo xtask`")?;
     let root = Path::new(&package).parent().map(Path::to_path_buf);

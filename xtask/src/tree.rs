@@ -1,4 +1,4 @@
-//! What the checks look at: the checkout's files and its packages, read once.
+//! The input of the checks: the checkout's files and its packages, read once.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use serde::Deserialize;
 /// The checkout. Paths are relative to its root, with `/` between their parts.
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// Where the checkout is; empty in tests.
+    /// Path of the checkout; empty in tests.
     pub root: PathBuf,
-    /// Every file that git tracks or would track, with its text; `None` where it is not UTF-8.
+    /// Every file that git tracks or would track, with its text; `None` if it is not UTF-8.
     pub files: BTreeMap<String, Option<String>>,
     /// The workspace's packages.
     pub packages: Vec<Package>,
@@ -21,22 +21,22 @@ pub struct Tree {
 /// A package of the workspace.
 #[derive(Debug, Clone, Default)]
 pub struct Package {
-    /// As cargo knows it: `holdfast-wire`.
+    /// The package's name in cargo: `holdfast-wire`.
     pub name: String,
-    /// Its folder: `crates/wire`.
+    /// The package's folder: `crates/wire`.
     pub dir: String,
-    /// The packages of the workspace it depends on.
+    /// The packages of the workspace that it depends on.
     pub dependencies: Vec<Dependency>,
-    /// The files at which its libraries, programs and examples start; tests and build scripts are not among them.
+    /// The root files of its libraries, programs and examples, without tests and build scripts.
     pub roots: Vec<String>,
 }
 
-/// One package of the workspace that another depends on.
+/// A dependency on another package of the workspace.
 #[derive(Debug, Clone)]
 pub struct Dependency {
-    /// The package depended on.
+    /// The other package.
     pub name: String,
-    /// Whether only tests, examples and benchmarks see it.
+    /// True if only tests, examples and benchmarks use the dependency.
     pub dev: bool,
 }
 
@@ -66,7 +66,7 @@ impl Tree {
         })
     }
 
-    /// Text files whose path satisfies `wanted`, with their text.
+    /// Returns the text files with a path for which `wanted` returns true, with their text.
     pub fn texts<'a>(
         &'a self,
         wanted: impl Fn(&str) -> bool + 'a,
@@ -77,7 +77,7 @@ impl Tree {
         })
     }
 
-    /// The package in whose folder `path` lies.
+    /// Returns the package with the folder that contains `path`.
     pub fn package_of(&self, path: &str) -> Option<&Package> {
         let inside = |package: &&Package| {
             path.strip_prefix(&package.dir)
@@ -90,9 +90,9 @@ impl Tree {
     }
 }
 
-/// Tracked files and those that would be tracked: a new file is checked before it is committed.
+/// Returns tracked files and files that would be tracked: a new file is checked before it is committed.
 fn list(root: &Path) -> Result<Vec<String>> {
-    // The checkout may belong to the user on whose behalf root runs this.
+    // The checkout may belong to another user, for whom root runs this program.
     let safe = format!("safe.directory={}", root.display());
     let listing = output(Command::new("git").current_dir(root).args([
         "-c",

@@ -1,4 +1,4 @@
-//! `./x` on machines that lack something: stand-ins for the system's programs play the machine.
+//! Tests of `./x` on machines without some prerequisites, simulated by replacements for the system's programs.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -9,10 +9,10 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// Nobody: a user without rights.
+/// User ID of `nobody`, a user without privileges.
 const NOBODY: u32 = 65534;
 
-/// A folder of programs that come before the system's.
+/// A folder of programs that PATH finds before the system's.
 struct Machine {
     folder: TempDir,
 }
@@ -22,7 +22,7 @@ impl Machine {
         let machine = Machine {
             folder: TempDir::new().expect("a temporary folder"),
         };
-        // Whatever a test forgets must not change the machine it runs on.
+        // Replace these for every test, so that no test can change the machine it runs on.
         machine.program("apt-get", "echo \"apt-get $*\" >>\"${0%/*}/calls\"");
         machine.program("rustup", "echo \"rustup $*\" >>\"${0%/*}/calls\"");
         machine.program("curl", "echo \"curl $*\" >>\"${0%/*}/calls\"; exit 6");
@@ -38,7 +38,7 @@ impl Machine {
         self
     }
 
-    /// Every package is there but these.
+    /// Simulates a machine with every package but these.
     fn without_packages(&self, missing: &str) -> &Machine {
         self.program(
             "dpkg-query",
@@ -52,7 +52,7 @@ impl Machine {
             "{}:/usr/sbin:/usr/bin:/sbin:/bin",
             self.folder.path().display()
         );
-        // Its own home: neither the caller's cargo nor its caches play a part.
+        // Use a separate home, so that neither the caller's cargo nor its caches have an effect.
         command
             .args(arguments)
             .env_clear()
@@ -61,7 +61,7 @@ impl Machine {
         command
     }
 
-    /// What the stand-ins were asked to do.
+    /// Returns the recorded calls of the replacements.
     fn calls(&self) -> String {
         fs::read_to_string(self.folder.path().join("calls")).unwrap_or_default()
     }
@@ -117,7 +117,7 @@ fn without_root_it_says_so_and_does_nothing() {
     let machine = Machine::new();
     machine.without_packages("tshark gcc");
     for name in ["demo", "test", "test-real", "bench"] {
-        // The checkout itself may be unreadable for a user without rights: that one gets a copy.
+        // A user without privileges may not be able to read the checkout: run a copy.
         let copy = copy_of_script();
         let mut command = Command::new("/bin/bash");
         command
@@ -142,7 +142,7 @@ fn without_root_it_says_so_and_does_nothing() {
     }
 }
 
-/// The script with what it sources, readable by everyone.
+/// Copies the script and the files it sources, readable by everyone.
 fn copy_of_script() -> TempDir {
     let copy = TempDir::new().expect("a temporary folder");
     fs::create_dir(copy.path().join("scripts")).expect("the folder is writable");
@@ -240,7 +240,7 @@ fn a_cargo_that_is_too_old_is_named_and_rustup_is_asked_for_a_newer_one() {
         "{}",
         machine.calls()
     );
-    // This rustup installs nothing, which is found out.
+    // The simulated rustup installs nothing, as the script detects.
     assert!(
         text.contains("no usable cargo after installation (found: 1.63.0)"),
         "{text}"
@@ -271,7 +271,7 @@ fn a_failure_is_counted_and_the_other_steps_still_run() {
     assert_eq!(text.lines().last(), Some("7 passed, 3 failed"), "{text}");
 }
 
-/// A PATH without the system's cargo, if it has one.
+/// Returns a PATH without the system's cargo.
 fn bare_path(machine: &Machine) -> String {
     for name in [
         "bash", "env", "readlink", "dirname", "basename", "cksum", "cut", "sort", "head", "mktemp",

@@ -7,8 +7,8 @@
 //! | `serials.log` | a line for each certificate issued or revoked |
 //! | `NODE.pem`, `NODE.key` | a node's certificate and private key |
 //!
-//! Keys are ECDSA on P-256. A node's certificate bears its identity as the DNS name [`node_dns_name`] and serves both
-//! ends of a TLS connection. Nothing is ever overwritten except the revocation list, which is replaced as a whole.
+//! Keys are ECDSA on P-256. A node's certificate carries its identity as the DNS name [`node_dns_name`] and is valid at
+//! both ends of a TLS connection. No file is ever overwritten except the revocation list, which is replaced as a whole.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -27,21 +27,21 @@ use rcgen::{
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const AUTHORITY_DAYS: u32 = 3650;
 
-/// Validity of a node's certificate in days, where the caller has no other wish.
+/// Default validity of a node's certificate, in days.
 pub const NODE_DAYS: u32 = 825;
 
-/// How far clocks of nodes may be behind the authority's.
+/// Maximum lag of a node's clock behind the authority's.
 const CLOCK_TOLERANCE: Duration = DAY;
 
-/// The DNS name that stands for node `name` in its certificate: `NAME.node`.
+/// Returns the DNS name of node `name` in its certificate: `NAME.node`.
 pub fn node_dns_name(name: &str) -> String {
     format!("{name}.node")
 }
 
-/// Why the authority could not do what it was asked.
+/// An error of the certificate authority.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// A file that must not exist does.
+    /// A file exists that must not be overwritten.
     #[error("{} exists already and is not overwritten; move it away or use another directory", .0.display())]
     Exists(PathBuf),
     /// A file cannot be read or written.
@@ -49,16 +49,16 @@ pub enum CaError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A name that no node or group can have.
+    /// The name is not allowed for a node or group.
     #[error("`{0}` is not a name; use 1 to 40 lower-case letters, digits and inner hyphens")]
     Name(String),
-    /// No certificate to revoke.
+    /// The node has no valid certificate to revoke.
     #[error("no certificate of `{0}` is in force; serials.log lists what was issued")]
     NotIssued(String),
-    /// A line of the log that cannot be understood.
+    /// A line of the log is malformed.
     #[error("{}:{line}: not a line of the log; restore the file", .path.display())]
     Log {
         /// The log.
@@ -66,7 +66,7 @@ pub enum CaError {
         /// The line, counted from 1.
         line: usize,
     },
-    /// Making or reading a certificate failed.
+    /// Creating or reading a certificate failed.
     #[error("certificate: {0}")]
     Certificate(#[from] rcgen::Error),
 }
@@ -82,14 +82,14 @@ pub struct Issued {
     pub serial: String,
 }
 
-/// An authority that can issue and revoke.
+/// A certificate authority that can issue and revoke certificates.
 pub struct Authority {
     dir: PathBuf,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    /// Makes a new authority for the group `group` in `dir`, which is created if need be.
+    /// Creates an authority for the group `group` in `dir`, which is created if necessary.
     ///
     /// # Errors
     /// `dir` holds an authority already, cannot be written, or `group` is not a name.
@@ -110,7 +110,7 @@ impl Authority {
         params.serial_number = Some(serial_of(&key));
         set_validity(&mut params, AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?;
-        // The key comes first: whoever creates it is the one to write the rest.
+        // Create the key first: the process that creates the key is the one that writes the rest.
         create(&dir.join("ca.key"), &key.serialize_pem())?;
         create(&dir.join("ca.pem"), &certificate.pem())?;
         create(&dir.join("serials.log"), "")?;
@@ -168,17 +168,17 @@ impl Authority {
             return Err(CaError::Exists(issued.cert));
         }
         create(&issued.key, &key.serialize_pem())?;
-        // Logged before the certificate can be used, so that whatever is in use can be revoked.
+        // Log before the certificate can be used, so that every used certificate can be revoked.
         self.log("issued", &issued.serial, node)?;
         create(&issued.cert, &certificate.pem())?;
         Ok(issued)
     }
 
-    /// Revokes every certificate of `node` that is in force: the revocation list is replaced, and the node's files are
-    /// moved aside (`NODE.revoked-SERIAL.pem`, `.key`). Returns the serial numbers.
+    /// Revokes every valid certificate of `node`: the revocation list is replaced, and the node's files are renamed
+    /// (`NODE.revoked-SERIAL.pem`, `.key`). Returns the serial numbers.
     ///
     /// # Errors
-    /// No certificate of `node` is in force, or a file cannot be written.
+    /// No certificate of `node` is valid, or a file cannot be written.
     pub fn revoke(&self, node: &str) -> Result<Vec<String>, CaError> {
         check_name(node)?;
         let log = self.read_log()?;
@@ -209,7 +209,7 @@ impl Authority {
         Ok(serials)
     }
 
-    /// Replaces the revocation list by one with every revocation in `log`.
+    /// Replaces the revocation list by one with all revocations in `log`.
     fn write_crl(&self, log: &[Entry]) -> Result<(), CaError> {
         let revoked: Vec<RevokedCertParams> = log
             .iter()
@@ -299,7 +299,7 @@ impl Entry {
     }
 }
 
-/// A serial number drawn from the public key: as unique as the key, positive and of one length (RFC 5280, 4.1.2.2).
+/// Derives a serial number from the public key: as unique as the key, positive and of fixed length (RFC 5280, 4.1.2.2).
 fn serial_of(key: &KeyPair) -> SerialNumber {
     // An uncompressed point starts with a constant byte; its coordinates follow.
     let mut bytes = key.public_key_raw()[1..17].to_vec();
@@ -319,18 +319,18 @@ fn since_epoch() -> Duration {
         .unwrap_or_default()
 }
 
-/// A name is one label of a domain name (the daemon's configuration has the same rule).
+/// Checks that a name is one label of a domain name (the daemon's configuration has the same rule).
 fn check_name(name: &str) -> Result<(), CaError> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let outside = name.starts_with('-') || name.ends_with('-');
-    // `ca` would put a node's files over the authority's.
+    // A node named `ca` would collide with the authority's files.
     if name.is_empty() || name.len() > 40 || !name.chars().all(allowed) || outside || name == "ca" {
         return Err(CaError::Name(name.to_owned()));
     }
     Ok(())
 }
 
-/// Writes a new file of mode 0600 that survives a crash.
+/// Writes a new file of mode 0600 and makes it durable.
 fn create(path: &Path, content: &str) -> Result<(), CaError> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);

@@ -1,4 +1,4 @@
-//! The name of a flow: `tcp:LOCAL:PORT-REMOTE:PORT`.
+//! The text form of a flow: `tcp:LOCAL:PORT-REMOTE:PORT`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,9 +31,9 @@ impl fmt::Display for Protocol {
 
 /// One connection or datagram association as the serving node sees it; `local` is the service's side.
 ///
-/// Written `tcp:10.0.0.1:80-10.0.1.2:4242`, IPv6 `udp:[fd00::1]:80-[fd00::2]:4242`, and so also in JSON and in the
-/// messages between programs and the daemon. One flow has one value: addresses of IPv4 mapped into IPv6
-/// (RFC 4291, section 2.5.5.2) become IPv4, and IPv6 scope and flow label are dropped.
+/// Written `tcp:10.0.0.1:80-10.0.1.2:4242`, IPv6 `udp:[fd00::1]:80-[fd00::2]:4242`, also in JSON and in the messages
+/// between programs and the daemon. One flow has one value: IPv4 addresses mapped into IPv6 (RFC 4291, section 2.5.5.2)
+/// become IPv4, and IPv6 scope and flow label are dropped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowText {
     protocol: Protocol,
@@ -42,7 +42,7 @@ pub struct FlowText {
 }
 
 impl FlowText {
-    /// The flow between `local` (the service's side) and `remote` (the client's).
+    /// Returns the flow between `local` (the service's side) and `remote` (the client's side).
     ///
     /// # Errors
     /// [`FlowTextError::Families`] when one address is IPv4 and the other IPv6.
@@ -62,31 +62,31 @@ impl FlowText {
         })
     }
 
-    /// The transport protocol.
+    /// Returns the transport protocol.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// The service's address and port.
+    /// Returns the service's address and port.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The client's address and port.
+    /// Returns the client's address and port.
     pub fn remote(&self) -> SocketAddr {
         self.remote
     }
 }
 
 fn canonical(address: SocketAddr) -> SocketAddr {
-    // A new SocketAddr has neither scope nor flow label: two sockets of one flow may differ in these.
+    // A new SocketAddr has neither scope nor flow label: two sockets of one flow may differ in both.
     SocketAddr::new(IpAddr::to_canonical(&address.ip()), address.port())
 }
 
-/// Why a text is not a flow.
+/// The reason that a text is not a flow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlowTextError {
-    /// It does not begin with a known protocol.
+    /// The text does not begin with a known protocol.
     #[error("a flow begins with `tcp:` or `udp:`")]
     Protocol,
     /// There is no `-` between two addresses.
@@ -100,7 +100,7 @@ pub enum FlowTextError {
     Families,
 }
 
-/// No valid flow is longer; a longer text is refused before it is looked at.
+/// Maximum length of a flow's text, in bytes; a longer text is refused before parsing.
 const TEXT_BYTES_MAX: usize = 160;
 
 impl FromStr for FlowText {

@@ -1,14 +1,15 @@
-//! What a program needs to speak with the local `holdfastd`.
+//! The library through which a program uses the local daemon, `holdfastd`.
 //!
-//! - [`Session`] and what [`Session::serve`] makes of a socket: a server accepts from its listener, hands a connection
-//!   with its own state to another node, and receives connections handed to it. The asynchronous face ([`Service`],
-//!   [`Connection`], [`UdpService`], over tokio) is here, the one for threads in [`blocking`].
-//! - [`control`]: the types of the HTTP/JSON control API, its description, and a client.
-//! - [`pool`]: to be an element of a pool of Reliable Server Pooling, or to have a session with one.
+//! - [`Session`] and the services that [`Session::serve`] makes of sockets: a server accepts connections from its
+//!   listener, hands a connection with its application state to another node, and receives connections handed to it.
+//!   The asynchronous interface ([`Service`], [`Connection`], [`UdpService`], over tokio) is in this module, the
+//!   interface for threads in [`blocking`].
+//! - [`control`]: the types of the HTTP/JSON control API, its OpenAPI description, and a client.
+//! - [`pool`]: registration as an element of a Reliable Server Pooling pool, and sessions with pool elements.
 //! - [`app`]: the protocol between server programs and the daemon, and its channel.
 //! - [`ca`]: the group's certificate authority.
 //!
-//! Everything here goes through the daemon on the same host; nothing here decides who owns a connection.
+//! Every request goes through the daemon on the same host; the library never decides a connection's owner.
 //!
 //! ```no_run
 //! # use std::{io::{Read, Write}, net::TcpListener};

@@ -1,21 +1,21 @@
-//! Words that both faces of the library share.
+//! Types that the asynchronous and the blocking interface share.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::Drain;
 
-/// Where a connection is to go, and how.
+/// The destination of a handoff.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Name of the node.
     pub to: String,
-    /// Whether the donor waits for its send queue first.
+    /// The donor's wait for its send queue.
     pub drain: Drain,
 }
 
 impl Destination {
-    /// That node, at once.
+    /// Returns the node as destination, without waiting for the send queue.
     pub fn node(name: impl Into<String>) -> Self {
         Self {
             to: name.into(),
@@ -23,7 +23,7 @@ impl Destination {
         }
     }
 
-    /// The same node, but after the send queue ran empty, or `wait_max` passed.
+    /// Returns the same node as destination, after the send queue is empty or `wait_max` has passed.
     pub fn drained(self, wait_max: Duration) -> Self {
         let max_wait_ms = u32::try_from(wait_max.as_millis()).unwrap_or(u32::MAX);
         Self {
@@ -39,32 +39,32 @@ impl From<&str> for Destination {
     }
 }
 
-/// A connection that came to a service. `C` is the face's connection.
+/// A connection that arrived at a service. `C` is the interface's connection type.
 #[derive(Debug)]
 pub enum Arrival<C> {
     /// A client connected.
     New(C),
-    /// Another node handed it over.
+    /// Another node handed the connection over.
     HandedOff {
-        /// The connection, live.
+        /// The connection, active.
         connection: C,
-        /// What the program on the donor said about it.
+        /// The application state from the program on the donor.
         state: Vec<u8>,
     },
 }
 
-/// The connection lives on another node.
+/// Result of a handoff: the connection is on another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Name of that node.
+    /// Name of the node.
     pub to: String,
 }
 
-/// The connection stayed. It is as usable as before the attempt.
+/// Result of a failed handoff: the connection stayed, and is as usable as before the attempt.
 pub struct Kept<C> {
     /// The connection.
     pub connection: C,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 

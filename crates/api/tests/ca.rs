@@ -1,5 +1,5 @@
-//! The certificate authority's files: made once, never overwritten, private. (That the certificates verify is tested
-//! with real TLS in the node's channel.)
+//! Tests of the certificate authority's files: created once, never overwritten, private. (The node's channel tests
+//! verify the certificates with real TLS.)
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! A program at its limit of open files refuses a connection whose descriptor the kernel cannot give to it, and its session
-//! goes on. The only test of its process, which the limit belongs to.
+//! A program at its limit of open files refuses a connection with a descriptor that the kernel cannot install, and its
+//! session continues. The only test of its process, because the limit applies to the process.
 
 mod fake;
 
@@ -12,7 +12,7 @@ use holdfast_api::app::{Channel, FromDaemon, IncomingItem, ToDaemon};
 use holdfast_api::{Arrival, FlowText};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Lets this process open so many more files.
+/// Sets this process's limit so that it can open `count` more files.
 fn leave_room_for(count: usize) {
     let stdin = std::io::stdin();
     let duplicate = |_| stdin.as_fd().try_clone_to_owned().unwrap();
@@ -67,7 +67,7 @@ fn flows_without_descriptors_are_refused_and_the_session_goes_on() {
         assert!(reason.contains("no descriptor left"), "{reason}");
     }
     set_limit(before);
-    // The first has come, and one of the others comes on a second try.
+    // The first has arrived, and one of the others arrives at a second attempt.
     let again = items(&[1, 4]).split_off(1);
     peer.say_with(&FromDaemon::Incoming { items: again }, &sockets[1..2]);
     let mut arrived = Vec::new();

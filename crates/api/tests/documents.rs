@@ -1,4 +1,4 @@
-//! What the documents show is what the tests compile.
+//! Checks that code in the documents equals the compiled examples.
 
 #[test]
 fn the_handoff_guide_shows_the_counter_example() {

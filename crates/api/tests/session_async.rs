@@ -1,4 +1,4 @@
-//! The asynchronous face against a daemon's end of the protocol.
+//! Tests of the asynchronous interface against a simulated daemon.
 
 mod fake;
 
@@ -170,7 +170,7 @@ async fn many_tasks_make_few_batches() {
             "n2"
         );
     }
-    // How many depends on the scheduler; that there are fewer than connections is what the session is for.
+    // The number depends on the scheduler; fewer batches than connections show that the session merges them.
     assert!(batches.await.unwrap() < MANY);
     for mut client in clients {
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);

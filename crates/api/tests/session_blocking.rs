@@ -1,4 +1,4 @@
-//! The blocking face against a daemon's end of the protocol.
+//! Tests of the blocking interface against a simulated daemon.
 
 mod fake;
 
@@ -19,7 +19,7 @@ fn new(arrival: Arrival<Connection>) -> Connection {
     }
 }
 
-/// A session with a service and one connection.
+/// Returns a session with a service and one connection.
 fn served(daemon: &Daemon) -> (Session, Peer, Service, Connection, TcpStream) {
     let (session, peer) = daemon.open("n1");
     let (listener, address) = listener();
@@ -89,7 +89,7 @@ fn a_connection_moves_with_its_state() {
     assert_eq!((connection.flow(), state.as_slice()), (flow, &b"state"[..]));
     exchange(&mut connection, &mut client);
 
-    // It is a connection like any other there: it closes, and can go on.
+    // At the acceptor the connection behaves like any other: it closes, and can move on.
     drop(connection);
     assert_eq!(
         acceptor_peer.hear().0,
@@ -194,7 +194,7 @@ fn what_does_not_come_is_closed_and_what_cannot_come_is_refused() {
         ids: vec![1],
         reason: "the donor resumed".into(),
     });
-    // A service that this program does not have, and a descriptor for it.
+    // An item for a service that this program does not have, with a descriptor.
     let items = vec![IncomingItem {
         id: 2,
         service: number + 1,
@@ -203,7 +203,7 @@ fn what_does_not_come_is_closed_and_what_cannot_come_is_refused() {
     }];
     peer.say_with(&FromDaemon::Incoming { items }, &[spare]);
     assert!(matches!(peer.hear().0, ToDaemon::Refused { ids, .. } if ids == [2]));
-    // Late words about what is refused or cancelled change nothing.
+    // Late messages about a refused or cancelled flow change nothing.
     peer.say(&FromDaemon::State {
         id: 2,
         application_state: vec![],
@@ -215,9 +215,9 @@ fn what_does_not_come_is_closed_and_what_cannot_come_is_refused() {
         flows: vec![flow],
         to: "n2".into(),
     });
-    // Every descriptor of it is closed now: the client sees the end.
+    // Every descriptor of the connection is closed: the client sees the end.
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
-    // A flow that nobody has cannot be asked for.
+    // A request for an unknown flow is declined.
     peer.say(&FromDaemon::Asked {
         flows: vec![flow],
         to: "n1".into(),
@@ -246,7 +246,7 @@ fn the_daemon_dies_and_comes_back() {
     while given.len() < 2 {
         given.extend(peer.hear_hand_off("n2"));
     }
-    // A connection comes in from elsewhere, twice: once with its state, once without.
+    // Two connections are handed to the program: one with its state, one without.
     let (outside, outside_address) = listener();
     let mut incoming_clients = [client(outside_address), client(outside_address)];
     let number = 1;

@@ -1,4 +1,4 @@
-//! UDP associations of a shared socket against a daemon's end of the protocol, on both faces.
+//! Tests of UDP associations on a shared socket against a simulated daemon, with both interfaces.
 
 mod fake;
 
@@ -97,7 +97,8 @@ fn an_association_moves_with_what_was_unread() {
     }
     staying.send(b"other").unwrap();
     donor_peer.say(&FromDaemon::Collect { flows: vec![flow] });
-    // The other association's datagram was met on the way, and is the program's. Its news may overtake.
+    // The collection read the other association's datagram too and leaves it to the program. Its message may come
+    // first.
     assert_eq!(donor_peer.hear_accepted(1), [flow_of(&staying)]);
     let unread = collected(&donor_peer, flow);
     assert_eq!(unread, [b"second".to_vec(), long, vec![]]);
@@ -109,7 +110,7 @@ fn an_association_moves_with_what_was_unread() {
     leaving.join().unwrap().unwrap();
 
     let (acceptor, peer, address) = service(&daemon, "n2");
-    // The same client at the acceptor's address, as if the service address had led it there.
+    // The same client connects to the acceptor's address, as if routed there by the service address.
     moving.connect(address).unwrap();
     let flow = flow_of(&moving);
     let items = vec![IncomingItem {
@@ -134,7 +135,7 @@ fn an_association_moves_with_what_was_unread() {
         application_state = Vec::new();
     }
     assert_eq!(peer.hear().0, ToDaemon::Received { ids: vec![1] });
-    // A datagram that overtakes the daemon's word waits for it: only the next client's is seen.
+    // A datagram that overtakes the daemon's message waits for it: only the next client's datagram is delivered.
     moving.send(b"third").unwrap();
     let next = client(address);
     next.send(b"next").unwrap();
@@ -184,7 +185,7 @@ fn an_association_that_stays_loses_nothing() {
     assert_eq!(peer.hear().0, ToDaemon::Closed { flows: vec![flow] });
 }
 
-/// What a collection for one association reads of another, which then leaves too, goes with that one.
+/// Datagrams that one association's collection reads for another leave with that other one when it moves too.
 #[test]
 fn associations_that_leave_together_keep_their_datagrams() {
     let daemon = Daemon::new();

@@ -1,4 +1,4 @@
-//! See the package description.
+//! Benchmarks, demonstrations and the papers' experiments: the library of the program `holdfast-bench`.
 #![forbid(unsafe_code)]
 
 pub mod arena;

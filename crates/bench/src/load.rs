@@ -1,4 +1,4 @@
-//! Connections to a server that exchange small messages all the time, each verified.
+//! Connections that exchange small messages with a server all the time, and verify every byte.
 
 mod drive;
 
@@ -16,31 +16,31 @@ use holdfast_lab::Lab;
 /// Bytes of a message.
 pub const MESSAGE: usize = 256;
 
-/// How long a connection may be silent before it counts as hung.
+/// Time without an answer after which a connection counts as hung.
 pub const HUNG: Duration = Duration::from_secs(20);
 
-/// Connections from here on exchange twice a second instead of 20 times.
+/// Number of connections from which each exchanges 2 messages per second instead of 20.
 const MANY: usize = 5_000;
 
-/// From one message of a connection to the next, where there are so many.
+/// Returns the time between two messages of a connection, by the number of connections.
 #[must_use]
 pub fn interval(connections: usize) -> Duration {
     Duration::from_millis(if connections >= MANY { 500 } else { 50 })
 }
 
-/// What was compared, and the sign to stop.
+/// Counters of the compared bytes, and the stop flag.
 #[derive(Debug, Default)]
 pub struct Compared {
     /// Set to end the load.
     pub stop: AtomicBool,
-    /// Bytes that were compared, both ways.
+    /// Bytes that were compared, in both directions.
     pub verified: AtomicU64,
-    /// Bytes that differed, or never came.
+    /// Bytes that differed or never arrived.
     pub wrong: AtomicU64,
 }
 
 impl Compared {
-    /// Compares an answer with what it should be, which has as many bytes.
+    /// Compares an answer with the expected one of the same length.
     pub fn compare(&self, expected: &[u8], answer: &[u8]) {
         let wrong = expected.iter().zip(answer).filter(|(a, b)| a != b).count() as u64;
         self.wrong.fetch_add(wrong, Ordering::Relaxed);
@@ -48,17 +48,17 @@ impl Compared {
             .fetch_add(2 * expected.len() as u64, Ordering::Relaxed);
     }
 
-    /// A message had no answer.
+    /// Counts a message that had no answer.
     pub fn lost(&self) {
         self.wrong.fetch_add(MESSAGE as u64, Ordering::Relaxed);
     }
 
-    /// Bytes that differed, or never came, up to now.
+    /// Returns the number of bytes that differed or never arrived.
     pub fn wrong_bytes(&self) -> u64 {
         self.wrong.load(Ordering::Relaxed)
     }
 
-    /// Whether the load is to end.
+    /// Returns true if the load is to end.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -67,7 +67,7 @@ impl Compared {
 /// Opens connections from a client host of a lab.
 ///
 /// # Errors
-/// There is no such host; what connect(2) answers.
+/// The host does not exist, or connect(2) fails.
 pub fn connect(
     lab: &Lab,
     client: &str,
@@ -85,19 +85,19 @@ pub fn connect(
     streams.context("connect to the service address")
 }
 
-/// How a server is spoken to, where it is more than an echo. Whatever it says must be known beforehand, to the byte.
+/// Protocol of a server that is more than an echo. Every answer must be known beforehand, to the byte.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialect {
-    /// What is said first, and how the answer to that ends.
+    /// First words to the server, and the end of its answer to them.
     pub hello: Option<(&'static str, &'static str)>,
-    /// What brings a message of a connection to the server.
+    /// Wraps a connection's message into a request.
     pub ask: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
-    /// What the server answers.
+    /// Returns the answer expected from the server.
     pub answer: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
 }
 
 impl Dialect {
-    /// The message alone, both ways.
+    /// An echo: the bare message in both directions.
     pub const ECHO: Self = Self {
         hello: None,
         ask: |_, message| Cow::Borrowed(message),
@@ -108,35 +108,36 @@ impl Dialect {
 /// One connection of a load.
 #[derive(Debug)]
 pub struct Member {
-    /// The client's end.
+    /// Address of the client's end.
     pub client: SocketAddr,
     turns: AtomicU64,
     broken: AtomicBool,
 }
 
 impl Member {
-    /// Answers it has had.
+    /// Returns the number of answers received.
     pub fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Whether it has ended, or hung, before the load did.
+    /// Returns true if the connection ended or hung before the load did.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
 }
 
-/// The connections, driven by a thread of their own.
+/// Connections driven by a thread of their own.
 #[derive(Debug)]
 pub struct Load {
-    /// What is compared; others may add to it.
+    /// Counters of the load; other loads may add to them.
     pub compared: Arc<Compared>,
     members: Arc<Vec<Member>>,
     thread: JoinHandle<Result<()>>,
 }
 
 impl Load {
-    /// Every connection to an echo server sends a message each `interval`, evenly spread, and waits for its answer.
+    /// Starts a load on connections to an echo server. Each connection sends a message every `interval`, spread evenly,
+    /// and waits for its answer.
     ///
     /// # Errors
     /// The system gives no thread, or a connection has ended.
@@ -144,7 +145,7 @@ impl Load {
         Self::speak(streams, interval, Dialect::ECHO)
     }
 
-    /// The same with a server of another kind.
+    /// Starts a load on connections to a server that speaks `dialect`.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -173,25 +174,25 @@ impl Load {
         })
     }
 
-    /// The connections, in the order in which they were given.
+    /// Returns the connections, in the order in which they were passed in.
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// Ends it.
+    /// Stops the load.
     ///
     /// # Errors
-    /// The system gave no descriptors for it.
+    /// The system gave the load no descriptors.
     ///
     /// # Panics
-    /// When its thread did.
+    /// The thread of the load panicked.
     pub fn stop(self) -> Result<()> {
         self.compared.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the load does not panic")
     }
 }
 
-/// Says the first words, and reads to the end of the answer.
+/// Sends the first words, and reads to the end of the answer.
 fn greet(mut stream: &TcpStream, (words, end): (&str, &str)) -> io::Result<()> {
     stream.set_read_timeout(Some(HUNG))?;
     stream.write_all(words.as_bytes())?;
@@ -204,7 +205,7 @@ fn greet(mut stream: &TcpStream, (words, end): (&str, &str)) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that no other message has.
+/// Fills a message with bytes that no other message has.
 pub fn fill(message: &mut [u8; MESSAGE], number: u64, turn: u64) {
     let mut state = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ turn) | 1;
     for chunk in message.chunks_exact_mut(8) {

@@ -1,4 +1,4 @@
-//! `holdfast bench sim`: events a second of the simulator.
+//! `holdfast bench sim`: measures the simulator in events per second.
 //!
 //! An event is a delivered message or a fired timer. Each scenario is simulated on one processor.
 
@@ -15,7 +15,7 @@ use serde::Serialize;
 #[command(after_help = "Example:
   holdfast bench sim --scenario lans,thousands --json rows.json")]
 pub struct SimArgs {
-    /// Scenarios, separated by commas; all otherwise.
+    /// Scenarios, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
     scenario: Vec<String>,
     /// Write the rows to this file.
@@ -23,7 +23,7 @@ pub struct SimArgs {
     json: Option<PathBuf>,
 }
 
-/// One line of the result.
+/// Result of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     scenario: &'static str,
@@ -40,7 +40,7 @@ struct Report<'a> {
     rows: &'a [Row],
 }
 
-/// What is simulated: a name, zones, elements of each, users for each element, virtual seconds.
+/// The scenarios: name, zones, elements per zone, users per element, virtual seconds.
 const SCENARIOS: [(&str, usize, u32, u32, f64); 4] = [
     // The points of paper 004's Figure 4 with the fewest and most users.
     ("lans", 3, 10, 3, 3_600.0),
@@ -61,7 +61,7 @@ fn config(zones: usize, elements: u32, ratio: u32, runtime_s: f64) -> Config {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// No such scenario; the file cannot be written.
+/// A scenario is unknown, or the file cannot be written.
 pub fn run(args: &SimArgs) -> Result<()> {
     for name in &args.scenario {
         let known = SCENARIOS.iter().any(|(known, ..)| known == name);
@@ -95,7 +95,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
 }
 
 fn measure(scenario: &'static str, config: &Config) -> Result<Row> {
-    // The peak is counted anew: see proc(5), clear_refs.
+    // Resets the peak memory (VmHWM); see `clear_refs` in proc(5).
     std::fs::write("/proc/self/clear_refs", "5").context("count memory anew")?;
     let begin = Instant::now();
     let outcome = simulate(config, 1);

@@ -1,5 +1,5 @@
-//! The load of figures 5b and 5c of paper 002: clients of a zone server that has a session to a database on another host, and
-//! whose memory changes all the while.
+//! Load of figures 5b and 5c of paper 002: clients of a zone server that has a session to a database on another host
+//! and changes its memory all the time.
 //!
 //! The server is the example `zone`, an ordinary program without our library; the database is Debian's MariaDB.
 
@@ -17,65 +17,65 @@ use crate::cluster::find_program;
 use crate::load::{Load, connect, interval};
 use crate::pools::{PoolLab, system_program, words};
 
-/// The host of the server; `n2` is left free to become its next one.
+/// Host of the zone server; `n2` is left free as a migration target.
 pub const HOME: &str = "n1";
-/// The host of the database.
+/// Host of the database.
 pub const DATABASE: &str = "n3";
-/// The host of the clients.
+/// Host of the clients.
 pub const CLIENTS: &str = "c1";
 
 const PORT: u16 = 7100;
 const STATUS_PORT: u16 = 7101;
 pub(crate) const DATABASE_PORT: u16 = 3306;
-/// How long either server may take to start.
+/// Time limit for the start of either server.
 const START: Duration = Duration::from_secs(60);
 
-/// What is wanted.
+/// Parameters of a zone server and its load.
 #[derive(Clone, Debug)]
 pub struct ZoneSpec {
-    /// The lab's name.
+    /// Name of the lab.
     pub name: String,
-    /// How its links are.
+    /// Links of the lab.
     pub topology: Topology,
-    /// Connections of clients.
+    /// Number of client connections.
     pub connections: usize,
-    /// The server's memory, MiB.
+    /// Memory of the server, MiB.
     pub memory_mib: usize,
-    /// How much of it is written, MiB a second.
+    /// Rate at which the server writes its memory, MiB per second.
     pub dirty_mib_per_s: u64,
-    /// Whether there is a database.
+    /// True if the server has a session to a database.
     pub database: bool,
 }
 
-/// A server with its clients, who exchange until this is dropped.
+/// A zone server with its clients, which exchange messages until this value is dropped.
 pub struct Zone {
-    /// The clients' connections.
+    /// The client connections.
     pub load: Load,
     lab: PoolLab,
 }
 
-/// What the server tells of itself.
+/// Status that the zone server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Status {
-    /// Connections there are.
+    /// Open connections.
     pub connections: u64,
-    /// Bytes that were sent back.
+    /// Bytes sent back to clients.
     pub bytes: u64,
-    /// Transactions that gave what they should.
+    /// Transactions with the expected result.
     pub queries: u64,
-    /// Transactions that did not; the first ends the session.
+    /// Transactions with another result; the first one ends the session.
     pub query_errors: u64,
-    /// Pages that were written.
+    /// Pages written.
     pub pages: u64,
-    /// Pages that did not hold what had been written to them.
+    /// Pages whose content differed from the last write.
     pub pages_wrong: u64,
 }
 
 impl Zone {
-    /// Starts the servers and the clients; returns when every connection is there.
+    /// Starts the servers and the clients; returns when every connection is established.
     ///
     /// # Errors
-    /// The machine lacks something, or a server does not start; what they said is in the text.
+    /// The machine lacks a requirement, or a server does not start; the text contains the servers' output.
     pub fn up(spec: &ZoneSpec) -> Result<Self> {
         let hosts = Spec::new(&spec.name)
             .nodes(3)
@@ -107,24 +107,24 @@ impl Zone {
         Ok(Self { load, lab })
     }
 
-    /// The lab.
+    /// Returns the lab.
     #[must_use]
     pub fn lab(&self) -> &PoolLab {
         &self.lab
     }
 
-    /// Asks the server what it has done.
+    /// Asks the server for its status.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The server does not answer.
     pub fn status(&self) -> Result<Status> {
         status(&self.lab)
     }
 
-    /// Whether nothing is wrong with any client, the session or the memory.
+    /// Checks that no client connection, no transaction and no memory page has an error.
     ///
     /// # Errors
-    /// What is.
+    /// At least one has; the text has the counts.
     pub fn check(&self) -> Result<()> {
         let broken = self.load.members().iter();
         let broken = broken.filter(|member| member.is_broken()).count();
@@ -136,10 +136,10 @@ impl Zone {
         Ok(())
     }
 
-    /// Waits until every client has had so many more answers.
+    /// Waits until every client has had `turns` more answers.
     ///
     /// # Errors
-    /// Something is wrong, or it takes longer than `limit`.
+    /// [`check`](Self::check) fails, or the wait takes longer than `limit`.
     pub fn wait_for_turns(&self, turns: u64, limit: Duration) -> Result<()> {
         let members = self.load.members();
         let wanted: Vec<u64> = members
@@ -163,7 +163,7 @@ impl Zone {
 
 impl Drop for Zone {
     fn drop(&mut self) {
-        // Its thread ends by itself.
+        // The thread of the load ends by itself.
         self.load.compared.stop.store(true, Ordering::Relaxed);
     }
 }
@@ -179,7 +179,8 @@ fn status(lab: &PoolLab) -> Result<Status> {
     serde_json::from_str(&line).context("the zone server's status")
 }
 
-/// A database of its own below the lab's folder, that lets everybody in; gives its address when it accepts.
+/// Starts a database below the lab's folder that accepts every user without a password; returns its address once it
+/// accepts connections.
 fn start_database(lab: &mut PoolLab) -> Result<SocketAddr> {
     let data = lab.directory().join("database");
     let address = SocketAddr::new(lab.address(DATABASE)?, DATABASE_PORT);
@@ -192,7 +193,8 @@ fn start_database(lab: &mut PoolLab) -> Result<SocketAddr> {
     Ok(address)
 }
 
-/// The command of a database whose files are in `data`, which is made, and which lets everybody in at `address`.
+/// Returns the command of a database at `address` that accepts every user without a password, and creates `data` for
+/// its files.
 pub(crate) fn database(data: &Path, address: SocketAddr) -> Result<(PathBuf, Vec<String>)> {
     let program = system_program("mariadbd", "mariadb-server-core")?;
     std::fs::create_dir_all(data)?;

@@ -1,4 +1,4 @@
-//! How far elements are, as real registrars measure it over links with delays. In a lab; needs root.
+//! Distances of pool elements, as real registrars measure them over links with delays. Runs in a lab; needs root.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use holdfast_bench::cluster::find_program;
 use holdfast_bench::pools::{PoolLab, words};
 use holdfast_lab::{LinkEntry, Spec, Topology};
 
-/// Whatever is waited for; the machine may be very busy.
+/// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const WAY_MS: f64 = 60.0;
 const STEP_MS: u32 = 150;
 
-/// The distance of the only element of the pool, as a registrar tells users.
+/// Returns the distance of the pool's only element, as a registrar reports it to pool users.
 fn distance(daemon: &BlockingClient) -> Option<u32> {
     let query = ResolveQuery::default();
     let found = daemon.run(|daemon| daemon.resolve("far", &query)).ok()?;
@@ -36,15 +36,17 @@ fn registrar(lab: &mut PoolLab, host: &str, peer: Option<&str>) {
     let holdfast = find_program("holdfast").expect("holdfast");
     lab.run(host, "registrar", &holdfast, &words)
         .expect("a registrar");
-    // A pool daemon of the same host leaves it the port of encapsulated SCTP only when it has that.
+    // A pool daemon on the same host leaves the port of encapsulated SCTP to the registrar only when the registrar has
+    // opened that port.
     let client = lab.control(host, "registrar").expect("a client");
     let serves = || client.run(|daemon| daemon.registrar()).ok();
     lab.until("the registrar", PATIENCE, serves)
         .expect("a registrar");
 }
 
-/// The element is 60 ms from its registrar, which is 60 ms from the other: in steps of 150 ms each of the two is nothing, and both
-/// together are a step. What a registrar told before it knew changes with the next registration.
+/// The element is 60 ms from its registrar, and this registrar is 60 ms from the other. With steps of 150 ms each delay
+/// alone rounds to 0, and the sum rounds to one step. A distance that a registrar reported before it had measured the
+/// delay changes with the next registration.
 #[test]
 fn delays_are_measured_added_and_then_rounded() {
     if !nix::unistd::geteuid().is_root() {
@@ -87,7 +89,7 @@ fn delays_are_measured_added_and_then_rounded() {
     let [home, other] = ["n1", "n3"].map(|host| lab.control(host, "pool").expect("a client"));
     let mut load = 0.0;
     let both = || {
-        // Each registration carries what is known of the delay by then.
+        // Each registration carries the delay that is known at that time.
         load = if load > 0.0 { 0.0 } else { 0.1 };
         element.set_policy(policy(load)).expect("told");
         let seen = (distance(&home)?, distance(&other)?);

@@ -1,5 +1,6 @@
-//! A stock client's transfer goes round a group, under all circumstances that are promised. Needs root; each test makes
-//! its own lab, and they run one after another, since they would disturb each other's timing.
+//! A stock client's transfer is handed off around a group, under all conditions for which an intact transfer is
+//! promised. Needs root. Each test makes its own lab, and the tests run one after another, since labs would disturb
+//! each other's timing.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,15 +11,15 @@ use holdfast_lab::Reach;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// TCP sends again what was not acknowledged for 4 ms, with or without handoffs; where the machine does not run client or
-/// server for so long, nothing can be said. So a run in which that alone went wrong is repeated: a fault of ours would
-/// show in every one.
+/// Number of runs before a retransmission counts as a fault. TCP retransmits data not acknowledged within 4 ms, with or
+/// without handoffs, so a run proves nothing if the machine does not schedule the client or server for this long. A run
+/// with retransmissions as its only problem is repeated; a fault of Holdfast would show in every run.
 const ATTEMPTS: u32 = 4;
 
-/// How such a problem is told.
+/// Text of a problem report that names retransmissions.
 const SENT_AGAIN: &str = "segments sent again";
 
-/// A transfer of 64 MiB that takes some seconds, time enough for 20 handoffs on a busy machine too.
+/// Returns a transfer of 64 MiB that takes about 6 s: enough time for 20 handoffs even on a busy machine.
 fn spec(name: &str) -> DemoSpec {
     DemoSpec {
         name: format!("t-{name}-{}", std::process::id()),
@@ -30,7 +31,7 @@ fn spec(name: &str) -> DemoSpec {
     }
 }
 
-/// Runs it; everything must be as promised. None without root.
+/// Runs a transfer and asserts that all promises hold. None without root.
 fn keeps_its_promise(spec: &DemoSpec) -> Option<Report> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
@@ -136,7 +137,7 @@ fn an_upload_with_loss() {
     });
 }
 
-/// Bytes and handoffs are as promised, and something really was lost.
+/// Asserts that bytes and handoffs are as promised, and that packets really were lost.
 fn lossy(spec: &DemoSpec) {
     let spec = DemoSpec {
         bytes: 16 << 20,
@@ -152,14 +153,14 @@ fn lossy(spec: &DemoSpec) {
 #[test]
 fn a_download_between_nodes_whose_tcp_clocks_differ() {
     let mut spec = spec("clocks");
-    // An hour, and more than three weeks: nearly as far as two clocks can differ.
+    // One hour, and more than three weeks: nearly 2^31 ms, the most that two clocks can differ.
     spec.clock_shift = [
         ("n2".to_owned(), 3_600_000),
         ("n3".to_owned(), 2_000_000_000),
     ]
     .into();
     if let Some(report) = keeps_its_promise(&spec) {
-        // The client must have seen it, or the clocks did not differ.
+        // Without a clock step at the client, the clocks did not differ.
         let step = report.wire.connection.to_client.clock_step_max;
         assert!(step >= 2_000_000_000, "the clocks differed by {step} only");
     }

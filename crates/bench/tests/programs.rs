@@ -1,4 +1,4 @@
-//! Real programs move under their own load. Needs their packages, so `./x test-real` runs these.
+//! Migrations of real programs under their own load. Needs the programs' packages, so `./x test-real` runs these tests.
 #![cfg(target_arch = "x86_64")]
 
 use std::process::Command;
@@ -11,7 +11,7 @@ use holdfast_bench::programs::{BROKEN, CLIENTS, PROGRAMS, Program, Scene};
 
 const MOVES: usize = 20;
 
-/// Two groups at once would keep each other waiting.
+/// Serializes the tests: two groups at once would slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn program(name: &str) -> &'static Program {
@@ -21,8 +21,8 @@ fn program(name: &str) -> &'static Program {
         .unwrap()
 }
 
-/// The load sees no error while its server moves; and it sees it when one of its connections is taken from it, however it
-/// hides that.
+/// Asserts that the load sees no error while its server moves. As a control, the load must report an error when one of
+/// its connections is broken, however well it hides reconnects.
 #[track_caller]
 fn moves_under_load(name: &str) {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ fn moves(program: &'static Program) -> Result<()> {
         outcome.segments,
         outcome.said
     );
-    // New clients find it where it has come to.
+    // New clients reach the server on the node where it runs after the moves.
     scene.place_clients()?;
     let Err(seen) = scene.under_load(|scene| break_one_connection(scene)) else {
         bail!("a broken connection was not seen");
@@ -66,7 +66,7 @@ fn moves(program: &'static Program) -> Result<()> {
     Ok(())
 }
 
-/// The client's kernel ends one connection, which the client has not asked for.
+/// Has the client's kernel end one connection, without a request from the client.
 fn break_one_connection(scene: &Scene) -> Result<()> {
     let sockets = |kill: bool, more: &[String]| -> Result<String> {
         let mut command: Command = scene.cluster().lab().command(CLIENTS)?;
@@ -93,12 +93,12 @@ macro_rules! programs {
     )*};
 }
 
-/// Servers whose clients come and go all the while.
+/// Moves servers while their clients connect and disconnect.
 #[test]
 #[ignore = "needs the packages of the group `program` in scripts/setup.sh, some 600 MB: ./x test-real"]
 fn clients_come_and_go() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    // PostgreSQL and php-fpm have not been measured at rest yet.
+    // PostgreSQL and php-fpm have no measurement at rest yet.
     let measured = ["nginx", "nginx-4", "haproxy", "jvm", "go"];
     for program in churn::PROGRAMS
         .iter()

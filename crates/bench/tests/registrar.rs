@@ -1,5 +1,6 @@
-//! The registrar's benchmark and the experiments that are made of it, with a few elements and users for moments: real registrars,
-//! elements and users in processes of their own. Whether all is carried, not how fast.
+//! The registrar benchmark and the experiments based on it, with few elements and users and short runs, but with real
+//! registrars, elements and users in processes of their own. The tests check that all operations are carried, not how
+//! fast.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +8,7 @@ use std::process::Command;
 use holdfast_bench::cluster::find_program;
 use serde_json::Value;
 
-/// What `holdfast` wrote with `--json`.
+/// Runs `holdfast` and returns the report that it wrote with `--json`.
 fn holdfast(words: &str, json: &Path) -> Value {
     let program = find_program("holdfast").expect("the command line");
     let mut command = Command::new(program);
@@ -27,7 +28,8 @@ fn number(row: &Value, key: &str) -> f64 {
 #[test]
 fn every_load_is_carried_without_a_lost_operation() {
     let directory = tempfile::tempdir().expect("a directory");
-    // It checks by itself that every request has its answer, and that the registrars have counted as many.
+    // The benchmark itself checks that every request has an answer, and that the registrars have counted as many
+    // requests.
     let report = holdfast(
         "bench registrar --divide 200 --associations 6 --milliseconds 150 --rounds 2 --registrars 1,3 --policy LU",
         &directory.path().join("registrar.json"),
@@ -40,7 +42,8 @@ fn every_load_is_carried_without_a_lost_operation() {
             .all(|echo| number(echo, "operations_per_s") > 0.0)
     );
     let rows = report["rows"].as_array().expect("rows");
-    // Five loads, each with 1 and with 3 registrars, and the last without the one send too, and with each registration announced.
+    // Five loads, each with 1 and with 3 registrars; the last load runs again without the single send to all peers, and
+    // again with each re-registration announced.
     assert_eq!(rows.len(), 12, "{rows:#?}");
     for row in rows {
         assert!(number(row, "cpu_share") > 0.0, "{row}");
@@ -107,7 +110,8 @@ fn a_foreign_registrar_is_loaded_likewise() {
 fn figures_8_and_9_have_their_points_and_curves() {
     let directory = tempfile::tempdir().expect("a directory");
     let plot = directory.path().join("plot.svg");
-    // Points: intervals, registrars that are watched, sizes or registrars in scope; policies.
+    // Factors of the number of points: the intervals; the monitored registrars, sizes, or registrars in scope; the
+    // policies.
     for (figure, points) in [("fig8", 3 * (2 + 2 * 6 - 1)), ("fig9", 2 * 2 * 3 * 2)] {
         let words = format!(
             "repro rserpool-overhead/{figure} --sizes 4 --elements 5 --repeats 3 --milliseconds 40 --plot {}",
@@ -119,7 +123,7 @@ fn figures_8_and_9_have_their_points_and_curves() {
         assert_eq!(rows.len(), points, "{rows:#?}");
         for row in rows {
             assert!(number(row, "ours") >= 0.0 && number(row, "ci95") >= 0.0);
-            // Nothing that the paper measured.
+            // The paper measured none of these points.
             assert!(
                 row["paper"].is_null() && row["unit"] == "% of a core",
                 "{row}"

@@ -1,5 +1,6 @@
-//! Everything at once, for a long time: handoffs, moves, clients that come and go, floods, and daemons that are killed. No client
-//! may notice, and the daemons must not grow. Needs root; `HOLDFAST_SOAK_S` says for how long, 120 s without it.
+//! A long run of everything at once: handoffs, moves, clients that connect and disconnect, floods, and killed daemons.
+//! No client may notice, and the daemons must not grow. Needs root. `HOLDFAST_SOAK_S` sets the duration in seconds; the
+//! default is 120 s.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,27 +17,30 @@ use holdfast_bench::load::{Load, connect, interval};
 use holdfast_bench::moves::{Attempt, Group};
 
 const SECONDS: u64 = 120;
-/// A period is half with daemons that are killed, half without: in that a daemon must not grow.
+/// Length of a period. Daemons are killed in its first half and left alone in its second half, in which a daemon must
+/// not grow.
 const PERIOD: Duration = Duration::from_secs(60);
 const ECHO_PORT: u16 = 7400;
-/// Connections that are handed off, and of the program that moves.
+/// Numbers of connections that are handed off, and of connections to the program that moves.
 const ECHOES: usize = 64;
 const STAY: usize = 16;
 const NEW_PER_S: u32 = 10;
-/// Between two moves, two handoffs, two floods and two daemons' ends.
+/// Intervals between two moves, two handoffs, two floods and two kills of daemons.
 const MOVE_EVERY: Duration = Duration::from_millis(1500);
 const HANDOFF_EVERY: Duration = Duration::from_millis(700);
 const FLOOD_EVERY: Duration = Duration::from_secs(3);
 const KILL_EVERY: Duration = Duration::from_secs(7);
-/// Ports of a flood, each with some datagrams. The same each time: a group remembers flows for two minutes.
+/// Ports of a flood, each of which sends some datagrams. All floods use the same ports, because a group remembers flows
+/// for two minutes.
 const FLOOD_PORTS: std::ops::Range<u16> = 20_000..24_000;
-/// A handoff has ended after that, whatever was killed.
+/// Longest time for a handoff to end, whichever daemon was killed.
 const HANDOFF_MAX: Duration = Duration::from_secs(60);
-/// What a daemon may have more of at the end of a quiet half than after its first seconds: memory (allocators keep some), descriptors.
+/// Growth of a daemon that is allowed from the first seconds of a quiet half to its end: memory (allocators keep some)
+/// and descriptors.
 const GROWTH_MAX_KIB: u64 = 12 << 10;
 const DESCRIPTORS_MAX: usize = 24;
 
-/// What was done.
+/// Counts of the actions done, and the daemons that grew.
 #[derive(Debug, Default)]
 struct Done {
     moved: usize,
@@ -121,7 +125,7 @@ fn drive(group: &Group, server: &Server, length: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Has the others end when one fails.
+/// Tells the other threads to end if this one has failed.
 fn ended<T>(stop: &AtomicBool, outcome: Result<T>) -> Result<T> {
     if outcome.is_err() {
         stop.store(true, Ordering::Relaxed);
@@ -129,14 +133,14 @@ fn ended<T>(stop: &AtomicBool, outcome: Result<T>) -> Result<T> {
     outcome
 }
 
-/// Whether to go on after this pause.
+/// Pauses, and returns true if the thread is to go on.
 fn goes_on(until: Instant, stop: &AtomicBool, pause: Duration) -> bool {
     std::thread::sleep(pause);
     Instant::now() < until && !stop.load(Ordering::Relaxed)
 }
 
-/// Moves the server there and back; moves that were made, and that were not. Where a daemon has ended, its own control does not
-/// answer for a moment.
+/// Moves the server there and back. Returns the numbers of moves made and of moves not made. The control socket of a
+/// daemon that was killed does not answer until the daemon is restarted.
 fn move_on(
     group: &Group,
     mut pid: i32,
@@ -165,7 +169,7 @@ fn move_on(
     Ok((moved, kept))
 }
 
-/// Where the server is, after a move whose daemon was killed: its PID there, and the number of the next move.
+/// Finds the server after a move in which a daemon was killed: returns its PID there, and the number of the next move.
 fn whereabouts(group: &Group, pid: i32, number: usize) -> Result<(i32, usize)> {
     group.until("the server is at one place", || {
         let to = holdfast_bench::moves::HOMES[(number + 1) % 2];
@@ -180,14 +184,14 @@ fn whereabouts(group: &Group, pid: i32, number: usize) -> Result<(i32, usize)> {
         match (here.as_slice(), there.as_slice()) {
             ([], [there]) => Some((there.pid, number + 1)),
             ([here], []) => Some((here.pid, number)),
-            // At first it is a resident of no node.
+            // Before the first move the server is a resident of no node.
             ([], []) if own.exists() => Some((pid, number)),
             _ => None,
         }
     })
 }
 
-/// Hands all echoes from node to node; how often that ended.
+/// Hands all echo connections from node to node; returns the number of handoffs that ended.
 fn hand_off(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<usize> {
     let (mut made, mut number) = (0, 0);
     while goes_on(until, stop, HANDOFF_EVERY) {
@@ -200,7 +204,7 @@ fn hand_off(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<usiz
                     eprintln!("{from} to {to}: {} stayed, such as {why}", kept.len());
                 }
             }
-            // Its daemon was killed; the next one finds out what became of it.
+            // The donor's daemon was killed; its successor determines the outcome.
             Err(error) => eprintln!("a handoff from {from} to {to}: {error:#}"),
         }
         number += 1;
@@ -239,7 +243,7 @@ fn hand_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> {
     }
 }
 
-/// Datagrams from thousands of ports to a service, at once and then again and again.
+/// Sends datagrams from thousands of ports to a service, at once and then periodically.
 fn flood(
     cluster: &Cluster,
     service: SocketAddr,
@@ -262,7 +266,8 @@ fn flood(
     Ok(floods)
 }
 
-/// Kills daemons in the first half of each period, and measures them in the second. How many were killed, and which grew.
+/// Kills daemons in the first half of each period, and measures them in the second. Returns the number of kills and the
+/// daemons that grew.
 fn kill(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<(usize, Vec<String>)> {
     let (mut kills, mut grown) = (0, Vec::new());
     let began = Instant::now();
@@ -276,7 +281,7 @@ fn kill(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<(usize, 
                     grown.extend(growth(&known, &sizes(cluster)?));
                 }
                 let nodes = cluster.nodes();
-                // Not in step with what else happens.
+                // A choice by the clock's nanoseconds is not in step with the other actions.
                 let at = began.elapsed().subsec_nanos() as usize % nodes.len();
                 cluster.wait_ready()?;
                 cluster.kill_daemon(&nodes[at])?;
@@ -296,7 +301,7 @@ fn kill(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<(usize, 
     Ok((kills, grown))
 }
 
-/// A daemon's memory and descriptors.
+/// Memory and descriptors of a daemon.
 #[derive(Debug)]
 struct Size {
     node: String,

@@ -1,11 +1,12 @@
-//! The zone server and its load: what migrations are measured with must itself be right, and notice what is not.
+//! Tests of the zone server and its load, with which migrations are measured: the pair must itself be correct, and
+//! report wrong data.
 
 use std::time::Duration;
 
 use holdfast_bench::zone::{DATABASE, Zone, ZoneSpec};
 use holdfast_lab::Topology;
 
-/// Whatever is waited for; the machine may be very busy.
+/// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn zone(name: &str, connections: usize, database: bool) -> Option<Zone> {
@@ -30,7 +31,7 @@ fn clients_are_served_while_memory_changes() {
         return;
     };
     zone.wait_for_turns(10, PATIENCE).unwrap();
-    // More than one round: every page was looked at after it had been written.
+    // More than one round, so that every page was checked after a write to it.
     let pages = 2 * 8 * 256 + 1;
     let lab = zone.lab();
     let round = lab.until("every page was written twice", PATIENCE, || {

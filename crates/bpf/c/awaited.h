@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Who waits for a packet at this node, and where its server has gone if nobody does.
+ * Lookup of the socket that waits for a packet at this node, and of the node to which its server has moved.
  */
 #ifndef HOLDFAST_AWAITED_H
 #define HOLDFAST_AWAITED_H
 
 #include "parse.h"
 
-/* Fills in the tuple of a packet's socket; gives its size. */
+/* Fills in the tuple of a packet's socket; returns its size. */
 static __always_inline __u32 tuple_of(struct bpf_sock_tuple *tuple, const struct packet *p)
 {
 	if (p->v6) {
@@ -37,9 +37,9 @@ static __always_inline struct bpf_sock *lookup_socket(struct __sk_buff *skb, con
 
 enum awaited {
 	AWAITED_BY_NOBODY,
-	AWAITED_BY_LISTENER, /* the end of a handshake: a half-open connection, or a SYN cookie */
+	AWAITED_BY_LISTENER, /* end of a handshake: a half-open connection, or a SYN cookie */
 	AWAITED_BY_SOCKET,
-	AWAITED_BY_REMAINDER, /* TIME_WAIT: the connection has ended, and its last packets may come again */
+	AWAITED_BY_REMAINDER, /* TIME_WAIT: the connection has ended, and its last packets may be retransmitted */
 };
 
 static __always_inline int is_cookie(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *listener)
@@ -59,7 +59,7 @@ static __always_inline int is_cookie(struct __sk_buff *skb, const struct packet 
 	       !bpf_tcp_check_syncookie(listener, ip, sizeof(*ip), tcp, sizeof(*tcp));
 }
 
-/* Who waits for a TCP packet that is no SYN. */
+/* Returns the kind of socket that waits for a TCP packet other than a SYN. */
 static __noinline enum awaited awaited(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_sock *socket = lookup_socket(skb, p, 1);
@@ -76,7 +76,7 @@ static __noinline enum awaited awaited(struct __sk_buff *skb, const struct packe
 	return by;
 }
 
-/* Whether what begins a flow has a socket here. */
+/* Returns true if the first packet of a flow has a socket here. */
 static __noinline int is_served_here(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_sock *socket;
@@ -89,7 +89,7 @@ static __noinline int is_served_here(struct __sk_buff *skb, const struct packet 
 		bpf_sk_release(socket);
 		return 1;
 	}
-	/* Whoever listens, also where a connection between the same ports is remembered: no connection has port 0. */
+	/* No connection has port 0, so this finds the listener even beside a connection between the same ports. */
 	struct packet any = *p;
 	any.flow.remote_port = 0;
 	socket = lookup_socket(skb, &any, 1);
@@ -100,8 +100,8 @@ static __noinline int is_served_here(struct __sk_buff *skb, const struct packet 
 	return listens;
 }
 
-/* What is known of another node that has, or had, the server that a packet is for. With broadcast every node sees the packet, and the
- * table alone says whose it is.
+/* Returns the record of another node that has, or had, the packet's server. With broadcast every node sees the packet,
+ * and the table alone determines the owner.
  */
 static __always_inline struct successor *successor_of(struct config *config, const struct packet *p)
 {
@@ -110,7 +110,7 @@ static __always_inline struct successor *successor_of(struct config *config, con
 	return config->reach == REACH_BROADCAST ? 0 : bpf_map_lookup_elem(&successors, &key);
 }
 
-/* The node that has the server which a packet is for; 0 if the server is here, or nobody knows of one. */
+/* Returns the node that has the packet's server; 0 if the server is here or unknown. */
 static __always_inline __u16 server_went_to(struct __sk_buff *skb, struct config *config, const struct packet *p)
 {
 	struct successor *to = successor_of(config, p);
@@ -119,7 +119,7 @@ static __always_inline __u16 server_went_to(struct __sk_buff *skb, struct config
 	return to->role == SUCCESSOR_ALONE || !is_served_here(skb, p) ? to->node : 0;
 }
 
-/* The node that the server which a packet is for has left for this one; 0 if there is none, or that was long ago. */
+/* Returns the node from which the packet's server moved here; 0 if there is none, or the move was long ago. */
 static __always_inline __u16 server_came_from(struct config *config, const struct packet *p)
 {
 	struct successor *from = successor_of(config, p);

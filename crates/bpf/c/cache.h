@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Where recorded flows go, in one cache line each: a look into the steering table costs three or four lines that, with very
- * many flows, are all in main memory. The table stays the truth. What is here was in the table, and user space clears it after each
- * change of the record (src/steering.rs). 62 bits of a hash stand for the flow, with a secret seed, so that nobody can
- * choose flows that share them; by chance, two of the 131,072 flows that fit do so in one of 5 * 10^8
- * caches. More sets would not make it faster: a megabyte is what a processor's own cache holds.
+ * Cached destinations of recorded flows, one cache line per set: a lookup in the steering table touches three or four
+ * cache lines, all of them in main memory if there are very many flows. The table remains authoritative. Every entry
+ * comes from the table, and user space clears it after each change of the record (src/steering.rs). A 62-bit hash
+ * identifies the flow, with a secret seed, so that nobody can choose colliding flows; by chance, two of the 131,072
+ * flows that fit collide in one of 5 * 10^8 caches. More sets would not be faster, because a processor's own cache
+ * holds 1 MiB.
  */
 #ifndef HOLDFAST_CACHE_H
 #define HOLDFAST_CACHE_H
@@ -27,7 +28,7 @@ struct {
 
 #define NODE_BITS 0xffffull
 
-/* src/steering.rs computes the same. */
+/* Hash of a flow; src/steering.rs computes the same. */
 static __always_inline __u64 wide_hash(const struct flow_key *flow, __u64 h)
 {
 	const __u64 *word = (const __u64 *)flow;
@@ -48,7 +49,7 @@ static __always_inline __u16 recorded(const struct flow_key *flow)
 	return record->state == RECORD_TRANSIT && !record->by_donor ? record->acceptor : record->owner;
 }
 
-/* Puts a destination that was just read from the table into the set. */
+/* Caches a destination that was just read from the table. */
 static __noinline int remember(struct cache_set *set, const struct flow_key *flow, __u64 hash, __u16 node)
 {
 	if (!set)
@@ -61,15 +62,17 @@ static __noinline int remember(struct cache_set *set, const struct flow_key *flo
 		}
 	}
 	if (way == CACHE_WAYS) {
-		/* Flows that do not all fit would drive one another out with every packet: let most of them wait. */
+		/* If the flows of a set did not all fit, each packet would evict another flow, so a new flow enters
+		 * with a chance of 1/16. */
 		__u32 chance = bpf_get_prandom_u32();
 		if (chance & 15)
 			return 0;
 		way = chance >> 4;
 	}
 	__u64 *slot = &set->way[way & (CACHE_WAYS - 1)];
-	/* An exchange, since it is a barrier too. User space changes the record, then clears the slot: if it had changed the
-	 * record before the second look, we clear; if after it, it clears what we wrote.
+	/* An exchange, because it is also a barrier. User space changes the record and then clears the slot. If the
+	 * record changed before the second lookup, this code clears the slot; if after it, user space clears the new
+	 * entry.
 	 */
 	__sync_lock_test_and_set(slot, (hash & ~NODE_BITS) | node);
 	if (recorded(flow) != node)
@@ -77,7 +80,7 @@ static __noinline int remember(struct cache_set *set, const struct flow_key *flo
 	return 0;
 }
 
-/* Where a flow would be in the cache. */
+/* Returns the set in which a flow would be cached. */
 static __always_inline struct cache_set *set_of(const struct flow_key *flow, __u64 *hash)
 {
 	__u32 zero = 0;
@@ -87,26 +90,26 @@ static __always_inline struct cache_set *set_of(const struct flow_key *flow, __u
 	*hash = wide_hash(flow, *start);
 	__u32 index = *hash & (CACHE_SETS - 1);
 	struct cache_set *set = bpf_map_lookup_elem(&destinations, &index);
-	/* The processor fetches the line while it does what comes before the line is needed. */
+	/* The read prefetches the line: the processor continues until the line is needed. */
 	if (set)
 		(void)*(volatile __u64 *)&set->way[0];
 	return set;
 }
 
-/* The node the steering table sends a flow to: the owner; in transit, the acceptor, which holds it, unless the donor is to
- * see it first. 0: no record.
+/* Returns the node to which the steering table sends a flow: the owner; in transit, the acceptor, which holds the
+ * packet, or the donor if packets go via the donor. 0: no record.
  */
 static __always_inline __u16 recorded_destination(const struct flow_key *flow, struct cache_set *set, __u64 hash)
 {
 	if (!set)
 		return recorded(flow);
-	/* Without a branch that depends on the line: the processor goes on with the packet while the line is on its way. */
+	/* No branch depends on the line, so the processor continues with the packet while the line is fetched. */
 	__u64 found = 0;
 #pragma unroll
 	for (int i = 0; i < CACHE_WAYS; i++) {
 		__u64 other = (set->way[i] ^ hash) & ~NODE_BITS;
 		barrier_var(other);
-		/* All ones if `other` is 0: no node in it borrows from the highest bit. */
+		/* All ones if `other` is 0; otherwise the highest bit, cleared by the shift, stays 0. */
 		__u64 same = (__s64)((other >> 1) - 1) >> 63;
 		barrier_var(same);
 		found |= set->way[i] & same;

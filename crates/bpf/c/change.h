@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Flows and records set many at once, in place. By the map's own call each gets a new element, and an old one is freed, which
- * takes several times as long while connections stand still. Programs that read meanwhile see a flow or record of before or
- * after, or a destination of either.
+ * Batched changes of flows and records, in place. The map's own batch call allocates a new element for each entry and
+ * frees the old one, which takes several times as long while connections are stopped. Programs that read meanwhile see
+ * a flow or record from before or after the change, or a destination of either.
  */
 #ifndef HOLDFAST_CHANGE_H
 #define HOLDFAST_CHANGE_H
 
 #include "maps.h"
 
-/* A flow joins a convoy, or leaves it; what it is otherwise may change meanwhile. */
+/* Makes a flow join or leave a convoy; its state and peer may change concurrently. */
 static __always_inline int join(struct flow_value *flow, __u8 convoy)
 {
 #pragma unroll
@@ -21,7 +21,8 @@ static __always_inline int join(struct flow_value *flow, __u8 convoy)
 	return 1;
 }
 
-/* A flow gets the state, convoy and peer of a change. One whose socket has closed meanwhile is not owned any more. */
+/* Gives a flow the state, convoy and peer of a change. A flow with a socket that closed meanwhile does not become
+ * owned. */
 static __always_inline int turn_to(struct flow_value *flow, struct flow_value *change)
 {
 #pragma unroll
@@ -54,7 +55,7 @@ static long change_flow(__u32 index, struct change_order *order)
 	flow->epoch = change->flow.epoch;
 	flow->hold_slot = change->flow.hold_slot;
 	flow->seen_s = change->flow.seen_s;
-	/* Last, with all that came before: what a state says of its slot is so. */
+	/* The state is written last, after everything that it refers to. */
 	order->failed += turn_to(flow, &change->flow);
 	return 0;
 }
@@ -71,12 +72,12 @@ static long change_record(__u32 index, struct change_order *order)
 		return 0;
 	}
 	record->epoch = change->record.epoch;
-	/* Both nodes in one word; an acceptor is there as long as the state says that one is. */
+	/* Both nodes are written as one word, while the state says that there is an acceptor. */
 	__u32 *nodes = (__u32 *)&record->owner, next = *(__u32 *)&change->record.owner;
 	int begins = change->record.state == RECORD_TRANSIT;
 	if (begins)
 		__sync_lock_test_and_set(nodes, next);
-	/* And by which way. */
+	/* State and `by_donor` are one word, too. */
 	*(volatile __u32 *)&record->state = *(__u32 *)&change->record.state;
 	if (!begins)
 		__sync_lock_test_and_set(nodes, next);

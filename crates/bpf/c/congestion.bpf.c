@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * A congestion control that a restored socket wears for one moment: its init gives the socket the congestion window and
- * threshold it had at the donor, and ECN where that was negotiated (RFC 3168). Then the daemon sets the real one, which
- * keeps them. (No socket option sets them; TCP_BPF_SNDCWND_CLAMP would also limit the window for good.)
+ * A congestion control that a restored socket uses for a moment: its init sets the congestion window and threshold that
+ * the socket had at the donor, and ECN if that was negotiated (RFC 3168). Then the daemon sets the original congestion
+ * control, which keeps them. (No socket option sets them; TCP_BPF_SNDCWND_CLAMP would also limit the window
+ * permanently.)
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * What security modules keep with the credentials of threads: nothing else tells that a thread is in a Landlock domain.
+ * Security modules' data beside the credentials of threads: only there does a Landlock domain show.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-/* The kernel's structures, as far as they are read; the loader finds the fields by name. */
+/* Kernel structures, with the fields that are read; the loader relocates the fields by name. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct cred {
@@ -29,9 +29,9 @@ struct bpf_iter__task {
 
 #pragma clang attribute pop
 
-/* `src/domains.rs` mirrors it and asserts the size. */
+/* `src/domains.rs` mirrors this structure and asserts the size. */
 struct kept {
-	__u64 address; /* of the words, 0 where they cannot be read */
+	__u64 address; /* address of the words, 0 if they cannot be read */
 	__u64 words[31];
 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * tcx egress: what this node may say. DROP (not a steal): TCP then keeps the data as unsent (feasibility, e1).
+ * tcx egress: decides which packets this node may send. DROP (not a steal): TCP then keeps the data as unsent
+ * (feasibility, e1).
  */
 #ifndef HOLDFAST_EGRESS_H
 #define HOLDFAST_EGRESS_H
@@ -12,7 +13,7 @@
 #define OPTION_NOP 1
 #define OPTION_MSS 2
 
-/* The client's segments must still fit once encapsulated: lower the MSS our SYN-ACK offers. */
+/* Lowers the MSS in a SYN-ACK, so that the client's segments fit once encapsulated. */
 static __always_inline void clamp_mss(struct __sk_buff *skb, const struct packet *p, __u16 limit)
 {
 	if (!limit)
@@ -43,7 +44,7 @@ static __always_inline void clamp_mss(struct __sk_buff *skb, const struct packet
 	}
 }
 
-/* A refusal answers a SYN that was ours to answer: it acknowledges and takes no sequence number. */
+/* Returns true for a refusal, the answer to a SYN without listener: a reset with sequence number 0. */
 static __always_inline int is_refusal(const struct packet *p)
 {
 	return p->tcp_rst && p->seq == 0;
@@ -53,7 +54,7 @@ static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *
 					  struct packet *p)
 {
 	if (p->flow.protocol == IPPROTO_UDP) {
-		/* An answer makes the association ours, so that a change of the table does not move it. */
+		/* The first answer makes this node the owner: a change of the table then does not move the flow. */
 		struct flow_value value = {.epoch = first_epoch(), .state = FLOW_OWNED, .seen_s = now_s()};
 		long refused = -ENOSPC;
 		if (has_room(service))
@@ -62,7 +63,7 @@ static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *
 			took_room(service);
 			emit(&p->flow, value.epoch, EVENT_ESTABLISHED, 0);
 		} else if (refused != -EEXIST) {
-			count(DROP_FLOWS_FULL); /* the datagram passes all the same */
+			count(DROP_FLOWS_FULL); /* the datagram passes anyway */
 		}
 		return NEXT;
 	}
@@ -75,21 +76,21 @@ static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *
 	return drop(DROP_EGRESS_NOT_OWNER);
 }
 
-/* To a node, past where its address leads. */
+/* Sends a packet to a node, past the route to its address. */
 static __always_inline int translate(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
 {
 	struct node *node = node_of(to);
-	/* The node where the address is forwards it. */
+	/* Without a known node, the packet takes its normal route, and the host of the address forwards it. */
 	if (!node)
 		return NEXT;
 	__u32 why = address_to(skb, config, p, node, 0);
 	if (why)
 		return drop(why);
-	/* A redirect to this very interface would come here again. */
+	/* A redirect to this same interface would run this program again. */
 	return node->ifindex == skb->ifindex ? NEXT : bpf_redirect(node->ifindex, 0);
 }
 
-/* Both ends are at this node. */
+/* Delivers a packet between two ends at this node. */
 static __always_inline int translate_here(struct __sk_buff *skb, struct config *config, const struct packet *p)
 {
 	struct flow_key there = {
@@ -122,11 +123,11 @@ static __always_inline int translate_here(struct __sk_buff *skb, struct config *
 	return deliver_from_here(config);
 }
 
-/* What is of no service: see private_ingress. */
+/* Handles a packet of no service: see private_ingress. */
 static __always_inline int private_egress(struct __sk_buff *skb, struct config *config, const struct packet *p)
 {
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
-	/* A socket that is made for a process on its way here: nothing is heard of it before its packets are held. */
+	/* The socket is being restored for a process on its way here, and must be silent until its packets are held. */
 	if (!flow && skb->sk) {
 		__u16 *peer = bpf_map_lookup_elem(&peers, p->flow.local);
 		if (peer && *peer != config->self)
@@ -164,7 +165,7 @@ int holdfast_egress(struct __sk_buff *skb)
 	case FLOW_TRANSIT_IN:
 		return drop(DROP_EGRESS_TRANSIT);
 	case FLOW_MOVED:
-		/* A new connection between the same ports, whose SYN was steered here, is answered. */
+		/* A SYN-ACK passes: it answers a SYN of a new connection between the same ports, steered here. */
 		if (p.tcp_syn && p.tcp_ack) {
 			clamp_mss(skb, &p, p.v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
 			return NEXT;

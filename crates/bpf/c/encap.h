@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * IP in IP (RFC 2003, RFC 2473) between nodes on different segments.
+ * IP-in-IP encapsulation (RFC 2003, RFC 2473) between nodes on different segments.
  */
 #ifndef HOLDFAST_ENCAP_H
 #define HOLDFAST_ENCAP_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * What an epoll set watches, as one number: whoever knows what it should be need not read the set.
+ * Digest of an epoll set's entries as one number: a reader that knows the expected digest need not read the set.
  */
 #ifndef HOLDFAST_EPOLL_H
 #define HOLDFAST_EPOLL_H
@@ -8,11 +8,11 @@
 #include <bpf/bpf_helpers.h>
 #include <linux/types.h>
 
-/* Entries that are gone through at most, and nodes that wait for their turn: a tree of the kernel's is less than twice as deep
- * as the logarithm of its size. */
+/* Most visited entries, and most nodes on the stack of the walk: a tree of the kernel is less than twice as deep as the
+ * logarithm of its size. */
 #define EPOLL_ENTRIES_MAX (1 << 20)
 #define EPOLL_DEPTH_MAX 64
-/* `digest.rs` has the same. */
+/* `digest.rs` has the same constant. */
 #define EPOLL_MULTIPLIER 0x9fb21c651e98df25ULL
 
 struct file;
@@ -54,7 +54,7 @@ struct epitem {
 
 #pragma clang attribute pop
 
-/* Nodes that wait; one reader at a time. */
+/* Stack of the walk; one reader at a time. */
 struct epoll_pending {
 	__u64 nodes[EPOLL_DEPTH_MAX];
 };
@@ -89,7 +89,7 @@ static __always_inline __u64 epoll_entry(struct epitem *entry)
 	return epoll_mix(hash, 1);
 }
 
-/* One entry; its order among the others does not matter. */
+/* Visits one entry; the order of entries does not matter. */
 static long epoll_step(__u32 index, void *context)
 {
 	struct epoll_walk *walk = context;
@@ -116,7 +116,7 @@ static long epoll_step(__u32 index, void *context)
 	return 0;
 }
 
-/* The sum over its entries; whether all were met. */
+/* Computes the sum over the set's entries; returns true if all were visited. */
 static __always_inline int epoll_digest(void *private_data, __u64 *digest)
 {
 	struct eventpoll *set = private_data;

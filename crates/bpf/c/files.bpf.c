@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * The descriptors of a process with one read and no system call for each. The process may be running; nothing of it is
- * touched.
+ * Descriptors of a process, with one read and no system call for each. The process may be running, and is not changed.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -8,7 +7,7 @@
 #include "epoll.h"
 #include "files.h"
 
-/* The kernel's structures, as far as they are read; the loader finds the fields by name. */
+/* Kernel structures, with the fields that are read; the loader relocates the fields by name. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct vfsmount;
@@ -80,7 +79,7 @@ struct fown_struct {
 	struct pid *pid;
 };
 
-/* Linux 6.12 and later. */
+/* Variant of Linux 6.12 and later. */
 struct file___owner_apart {
 	struct fown_struct *f_owner;
 };
@@ -137,11 +136,12 @@ struct bpf_iter__task_file {
 
 #define HAS_SOME(list) (BPF_CORE_READ(list, next) != (list))
 
-/* Whether anybody has a lock or a lease on it: what once kept them stays, and all files without a name share an inode. */
+/* Returns true if there is a lock or lease on a file. The lists are checked, because the lock context outlives its
+ * locks, and all files without a name share an inode. */
 static __always_inline int is_locked(struct inode *inode)
 {
 	struct file_lock_context *locks;
-	/* As a number, for addresses in it to be compared. */
+	/* Read as a number, so that addresses in it can be compared. */
 	bpf_core_read(&locks, sizeof(locks), &inode->i_flctx);
 	return locks && (HAS_SOME(&locks->flc_flock) || HAS_SOME(&locks->flc_posix) || HAS_SOME(&locks->flc_lease));
 }
@@ -175,7 +175,7 @@ static __always_inline void file_fields(struct listed *l, struct file *file)
 
 static const char epoll_name[] = "[eventpoll]";
 
-/* Whether a file, which has no name of its own, is an epoll set. */
+/* Returns true if an anonymous file is an epoll set. */
 static __always_inline int is_epoll(struct file *file)
 {
 	char name[sizeof(epoll_name)] = {};
@@ -185,7 +185,8 @@ static __always_inline int is_epoll(struct file *file)
 	return !bpf_strncmp(name, sizeof(name), epoll_name);
 }
 
-/* A socket's file shows lines only where its protocol has some. */
+/* Fills in the fields that depend on the file's kind. A socket's fdinfo has extra lines only if its protocol adds
+ * some. */
 static __always_inline void kind_fields(struct listed *l, struct file *file)
 {
 	struct socket *socket = bpf_sock_from_file(file);

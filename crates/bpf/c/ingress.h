@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * tcx ingress: what reaches this node's stack. A flow that is not ours never does, so the stack never resets one.
+ * tcx ingress: decides which packets reach this node's stack. The stack never sees a flow of another owner, and so
+ * never resets one.
  */
 #ifndef HOLDFAST_INGRESS_H
 #define HOLDFAST_INGRESS_H
@@ -23,17 +24,19 @@ static __always_inline int drop(__u32 reason)
 	return DROP;
 }
 
-/* Epochs of one pair of ports must grow from connection to connection, on whichever node: start from the clock. */
+/* Returns the first epoch of a flow. Epochs of one pair of ports must grow from connection to connection, on all nodes,
+ * so they start from the clock. */
 static __always_inline __u32 first_epoch(void)
 {
 	return bpf_ktime_get_tai_ns() / 1000000000ull;
 }
 
-/* Hops that a forwarded packet is left with at most; with one, nobody forwards it again. */
+/* Most hops left to a forwarded packet; with HOPS_NONE, no node forwards it again. */
 #define HOPS_ANY 255
 #define HOPS_NONE 1
 
-/* Forwarders age packets, or two nodes whose tables differ for a moment would pass one on for ever. Leaves no more than `most` hops. */
+/* Decrements the hop limit, and caps it at `most`. Without that, two nodes with temporarily different tables could
+ * forward a packet to each other for ever. */
 static __always_inline int age(struct __sk_buff *skb, const struct packet *p, __u8 most)
 {
 	const __u32 l3 = sizeof(struct ethhdr);
@@ -46,7 +49,7 @@ static __always_inline int age(struct __sk_buff *skb, const struct packet *p, __
 		return !bpf_skb_store_bytes(skb, at, &hops, 1, BPF_F_RECOMPUTE_CSUM);
 	}
 	__u32 at = l3 + __builtin_offsetof(struct iphdr, ttl);
-	__u8 word[2]; /* the checksum is over 16 bits: TTL and protocol */
+	__u8 word[2]; /* the checksum covers 16 bits: TTL and protocol */
 	if (bpf_skb_load_bytes(skb, at, word, 2) || word[0] <= 1)
 		return 0;
 	__u16 old, new;
@@ -57,7 +60,8 @@ static __always_inline int age(struct __sk_buff *skb, const struct packet *p, __
 	return !bpf_skb_store_bytes(skb, at, word, 2, 0);
 }
 
-/* Whether a packet of a flow whose data goes to the acceptor is for the donor's stack all the same: it brings nothing. */
+/* Returns true if the donor's stack gets a packet of a flow with data forwarded to the acceptor: a packet without
+ * data. */
 static __always_inline int is_for_donor(const struct packet *p, int what)
 {
 	if (what == PARSE_ICMP)
@@ -76,8 +80,8 @@ static __always_inline int hold(struct config *config, struct flow_value *flow)
 	return bpf_redirect(config->hold_ifindex, 0);
 }
 
-/* Gives a packet the headers that lead it to a node, encapsulated where that is the way there or `wrapped`. 0, or why it is
- * dropped.
+/* Gives a packet the headers for a node, with encapsulation if the node needs it or `wrapped` is set. Returns 0, or the
+ * reason to drop the packet.
  */
 static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *config, const struct packet *p,
 					const struct node *node, int wrapped)
@@ -87,7 +91,7 @@ static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *co
 	if (!self)
 		return DROP_NO_NODE;
 	if (encap) {
-		/* What the stack put together from segments (GSO) is taken apart into smaller ones. */
+		/* A GSO packet is split into smaller segments later. */
 		if (!skb->gso_size && config->mtu && p->l3_length + encap_size(node) > config->mtu)
 			return DROP_TOO_BIG;
 		__u8 v6 = node->flags & NODE_V6 ? 1 : 0;
@@ -112,7 +116,7 @@ static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *co
 	return 0;
 }
 
-/* Sends a packet to a node, with so many hops left at most. */
+/* Sends a packet to a node, with at most `hops` hops left. */
 static __always_inline int forward_within(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to,
 					  int wrapped, __u8 hops)
 {
@@ -128,13 +132,13 @@ static __always_inline int forward_within(struct __sk_buff *skb, struct config *
 	return bpf_redirect(node->ifindex, 0);
 }
 
-/* A straggler: it came here on an old route; the flow is, or is about to be, at another node. */
+/* Forwards a straggler: it took an old route, and the flow is, or will be, at another node. */
 static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to, int wrapped)
 {
 	return forward_within(skb, config, p, to, wrapped, HOPS_ANY);
 }
 
-/* The same of a service's flow. */
+/* Forwards a straggler of a service's flow. */
 static __always_inline int forward_straggler(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
 {
 	/* With broadcast every node has its own copy. */
@@ -143,15 +147,16 @@ static __always_inline int forward_straggler(struct __sk_buff *skb, struct confi
 	return forward(skb, config, p, to, 0);
 }
 
-/* What begins a flow with a server that has gone from here. The holder would send it here again if it were not wrapped. */
+/* Sends the first packet of a flow after its server, which moved from here. If the holder is the destination, the
+ * packet is encapsulated, because the holder would send it back otherwise. */
 static __always_inline int follow_server(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
 {
 	struct node *node = node_of(to);
 	return forward(skb, config, p, to, node && node->flags & NODE_HOLDER);
 }
 
-/* What goes on with a handshake that began where the server was. If that is unknown there too, the packet goes no further: a node that
- * the server has left sends what it does not know after the server.
+/* Sends a packet of a handshake to the node where the handshake began. The packet cannot be forwarded again,
+ * because that node sends packets of unknown flows after the server, to this node.
  */
 static __always_inline int follow_handshake(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
 {
@@ -159,7 +164,8 @@ static __always_inline int follow_handshake(struct __sk_buff *skb, struct config
 	return forward_within(skb, config, p, to, node && node->flags & NODE_HOLDER, HOPS_NONE);
 }
 
-/* The kernel gives up no out-of-order queue, so from prepare on what joins it is copied for the acceptor. */
+/* Copies out-of-order segments to the acceptor from prepare on, because the kernel does not export the out-of-order
+ * queue. */
 static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct config *config, const struct packet *p)
 {
 	if (p->flow.protocol != IPPROTO_TCP || !p->payload)
@@ -176,14 +182,14 @@ static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct conf
 	}
 }
 
-/* A packet of no known flow that is not a SYN: only a socket that waits for it may see it. */
+/* Handles a packet of an unknown flow that is not a SYN: only a socket that waits for it may see it. */
 static __always_inline int unknown(struct __sk_buff *skb, struct config *config, struct service *service,
 				   const struct packet *p)
 {
 	enum awaited by = awaited(skb, p);
 	if (by == AWAITED_BY_LISTENER || by == AWAITED_BY_SOCKET)
 		return NEXT;
-	/* A connection that has ended here may have a successor of the same ports where the server is. */
+	/* A connection that has ended here may have a successor of the same ports at the server's present node. */
 	__u16 after = by == AWAITED_BY_REMAINDER ? server_went_to(skb, config, p) : 0;
 	if (after)
 		return follow_server(skb, config, p, after);
@@ -192,7 +198,8 @@ static __always_inline int unknown(struct __sk_buff *skb, struct config *config,
 	/* With broadcast every node sees the packets of all flows. */
 	if (config->reach == REACH_BROADCAST)
 		return drop(DROP_OTHER_OWNER);
-	/* The table may have changed between this flow's SYN and its entry at the holder: ask who had it before. */
+	/* The table may have changed between this flow's SYN and its record at the holder: the flow may belong to the
+	 * previous node. */
 	if (service->has_previous) {
 		__u16 before = place(service, &p->flow, 1);
 		if (before && before != config->self && place(service, &p->flow, 0) == config->self) {
@@ -214,7 +221,7 @@ static __always_inline void seen(struct flow_value *flow)
 		flow->seen_s = now;
 }
 
-/* Ours again, behind what waits in the hold. */
+/* Passes a packet to the stack once the hold is empty; until then, the packet joins the hold. */
 static __always_inline int flush(struct config *config, struct flow_value *flow)
 {
 	__u32 slot = flow->hold_slot;
@@ -225,8 +232,8 @@ static __always_inline int flush(struct config *config, struct flow_value *flow)
 	return NEXT;
 }
 
-/* A SYN of a flow that has ended here, or has left: it begins a connection between the same ports, with the server, wherever that
- * is. What comes after the SYN goes there too, although the steering table still leads here.
+/* Handles the SYN of a flow that has ended here or moved away: the new connection between the same ports belongs to the
+ * server's present node. Later packets of the flow go there too, although the steering table still leads here.
  */
 static __always_inline int begin_again(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
 				       const struct packet *p, struct standing now)
@@ -260,7 +267,7 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 	case FLOW_TRANSIT_OUT:
 		return forward_straggler(skb, config, p, now.peer);
 	case FLOW_MOVED:
-		/* The handshake of a connection that begins here ends here too. */
+		/* A listener here that began a new connection between the same ports must see its handshake's end. */
 		if (begins)
 			return begin_again(skb, config, flow, p, now);
 		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && awaited(skb, p) == AWAITED_BY_LISTENER)
@@ -277,7 +284,8 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 	}
 }
 
-/* Whether a packet that may begin a flow is ours to take. With broadcast, what is known of the flow comes before the table. */
+/* Returns true if this node takes a packet that may begin a flow. With broadcast, the flow's record precedes the
+ * table. */
 static __always_inline int is_mine(struct config *config, struct service *service, const struct packet *p)
 {
 	if (config->reach == REACH_STEER)
@@ -287,7 +295,7 @@ static __always_inline int is_mine(struct config *config, struct service *servic
 	return owner == config->self;
 }
 
-/* A packet that may begin a flow: the server's, wherever that is. */
+/* Handles a packet that may begin a flow: the packet goes to the server, here or elsewhere. */
 static __always_inline int newcomer(struct __sk_buff *skb, struct config *config, struct service *service,
 				    const struct packet *p, int what)
 {
@@ -308,14 +316,14 @@ static __always_inline int decide(struct __sk_buff *skb, struct config *config, 
 	return unknown(skb, config, service, p);
 }
 
-/* To this node's stack, past routing's doubts about a source that is this node's own address. */
+/* Delivers a packet to this node's stack, past routing, which would reject this node's own address as source. */
 static __always_inline int deliver_from_here(struct config *config)
 {
 	return bpf_redirect(config->hold_ifindex, BPF_F_INGRESS);
 }
 
-/* A packet of no service: of a connection at the address of one node alone, that moves with its process, or of nothing that
- * concerns us.
+/* Handles a packet of no service: it may belong to a connection at the address of one node alone, which moves with its
+ * process.
  */
 static __always_inline int private_ingress(struct __sk_buff *skb, struct config *config, const struct packet *p, int what)
 {
@@ -347,7 +355,8 @@ static __always_inline int private_ingress(struct __sk_buff *skb, struct config 
 	return NEXT;
 }
 
-/* Parses what is linear; only where that is too little, makes more of the packet linear (a copy). */
+/* Parses the linear part of a packet; if that is too short, makes more of the packet linear (a copy) and parses
+ * again. */
 static __always_inline int parse_skb(struct __sk_buff *skb, struct packet *p, enum direction d)
 {
 	int what = parse(p, (void *)(long)skb->data, (void *)(long)skb->data_end, d);
@@ -371,7 +380,7 @@ int holdfast_ingress(struct __sk_buff *skb)
 	struct packet p;
 	int what = parse_skb(skb, &p, INGRESS);
 	if (what == PARSE_OTHER || what == PARSE_MALFORMED)
-		return NEXT; /* the stack counts and drops what is malformed */
+		return NEXT; /* the stack counts and drops malformed packets */
 	if (what == PARSE_FRAGMENT_UNKNOWN) {
 		struct service_key any = {.protocol = p.flow.protocol};
 		__builtin_memcpy(any.address, p.flow.local, 16);
@@ -383,7 +392,7 @@ int holdfast_ingress(struct __sk_buff *skb)
 	if (!config->ready)
 		return drop(DROP_NOT_READY);
 	int verdict = decide(skb, config, service, &p, what);
-	/* The shared link address is nobody's: make the packet ours. */
+	/* The shared link address is not this interface's, so the packet type is set to HOST. */
 	if (verdict == NEXT && config->reach == REACH_BROADCAST)
 		bpf_skb_change_type(skb, 0 /* PACKET_HOST */);
 	return verdict;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * The kernel's structures, as far as the observer reads them; the loader finds the fields by name.
+ * Kernel structures, with the fields that the observer reads; the loader relocates the fields by name.
  */
 #ifndef HOLDFAST_KERNEL_H
 #define HOLDFAST_KERNEL_H

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Keys in the keyrings of threads: nothing else tells of another process's.
+ * Keys in the keyrings of threads, which no other interface shows for another process.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-/* The kernel's structures, as far as they are read; the loader finds the fields by name. */
+/* Kernel structures, with the fields that are read; the loader relocates the fields by name. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct assoc_array {
@@ -45,16 +45,16 @@ struct bpf_iter__task {
 
 #pragma clang attribute pop
 
-/* Low bits of what a slot holds (`linux/assoc_array_priv.h`, `security/keys/keyring.c`). */
+/* Low bits of a slot (`linux/assoc_array_priv.h`, `security/keys/keyring.c`). */
 #define META 1UL     /* a node or a shortcut, not a key */
 #define SHORTCUT 2UL /* of META: a shortcut */
 #define KEYRING 2UL  /* of a key: a keyring */
 #define SLOTS 16
 
-/* `src/keyrings.rs` mirrors it and asserts the size. */
+/* `src/keyrings.rs` mirrors this structure and asserts the size. */
 struct counts {
 	__u64 own;     /* keys of thread and process */
-	__u64 session; /* keys of the session that are no keyrings */
+	__u64 session; /* keys of the session that are not keyrings */
 };
 
 _Static_assert(sizeof(struct counts) == 16, "counts");
@@ -64,11 +64,11 @@ static __always_inline __u64 length(struct key *keyring)
 	return keyring ? BPF_CORE_READ(keyring, keys.nr_leaves_on_tree) : 0;
 }
 
-/* systemd puts such a key into each service's session keyring. */
+/* Returns true for the key that systemd puts into each service's session keyring. */
 static __always_inline int is_systemds(void *key)
 {
 	static const char name[] = "invocation_id";
-	char found[sizeof(name) + 1] = {}; /* what is longer is another */
+	char found[sizeof(name) + 1] = {}; /* one byte more, to tell a longer name apart */
 	char *description = BPF_CORE_READ((struct key *)key, description);
 	bpf_probe_read_kernel_str(found, sizeof(found), description);
 	for (unsigned int i = 0; i < sizeof(name); i++)
@@ -77,7 +77,7 @@ static __always_inline int is_systemds(void *key)
 	return 1;
 }
 
-/* A login links keyrings of the user's into its session's, which do not count. */
+/* Counts the keys of a session keyring. Keyrings do not count, because a login links the user's keyrings into it. */
 static __always_inline __u64 keys(struct key *keyring)
 {
 	__u64 all = length(keyring), count = 0;

@@ -19,7 +19,7 @@ struct {
 	__type(value, struct service);
 } services SEC(".maps");
 
-/* Where servers have gone that listened here: what begins a flow with one goes after it. */
+/* Nodes to which servers have moved from this node: the first packet of a flow with such a server is sent there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_SERVICES);
@@ -42,7 +42,7 @@ struct {
 	__type(value, struct node);
 } nodes SEC(".maps");
 
-/* Addresses encapsulated packets are accepted from. */
+/* Source addresses from which encapsulated packets are accepted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_NODES);
@@ -50,7 +50,7 @@ struct {
 	__type(value, __u16);
 } peers SEC(".maps");
 
-/* The steering table (holder only). Never evicts. */
+/* The steering table (holder only). No entry is evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1 << 20);
@@ -59,7 +59,7 @@ struct {
 	__type(value, struct record);
 } steering SEC(".maps");
 
-/* This node's flows. Never evicts. */
+/* Flows of this node. No entry is evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1 << 20);
@@ -76,7 +76,7 @@ struct {
 	__type(value, struct room);
 } room SEC(".maps");
 
-/* Convoys; no flow is of the first. */
+/* Convoys (flow groups); number 0 is unused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_CONVOYS);
@@ -85,7 +85,7 @@ struct {
 	__type(value, struct convoy);
 } convoys SEC(".maps");
 
-/* Private flows whose other end is not where its address is. */
+/* Private flows with a peer that is not at its address's host. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1 << 16);
@@ -94,7 +94,7 @@ struct {
 	__type(value, struct translation);
 } translations SEC(".maps");
 
-/* Packets in the hold, by slot; user space counts down what it has replayed. */
+/* Number of packets in the hold, by slot; user space subtracts the packets that it has replayed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_HOLD_SLOTS);
@@ -122,7 +122,7 @@ struct fragment_ports {
 	__u16 destination;
 };
 
-/* Ports of the first fragment, for the others. Losing an entry loses one datagram, so this one may evict. */
+/* Ports of first fragments, for later ones. Losing an entry loses one datagram, so eviction is acceptable here. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -135,7 +135,7 @@ struct {
 	__uint(max_entries, 1 << 22);
 } events SEC(".maps");
 
-/* What user space has changed: see change.h. */
+/* Changes written by user space: see change.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, CHANGES_MAX);
@@ -172,7 +172,7 @@ static __always_inline void emit(const struct flow_key *flow, __u32 epoch, __u8 
 	bpf_ringbuf_submit(event, 0);
 }
 
-/* State, convoy and peer are one word, that others change, too. */
+/* State, convoy and peer share one word, because all of them may change concurrently. */
 union flow_turn {
 	struct {
 		__u8 state;
@@ -187,7 +187,7 @@ static __always_inline __u32 *turn_of(struct flow_value *flow)
 	return (__u32 *)&flow->state;
 }
 
-/* What a flow is at this instant: by itself, or by its convoy. */
+/* Effective state of a flow: its own, or its convoy's. */
 struct standing {
 	__u8 state;
 	__u16 peer;
@@ -207,7 +207,7 @@ static __always_inline struct standing standing_of(const struct flow_value *flow
 	if (!all.state)
 		return now;
 	now.epoch += all.ahead;
-	/* Its socket closed while it was ours. */
+	/* The flow's socket closed while this node was the owner. */
 	if (now.state == FLOW_CLOSING && (all.state == FLOW_LEAVING || all.state == FLOW_FLUSHING))
 		return now;
 	now.state = all.state;
@@ -215,7 +215,7 @@ static __always_inline struct standing standing_of(const struct flow_value *flow
 	return now;
 }
 
-/* Puts a flow into a state, if it is still in the other. */
+/* Changes a flow's state, if it is still `from`. */
 static __always_inline void turn(struct flow_value *flow, __u8 from, __u8 to)
 {
 	union flow_turn was = {.word = *(volatile __u32 *)turn_of(flow)}, now = was;

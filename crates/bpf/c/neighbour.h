@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Broadcast: one node answers ARP and neighbour solicitations for service addresses, with the shared link address.
- * Frames carry the node's own address as source, so that no switch learns the shared one.
+ * Broadcast reach: one node answers ARP and neighbour solicitations for service addresses with the shared link address.
+ * The frames have the node's own link address as source, so that no switch learns the shared one.
  */
 #ifndef HOLDFAST_NEIGHBOUR_H
 #define HOLDFAST_NEIGHBOUR_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * What is to be known of many TCP sockets, with one read and no system call for each: an iterator over the descriptors of a
- * process, which looks at the sockets asked for. Nothing is touched, and nobody waits: the sockets may be in use meanwhile.
+ * Snapshots of many TCP sockets, without a system call for each: an iterator over the descriptors of a process inspects
+ * the registered sockets. Nothing is changed, and no lock is taken: the sockets may be in use meanwhile.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -19,7 +19,7 @@ struct {
 	__type(value, struct observe_order);
 } observed_sockets SEC(".maps");
 
-/* What a pass has seen, from the first on. Not given by the iterator's reads, which have little room. */
+/* Snapshots of a pass, from index 0 on. A map is used because the iterator's reads return little data at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -28,7 +28,7 @@ struct {
 	__type(value, struct observed);
 } seen SEC(".maps");
 
-/* The numbers of sockets that a pass has met, once each. */
+/* IDs of the sockets that a pass encountered, once each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -63,14 +63,14 @@ static __always_inline void addresses(struct observed *o, struct sock *sk)
 	o->namespace = c->skc_net.net->ns.inum;
 }
 
-/* What most sockets have not, and what has to be asked for by name where one has it. */
+/* Returns true if a socket has none of the rare features that need a query of the socket itself. */
 static __always_inline int is_plain(struct sock *sk, struct tcp_sock *tcp)
 {
 	struct inet_connection_sock *icsk = (void *)tcp;
 	struct inet_sock *inet = (void *)tcp;
 	if (sk->sk_filter || icsk->icsk_ulp_ops || tcp->urg_data || tcp->ecn_flags)
 		return 0;
-	/* Headers of its own, and a place to peek at. */
+	/* Headers set by the program, and a peek offset. */
 	if (inet->inet_opt || sk->sk_peek_off >= 0)
 		return 0;
 	if (sk->__sk_common.skc_family == AF_INET6 && inet->pinet6->opt)
@@ -80,7 +80,7 @@ static __always_inline int is_plain(struct sock *sk, struct tcp_sock *tcp)
 	return !bpf_core_field_exists(tcp->ao_info) || !tcp->ao_info;
 }
 
-/* As the kernel answers to TCP_TIMESTAMP. */
+/* Returns the clock, computed as the kernel does for TCP_TIMESTAMP. */
 static __always_inline __u32 tcp_clock(struct tcp_sock *tcp)
 {
 	__u64 now_us = bpf_ktime_get_ns() / 1000;
@@ -181,7 +181,7 @@ static __always_inline void ip_marks(struct option_marks *m, struct sock *sk, st
 	m->v6_receive = v6->rxopt.all;
 	m->v6_unicast_device = v6->ucast_oif;
 	m->v6_sources = v6->srcprefs;
-	/* Where the socket says none, the route does, or its device. */
+	/* If the socket has no hop limit, its route or device determines the limit. */
 	if (m->hop_limit < 0) {
 		m->route_metrics = sk->sk_dst_cache->_metrics;
 		m->route_device = sk->sk_dst_cache->dev->ifindex;
@@ -191,7 +191,7 @@ static __always_inline void ip_marks(struct option_marks *m, struct sock *sk, st
 static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, struct tcp_sock *tcp)
 {
 	struct inet_connection_sock *icsk = (void *)tcp;
-	/* Read as a number: the verifier lets nobody compare what it knows as a pointer. */
+	/* Read as a number, because the verifier forbids comparisons of pointers. */
 	bpf_core_read(&m->congestion_control, sizeof(m->congestion_control), &icsk->icsk_ca_ops);
 	m->user_timeout = icsk->icsk_user_timeout;
 	m->rto_min = icsk->icsk_rto_min;
@@ -205,13 +205,13 @@ static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, s
 	m->linger2 = tcp->linger2;
 	m->tx_delay = tcp->tcp_tx_delay;
 	m->notsent_low_water = tcp->notsent_lowat;
-	/* TCP_NODELAY and TCP_CORK; the third bit is an order to send now. */
+	/* TCP_NODELAY and TCP_CORK; the third bit only requests sending now. */
 	m->nagle = BPF_CORE_READ_BITFIELD(tcp, nonagle) & 3;
 	m->thin_timeouts = BPF_CORE_READ_BITFIELD(tcp, thin_lto);
 	m->inq = BPF_CORE_READ_BITFIELD(tcp, recvmsg_inq);
 	m->save_syn = BPF_CORE_READ_BITFIELD(tcp, save_syn);
 	m->no_cookie = BPF_CORE_READ_BITFIELD(tcp, fastopen_no_cookie);
-	/* The count goes up to 255; what matters is whether it has come to the limit. */
+	/* The count rises up to 255; only its comparison with the limit matters. */
 	struct net *net = sk->__sk_common.skc_net.net;
 	m->ping_pong = icsk->icsk_ack.pingpong;
 	if (bpf_core_field_exists(net->ipv4.sysctl_tcp_pingpong_thresh)) {
@@ -220,7 +220,7 @@ static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, s
 	}
 }
 
-/* Whether nothing has changed; both are whole words. A function of its own has a stack of its own. */
+/* Returns true if no word differs. A separate function has its own stack. */
 static __attribute__((noinline)) int is_as_told(const struct observed *now, const struct observed *told)
 {
 	const __u64 *one = (const void *)now, *other = (const void *)told;
@@ -231,7 +231,7 @@ static __attribute__((noinline)) int is_as_told(const struct observed *now, cons
 	return 1;
 }
 
-/* Adds a socket to those that this pass has seen; whether there was room. */
+/* Adds a socket to the snapshots of this pass; returns true if it fitted. */
 static __always_inline int add(struct observe_pass *pass, const struct observed *o)
 {
 	__u32 at = pass->seen;
@@ -242,7 +242,8 @@ static __always_inline int add(struct observe_pass *pass, const struct observed 
 	return !!place;
 }
 
-/* Whether this pass meets a socket for the first time: several descriptors, of several processes, may lead to it. */
+/* Returns true at a pass's first encounter of a socket, which several descriptors, of several processes, may refer
+ * to. */
 static __always_inline int meet(struct observe_pass *pass, struct observe_order *order)
 {
 	__u32 at = pass->met;
@@ -290,7 +291,7 @@ int observe(struct bpf_iter__task_file *context)
 	}
 	__u32 clock = o.timestamp;
 	o.timestamp = 0;
-	/* It changes with traffic, and is the host's to decide. */
+	/* The field changes with traffic, and is the kernel's decision. */
 	o.marks.ping_pong = 0;
 	if (is_as_told(&o, &order->last))
 		return 0;

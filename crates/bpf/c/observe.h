@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Structures shared by the observer (observe.bpf.c) and user space; `src/observe.rs` mirrors them and asserts the sizes.
+ * Structures shared by the observer (observe.bpf.c) and user space; `src/observe.rs` mirrors them and asserts the
+ * sizes.
  */
 #ifndef HOLDFAST_OBSERVE_H
 #define HOLDFAST_OBSERVE_H
@@ -8,15 +9,15 @@
 
 enum observed_flags {
 	OBSERVED_V6 = 1,
-	OBSERVED_PLAIN = 2, /* no filter, no upper layer protocol, no keys, no urgent data, no ECN */
+	OBSERVED_PLAIN = 2, /* no filter, upper layer protocol, keys, urgent data, ECN, headers or peek offset */
 	OBSERVED_RECEIVE_SHUT = 4,
 	OBSERVED_WINDOW_SCALE = 8,
 	OBSERVED_SACK = 16,
 	OBSERVED_TIMESTAMPS = 32,
 };
 
-/* The raw fields that socket options are kept in: sockets of a namespace with equal marks have equal options, but for
- * those of struct observed. Not to be understood any further. */
+/* Raw fields that hold socket options: sockets of a namespace with equal marks have equal options, apart from the
+ * options in struct observed. For comparison only. */
 struct option_marks {
 	__u64 sk_flags;
 	__u64 inet_flags;
@@ -75,8 +76,8 @@ struct option_marks {
 	__u8 send_clock;
 };
 
-/* A TCP socket at one instant. Addresses as in struct flow_key; other fields as the kernel's struct tcp_sock has them,
- * times in microseconds. */
+/* Snapshot of a TCP socket. Addresses as in struct flow_key; other fields as in the kernel's struct tcp_sock, times in
+ * microseconds. */
 struct observed {
 	__u64 id;
 	__u8 local[16];
@@ -111,31 +112,31 @@ struct observed {
 	__u32 receive_buffer;
 	__u32 receive_low_water;
 	__u32 window_clamp;
-	__u32 namespace; /* inode number of its network namespace */
-	__u32 timestamp; /* its TCP clock; the lowest bit says whether that counts microseconds */
+	__u32 namespace; /* inode number of the socket's network namespace */
+	__u32 timestamp; /* TCP clock of the socket; lowest bit set: counts microseconds */
 	struct option_marks marks;
 };
 
-/* Sockets that one pass has room for. */
+/* Most sockets in one pass. */
 #define OBSERVED_MAX 8192
 
-/* Sockets of which one pass tells that it met them. */
+/* Most IDs of encountered sockets in one pass. */
 #define MET_MAX 65536
 
 /* One pass over the descriptors of some processes. */
 struct observe_pass {
-	__u64 seen;   /* records; more than there is room for where some were left out */
-	__u64 met;    /* numbers of sockets that were met, changed or not; likewise */
-	__u32 number; /* of the pass; not 0 */
+	__u64 seen;   /* number of records; if more than fit, some were left out */
+	__u64 met;    /* number of IDs of encountered sockets, changed or not; if more than fit, some were left out */
+	__u32 number; /* number of the pass; not 0 */
 	__u32 pad;
 };
 
-/* What is stored with a socket that is to be observed. */
+/* Value stored with a registered socket. */
 struct observe_order {
-	__u64 id;   /* goes into its record */
-	__u32 once; /* not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed */
-	__u32 pass; /* the last that met it */
-	struct observed last; /* as it was told, but for its clock */
+	__u64 id;   /* ID copied to the socket's record */
+	__u32 once; /* nonzero: unregistered once it has been read; otherwise reported again only after a change */
+	__u32 pass; /* last pass that encountered the socket */
+	struct observed last; /* the socket as last reported, without its clock */
 };
 
 _Static_assert(sizeof(struct option_marks) == 176, "option_marks");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * One parser for all programs: from link header to flow. Total: what it does not understand is PARSE_OTHER.
+ * The parser of all programs: from link header to flow. Every input has a result; unknown packets are PARSE_OTHER.
  */
 #ifndef HOLDFAST_PARSE_H
 #define HOLDFAST_PARSE_H
@@ -13,7 +13,7 @@
 #include <linux/icmpv6.h>
 #include "maps.h"
 
-/* <linux/icmp.h> pulls in the C library. */
+/* Defined here because <linux/icmp.h> includes the C library. */
 struct icmphdr {
 	__u8 type;
 	__u8 code;
@@ -30,24 +30,24 @@ struct icmphdr {
 enum direction { INGRESS, EGRESS };
 
 enum parse_result {
-	PARSE_OTHER,    /* nothing of ours */
+	PARSE_OTHER,    /* not a packet of a flow */
 	PARSE_FLOW,     /* TCP or UDP with ports */
 	PARSE_ICMP,     /* an ICMP error about a flow */
 	PARSE_MALFORMED,
-	PARSE_FRAGMENT_UNKNOWN, /* a fragment whose first has not been seen */
+	PARSE_FRAGMENT_UNKNOWN, /* a later fragment without a known first one */
 };
 
 struct packet {
 	struct flow_key flow;
 	__u16 l3; /* offsets from the start of the frame */
 	__u16 l4;
-	__u16 l3_length; /* bytes of the network layer as its header says */
+	__u16 l3_length; /* length of the network layer according to its header, bytes */
 	__u8 v6;
 	__u8 fragment;
 	__u8 later_fragment; /* not the first of its datagram */
 	__u8 tcp_syn, tcp_ack, tcp_rst;
 	__u32 seq;
-	__u32 payload; /* TCP bytes that take sequence space */
+	__u32 payload; /* number of TCP bytes that take sequence space */
 };
 
 #define IP_MF 0x2000
@@ -60,7 +60,7 @@ static __always_inline void map_v4(__u8 *to, __u32 address)
 	__builtin_memcpy(to + 12, &address, 4);
 }
 
-/* Puts the addresses of an IPv4 header into the flow. */
+/* Copies the addresses of an IPv4 header into the flow. */
 static __always_inline void addresses_v4(struct flow_key *flow, __u32 source, __u32 destination, enum direction d)
 {
 	map_v4(flow->local, d == INGRESS ? destination : source);
@@ -104,7 +104,7 @@ struct extension {
 	__u32 id;
 };
 
-/* An ICMP error quotes a packet we sent: its source is our side. */
+/* Parses the packet quoted by an ICMP error. The local side sent the packet, so its source is the local side. */
 static __always_inline int quoted_v4(struct packet *p, void *at, void *end, enum direction d)
 {
 	struct iphdr *ip = at;
@@ -130,7 +130,7 @@ static __always_inline int quoted_v6(struct packet *p, void *at, void *end, enum
 	__u16 *port = (void *)(ip + 1);
 	__u8 next = ip->nexthdr;
 	if (next == IPPROTO_FRAGMENT) {
-		/* Only the first fragment of what we sent has ports. */
+		/* Only the first fragment of the sent packet has ports. */
 		struct extension *fragment = (void *)(ip + 1);
 		if ((void *)(fragment + 1) > end || (fragment->offset & bpf_htons(0xfff8)))
 			return PARSE_OTHER;
@@ -141,7 +141,7 @@ static __always_inline int quoted_v6(struct packet *p, void *at, void *end, enum
 		return PARSE_OTHER;
 	if (next != IPPROTO_TCP && next != IPPROTO_UDP)
 		return PARSE_OTHER;
-	/* It was sent by us, so the quoted source is local when the error comes in. */
+	/* The packet was sent by this side, so the quoted source is local when the error arrives. */
 	__builtin_memcpy(p->flow.local, d == INGRESS ? &ip->saddr : &ip->daddr, 16);
 	__builtin_memcpy(p->flow.remote, d == INGRESS ? &ip->daddr : &ip->saddr, 16);
 	ports(&p->flow, port[0], port[1], d == INGRESS ? EGRESS : INGRESS);
@@ -297,7 +297,7 @@ static __always_inline int is_service_address(const __u8 *address)
 	return bpf_map_lookup_elem(&services, &any) != 0;
 }
 
-/* One hash for every node: multiply and fold over the whole key. */
+/* Hash of the whole key, the same at every node: multiply and fold. */
 static __always_inline __u32 flow_hash(const struct flow_key *flow)
 {
 	const __u32 *word = (const __u32 *)flow;
@@ -316,7 +316,7 @@ static __always_inline __u32 flow_hash(const struct flow_key *flow)
 	return h ^ (h >> 16);
 }
 
-/* Where a new flow goes; 0 when the table has no node. previous: where it went before the last change. */
+/* Returns the node for a new flow; 0 if the table has no node. With `previous`, the node before the last change. */
 static __always_inline __u16 place(const struct service *service, const struct flow_key *flow, int previous)
 {
 	if (service->by_port)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Puts connections into the queue of a listener: nothing in user space can. A packet that ends a handshake, made by the daemon, comes
- * in at its TUN; here it gets the request that the handshake would have left, as if its listener worked with SYN cookies. So the kernel
- * makes the connection's socket, which waits to be accepted.
+ * Insertion of connections into the queue of a listener, which user space cannot do. The daemon makes a packet that
+ * completes a handshake and writes it to its TUN; here the packet gets the request that the handshake would have left,
+ * as if the listener used SYN cookies. The kernel then makes the connection's socket, which waits to be accepted.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -18,12 +18,12 @@
 #define TCX_DROP_IT 2
 #define TCP_LISTEN_STATE 10
 
-/* The kernel's; declared alone they would be of another kind to the loader. */
+/* Kernel structures; a mere declaration would have another BTF kind for the loader. */
 struct sock {
 };
 struct tcp_sock;
 
-/* The kernel's; `struct handshake` begins with the same fields. */
+/* Kernel structure; `struct handshake` begins with the same fields. */
 struct bpf_tcp_req_attrs {
 	__u32 rcv_tsval;
 	__u32 rcv_tsecr;
@@ -48,7 +48,7 @@ static __always_inline void map_address(__u8 *to, __u32 address)
 	__builtin_memcpy(to + 12, &address, 4);
 }
 
-/* Packets of a TUN begin with the network layer. The tuple's size, 0 if it is no TCP. */
+/* Parses a packet of the TUN, which begins with the network layer. Returns the tuple's size, 0 if it is not TCP. */
 static __always_inline __u32 read_packet(struct __sk_buff *skb, struct flow_key *flow, struct bpf_sock_tuple *tuple,
 					 __u32 *sequence)
 {

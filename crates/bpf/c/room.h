@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Room in the flow table: one service that is flooded must not take it all, or no other could have a new connection.
+ * Capacity of the flow table: a flood of one service must not fill the table, or other services could have no new
+ * connections.
  */
 #ifndef HOLDFAST_ROOM_H
 #define HOLDFAST_ROOM_H
 
 #include "maps.h"
 
-/* Whether a service may have one more flow: within what is its own, or within what nobody is guaranteed and nobody has. */
+/* Returns true if a service may have one more flow: within its guarantee, or within capacity that is neither guaranteed
+ * nor in use. */
 static __noinline int has_room(const struct service *service)
 {
 	__u32 zero = 0;
@@ -22,7 +24,7 @@ static __noinline int has_room(const struct service *service)
 	return taken < all->capacity;
 }
 
-/* A service has one more flow. */
+/* Counts one more flow of a service. */
 static __always_inline void took_room(const struct service *service)
 {
 	__u32 zero = 0;

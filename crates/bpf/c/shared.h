@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Structures shared by the eBPF programs and user space. `src/shared.rs` mirrors them; a test compares the sizes.
+ * Structures shared by the eBPF programs and user space, mirrored in `src/shared.rs`; both sides assert the sizes.
  */
 #ifndef HOLDFAST_SHARED_H
 #define HOLDFAST_SHARED_H
@@ -13,7 +13,7 @@
 #define MAX_WAITING 65536
 #define MAX_CONVOYS 256
 
-/* A flow; local is the service's side. IPv4 as mapped IPv6. Ports in network order. */
+/* Key of a flow; local is the service's side. IPv4 as mapped IPv6. Ports in network order. */
 struct flow_key {
 	__u8 local[16];
 	__u8 remote[16];
@@ -23,31 +23,31 @@ struct flow_key {
 	__u8 pad[3];
 };
 
-/* What this node may do with a flow. */
+/* State of a flow at this node. */
 enum flow_state {
-	FLOW_OWNED = 1,       /* ours: both directions pass */
-	FLOW_PREPARED = 2,    /* ours, a handoff is being prepared: out-of-order segments are copied */
-	FLOW_TRANSIT_OUT = 3, /* donor: nothing leaves, what arrives goes on to the acceptor */
-	FLOW_TRANSIT_IN = 4,  /* acceptor: nothing leaves, what arrives is held */
-	FLOW_FLUSHING = 5,    /* ours; what arrives is held until the hold is empty */
-	FLOW_MOVED = 6,       /* was ours: nothing leaves, what arrives goes on to the new owner */
+	FLOW_OWNED = 1,       /* owner: both directions pass */
+	FLOW_PREPARED = 2,    /* owner, preparing a handoff: out-of-order segments are copied */
+	FLOW_TRANSIT_OUT = 3, /* donor: drops outgoing packets, forwards incoming ones to the acceptor */
+	FLOW_TRANSIT_IN = 4,  /* acceptor: drops outgoing packets, holds incoming ones */
+	FLOW_FLUSHING = 5,    /* owner; holds incoming packets until the hold is empty */
+	FLOW_MOVED = 6,       /* former owner: drops outgoing packets, forwards incoming ones to the new owner */
 	FLOW_CLOSING = 7,     /* socket closed; the last packets (TIME_WAIT) still pass */
-	FLOW_LEAVING = 8,    /* ours for a moment still: what brings data goes on to the acceptor, what acknowledges passes */
+	FLOW_LEAVING = 8,    /* owner before the freeze: forwards data to the acceptor, passes acknowledgements */
 };
 
 struct flow_value {
 	__u32 epoch;
 	__u8 state;
-	__u8 convoy;     /* whose state is this flow's, if it has one; 0: none */
+	__u8 convoy;     /* overrides the state, if the convoy has one; 0: none */
 	__u16 peer;      /* the other node of a handoff */
 	__u32 hold_slot; /* index into holds */
 	__u32 seen_s;    /* last packet, seconds of the monotonic clock */
 };
 
-/* The flows of a process that moves: one word turns all of them. */
+/* The flows of a moving process (a flow group): one word changes the state of all of them. */
 struct convoy {
-	__u8 state; /* 0: each has its own */
-	__u8 ahead; /* by so much their epochs are later than their own say */
+	__u8 state; /* 0: each flow has its own */
+	__u8 ahead; /* number added to the flows' own epochs */
 	__u16 peer;
 	__u32 pad;
 };
@@ -63,11 +63,11 @@ struct record {
 	__u16 owner;    /* the donor while in transit */
 	__u16 acceptor; /* only while in transit */
 	__u8 state;
-	__u8 by_donor;  /* while in transit: packets go by way of the donor, which has what acknowledges */
+	__u8 by_donor;  /* in transit: packets go via the donor, which processes acknowledgements */
 	__u8 pad[2];
 };
 
-/* A flow or a record to be set, with many others; of a flow without a state the convoy alone. */
+/* One flow or record to be set in a batch; for a flow without a state, only the convoy is set. */
 struct change {
 	struct flow_key key;
 	union {
@@ -76,10 +76,10 @@ struct change {
 	};
 };
 
-/* Changes that are carried out at once at most. */
+/* Most changes in one batch. */
 #define CHANGES_MAX 1024
 
-/* How many there are, and how many the map did not take. */
+/* Number of changes in a batch, and number of entries that did not fit in the map. */
 struct change_order {
 	__u32 count;
 	__u32 failed;
@@ -94,8 +94,8 @@ struct service_key {
 
 struct service {
 	__u16 index;      /* row of the placement table */
-	__u8 generation;  /* which half of it is current */
-	__u8 by_port;     /* whole service to one node (paper 002, section II-A) */
+	__u8 generation;  /* current half of the row */
+	__u8 by_port;     /* whole service on one node (paper 002, section II-A) */
 	__u16 port_owner; /* with by_port */
 	__u8 has_previous;
 	__u8 pad;
@@ -104,14 +104,14 @@ struct service {
 enum node_flags {
 	NODE_KNOWN = 1,
 	NODE_ENCAP = 2, /* reached by encapsulation, not by link address */
-	NODE_V6 = 4,    /* its address is IPv6 */
-	NODE_HOLDER = 8, /* it steers: what begins a flow it would send on, but for what was encapsulated for it */
+	NODE_V6 = 4,    /* the node's address is IPv6 */
+	NODE_HOLDER = 8, /* holds the steering table: steers packets that begin a flow, unless encapsulated for it */
 };
 
 enum successor_role {
-	SUCCESSOR_SERVES = 0, /* new clients go to the node, unless somebody listens here */
-	SUCCESSOR_ALONE = 1,  /* new clients go to the node in any case: what listens here ends handshakes, or does not run yet */
-	SUCCESSOR_BEFORE = 2, /* the server has come here from the node, where handshakes that had begun there end */
+	SUCCESSOR_SERVES = 0, /* new clients go to the node, unless a server listens here */
+	SUCCESSOR_ALONE = 1,  /* new clients go to the node; a listener here completes handshakes, or is yet to run */
+	SUCCESSOR_BEFORE = 2, /* the server moved here from the node, which completes its handshakes in progress */
 };
 
 /* Another node that has, or had, the server of a service. */
@@ -123,38 +123,39 @@ struct successor {
 struct node {
 	__u8 address[16]; /* mapped when IPv4 */
 	__u8 link[6];     /* next hop */
-	__u8 own_link[6]; /* source link address towards it */
+	__u8 own_link[6]; /* source link address towards the node */
 	__u32 ifindex;
 	__u16 flags;
 	__u16 pad;
 };
 
-/* Packets of a private flow (at an address that one node alone has) that are for this node's stack bear this mark: routing then
- * delivers them here, whoever's the address is.
+/* Mark of packets of a private flow (at an address that one node alone has) for this node's stack: routing then
+ * delivers them here, although another host may have the address.
  */
 #define PRIVATE_MARK 0x686f6c64
 
-/* Where packets of a connection go whose other end has left its host; the key is the flow as it is seen here. */
+/* Destination of a connection's packets after its other end has moved away from its host; the key is the flow as seen
+ * here. */
 struct translation {
 	__u16 node;
 	__u16 pad;
-	__u32 hops; /* how often the other end had moved before the move that led there */
+	__u32 hops; /* number of moves of the other end before the move to that node */
 };
 
-/* Destinations of flows that were steered before: see c/cache.h. One set is one cache line. */
+/* Cached destinations of steered flows: see c/cache.h. One set is one cache line. */
 #define CACHE_SETS (1 << 14)
 #define CACHE_WAYS 8
 
 struct cache_set {
-	__u64 way[CACHE_WAYS]; /* upper 48 bits of the flow's hash, and the node; 0: empty */
+	__u64 way[CACHE_WAYS]; /* upper 48 bits of the flow's hash, and the node ID; 0: empty */
 };
 
-/* How the flow table is shared out: each service has some room for itself, and the rest is for whoever comes first. */
+/* Division of the flow table: each service has a guaranteed capacity, and the rest is shared. */
 struct room {
-	__u32 flows[MAX_SERVICES]; /* of each service, roughly: user space counts anew now and then */
-	__u32 services;            /* how many there are */
-	__u32 guaranteed;          /* flows for which each has room in any case */
-	__u32 capacity;            /* flows that fit; 0: no limits but the table's own */
+	__u32 flows[MAX_SERVICES]; /* approximate number of each service's flows; user space recounts now and then */
+	__u32 services;            /* number of services */
+	__u32 guaranteed;          /* guaranteed number of flows of each service */
+	__u32 capacity;            /* capacity of the table; 0: no limit but the table's own */
 	__u32 pad;
 };
 
@@ -166,12 +167,12 @@ enum reach {
 struct config {
 	__u16 self;
 	__u8 reach;
-	__u8 holder;         /* this node steers, and answers ARP and ND with broadcast */
+	__u8 holder;         /* holds the steering table; answers ARP and ND with broadcast */
 	__u32 hold_ifindex;  /* TUN that holds packets in transit */
 	__u16 mss_clamp_v4;  /* 0: none */
 	__u16 mss_clamp_v6;
 	__u16 mtu;           /* of the node's interface, bytes of the network layer */
-	__u8 shared_link[6]; /* broadcast: the link address the pool shares */
+	__u8 shared_link[6]; /* broadcast: link address shared by the pool */
 	__u32 ready;         /* 0: fail closed */
 };
 
@@ -207,8 +208,8 @@ enum counter {
 
 enum event_kind {
 	EVENT_ESTABLISHED = 1,
-	EVENT_CLOSED = 2,      /* the old TCP state is in detail */
-	EVENT_FOLLOWED = 3,    /* closed, and a new connection between the same ports has gone to where the server is */
+	EVENT_CLOSED = 2,      /* the previous TCP state is in detail */
+	EVENT_FOLLOWED = 3,    /* closed; a new connection between the same ports went to the server's present node */
 };
 
 struct event {
@@ -219,30 +220,30 @@ struct event {
 	__u8 pad[2];
 };
 
-/* What a handshake has left, for a connection that is put into a listener's queue. */
+/* Results of a handshake, for a connection that is put into a listener's queue. */
 struct handshake {
-	__u32 peer_timestamp; /* the last that came; 0: not known */
-	__u32 timestamp;      /* the next of ours */
-	__u16 mss;            /* the peer's */
+	__u32 peer_timestamp; /* last one received; 0: unknown */
+	__u32 timestamp;      /* next one of this side */
+	__u16 mss;            /* MSS of the peer */
 	__u8 receive_scale;
 	__u8 send_scale;
 	__u8 ecn;
 	__u8 scales;
 	__u8 sack;
 	__u8 timestamps;
-	__u8 microseconds; /* the unit of our timestamps */
+	__u8 microseconds; /* nonzero: timestamps of this side count microseconds */
 	__u8 pad[3];
-	__u32 sequence; /* of the packet that ends the handshake */
+	__u32 sequence; /* sequence number of the packet that completes the handshake */
 };
 
-/* Congestion state given to a restored socket. */
+/* Congestion state for a restored socket. */
 struct congestion {
 	__u32 cwnd;
 	__u32 ssthresh;
 	__u32 ecn;
 };
 
-/* src/shared.rs asserts the same. */
+/* src/shared.rs asserts the same sizes. */
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow_value) == 16, "flow_value");
 _Static_assert(sizeof(struct convoy) == 8, "convoy");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Sockets that share an address and a port (SO_REUSEPORT). Of UDP sockets the kernel chooses one for each client by a hash with a
- * secret of its own, so that after a move clients would come to other sockets than before. `ask` says what the kernel chooses
- * here; `choose` gives clients the socket that user space has named for them, and leaves others to the kernel. `list_sharing` tells
- * of programs by which groups of sockets choose themselves.
+ * Sockets that share an address and a port (SO_REUSEPORT). Among UDP sockets the kernel selects one for each client by
+ * a hash with a secret of its own, so that after a move clients would reach other sockets than before. `ask` reports
+ * the kernel's selection here; `choose` delivers to the socket that user space has assigned to a client, and leaves
+ * other clients to the kernel. `list_sharing` reports the programs by which groups of sockets select.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -18,7 +18,7 @@
 #define CLIENTS_MAX (1 << 17)
 #define QUESTIONS_MAX 64
 
-/* Sockets that clients are named for; one that is closed leaves by itself. User space sees their cookies. */
+/* Sockets with assigned clients; the kernel removes a socket that is closed. User space sees their cookies. */
 struct {
 	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
 	__uint(max_entries, MEMBERS_MAX);
@@ -26,7 +26,7 @@ struct {
 	__type(value, __u64);
 } members SEC(".maps");
 
-/* The member of each client. Who is silent longest leaves first. */
+/* Member number of each client. The client that was silent longest is evicted first. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, CLIENTS_MAX);
@@ -34,7 +34,7 @@ struct {
 	__type(value, __u32);
 } clients SEC(".maps");
 
-/* Sockets that may be the answer, as numbers from 1 on. */
+/* Candidate sockets, as numbers from 1 on. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -44,7 +44,7 @@ struct {
 
 struct question {
 	struct flow_key flow;
-	__u32 answer; /* a mark; 0: another socket, or none */
+	__u32 answer; /* mark of the socket; 0: another socket, or none */
 	__u32 pad;
 };
 
@@ -151,13 +151,13 @@ int choose(struct sk_reuseport_md *datagram)
 	if (datagram->ip_protocol != IPPROTO_UDP || !flow_of(datagram, &flow))
 		return SK_PASS;
 	__u32 *member = bpf_map_lookup_elem(&clients, &flow);
-	/* One that was closed, or is of another group, is not selected, and the kernel chooses. */
+	/* A socket that was closed, or belongs to another group, is not selected, and the kernel selects one. */
 	if (member)
 		bpf_sk_select_reuseport(datagram, &members, member, 0);
 	return SK_PASS;
 }
 
-/* The kernel's structures, as far as they are read; the loader finds the fields by name. */
+/* Kernel structures, with the fields that are read; the loader relocates the fields by name. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct sock_filter;
@@ -208,19 +208,19 @@ struct bpf_iter__task_file {
 #define CODE_MAX 512 /* instructions */
 #define GROUP_MAX 1024
 
-/* A socket of a group. */
+/* Record of a socket in a group. */
 struct sharing {
-	__u64 group;	 /* its identity, no more */
+	__u64 group;	 /* identity of the group, for comparison only */
 	__u64 cookie;
-	__u64 tag;	 /* of the group's program; 0: none */
+	__u64 tag;	 /* tag of the group's program; 0: none */
 	__u32 fd;
-	__u32 place;	 /* in the group; GROUP_MAX: too far behind */
-	__u32 length;	 /* instructions of a classic program; 0: another, or too long */
+	__u32 place;	 /* index in the group; GROUP_MAX: beyond the limit */
+	__u32 length;	 /* number of instructions of a classic program; 0: not classic, or too long */
 	__u32 pad;
 	__u64 code[CODE_MAX];
 };
 
-/* More than the stack has room for. */
+/* Larger than the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

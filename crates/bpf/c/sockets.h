@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * sock_ops: a flow gets its entry when the handshake is complete (a SYN leaves no state), and loses it after its socket.
+ * sock_ops: a flow gets its entry when the handshake is complete (a SYN leaves no state), and loses it after its
+ * socket.
  */
 #ifndef HOLDFAST_SOCKETS_H
 #define HOLDFAST_SOCKETS_H
@@ -56,7 +57,7 @@ static __always_inline void closed(struct flow_key *flow, __u8 from)
 	struct flow_value *value = bpf_map_lookup_elem(&flows, flow);
 	if (!value)
 		return;
-	/* A socket that closes because its flow moved says nothing about the flow. */
+	/* A socket that closes because its flow moved has no effect on the flow. */
 	struct standing now = standing_of(value);
 	if (now.state != FLOW_OWNED && now.state != FLOW_FLUSHING && now.state != FLOW_PREPARED &&
 	    now.state != FLOW_LEAVING)
@@ -77,13 +78,13 @@ int holdfast_sockets(struct bpf_sock_ops *ops)
 		service = service_of(&flow);
 		if (!service)
 			return 1;
-		/* One that was put into the queue here is known already. */
+		/* A connection that the daemon put into the queue has an entry already. */
 		if (bpf_map_delete_elem(&waiting, &flow))
 			established(&flow, service);
 		bpf_sock_ops_cb_flags_set(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
 		return 1;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		/* A repaired socket "connects" from the service's address: its entry exists already. */
+		/* A repaired socket "connects" from the service's address; its flow has an entry already. */
 		flow_of(&flow, ops);
 		if (service_of(&flow))
 			bpf_sock_ops_cb_flags_set(ops, BPF_SOCK_OPS_STATE_CB_FLAG);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * XDP: the holder sends each packet of a service to the flow's owner; every node unpacks what was encapsulated for it.
+ * XDP: the holder sends each packet of a service to the flow's owner; every node decapsulates packets from its peers.
  */
 #ifndef HOLDFAST_STEER_H
 #define HOLDFAST_STEER_H
@@ -9,7 +9,7 @@
 #include "too_big.h"
 
 
-/* What cannot be rewritten cannot be passed on. */
+/* Drops a packet that cannot be rewritten and therefore not be forwarded. */
 static __always_inline int unwritable(void)
 {
 	count(DROP_MALFORMED);
@@ -54,8 +54,8 @@ static __always_inline int steer_encap(struct xdp_md *context, const struct node
 	return bpf_redirect(node->ifindex, 0);
 }
 
-/* Peers encapsulate nothing but packets to service addresses; whoever speaks in their name gets no further.
- * 1: to a service, 0: not, -1: too short to tell.
+/* Peers encapsulate only packets to service addresses and private flows, which limits an attacker with a forged peer
+ * address. Returns 1 for a packet to a service, 0 for another, -1 for one that is too short.
  */
 static __always_inline int is_to_a_service(const void *at, const void *end, __u8 inner)
 {
@@ -74,7 +74,7 @@ static __always_inline int is_to_a_service(const void *at, const void *end, __u8
 	return is_service_address(address);
 }
 
-/* Nor anything but what belongs to a private flow that is here, or was. */
+/* Returns true for a packet of a private flow that is, or was, at this node. */
 static __noinline int is_to_a_private_flow(struct xdp_md *context)
 {
 	struct packet p;
@@ -82,7 +82,8 @@ static __noinline int is_to_a_private_flow(struct xdp_md *context)
 	return (what == PARSE_FLOW || what == PARSE_ICMP) && bpf_map_lookup_elem(&flows, &p.flow);
 }
 
-/* Strips the outer header of a packet a peer encapsulated for us. 1: stripped, 0: not such a packet, -1: drop. */
+/* Strips the outer header of a packet that a peer encapsulated for this node. Returns 1: stripped, 0: not such a
+ * packet, -1: drop. */
 static __always_inline int decapsulate(struct xdp_md *context, const struct node *self)
 {
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
@@ -154,7 +155,7 @@ int holdfast_steer(struct xdp_md *context)
 	if (what == PARSE_OTHER)
 		return XDP_PASS;
 	if (what == PARSE_FRAGMENT_UNKNOWN || what == PARSE_MALFORMED)
-		return XDP_PASS; /* the ownership filter, which sees everything, decides and counts */
+		return XDP_PASS; /* the ownership filter, which sees all packets, decides and counts */
 	__u64 hash = 0;
 	struct cache_set *set = set_of(&p.flow, &hash);
 	struct service *service = service_of(&p.flow);

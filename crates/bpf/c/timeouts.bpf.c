@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Gives moved connections their longest retransmission timeout back (TCP_RTO_MAX_MS) without a descriptor of theirs: a copy
- * that stays open after the program has closed its own would keep the connection, and what the program's epoll sets say of it,
- * alive. An iterator over the TCP sockets of a network namespace; those that have an order are told it, once.
+ * Restores the longest retransmission timeout (TCP_RTO_MAX_MS) of moved connections without their descriptors: a
+ * duplicate that stays open after the program has closed its own would keep the connection, and its events in the
+ * program's epoll sets, alive. An iterator over the TCP sockets of a network namespace sets stored timeouts, each once.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

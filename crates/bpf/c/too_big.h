@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * A packet that would not fit once encapsulated: tell its sender (RFC 1191, RFC 8201), from the address it was sent to.
+ * Too-big errors to the sender of a packet that would not fit once encapsulated (RFC 1191, RFC 8201), from the packet's
+ * destination.
  */
 #ifndef HOLDFAST_TOO_BIG_H
 #define HOLDFAST_TOO_BIG_H
 
 #include "encap.h"
 
-/* What of the packet is quoted: its network header and more than the 8 bytes RFC 792 asks for. */
+/* Quoted bytes of the packet: its network header and more than the 8 bytes that RFC 792 requires. */
 #define QUOTED_V4 48
 #define QUOTED_V6 88
 
@@ -23,8 +24,9 @@ static __always_inline __u32 sum_words(void *at, int words, void *end)
 	return sum;
 }
 
-/* Not XDP_TX, here and in steer.h: over veth (6.18) it leaves its packets in the peer's ring until something else comes,
- * unless the peer runs XDP too. A redirect to the same interface needs NAPI (GRO) at the peer only.
+/* Returns a packet to its sender. Not XDP_TX, here and in steer.h: over veth (6.18) packets would stay in the peer's
+ * ring until another packet arrives, unless the peer runs XDP too. A redirect to the same interface needs NAPI (GRO)
+ * only at the peer.
  */
 static __always_inline int reflect(struct xdp_md *context, struct ethhdr *link)
 {
@@ -58,7 +60,7 @@ static __always_inline int too_big_v4(struct xdp_md *context, __u16 mtu)
 		return XDP_DROP;
 	*link = saved;
 	outer_v4(ip, sizeof(*icmp) + QUOTED_V4, 0, service, client);
-	/* outer_v4 made an IPIP header; the checksum follows the protocol byte. */
+	/* outer_v4 made an IPIP header; the checksum includes the protocol byte. */
 	ip->protocol = IPPROTO_ICMP;
 	ip->check = 0;
 	ip->check = fold(sum_words(ip, sizeof(*ip) / 2, end));
@@ -110,7 +112,7 @@ static __noinline int too_big_packet(struct xdp_md *context, __u16 mtu, __u8 v6)
 	return v6 ? too_big_v6(context, mtu) : too_big_v4(context, mtu);
 }
 
-/* Packets that may be fragmented are answered too: their sender then makes smaller fragments. */
+/* Answers a packet that is too big, even one that may be fragmented: its sender then makes smaller fragments. */
 static __always_inline int too_big(struct xdp_md *context, const struct packet *p, int what, __u16 mtu)
 {
 	count(DROP_TOO_BIG);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Traffic for `holdfast bench steer`: makes UDP packets of many flows to a service address, and counts and checks what
- * arrives at an owner. Not part of the data plane.
+ * Traffic for `holdfast bench steer`: makes UDP packets of many flows to a service address, and counts and checks the
+ * packets that arrive at an owner. Not part of the data plane.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -17,7 +17,7 @@
 #define MAX_FLOWS (1 << 20)
 #define PAYLOAD 18
 
-/* What to send, set by user space. src/traffic.rs mirrors it. */
+/* Parameters of the traffic, set by user space and mirrored in src/traffic.rs. */
 struct plan {
 	__u32 flows;
 	__u32 ifindex;
@@ -27,14 +27,14 @@ struct plan {
 	__u8 to_link[6];
 	__u8 own_link[6];
 	__u16 owners;      /* flow i belongs to owner i % owners */
-	__u32 sample_mask; /* every packet whose number has none of these bits is checked */
-	__u32 round;       /* tells the arrivals of one plan from those of the one before */
+	__u32 sample_mask; /* bits that must be zero in a packet's number for the packet to be checked */
+	__u32 round;       /* distinguishes the arrivals of successive plans */
 };
 
 struct seen {
 	__u64 packets;
 	__u64 checked;
-	__u64 flows; /* checked packets that were their flow's first of the round */
+	__u64 flows; /* checked packets that were the first of their flow in the round */
 	__u64 wrong_flow;
 	__u64 wrong_owner;
 	__u64 wrong_content;
@@ -43,7 +43,7 @@ struct seen {
 struct payload {
 	__u64 number;
 	__u32 flow;
-	__u32 mixed; /* follows from number and flow */
+	__u32 mixed; /* computed from number and flow */
 	__u16 end;
 } __attribute__((packed));
 
@@ -60,7 +60,7 @@ struct position {
 	__u32 pad;
 };
 
-/* One generator runs at a time. */
+/* Position of the generator, of which only one runs at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -130,7 +130,7 @@ int traffic_make(struct xdp_md *context)
 	__u32 flow = at->flow;
 	at->flow = flow + 1 < p->flows ? flow + 1 : 0;
 	__u64 number = at->number++;
-	/* The page may come back with what others wrote into it: write it all. */
+	/* The reused page may contain other data, so every byte is written. */
 	__builtin_memcpy(frame->link.h_dest, p->to_link, 6);
 	__builtin_memcpy(frame->link.h_source, p->own_link, 6);
 	frame->link.h_proto = bpf_htons(ETH_P_IP);
@@ -175,7 +175,7 @@ static __always_inline void check(const struct frame *frame, const struct plan *
 		s->wrong_content++;
 }
 
-/* 1: a packet of the plan, counted; 0: something else. */
+/* Counts a packet of the plan and returns 1; returns 0 for any other packet. */
 static __always_inline int take(void *data, void *end, __u32 owner)
 {
 	__u32 zero = 0;

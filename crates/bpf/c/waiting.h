@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Connections that nobody has accepted yet, on their way into the queue of a listener here.
+ * Connections without an accepting program, to be put into the queue of a listener here.
  */
 #ifndef HOLDFAST_WAITING_H
 #define HOLDFAST_WAITING_H

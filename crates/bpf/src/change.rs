@@ -1,5 +1,5 @@
-//! Flows and records set many at once (`c/change.h`), in place: some five times as fast as the map's own call, which makes a new
-//! element for each and frees the old one.
+//! Batched changes of flows and records (`c/change.h`), in place: about five times as fast as the map's own batch
+//! call, which allocates a new element for each entry and frees the old one.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +12,10 @@ use crate::mapped::Mapped;
 use crate::shared::FlowKey;
 use crate::{Error, program};
 
-/// Changes that are carried out at once at most.
+/// Most changes in one batch.
 const CHANGES_MAX: usize = 1024;
 
-/// A flow or a record to be set, with many others.
+/// One flow or record to be set.
 #[repr(C)]
 #[derive(Clone, Copy, FromZeros)]
 pub(crate) struct Change {
@@ -24,28 +24,28 @@ pub(crate) struct Change {
     value: [u8; 16],
 }
 
-/// How many changes there are.
+/// Number of changes in a batch, and its result.
 #[repr(C)]
 struct ChangeOrder {
-    /// From the first on.
+    /// Number of changes, from the first on.
     count: u32,
-    /// The map did not take so many.
+    /// Number of entries that did not fit in the map.
     failed: u32,
 }
 
 const _: () = assert!(size_of::<Change>() == 56 && size_of::<ChangeOrder>() == 8);
 
-/// Where changes are written for the programs: one batch at a time.
+/// Shared memory in which changes are written for the programs: one batch at a time.
 pub(crate) type Batch = Mutex<Mapped<Change>>;
 
-/// Maps the array.
+/// Maps the array of changes.
 pub(crate) fn batch(map: &MapHandle) -> Result<Arc<Batch>, Error> {
     let changes = Mapped::map(map, "changes")?;
     assert_eq!(changes.len(), CHANGES_MAX);
     Ok(Arc::new(Mutex::new(changes)))
 }
 
-/// Sets entries of one map.
+/// Setter of entries of one map.
 pub(crate) struct Changer {
     batch: Arc<Batch>,
     program: OwnedFd,
@@ -53,7 +53,7 @@ pub(crate) struct Changer {
 }
 
 impl Changer {
-    /// By the program of this name, for the map of that.
+    /// Makes a setter that uses the program `by` for the map `name`.
     pub(crate) fn new(
         object: &Object,
         batch: &Arc<Batch>,
@@ -68,16 +68,16 @@ impl Changer {
         })
     }
 
-    /// Sets all of these.
+    /// Sets all entries.
     ///
     /// # Errors
-    /// The table is full, or the kernel refuses; some may have been set.
+    /// The table is full, or the kernel refuses; some entries may have been set.
     pub(crate) fn set<V: IntoBytes + Immutable>(
         &self,
         keys: &[FlowKey],
         values: &[V],
     ) -> Result<(), Error> {
-        // Held to the end: another's changes would be carried out in place of these.
+        // The lock is held to the end, because otherwise another caller's changes could replace these.
         let batch = self.batch.lock();
         let batch = batch.unwrap_or_else(PoisonError::into_inner);
         let batches = keys.chunks(CHANGES_MAX).zip(values.chunks(CHANGES_MAX));
@@ -87,7 +87,7 @@ impl Changer {
                 let mut change = Change::new_zeroed();
                 change.key = *key;
                 change.value[..size_of::<V>()].copy_from_slice(value.as_bytes());
-                // SAFETY: the lock keeps others from the mapping.
+                // SAFETY: the lock keeps other writers from the mapping.
                 unsafe { batch.at(at).write(change) };
             }
             failed += self.run(keys.len())?;
@@ -98,7 +98,7 @@ impl Changer {
         }
     }
 
-    /// Has the program carry out the first `count` changes; how many the map did not take.
+    /// Runs the program on the first `count` changes; returns the number of entries that did not fit in the map.
     fn run(&self, count: usize) -> Result<u32, Error> {
         let mut order = ChangeOrder {
             count: u32::try_from(count).unwrap_or(0),
@@ -110,7 +110,7 @@ impl Changer {
             ctx_size_in: size_of::<ChangeOrder>() as u32,
             ..bpf_test_run_opts::default()
         };
-        // SAFETY: the options and what they point to outlive the call, and are writable.
+        // SAFETY: the options and the data that they point to outlive the call, and are writable.
         let outcome = unsafe { bpf_prog_test_run_opts(self.program.as_raw_fd(), &raw mut options) };
         match outcome {
             0 => Ok(order.failed),

@@ -1,4 +1,4 @@
-//! The congestion control in eBPF (`c/congestion.bpf.c`).
+//! Congestion control in eBPF that restores a socket's congestion state (`c/congestion.bpf.c`).
 
 use libbpf_rs::{MapCore, Object, ObjectBuilder};
 
@@ -6,20 +6,20 @@ use crate::Error;
 
 static CONGESTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/congestion.bpf.o"));
 
-/// The congestion control that gives a restored socket its window; unregistered when dropped.
+/// The congestion control that sets a restored socket's window; unregistered when dropped.
 pub(crate) struct Restorer {
     pub(crate) object: Object,
     _link: libbpf_rs::Link,
     pub(crate) name: String,
 }
 
-/// Bytes of `struct tcp_congestion_ops` in `c/congestion.bpf.c` before its name: four function pointers.
+/// Offset of the name in `struct tcp_congestion_ops` of `c/congestion.bpf.c`, bytes: it follows four function pointers.
 const CONGESTION_NAME_AT: usize = 32;
 
-/// Congestion controls have one name space for the whole kernel, so each daemon's restorer has a name of its own.
+/// Registers the congestion control. Its name is unique to the daemon, because the whole kernel has one name space.
 pub(crate) fn load() -> Result<Restorer, Error> {
     let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
-    // Process ids repeat from PID namespace to PID namespace; the clock tells daemons apart.
+    // Process IDs repeat between PID namespaces; the clock tells daemons apart.
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |now| now.as_nanos() as u64);

@@ -1,4 +1,4 @@
-//! Flows that move together, whose state one write changes, shared with the programs.
+//! Convoys: groups of flows that move together, with a common state that one write changes, shared with the programs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use crate::Error;
 use crate::mapped::Mapped;
 use crate::shared::{Convoy, FlowState, FlowValue, MAX_CONVOYS};
 
-/// All of them.
+/// All convoys.
 pub struct Convoys {
     words: Mapped<AtomicU64>,
 }
@@ -21,13 +21,13 @@ impl Convoys {
         Ok(Self { words })
     }
 
-    /// What a convoy's flows are.
+    /// Returns the state of a convoy.
     #[must_use]
     pub fn get(&self, number: u8) -> Convoy {
         zerocopy::transmute!(self.word(number).load(Ordering::Acquire))
     }
 
-    /// Turns all flows of a convoy.
+    /// Changes the state of all flows of a convoy.
     pub fn turn(&self, number: u8, convoy: Convoy) {
         let mut word = [0; size_of::<Convoy>()];
         word.copy_from_slice(convoy.as_bytes());
@@ -42,7 +42,7 @@ impl Convoys {
 }
 
 impl FlowValue {
-    /// What the flow is at this instant, if its convoy is that (`standing_of` of `c/maps.h`).
+    /// Returns the effective value of the flow, given the state of its convoy (`standing_of` of `c/maps.h`).
     #[must_use]
     pub fn standing(self, convoy: Convoy) -> Self {
         use FlowState::{Closing, Flushing, Leaving};

@@ -1,8 +1,8 @@
-//! Which processes are in a Landlock domain, which no other interface of the kernel tells (`c/domains.bpf.c`).
+//! Detection of processes in a Landlock domain, which no other interface of the kernel reveals (`c/domains.bpf.c`).
 //!
-//! The kernel keeps a thread's domain as a pointer among what security modules have beside its credentials. At which place differs
-//! from machine to machine: threads of the caller's enter domains, and where a pointer shows up each time that was not there before is
-//! the place.
+//! The kernel keeps a thread's domain as a pointer in the security modules' data beside its credentials, at an
+//! offset that differs between machines. To find the offset, threads of the caller enter domains; the domain's offset
+//! is the one at which a new pointer appears each time.
 
 use std::fs::File;
 use std::io;
@@ -15,45 +15,45 @@ use crate::Error;
 use crate::iterator::Iterator;
 use crate::records::read_all;
 
-/// Words that are looked at, which is more than security modules have.
+/// Number of words inspected, more than security modules use.
 const WORDS: usize = 31;
-/// How many threads enter a domain to find out where that shows.
+/// Number of threads that enter a domain to find the offset.
 const TRIES: usize = 4;
-/// Where the kernel's addresses begin.
+/// Lowest address of the kernel.
 const KERNEL: u64 = 1 << 63;
 /// `LANDLOCK_CREATE_RULESET_VERSION`.
 const VERSION: u64 = 1;
-/// `LANDLOCK_ACCESS_FS_EXECUTE`, which each version of Landlock knows.
+/// `LANDLOCK_ACCESS_FS_EXECUTE`, a right that each version of Landlock knows.
 const EXECUTE: u64 = 1;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/domains.bpf.o"));
 
-/// What security modules keep with the credentials of a thread.
+/// Data of security modules beside the credentials of a thread.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Kept {
-    /// Where the kernel has the words; 0 where they cannot be read.
+    /// Address of the words in the kernel; 0 if they cannot be read.
     address: u64,
     words: [u64; WORDS],
 }
 
 const _: () = assert!(size_of::<Kept>() == 256);
 
-/// Tells processes in a Landlock domain from others.
+/// Detector of processes in a Landlock domain.
 #[derive(Debug)]
 pub struct Domains {
     iterator: Iterator,
-    /// The word that is the domain; none where the kernel has no Landlock.
+    /// Index of the word that holds the domain; `None` if the kernel has no Landlock.
     place: Option<usize>,
     /// The caller's own domain, or 0.
     own: u64,
 }
 
 impl Domains {
-    /// Loads the iterator and finds out where domains are.
+    /// Loads the iterator and finds the domain's offset.
     ///
     /// # Errors
-    /// The kernel does not take the iterator, or does not show where domains are.
+    /// The kernel refuses the iterator, or the offset was not found.
     pub fn load() -> Result<Self, Error> {
         let (iterator, _) = Iterator::load(OBJECT, "read_kept", "domains")?;
         let mut domains = Self {
@@ -72,7 +72,7 @@ impl Domains {
                     before.words[*at] == own(*at) && is_place(before, inside, *at)
                 })
             };
-            // Behind what security modules have lies what happens to lie there: the first one is theirs.
+            // Unrelated data follows the security modules' words, so the first match is the right one.
             let place = (0..WORDS).find(is_place).ok_or_else(|| {
                 Error::Load("no word beside credentials shows Landlock domains".to_owned())
             })?;
@@ -81,10 +81,11 @@ impl Domains {
         Ok(domains)
     }
 
-    /// Whether a thread of a process is in a Landlock domain that the caller is not in. A process that is not there is in none.
+    /// Returns true if a thread of a process is in a Landlock domain that the caller is not in. A process that does not
+    /// exist is in none.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn has(&self, pid: i32) -> Result<bool, Error> {
         let Some(place) = self.place else {
             return Ok(false);
@@ -103,7 +104,7 @@ impl Domains {
         }
     }
 
-    /// What a thread of the caller's has before and after it has entered a domain. It ends then.
+    /// Returns the words of a new thread before and after it enters a domain. The thread then ends.
     fn enter(&self) -> Result<(Kept, Kept), Error> {
         let (say, said) = mpsc::channel();
         let (go, wait) = mpsc::channel::<()>();
@@ -113,7 +114,7 @@ impl Domains {
                 let tid = unsafe { libc::gettid() };
                 for step in [&(|| Ok(())) as &dyn Fn() -> io::Result<()>, &enter_domain] {
                     let sent = say.send(step().map(|()| tid));
-                    // Who asks has looked, or has gone.
+                    // The caller has taken its snapshot, or has stopped.
                     if sent.is_err() || wait.recv().is_err() {
                         return;
                     }
@@ -142,7 +143,7 @@ impl Domains {
     }
 }
 
-/// Whether a word holds the domain: it became a pointer to something of the kernel's that is not beside it.
+/// Returns true if a word holds the domain: it became a kernel pointer that does not point into the words themselves.
 fn is_place(before: &Kept, inside: &Kept, at: usize) -> bool {
     let (old, new) = (before.words[at], inside.words[at]);
     let own = inside.address..inside.address + size_of::<Kept>() as u64;
@@ -162,14 +163,14 @@ fn has_landlock() -> bool {
     version > 0
 }
 
-/// Puts the calling thread into a domain, for good.
+/// Puts the calling thread into a domain for the rest of its life.
 fn enter_domain() -> io::Result<()> {
     let done = |outcome: libc::c_long| match outcome < 0 {
         true => Err(io::Error::last_os_error()),
         false => Ok(outcome),
     };
     let handled = EXECUTE;
-    // SAFETY: `handled` is the attribute of the first version, of which the length is told, and outlives the call.
+    // SAFETY: `handled` is the attribute of the first version, has the given length, and outlives the call.
     let ruleset = done(unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -178,7 +179,7 @@ fn enter_domain() -> io::Result<()> {
             0,
         )
     })?;
-    // SAFETY: the call succeeded, so it is a new descriptor that nothing else owns.
+    // SAFETY: the call succeeded, so the result is a new descriptor that nothing else owns.
     let ruleset = unsafe { OwnedFd::from_raw_fd(ruleset as i32) };
     // SAFETY: no pointers are passed; both concern this thread alone.
     unsafe {

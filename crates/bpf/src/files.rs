@@ -1,5 +1,5 @@
-//! The descriptors of processes, read from beside them by a BPF iterator (`c/files.bpf.c`): a system call for some 450 of
-//! them, where `/proc` takes three for each and does not tell which are the same open file.
+//! Descriptors of processes, read without stopping them by a BPF iterator (`c/files.bpf.c`): one system call returns
+//! about 450 descriptors, while `/proc` takes three calls for each and does not reveal shared open files.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -11,39 +11,39 @@ use crate::records::read_all;
 pub mod bits {
     /// `FD_CLOEXEC`.
     pub const CLOSE_ON_EXEC: u32 = 1;
-    /// Its kind, or locks on it, add lines to `fdinfo`.
+    /// The descriptor's kind, or locks on it, add lines to `fdinfo`.
     pub const MORE: u32 = 2;
-    /// It is in a table of a thread's own.
+    /// The descriptor is in a thread's own table.
     pub const THREAD: u32 = 4;
-    /// It is an epoll set, whose digest is known.
+    /// The descriptor is an epoll set with a known digest.
     pub const DIGEST: u32 = 8;
-    /// Somebody is named who is told by signal (`F_SETOWN`).
+    /// The file has an owner that gets its signals (`F_SETOWN`).
     pub const OWNER: u32 = 16;
 }
 
-/// A descriptor at one instant.
+/// Snapshot of a descriptor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Descriptor {
-    /// Identity of the descriptor table; means nothing but that.
+    /// Identity of the descriptor table, for comparison only.
     pub table: u64,
-    /// Identity of the open file, likewise.
+    /// Identity of the open file, for comparison only.
     pub file: u64,
-    /// Position.
+    /// File position.
     pub position: i64,
-    /// Inode.
+    /// Inode number.
     pub inode: u64,
     /// Cookie of a socket; otherwise 0.
     pub cookie: u64,
-    /// Device of the inode, as the kernel numbers it inside.
+    /// Device of the inode, in the kernel's internal numbering.
     pub device: u32,
-    /// Mount.
+    /// Mount ID.
     pub mount: u32,
-    /// Its number.
+    /// Descriptor number.
     pub fd: u32,
     /// Access mode and status flags.
     pub flags: u32,
-    /// See [`bits`].
+    /// Bits of [`bits`].
     pub bits: u32,
     /// Type and permissions of the inode.
     pub mode: u16,
@@ -55,7 +55,7 @@ pub struct Descriptor {
     pub protocol: u16,
     /// Zero.
     pub pad: u32,
-    /// What an epoll set watches: the sum of `c/epoll.h` over its entries; otherwise 0.
+    /// Digest of an epoll set's entries: the sum in `c/epoll.h`; otherwise 0.
     pub digest: u64,
 }
 
@@ -63,24 +63,24 @@ const _: () = assert!(size_of::<Descriptor>() == 80);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/files.bpf.o"));
 
-/// Lists descriptors.
+/// Lister of descriptors.
 pub struct Lister(Iterator);
 
 impl Lister {
     /// Loads the iterator.
     ///
     /// # Errors
-    /// The kernel does not take it: it is too old, or has no BTF.
+    /// The kernel refuses the iterator: it is too old, or has no BTF.
     pub fn load() -> Result<Self, Error> {
         let (iterator, _) = Iterator::load(OBJECT, "list_files", "descriptors")?;
         Ok(Self(iterator))
     }
 
-    /// All descriptors of a process, in the order of their numbers; then those of threads that have tables of their own.
-    /// `pid` is the caller's number for it. A process that is not there has none.
+    /// Returns all descriptors of a process in the order of their numbers, then the descriptors of threads with tables
+    /// of their own. `pid` is a number in the caller's PID namespace. A process that does not exist has none.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn list(&self, pid: i32) -> Result<Vec<Descriptor>, Error> {
         let iter = self.0.over_process(pid)?;
         read_all(iter).map_err(|error| self.0.refused(error))

@@ -7,7 +7,7 @@ use libbpf_rs::MapHandle;
 use crate::Error;
 use crate::mapped::Mapped;
 
-/// How many packets of each hold slot have been diverted and not yet replayed.
+/// Number of packets of each hold slot that have been diverted and not replayed yet.
 pub struct Holds {
     // Array values are padded to 8 bytes.
     slots: Mapped<[AtomicU32; 2]>,
@@ -24,15 +24,15 @@ impl Holds {
         unsafe { &self.slots.at(slot as usize).as_ref()[0] }
     }
 
-    /// Packets of `slot` not yet replayed.
+    /// Returns the number of packets of `slot` not replayed yet.
     #[must_use]
     pub fn get(&self, slot: u32) -> u32 {
         self.slot(slot).load(Ordering::Acquire)
     }
 
-    /// One packet of `slot` was replayed.
+    /// Records that one packet of `slot` was replayed.
     pub fn replayed(&self, slot: u32) {
-        // The counter may have been reset in between: it never wraps below zero.
+        // The counter may have been reset in between; it must not wrap below zero.
         let _ = self
             .slot(slot)
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
@@ -40,7 +40,7 @@ impl Holds {
             });
     }
 
-    /// The slot holds nothing (again).
+    /// Resets the counter of `slot` to zero.
     pub fn reset(&self, slot: u32) {
         self.slot(slot).store(0, Ordering::Release);
     }

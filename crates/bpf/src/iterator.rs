@@ -1,4 +1,4 @@
-//! BPF iterators: programs that the kernel runs for each of many things.
+//! BPF iterators: programs that the kernel runs for each of many objects.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,10 +19,10 @@ pub(crate) struct Iterator {
 }
 
 impl Iterator {
-    /// Loads an object, and its program of this name. `what` it goes over is for errors.
+    /// Loads an object, and its program `name`. `what` names the iterated objects in errors.
     ///
     /// # Errors
-    /// The kernel does not take it: it is too old, or has no BTF.
+    /// The kernel refuses the program: it is too old, or has no BTF.
     pub(crate) fn load(
         object: &[u8],
         name: &str,
@@ -36,20 +36,20 @@ impl Iterator {
         Ok((Self::of(&object, name, what)?, object))
     }
 
-    /// A program of a loaded object.
+    /// Makes an iterator from a program of a loaded object.
     ///
     /// # Errors
-    /// It has none of this name.
+    /// The object has no such program.
     pub(crate) fn of(object: &Object, name: &str, what: &'static str) -> Result<Self, Error> {
         let program = program(object, name)?.try_clone_to_owned();
         let program = program.map_err(|error| Error::Load(error.to_string()))?;
         Ok(Self { program, what })
     }
 
-    /// Over everything that the caller's namespace has.
+    /// Iterates over all objects of the caller's namespace.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub(crate) fn over_all(&self) -> Result<File, Error> {
         let options = bpf_link_create_opts {
             sz: size_of::<bpf_link_create_opts>() as _,
@@ -58,21 +58,21 @@ impl Iterator {
         self.begin(&options)
     }
 
-    /// Over what a process has, and its threads that have something of their own. `pid` is the caller's number for it. A process that is
-    /// not there has nothing.
+    /// Iterates over the objects of a process, and of its threads with tables of their own. `pid` is a number in the
+    /// caller's PID namespace. A process that does not exist has no objects.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub(crate) fn over_process(&self, pid: i32) -> Result<File, Error> {
         let mut info = bpf_iter_link_info::default();
         info.task.pid = pid.cast_unsigned();
         self.over_tasks(info)
     }
 
-    /// Over one thread, by the caller's number for it.
+    /// Iterates over the objects of one thread, by its number in the caller's PID namespace.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub(crate) fn over_thread(&self, tid: i32) -> Result<File, Error> {
         let mut info = bpf_iter_link_info::default();
         info.task.tid = tid.cast_unsigned();
@@ -88,10 +88,10 @@ impl Iterator {
         })
     }
 
-    /// What the options point to outlives the call.
+    /// Starts an iteration. Data that the options point to must outlive the call.
     fn begin(&self, options: &bpf_link_create_opts) -> Result<File, Error> {
         let program = self.program.as_raw_fd();
-        // SAFETY: the options and what they point to outlive the call.
+        // SAFETY: the options and the data that they point to outlive the call.
         let link = unsafe { bpf_link_create(program, 0, BPF_TRACE_ITER, options) };
         let link = self.owned(link)?;
         // SAFETY: no pointers are passed.
@@ -99,7 +99,7 @@ impl Iterator {
         Ok(File::from(iter))
     }
 
-    /// A new descriptor, or what a call of the library's left.
+    /// Wraps a new descriptor, or returns the error of the library call.
     fn owned(&self, fd: i32) -> Result<OwnedFd, Error> {
         if fd < 0 {
             return Err(self.refused(io::Error::from_raw_os_error(-fd)));
@@ -108,7 +108,7 @@ impl Iterator {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The kernel's refusal to go over it.
+    /// Makes the error of an iteration that the kernel refused.
     pub(crate) fn refused(&self, source: io::Error) -> Error {
         Error::Attach {
             what: format!("the iterator over {}", self.what),
@@ -117,7 +117,7 @@ impl Iterator {
     }
 }
 
-/// Goes to the end of an iterator that gives no records: one read goes through all.
+/// Runs an iterator without records to its end; one read covers all objects.
 pub(crate) fn run_through(mut iter: File) -> io::Result<()> {
     loop {
         match iter.read(&mut [0]) {

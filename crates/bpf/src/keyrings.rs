@@ -1,4 +1,4 @@
-//! Keys in the keyrings of other processes, which no other interface of the kernel tells (`c/keyrings.bpf.c`).
+//! Keys in the keyrings of other processes, which no other interface of the kernel reveals (`c/keyrings.bpf.c`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -18,16 +18,16 @@ struct Counts {
 
 const _: () = assert!(size_of::<Counts>() == 16);
 
-/// A keyring that has keys.
+/// A keyring with keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyring {
     /// Keyring of a thread or of its process.
     Own,
-    /// Session keyring. Keyrings in it, and the key in which systemd keeps a service's invocation, do not count.
+    /// Session keyring. Keyrings in it, and the key that holds a service's systemd invocation ID, do not count.
     Session,
 }
 
-/// Tells which processes have keys.
+/// Detector of processes with keys.
 #[derive(Debug)]
 pub struct Keyrings(Iterator);
 
@@ -35,16 +35,16 @@ impl Keyrings {
     /// Loads the iterator.
     ///
     /// # Errors
-    /// The kernel does not take it.
+    /// The kernel refuses the iterator.
     pub fn load() -> Result<Self, Error> {
         let (iterator, _) = Iterator::load(OBJECT, "read_keyrings", "keyrings")?;
         Ok(Self(iterator))
     }
 
-    /// The keyring in which a process has keys, if it has any. A process that is not there has none.
+    /// Returns the keyring in which a process has keys; `None` for a process without keys, or one that does not exist.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn with_keys(&self, pid: i32) -> Result<Option<Keyring>, Error> {
         let iter = self.0.over_process(pid)?;
         let threads: Vec<Counts> = read_all(iter).map_err(|error| self.0.refused(error))?;

@@ -1,9 +1,11 @@
-//! The eBPF programs of the data plane, the structures they share with user space, and their loader.
+//! eBPF programs of the data plane, the structures that they share with user space, and their loader.
 //!
-//! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) keep ownership, `c/sockets.h`
-//! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]), `c/files.bpf.c`
-//! descriptors ([`files`]), `c/timeouts.bpf.c` sets an option of sockets ([`timeouts`]), `c/shared_port.bpf.c` leads clients to theirs ([`shared_port`]). This crate decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are
-//! pinned, so that traffic goes on while the daemon is away.
+//! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) enforce ownership, `c/sockets.h`
+//! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]),
+//! `c/files.bpf.c` descriptors ([`files`]), `c/timeouts.bpf.c` sets an option of sockets ([`timeouts`]),
+//! `c/shared_port.bpf.c` delivers datagrams of clients to the right socket of a shared port ([`shared_port`]). The
+//! crate makes no decisions: [`Dataplane`] gives the daemon access to the maps. Maps and links are pinned, so that
+//! traffic continues without the daemon.
 
 mod change;
 mod congestion;
@@ -49,19 +51,20 @@ use shared::{
 pub use steering::Steering;
 pub use table::Table;
 
-/// The programs' events.
+/// Reader of the programs' events.
 pub struct Events<'a> {
     ring: RingBuffer<'a>,
 }
 
 impl Events<'_> {
-    /// Hands over the events that wait.
+    /// Handles all waiting events.
     ///
-    /// The kernel wakes a reader only for an event that finds everything before it read. It looks at the reader's position when it
-    /// has published the event; libbpf looks for events and publishes its position without a barrier in between. Each may miss what
-    /// the other has just written, and nobody would be woken again: hence the barrier, and another look behind it.
+    /// The kernel wakes a reader only for an event published after all earlier ones were read. The kernel checks the
+    /// reader's position after publishing an event; libbpf checks for events and then publishes its position, without a
+    /// barrier in between. Each may miss the other's latest write, and the reader would not be woken again. Hence the
+    /// barrier, and the second check after it.
     pub fn consume(&self) {
-        // A callback that ends early is the only error, and ours does not.
+        // Only a callback that ends early causes an error, and ours does not.
         let _ = self.ring.consume();
         fence(Ordering::SeqCst);
         let _ = self.ring.consume();
@@ -69,43 +72,43 @@ impl Events<'_> {
 }
 
 impl AsFd for Events<'_> {
-    /// Readable when events wait.
+    /// The descriptor is readable when events wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to the ring, which outlives the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 }
 
-/// What can go wrong between this crate and the kernel.
+/// Error between this crate and the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel did not take the programs.
+    /// The kernel refused the programs.
     #[error(
         "the kernel refused the eBPF programs: {0}. Linux 6.12 or newer with BTF, and root, are needed"
     )]
     Load(String),
-    /// A pinned map or link could not be made.
+    /// A map or link could not be pinned.
     #[error("cannot pin {path}: {source}. Is bpffs mounted there (mount -t bpf bpf /sys/fs/bpf)?")]
     Pin {
-        /// Where.
+        /// Path of the pin.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
     /// A program could not be attached.
     #[error("cannot attach {what}: {source}")]
     Attach {
-        /// The hook.
+        /// Name of the hook.
         what: String,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
     /// A map refused an access.
     #[error("map {name}: {reason}")]
     Map {
-        /// Which map.
+        /// Name of the map.
         name: &'static str,
-        /// Why.
+        /// Cause of the failure.
         reason: String,
     },
 }
@@ -117,27 +120,27 @@ pub struct Dataplane {
     pins: PathBuf,
     links: Vec<OwnedFd>,
     flow_changer: Changer,
-    /// This node's flows.
+    /// Flows of this node.
     pub flows: Table<FlowKey, FlowValue>,
-    /// Where the other ends of private flows are, if not where their address is.
+    /// Nodes of private flows' peers that are not at their address, because they moved.
     pub translations: Table<FlowKey, Translation>,
     /// The steering table; empty except at the holder.
     pub steering: Steering,
     /// Services by address and port.
     pub services: Table<ServiceKey, Service>,
-    /// The nodes to which servers of services have gone from here.
+    /// Nodes to which servers of services have moved from this node.
     pub successors: Table<ServiceKey, Successor>,
-    /// Nodes by id.
+    /// Nodes by ID.
     pub nodes: Table<u32, Node>,
     /// Addresses from which encapsulated packets are accepted.
     pub peers: Table<[u8; 16], u16>,
-    /// Congestion state for sockets about to be restored; `None` where the kernel has no struct_ops.
+    /// Congestion state for sockets about to be restored; `None` if the kernel has no struct_ops.
     pub congestion: Option<Table<FlowKey, Congestion>>,
     /// Counters of held packets.
     pub holds: Holds,
-    /// Flows that move together.
+    /// Groups of flows that move together.
     pub convoys: Convoys,
-    /// How the flow table is shared out.
+    /// Division of the flow table among services.
     pub room: Room,
 }
 
@@ -163,7 +166,7 @@ const PINNED_MAPS: [&str; 16] = [
 ];
 
 impl Dataplane {
-    /// Loads the programs; maps pinned below `pins` by an earlier daemon are adopted with their contents.
+    /// Loads the programs; maps that an earlier daemon pinned below `pins` are adopted with their contents.
     ///
     /// # Errors
     /// The kernel refuses the programs, or `pins` cannot be used.
@@ -210,10 +213,10 @@ impl Dataplane {
         })
     }
 
-    /// Attaches the filters (and the steering program where `steer`) to an interface; pinned links are adopted.
+    /// Attaches the filters (and with `steer` the steering program) to an interface; pinned links are adopted.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn attach_interface(&mut self, ifindex: u32, steer: bool) -> Result<(), Error> {
         let mut hooks = vec![
             ("holdfast_ingress", Hook::Ingress(ifindex)),
@@ -233,7 +236,7 @@ impl Dataplane {
     /// Attaches the socket-operations program to the cgroup of the server programs.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<(), Error> {
         let pin = self.pins.join("link-holdfast_sockets");
         let link = link::attach_cgroup(program(&self.object, "holdfast_sockets")?, cgroup, &pin)?;
@@ -241,7 +244,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// The name to give to `TCP_CONGESTION` so that a socket takes what [`Dataplane::congestion`] has for its flow.
+    /// Returns the `TCP_CONGESTION` name that makes a socket take the state in [`Dataplane::congestion`] for its flow.
     #[must_use]
     pub fn congestion_restorer(&self) -> Option<&str> {
         self.restorer
@@ -249,18 +252,18 @@ impl Dataplane {
             .map(|restorer| restorer.name.as_str())
     }
 
-    /// Sets what the programs know of their node.
+    /// Sets the configuration of this node for the programs.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn set_config(&self, config: &Config) -> Result<(), Error> {
         Table::<u32, Config>::new(handle(&self.object, "config")?, "config").set(&0, config)
     }
 
-    /// Fills one half of a service's placement table: the node id of each slot.
+    /// Fills one half of a service's placement table with the node ID of each slot.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn set_placement(
         &self,
         index: u16,
@@ -276,12 +279,12 @@ impl Dataplane {
     /// Sets many of this node's flows with few system calls.
     ///
     /// # Errors
-    /// The table is full, or the kernel refuses; some may have been set.
+    /// The table is full, or the kernel refuses; some flows may have been set.
     pub fn set_flows(&self, keys: &[FlowKey], values: &[FlowValue]) -> Result<(), Error> {
         self.flow_changer.set(keys, values)
     }
 
-    /// Every counter's name and its sum over all processors.
+    /// Returns every counter's name and its sum over all processors.
     #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let Ok(map) = handle(&self.object, "counters") else {
@@ -304,10 +307,10 @@ impl Dataplane {
             .collect()
     }
 
-    /// A reader of the programs' events; `handle_event` is called for each by [`Events::consume`].
+    /// Makes a reader of the programs' events; [`Events::consume`] calls `handle_event` for each.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn events<'a>(
         &self,
         mut handle_event: impl FnMut(Event) + 'a,
@@ -331,13 +334,13 @@ impl Dataplane {
         })
     }
 
-    /// Detaches everything and removes the pins: the node gives up all its flows.
+    /// Detaches all programs and removes the pins: the node gives up all its flows.
     pub fn detach(self) {
         drop(self.links);
         let _ = std::fs::remove_dir_all(&self.pins);
     }
 
-    /// Attaches the way into the queues of listeners to a TUN.
+    /// Attaches the program that puts connections into the queues of listeners to a TUN.
     ///
     /// # Errors
     /// As [`Queue::attach`].

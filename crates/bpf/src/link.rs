@@ -1,4 +1,4 @@
-//! Attaching programs so that they outlive the daemon: links pinned in bpffs, adopted and updated by the next one.
+//! Attachment of programs that outlives the daemon: links pinned in bpffs, which the next daemon adopts and updates.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -10,24 +10,25 @@ use libbpf_rs::libbpf_sys;
 
 use crate::Error;
 
-/// Where a program is attached.
+/// Hook that a program is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// tcx ingress of the interface.
     Ingress(u32),
     /// tcx egress of the interface.
     Egress(u32),
-    /// XDP of the interface, by its driver where that can.
+    /// XDP of the interface, in its driver if the driver supports that.
     Xdp(u32),
 }
 
 const XDP_BY_KERNEL: u32 = 1 << 1;
 const XDP_BY_DRIVER: u32 = 1 << 2;
 
-/// Adopts the link pinned at `pin` and gives it `program`, or attaches `program` to `hook` and pins the link there.
+/// Adopts the link pinned at `pin` and replaces its program by `program`, or attaches `program` to `hook` and pins the
+/// link.
 ///
 /// # Errors
-/// The kernel's refusal, with what was being attached.
+/// The kernel's error, with the hook.
 pub fn attach(program: BorrowedFd<'_>, hook: Hook, pin: &Path) -> Result<OwnedFd, Error> {
     if let Some(link) = adopt(program, pin) {
         return Ok(link);
@@ -40,7 +41,7 @@ pub fn attach(program: BorrowedFd<'_>, hook: Hook, pin: &Path) -> Result<OwnedFd
 /// Attaches `program` to `hook` for as long as the link is open.
 ///
 /// # Errors
-/// The kernel's refusal, with what was being attached.
+/// The kernel's error, with the hook.
 pub fn attach_unpinned(program: BorrowedFd<'_>, hook: Hook) -> Result<OwnedFd, Error> {
     match hook {
         Hook::Ingress(ifindex) => create(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, 0),
@@ -54,7 +55,7 @@ pub fn attach_unpinned(program: BorrowedFd<'_>, hook: Hook) -> Result<OwnedFd, E
     })
 }
 
-/// As [`attach`], for a socket-operations program on a cgroup.
+/// Does the same as [`attach`] for a socket-operations program on a cgroup.
 ///
 /// # Errors
 /// The cgroup cannot be opened, or the kernel refuses.
@@ -97,7 +98,8 @@ fn adopt(program: BorrowedFd<'_>, pin: &Path) -> Option<OwnedFd> {
     if updated == 0 {
         return Some(link);
     }
-    // A link whose interface is gone cannot be updated: drop it and attach anew.
+    // A link of an interface that does not exist any more cannot be updated: the pin is removed and the program
+    // attached anew.
     let _ = std::fs::remove_file(pin);
     None
 }
@@ -113,7 +115,7 @@ fn create(
         flags,
         ..Default::default()
     };
-    // SAFETY: `options` lives through the call and says its own size.
+    // SAFETY: `options` lives through the call and contains its own size.
     let fd = unsafe {
         libbpf_sys::bpf_link_create(
             program.as_raw_fd(),
@@ -144,6 +146,6 @@ fn pin_link(link: &OwnedFd, pin: &Path) -> Result<(), Error> {
 }
 
 fn c_path(path: &Path) -> CString {
-    // A path with a NUL cannot come from the configuration file; an empty one is refused by the kernel.
+    // The configuration file cannot express a path with a NUL; the kernel refuses an empty path.
     CString::new(path.as_os_str().as_bytes()).unwrap_or_default()
 }

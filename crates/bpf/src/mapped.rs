@@ -1,4 +1,4 @@
-//! The values of an array, shared with the programs.
+//! Array maps whose values are memory shared with the programs.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
@@ -7,17 +7,17 @@ use libbpf_rs::{MapCore, MapHandle};
 
 use crate::Error;
 
-/// A mapping of an array whose values are `T`s.
+/// A mapping of an array map with values of type `T`.
 pub(crate) struct Mapped<T> {
     base: NonNull<T>,
     count: usize,
 }
 
 impl<T> Mapped<T> {
-    /// Maps an array that was made for that (`BPF_F_MMAPABLE`).
+    /// Maps an array that was made with `BPF_F_MMAPABLE`.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub(crate) fn map(map: &MapHandle, name: &'static str) -> Result<Self, Error> {
         let refused = |reason: std::io::Error| Error::Map {
             name,
@@ -46,15 +46,15 @@ impl<T> Mapped<T> {
         Ok(Self { base, count })
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
-    /// Where a value is, as long as this lives. The programs may write to it at any time.
+    /// Returns a pointer to a value, valid during the mapping's life. The programs may write to the value at any time.
     ///
     /// # Panics
-    /// There are not so many.
+    /// Panics if `index` is not less than the number of values.
     pub(crate) fn at(&self, index: usize) -> NonNull<T> {
         assert!(index < self.count, "value {index} of {}", self.count);
         // SAFETY: the mapping has that value.
@@ -69,7 +69,7 @@ impl<T> Drop for Mapped<T> {
     }
 }
 
-// SAFETY: the mapping belongs to no thread; it gives out pointers alone.
+// SAFETY: the mapping belongs to no thread; it only hands out pointers.
 unsafe impl<T> Send for Mapped<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Mapped<T> {}

@@ -1,6 +1,6 @@
-//! What there is to know of many TCP sockets, read at once while they are in use: a BPF iterator over the descriptors of processes
-//! that looks at the sockets asked for (`c/observe.bpf.c`). One socket costs a system call to name it, and its share of a read;
-//! the same by `getsockopt` is a call for each field.
+//! Snapshots of many TCP sockets in use: a BPF iterator over the descriptors of processes inspects the registered
+//! sockets (`c/observe.bpf.c`). A socket costs one system call to register it, and its share of a read; with
+//! `getsockopt` each field would cost a call.
 
 use std::collections::HashSet;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,73 +12,73 @@ use crate::iterator::{Iterator, run_through};
 use crate::mapped::Mapped;
 use crate::{Error, handle};
 
-/// Bytes of [`Observed::marks`].
+/// Length of [`Observed::marks`], bytes.
 pub const MARKS_BYTES: usize = 176;
 
 /// Bits of [`Observed::flags`].
 pub mod flags {
-    /// An IPv6 socket, whose flow may be IPv4.
+    /// The socket is an IPv6 socket, whose flow may be IPv4.
     pub const V6: u8 = 1;
-    /// No filter, upper layer protocol, keys, urgent data, ECN, headers or place to peek at of its own.
+    /// The socket has no filter, upper layer protocol, keys, urgent data, ECN, headers or peek offset.
     pub const PLAIN: u8 = 2;
-    /// The program shut the receiving direction, or the peer's FIN came.
+    /// The program shut the receiving direction, or the peer's FIN arrived.
     pub const RECEIVE_SHUT: u8 = 4;
     /// Windows are scaled.
     pub const WINDOW_SCALE: u8 = 8;
-    /// Selective acknowledgements.
+    /// Selective acknowledgements are in use.
     pub const SACK: u8 = 16;
-    /// Timestamps.
+    /// Timestamps are in use.
     pub const TIMESTAMPS: u8 = 32;
 }
 
-/// A TCP socket at one instant: fields of the kernel's `struct tcp_sock` under its names, times in microseconds.
-/// They are read without a lock, so while packets arrive one may be a packet younger than another.
+/// Snapshot of a TCP socket: fields of the kernel's `struct tcp_sock` under their names, times in microseconds. The
+/// fields are read without a lock, so while packets arrive one may be a packet newer than another.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Observed {
-    /// As it was named.
+    /// ID under which the socket was registered.
     pub id: u64,
     /// Own address, IPv4 as mapped IPv6.
     pub local: [u8; 16],
-    /// The peer's.
+    /// The peer's address, IPv4 as mapped IPv6.
     pub remote: [u8; 16],
     /// Own port, network order.
     pub local_port: [u8; 2],
-    /// The peer's, likewise.
+    /// The peer's port, network order.
     pub remote_port: [u8; 2],
     /// `sk_state`, as in `TCP_INFO`.
     pub state: u8,
-    /// See [`flags`].
+    /// Bits of [`flags`].
     pub flags: u8,
-    /// Shift of windows received.
+    /// Shift of received windows.
     pub snd_wscale: u8,
-    /// Shift of windows sent.
+    /// Shift of sent windows.
     pub rcv_wscale: u8,
-    /// Where the program writes next.
+    /// Sequence number of the next byte that the program writes.
     pub write_seq: u32,
-    /// Oldest byte without acknowledgement.
+    /// Sequence number of the oldest unacknowledged byte.
     pub snd_una: u32,
-    /// Next byte to be sent.
+    /// Sequence number of the next byte to be sent.
     pub snd_nxt: u32,
     /// Sequence number of the segment that last updated the peer's window.
     pub snd_wl1: u32,
-    /// The peer's window, bytes.
+    /// The peer's receive window, bytes.
     pub snd_wnd: u32,
-    /// The largest it was.
+    /// Largest window that the peer has advertised, bytes.
     pub max_window: u32,
-    /// Next byte expected.
+    /// Sequence number of the next byte expected.
     pub rcv_nxt: u32,
-    /// Next byte that the program reads.
+    /// Sequence number of the next byte that the program reads.
     pub copied_seq: u32,
-    /// Own window as last told, bytes.
+    /// Own receive window as last advertised, bytes.
     pub rcv_wnd: u32,
-    /// `rcv_nxt` when it was.
+    /// `rcv_nxt` at that advertisement.
     pub rcv_wup: u32,
-    /// Largest segment sent, options deducted.
+    /// Largest segment sent, options deducted, bytes.
     pub mss_cache: u32,
-    /// What the peer's MSS option said.
+    /// The peer's MSS option.
     pub mss_clamp: u32,
-    /// What is added to the host's TCP clock for timestamps.
+    /// Offset between the host's TCP clock and the timestamps.
     pub tsoffset: u32,
     /// Congestion window, segments.
     pub cwnd: u32,
@@ -86,13 +86,13 @@ pub struct Observed {
     pub ssthresh: u32,
     /// Smoothed round-trip time.
     pub srtt_us: u32,
-    /// Its variation.
+    /// Variation of the round-trip time.
     pub rttvar_us: u32,
     /// Smallest round-trip time.
     pub min_rtt_us: u32,
     /// Segments of the last rate sample.
     pub rate_delivered: u32,
-    /// Its interval.
+    /// Interval of the last rate sample.
     pub rate_interval_us: u32,
     /// `SO_SNDBUF`.
     pub send_buffer: u32,
@@ -102,27 +102,26 @@ pub struct Observed {
     pub receive_low_water: u32,
     /// `TCP_WINDOW_CLAMP`.
     pub window_clamp: u32,
-    /// Inode number of its network namespace.
+    /// Inode number of the socket's network namespace.
     pub namespace: u32,
-    /// Its TCP clock, as `TCP_TIMESTAMP` has it: the lowest bit says whether it counts microseconds (set) or
+    /// The socket's TCP clock, as `TCP_TIMESTAMP` reports it: the lowest bit says if it counts microseconds (set) or
     /// milliseconds.
     pub timestamp: u32,
-    /// The raw fields that all other socket options are kept in: two sockets of a namespace whose marks are equal
-    /// have equal options.
+    /// Raw fields with all other socket options: two sockets of a namespace with equal marks have equal options.
     pub marks: [u8; MARKS_BYTES],
 }
 
-/// What is stored with a socket that is observed.
+/// Value stored with a registered socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Order {
-    /// Goes into its record.
+    /// ID copied to the socket's record.
     id: u64,
-    /// Not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed.
+    /// Nonzero: the socket is unregistered once it has been read; otherwise it is reported again only after a change.
     once: u32,
-    /// The last pass that met it.
+    /// Number of the last pass that encountered the socket.
     pass: u32,
-    /// As it was told, but for its clock; zeros before.
+    /// The socket as last reported, without its clock; zeros before.
     last: [u8; size_of::<Observed>()],
 }
 
@@ -130,11 +129,11 @@ struct Order {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Pass {
-    /// Records; more than there is room for where some were left out.
+    /// Number of records; if more than fit, some were left out.
     seen: u64,
-    /// Ids of sockets that were met, likewise.
+    /// Number of IDs of encountered sockets; if more than fit, some were left out.
     met: u64,
-    /// Of the pass; not 0.
+    /// Number of the pass; not 0.
     number: u32,
     pad: u32,
 }
@@ -144,23 +143,23 @@ const _: () = assert!(size_of::<Pass>() == 24);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
-/// What [`Observer::changes`] gives.
+/// Result of [`Observer::changes`].
 #[derive(Debug)]
 pub struct Changes {
-    /// Followed sockets that have changed, as they are now.
+    /// Followed sockets that have changed, in their present state.
     pub sockets: Vec<Observed>,
-    /// The ids of followed sockets that were met, changed or not, as far as there was room. Of others nothing is known: the processes
-    /// have no descriptor of them, such as of one that is on its way through a Unix socket.
+    /// IDs of followed sockets that were encountered, changed or not, as far as they fit. The state of other sockets is
+    /// unknown: the processes have no descriptor of them, for example while one is in transit through a Unix socket.
     pub met: Vec<u64>,
-    /// All that had changed; otherwise there was no room for more, which the next look has.
+    /// True if all changed sockets are included; otherwise the next call returns the rest.
     pub complete: bool,
 }
 
-/// Reads sockets.
+/// Reader of socket snapshots.
 pub struct Observer {
     iterator: Iterator,
     sockets: MapHandle,
-    /// Of the last pass.
+    /// Records of the last pass.
     seen: Mapped<Observed>,
     met: Mapped<u64>,
     pass: Mapped<Pass>,
@@ -171,7 +170,7 @@ impl Observer {
     /// Loads the iterator.
     ///
     /// # Errors
-    /// The kernel does not take it: it is too old, or has no BTF.
+    /// The kernel refuses the iterator: it is too old, or has no BTF.
     pub fn load() -> Result<Self, Error> {
         let (iterator, object) = Iterator::load(OBJECT, "observe", "sockets")?;
         Ok(Self {
@@ -184,18 +183,19 @@ impl Observer {
         })
     }
 
-    /// Observes a socket until it is closed or [`Observer::let_go`] is called: [`Observer::changes`] has it under `id`.
+    /// Follows a socket until it is closed or [`Observer::let_go`] is called: [`Observer::changes`] reports it under
+    /// `id`.
     ///
     /// # Errors
-    /// The kernel's refusal, such as for a descriptor that is no socket.
+    /// The kernel's error, such as for a descriptor that is not a socket.
     pub fn follow(&self, socket: BorrowedFd<'_>, id: u64) -> Result<(), Error> {
         self.order(socket, id, 0)
     }
 
-    /// Ends [`Observer::follow`]; that the socket was not followed is no error.
+    /// Ends [`Observer::follow`]. A socket that was not followed is no error.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn let_go(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         match self.sockets.delete(&socket.as_raw_fd().to_ne_bytes()) {
             Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(error(&e)),
@@ -216,11 +216,12 @@ impl Observer {
             .map_err(|e| error(&e))
     }
 
-    /// Sockets that are followed, of which the processes `pids` (the caller's numbers) have descriptors, and that have changed since they
-    /// were given last; at first all. What `TCP_QUICKACK` says is left out of their marks: it changes with traffic.
+    /// Returns the followed sockets in descriptors of the processes `pids` (numbers in the caller's PID namespace) that
+    /// have changed since they were last returned; at first, all of them. Their marks exclude `TCP_QUICKACK`, which
+    /// changes with traffic.
     ///
     /// # Errors
-    /// The kernel's refusal; what was seen until then counts as given.
+    /// The kernel's error; sockets read before the error count as returned.
     pub fn changes(&mut self, pids: &[i32]) -> Result<Changes, Error> {
         self.number = self.number.wrapping_add(1).max(1);
         let new = Pass {
@@ -229,7 +230,8 @@ impl Observer {
             number: self.number,
             pad: 0,
         };
-        // SAFETY: the mapping lives as long as self; the program writes only in a pass, for which self is borrowed alone.
+        // SAFETY: the mapping lives as long as self; the program writes only in a pass, during which self is borrowed
+        // exclusively.
         unsafe { self.pass.at(0).as_ptr().write_volatile(new) };
         for pid in pids {
             let iter = self.iterator.over_process(*pid)?;
@@ -243,7 +245,7 @@ impl Observer {
         // SAFETY: the program has written them in this pass.
         let sockets = sockets.map(|at| unsafe { self.seen.at(at).read_volatile() });
         let ids = 0..met.min(self.met.len());
-        // SAFETY: likewise.
+        // SAFETY: as above.
         let ids = ids.map(|at| unsafe { self.met.at(at).read_volatile() });
         Ok(Changes {
             sockets: sockets.collect(),
@@ -252,10 +254,11 @@ impl Observer {
         })
     }
 
-    /// Reads these sockets of the caller's once, in their order; `None` for what is no TCP socket. For an observer that follows none.
+    /// Reads the given sockets of the caller once, in their order; `None` for a descriptor that is not a TCP socket.
+    /// The observer must not follow any sockets.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn read_once(
         &mut self,
         sockets: &[BorrowedFd<'_>],
@@ -266,7 +269,7 @@ impl Observer {
         let own = [std::process::id().cast_signed()];
         let mut found = vec![None; sockets.len()];
         let mut missing: HashSet<usize> = (0..sockets.len()).collect();
-        // A pass has room for so many.
+        // The capacity of a pass is limited, so several may be needed.
         while !missing.is_empty() {
             let before = missing.len();
             for record in self.changes(&own)?.sockets {
@@ -286,7 +289,7 @@ impl Observer {
     }
 }
 
-/// Ids that do not meet those of followed sockets.
+/// Bit that distinguishes the IDs of one-time reads from the IDs of followed sockets.
 const ONCE: u64 = 1 << 63;
 
 const MAP: &str = "observed_sockets";

@@ -1,4 +1,4 @@
-//! Connections into the queue of a listener (`c/queue.bpf.c`).
+//! Insertion of connections into the queue of a listener (`c/queue.bpf.c`).
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,20 +10,20 @@ use crate::{Error, Hook, Table, handle, link, load_object, program};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/queue.bpf.o"));
 
-/// The way into queues, for packets that come in at one interface. A flow that is set in [`Queue::waiting`] gets its connection when a
-/// packet that ends its handshake comes, and is then no longer in there.
+/// Insertion of connections at one interface. A flow in [`Queue::waiting`] gets its connection when the packet that
+/// completes its handshake arrives, and is then removed from the table.
 pub struct Queue {
-    /// What the handshakes of connections have left.
+    /// Handshake results of the waiting connections.
     pub waiting: Table<FlowKey, Handshake>,
     _object: Object,
     _link: OwnedFd,
 }
 
 impl Queue {
-    /// Attaches the program to a TUN; the map is that of the programs pinned below `pins`.
+    /// Attaches the program to a TUN; its map is the one pinned below `pins`.
     ///
     /// # Errors
-    /// The kernel's refusal: it needs `bpf_sk_assign_tcp_reqsk` (Linux 6.9 with SYN cookies).
+    /// The kernel's error: the program needs `bpf_sk_assign_tcp_reqsk` (Linux 6.9 with SYN cookies).
     pub fn attach(pins: &Path, ifindex: u32) -> Result<Self, Error> {
         let object = load_object(OBJECT, pins, 1)?;
         let waiting = Table::new(handle(&object, "waiting")?, "waiting");

@@ -1,13 +1,13 @@
-//! Records that an iterator of the kernel's gives.
+//! Reading of the records that a kernel iterator produces.
 
 use std::io::{self, Read};
 
 use zerocopy::FromBytes;
 
-/// Bytes read at a time: what the kernel gives at most.
+/// Number of bytes read at a time: the kernel's maximum.
 const CHUNK: usize = 32 << 10;
 
-/// All of them.
+/// Reads all records.
 pub(crate) fn read_all<T: FromBytes>(iter: impl Read) -> io::Result<Vec<T>> {
     let bytes = read_bytes(iter)?;
     let records = bytes.chunks_exact(size_of::<T>());
@@ -15,7 +15,7 @@ pub(crate) fn read_all<T: FromBytes>(iter: impl Read) -> io::Result<Vec<T>> {
     Ok(records.collect())
 }
 
-/// The same as bytes, of records that differ in length.
+/// Reads all records as bytes, for records that differ in length.
 pub(crate) fn read_bytes(mut iter: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {

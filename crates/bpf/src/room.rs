@@ -1,4 +1,4 @@
-//! Room in the flow table, shared with the programs through a mapped array (`c/room.h`).
+//! Capacity of the flow table, shared with the programs through a mapped array (`c/room.h`).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +8,7 @@ use crate::Error;
 use crate::mapped::Mapped;
 use crate::shared::MAX_SERVICES;
 
-/// One part in so many of the table is guaranteed to services, in equal shares.
+/// Divisor of the table's capacity: one quarter is guaranteed to services, in equal shares.
 const GUARANTEED: u32 = 4;
 
 /// `struct room` of `c/shared.h`.
@@ -21,10 +21,10 @@ struct Shares {
     _pad: u32,
 }
 
-// As `c/shared.h` asserts.
+// The C side asserts the same size in `c/shared.h`.
 const _: () = assert!(size_of::<Shares>() == 272);
 
-/// How many flows each service has, and may have.
+/// Number of flows that each service has, and may have.
 pub struct Room {
     shares: Mapped<Shares>,
 }
@@ -40,7 +40,7 @@ impl Room {
         unsafe { self.shares.at(0).as_ref() }
     }
 
-    /// Shares a table of `capacity` flows out among `services`.
+    /// Divides a table of `capacity` flows among `services`.
     pub fn share(&self, services: u32, capacity: u32) {
         let shares = self.shares();
         shares.services.store(services, Ordering::Relaxed);
@@ -49,31 +49,31 @@ impl Room {
         shares.capacity.store(capacity, Ordering::Release);
     }
 
-    /// Flows of a service, by its row of the placement table.
+    /// Returns the number of flows of a service, by its row of the placement table.
     #[must_use]
     pub fn flows(&self, service: u16) -> u32 {
         let flows = self.shares().flows.get(usize::from(service));
         flows.map_or(0, |flows| flows.load(Ordering::Relaxed))
     }
 
-    /// The flows of a service were counted.
+    /// Sets the number of flows of a service after a count.
     pub fn counted(&self, service: u16, count: u32) {
         if let Some(flows) = self.shares().flows.get(usize::from(service)) {
             flows.store(count, Ordering::Relaxed);
         }
     }
 
-    /// A flow of a service was removed.
+    /// Records that a flow of a service was removed.
     pub fn freed(&self, service: u16) {
         if let Some(flows) = self.shares().flows.get(usize::from(service)) {
-            // It may have been counted without that flow.
+            // The count may have been taken without that flow.
             let less = |count: u32| count.checked_sub(1);
             let _ = flows.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
 }
 
-/// Flows for which each of `services` has room in any case, in a table of `capacity`.
+/// Returns the number of flows guaranteed to each of `services` in a table of `capacity`.
 #[must_use]
 pub fn guaranteed(services: u32, capacity: u32) -> u32 {
     capacity / GUARANTEED / services.max(1)

@@ -4,17 +4,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Slots in one half of a service's placement table.
+/// Number of slots in one half of a service's placement table.
 pub const PLACEMENT_SLOTS: usize = 1024;
-/// Services one node can serve.
+/// Most services of one node.
 pub const MAX_SERVICES: usize = 64;
-/// Nodes of a group; ids run from 1 to `MAX_NODES - 1`.
+/// Size of the node table; node IDs of a group run from 1 to `MAX_NODES - 1`.
 pub const MAX_NODES: usize = 256;
-/// The mark of packets that are for a node's stack although their address is another's: see `c/shared.h`.
+/// Mark of packets that this node's stack receives although their address belongs to another host: see `c/shared.h`.
 pub const PRIVATE_MARK: u32 = 0x686f_6c64;
-/// Convoys; they are numbered from 1 on.
+/// Size of the convoy table; convoys are numbered from 1.
 pub const MAX_CONVOYS: usize = 256;
-/// Flows that can be held at a time.
+/// Most flows that can be held at a time.
 pub const MAX_HOLD_SLOTS: u32 = 65536;
 
 macro_rules! shared {
@@ -27,7 +27,7 @@ macro_rules! shared {
 }
 
 shared!(
-    /// A flow; local is the service's side. IPv4 as mapped IPv6, ports in network order.
+    /// Key of a flow; local is the service's side. IPv4 as mapped IPv6, ports in network order.
     FlowKey {
         /// Service address.
         local: [u8; 16],
@@ -45,27 +45,27 @@ shared!(
 );
 
 shared!(
-    /// What a handshake has left, for a connection that is put into a listener's queue.
+    /// Results of a handshake, for a connection that is put into a listener's queue.
     Handshake {
-        /// The peer's last timestamp; 0: not known.
+        /// The peer's last timestamp; 0 if unknown.
         peer_timestamp: u32,
-        /// Our next timestamp.
+        /// Next timestamp of this side.
         timestamp: u32,
         /// The peer's MSS.
         mss: u16,
-        /// Our window scale.
+        /// Window scale of this side.
         receive_scale: u8,
         /// The peer's window scale.
         send_scale: u8,
-        /// Not 0: ECN was negotiated.
+        /// Nonzero if ECN was negotiated.
         ecn: u8,
-        /// Not 0: window scales were negotiated.
+        /// Nonzero if window scales were negotiated.
         scales: u8,
-        /// Not 0: selective acknowledgements were negotiated.
+        /// Nonzero if selective acknowledgements were negotiated.
         sack: u8,
-        /// Not 0: timestamps were negotiated.
+        /// Nonzero if timestamps were negotiated.
         timestamps: u8,
-        /// Not 0: our timestamps count microseconds.
+        /// Nonzero if the timestamps of this side count microseconds.
         microseconds: u8,
         /// Zero.
         pad: [u8; 3],
@@ -75,41 +75,41 @@ shared!(
 );
 
 shared!(
-    /// Where packets of a connection go whose other end has left its host.
+    /// Destination of a connection's packets after its other end has moved away from its host.
     Translation {
-        /// To this node.
+        /// ID of the destination node.
         node: u16,
         /// Zero.
         pad: u16,
-        /// How often the other end had moved before the move that led there.
+        /// Number of moves of the other end before the move to that node.
         hops: u32,
     }
 );
 
 shared!(
-    /// What this node may do with a flow.
+    /// State of a flow at this node.
     FlowValue {
         /// Ownership epoch.
         epoch: u32,
-        /// A [`FlowState`]; 0 in a change: the convoy alone is to be set.
+        /// A [`FlowState`]; 0 in a change that sets the convoy alone.
         state: u8,
-        /// The convoy whose state it has, if that has one; 0: none.
+        /// Convoy that overrides the state, if the convoy has one; 0 for none.
         convoy: u8,
         /// The other node of a handoff.
         peer: u16,
         /// Index into the hold counters.
         hold_slot: u32,
-        /// Last packet, seconds of the monotonic clock.
+        /// Time of the last packet, seconds of the monotonic clock.
         seen_s: u32,
     }
 );
 
 shared!(
-    /// The state that all flows of a process that moves have.
+    /// Common state of a convoy, the group of all flows of a process that is moving.
     Convoy {
-        /// A [`FlowState`]; 0: each flow has its own.
+        /// A [`FlowState`]; 0 if each flow has its own.
         state: u8,
-        /// By so much their epochs are later than their own values say.
+        /// Number added to the flows' own epochs.
         ahead: u8,
         /// The other node of the move.
         peer: u16,
@@ -129,7 +129,7 @@ shared!(
         acceptor: u16,
         /// [`RECORD_OWNED`] or [`RECORD_TRANSIT`].
         state: u8,
-        /// Not 0: while in transit, packets go by way of the donor.
+        /// Nonzero if packets go via the donor while in transit.
         by_donor: u8,
         /// Zero.
         pad: [u8; 2],
@@ -142,7 +142,7 @@ pub const RECORD_OWNED: u8 = 1;
 pub const RECORD_TRANSIT: u8 = 2;
 
 shared!(
-    /// A service's address and port; port 0 stands for the address alone.
+    /// Address and port of a service; port 0 stands for all ports of the address.
     ServiceKey {
         /// Service address.
         address: [u8; 16],
@@ -156,17 +156,17 @@ shared!(
 );
 
 shared!(
-    /// Where new flows of a service go.
+    /// Destination of new flows of a service.
     Service {
         /// Row of the placement table.
         index: u16,
-        /// Which half of the row is current.
+        /// Current half of the row.
         generation: u8,
-        /// Not 0: the whole service belongs to `port_owner` (paper 002, section II-A).
+        /// Nonzero if the whole service belongs to `port_owner` (paper 002, section II-A).
         by_port: u8,
-        /// Owner with `by_port`.
+        /// Owner of the service with `by_port`.
         port_owner: u16,
-        /// Not 0: the other half holds the table before the last change.
+        /// Nonzero if the other half holds the table before the last change.
         has_previous: u8,
         /// Zero.
         pad: u8,
@@ -176,30 +176,31 @@ shared!(
 shared!(
     /// Another node that has, or had, the server of a service.
     Successor {
-        /// The node.
+        /// ID of the node.
         node: u16,
-        /// `SUCCESSOR_SERVES` and the like.
+        /// [`SUCCESSOR_SERVES`], [`SUCCESSOR_ALONE`] or [`SUCCESSOR_BEFORE`].
         role: u16,
     }
 );
 
-/// New clients go to the node, unless somebody listens here.
+/// [`Successor::role`]: the node gets new clients, unless a server listens here.
 pub const SUCCESSOR_SERVES: u16 = 0;
-/// New clients go to the node in any case: what listens here ends handshakes that had begun, or does not run yet.
+/// [`Successor::role`]: the node gets new clients in any case; a listener here only completes handshakes in progress,
+/// or does not run yet.
 pub const SUCCESSOR_ALONE: u16 = 1;
-/// The server has come here from the node, where handshakes that had begun there end.
+/// [`Successor::role`]: the server has moved here from the node, which completes its handshakes in progress.
 pub const SUCCESSOR_BEFORE: u16 = 2;
 
 shared!(
-    /// How a node is reached.
+    /// Address of a node, and link-layer path to it.
     Node {
         /// Node address, mapped when IPv4.
         address: [u8; 16],
         /// Link address of the next hop.
         link: [u8; 6],
-        /// Our link address towards it.
+        /// Own link address towards the node.
         own_link: [u8; 6],
-        /// Interface towards it.
+        /// Interface towards the node.
         ifindex: u32,
         /// [`NODE_KNOWN`], [`NODE_ENCAP`], [`NODE_V6`], [`NODE_HOLDER`].
         flags: u16,
@@ -208,35 +209,35 @@ shared!(
     }
 );
 
-/// [`Node::flags`]: the entry is filled.
+/// [`Node::flags`]: the entry is in use.
 pub const NODE_KNOWN: u16 = 1;
-/// [`Node::flags`]: reached by encapsulation.
+/// [`Node::flags`]: packets to the node are encapsulated.
 pub const NODE_ENCAP: u16 = 2;
-/// [`Node::flags`]: its address is IPv6.
+/// [`Node::flags`]: the node's address is IPv6.
 pub const NODE_V6: u16 = 4;
-/// [`Node::flags`]: it holds the steering table.
+/// [`Node::flags`]: the node holds the steering table.
 pub const NODE_HOLDER: u16 = 8;
 
 shared!(
-    /// What the programs need to know of their node.
+    /// Configuration of the programs on this node.
     Config {
-        /// This node's id.
+        /// ID of this node.
         own_id: u16,
         /// [`REACH_STEER`] or [`REACH_BROADCAST`].
         reach: u8,
-        /// Not 0: this node holds the steering table.
+        /// Nonzero if this node holds the steering table.
         holder: u8,
-        /// The TUN that holds packets in transit.
+        /// Interface index of the TUN that holds packets in transit.
         hold_ifindex: u32,
-        /// Largest MSS a SYN-ACK over IPv4 offers, bytes; 0: no limit.
+        /// Largest MSS that a SYN-ACK over IPv4 offers, bytes; 0 for no limit.
         mss_clamp_v4: u16,
-        /// The same over IPv6.
+        /// Largest MSS that a SYN-ACK over IPv6 offers, bytes; 0 for no limit.
         mss_clamp_v6: u16,
         /// MTU of the node's interface, bytes of the network layer.
         mtu: u16,
-        /// Link address the pool shares (broadcast).
+        /// Link address that the pool shares (broadcast).
         shared_link: [u8; 6],
-        /// 0: the filters fail closed.
+        /// Zero makes the filters fail closed.
         ready: u32,
     }
 );
@@ -247,26 +248,27 @@ pub const REACH_STEER: u8 = 0;
 pub const REACH_BROADCAST: u8 = 1;
 
 shared!(
-    /// What the programs tell the daemon.
+    /// Event from the programs to the daemon.
     Event {
-        /// The flow.
+        /// Key of the flow.
         flow: FlowKey,
-        /// Its epoch.
+        /// Epoch of the flow.
         epoch: u32,
         /// An `EVENT_` constant.
         kind: u8,
-        /// For [`EVENT_CLOSED`] the TCP state it came from.
+        /// TCP state before the event [`EVENT_CLOSED`].
         detail: u8,
         /// Zero.
         pad: [u8; 2],
     }
 );
 
-/// A handshake completed, or a datagram was answered: the flow is ours.
+/// [`Event::kind`]: a handshake completed, or a datagram was answered, so this node owns the flow.
 pub const EVENT_ESTABLISHED: u8 = 1;
-/// The flow's socket closed.
+/// [`Event::kind`]: the flow's socket closed.
 pub const EVENT_CLOSED: u8 = 2;
-/// The flow's socket has closed, and a new connection between the same ports has gone to the node where the server is now.
+/// [`Event::kind`]: the flow's socket has closed, and a new connection between the same ports has gone to the node
+/// to which the server has moved.
 pub const EVENT_FOLLOWED: u8 = 3;
 
 shared!(
@@ -276,35 +278,35 @@ shared!(
         cwnd: u32,
         /// Slow-start threshold, segments.
         ssthresh: u32,
-        /// Not 0: ECN was negotiated.
+        /// Nonzero if ECN was negotiated.
         ecn: u32,
     }
 );
 
-/// What this node may do with a flow (`enum flow_state`).
+/// State of a flow at this node (`enum flow_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FlowState {
-    /// Ours: both directions pass.
+    /// Owner: both directions pass.
     Owned = 1,
-    /// Ours, a handoff is being prepared: out-of-order segments are copied to the hold.
+    /// Owner that prepares a handoff: out-of-order segments are copied to the hold.
     Prepared = 2,
-    /// Donor: nothing leaves, what arrives goes on to the acceptor.
+    /// Donor: outgoing packets are dropped, incoming ones are forwarded to the acceptor.
     TransitOut = 3,
-    /// Acceptor: nothing leaves, what arrives is held.
+    /// Acceptor: outgoing packets are dropped, incoming ones are held.
     TransitIn = 4,
-    /// Ours; what arrives is held until the hold is empty.
+    /// Owner again: incoming packets are held until the hold is empty.
     Flushing = 5,
-    /// Was ours: nothing leaves, what arrives goes on to the new owner.
+    /// Former owner: outgoing packets are dropped, incoming ones are forwarded to the new owner.
     Moved = 6,
     /// The socket closed; its last packets still pass.
     Closing = 7,
-    /// Ours for a moment still: what brings data goes on to the acceptor, what acknowledges passes.
+    /// Owner before the freeze: incoming data is forwarded to the acceptor, acknowledgements pass.
     Leaving = 8,
 }
 
 impl FlowState {
-    /// The state a map value holds; `None` for a number no program writes.
+    /// Converts the state in a map value; `None` for an unknown number.
     #[must_use]
     pub fn from_raw(raw: u8) -> Option<Self> {
         use FlowState::{
@@ -319,7 +321,7 @@ impl FlowState {
 }
 
 impl FlowKey {
-    /// The key of a flow between two socket addresses; `protocol` is the IP protocol number.
+    /// Makes the key of a flow between two socket addresses; `protocol` is the IP protocol number.
     #[must_use]
     pub fn new(protocol: u8, local: SocketAddr, remote: SocketAddr) -> Self {
         Self {
@@ -332,20 +334,20 @@ impl FlowKey {
         }
     }
 
-    /// The service's side.
+    /// Returns the service's side.
     #[must_use]
     pub fn local(&self) -> SocketAddr {
         SocketAddr::new(unmapped(self.local), u16::from_be_bytes(self.local_port))
     }
 
-    /// The client's side.
+    /// Returns the client's side.
     #[must_use]
     pub fn remote(&self) -> SocketAddr {
         SocketAddr::new(unmapped(self.remote), u16::from_be_bytes(self.remote_port))
     }
 }
 
-/// An address as the maps have it: IPv4 as mapped IPv6.
+/// Converts an address to the maps' form: IPv4 as mapped IPv6.
 #[must_use]
 pub fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
@@ -354,7 +356,7 @@ pub fn mapped(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The address behind the maps' form.
+/// Converts an address from the maps' form.
 #[must_use]
 pub fn unmapped(octets: [u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(octets);
@@ -362,7 +364,7 @@ pub fn unmapped(octets: [u8; 16]) -> IpAddr {
         .map_or(IpAddr::V6(v6), |v4: Ipv4Addr| IpAddr::V4(v4))
 }
 
-/// Names of the counters, in the order of `enum counter`; those of drops begin with `drop_`.
+/// Names of the counters, in the order of `enum counter`; names of dropped packets begin with `drop_`.
 pub const COUNTER_NAMES: [&str; 24] = [
     "steered_link",
     "steered_encap",

@@ -1,5 +1,5 @@
-//! Sockets that share an address and a port (`SO_REUSEPORT`), by `c/shared_port.bpf.c`: each client of UDP sockets keeps its own, and
-//! programs by which groups choose their sockets are told.
+//! Sockets that share an address and a port (`SO_REUSEPORT`), by means of `c/shared_port.bpf.c`: each client of UDP
+//! sockets keeps its socket, and the programs by which groups select sockets are read.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,16 +19,16 @@ use crate::{Error, Table, handle, program};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shared_port.bpf.o"));
 
-/// Maps that outlive a daemon: sockets with clients in them do.
+/// Maps that outlive a daemon, like the sockets in them.
 const PINNED: [&str; 2] = ["members", "clients"];
-/// Sockets that may have clients named for them, of all programs of a node.
+/// Most sockets with assigned clients, over all programs of a node.
 const MEMBERS_MAX: u32 = 16_384;
-/// Flows of which one run of the program tells.
+/// Most flows that one run of the program answers for.
 const QUESTIONS_MAX: usize = 64;
-/// A packet that the program may be run with: an Ethernet header.
+/// Packet for runs of the program: an Ethernet header.
 const PACKET: [u8; 14] = [0; 14];
 
-/// A flow, and the mark of the socket that its datagrams come to.
+/// A flow, and the mark of the socket that receives its datagrams.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 struct Question {
@@ -45,33 +45,33 @@ struct Questions {
     of: [Question; QUESTIONS_MAX],
 }
 
-/// How a group chooses the socket for what comes to its port.
+/// Selection of a group's socket for an incoming packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The kernel does, or a program of this crate's.
+    /// Selection by the kernel, or by this crate's program.
     Kernel,
-    /// A classic program (`SO_ATTACH_REUSEPORT_CBPF`): its instructions, as `struct sock_filter` has them.
+    /// A classic program (`SO_ATTACH_REUSEPORT_CBPF`) with its instructions in the layout of `struct sock_filter`.
     Classic(Vec<u64>),
-    /// A program that cannot be read back.
+    /// A program that cannot be read.
     Unreadable,
 }
 
-/// A socket of a group, and a descriptor of it.
+/// A socket of a group, and its descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharing {
-    /// Identity of its group; means nothing but that.
+    /// Identity of the group, for comparison only.
     pub group: u64,
     /// The socket's cookie.
     pub cookie: u64,
-    /// Number of the descriptor.
+    /// Descriptor number.
     pub fd: u32,
-    /// The socket's place in the group, that programs choose by; none where there are too many to tell.
+    /// Index of the socket in the group, by which programs select; `None` in a group that is too large.
     pub place: Option<u32>,
-    /// How its group chooses.
+    /// Selection method of the group.
     pub choice: Choice,
 }
 
-/// A record of `list_sharing`, without the instructions that follow.
+/// A record of `list_sharing`, without the instructions that follow it.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes)]
 struct Record {
@@ -84,20 +84,20 @@ struct Record {
     pad: u32,
 }
 
-/// Places in a group that are told.
+/// Number of sockets in a group up to which their index is known.
 const GROUP_MAX: u32 = 1024;
 
-/// Tells and names the sockets that clients come to.
+/// Interface to the sockets of shared ports, and to the assignment of clients to them.
 pub struct SharedPorts {
     list: Iterator,
-    /// Of `choose`: also an earlier daemon's.
+    /// Tag of the program `choose`, also of an earlier daemon's.
     tag: [u8; 8],
     ask: OwnedFd,
     choose: OwnedFd,
     members: MapHandle,
     clients: Table<FlowKey, u32>,
     marks: MapHandle,
-    /// One caller at a time.
+    /// Table of questions, used by one caller at a time.
     questions: Mutex<Table<u32, Questions>>,
 }
 
@@ -105,7 +105,7 @@ impl SharedPorts {
     /// Loads the programs. Sockets and clients of an earlier daemon are adopted from `pins`.
     ///
     /// # Errors
-    /// The kernel does not take them, or `pins` cannot be used.
+    /// The kernel refuses the programs, or `pins` cannot be used.
     pub fn load(pins: &Path) -> Result<Self, Error> {
         let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
         let mut open = ObjectBuilder::default()
@@ -136,17 +136,17 @@ impl SharedPorts {
         })
     }
 
-    /// The place in `sockets` (UDP, of the caller's network namespace) of the socket that the datagrams of each flow come to; `None`
-    /// where that is another, or none.
+    /// Returns, for each flow, the index in `sockets` (UDP, in the caller's network namespace) of the socket that
+    /// receives its datagrams; `None` if another socket or none does.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn ask(
         &self,
         sockets: &[BorrowedFd<'_>],
         flows: &[FlowKey],
     ) -> Result<Vec<Option<usize>>, Error> {
-        // Held to the end: marks are of this question alone.
+        // The lock is held to the end, because the marks apply to this call only.
         let questions = self.questions.lock();
         let questions = questions.unwrap_or_else(PoisonError::into_inner);
         let marked = sockets.iter().zip(1_u32..).try_for_each(|(socket, mark)| {
@@ -156,7 +156,7 @@ impl SharedPorts {
         });
         let answers = marked.and_then(|()| self.ask_marked(&questions, sockets, flows));
         for socket in sockets {
-            // One without a mark needs none taken away.
+            // Deleting a missing mark does no harm.
             let _ = self.marks.delete(&socket.as_raw_fd().to_ne_bytes());
         }
         answers
@@ -185,7 +185,7 @@ impl SharedPorts {
         Ok(answers)
     }
 
-    /// Clients whose sockets were named here come to those.
+    /// Overrides the answers for clients that were assigned to a socket by [`SharedPorts::name`].
     fn put_named(
         &self,
         sockets: &[BorrowedFd<'_>],
@@ -214,7 +214,7 @@ impl SharedPorts {
             repeat: 1,
             ..bpf_test_run_opts::default()
         };
-        // SAFETY: the options and what they point to outlive the call; the kernel only reads the packet.
+        // SAFETY: the options and the data that they point to outlive the call; the kernel only reads the packet.
         match unsafe { bpf_prog_test_run_opts(self.ask.as_raw_fd(), &raw mut options) } {
             0 => Ok(()),
             error => Err(failed(
@@ -224,11 +224,11 @@ impl SharedPorts {
         }
     }
 
-    /// Has the datagrams of these flows come to this bound socket with `SO_REUSEPORT` from now on. A flow whose socket is closed
-    /// comes to where the kernel leads it.
+    /// Assigns the flows to a bound socket with `SO_REUSEPORT`: the socket receives their datagrams from then on. After
+    /// the socket is closed, the kernel selects another.
     ///
     /// # Errors
-    /// The kernel's refusal; too many sockets have clients named for them.
+    /// The kernel's error; too many sockets have assigned clients.
     pub fn name(&self, socket: BorrowedFd<'_>, flows: &[FlowKey]) -> Result<(), Error> {
         if flows.is_empty() {
             return Ok(());
@@ -236,7 +236,7 @@ impl SharedPorts {
         let member = self.join(socket)?;
         self.clients.set_many(flows, &vec![member; flows.len()])?;
         let choose = self.choose.as_raw_fd();
-        // SAFETY: the option's value is an `int`, that outlives the call.
+        // SAFETY: the option's value is an `int` that outlives the call.
         let attached = unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -252,10 +252,11 @@ impl SharedPorts {
         }
     }
 
-    /// The sockets of a process that share their ports, or may. `pid` is the caller's number for it.
+    /// Returns the sockets of a process that share their ports, or may. `pid` is a number in the caller's PID
+    /// namespace.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn list(&self, pid: i32) -> Result<Vec<Sharing>, Error> {
         let iter = self.list.over_process(pid)?;
         let bytes = read_bytes(iter).map_err(|error| self.list.refused(error))?;
@@ -287,10 +288,10 @@ impl SharedPorts {
         found
     }
 
-    /// Has a socket's group choose by a classic program.
+    /// Makes a socket's group select by a classic program.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn set_classic(&self, socket: BorrowedFd<'_>, code: &[u64]) -> Result<(), Error> {
         let program = libc::sock_fprog {
             len: u16::try_from(code.len()).unwrap_or(0),
@@ -312,7 +313,7 @@ impl SharedPorts {
         }
     }
 
-    /// Makes a socket a member, and gives its number.
+    /// Registers a socket as a member, and returns its number.
     fn join(&self, socket: BorrowedFd<'_>) -> Result<u32, Error> {
         let cookie = cookie(socket)?;
         let first = u32::try_from(cookie % u64::from(MEMBERS_MAX)).unwrap_or(0);
@@ -326,7 +327,7 @@ impl SharedPorts {
                     let key = member.to_ne_bytes();
                     match self.members.update(&key, &value, MapFlags::NO_EXIST) {
                         Ok(()) => return Ok(member),
-                        // Another was faster.
+                        // Another caller took the number first.
                         Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
                         Err(error) => return Err(failed("members", &error)),
                     }
@@ -339,7 +340,7 @@ impl SharedPorts {
         ))
     }
 
-    /// The cookie of a member that is open.
+    /// Returns the cookie of an open member socket.
     fn member(&self, member: u32) -> Result<Option<u64>, Error> {
         let found = self.members.lookup(&member.to_ne_bytes(), MapFlags::ANY);
         let found = found.map_err(|error| failed("members", &error))?;
@@ -347,7 +348,7 @@ impl SharedPorts {
     }
 }
 
-/// The kernel's digest of a program.
+/// Returns the kernel's digest of a program.
 fn tag(program: BorrowedFd<'_>) -> Result<[u8; 8], Error> {
     let mut info = bpf_prog_info::default();
     let mut length = size_of::<bpf_prog_info>() as u32;
@@ -371,10 +372,10 @@ fn not_attached() -> Error {
     }
 }
 
-/// A socket's cookie.
+/// Returns a socket's cookie.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Error> {
     let mut cookie = 0_u64;
     let mut length = size_of::<u64>() as u32;

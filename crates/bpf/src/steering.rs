@@ -1,4 +1,4 @@
-//! The steering table, and the cache of it that the steering program keeps for itself (`c/cache.h`).
+//! The steering table, and the cache of it that the steering program keeps (`c/cache.h`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,14 +10,14 @@ use crate::mapped::Mapped;
 use crate::shared::{FlowKey, Record};
 use crate::{Error, Table};
 
-/// Sets of the cache, and ways of a set (`c/shared.h`).
+/// Number of sets in the cache, and of ways in a set (`c/shared.h`).
 const SETS: usize = 1 << 14;
 const WAYS: usize = 8;
-/// Bits of a way that name the node; the others are the flow's.
+/// Bits of a way that hold the node; the others identify the flow.
 const NODE_BITS: u64 = 0xffff;
 const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
 
-/// The steering table. After each change of a record, what the program remembers of the flow is cleared.
+/// The steering table. Each change of a record also clears the program's cache entry of the flow.
 pub struct Steering {
     table: Table<FlowKey, Record>,
     changer: Changer,
@@ -32,7 +32,7 @@ impl Steering {
         cache: &MapHandle,
         seeds: &Table<u32, u64>,
     ) -> Result<Self, Error> {
-        // Whoever knew the seed could choose flows that the program takes for each other.
+        // The seed is secret, because otherwise a client could choose flows that collide in the cache.
         let mut seed = seeds.get(&0)?.unwrap_or(0);
         if seed == 0 {
             seed = random()? | 1;
@@ -48,10 +48,10 @@ impl Steering {
         })
     }
 
-    /// The record of a flow, if it has one.
+    /// Returns the record of a flow, if it has one.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn get(&self, flow: &FlowKey) -> Result<Option<Record>, Error> {
         self.table.get(flow)
     }
@@ -69,7 +69,7 @@ impl Steering {
     /// Sets many records with few system calls.
     ///
     /// # Errors
-    /// The table is full, or the kernel refuses; some may have been set.
+    /// The table is full, or the kernel refuses; some records may have been set.
     pub fn set_many(&self, flows: &[FlowKey], records: &[Record]) -> Result<(), Error> {
         let set = self.changer.set(flows, records);
         for flow in flows {
@@ -78,22 +78,23 @@ impl Steering {
         set
     }
 
-    /// Removes the record of a flow; that it had none is no error.
+    /// Removes the record of a flow. A flow without a record is no error.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn remove(&self, flow: &FlowKey) -> Result<(), Error> {
         let removed = self.table.remove(flow);
         self.forget(flow);
         removed
     }
 
-    /// All records as they are met; the table may change meanwhile.
+    /// Returns all records; the table may change meanwhile.
     pub fn entries(&self) -> Vec<(FlowKey, Record)> {
         self.table.entries()
     }
 
-    /// The program looks into the table again. The record has been changed before: the system call is a barrier.
+    /// Clears the cache entry of a flow, so that the program reads the table again. The record was changed before,
+    /// and that system call is a barrier.
     fn forget(&self, flow: &FlowKey) {
         let hash = hash(flow, self.seed);
         let set = self.sets.at(hash as usize & (SETS - 1));
@@ -101,7 +102,8 @@ impl Steering {
         for way in unsafe { set.as_ref() } {
             let known = way.load(Ordering::SeqCst);
             if known != 0 && (known ^ hash) <= NODE_BITS {
-                // What has come instead meanwhile may be cleared too: the program finds it in the table again.
+                // An entry that has replaced it meanwhile may be cleared too: the program finds that flow in the table
+                // again.
                 way.store(0, Ordering::SeqCst);
             }
         }

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::Error;
 
-/// Entries read with one system call, unless a single bucket of the kernel's hash map has more.
+/// Number of entries read with one system call; more if a single bucket of the kernel's hash map has more.
 const ENTRIES_AT_ONCE: usize = 4096;
 
 /// A kernel map from `K` to `V`.
@@ -31,10 +31,10 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
         }
     }
 
-    /// The value of `key`, if it has one.
+    /// Returns the value of `key`, if it has one.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn get(&self, key: &K) -> Result<Option<V>, Error> {
         let found = self
             .map
@@ -56,7 +56,7 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
     /// Sets many values with one system call.
     ///
     /// # Errors
-    /// The table is full, or the kernel refuses; some may have been set.
+    /// The table is full, or the kernel refuses; some values may have been set.
     pub fn set_many(&self, keys: &[K], values: &[V]) -> Result<(), Error> {
         if keys.is_empty() {
             return Ok(());
@@ -73,10 +73,10 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
             .map_err(|e| self.error(&e))
     }
 
-    /// Removes `key`; that it was not there is no error.
+    /// Removes `key`. A key that does not exist is no error.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn remove(&self, key: &K) -> Result<(), Error> {
         match self.map.delete(key.as_bytes()) {
             Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(self.error(&e)),
@@ -84,10 +84,12 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
         }
     }
 
-    /// All entries of a hash map as they are met; the table may change meanwhile. Some thousand come with each system call.
+    /// Returns all entries of a hash map; the table may change meanwhile. One system call reads several thousand
+    /// entries.
     ///
-    /// The kernel gives whole buckets: an answer with fewer entries than there is room for is not the last one. (The iterator of
-    /// libbpf-rs 0.27 takes it for the last.) An error of the kernel ends the list, as an end of the table does.
+    /// The kernel returns whole buckets, so an answer with fewer entries than requested is not the last one. (The
+    /// iterator of libbpf-rs 0.27 takes it for the last.) An error of the kernel ends the list, as the end of the table
+    /// does.
     pub fn entries(&self) -> Vec<(K, V)> {
         let mut found = Vec::new();
         let mut batch = Batch::new(self.map.key_size() as usize, self.map.value_size() as usize);
@@ -119,13 +121,13 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
     }
 }
 
-/// A walk through a hash map.
+/// State of a walk through a hash map.
 struct Batch {
     key_size: usize,
     value_size: usize,
     keys: Vec<u8>,
     values: Vec<u8>,
-    /// The bucket at which the next call begins; none for the first.
+    /// Bucket at which the next call begins; `None` for the first.
     position: Option<u32>,
 }
 
@@ -140,7 +142,7 @@ impl Batch {
         }
     }
 
-    /// Reads the next entries; gives how many, and whether no others follow.
+    /// Reads the next entries; returns their number, and true if no others follow.
     fn next(&mut self, map: &MapHandle) -> io::Result<(usize, bool)> {
         let options = bpf_map_batch_opts {
             sz: size_of::<bpf_map_batch_opts>() as u64,
@@ -154,7 +156,7 @@ impl Batch {
                 .position
                 .as_mut()
                 .map_or(std::ptr::null_mut(), std::ptr::from_mut);
-            // SAFETY: a hash map's positions are 4 bytes; `keys` and `values` have room for `count` keys and values of the map.
+            // SAFETY: a hash map's positions are 4 bytes; `keys` and `values` fit `count` keys and values of the map.
             let outcome = unsafe {
                 bpf_map_lookup_batch(
                     map.as_fd().as_raw_fd(),
@@ -174,7 +176,7 @@ impl Batch {
                 }
                 Some(libc::ENOENT) => return Ok((count as usize, true)),
                 Some(libc::EINTR) => {}
-                // One bucket has more entries than there is room for.
+                // One bucket has more entries than fit.
                 Some(libc::ENOSPC) => {
                     self.keys.resize(2 * room * self.key_size, 0);
                     self.values.resize(2 * room * self.value_size, 0);

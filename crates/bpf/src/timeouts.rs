@@ -1,4 +1,4 @@
-//! The longest retransmission timeouts of connections, set without descriptors of theirs (`c/timeouts.bpf.c`).
+//! Longest retransmission timeouts of connections, set without their descriptors (`c/timeouts.bpf.c`).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -9,7 +9,7 @@ use crate::{Error, handle};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/timeouts.bpf.o"));
 
-/// Sets timeouts of connections whose descriptors are closed by then.
+/// Setter of timeouts for connections whose descriptors may be closed by then.
 #[derive(Debug)]
 pub struct Timeouts {
     iterator: Iterator,
@@ -20,7 +20,7 @@ impl Timeouts {
     /// Loads the iterator.
     ///
     /// # Errors
-    /// The kernel does not take it: it is too old, or has no BTF.
+    /// The kernel refuses the iterator: it is too old, or has no BTF.
     pub fn load() -> Result<Self, Error> {
         let (iterator, object) = Iterator::load(OBJECT, "give_back", "connections")?;
         Ok(Self {
@@ -29,11 +29,11 @@ impl Timeouts {
         })
     }
 
-    /// Remembers the longest timeout, milliseconds, that a connection is to have from the next [`Timeouts::give_back`] on. The order
-    /// goes with the connection.
+    /// Stores the longest timeout, in milliseconds, that the next [`Timeouts::give_back`] sets on a connection. The
+    /// order disappears with the connection.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn order(&self, socket: BorrowedFd<'_>, longest_ms: i32) -> Result<(), Error> {
         let key = socket.as_raw_fd().to_ne_bytes();
         let order = longest_ms.to_ne_bytes();
@@ -41,10 +41,10 @@ impl Timeouts {
         ordered.map_err(|e| failed(&e.to_string()))
     }
 
-    /// Sets what was ordered for connections of the caller's network namespace.
+    /// Sets the stored timeouts of connections in the caller's network namespace.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn give_back(&self) -> Result<(), Error> {
         let iter = self.iterator.over_all()?;
         run_through(iter).map_err(|error| failed(&error.to_string()))

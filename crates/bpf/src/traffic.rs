@@ -1,4 +1,5 @@
-//! Traffic for `holdfast bench steer`: a generator of packets of many flows, and what counts and checks them at an owner.
+//! Traffic for `holdfast bench steer`: a generator of packets of many flows, and a sink that counts and checks the
+//! packets at each owner.
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,24 +9,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{Error, Table, handle, link};
 
-/// Flows that have one client address; the next ones have the next address.
+/// Number of flows with one client address; further flows have the next address.
 pub const FLOWS_PER_ADDRESS: u32 = 32768;
-/// Flows a plan can have.
+/// Most flows of a plan.
 pub const MAX_FLOWS: u32 = 1 << 20;
 /// Client port of the first flow of an address.
 pub const FIRST_PORT: u16 = 1024;
 
-/// Bytes of a generated frame, its link header included.
+/// Length of a generated frame, link header included, bytes.
 const FRAME: usize = 60;
 const TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 
-/// What is sent; flow `i` comes from client address `client + i / 32768`, port `1024 + i % 32768`.
+/// Parameters of the traffic; flow `i` comes from client address `client + i / 32768`, port `1024 + i % 32768`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Plan {
-    /// How many flows take turns.
+    /// Number of flows, which take turns.
     pub flows: u32,
-    /// Interface of the generator's namespace by which the packets leave.
+    /// Outgoing interface in the generator's namespace.
     pub ifindex: u32,
     /// Service address.
     pub service: [u8; 4],
@@ -37,15 +38,15 @@ pub struct Plan {
     pub to_link: [u8; 6],
     /// Source link address.
     pub own_link: [u8; 6],
-    /// Flow `i` belongs to owner `i % owners`.
+    /// Number of owners; flow `i` belongs to owner `i % owners`.
     pub owners: u16,
-    /// A packet is checked when its number has none of these bits.
+    /// Bits that must be zero in a packet's number for the packet to be checked.
     pub sample_mask: u32,
-    /// Differs from plan to plan, not 0.
+    /// Number of the round, not 0; differs between plans.
     pub round: u32,
 }
 
-/// What arrived at an owner.
+/// Counts of packets at an owner.
 #[repr(C)]
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -53,15 +54,15 @@ pub struct Plan {
 pub struct Seen {
     /// Packets to the service.
     pub packets: u64,
-    /// Of these, the ones looked at.
+    /// Packets of these that were checked.
     pub checked: u64,
-    /// Flows of which a packet was looked at in this round.
+    /// Flows with a checked packet in this round.
     pub flows: u64,
-    /// Addresses or ports that are not the flow's.
+    /// Packets with addresses or ports other than the flow's.
     pub wrong_flow: u64,
-    /// Flows of another owner.
+    /// Packets of flows that belong to another owner.
     pub wrong_owner: u64,
-    /// Payload or checksums that are not what was sent.
+    /// Packets with a wrong payload or checksum.
     pub wrong_content: u64,
 }
 
@@ -94,11 +95,11 @@ impl Traffic {
         })
     }
 
-    /// Counts, checks and drops what arrives for owner 0 or 1 at an interface of the caller's network namespace: at XDP, or
-    /// else where the stack begins.
+    /// Counts, checks and drops packets for owner 0 or 1 at an interface of the caller's network namespace: at XDP, or
+    /// otherwise at tcx ingress.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn attach_sink(&mut self, ifindex: u32, owner: u8, xdp: bool) -> Result<(), Error> {
         let name = format!(
             "traffic_take_{}{}",
@@ -117,20 +118,20 @@ impl Traffic {
         Ok(())
     }
 
-    /// Sets what is sent and what is expected.
+    /// Sets the parameters of sent and expected packets.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn set_plan(&self, plan: &Plan) -> Result<(), Error> {
         Table::<u32, Plan>::new(handle(&self.object, "plan")?, "plan").set(&0, plan)?;
         let start = [0u8; 16];
         Table::<u32, [u8; 16]>::new(handle(&self.object, "position")?, "position").set(&0, &start)
     }
 
-    /// Sends `packets` packets from the caller's network namespace, as fast as it can.
+    /// Sends `packets` packets from the caller's network namespace at full speed.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn send(&mut self, packets: u32) -> Result<(), Error> {
         let refused = |e: libbpf_rs::Error| Error::Load(format!("live frames: {e:#}"));
         let frame = [0u8; FRAME];
@@ -152,10 +153,10 @@ impl Traffic {
         Ok(())
     }
 
-    /// The owners' counts, to be read also while packets are sent.
+    /// Returns a reader of the owners' counts, which works also while packets are sent.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn counts(&self) -> Result<Counts, Error> {
         Ok(Counts(handle(&self.object, "seen")?))
     }
@@ -166,14 +167,14 @@ impl Traffic {
     }
 }
 
-/// What has arrived at the owners.
+/// Reader of the owners' counts.
 pub struct Counts(MapHandle);
 
 impl Counts {
-    /// What has arrived at each owner since the programs were loaded.
+    /// Returns the counts of each owner since the programs were loaded.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn read(&self) -> Result<[Seen; 2], Error> {
         let mut sums = [Seen::default(); 2];
         for (index, sum) in (0u32..).zip(&mut sums) {
@@ -201,7 +202,7 @@ impl Counts {
     }
 }
 
-/// The client of flow `index` as `plan` makes it.
+/// Returns the client of flow `index` in a plan with the first client address `client`.
 #[must_use]
 pub fn client_of(client: Ipv4Addr, index: u32) -> (Ipv4Addr, u16) {
     let address = Ipv4Addr::from(u32::from(client) + index / FLOWS_PER_ADDRESS);

@@ -1,11 +1,11 @@
-//! Flows and records that are set many at once are in the maps, new ones and changed ones. Needs root.
+//! Many flows and records are set at once: new and changed ones are in the maps. Needs root.
 
 use std::path::PathBuf;
 
 use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue, Record};
 
-/// More than go with one call.
+/// More entries than one call sets.
 const MANY: u16 = 2 * 1024 + 100;
 
 fn load(test: &str, room: u32) -> Dataplane {

@@ -1,11 +1,11 @@
-//! Processes in a Landlock domain are told from others, whatever the domain restricts. Needs root.
+//! Processes in a Landlock domain are detected, whatever the domain restricts. Needs root.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use holdfast_bpf::domains::Domains;
 
-/// Enters a domain in its first thread or in another, says so, and waits.
+/// Python program that enters a domain in its first thread or in another one, prints a line, and waits.
 const PROGRAM: &str = r#"
 import ctypes, struct, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +32,7 @@ impl Drop for Ended {
     }
 }
 
-/// A process with these restrictions, and what it says of them.
+/// Starts a process with these restrictions, and returns it with its line.
 fn process(words: [u32; 4]) -> (Ended, String) {
     let mut command = Command::new("python3");
     command.args(["-c", PROGRAM]);
@@ -47,7 +47,7 @@ fn process(words: [u32; 4]) -> (Ended, String) {
 #[test]
 fn a_domain_of_any_kind_is_told() {
     let domains = Domains::load().expect("load");
-    // Files, network, scopes; of all of the process, or of a thread.
+    // Restrictions of files, network and scopes, and 1 if only a second thread is restricted.
     for words in [
         [1, 0, 0, 0],
         [1, 0, 0, 1],

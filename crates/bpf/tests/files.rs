@@ -1,4 +1,4 @@
-//! The iterator over descriptors shows what `/proc` does. Needs root.
+//! The iterator over descriptors shows the same data as `/proc`. Needs root.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use holdfast_bpf::files::{Descriptor, Lister, bits};
 
-/// More than one read of the kernel's has room for.
+/// More descriptors than one read of the kernel returns.
 const MANY: usize = 1_500;
 
 fn own(lister: &Lister) -> BTreeMap<u32, Descriptor> {

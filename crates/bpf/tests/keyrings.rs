@@ -1,11 +1,12 @@
-//! Keys of processes are found in whichever of their keyrings they are. Needs root.
+//! Keys of processes are found in each of their keyrings. Needs root.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use holdfast_bpf::keyrings::{Keyring, Keyrings};
 
-/// Joins a session keyring of its own, adds a key of this type and name to one of its keyrings, says so, and waits.
+/// Python program that joins a new session keyring, adds a key of this type and name to one of its keyrings, prints a
+/// line, and waits.
 const PROGRAM: &str = r#"
 import ctypes, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +33,7 @@ impl Drop for Ended {
 #[test]
 fn keys_are_found_in_each_keyring() {
     let keyrings = Keyrings::load().expect("load");
-    // Type and name of the key; the thread's keyring, the process's, the session's, or no key.
+    // Type and name of the key; its keyring (-1 thread, -2 process, -3 session, 0 for no key); the expected result.
     for (kind, name, keyring, wanted) in [
         ("user", "one", "-1", Some(Keyring::Own)),
         ("user", "one", "-2", Some(Keyring::Own)),

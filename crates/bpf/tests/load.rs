@@ -1,4 +1,4 @@
-//! The programs pass this kernel's verifier, the maps hold what is put into them, and pins are adopted.
+//! The programs pass this kernel's verifier, the maps keep their entries, and pins are adopted.
 
 use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue};

@@ -1,4 +1,4 @@
-//! The observer has the sockets it was asked for, and no others. Needs root.
+//! The observer reports exactly the sockets that it was asked to follow. Needs root.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -52,7 +52,7 @@ fn many_are_read_once_and_in_their_order() {
     }
 }
 
-/// The descriptor with which it was ordered is closed by then.
+/// The descriptor used for the order is closed before the timeout is given back.
 #[test]
 fn a_timeout_is_given_back_without_a_descriptor() {
     const TCP_RTO_MAX_MS: i32 = 44;
@@ -126,7 +126,8 @@ fn one_that_is_followed_is_told_when_it_has_changed() {
     assert_eq!(changes(&mut observer), [], "a closed socket is gone");
 }
 
-/// One pass has room for so many, and says whether it had; nobody is told twice, and who is let go meanwhile hides nobody.
+/// One pass has limited capacity and reports whether it was complete. No socket is reported twice, and a socket
+/// released meanwhile hides no other.
 #[test]
 fn more_than_there_is_room_for_are_told_once() {
     const SOCKETS: usize = 8192 + 200;
@@ -157,7 +158,8 @@ fn more_than_there_is_room_for_are_told_once() {
     assert_eq!(changes(&mut once), [], "all are let go");
 }
 
-/// A socket is met where a process has a descriptor of it, once however many it has; one that is on its way through a Unix socket is not.
+/// A socket is found if a process has a descriptor of it, once for any number of descriptors; a socket in flight
+/// through a Unix socket is not found.
 #[test]
 fn a_socket_without_a_descriptor_is_not_met() {
     let mut observer = Observer::load().expect("load");

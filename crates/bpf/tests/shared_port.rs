@@ -1,4 +1,4 @@
-//! Clients of UDP sockets that share a port come to the socket that is named for them. Needs root and bpffs.
+//! Clients of UDP sockets that share a port reach the socket assigned to them. Needs root and bpffs.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,11 +11,11 @@ use rustix::net::sockopt::set_socket_reuseport;
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 
 const UDP: u8 = 17;
-/// More than one run of the program tells of.
+/// More clients than one run of the program returns.
 const CLIENTS: usize = 150;
 const SOCKETS: usize = 4;
 
-/// A folder of pins that is removed at the end.
+/// A folder of pins, removed when dropped.
 struct Pins(PathBuf);
 
 impl Pins {
@@ -73,7 +73,8 @@ impl Group {
         self.clients.iter().map(flow).collect()
     }
 
-    /// The socket that a datagram of each client comes to. Delivery over the loopback device is part of sending.
+    /// Returns the socket that receives a datagram of each client. Delivery over the loopback device is part of
+    /// sending.
     fn receivers(&self) -> Vec<Option<usize>> {
         let receiver = |client: &UdpSocket| {
             client.send_to(b"x", self.at).expect("send");
@@ -95,7 +96,7 @@ fn clients_keep_the_sockets_that_are_named_for_them() {
     assert_eq!(ports.ask(&group.fds(), &flows).expect("ask"), by_kernel);
     assert!(by_kernel.iter().any(|one| *one != by_kernel[0]), "spread");
 
-    // Another socket than the kernel's choice, for all but the first few.
+    // For all but the first clients, another socket than the kernel's choice.
     let named: Vec<Option<usize>> = by_kernel
         .iter()
         .enumerate()
@@ -112,12 +113,12 @@ fn clients_keep_the_sockets_that_are_named_for_them() {
     assert_eq!(group.receivers(), named);
     assert_eq!(ports.ask(&group.fds(), &flows).expect("ask"), named);
 
-    // The next daemon knows them too.
+    // A restarted daemon still has the assignments.
     drop(ports);
     let ports = SharedPorts::load(&pins.0).expect("load again");
     assert_eq!(ports.ask(&group.fds(), &flows).expect("ask"), named);
 
-    // Clients of a closed socket come to the others.
+    // Clients of a closed socket reach the others.
     drop(group.sockets.pop());
     let receivers = group.receivers();
     assert!(receivers.iter().all(Option::is_some));
@@ -133,7 +134,7 @@ fn groups_are_listed_with_their_programs() {
     ports
         .name(named.sockets[0].as_fd(), &named.flows())
         .expect("name");
-    // Returns 1: the second socket.
+    // A program that returns 1: the second socket.
     let code = [6 | 1 << 32_u64];
     ports
         .set_classic(classic.sockets[0].as_fd(), &code)
@@ -171,7 +172,7 @@ fn a_socket_of_another_group_is_not_chosen() {
     let (group, other) = (Group::new(), Group::new());
     let flows = group.flows();
     let before = group.receivers();
-    // As if told by somebody who lies.
+    // An assignment as a dishonest peer could send it.
     ports.name(other.sockets[0].as_fd(), &flows).expect("name");
     ports
         .name(group.sockets[0].as_fd(), &flows[..1])

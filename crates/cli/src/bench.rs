@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 
 use crate::Ending;
 
-/// Measure, and write the numbers as JSON. What measures packets and connections needs root
+/// Run a benchmark and write its numbers as JSON. Benchmarks of packets and connections need root
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -14,26 +14,26 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum Which {
-    /// Moves of servers whose clients come and go: how many succeed, and what clients see of them
+    /// Migrate servers with short-lived clients: success rate, and effects on the clients
     Churn(holdfast_bench::churn::ChurnArgs),
-    /// Operations a second on a registrar's handlespace, by policy and number of elements
+    /// Operations per second on a registrar's handlespace, by policy and number of elements
     Handlespace(holdfast_bench::handlespace::HandlespaceArgs),
-    /// What moving live connections costs: freeze, gap seen by the client, resets, retransmissions
+    /// Cost of handing off live connections: freeze, gap seen by the client, resets, retransmissions
     Handoff(holdfast_bench::handoff::HandoffArgs),
-    /// What moving a running process costs: freeze, gap seen by the client, bytes in the freeze, resets
+    /// Cost of migrating a running process: freeze, gap seen by the client, bytes in the freeze, resets
     Migrate(holdfast_bench::migrate::MigrateArgs),
-    /// What one registrar carries on one processor, beside a bare echo over the same transport
+    /// Capacity of one registrar on one processor, compared with a bare echo over the same transport
     Registrar(holdfast_bench::registrar::RegistrarArgs),
-    /// Packets a second and CPU time of the contact node, beside the kernel's own forwarding
+    /// Packets per second and CPU time of the contact node, compared with the kernel's own forwarding
     Steer(holdfast_bench::steer::SteerArgs),
-    /// Events a second of the simulator, on one processor
+    /// Events per second of the simulator, on one processor
     Sim(holdfast_bench::sim::SimArgs),
 }
 
-/// Carries out `holdfast bench`.
+/// Runs `holdfast bench`.
 ///
 /// # Errors
-/// What the measurement answers.
+/// Errors of the benchmark.
 pub fn run(args: BenchArgs) -> Result<Ending> {
     match args.which {
         Which::Churn(args) => holdfast_bench::churn::run(&args)?,

@@ -42,10 +42,10 @@ enum CaCommand {
     },
 }
 
-/// Carries out `holdfast ca`.
+/// Runs `holdfast ca`.
 ///
 /// # Errors
-/// The authority's files are missing or damaged, exist already, or the name cannot be a node's.
+/// The authority's files are missing, damaged or exist already, or the name is not allowed for a node.
 pub fn run(args: CaArgs) -> anyhow::Result<()> {
     let dir = &args.dir;
     match args.command {

@@ -1,4 +1,4 @@
-//! `holdfast check`: whether a process can move.
+//! `holdfast check`: tests if a process can move.
 
 use anyhow::Result;
 use clap::Args;
@@ -9,7 +9,7 @@ use crate::control::{Daemon, print_json};
 use crate::migrate::forwarded;
 use crate::process::Process;
 
-/// Say whether a process of this node can move, with all its children, and what stands in the way
+/// Check if a process of this node can move with all its children, and list its blockers
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast check 4242
@@ -28,7 +28,7 @@ pub struct CheckArgs {
     /// The process, by its PID on this node, or the systemd unit that it is the main process of
     #[arg(value_name = "PID|UNIT")]
     process: Process,
-    /// Ask this node too whether it takes the process
+    /// Also ask this node if it would take the process
     #[arg(long, value_name = "NODE")]
     to: Option<String>,
     /// Print JSON
@@ -36,7 +36,7 @@ pub struct CheckArgs {
     json: bool,
 }
 
-/// Carries out `holdfast check`.
+/// Runs `holdfast check`.
 ///
 /// # Errors
 /// The daemon does not answer, or there is no such process.

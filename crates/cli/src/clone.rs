@@ -7,7 +7,7 @@ use holdfast_api::control::SocketsWay;
 use crate::Ending;
 use crate::migrate::Journey;
 
-/// Copy a running process of this node, with all its children, to another node; the original goes on
+/// Copy a running process of this node, with all its children, to another node; the original keeps running
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast clone 4242 --to n2
@@ -24,10 +24,10 @@ pub struct CloneArgs {
     journey: Journey,
 }
 
-/// Carries out `holdfast clone`.
+/// Runs `holdfast clone`.
 ///
 /// # Errors
-/// The daemon refuses, or the result does not come in time.
+/// The daemon refuses, or there is no result within the time limit.
 pub fn run(args: &CloneArgs) -> Result<Ending> {
     args.journey.make(SocketsWay::default(), true, false)
 }

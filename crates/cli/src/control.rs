@@ -1,4 +1,4 @@
-//! The way to the daemon.
+//! Requests to a daemon, and output.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use holdfast_api::control::{
 };
 use serde::Serialize;
 
-/// Which daemon is spoken to.
+/// Options that select the node's daemon.
 #[derive(Debug, Args)]
 pub struct Daemon {
     /// The daemon's control socket
@@ -18,7 +18,7 @@ pub struct Daemon {
     socket: PathBuf,
 }
 
-/// Which registrar is spoken to.
+/// Options that select the registrar.
 #[derive(Debug, Args)]
 pub struct RegistrarDaemon {
     /// The registrar's control socket
@@ -29,10 +29,10 @@ pub struct RegistrarDaemon {
 macro_rules! ways {
     ($daemon:ident, $start:literal) => {
         impl $daemon {
-            /// Asks the daemon.
+            /// Sends a request to the daemon and waits for the answer.
             ///
             /// # Errors
-            /// The daemon does not run, or refuses; the text says what to do.
+            /// The daemon does not run, or refuses; the error text contains a remedy.
             pub fn ask<'a, T, F>(
                 &self,
                 client: &'a BlockingClient,
@@ -46,10 +46,10 @@ macro_rules! ways {
                     .map_err(|error| explain(&self.socket, $start, error))
             }
 
-            /// A client of the daemon; nothing is opened yet.
+            /// Returns a client of the daemon, without connecting.
             ///
             /// # Errors
-            /// The system gives no descriptors.
+            /// The system has no descriptors.
             pub fn client(&self) -> Result<BlockingClient> {
                 BlockingClient::new(&self.socket)
                     .context("no descriptors for a connection to the daemon")
@@ -85,7 +85,7 @@ fn explain(socket: &Path, start: &str, error: ClientError) -> anyhow::Error {
 /// Prints a value as JSON.
 ///
 /// # Errors
-/// The value has no form in JSON.
+/// The value has no JSON form.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     put(&format!(
         "{}\n",
@@ -93,7 +93,7 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     ))
 }
 
-/// Writes to standard output. Where nobody reads any more (`| head`), the process ends.
+/// Writes to standard output. If its reader has closed it (`| head`), the process ends.
 ///
 /// # Errors
 /// The output cannot be written.

@@ -1,4 +1,4 @@
-//! `holdfast demo`: the product, shown on this machine.
+//! `holdfast demo`: demonstrates Holdfast on this machine.
 
 use std::time::Duration;
 
@@ -13,19 +13,21 @@ use holdfast_lab::Reach;
 use crate::Ending;
 use crate::control::print_json;
 
-/// See the product work, on this machine, in network namespaces. Needs root
+/// Demonstrate Holdfast on this machine, in network namespaces. Needs root
 ///
-/// Starts a small group of file servers and downloads through its service address with the system's own curl. While the
-/// download runs, its connection goes round the servers. Ends with what the client saw: checksum, gaps, resets,
-/// retransmissions, from a capture at the client's interface. Its programs run with real-time priority, so that what
-/// else the machine does is not measured.
+/// Starts a small group of file servers and downloads through its service address with the system's curl. During the
+/// download, the connection is handed from server to server. Finally prints the client's view: checksum, gaps, resets,
+/// retransmissions, from a capture at the client's interface. The demonstration's programs run with real-time priority,
+/// so that other load on the machine does not distort the result.
 ///
-/// `holdfast demo pool` shows a pool of stock nginx servers, made elements by `holdfast pool register`, and a client that goes
-/// on while a server and a registrar are killed. Of the flags, it heeds --nodes (the servers), --plain and --json.
+/// `holdfast demo pool` shows a pool of unmodified nginx servers, registered by `holdfast pool register`, and a
+/// client that keeps working while a server and a registrar are killed. Of the flags, only --nodes (number of servers),
+/// --plain and --json apply.
 ///
-/// `holdfast demo migrate` moves OpenArena's dedicated server, an ordinary program, from node to node and back while 24 players
-/// play: 10 times, or --handoffs times. It needs the server's packages (`./x demo migrate` fetches them); HOLDFAST_OPENARENA names the
-/// folder that they were unpacked into. Of the flags, it heeds --handoffs and --json.
+/// `holdfast demo migrate` moves OpenArena's dedicated server, an unmodified program, from node to node and back while
+/// 24 players play: 10 times, or --handoffs times. The server's packages are required (`./x demo migrate` fetches
+/// them); HOLDFAST_OPENARENA names the folder that contains them unpacked. Of the flags, only --handoffs and --json
+/// apply.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast demo
@@ -34,41 +36,41 @@ use crate::control::print_json;
   holdfast demo --family 6 --reach broadcast
   holdfast demo --upload --bytes 134217728 --seconds 8 --json")]
 pub struct DemoArgs {
-    /// What to show
+    /// The demonstration
     #[arg(value_enum, default_value_t = What::Handoff)]
     what: What,
-    /// How many nodes, or servers of the pool
+    /// Number of nodes, or of servers in the pool
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..=20))]
     nodes: u16,
-    /// Over how many segments the nodes are spread; with more than one the client has its own
+    /// Number of segments for the nodes; with more than one the client has its own segment
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=20))]
     segments: u16,
     /// How packets reach a flow's owner
     #[arg(long, value_enum, default_value_t = ReachArg::Steer)]
     reach: ReachArg,
-    /// The internet protocol's version
+    /// IP version
     #[arg(long, default_value = "4", value_parser = ["4", "6"])]
     family: String,
-    /// How much to transfer while the connection goes round
+    /// Bytes to transfer during the handoffs
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     bytes: u64,
-    /// How long that takes, at the rate the sender keeps to
+    /// Duration of the transfer, which sets the sender's rate
     #[arg(long, value_name = "SECONDS", default_value_t = 17.0)]
     seconds: f64,
-    /// From one handoff's begin to the next
+    /// Interval between the starts of handoffs
     #[arg(long, value_name = "MS", default_value_t = 600)]
     every_ms: u64,
-    /// Fail unless there were so many handoffs [default: 20, fewer where there is no time for them]; of `migrate`, how many
-    /// moves to make [default: 10]
+    /// Fail with fewer handoffs than this [default: 20, fewer if there is no time for them]; for `migrate`, the number
+    /// of moves [default: 10]
     #[arg(long, value_name = "N")]
     handoffs: Option<usize>,
-    /// The client sends instead
+    /// Upload from the client instead of downloading
     #[arg(long)]
     upload: bool,
-    /// Lose packets on the client's link, in each direction, in percent
+    /// Packet loss on the client's link, in each direction, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
     loss_pct: f64,
-    /// Lines instead of the live picture
+    /// Print lines instead of the live display
     #[arg(long)]
     plain: bool,
     /// Print the report as JSON
@@ -80,7 +82,7 @@ pub struct DemoArgs {
 enum What {
     /// A connection moves between servers
     Handoff,
-    /// A pool of web servers, a server's death and a registrar's
+    /// A pool of web servers survives the death of a server and of a registrar
     Pool,
     /// A game server moves between nodes while 24 players play
     Migrate,
@@ -94,10 +96,10 @@ enum ReachArg {
     Broadcast,
 }
 
-/// Carries out `holdfast demo`.
+/// Runs `holdfast demo`.
 ///
 /// # Errors
-/// Something kept it from coming to a result.
+/// The demonstration could not be completed.
 pub fn run(args: &DemoArgs) -> Result<Ending> {
     match args.what {
         What::Handoff => handoff(args),
@@ -151,7 +153,7 @@ fn spec(args: &DemoArgs) -> Result<DemoSpec> {
     }
     let interval = Duration::from_millis(args.every_ms.max(1));
     let duration = Duration::from_secs_f64(args.seconds);
-    // A third of the time is left for handoffs that take long on a busy machine.
+    // Leave a third of the time for handoffs that take long on a busy machine.
     let room = (duration.as_secs_f64() / interval.as_secs_f64() * 2.0 / 3.0) as usize;
     Ok(DemoSpec {
         nodes: args.nodes,

@@ -21,7 +21,7 @@ enum Action {
     Show(ShowArgs),
 }
 
-/// List the flows this node knows; the contact node knows all of the group
+/// List the flows known to this node; the contact node knows all flows of the group
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  holdfast flow list\n  holdfast flow list --pool files --owner n2 --json"
@@ -38,7 +38,7 @@ struct ListArgs {
     /// Only flows of this protocol
     #[arg(long, value_enum)]
     protocol: Option<ProtocolArg>,
-    /// At most so many
+    /// Maximum number of flows
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
     /// Print JSON
@@ -52,13 +52,13 @@ enum ProtocolArg {
     Udp,
 }
 
-/// Show one flow: its owner, its socket, what keeps it from moving
+/// Show one flow: its owner, its socket, and reasons that prevent a handoff
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  holdfast flow show tcp:10.0.0.1:80-10.0.1.2:4242")]
 struct ShowArgs {
     #[command(flatten)]
     daemon: Daemon,
-    /// tcp:LOCAL:PORT-REMOTE:PORT, LOCAL being the service address
+    /// tcp:LOCAL:PORT-REMOTE:PORT, with the service address as LOCAL
     #[arg(value_parser = parse)]
     flow: FlowText,
     /// Print JSON
@@ -66,13 +66,13 @@ struct ShowArgs {
     json: bool,
 }
 
-/// Reads a flow's name, and shows an example where it is none.
+/// Parses a flow's text form; the error contains an example.
 pub fn parse(text: &str) -> Result<FlowText> {
     let example = "for example tcp:10.0.0.1:80-10.0.1.2:4242 or tcp:[fd00::1]:80-[fd00::2]:4242";
     text.parse().map_err(|error| anyhow!("{error}, {example}"))
 }
 
-/// Carries out `holdfast flow`.
+/// Runs `holdfast flow`.
 ///
 /// # Errors
 /// The daemon does not answer, or does not know the flow.
@@ -95,7 +95,7 @@ fn list(args: &ListArgs) -> Result<()> {
         after: None,
     };
     let client = args.daemon.client()?;
-    // With a limit, one answer is enough; without, all of them.
+    // With a limit, one page is enough; without, fetch all pages.
     let flows = match args.limit {
         Some(_) => args.daemon.ask(&client, |client| client.flows(&query))?,
         None => args

@@ -16,7 +16,7 @@ use crate::control::{Daemon, print_json};
 use crate::flow::parse;
 use crate::table::{Table, micros};
 
-/// Between two looks at a handoff that goes on.
+/// Interval between polls of a running handoff.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Move connections of this node to another node
@@ -29,31 +29,31 @@ It is asked on the node that owns the flows; `holdfast flow list` shows the owne
 pub struct HandoffArgs {
     #[command(flatten)]
     daemon: Daemon,
-    /// tcp:LOCAL:PORT-REMOTE:PORT, LOCAL being the service address; several may be given
+    /// tcp:LOCAL:PORT-REMOTE:PORT, with the service address as LOCAL; repeatable
     #[arg(value_parser = parse, required_unless_present = "all", conflicts_with = "all")]
     flow: Vec<FlowText>,
-    /// The node that is to take them
+    /// The node that takes the flows
     #[arg(long, value_name = "NODE")]
     to: String,
-    /// Wait at most so many milliseconds for each send queue to empty first
+    /// First wait for each send queue to empty, at most this many milliseconds
     #[arg(long, value_name = "MS")]
     drain: Option<u32>,
-    /// All flows that this node owns
+    /// Hand off all flows that this node owns
     #[arg(long)]
     all: bool,
-    /// With --all: only those of this pool
+    /// With --all: only flows of this pool
     #[arg(long, conflicts_with = "flow")]
     pool: Option<String>,
-    /// With --all: at most so many
+    /// With --all: maximum number of flows
     #[arg(long, value_name = "N", conflicts_with = "flow")]
     limit: Option<u64>,
-    /// Wait at most so many seconds for the result
+    /// Maximum time to wait for the result, in seconds
     #[arg(
         long, value_name = "SECONDS", default_value_t = 60, default_missing_value = "60", num_args = 0..=1,
         require_equals = true
     )]
     wait: u64,
-    /// Return when it has begun
+    /// Return after the handoff has started
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
     /// Print JSON
@@ -61,10 +61,10 @@ pub struct HandoffArgs {
     json: bool,
 }
 
-/// Carries out `holdfast handoff`.
+/// Runs `holdfast handoff`.
 ///
 /// # Errors
-/// The daemon refuses, or the result does not come in time.
+/// The daemon refuses, or there is no result within the time limit.
 pub fn run(args: &HandoffArgs) -> Result<Ending> {
     let client = args.daemon.client()?;
     let request = request(args);
@@ -132,7 +132,7 @@ fn request(args: &HandoffArgs) -> HandoffRequest {
     }
 }
 
-/// All kept is a failure, some is not.
+/// Returns the exit status: failure only if all flows were kept.
 fn ending(status: &HandoffStatus) -> Ending {
     match (status.summary.moved, status.summary.kept) {
         (_, 0) => Ending::Done,
@@ -141,7 +141,7 @@ fn ending(status: &HandoffStatus) -> Ending {
     }
 }
 
-/// A handoff of many flows has many lines that are all alike: then only those that stayed, and a summary.
+/// Maximum number of table rows: a larger handoff lists only the flows that stayed, and a summary.
 const ROWS_MAX: usize = 40;
 
 fn text(status: &HandoffStatus) -> String {
@@ -225,7 +225,7 @@ fn cells(result: &FlowResult) -> [String; 10] {
     ]
 }
 
-/// A line on the terminal that changes while the handoff goes on.
+/// A progress line on the terminal, updated during the handoff.
 struct Progress {
     live: bool,
 }
@@ -241,7 +241,7 @@ impl Progress {
         if self.live {
             let summary = &status.summary;
             let done = summary.moved + summary.kept;
-            // A terminal that is gone shall not stop the handoff.
+            // A closed terminal must not stop the handoff.
             let _ = write!(stderr(), "\r{done} of {} flows", summary.total);
         }
     }

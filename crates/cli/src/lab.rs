@@ -17,11 +17,11 @@ pub struct LabArgs {
 enum Action {
     /// Bring a lab up; it stays until `down`
     Up(UpArgs),
-    /// Take a lab down; also removes what a killed process left of it
+    /// Take a lab down; also removes the remains of a killed process
     Down(NameArgs),
     /// Run a command inside a host (n1, c1, …) or inside the switch (sw)
     Exec(ExecArgs),
-    /// Cut a host off, without it losing its carrier
+    /// Isolate a host; its link keeps the carrier
     Cut(FaultArgs),
     /// Undo cut
     Heal(FaultArgs),
@@ -29,13 +29,13 @@ enum Action {
     Status(StatusArgs),
     /// List all labs
     List(ListArgs),
-    /// Remove what killed processes left of their labs
+    /// Remove the labs of killed processes
     Prune,
 }
 
 #[derive(Debug, Args)]
 struct NameArgs {
-    /// Which lab
+    /// The lab's name
     #[arg(long, default_value = "default")]
     name: String,
 }
@@ -44,19 +44,19 @@ struct NameArgs {
 struct UpArgs {
     #[command(flatten)]
     lab: NameArgs,
-    /// Nodes n1, n2, …
+    /// Number of nodes n1, n2, …
     #[arg(long, default_value_t = 3)]
     nodes: u16,
-    /// Clients c1, c2, …
+    /// Number of clients c1, c2, …
     #[arg(long, default_value_t = 1)]
     clients: u16,
-    /// Spread the nodes over this many segments; with more than one, clients have a segment of their own
+    /// Number of segments for the nodes; with more than one, clients have their own segment
     #[arg(long, default_value_t = 1)]
     segments: u16,
-    /// How packets for the service address are to reach a flow's owner; recorded for those who set up daemons
+    /// Reach of the service address (packets' way to a flow's owner); recorded for tools that configure daemons
     #[arg(long, value_enum, default_value_t = ReachArg::Steer)]
     reach: ReachArg,
-    /// Which links the next three options are about: a host, `nodes`, `clients` or `all`
+    /// The links to which the next three options apply: a host, `nodes`, `clients` or `all`
     #[arg(long, default_value = "all", value_name = "HOST")]
     link: String,
     /// Delay of each link, in each direction, in milliseconds
@@ -68,10 +68,10 @@ struct UpArgs {
     /// Loss on each link, in each direction, in percent
     #[arg(long, value_name = "C")]
     loss_pct: Option<f64>,
-    /// Where losses are drawn from: same seed and same packets, same losses
+    /// Seed of packet loss: the same seed and the same packets give the same losses
     #[arg(long)]
     seed: Option<u64>,
-    /// A TOML file that describes links one by one; the options above come after it
+    /// A TOML file that describes individual links; the options above override it
     #[arg(long, value_name = "FILE")]
     topology: Option<PathBuf>,
 }
@@ -86,7 +86,7 @@ enum ReachArg {
 struct ExecArgs {
     #[command(flatten)]
     lab: NameArgs,
-    /// Where to run it
+    /// The host to run the command in
     host: String,
     /// The command and its arguments
     #[arg(
@@ -102,9 +102,9 @@ struct ExecArgs {
 struct FaultArgs {
     #[command(flatten)]
     lab: NameArgs,
-    /// Which host
+    /// The host
     host: String,
-    /// Only between HOST and this one
+    /// Apply only between the host and this one
     #[arg(long, value_name = "HOST")]
     from: Option<String>,
 }
@@ -125,10 +125,10 @@ struct ListArgs {
     json: bool,
 }
 
-/// Carries out `holdfast lab`.
+/// Runs `holdfast lab`.
 ///
 /// # Errors
-/// What the lab answers, for the user to read.
+/// Errors of the lab, worded for the user.
 pub fn run(args: LabArgs) -> Result<()> {
     match args.action {
         Action::Up(args) => up(args),
@@ -196,7 +196,7 @@ fn topology(args: &UpArgs) -> Result<Topology> {
 
 fn exec(args: &ExecArgs) -> Result<()> {
     let mut command = Lab::open(&args.lab.name)?.command(&args.host)?;
-    // It takes this process's place, so its exit code and the signals it gets are this process's.
+    // The command replaces this process, so its exit code and received signals are this process's.
     let error = command.args(&args.command).exec();
     bail!("run {:?}: {error}", command.get_program())
 }

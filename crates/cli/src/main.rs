@@ -59,20 +59,20 @@ enum Command {
     Man(reference::ManArgs),
 }
 
-/// How a command ended that did not fail.
+/// Result of a command that returned no error.
 enum Ending {
-    /// As asked.
+    /// The command succeeded.
     Done,
-    /// What was to be shown is not as promised. Told already.
+    /// The command ran, but its check failed, as already reported.
     Failed,
-    /// Some flows stayed where they were. Told already.
+    /// Some flows stayed on this node, as already reported.
     PartlyKept,
-    /// As a program that was run did.
+    /// A started program ended with this exit code.
     Exited(u8),
 }
 
 fn main() -> ExitCode {
-    // A lab's hosts are this program in a hidden role.
+    // A lab's hosts are instances of this program, started with a hidden argument.
     holdfast_lab::init_main();
     match run(Line::parse()) {
         Ok(Ending::Done) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! `holdfast migrate`: moves a running process to another node. What `holdfast clone` has in common with it is here too.
+//! `holdfast migrate`: moves a running process to another node. Also contains the common part of `holdfast clone`.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::Ending;
 use crate::control::{Daemon, print_json};
 use crate::process::Process;
 
-/// Between two looks at a migration that goes on.
+/// Interval between polls of a running migration.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Move a running process of this node, with all its children, to another node
@@ -32,16 +32,17 @@ it running here. Exit codes: 0 it moved, 1 it stayed or the command failed.")]
 pub struct MigrateArgs {
     #[command(flatten)]
     journey: Journey,
-    /// How its sockets move: one at a time, all together, or ahead of the freeze and then what changed
+    /// Strategy for moving the sockets: one at a time, all together, or before the freeze with later changes sent in it
     #[arg(long, value_enum, default_value_t)]
     sockets: Sockets,
-    /// Where it would stand still for longer than --max-freeze-ms (without that: where copying no longer shortens it, and memory is
-    /// the most of it), memory that it writes all the time follows when it runs there; until all has come both nodes must stay up
+    /// Allow post-copy: if the freeze would exceed --max-freeze-ms (or, without that limit, if further rounds of
+    /// copying do not shorten it and memory is most of it), the remaining pages are sent after the process resumes at
+    /// the other node; until then both nodes must stay up
     #[arg(long, conflicts_with = "verify")]
     post_copy: bool,
 }
 
-/// A process, and where it or a copy of it goes.
+/// Common options: a process, and the node for it or for its copy.
 #[derive(Debug, Args)]
 pub struct Journey {
     #[command(flatten)]
@@ -49,22 +50,23 @@ pub struct Journey {
     /// The process, by its PID on this node, or the systemd unit that it is the main process of
     #[arg(value_name = "PID|UNIT")]
     process: Process,
-    /// The node that is to take it
+    /// The node that takes the process
     #[arg(long, value_name = "NODE")]
     to: String,
-    /// Only if it is predicted to stand still for so many milliseconds at most
+    /// Move only if the predicted freeze is at most this many milliseconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     max_freeze_ms: Option<u64>,
-    /// Compare registers, memory and descriptors on both nodes before it runs there; it stays here where they differ
+    /// Compare registers, memory and descriptors on both nodes before the process resumes; on any difference the
+    /// process stays here
     #[arg(long)]
     verify: bool,
-    /// Wait at most so many seconds for the result
+    /// Maximum time to wait for the result, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
-    /// Return when it has begun
+    /// Return after the migration has started
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
-    /// Print JSON, without lines of progress
+    /// Print JSON, without progress lines
     #[arg(long)]
     json: bool,
 }
@@ -75,15 +77,15 @@ enum Sockets {
     Iterative,
     /// All in one message
     Collective,
-    /// Made beforehand; in the freeze one message has what changed
+    /// Created before the freeze; one message in the freeze carries the changes
     #[default]
     Incremental,
 }
 
-/// Carries out `holdfast migrate`.
+/// Runs `holdfast migrate`.
 ///
 /// # Errors
-/// The daemon refuses, or the result does not come in time.
+/// The daemon refuses, or there is no result within the time limit.
 pub fn run(args: &MigrateArgs) -> Result<Ending> {
     let sockets = match args.sockets {
         Sockets::Iterative => SocketsWay::Iterative,
@@ -94,10 +96,10 @@ pub fn run(args: &MigrateArgs) -> Result<Ending> {
 }
 
 impl Journey {
-    /// Asks for it, and shows how it goes and ends.
+    /// Requests the migration, and shows its progress and result.
     ///
     /// # Errors
-    /// The daemon refuses, or the result does not come in time.
+    /// The daemon refuses, or there is no result within the time limit.
     pub fn make(&self, sockets: SocketsWay, clone: bool, post_copy: bool) -> Result<Ending> {
         let client = self.daemon.client()?;
         let request = MigrationRequest {
@@ -131,7 +133,7 @@ impl Journey {
         })
     }
 
-    /// Shows rounds until it has ended.
+    /// Shows the rounds of copying until the migration has ended.
     fn follow(&self, client: &BlockingClient, id: u64) -> Result<MigrationStatus> {
         let deadline = Instant::now() + Duration::from_secs(self.wait);
         let (mut shown, mut follows) = (0, false);
@@ -182,7 +184,7 @@ fn progress(round: &RoundEntry) -> String {
     )
 }
 
-/// What of it is due to compression, where there is some.
+/// Describes the effect of compression, if any.
 fn packed(sent: u64, saved: u64) -> String {
     match saved {
         0 => String::new(),
@@ -193,7 +195,7 @@ fn packed(sent: u64, saved: u64) -> String {
 fn text(status: &MigrationStatus) -> String {
     let (pid, to) = (status.pid, &status.to);
     let sent = status.copied_bytes + status.freeze_bytes;
-    // One that has ended, or never was, has no name.
+    // A process that has ended, or never existed, has no name.
     let who = match status.name.as_str() {
         "" => format!("process {pid}"),
         name => format!("{name} ({pid})"),
@@ -231,7 +233,7 @@ fn text(status: &MigrationStatus) -> String {
     }
 }
 
-/// What of its memory came when it ran there.
+/// Describes the post-copy of memory, if any.
 fn followed(memory: Option<&FollowedMemory>) -> String {
     let Some(memory) = memory else {
         return String::new();
@@ -248,7 +250,7 @@ fn followed(memory: Option<&FollowedMemory>) -> String {
     )
 }
 
-/// What becomes of connections whose other ends run no daemon.
+/// Lists connections that are forwarded, because their other ends run no daemon.
 pub(crate) fn forwarded(connections: &[String]) -> String {
     if connections.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! `holdfast node`: becomes the daemon.
+//! `holdfast node`: replaces this process by the daemon.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub struct NodeArgs {
 /// Replaces this process by the daemon.
 ///
 /// # Errors
-/// There is no `holdfastd`.
+/// `holdfastd` is not found.
 pub fn run(args: &NodeArgs) -> Result<()> {
     become_daemon(|command| {
         if let Some(config) = &args.config {
@@ -39,16 +39,16 @@ pub fn run(args: &NodeArgs) -> Result<()> {
 /// Replaces this process by the daemon with the arguments that `fill` gives it.
 ///
 /// # Errors
-/// There is no `holdfastd`.
+/// `holdfastd` is not found.
 pub fn become_daemon(fill: impl FnOnce(&mut Command)) -> Result<()> {
     let mut command = daemon_command();
     fill(&mut command);
-    // Only comes back when it fails.
+    // Returns only on failure.
     let error = command.exec();
     bail!("{}", no_daemon(&error))
 }
 
-/// `holdfastd`, without arguments: the one beside this program, else as PATH has it.
+/// Returns the command `holdfastd`, without arguments: the program in this one's directory, otherwise from PATH.
 pub fn daemon_command() -> Command {
     let own = std::env::current_exe().ok();
     let beside = own
@@ -57,7 +57,7 @@ pub fn daemon_command() -> Command {
     Command::new(beside.unwrap_or_else(|| "holdfastd".into()))
 }
 
-/// What to say when it does not run.
+/// Returns the error text for a failed start of the daemon.
 pub fn no_daemon(error: &std::io::Error) -> String {
     format!("cannot run holdfastd: {error}; it is looked for beside `holdfast`, then in PATH")
 }

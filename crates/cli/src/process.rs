@@ -1,4 +1,4 @@
-//! How a process is named on a line.
+//! Process arguments of commands.
 
 use std::str::FromStr;
 
@@ -10,17 +10,17 @@ use crate::control::Daemon;
 /// A process of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Process {
-    /// By its PID.
+    /// A process given by its PID.
     Pid(i32),
     /// The main process of a systemd unit.
     Unit(String),
 }
 
 impl Process {
-    /// Its PID: the daemon knows which process a unit is.
+    /// Returns the PID; asks the daemon for the process of a unit.
     ///
     /// # Errors
-    /// There is no such unit, or no daemon.
+    /// The unit does not exist, or there is no daemon.
     pub fn pid(&self, daemon: &Daemon, client: &BlockingClient) -> Result<i32> {
         match self {
             Process::Pid(pid) => Ok(*pid),
@@ -36,7 +36,7 @@ impl FromStr for Process {
         if let Ok(pid) = text.parse() {
             return Ok(Process::Pid(pid));
         }
-        // What systemd lets a unit be called.
+        // Characters that systemd allows in a unit's name.
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.\\@".contains(&byte);
         if !text.bytes().all(fits) || !text.bytes().any(|byte| byte.is_ascii_alphabetic()) {
             return Err(format!(

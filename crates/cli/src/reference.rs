@@ -1,4 +1,4 @@
-//! `holdfast completions` and `holdfast man`: made from the same table as the help.
+//! `holdfast completions` and `holdfast man`: generated from the command definitions.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::Line;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  holdfast completions bash > /etc/bash_completion.d/holdfast")]
 pub struct CompletionsArgs {
-    /// Which shell
+    /// The shell
     shell: Shell,
 }
 
@@ -20,14 +20,14 @@ pub struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  holdfast man /usr/local/share/man/man1")]
 pub struct ManArgs {
-    /// The directory; made where there is none
+    /// The directory, created if missing
     dir: PathBuf,
 }
 
-/// Carries out `holdfast completions`.
+/// Runs `holdfast completions`.
 ///
 /// # Errors
-/// None; like all commands it could.
+/// None; the return type matches the other commands.
 pub fn completions(args: &CompletionsArgs) -> Result<()> {
     clap_complete::generate(
         args.shell,
@@ -38,7 +38,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<()> {
     Ok(())
 }
 
-/// Carries out `holdfast man`.
+/// Runs `holdfast man`.
 ///
 /// # Errors
 /// The directory cannot be written.

@@ -1,4 +1,4 @@
-//! `holdfast registrar`: becomes the daemon in that role.
+//! `holdfast registrar`: replaces this process by the daemon in the registrar role.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -14,19 +14,19 @@ use crate::node::become_daemon;
     after_help = "Examples:\n  holdfast registrar\n  holdfast registrar --peer 10.0.0.2\n  holdfast registrar --config /etc/holdfast/registrar.toml --check"
 )]
 pub struct RegistrarArgs {
-    /// The configuration file, if there is one; docs/configuration.md describes it
+    /// The configuration file, optional; docs/configuration.md describes it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Only check the configuration
     #[arg(long)]
     check: bool,
-    /// Its address, instead of those of the file; several times for several
+    /// Address of the registrar, overriding the file; repeatable
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<IpAddr>,
-    /// Another registrar to begin with; several times for several
+    /// Another registrar to contact at start; repeatable
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     peer: Vec<String>,
-    /// Where it has its sockets (/run/holdfast)
+    /// Directory for the registrar's sockets (/run/holdfast)
     #[arg(long, value_name = "DIRECTORY")]
     run_dir: Option<PathBuf>,
 }
@@ -34,7 +34,7 @@ pub struct RegistrarArgs {
 /// Replaces this process by the daemon.
 ///
 /// # Errors
-/// There is no `holdfastd`.
+/// `holdfastd` is not found.
 pub fn run(args: &RegistrarArgs) -> Result<()> {
     become_daemon(|command| {
         command.args(["--role", "registrar"]);

@@ -7,7 +7,7 @@ use holdfast_api::control::{NodeList, Status};
 use crate::control::{Daemon, print_json};
 use crate::table::{Table, micros, number};
 
-/// What this node is and does, and the group as it sees it
+/// Show this node's status, and its view of the group
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  holdfast status\n  holdfast status --json | jq .nodes")]
 pub struct StatusArgs {
@@ -18,7 +18,7 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// Carries out `holdfast status`.
+/// Runs `holdfast status`.
 ///
 /// # Errors
 /// The daemon does not answer.
@@ -94,7 +94,7 @@ fn text(status: &Status, nodes: &NodeList) -> String {
         .collect::<String>()
 }
 
-/// The processes that came here.
+/// Returns a table of the processes that were migrated to this node.
 fn moved_in(status: &Status) -> String {
     if status.residents.is_empty() {
         return String::new();

@@ -1,12 +1,12 @@
-//! Tables for people.
+//! Text tables for the terminal.
 
-/// Rows under a heading; columns as wide as their widest cell.
+/// Rows under a heading; each column is as wide as its widest cell.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these column headings.
+    /// Returns a table with these column headings.
     pub fn new<const N: usize>(heading: [&str; N]) -> Self {
         Self {
             rows: vec![heading.map(str::to_owned).into()],
@@ -25,7 +25,7 @@ impl Table {
         self.rows.push(cells.map(shown).into());
     }
 
-    /// The lines, each with its end.
+    /// Returns the table's text, with a newline after each row.
     pub fn text(&self) -> String {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| {
@@ -47,12 +47,12 @@ impl Table {
     }
 }
 
-/// A number that may be missing.
+/// Formats an optional number.
 pub fn number(value: Option<impl std::fmt::Display>) -> String {
     value.map_or(String::new(), |value| value.to_string())
 }
 
-/// Microseconds that may be missing, whole.
+/// Formats optional microseconds as a whole number.
 pub fn micros(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| format!("{value:.0}"))
 }

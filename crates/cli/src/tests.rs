@@ -1,10 +1,10 @@
-//! Help and errors, as a user meets them.
+//! Tests of help and error messages.
 
 use clap::{CommandFactory, Parser};
 
 use crate::{Ending, Line, run};
 
-/// The lines of clap's answer.
+/// Returns clap's error text.
 fn refused(words: &str) -> String {
     let error = Line::try_parse_from(words.split(' ')).expect_err(words);
     error.to_string()
@@ -163,7 +163,7 @@ fn a_daemon_that_is_not_there_is_told_with_what_to_do() {
     );
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
-    // A socket without a listener, as a daemon that was killed leaves it.
+    // A socket without a listener, as left by a killed daemon.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let said = told(&format!("holdfast status --socket {}", path.display()));
     assert!(said.starts_with("the daemon has ended"), "{said}");

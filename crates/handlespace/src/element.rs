@@ -1,4 +1,4 @@
-//! A pool element's record, and how it is seen from outside.
+//! A pool element's record, and its public view.
 
 use crate::checksum;
 use crate::policy::Standing;
@@ -7,14 +7,14 @@ use crate::timers::{Timer, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 use prefetch_index::prefetch_index;
 
-/// Names one registration: the same element registered again after a deregistration has another key.
+/// Identifies one registration: an element that registers again after a deregistration gets another key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ElementKey {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
 }
 
-/// A registered pool element. What is asked of it is fetched then, and nothing else.
+/// A registered pool element. Each method reads only the data that it returns.
 pub struct ElementRef<'a, T> {
     pub(crate) space: &'a Handlespace<T>,
     pub(crate) core: &'a Core,
@@ -30,7 +30,7 @@ impl<T> Clone for ElementRef<'_, T> {
 impl<T> Copy for ElementRef<'_, T> {}
 
 impl<'a, T> ElementRef<'a, T> {
-    /// Names the registration.
+    /// Returns the key of the registration.
     pub fn key(&self) -> ElementKey {
         ElementKey {
             slot: self.slot,
@@ -38,27 +38,27 @@ impl<'a, T> ElementRef<'a, T> {
         }
     }
 
-    /// The pool it is in.
+    /// Returns the handle of the element's pool.
     pub fn handle(&self) -> &'a PoolHandle {
         &self.space.pools[self.core.pool as usize].handle
     }
 
-    /// Its number in the pool.
+    /// Returns the element's number in the pool.
     pub fn id(&self) -> ElementId {
         ElementId(self.core.id)
     }
 
-    /// Its home registrar.
+    /// Returns the element's home registrar.
     pub fn home(&self) -> RegistrarId {
         self.core.home
     }
 
-    /// What it said of itself for the pool's policy.
+    /// Returns the element's figures for the pool's policy.
     pub fn policy(&self) -> &'a Policy {
         &self.space.elements.rests[self.slot as usize].policy
     }
 
-    /// What the caller registered with it.
+    /// Returns the caller's data, as registered with the element.
     pub fn payload(&self) -> &'a T {
         let payload = &self.space.elements.rests[self.slot as usize].payload;
         let Some(payload) = payload else {
@@ -68,23 +68,23 @@ impl<'a, T> ElementRef<'a, T> {
     }
 }
 
-/// How many registrations ahead a free record is fetched.
+/// Number of registrations by which a free record is prefetched ahead of its use.
 const AHEAD: usize = 8;
 
 /// The element is in no group and its record is free.
 const FREE: u32 = u32::MAX;
 
-/// What the operations touch of an element: one cache line.
+/// The part of an element's record that most operations use: one cache line.
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 pub(crate) struct Core {
     pub(crate) id: u32,
     pub(crate) pool: u32,
     pub(crate) generation: u32,
-    /// The set of the pool's elements with the same home registrar, and the place in it.
+    /// The group of the pool's elements with the same home registrar; below, the element's index in the group.
     pub(crate) group: u32,
     pub(crate) member: u32,
-    /// The place in the pool's selection set.
+    /// Position in the pool's selection set.
     pub(crate) spot: u32,
     pub(crate) standing: Standing,
     pub(crate) timer: Timer,
@@ -92,17 +92,17 @@ pub(crate) struct Core {
     pub(crate) home: RegistrarId,
 }
 
-/// What they seldom touch: another line, if the payload is small.
+/// The part of an element's record that few operations use: a second cache line, if the payload is small.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Rest<T> {
-    /// Where it begins.
+    /// Start address, for prefetching.
     begin: [u32; 0],
     pub(crate) policy: Policy,
     pub(crate) payload: Option<T>,
 }
 
-/// The records of all elements, by slot. A slot that became free last is used first: its lines are still in a cache.
+/// The records of all elements, by slot. The slot freed last is reused first, because its lines are still in a cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Elements<T> {
     pub(crate) cores: Vec<Core>,
@@ -123,7 +123,7 @@ impl<T> Elements<T> {
         self.cores.len() - self.free.len()
     }
 
-    /// A record for an element that is in no set yet.
+    /// Creates a record for an element that is in no set yet; returns its slot.
     pub(crate) fn insert(&mut self, id: ElementId, pool: u32, policy: Policy, payload: T) -> u32 {
         let rest = Rest {
             begin: [],
@@ -164,7 +164,7 @@ impl<T> Elements<T> {
         slot
     }
 
-    /// Fetches a record: what operations touch of it, or all.
+    /// Prefetches a record: the core only, or all of it.
     #[inline]
     pub(crate) fn fetch(&self, slot: u32, all: bool) {
         prefetch_index(&self.cores, slot as usize);
@@ -175,7 +175,7 @@ impl<T> Elements<T> {
         }
     }
 
-    /// Frees the record of an element that is in no set any more.
+    /// Frees the record of an element that has been removed from all sets.
     pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
         let core = &mut self.cores[slot as usize];
         core.group = FREE;
@@ -185,7 +185,7 @@ impl<T> Elements<T> {
         self.rests[slot as usize].payload.take()
     }
 
-    /// The slot, while the registration lasts.
+    /// Returns the slot of a registration; none if the registration has ended.
     #[inline]
     pub(crate) fn slot_of(&self, key: ElementKey) -> Option<u32> {
         let core = self.cores.get(key.slot as usize)?;
@@ -200,13 +200,13 @@ impl<T> Elements<T> {
         }
     }
 
-    /// Whether there is an element in the slot.
+    /// Returns true if the slot contains an element.
     #[inline]
     pub(crate) fn is_used(&self, slot: u32) -> bool {
         self.cores[slot as usize].group != FREE
     }
 
-    /// What the element adds to its home registrar's checksum, `handle_block` being its pool's part.
+    /// Returns the element's block in its home registrar's checksum; `handle_block` is its pool's part.
     pub(crate) fn checksum_block(&self, slot: u32, handle_block: u16) -> u64 {
         u64::from(handle_block) + checksum::id_block(self.cores[slot as usize].id)
     }

@@ -1,9 +1,10 @@
-//! What is about to be asked for is fetched from memory while other things are done.
+//! Prefetching: memory for announced operations is fetched while others are executed.
 //!
-//! A registrar has many messages at hand when it handles one. An operation alone waits for its bucket of the index, then for the
-//! record that the bucket names, then for what the record names. Announced some operations ahead, it waits for nothing:
-//! each [`expect`](Handlespace::expect) makes one step for every operation announced before, and steps of one operation are so
-//! far apart that each finds what the one before has asked for.
+//! A registrar that handles a message usually has many more waiting. Without prefetching, an operation waits for its
+//! bucket of the index, then for the record named in the bucket, then for the data named in the record. If it is
+//! announced some operations ahead, it waits for none of them: each [`expect`](Handlespace::expect) makes one step for
+//! every operation announced before, and the steps of one operation are so far apart that each finds the data that the
+//! previous step requested.
 
 use crate::ownership::mix;
 use crate::policy::Procedure;
@@ -12,20 +13,20 @@ use crate::space::Handlespace;
 use holdfast_wire::rserpool::ElementId;
 use std::ops::Range;
 
-/// An operation to come, by its pool's handle.
+/// An announced operation, with its pool's handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coming<'a> {
-    /// An element is registered, anew or again.
+    /// An element registers or re-registers.
     Registration(&'a [u8], ElementId),
     /// An element is deregistered.
     Deregistration(&'a [u8], ElementId),
-    /// An element is found, and its timer set.
+    /// An element is looked up, and its timer set.
     Timer(&'a [u8], ElementId),
-    /// A pool's handle is resolved to so many elements.
+    /// A pool's handle is resolved to this number of elements.
     Resolution(&'a [u8], usize),
 }
 
-/// What happens to an element.
+/// Kind of operation on an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
     Registration,
@@ -33,13 +34,13 @@ enum Deed {
     Timer,
 }
 
-/// Operations between two steps.
+/// Number of operations between two steps.
 const APART: usize = 6;
 const STEPS: usize = 5;
 const ITEMS_MAX: usize = 4;
 const RING: usize = (APART * STEPS).next_power_of_two();
 
-/// How much of an operation's way is known.
+/// State of the lookup for an announced operation.
 #[derive(Debug, Clone, Copy, Default)]
 enum Sight {
     #[default]
@@ -47,14 +48,14 @@ enum Sight {
     /// Hashes of the element and of its handle.
     Element(u64, u64, Deed),
     Slot(u32, Deed),
-    /// The pool of an element that is not registered yet.
+    /// The pool of an element that is not registered.
     Newcomer(u32),
     Handle(u64, u32),
-    /// A pool, and how many elements are to be selected.
+    /// A pool, and the number of elements to select.
     Pool(u32, u32),
 }
 
-/// The operations announced.
+/// The announced operations.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Expected {
     ring: [Sight; RING],
@@ -62,7 +63,7 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// What is known of the operation whose turn it is.
+    /// Returns the lookup state of the current operation.
     #[inline]
     fn present(&self) -> Sight {
         self.ring[self.next.wrapping_sub(1 + APART * STEPS) % RING]
@@ -70,11 +71,11 @@ impl Expected {
 }
 
 impl<T> Handlespace<T> {
-    /// How many operations ahead one is best announced.
+    /// Distance in operations at which an operation is best announced.
     pub const AHEAD: usize = APART * STEPS;
 
-    /// Announces the operation that comes [`AHEAD`](Self::AHEAD) operations after the next one, if it is known. Nothing depends on whether it
-    /// comes. To be called once for each operation.
+    /// Announces the operation that is executed [`AHEAD`](Self::AHEAD) operations after the next one, if known. A wrong
+    /// announcement is harmless. Must be called once for each operation.
     #[inline]
     pub fn expect(&mut self, coming: Option<Coming<'_>>) {
         let next = self.expected.next;
@@ -90,7 +91,7 @@ impl<T> Handlespace<T> {
         self.fetch_neighbours(self.expected.ring[place(4)]);
     }
 
-    /// The slot of the operation announced for now, if this is its element.
+    /// Returns the slot found for the current operation's announcement, if it belongs to this element.
     #[inline]
     pub(crate) fn expected_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
         let Sight::Slot(slot, _) = self.expected.present() else {
@@ -100,7 +101,7 @@ impl<T> Handlespace<T> {
         is_its.then_some(slot)
     }
 
-    /// The pool of the operation announced for now, if this is its handle.
+    /// Returns the pool found for the current operation's announcement, if it has this handle.
     #[inline]
     pub(crate) fn expected_pool(&self, handle: &[u8]) -> Option<u32> {
         let (Sight::Pool(number, _) | Sight::Newcomer(number)) = self.expected.present() else {
@@ -126,7 +127,7 @@ impl<T> Handlespace<T> {
         let hash = mix(of_pool, id.0);
         self.element_index.fetch(hash);
         if deed == Deed::Registration {
-            // The element may be new.
+            // An unregistered element needs the pool's index too.
             self.pool_index.fetch(of_pool);
         }
         Sight::Element(hash, of_pool, deed)
@@ -174,7 +175,7 @@ impl<T> Handlespace<T> {
             }
             Sight::Pool(number, items) => {
                 let pool = &self.pools[number as usize];
-                // What is moved by its selection goes to another key.
+                // The selected elements, if their values change, move to another key.
                 let further = u32::from(pool.procedure != Procedure::First);
                 if further > 0 && !pool.is_alike() || !pool.selection.is_plain() {
                     pool::fetch(&self.pools, number, pool::KEYS);

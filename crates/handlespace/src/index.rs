@@ -1,21 +1,21 @@
-//! A hash table from hashes to the numbers of records that lie elsewhere.
+//! A hash table from hashes to numbers of records, which are stored elsewhere.
 //!
-//! Open addressing with eight bytes an entry, by buckets of one cache line: a lookup touches one line here and then the record, which
-//! says whether it is the one meant. All of a line is compared at once, so nothing waits for a guess at how far to
-//! look. A table that tells its control bytes from its entries touches one line more.
+//! Open addressing with eight bytes per entry, in buckets of one cache line: a lookup reads one line here and then the
+//! record, which tells if it is the right one. The whole line is compared at once, so no branch prediction determines
+//! the length of the search. A table with separate control bytes would read one more line.
 
 use prefetch_index::prefetch_index;
 
-/// How full the table may be, in eighths: half full on average, one lookup in a hundred goes beyond its bucket.
+/// Maximum load, in eighths: half full on average, one lookup in a hundred continues past its own bucket.
 const FULL_EIGHTHS: usize = 5;
 const ENTRIES: usize = 8;
 const SMALLEST: usize = 2;
 
-/// No record.
+/// Marks a free entry.
 const FREE: u32 = u32::MAX;
 
-/// Entries, without gaps from the first one on: of each the hash's upper half, and the record's number. Who finds its own
-/// bucket full is in one of the next.
+/// The entries, packed from the first on: for each, the upper half of the hash and the record's number. An entry whose
+/// own bucket is full is in one of the next buckets.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Bucket {
@@ -28,12 +28,12 @@ const EMPTY: Bucket = Bucket {
     numbers: [FREE; ENTRIES],
 };
 
-/// The table.
+/// The hash table.
 #[derive(Debug, Clone)]
 pub(crate) struct Index {
     buckets: Vec<Bucket>,
     len: usize,
-    /// An entry's own bucket is its tag's upper bits: this shift of them.
+    /// The number by which a tag is shifted right to get its own bucket.
     shift: u32,
 }
 
@@ -47,8 +47,8 @@ impl Bucket {
         self.numbers.iter().filter(|&&n| n != FREE).count()
     }
 
-    /// The number of the one entry with this tag, if it is one. It is put together of all, without a branch or a second
-    /// read that would wait for where it is.
+    /// Returns the number of the only entry with this tag; none unless exactly one matches. Computed from all entries
+    /// without a branch or a second read that would depend on the position.
     #[inline]
     fn only(&self, tag: u32) -> Option<u32> {
         let (mut alike, mut count) = (0, 0);
@@ -60,7 +60,7 @@ impl Bucket {
         (count == 1).then_some(alike)
     }
 
-    /// Takes an entry out; the last one gets its place.
+    /// Removes an entry; the last one moves to its place.
     #[inline]
     fn take(&mut self, place: usize) {
         let last = self.used() - 1;
@@ -84,7 +84,7 @@ impl Index {
         self.len
     }
 
-    /// The record with this hash for which `is` holds.
+    /// Returns the record with this hash for which `is` returns true.
     #[inline]
     pub(crate) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = (hash >> 32) as u32;
@@ -99,13 +99,13 @@ impl Index {
         Some(self.buckets[bucket].numbers[place])
     }
 
-    /// Fetches what [`find`](Self::find) will look at.
+    /// Prefetches the bucket that [`find`](Self::find) reads first.
     #[inline]
     pub(crate) fn fetch(&self, hash: u64) {
         prefetch_index(&self.buckets, self.home((hash >> 32) as u32));
     }
 
-    /// The record that most likely has this hash, if there is one.
+    /// Returns the record that most likely has this hash, if any.
     #[inline]
     pub(crate) fn guess(&self, hash: u64) -> Option<u32> {
         let tag = (hash >> 32) as u32;
@@ -113,7 +113,7 @@ impl Index {
         (number != FREE).then_some(number)
     }
 
-    /// Adds a record that is not there yet.
+    /// Adds a record that is not in the table.
     #[inline]
     pub(crate) fn insert(&mut self, hash: u64, number: u32) {
         if (self.len + 1) * 8 > self.buckets.len() * ENTRIES * FULL_EIGHTHS {
@@ -123,7 +123,7 @@ impl Index {
         self.len += 1;
     }
 
-    /// Removes the record with this hash and number, which is there.
+    /// Removes the record with this hash and number, which must be in the table.
     #[inline]
     pub(crate) fn remove(&mut self, hash: u64, number: u32) {
         let Some((bucket, place)) = self.position(hash, |other| other == number) else {
@@ -137,7 +137,7 @@ impl Index {
         }
     }
 
-    /// Bytes on the heap.
+    /// Returns the bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.buckets.capacity() * size_of::<Bucket>()
     }
@@ -177,7 +177,8 @@ impl Index {
         entries.numbers[place] = number;
     }
 
-    /// A bucket that was full has room: an entry behind it that found it full moves in, and so on.
+    /// Refills a bucket that is no longer full: a later entry that overflowed from it moves in, and so on along the
+    /// chain.
     #[cold]
     fn bring_back(&mut self, mut room: usize) {
         let mask = self.buckets.len() - 1;
@@ -227,7 +228,7 @@ mod tests {
     use std::collections::HashMap;
 
     proptest! {
-        /// Against a map, with hashes that collide often and wrap at the end of the table.
+        /// Compares the table with a map, using hashes that collide often and wrap at the end of the table.
         #[test]
         fn it_is_a_map(steps in prop::collection::vec((any::<bool>(), 0u32..60), 1..400)) {
             let hash = |number: u32| u64::from(number / 3).wrapping_neg() << 56 | 7 << 32;

@@ -1,13 +1,13 @@
 //! The handlespace of a registrar: pools by handle, their elements by id, and the six operations on them.
 //!
-//! Registration, deregistration, re-registration, handle resolution, timer and synchronisation (paper 001 section 3) are
-//! methods of [`Handlespace`]. There is no clock here and no socket: a time is an argument (a `Duration` since any start
-//! that does not change while the handlespace lives), and what a registrar knows of an element beyond its identity and
-//! policy, its transport addresses for one, is a value of any type `T` that travels with the element.
+//! Registration, deregistration, re-registration, handle resolution, timer and synchronisation (paper 001 section 3)
+//! are methods of [`Handlespace`]. The crate has no clock and no socket: a time is an argument (a `Duration` since any
+//! origin that stays fixed while the handlespace lives), and a registrar's data on an element beyond identity and
+//! policy, such as transport addresses, is a value of any type `T` that is stored with the element.
 //!
-//! An element stands in five sets, and no operation is linear in any: the index by (handle, id), its pool's selection set,
-//! the timers, the members of its pool that have the same home registrar, and that registrar's checksum. A new policy is
-//! a few lines in `policy.rs`: a sorting order or a weight, and a selection procedure.
+//! An element is in five sets, and no operation takes time linear in any of them: the index by (handle, id), its pool's
+//! selection set, the timers, the group of its pool's elements with the same home registrar, and that registrar's
+//! checksum. A new policy takes a few lines in `policy.rs`: a sorting order or a weight, and a selection procedure.
 #![forbid(unsafe_code)]
 
 mod checksum;

@@ -1,4 +1,4 @@
-//! What is asked by people: seldom, and never at the cost of who registers or resolves.
+//! Queries by operators: rare, and without cost for registrations and resolutions.
 
 use crate::element::ElementRef;
 use crate::pool::{Pool, PoolRef};
@@ -6,20 +6,20 @@ use crate::space::Handlespace;
 use holdfast_wire::rserpool::PoolHandle;
 
 impl<T> Handlespace<T> {
-    /// A pool.
+    /// Returns the pool with this handle.
     pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
         let pool = self.find_pool(&handle.0)?;
         Some(self.pools[pool as usize].view())
     }
 
-    /// All pools, in no order.
+    /// Returns all pools, in no particular order.
     pub fn each_pool(&self) -> impl Iterator<Item = PoolRef<'_>> {
         let pools = self.pools.iter().filter(|pool| pool.len > 0);
         pools.map(Pool::view)
     }
 
-    /// Shows pools from a place on, the first being 0, and says where to go on, if there are more. Looks at so many places at most: some
-    /// may have no pool. What is there from the first call to the last comes once.
+    /// Visits pools from index `place` on, at most `places` indices (starting at 0), some of which may have no pool.
+    /// Returns the next index, if there are more. A pool that exists throughout a walk is visited exactly once.
     pub fn pools_from(
         &self,
         place: usize,
@@ -33,8 +33,8 @@ impl<T> Handlespace<T> {
         (looked.len() < rest.len()).then_some(place + looked.len())
     }
 
-    /// Shows the elements of a pool, up to `items`, in no order. What it costs depends on how many that are and on how many registrars there
-    /// are, not on other pools.
+    /// Visits up to `items` elements of a pool, in no particular order. The cost depends on `items` and on the number
+    /// of registrars, not on other pools.
     pub fn each_of(&self, handle: &PoolHandle, items: usize, visit: impl FnMut(ElementRef<'_, T>)) {
         let pool = self.find_pool(&handle.0);
         let groups = pool

@@ -1,7 +1,7 @@
-//! Which elements have which home registrar.
+//! The home registrars of elements.
 //!
-//! The elements of a pool that have the same home registrar are a group. A registrar owns groups; so its elements can be
-//! told pool by pool, as a handle table wants them.
+//! A group contains the elements of one pool with the same home registrar. A registrar owns groups, so its elements can
+//! be listed by pool, as a handle table requires.
 
 use crate::checksum::Checksum;
 use crate::element::Core;
@@ -10,7 +10,7 @@ use holdfast_wire::rserpool::RegistrarId;
 use prefetch_index::prefetch_index;
 use smallvec::SmallVec;
 
-/// With so many members, a group's record fills two cache lines; more lie elsewhere.
+/// Up to this number of members, a group's record fills two cache lines; more members are stored elsewhere.
 const FEW: usize = 20;
 
 /// Elements of one pool with the same home registrar.
@@ -23,11 +23,11 @@ pub(crate) struct Group {
     pub(crate) home: RegistrarId,
     pool: u32,
     owner: u32,
-    /// The place in the owner's list.
+    /// Index in the owner's list.
     in_owner: u32,
 }
 
-/// A registrar that is some element's home.
+/// A registrar that is the home of at least one element.
 #[derive(Debug, Clone)]
 pub(crate) struct Owner {
     pub(crate) home: RegistrarId,
@@ -36,7 +36,7 @@ pub(crate) struct Owner {
     pub(crate) checksum: Checksum,
 }
 
-/// All groups and owners. Lists of groups and of members are dense: what leaves is replaced by the last.
+/// All groups and owners. Lists of groups and of members are dense: a removed entry is replaced by the last one.
 #[derive(Debug, Clone)]
 pub(crate) struct Ownership {
     pub(crate) groups: Vec<Group>,
@@ -61,13 +61,13 @@ impl Ownership {
         }
     }
 
-    /// What is known of a registrar that is some element's home.
+    /// Returns the owner's record of a registrar, if it is the home of any element.
     pub(crate) fn owner(&self, home: RegistrarId) -> Option<&Owner> {
         let owner = self.find_owner(home)?;
         Some(&self.owners[owner as usize])
     }
 
-    /// The groups of a pool: with each registrar, at most one.
+    /// Returns the groups of a pool: at most one per registrar.
     pub(crate) fn of_pool(&self, pool: u32) -> impl Iterator<Item = &Group> {
         let owners = self.owners.iter().filter(|owner| !owner.groups.is_empty());
         owners.filter_map(move |owner| {
@@ -76,8 +76,8 @@ impl Ownership {
         })
     }
 
-    /// Makes `home` the home of an element that has none; `block` is what the element adds to a checksum, `hint` the group
-    /// that it may belong to and then does.
+    /// Makes `home` the home of an element that has none. `block` is the element's block of the checksum; `hint` is the
+    /// group that it probably belongs to, and is set to its group.
     #[inline]
     pub(crate) fn insert(
         &mut self,
@@ -107,7 +107,7 @@ impl Ownership {
         owner.checksum.add(block);
     }
 
-    /// Fetches what [`remove`](Self::remove) will touch.
+    /// Prefetches the memory that [`remove`](Self::remove) uses.
     #[inline]
     pub(crate) fn fetch(&self, cores: &[Core], core: &Core) {
         let members = &self.groups[core.group as usize].members;
@@ -117,7 +117,7 @@ impl Ownership {
         }
     }
 
-    /// Fetches a group's record.
+    /// Prefetches a group's record.
     #[inline]
     pub(crate) fn fetch_group(&self, group: u32) {
         if let Some(group) = self.groups.get(group as usize) {
@@ -126,7 +126,7 @@ impl Ownership {
         }
     }
 
-    /// Fetches where the next member of a group will stand.
+    /// Prefetches the place of a group's next member.
     #[inline]
     pub(crate) fn fetch_end(&self, group: u32) {
         if let Some(group) = self.groups.get(group as usize) {
@@ -134,7 +134,7 @@ impl Ownership {
         }
     }
 
-    /// Fetches where an element stands in its group, and where the last one does.
+    /// Prefetches an element's place in its group, and the place after the last member.
     #[inline]
     pub(crate) fn fetch_member(&self, core: &Core) {
         if let Some(group) = self.groups.get(core.group as usize) {
@@ -143,7 +143,7 @@ impl Ownership {
         }
     }
 
-    /// Fetches the last member of a group.
+    /// Prefetches the last member of a group.
     #[inline]
     pub(crate) fn fetch_last(&self, cores: &[Core], group: u32) {
         let group = self.groups.get(group as usize);
@@ -152,7 +152,7 @@ impl Ownership {
         }
     }
 
-    /// Takes an element from its home.
+    /// Removes an element from its home's group.
     #[inline]
     pub(crate) fn remove(&mut self, cores: &mut [Core], slot: u32, block: u64) {
         let Core { group, member, .. } = cores[slot as usize];
@@ -193,7 +193,7 @@ impl Ownership {
             .find(hash, |owner| self.owners[owner as usize].home == home)
     }
 
-    /// The group of a pool and a registrar, made if there is none.
+    /// Returns the group of a pool and a registrar, created if missing.
     #[inline]
     fn group(&mut self, pool: u32, home: RegistrarId) -> u32 {
         self.find_group(pool, home)
@@ -285,7 +285,7 @@ impl Ownership {
     }
 }
 
-/// A hash of a hash and a number: their product folded.
+/// Hashes a hash and a number: their product, folded.
 #[inline]
 pub(crate) fn mix(hash: u64, number: u32) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;

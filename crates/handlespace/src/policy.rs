@@ -1,46 +1,48 @@
-//! What each policy is: a value to stand by, what being selected does to it, and a selection procedure.
+//! The policies: each has a sorting key or weight, a change of that value by selection, and a selection procedure.
 //!
-//! Paper 001 section 3.2 gives each element a sequence number, set to the pool's next one when it registers, changes its
-//! policy or is selected, and sorts by a policy's key first and by that number second. So within a key the order is the
-//! order of arrival, and the number need not be written down: elements of equal value stand in a queue. The
-//! paper's weights and weight sum serve the random policies.
+//! Paper 001 section 3.2 gives each element a sequence number, set to the pool's next one when the element registers,
+//! changes its policy or is selected, and sorts first by a policy's key and then by that number. So within a key the
+//! order is the order of arrival, and the number need not be stored: elements of equal value form a queue. The paper's
+//! weights and weight sum serve the random policies.
 
 use holdfast_wire::rserpool::{Policy, PolicyKind};
 
-/// How elements are chosen.
+/// A selection procedure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Procedure {
-    /// Those of the lowest values, in order of arrival among equal ones. The first goes to the end of its equals.
+    /// Selects the elements of the lowest values, in order of arrival among equal ones. The first selected moves to the
+    /// end of its queue.
     First,
-    /// The same, but being first changes its value: its turn is over.
+    /// Selects like `First`, but the first selected element's value changes: its turn is over.
     FirstInTurn,
-    /// As `First`, but being returned changes the value of each (RFC 5356 section 5.2.2: the counter "MUST be incremented by 1").
+    /// Selects like `First`, but the value of every selected element changes (RFC 5356 section 5.2.2: the counter "MUST
+    /// be incremented by 1").
     FirstCounted,
-    /// At random without repetition, each with its value's share of the sum.
+    /// Selects at random without repetition, each element in proportion to its value.
     ByWeight,
-    /// The same; being returned changes the value of each.
+    /// Selects like `ByWeight`, but the value of every selected element changes.
     ByWeightCounted,
 }
 
-/// Where an element stands in its pool's selection set, and what moves it on.
+/// An element's position in its pool's selection set, and the figures that change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Standing {
     /// The sorting key, ascending, or the weight.
     pub(crate) value: u64,
-    /// Selections since the last registration; with weighted round robin turns taken in this round.
+    /// Selections since the last registration; for weighted round robin, turns used in this round.
     pub(crate) count: u32,
-    /// What a selection adds to a load; with weighted round robin the turns of a round.
+    /// Increase of the load by a selection; for weighted round robin, turns per round.
     pub(crate) step: u32,
 }
 
-/// The key of an element that is not to be selected.
+/// The key of an element that must not be selected.
 pub(crate) const OUT: u64 = u64::MAX;
 
-/// Bits of a weighted round robin key below the number of the round.
+/// Number of bits below the round number in a weighted round robin key.
 const ROUND_BITS: u32 = 16;
 
-/// Whether an element's selections are counted until it registers again: then registering again changes where it stands, even if it says
-/// nothing new.
+/// Returns true if an element's selections are counted until it registers again: then re-registration changes its
+/// position even with the same figures.
 pub fn counts_selections(kind: PolicyKind) -> bool {
     let procedure = Procedure::of(kind);
     matches!(
@@ -77,7 +79,7 @@ impl Procedure {
 }
 
 impl Standing {
-    /// Of an element that registers; `lowest` asks for the lowest key in the pool.
+    /// Returns the standing of an element that registers; `lowest` returns the lowest key in the pool.
     #[inline]
     pub(crate) fn registered(policy: &Policy, lowest: impl FnOnce() -> u64) -> Standing {
         Standing {
@@ -90,11 +92,11 @@ impl Standing {
         }
     }
 
-    /// Of an element that registers again with this policy.
+    /// Returns the standing of an element that re-registers with this policy.
     #[inline]
     pub(crate) fn updated(self, policy: &Policy, lowest: impl FnOnce() -> u64) -> Standing {
         match *policy {
-            // Its turns of this round stay used, lest registering again be a way to the front.
+            // Keep the used turns of this round, so that re-registration is not a way to the front.
             Policy::WeightedRoundRobin { weight } => {
                 let count = self.count.min(weight.saturating_sub(1));
                 let round = if self.value == OUT {
@@ -112,7 +114,7 @@ impl Standing {
         }
     }
 
-    /// With other figures than the element has said: what selections have done to it stays.
+    /// Returns the standing with other figures than the element registered: the effect of selections is kept.
     pub(crate) fn adjusted(self, policy: &Policy, procedure: Procedure) -> Standing {
         let added = u64::from(self.count) * u64::from(self.step);
         let value = match procedure {
@@ -123,7 +125,7 @@ impl Standing {
         Standing { value, ..self }
     }
 
-    /// After a selection that changes its value.
+    /// Returns the standing after a selection that changes its value.
     #[inline]
     pub(crate) fn selected(mut self, procedure: Procedure) -> Standing {
         if procedure == Procedure::FirstInTurn {
@@ -143,7 +145,7 @@ impl Standing {
     }
 }
 
-/// The sorting key or weight of an element that has not been selected.
+/// Returns the sorting key or weight of an element that has not been selected.
 fn value(policy: &Policy) -> u64 {
     let sum = |load: u32, degradation: u32| u64::from(load) + u64::from(degradation);
     match *policy {
@@ -174,7 +176,7 @@ fn value(policy: &Policy) -> u64 {
     }
 }
 
-/// What each selection adds to the load; with weighted round robin the weight.
+/// Returns the increase of the load by a selection; for weighted round robin the weight.
 #[inline]
 fn step(policy: &Policy) -> u32 {
     match *policy {
@@ -189,7 +191,7 @@ fn step(policy: &Policy) -> u32 {
     }
 }
 
-/// The policy without its distance.
+/// Returns the policy without its distance.
 fn nearby(policy: &Policy) -> Policy {
     match *policy {
         Policy::LeastUsedDpf { load, .. } => Policy::LeastUsed { load },
@@ -206,24 +208,25 @@ fn nearby(policy: &Policy) -> Policy {
     }
 }
 
-/// When an element's next turn is. A round has `weight` turns at equal distances, so the turns of all are spread as evenly as
-/// their weights allow (RFC 5356 section 4.2.2). A weight of 0 "denotes that the pool element is not capable of
-/// providing any service" (section 3.2).
+/// Returns the key of an element's next turn. A round has `weight` turns at equal distances, so the turns of all
+/// elements are spread as evenly as their weights allow (RFC 5356 section 4.2.2). A weight of 0 "denotes that the pool
+/// element is not capable of providing any service" (section 3.2).
 fn turn(round: u64, weight: u32, count: u32) -> u64 {
     if weight == 0 {
         return OUT;
     }
-    // The middle of its part of the round, so that those of few turns do not all come at the beginning.
+    // Use the middle of its part of the round, so that elements with few turns are not all at the beginning.
     let within = ((2 * u64::from(count) + 1) << ROUND_BITS) / (2 * u64::from(weight));
     (round >> ROUND_BITS << ROUND_BITS) | within
 }
 
-/// What the distance adds to a load, as both are fractions of the same whole: load + distance * dpf (paper 004).
+/// Returns the increase of the load by the distance, as fractions of the same whole: load + distance * dpf (paper 004).
 fn penalty(dpf: u32, distance: u32) -> u64 {
     u64::from(distance) * u64::from(dpf)
 }
 
-/// The weight less its share distance * dpf, and 1 at least unless it was 0: never to be chosen is what a weight of 0 says.
+/// Returns the weight minus its share distance * dpf, and at least 1 unless it was 0: only a weight of 0 excludes an
+/// element.
 fn penalised(weight: u32, dpf: u32, distance: u32) -> u64 {
     let whole = u128::from(u32::MAX);
     let share = u128::from(weight) * u128::from(penalty(dpf, distance));
@@ -232,7 +235,7 @@ fn penalised(weight: u32, dpf: u32, distance: u32) -> u64 {
     (left as u64).max(u64::from(weight.min(1)))
 }
 
-/// The part that is not in use; 1 at least, so that a pool in full use still answers.
+/// Returns the unused part of the load; at least 1, so that a fully loaded pool still answers.
 fn unused(load: u64) -> u64 {
     u64::from(u32::MAX).saturating_sub(load).max(1)
 }

@@ -8,56 +8,56 @@ use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 use prefetch_index::prefetch_index;
 use std::ops::Range;
 
-/// A pool and its selection set. In a small pool, operations touch the first four lines, some of them less; the handle's bytes
-/// only where they are many.
+/// A pool and its selection set. In a small pool, operations use the first four cache lines or fewer; the handle's
+/// bytes only if the handle is long.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Pool {
     begin: [u32; 0],
-    /// The handle's first bytes: most handles need not be fetched to be compared.
+    /// The handle's first bytes: most handles can be compared without reading their bytes elsewhere.
     head: [u8; HEAD],
     pub(crate) hash: u64,
-    /// Elements.
+    /// Number of elements.
     pub(crate) len: u32,
     pub(crate) class: u32,
     pub(crate) kind: PolicyKind,
-    /// The group of the element that came last.
+    /// The group of the element that registered last.
     pub(crate) group: u32,
-    /// What its handle adds to a checksum for each element.
+    /// The handle's part in the checksum block of each element.
     pub(crate) handle_block: u16,
-    /// Of the handle: up to [`LONG`], which stands for more too.
+    /// Length of the handle in bytes; [`LONG`] stands for that length and more.
     handle_len: u8,
     pub(crate) procedure: Procedure,
     pub(crate) selection: Selection,
     pub(crate) handle: PoolHandle,
 }
 
-/// A pool, as seen from outside.
+/// Public view of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolRef<'a> {
-    /// Its name.
+    /// The pool's handle.
     pub handle: &'a PoolHandle,
     /// The policy all its elements have.
     pub policy: PolicyKind,
-    /// What else they have in common, as given at registration.
+    /// Class of the elements: further common properties, as given at registration.
     pub class: u32,
-    /// How many elements it has; at least one.
+    /// Number of elements; at least one.
     pub elements: usize,
 }
 
 const HEAD: usize = 16;
 const LONG: u8 = u8::MAX;
 
-/// The line of a record that says what there is to know of a pool but for its elements.
+/// The line of a record with all data of a pool except for its elements.
 pub(crate) const HEADER: Range<usize> = 0..1;
-/// What is selected from the lowest key needs; the keys of a few in order, and the other parts of larger sets; all that
-/// operations touch.
+/// The lines needed for a selection from the lowest key; for the keys of a small pool, or the other parts of a larger
+/// set; and for all operations.
 pub(crate) const CHOICE: Range<usize> = 0..2;
 pub(crate) const KEYS: Range<usize> = 2..4;
 pub(crate) const ALL: Range<usize> = 0..4;
 
 impl Pool {
-    /// A pool without elements. The handle's bytes are copied: it may be part of a message.
+    /// Creates a pool without elements. The handle's bytes are copied, because they may be part of a message.
     pub(crate) fn new(handle: &PoolHandle, hash: u64, kind: PolicyKind, class: u32) -> Pool {
         let procedure = Procedure::of(kind);
         let mut head = [0; HEAD];
@@ -80,7 +80,7 @@ impl Pool {
         }
     }
 
-    /// Whether this is its handle.
+    /// Returns true if the pool has this handle.
     #[inline]
     pub(crate) fn is(&self, handle: &[u8]) -> bool {
         if self.handle_len != short_len(handle) {
@@ -92,7 +92,7 @@ impl Pool {
         }
     }
 
-    /// Whether its elements have no figure: registering again moves none.
+    /// Returns true if the policy has no figures: re-registration then moves no element.
     #[inline]
     pub(crate) fn is_alike(&self) -> bool {
         matches!(self.kind, PolicyKind::RoundRobin | PolicyKind::Random)
@@ -108,7 +108,7 @@ impl Pool {
     }
 }
 
-/// Fetches lines of a pool's record.
+/// Prefetches lines of a pool's record.
 #[inline]
 pub(crate) fn fetch(pools: &[Pool], number: u32, lines: Range<usize>) {
     if let Some(pool) = pools.get(number as usize) {
@@ -123,8 +123,8 @@ fn short_len(handle: &[u8]) -> u8 {
     handle.len().min(LONG.into()) as u8
 }
 
-/// Whether two short slices of the same length are equal: most handles have eight to sixteen bytes, and a call costs more than
-/// to compare these.
+/// Returns true if two slices of the same length are equal. Most handles have 8 to 16 bytes, and a call of `memcmp`
+/// costs more than comparing these inline.
 #[inline]
 fn alike(a: &[u8], b: &[u8]) -> bool {
     if let (Some((a_first, _)), Some((b_first, _))) = (a.split_first_chunk(), b.split_first_chunk())
@@ -141,7 +141,7 @@ fn alike(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Where each array of a few begins, by lines.
+    /// Position of each array of a small selection set, in cache lines.
     #[test]
     fn what_is_fetched_is_in_the_lines_fetched() {
         assert_eq!(std::mem::offset_of!(Pool, selection) + 8, 56);

@@ -1,4 +1,4 @@
-//! Re-registration: an element registers that is known.
+//! Re-registration of a registered element.
 
 use crate::element::ElementKey;
 use crate::pool::Pool;
@@ -6,8 +6,8 @@ use crate::space::{Handlespace, RegisterError, Registered, Registration};
 use holdfast_wire::rserpool::Policy;
 
 impl<T> Handlespace<T> {
-    /// Registers an element again with all that it has: what [`register`](Self::register) does if nothing is different, not even the
-    /// payload, which is returned. None if the registration is gone.
+    /// Re-registers an element with unchanged data: equivalent to [`register`](Self::register) with the same values,
+    /// including the payload, which is returned. None if the registration has ended.
     #[inline]
     pub fn register_again(&mut self, key: ElementKey) -> Option<&mut T> {
         let slot = self.elements.slot_of(key)?;
@@ -35,7 +35,7 @@ impl<T> Handlespace<T> {
         Ok(Registered { key, previous })
     }
 
-    /// Puts an element where its policy has it when it registers again.
+    /// Gives an element the position that its policy prescribes at re-registration.
     #[inline]
     fn stand_again(&mut self, slot: u32, policy: &Policy) {
         let core = &self.elements.cores[slot as usize];

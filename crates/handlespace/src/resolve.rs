@@ -1,4 +1,4 @@
-//! Handle resolution: a pool's policy chooses elements.
+//! Handle resolution: selection of elements by a pool's policy.
 
 use crate::element::ElementRef;
 use crate::policy::Procedure;
@@ -7,15 +7,15 @@ use crate::space::Handlespace;
 use holdfast_wire::rserpool::PoolHandle;
 use prefetch_index::prefetch_index;
 
-/// Points drawn at once: what they read is fetched at the same time.
+/// Number of points drawn at once, so that the memory they refer to is fetched in parallel.
 const DRAWN: usize = 4;
-/// Points drawn in vain, and elements drawn, before those drawn rest.
+/// Limits on vain draws, and on drawn elements that can still be drawn, beyond which the drawn elements are excluded.
 const VAIN_MAX: usize = 16;
 const AWAKE_MAX: usize = 16;
 
 impl<T> Handlespace<T> {
-    /// Selects up to `items` different elements of a pool by its policy and shows them in the policy's order. Returns how many,
-    /// or none if there is no such pool.
+    /// Selects up to `items` different elements of a pool by its policy and visits them in the policy's order. Returns
+    /// their number, or none if there is no such pool.
     pub fn resolve(
         &mut self,
         handle: &PoolHandle,
@@ -24,7 +24,7 @@ impl<T> Handlespace<T> {
     ) -> Option<usize> {
         let pool = self.find_pool(&handle.0)?;
         let procedure = self.pools[pool as usize].procedure;
-        // What the resolution before has found out: its line has come by now.
+        // Prefetch for the next selections: the line that the previous resolution requested has arrived by now.
         let cores = &self.elements.cores;
         self.blocks
             .upcoming(|slot| prefetch_index(cores, slot as usize));
@@ -38,7 +38,7 @@ impl<T> Handlespace<T> {
         Some(self.chosen.len())
     }
 
-    /// Shows a pool's first elements. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
+    /// Visits a pool's first elements. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
     #[inline]
     fn first(
         &mut self,
@@ -62,7 +62,7 @@ impl<T> Handlespace<T> {
         shown
     }
 
-    /// The same in a small pool.
+    /// Visits the first elements of a small pool.
     #[inline]
     fn first_of_few(
         &mut self,
@@ -85,7 +85,7 @@ impl<T> Handlespace<T> {
         shown
     }
 
-    /// Chooses elements, and does to them what selection does.
+    /// Selects elements, and updates their standing.
     #[inline(never)]
     fn choose(&mut self, pool: u32, procedure: Procedure, items: usize) {
         self.chosen.clear();
@@ -124,8 +124,8 @@ impl<T> Handlespace<T> {
         }
     }
 
-    /// Chooses elements by weight. Who has been drawn already is drawn in vain; so if that may become frequent, those drawn rest.
-    /// Returns how many do.
+    /// Selects elements by weight. A draw of an element that was already drawn is vain; if vain draws may become
+    /// frequent, the drawn elements are excluded from further draws. Returns the number of excluded elements.
     fn draw(&mut self, pool: u32, items: usize) -> usize {
         let selection = &mut self.pools[pool as usize].selection;
         let (mut rested, mut vain) = (0, 0);

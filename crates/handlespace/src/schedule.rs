@@ -1,4 +1,4 @@
-//! The elements' timers, as a registrar sets them and sees them expire.
+//! The elements' timers.
 
 use crate::element::ElementKey;
 use crate::space::Handlespace;
@@ -6,7 +6,7 @@ use crate::timers::{Expired, NEVER, TimerKind};
 use std::time::Duration;
 
 impl<T> Handlespace<T> {
-    /// Sets the element's one timer, in place of what it was set to. False if the registration is gone.
+    /// Sets the element's only timer, replacing its previous setting. Returns false if the registration has ended.
     #[inline]
     pub fn set_timer(&mut self, key: ElementKey, kind: TimerKind, at: Duration) -> bool {
         let Some(slot) = self.elements.slot_of(key) else {
@@ -14,13 +14,13 @@ impl<T> Handlespace<T> {
         };
         let cores = &mut self.elements.cores;
         cores[slot as usize].timer_kind = kind;
-        // Rounded up: a timer is never early.
+        // Round up, so that a timer never expires early.
         let at = micros(at, at.subsec_nanos().div_ceil(1000));
         self.timers.set(cores, slot, at);
         true
     }
 
-    /// Stops the element's timer. False if the registration is gone.
+    /// Stops the element's timer. Returns false if the registration has ended.
     pub fn stop_timer(&mut self, key: ElementKey) -> bool {
         let Some(slot) = self.elements.slot_of(key) else {
             return false;
@@ -29,7 +29,7 @@ impl<T> Handlespace<T> {
         true
     }
 
-    /// What the element's timer is set for, and when; to the microsecond.
+    /// Returns the kind and time of the element's timer, to the microsecond.
     pub fn timer(&self, key: ElementKey) -> Option<(TimerKind, Duration)> {
         let slot = self.elements.slot_of(key)?;
         let core = &self.elements.cores[slot as usize];
@@ -37,7 +37,8 @@ impl<T> Handlespace<T> {
         (at != NEVER).then_some((core.timer_kind, Duration::from_micros(at)))
     }
 
-    /// The timer that expires first, if it has by `now`; it is no longer set. They come in the order of their times.
+    /// Removes and returns the timer that expires first, if it expires by `now`. Timers are returned in the order of
+    /// their times.
     #[inline]
     pub fn pop_expired(&mut self, now: Duration) -> Option<Expired> {
         let now = micros(now, now.subsec_micros());
@@ -49,14 +50,14 @@ impl<T> Handlespace<T> {
         })
     }
 
-    /// When to call [`pop_expired`](Self::pop_expired) next: no timer expires earlier, though none may expire at that
-    /// very time. Calling again and again comes to the first one's time within a few steps.
+    /// Returns the time for the next call of [`pop_expired`](Self::pop_expired): no timer expires earlier, though none
+    /// may expire at exactly that time. Repeated calls reach the first timer's time within a few steps.
     pub fn next_timer(&self) -> Option<Duration> {
         self.timers.next().map(Duration::from_micros)
     }
 }
 
-/// Microseconds, the part of the second given; before [`NEVER`].
+/// Converts a time to microseconds, with the part of the second given; less than [`NEVER`].
 #[inline]
 fn micros(time: Duration, of_second: u32) -> u64 {
     let seconds = time.as_secs().saturating_mul(1_000_000);

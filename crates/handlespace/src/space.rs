@@ -1,4 +1,4 @@
-//! The handlespace: registration, deregistration, timers, and what can be asked.
+//! The handlespace: registration, deregistration, timers, and queries.
 
 use crate::checksum::Checksum;
 use crate::element::{ElementKey, ElementRef, Elements};
@@ -18,13 +18,13 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::hash::{BuildHasher, Hasher};
 
-/// Pools, their elements, and what a registrar does with them.
+/// Pools with their elements, and a registrar's operations on them.
 #[derive(Debug)]
 pub struct Handlespace<T> {
     pub(crate) elements: Elements<T>,
     pub(crate) pools: Vec<Pool>,
     free_pools: Vec<u32>,
-    /// Pools by the hash of the handle, elements by that of handle and id.
+    /// Index of pools by the hash of the handle; below, of elements by the hash of handle and id.
     pub(crate) pool_index: Index,
     pub(crate) element_index: Index,
     pub(crate) blocks: Blocks,
@@ -32,60 +32,61 @@ pub struct Handlespace<T> {
     pub(crate) timers: Timers,
     hasher: FixedState,
     pub(crate) random: SmallRng,
-    /// The elements of one selection; kept so that none allocates.
+    /// The elements of one selection; kept to avoid allocations.
     pub(crate) chosen: Vec<u32>,
     pub(crate) expected: Expected,
 }
 
-/// What is registered.
+/// The data of a registration.
 #[derive(Debug, Clone)]
 pub struct Registration<'a, T> {
-    /// The pool; made if it does not exist. Its bytes are copied then.
+    /// The pool, created if it does not exist; then its bytes are copied.
     pub handle: &'a PoolHandle,
     /// The element's number in the pool.
     pub id: ElementId,
-    /// Its home registrar.
+    /// The element's home registrar.
     pub home: RegistrarId,
-    /// What it says of itself for the pool's policy.
+    /// The element's figures for the pool's policy.
     pub policy: Policy,
-    /// What else all elements of a pool must have in common, as a number: the transport protocol and its use, say.
+    /// A number for the other properties that all elements of a pool must share, such as transport protocol and use.
     pub class: u32,
-    /// What the caller keeps with it.
+    /// The caller's data.
     pub payload: T,
 }
 
-/// What became of a registration.
+/// Result of a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registered<T> {
-    /// Names the registration.
+    /// Key of the registration.
     pub key: ElementKey,
-    /// The payload it had, if the element was registered already.
+    /// The previous payload, if the element was registered.
     pub previous: Option<T>,
 }
 
-/// Why an element cannot be in a pool: it is not like those that are (RFC 5352 section 3.1).
+/// The reason that an element cannot be in a pool: it differs from the pool's elements (RFC 5352 section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// Another policy.
+    /// The policy differs.
     #[error("the pool's policy is {pool:?}, not {element:?}")]
     Policy {
-        /// That of the pool.
+        /// The pool's policy.
         pool: PolicyKind,
-        /// That of the element.
+        /// The element's policy.
         element: PolicyKind,
     },
-    /// Another class.
+    /// The class differs.
     #[error("the pool's class is {pool}, not {element}")]
     Class {
-        /// That of the pool.
+        /// The pool's class.
         pool: u32,
-        /// That of the element.
+        /// The element's class.
         element: u32,
     },
 }
 
 impl<T> Handlespace<T> {
-    /// An empty one. The seed is of its random choices, and keeps those who choose handles from choosing hashes too.
+    /// Creates an empty handlespace. The seed drives its random choices, and prevents clients from predicting hashes of
+    /// handles.
     pub fn new(seed: u64) -> Handlespace<T> {
         Handlespace {
             elements: Elements::new(),
@@ -103,11 +104,11 @@ impl<T> Handlespace<T> {
         }
     }
 
-    /// Registers an element, or renews its registration with what is different. A timer that is set stays set; an element
-    /// that stands where it stood keeps its turn.
+    /// Registers an element, or updates its registration. A running timer is kept; an element with an unchanged
+    /// position keeps its turn.
     ///
     /// # Errors
-    /// The pool's elements have another policy or class. Nothing has changed then.
+    /// The pool's elements have another policy or class. The handlespace is then unchanged.
     pub fn register(
         &mut self,
         registration: Registration<'_, T>,
@@ -118,39 +119,40 @@ impl<T> Handlespace<T> {
         }
     }
 
-    /// Removes an element; a pool without elements goes too. Returns the payload, none if there is no such element.
+    /// Removes an element, and its pool if it was the last one. Returns the payload, none if there is no such element.
     pub fn deregister(&mut self, handle: &PoolHandle, id: ElementId) -> Option<T> {
         let slot = self.find_slot(&handle.0, id)?;
         self.remove_slot(slot)
     }
 
-    /// Removes the element of a registration. None if it is gone already.
+    /// Removes the element of a registration. None if the registration has ended.
     pub fn remove(&mut self, key: ElementKey) -> Option<T> {
         let slot = self.elements.slot_of(key)?;
         self.remove_slot(slot)
     }
 
-    /// The registration of an element.
+    /// Returns the key of an element's registration.
     #[inline]
     pub fn find(&self, handle: &PoolHandle, id: ElementId) -> Option<ElementKey> {
         let slot = self.find_slot(&handle.0, id)?;
         Some(self.elements.key_of(slot))
     }
 
-    /// The element of a registration; none if it is gone.
+    /// Returns the element of a registration; none if it has ended.
     #[inline]
     pub fn get(&self, key: ElementKey) -> Option<ElementRef<'_, T>> {
         Some(self.view(self.elements.slot_of(key)?))
     }
 
-    /// What the caller keeps with an element.
+    /// Returns the caller's data of an element.
     pub fn payload_mut(&mut self, key: ElementKey) -> Option<&mut T> {
         let slot = self.elements.slot_of(key)?;
         self.elements.rests[slot as usize].payload.as_mut()
     }
 
-    /// Gives an element's policy other figures than it has said itself, as its distance is one. What selections have added to its load
-    /// stays, and an element that stands where it stood keeps its turn. False if the registration is gone, or has another policy.
+    /// Sets figures of an element's policy that the element did not register itself, such as its distance. The load
+    /// added by selections is kept, and an element with an unchanged position keeps its turn. Returns false if the
+    /// registration has ended, or has another policy.
     pub fn adjust(&mut self, key: ElementKey, policy: Policy) -> bool {
         let Some(slot) = self.elements.slot_of(key) else {
             return false;
@@ -170,7 +172,7 @@ impl<T> Handlespace<T> {
         true
     }
 
-    /// Makes a registrar the element's home. False if the registration is gone.
+    /// Makes a registrar the element's home. Returns false if the registration has ended.
     pub fn set_home(&mut self, key: ElementKey, home: RegistrarId) -> bool {
         let Some(slot) = self.elements.slot_of(key) else {
             return false;
@@ -179,7 +181,7 @@ impl<T> Handlespace<T> {
         true
     }
 
-    /// The checksum over the elements whose home a registrar is (RFC 5353 section 3.6.2).
+    /// Returns the checksum over the elements with a registrar as their home (RFC 5353 section 3.6.2).
     pub fn checksum(&self, home: RegistrarId) -> u16 {
         let owner = self.ownership.owner(home);
         owner
@@ -187,22 +189,22 @@ impl<T> Handlespace<T> {
             .value()
     }
 
-    /// How many elements have a registrar as their home.
+    /// Returns the number of elements with a registrar as their home.
     pub fn elements_owned_by(&self, home: RegistrarId) -> usize {
         self.ownership.owner(home).map_or(0, |owner| owner.elements)
     }
 
-    /// How many elements there are in all pools.
+    /// Returns the number of elements in all pools.
     pub fn elements(&self) -> usize {
         self.elements.len()
     }
 
-    /// How many pools there are. Each has at least one element.
+    /// Returns the number of pools. Each has at least one element.
     pub fn pools(&self) -> usize {
         self.pool_index.len()
     }
 
-    /// Bytes on the heap, without what payloads have there.
+    /// Returns the bytes on the heap, without the heap memory of payloads.
     pub fn heap_bytes(&self) -> usize {
         let pools = self.pools.iter().filter(|pool| pool.len > 0);
         let of_pools: usize = pools
@@ -245,7 +247,8 @@ impl<T> Handlespace<T> {
         }
     }
 
-    /// The element's own hash needs no look at its pool: what the index says is checked against the record.
+    /// Returns an element's slot. The hash of handle and id needs no access to the pool: the index's result is checked
+    /// against the record.
     #[inline]
     fn find_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
         if let Some(slot) = self.expected_slot(handle, id) {
@@ -256,13 +259,13 @@ impl<T> Handlespace<T> {
             None => self.hash(handle),
         };
         self.element_index.find(mix(hash, id.0), |slot| {
-            // Whoever changes the registration needs both lines.
+            // A change of the registration needs both lines.
             prefetch_index(&self.elements.rests, slot as usize);
             self.is_element(slot, handle, id)
         })
     }
 
-    /// Whether a record that is in use is this element's.
+    /// Returns true if a used record belongs to this element.
     #[inline]
     pub(crate) fn is_element(&self, slot: u32, handle: &[u8], id: ElementId) -> bool {
         let core = &self.elements.cores[slot as usize];

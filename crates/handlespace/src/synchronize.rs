@@ -1,20 +1,20 @@
-//! Synchronisation: walking through elements in blocks while the handlespace changes.
+//! Synchronisation: walking through the elements in blocks while the handlespace changes.
 
 use crate::element::ElementRef;
 use crate::space::Handlespace;
 use holdfast_wire::rserpool::RegistrarId;
 use prefetch_index::prefetch_index;
 
-/// How many slots ahead elements are fetched.
+/// Number of slots by which elements are prefetched ahead.
 const AHEAD: usize = 64;
 
-/// How far a walk has come. It costs the handlespace nothing, and may be forgotten at any time.
+/// Position of a walk. A cursor costs the handlespace nothing, and may be dropped at any time.
 ///
-/// What is in the handlespace from the beginning of a walk to its end, with the same home, comes at least once; what joins
-/// it or changes its home meanwhile perhaps not: other registrars are told of that by updates.
+/// An element that is registered throughout a walk, with the same home, is visited at least once. An element that
+/// registers or changes its home during the walk may be missed: other registrars learn of it by updates.
 ///
-/// All elements come as they lie in memory, which is an order of magnitude faster than any other way once they do not fit a
-/// cache. The elements of one home come pool by pool.
+/// The elements of all homes are visited in the order of memory, which is an order of magnitude faster than any other
+/// order if they do not fit a cache. The elements of one home are visited pool by pool.
 #[derive(Debug, Clone)]
 pub struct Cursor(Walk);
 
@@ -22,24 +22,24 @@ pub struct Cursor(Walk);
 enum Walk {
     /// The next slot.
     All(u32),
-    /// Lists are walked from the end: when one of them leaves, the last takes its place, which has come already or has
-    /// its turn later.
+    /// Lists are walked from the end: a removed entry is replaced by the last one, which has been visited already or is
+    /// visited later.
     Owned {
         home: RegistrarId,
-        /// Groups not yet begun: the first ones of the list.
+        /// Number of groups not yet started: the first ones of the list.
         groups: usize,
-        /// The group begun: its number, its generation, and how many of its members are left.
+        /// The started group: its number, its generation, and the number of its members left.
         begun: Option<(u32, u32, usize)>,
     },
 }
 
 impl Cursor {
-    /// Begins a walk through all elements.
+    /// Starts a walk through all elements.
     pub fn all() -> Cursor {
         Cursor(Walk::All(0))
     }
 
-    /// Begins a walk through the elements with this home registrar.
+    /// Starts a walk through the elements with this home registrar.
     pub fn owned_by(home: RegistrarId) -> Cursor {
         Cursor(Walk::Owned {
             home,
@@ -50,7 +50,7 @@ impl Cursor {
 }
 
 impl<T> Handlespace<T> {
-    /// Shows the next elements of a walk, up to `items`. Returns how many; 0 at the end.
+    /// Visits the next elements of a walk, up to `items`. Returns their number; 0 at the end.
     pub fn next_block(
         &self,
         cursor: &mut Cursor,

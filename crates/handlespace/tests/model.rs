@@ -1,4 +1,4 @@
-//! Random operations on the handlespace and on a naive model: vectors, searched from the front.
+//! Compares random operations on the handlespace with a naive model: vectors, searched from the front.
 
 mod naive;
 
@@ -54,7 +54,7 @@ enum Step {
     },
 }
 
-/// Deterministic policies, one for each pool, made of a figure of few values so that keys are often equal.
+/// Deterministic policies, one per pool, with a figure of few values so that keys are often equal.
 const POOLS: usize = naive::POLICIES;
 
 fn step() -> impl Strategy<Value = Step> {
@@ -81,7 +81,7 @@ fn handle(pool: usize) -> PoolHandle {
     PoolHandle::from(["a", "pool", "another pool", "odd", "x", "y", "z"][pool % 7])
 }
 
-/// Both, and the time.
+/// The handlespace and the model, and the time.
 struct Run {
     space: Handlespace<usize>,
     naive: Naive,
@@ -91,7 +91,7 @@ struct Run {
 type Checked = Result<(), TestCaseError>;
 
 impl Run {
-    /// Announces what a step looks up.
+    /// Announces the operation that a step performs.
     fn expect(&mut self, kind_of: impl Fn(usize) -> usize, step: Option<&Step>) {
         let handle = |pool: usize| handle(kind_of(pool));
         let (handle, id, kind): (_, _, fn(_, _) -> _) = match *step.unwrap_or(&Step::Wait { us: 0 })
@@ -192,7 +192,7 @@ impl Run {
         Ok(())
     }
 
-    /// With all that the element has.
+    /// Re-registers an element with unchanged data.
     fn register_again(&mut self, kind: usize, id: u32) -> Checked {
         let mut elements = self.naive.elements.iter();
         let known = elements.find(|e| e.pool == kind && e.id == id);
@@ -245,13 +245,13 @@ proptest! {
     #[test]
     fn it_does_what_vectors_do(few in 1..=3usize, first in 0..POOLS, steps in prop::collection::vec(step(), 1..300)) {
         let mut run = Run { space: Handlespace::new(7), naive: Naive::default(), now: 0 };
-        // Few pools at a time, so that they fill up.
+        // Use few pools at a time, so that they fill up.
         let kind_of = |pool| (first + pool % few) % POOLS;
         for ahead in 0..Handlespace::<usize>::AHEAD {
             run.expect(kind_of, steps.get(ahead));
         }
         for (number, step) in steps.iter().enumerate() {
-            // Announced are those that come, now and then others: nothing may depend on it.
+            // Announce the coming steps, and sometimes wrong ones: a wrong announcement must be harmless.
             let apart = Handlespace::<usize>::AHEAD + number % 40 / 30;
             run.expect(kind_of, steps.get(number + apart));
             run.step(kind_of, number, step.clone())?;
@@ -261,7 +261,7 @@ proptest! {
     }
 }
 
-/// Counts, checksums, and walks through all and owned elements.
+/// Compares counts, checksums, and walks through all and owned elements.
 fn sets_agree(space: &Handlespace<usize>, naive: &Naive) -> Result<(), TestCaseError> {
     let pools: BTreeSet<usize> = naive.elements.iter().map(|e| e.pool).collect();
     prop_assert_eq!(space.pools(), pools.len());

@@ -1,4 +1,4 @@
-//! Random policies, statistically; and walks while the handlespace changes.
+//! Statistical tests of the random policies, and walks while the handlespace changes.
 
 use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
@@ -18,7 +18,8 @@ fn register(space: &mut Handlespace<()>, handle: &PoolHandle, id: u32, policy: P
     space.register(registration).expect("it fits");
 }
 
-/// Elements of one pool with these policies; how often each is first of `items`, and how often it is among them.
+/// Counts for elements of one pool with these policies: how often each is first of `items`, and how often it is
+/// selected.
 fn tally(policies: &[Policy], items: usize, draws: u32) -> Vec<(u32, u32)> {
     let handle = PoolHandle::from("pool");
     let mut space = Handlespace::new(1);
@@ -44,7 +45,8 @@ fn tally(policies: &[Policy], items: usize, draws: u32) -> Vec<(u32, u32)> {
     counts
 }
 
-/// Within six standard deviations of a binomial count: one run in half a billion fails by chance, and the seed is fixed.
+/// Checks a binomial count within six standard deviations: one run in half a billion fails by chance, and the seed is
+/// fixed.
 fn likely(count: u32, draws: u32, share: f64) {
     let mean = f64::from(draws) * share;
     let deviation = (mean * (1.0 - share)).sqrt();
@@ -65,7 +67,7 @@ fn first_by_shares(policies: &[Policy], shares: &[f64]) {
 #[test]
 fn the_first_has_its_weights_share() {
     const HALF: u32 = 1 << 31;
-    // More than one and two levels of sums.
+    // Sizes that need more than one and two levels of sums.
     for count in [1usize, 16, 17, 40, 300] {
         first_by_shares(&vec![Policy::Random; count], &vec![1.0; count]);
         let weighted: Vec<_> = (0..count as u32)
@@ -99,7 +101,7 @@ fn the_first_has_its_weights_share() {
         distance,
     };
     first_by_shares(&[far(0), far(50), far(90)], &[100.0, 50.0, 10.0]);
-    // Beyond the whole distance something is left: 1.
+    // At a distance beyond the whole weight, a weight of 1 is left.
     first_by_shares(&[far(99), far(1000)], &[1.0, 1.0]);
 }
 
@@ -109,7 +111,7 @@ fn a_pool_in_full_use_still_answers() {
     first_by_shares(&[full, full], &[1.0, 1.0]);
 }
 
-/// The second is drawn from what is left: P(i first, j second) = w_i / W * w_j / (W - w_i).
+/// The second is drawn from the rest: P(i first, j second) = w_i / W * w_j / (W - w_i).
 #[test]
 fn the_second_has_its_share_of_the_rest() {
     let weights = [1.0, 2.0, 3.0, 10.0];
@@ -130,7 +132,7 @@ fn the_second_has_its_share_of_the_rest() {
     }
 }
 
-/// Each selection takes a degradation's worth of weight, until the element registers again.
+/// Each selection reduces the weight by the degradation, until the element registers again.
 #[test]
 fn randomized_degradation_evens_out() {
     let handle = PoolHandle::from("pool");
@@ -145,7 +147,7 @@ fn randomized_degradation_evens_out() {
         degradation: 0,
     };
     register(&mut space, &handle, 2, full);
-    // Sixteen selections use the first one up; then both have weight 1.
+    // Sixteen selections use up the first element; then both have weight 1.
     let first = |space: &mut Handlespace<()>| {
         let mut id = 0;
         space.resolve(&handle, 1, |e| id = e.id().0);
@@ -187,7 +189,7 @@ fn weighted_round_robin_spreads_turns() {
                     .is_none_or(|before| before == count)
             );
         }
-        // The one with five of eight never has more than two in a row, or more than two others between.
+        // The element with five turns of eight never has more than two in a row, or more than two others between.
         assert!(
             window
                 .windows(3)
@@ -199,7 +201,7 @@ fn weighted_round_robin_spreads_turns() {
 }
 
 proptest! {
-    /// Whoever is there from the beginning of a walk to its end comes in it, whatever comes and goes meanwhile.
+    /// An element registered throughout a walk is visited, even while others register and deregister.
     #[test]
     fn a_walk_misses_nobody_who_stays(
         pools in 1u32..6,
@@ -242,7 +244,7 @@ proptest! {
     }
 }
 
-/// Many timers in a time that the wheel has reached already, since there was little in it: they come in order all the same.
+/// Many timers for a time that the wheel has already reached because of sparse entries: they still expire in order.
 #[test]
 fn timers_crowd_where_there_were_few() {
     let handle = PoolHandle::from("pool");

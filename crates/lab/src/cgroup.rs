@@ -1,5 +1,5 @@
-//! The control groups that hold a lab's processes: `holdfast-lab/<lab>/<host>` below the machine's cgroup2 mount. They are
-//! how everything that belongs to a lab is found again.
+//! The control groups with a lab's processes: `holdfast-lab/<lab>/<host>` in the machine's cgroup2 mount. Cleanup finds
+//! all processes of a lab through its control group.
 
 use std::{
     fs, io,
@@ -13,10 +13,10 @@ use crate::error::{Context, Error, Result};
 /// The directory under the cgroup2 mount.
 const BASE: &str = "holdfast-lab";
 
-/// How long killed processes may take to be gone. They die at once, unless the machine is very busy.
+/// Maximum time for killed processes to disappear. Usually they die at once, except on a very busy machine.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
 
-/// The directory that holds all labs' control groups.
+/// Returns the directory with all labs' control groups.
 pub(crate) fn base() -> Result<PathBuf> {
     let mounts =
         fs::read_to_string("/proc/self/mounts").context(|| "read /proc/self/mounts".into())?;
@@ -36,7 +36,7 @@ fn find_mount(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// Kills every process in the group and those below it, and removes them. A group that does not exist is fine.
+/// Kills every process in the group and its subgroups, and removes them. Succeeds if the group does not exist.
 pub(crate) fn destroy(group: &Path) -> Result<()> {
     if !group.exists() {
         return Ok(());
@@ -57,26 +57,26 @@ pub(crate) fn destroy(group: &Path) -> Result<()> {
     }
 }
 
-/// Makes a group, and the directory for all labs above it.
+/// Creates a group, and the parent directory of all labs.
 pub(crate) fn make(group: &Path) -> Result<()> {
     loop {
         match fs::create_dir_all(group) {
-            // Whoever removed the last lab removed the directory above between the two were made.
+            // Another process removed the last lab, and the parent directory, in the middle of the call: try again.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             made => return made.context(|| format!("create {}", group.display())),
         }
     }
 }
 
-/// Removes the directory for all labs if no lab is left.
+/// Removes the parent directory of all labs if no lab is left.
 pub(crate) fn remove_base_if_empty() {
     if let Ok(base) = base() {
-        // Not empty: another lab is up, which is fine.
+        // Fails if another lab is up, which is no error.
         let _ = fs::remove_dir(base);
     }
 }
 
-/// The processes in a group, by the ids the caller's PID namespace knows.
+/// Returns the processes in a group, as PIDs of the caller's PID namespace.
 pub(crate) fn processes(group: &Path) -> Vec<i32> {
     let listed = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     listed

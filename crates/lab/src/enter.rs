@@ -1,8 +1,9 @@
-//! Running a command inside a host, from a process outside.
+//! Runs a command inside a host, from a process outside.
 //!
-//! Two processes: the outer one joins the host's control group and namespaces, starts the inner one (only a child can
-//! be in another PID namespace), passes signals on and the exit code back. The inner one asks to be killed when the outer
-//! one dies, then becomes the command. So whoever starts the outer process can treat it as if it were the command.
+//! Uses two processes. The outer one joins the host's control group and namespaces, starts the inner one (only a child
+//! can be in another PID namespace), forwards signals and returns the exit code. The inner one requests to be killed
+//! when the outer one dies, and then becomes the command. So a caller can treat the outer process as if it were the
+//! command.
 
 use std::{
     env,
@@ -31,10 +32,10 @@ use crate::{
     state::State,
 };
 
-/// Where a host finds its own control group.
+/// Path of a host's own control group inside the host.
 pub(crate) const CGROUP_INSIDE: &str = "/sys/fs/cgroup";
 
-/// What a shell answers for a command that cannot be run, and for one that is not there.
+/// A shell's exit codes for a command that cannot be run, and for one that is not found.
 const CANNOT_RUN: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
@@ -70,7 +71,7 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<i32> {
         .spawn()
         .context(|| "start the inner process".into())?;
     let status = wait(child, &signals)?;
-    // A shell's way to tell a death by signal.
+    // Encode a death by signal as a shell does.
     Ok(status
         .code()
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
@@ -79,11 +80,11 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<i32> {
 /// The inner process: `lab-inner COMMAND…`.
 pub(crate) fn run_inner(command: Vec<OsString>) -> Result<i32> {
     set_pdeathsig(Signal::SIGKILL).context(|| "tie to the outer process".into())?;
-    // The outer process is in another PID namespace, so its id reads as 0; when it has died, init has taken its place.
+    // The outer process is in another PID namespace, so getppid() returns 0; after its death the parent is init.
     if getppid() != Pid::from_raw(0) {
         return Ok(128 + Signal::SIGKILL as i32);
     }
-    // A program takes over what is blocked; the outer process has blocked these for itself.
+    // An executed program inherits blocked signals; the outer process has blocked these for its own use.
     watched_signals()
         .thread_unblock()
         .context(|| "unblock signals".into())?;
@@ -108,7 +109,7 @@ fn watched_signals() -> SigSet {
     PASSED_ON.into_iter().chain([Signal::SIGCHLD]).collect()
 }
 
-/// Joins the host's control group and namespaces, and returns to the working directory.
+/// Joins the host's control group and namespaces, and restores the working directory.
 fn step_in(state: &State, host: &str) -> Result<()> {
     let init: &ProcessId = state.init(host)?;
     let gone = |_| Error::HostGone(host.into());
@@ -118,20 +119,20 @@ fn step_in(state: &State, host: &str) -> Result<()> {
         ("uts", CloneFlags::CLONE_NEWUTS),
         ("net", CloneFlags::CLONE_NEWNET),
         ("pid", CloneFlags::CLONE_NEWPID),
-        // Last: it changes what paths mean.
+        // Join the mount namespace last, because it changes the meaning of paths.
         ("mnt", CloneFlags::CLONE_NEWNS),
     ];
     let namespaces = kinds.map(|(kind, flag)| init.namespace(kind).map(|file| (kind, flag, file)));
     join_cgroup(&state.host_cgroup(host)).map_err(gone)?;
     let directory = env::current_dir();
-    // A process whose threads share a working directory may not change its mounts.
+    // A process with threads that share a working directory may not change its mount namespace.
     unshare(CloneFlags::CLONE_FS).context(|| "separate the working directory".into())?;
     for namespace in namespaces {
         let (kind, flag, file) = namespace.map_err(gone)?;
         setns(file, flag).context(|| format!("enter the {kind} namespace of {host}"))?;
     }
     if let Ok(directory) = directory {
-        // It may be hidden by the host's own mounts; then the command starts in the root directory.
+        // The host's own mounts may hide the directory; then the command starts in the root directory.
         let _ = env::set_current_dir(directory);
     }
     Ok(())
@@ -146,7 +147,7 @@ fn wait(mut child: Child, signals: &SignalFd) -> Result<ExitStatus> {
         let Some(info) = signals.read_signal().context(describe)? else {
             continue;
         };
-        // What the terminal sends, it sends to the command as well.
+        // The command receives signals from the terminal directly.
         if info.ssi_code == SI_KERNEL {
             continue;
         }
@@ -154,7 +155,7 @@ fn wait(mut child: Child, signals: &SignalFd) -> Result<ExitStatus> {
             .into_iter()
             .find(|signal| *signal as u32 == info.ssi_signo)
         {
-            // Fails only if the command has ended, which the next turn finds.
+            // Fails only if the command has ended, as the next iteration detects.
             let _ = kill(Pid::from_raw(child.id() as i32), signal);
         }
     }

@@ -1,21 +1,21 @@
-//! What can go wrong, sorted by who can help.
+//! Errors of the lab, by the party that can correct them.
 
 use std::{io, process::ExitStatus};
 
 /// The result of a lab operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a lab operation failed.
+/// The reason that a lab operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The caller asked for something that cannot be: a bad name, too many hosts, a topology file with an error.
+    /// The request is invalid: a bad name, too many hosts, an error in a topology file.
     #[error("{0}")]
     Invalid(String),
-    /// A lab of this name is up.
+    /// A lab of this name is already up.
     #[error("lab {0} is up already")]
     Exists(String),
-    /// No lab of this name is known.
+    /// No lab of this name exists.
     #[error("there is no lab named {0}")]
     NoLab(String),
     /// The lab has no such host.
@@ -23,41 +23,41 @@ pub enum Error {
     NoHost {
         /// The lab's name.
         lab: String,
-        /// The name asked for.
+        /// The requested name.
         host: String,
     },
-    /// The host's init process is gone, and the host with it.
+    /// The host's init process has ended, and the host with it.
     #[error("host {0} is gone: its init process has ended")]
     HostGone(String),
     /// Another process is bringing this lab up or down.
     #[error("lab {0} is being changed by another process")]
     Busy(String),
-    /// The machine lacks something a lab needs.
+    /// The machine lacks a prerequisite of labs.
     #[error("{0}")]
     Machine(String),
     /// A helper program failed.
     #[error("{program} failed ({status}): {output}")]
     Program {
-        /// The program and what it was asked.
+        /// The program and its arguments.
         program: String,
-        /// How it ended.
+        /// The program's exit status.
         status: ExitStatus,
-        /// What it wrote to its standard error.
+        /// The program's output on standard error.
         output: String,
     },
     /// A system call failed.
     #[error("{action}: {source}")]
     Io {
-        /// What was being done.
+        /// The attempted action.
         action: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Adds what was being done to a system error.
+/// Adds the attempted action to a system error.
 pub(crate) trait Context<T> {
-    /// Turns the error into [`Error::Io`] with the action named.
+    /// Converts the error into [`Error::Io`] with this action.
     fn context(self, action: impl FnOnce() -> String) -> Result<T>;
 }
 

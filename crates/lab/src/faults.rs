@@ -1,4 +1,4 @@
-//! Cutting and healing, at the switch: the host's interface keeps its carrier.
+//! Isolation of hosts, and its removal, at the switch: the host's interface keeps its carrier.
 
 use std::fmt::Write as _;
 
@@ -11,15 +11,16 @@ use crate::{
     wiring,
 };
 
-/// Bridge port states as `bridge link` writes them.
+/// Bridge port states as arguments of `bridge link`.
 const DISABLED: &str = "0";
 const FORWARDING: &str = "3";
 
 impl Lab {
-    /// Cuts a host off from everybody: its bridge port passes nothing in either direction. Cutting twice is fine.
+    /// Isolates a host from all others: its bridge port passes nothing in either direction. Repeating the call is
+    /// harmless.
     ///
     /// # Errors
-    /// [`Error::NoHost`]; otherwise what the system answers.
+    /// [`Error::NoHost`]; otherwise the system's error.
     pub fn cut(&self, host: &str) -> Result<()> {
         self.change(|lab, state| {
             lab.set_port(state, host, DISABLED)?;
@@ -28,10 +29,10 @@ impl Lab {
         })
     }
 
-    /// Undoes [`Lab::cut`] and every [`Lab::cut_between`] that concerns the host.
+    /// Undoes [`Lab::cut`] and every [`Lab::cut_between`] of the host.
     ///
     /// # Errors
-    /// [`Error::NoHost`]; otherwise what the system answers.
+    /// [`Error::NoHost`]; otherwise the system's error.
     pub fn heal(&self, host: &str) -> Result<()> {
         self.change(|lab, state| {
             lab.set_port(state, host, FORWARDING)?;
@@ -46,11 +47,10 @@ impl Lab {
         })
     }
 
-    /// Cuts two hosts off from each other only, in both directions, whatever addresses they use and also across
-    /// segments.
+    /// Isolates two hosts from each other only, in both directions, for all their addresses and also across segments.
     ///
     /// # Errors
-    /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise what the system answers.
+    /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise the system's error.
     pub fn cut_between(&self, a: &str, b: &str) -> Result<()> {
         self.change(|lab, state| {
             state.cut_between.insert(lab.pair(a, b)?);
@@ -61,7 +61,7 @@ impl Lab {
     /// Undoes [`Lab::cut_between`].
     ///
     /// # Errors
-    /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise what the system answers.
+    /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise the system's error.
     pub fn heal_between(&self, a: &str, b: &str) -> Result<()> {
         self.change(|lab, state| {
             state.cut_between.remove(&lab.pair(a, b)?);
@@ -69,7 +69,7 @@ impl Lab {
         })
     }
 
-    /// Changes what is cut, one process at a time.
+    /// Changes the set of cuts, under the lab's lock.
     fn change(&self, work: impl FnOnce(&Lab, &mut State) -> Result<()>) -> Result<()> {
         let _lock = Lock::existing(self.name())?;
         let mut state = State::load(self.name())?;
@@ -97,7 +97,7 @@ impl Lab {
         state.init(SWITCH)?.in_net(set)
     }
 
-    /// Replaces the switch's filter by one for the pairs in `state`.
+    /// Replaces the switch's filter with one for the pairs in `state`.
     fn filter(&self, state: &State) -> Result<()> {
         let script = self.filter_script(state)?;
         state
@@ -105,8 +105,9 @@ impl Lab {
             .in_net(|| run_program("nft", &["-f", "-"], &script))
     }
 
-    /// Frames are marked with the host they come from, and dropped before they go out to one it is cut off from. The mark
-    /// stays with a packet that the switch routes. No pairs, no filter: it would cost time on every frame.
+    /// Returns the filter's rules: a frame is marked with its source host, and dropped before it leaves to a host that
+    /// is cut off from the source. A packet keeps the mark when the switch routes it. Without pairs there is no filter,
+    /// because a filter costs time for every frame.
     fn filter_script(&self, state: &State) -> Result<String> {
         let mut script = String::from("add table bridge holdfast\ndelete table bridge holdfast\n");
         if state.cut_between.is_empty() {

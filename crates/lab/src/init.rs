@@ -1,4 +1,4 @@
-//! The first process of a host: prepares its namespaces, reaps orphans, and is what the host lives by.
+//! The first process of a host: prepares its namespaces and reaps orphans; the host exists as long as this process.
 
 use std::{
     fs, io,
@@ -29,25 +29,25 @@ use crate::{
     link,
 };
 
-/// Set once the running program has shown that it calls [`init_main`].
+/// True if the running program has called [`init_main`].
 pub(crate) static PLAYS_HIDDEN_ROLES: AtomicBool = AtomicBool::new(false);
 
-/// What a hidden role that fails exits with; the command it runs cannot be blamed.
+/// Exit code of a hidden role that fails, distinct from the exit codes of the command it runs.
 const FAILED: i32 = 125;
 
-/// What an init process is told.
+/// Parameters of an init process.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct InitTask {
     pub hostname: String,
     pub cgroup: PathBuf,
-    /// Kernel settings, as paths below `/proc/sys`. What this kernel does not have is left out.
+    /// Kernel settings, as paths below `/proc/sys`. Settings that this kernel lacks are omitted.
     pub settings: Vec<(String, String)>,
-    /// Live on after the owner.
+    /// Keep running after the owner has ended.
     pub keep: bool,
 }
 
-/// Plays a hidden role if the program was started for one, and then does not return. Call it first thing in `main`, before any
-/// thread is started.
+/// Runs a hidden role if the program was started for one, and then does not return. Must be called at the start of
+/// `main`, before any thread is started.
 pub fn init_main() {
     PLAYS_HIDDEN_ROLES.store(true, Ordering::Relaxed);
     let mut arguments = std::env::args_os().skip(1);
@@ -66,7 +66,7 @@ pub fn init_main() {
     exit(code);
 }
 
-/// Reads the one line that tells a hidden role its task.
+/// Reads the line with the parameters of a hidden role.
 pub(crate) fn read_task<T: serde::de::DeserializeOwned>() -> Result<T> {
     let mut line = String::new();
     io::stdin()
@@ -78,7 +78,7 @@ pub(crate) fn read_task<T: serde::de::DeserializeOwned>() -> Result<T> {
         .context(|| "understand the task".into())
 }
 
-/// Tells the owner that the role is being played.
+/// Tells the owner that the role has started.
 pub(crate) fn say_ready() -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(b"ready\n")
@@ -114,10 +114,10 @@ fn watch_children() -> Result<SignalFd> {
         .context(|| "watch children".into())
 }
 
-/// What a host sees of the kernel is about itself alone. The files of the machine stay visible.
+/// Mounts views of the kernel that show only this host. The machine's files stay visible.
 fn mount_own_views() -> Result<()> {
     let none: Option<&str> = None;
-    // What is unmounted on the machine goes here too, but nothing from here reaches the machine.
+    // Unmounts on the machine propagate here, but nothing here propagates to the machine.
     mount(none, "/", none, MsFlags::MS_SLAVE | MsFlags::MS_REC, none)
         .context(|| "separate the mounts".into())?;
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -141,7 +141,7 @@ fn set(name: &str, value: &str) -> Result<()> {
     }
 }
 
-/// Reaps until the owner is gone, or for ever.
+/// Reaps children until the owner has ended, or forever.
 fn reap(signals: &SignalFd, keep: bool) -> Result<i32> {
     let stdin = io::stdin();
     loop {
@@ -153,7 +153,7 @@ fn reap(signals: &SignalFd, keep: bool) -> Result<i32> {
             Err(Errno::EINTR) => continue,
             polled => polled.context(|| "wait for children".into())?,
         };
-        // The owner never writes again: any event means that its end is closed.
+        // The owner never writes again: any event means that its end of the pipe is closed.
         if watched.get(1).and_then(PollFd::any) == Some(true) {
             return Ok(0);
         }

@@ -15,23 +15,23 @@ use crate::{
     up, wiring,
 };
 
-/// A lab that is up. One made by [`Lab::up`] goes down when it is dropped, unless its [`Spec`] says to keep it; one found
-/// by [`Lab::open`] stays.
+/// A lab that is up. A lab made by [`Lab::up`] goes down when this value is dropped, unless its [`Spec`] says to
+/// keep it; a lab found by [`Lab::open`] stays.
 #[derive(Debug)]
 pub struct Lab {
     pub(crate) state: State,
     hosts: Vec<Host>,
-    /// The processes it is made of, if this is whose drop takes it down.
+    /// The lab's processes, if dropping this value takes the lab down.
     owned: Option<Vec<Child>>,
 }
 
 impl Lab {
-    /// Brings a lab up, and returns when every host reaches its router. Hosts behind the link program are not tried, so
-    /// as not to use up a part of its sequence of losses.
+    /// Brings a lab up, and returns when every host reaches its router. Hosts behind the link program are not probed,
+    /// so that their sequence of losses is not consumed.
     ///
     /// # Errors
-    /// [`Error::Exists`] when a lab of this name is up; [`Error::Invalid`] when the spec cannot be met; [`Error::Machine`] when the
-    /// machine lacks something. After an error nothing is left.
+    /// [`Error::Exists`] when a lab of this name is up; [`Error::Invalid`] when the spec is invalid; [`Error::Machine`]
+    /// when the machine lacks a prerequisite. After an error nothing is left.
     pub fn up(spec: &Spec) -> Result<Lab> {
         let raised = up::up(spec)?;
         let owned = (!spec.keep).then_some(raised.children);
@@ -41,7 +41,7 @@ impl Lab {
     /// Finds a lab that is up.
     ///
     /// # Errors
-    /// [`Error::NoLab`] when there is none of this name, or only what a killed process left of one.
+    /// [`Error::NoLab`] when no lab of this name exists, or only the remains of a killed process's lab.
     pub fn open(name: &str) -> Result<Lab> {
         let state = State::load(name)?;
         if !state.ready {
@@ -58,31 +58,31 @@ impl Lab {
         }
     }
 
-    /// The lab's name.
+    /// Returns the lab's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.state.name
     }
 
-    /// Sizes, number, and all addresses.
+    /// Returns the lab's sizes, number, and all addresses.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.state.plan
     }
 
-    /// The reach it was made for.
+    /// Returns the reach that the lab was made for.
     #[must_use]
     pub fn reach(&self) -> Reach {
         self.state.reach
     }
 
-    /// All hosts, nodes first.
+    /// Returns all hosts, nodes first.
     #[must_use]
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// A host by its name.
+    /// Returns the host of this name.
     ///
     /// # Errors
     /// [`Error::NoHost`].
@@ -97,9 +97,10 @@ impl Lab {
             .ok_or_else(missing)
     }
 
-    /// A command that runs what is appended to it inside a host, or inside the switch `sw`: the first argument added is the
-    /// program. It passes signals on, gives back the exit code (128 and the number for a death by signal), and kills the program when it is itself
-    /// killed. Inside, `HOLDFAST_LAB`, `HOLDFAST_HOST` and `HOLDFAST_CGROUP` are set.
+    /// Returns a command prefix that runs a program inside a host, or inside the switch `sw`: the first argument that
+    /// the caller adds is the program. The process forwards signals, returns the exit code (128 plus the number for a
+    /// death by signal), and kills the program when it is itself killed. Inside, `HOLDFAST_LAB`, `HOLDFAST_HOST` and
+    /// `HOLDFAST_CGROUP` are set.
     ///
     /// # Errors
     /// [`Error::NoHost`].
@@ -110,24 +111,25 @@ impl Lab {
         Ok(command)
     }
 
-    /// Moves the calling thread into a host's network namespace, for good. Its mounts, and so `/sys`, stay the machine's.
+    /// Moves the calling thread into a host's network namespace permanently. The thread's mounts, and so `/sys`, stay
+    /// the machine's.
     ///
     /// # Errors
-    /// [`Error::NoHost`]; what the system answers when the host is gone.
+    /// [`Error::NoHost`]; the system's error when the host has ended.
     pub fn enter_net(&self, host: &str) -> Result<()> {
         self.state.init(host)?.enter_net()
     }
 
-    /// Runs `work` on a thread of its own in a host's network namespace. Sockets it makes stay in that namespace wherever they
-    /// are used.
+    /// Runs `work` on its own thread in a host's network namespace. Sockets that `work` creates stay in that namespace
+    /// on any thread.
     ///
     /// # Errors
-    /// [`Error::NoHost`]; what the system answers when the host is gone.
+    /// [`Error::NoHost`]; the system's error when the host has ended.
     pub fn in_net<T: Send>(&self, host: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
         self.state.init(host)?.in_net(|| Ok(work()))
     }
 
-    /// A host's addresses on `eth0`.
+    /// Returns a host's addresses on `eth0`.
     ///
     /// # Errors
     /// [`Error::NoHost`].
@@ -135,22 +137,22 @@ impl Lab {
         self.host(host).map(|host| (host.v4, host.v6))
     }
 
-    /// The service address on link in segment 0; see [`Plan::service`].
+    /// Returns the service address on link in segment 0; see [`Plan::service`].
     #[must_use]
     pub fn service_address(&self) -> (Ipv4Addr, Ipv6Addr) {
         self.state.plan.service()
     }
 
-    /// The service address on no segment; see [`Plan::routed_service`].
+    /// Returns the service address outside all segments; see [`Plan::routed_service`].
     #[must_use]
     pub fn routed_service_address(&self) -> (Ipv4Addr, Ipv6Addr) {
         self.state.plan.routed_service()
     }
 
-    /// Makes the router send what is for the routed service address to `host`.
+    /// Makes the router send packets for the routed service address to `host`.
     ///
     /// # Errors
-    /// [`Error::NoHost`]; otherwise what the system answers.
+    /// [`Error::NoHost`]; otherwise the system's error.
     pub fn route_service(&self, host: &str) -> Result<()> {
         let host = self.host(host)?;
         self.state
@@ -158,7 +160,7 @@ impl Lab {
             .in_net(|| up::route_service(&self.state.plan, host))
     }
 
-    /// The interface that leads to a host, in the switch's network namespace: what the host sends comes in here.
+    /// Returns the interface in the switch's network namespace that leads to a host and receives its packets.
     ///
     /// # Errors
     /// [`Error::NoHost`].
@@ -166,7 +168,7 @@ impl Lab {
         self.host(host).map(wiring::near)
     }
 
-    /// A host's control group, as a path on the machine. Inside the host it is `/sys/fs/cgroup`.
+    /// Returns a host's control group, as a path on the machine. Inside the host it is `/sys/fs/cgroup`.
     ///
     /// # Errors
     /// [`Error::NoHost`].
@@ -175,7 +177,7 @@ impl Lab {
         Ok(self.state.host_cgroup(host))
     }
 
-    /// The processes of a host, its init included, by the ids that the machine knows.
+    /// Returns the processes of a host, its init included, as PIDs of the machine.
     ///
     /// # Errors
     /// [`Error::NoHost`].
@@ -183,7 +185,7 @@ impl Lab {
         Ok(cgroup::processes(&self.cgroup(host)?))
     }
 
-    /// The init process of a host, by the id that the machine knows. Killing it kills the host.
+    /// Returns the init process of a host, as a PID of the machine. Killing it kills the host.
     ///
     /// # Errors
     /// [`Error::NoHost`].
@@ -191,16 +193,17 @@ impl Lab {
         self.state.init(host).map(|init| init.pid)
     }
 
-    /// Leaves the lab up when this value is dropped. It still ends with the owning process, unless it was made to be kept.
+    /// Leaves the lab up when this value is dropped. The lab still ends with the owning process, unless it was made to
+    /// be kept.
     pub fn leave_up(mut self) {
-        // Dropping a child does not end it, but its standard input must stay open as long as this process lives.
+        // Dropping a child does not end it, but its standard input must stay open while this process lives.
         std::mem::forget(self.owned.take());
     }
 
-    /// Takes the lab down: kills all its processes and removes all there is of it.
+    /// Takes the lab down: kills all its processes and removes its files.
     ///
     /// # Errors
-    /// What the system answers; then `prune` may succeed later.
+    /// The system's error; then `prune` may succeed later.
     pub fn down(mut self) -> Result<()> {
         let children = self.owned.take().unwrap_or_default();
         take_down(&self.state.name, children)
@@ -210,7 +213,7 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         if let Some(children) = self.owned.take() {
-            // No one is left to tell; the next `up` or `prune` tries again.
+            // The error cannot be reported here; the next `up` or `prune` tries again.
             let _ = take_down(&self.state.name, children);
         }
     }
@@ -225,10 +228,10 @@ fn take_down(name: &str, mut children: Vec<Child>) -> Result<()> {
     }
 }
 
-/// Takes down a lab by its name, also one of which a killed process left only a part.
+/// Takes down a lab by its name, including the remains of a killed process's lab.
 ///
 /// # Errors
-/// [`Error::NoLab`] when nothing of this name is left; otherwise what the system answers.
+/// [`Error::NoLab`] when nothing of this name is left; otherwise the system's error.
 pub fn down(name: &str) -> Result<()> {
     check_name(name)?;
     let done = take_down(name, Vec::new());
@@ -236,7 +239,7 @@ pub fn down(name: &str) -> Result<()> {
     done
 }
 
-/// The names of all labs, also of those of which a killed process left only a part, and whether they are up.
+/// Returns the names of all labs, including remains of killed processes' labs, and true for each that is up.
 ///
 /// # Errors
 /// [`Error::Machine`] when cgroup2 is not mounted.
@@ -257,16 +260,16 @@ pub fn list() -> Result<Vec<(String, bool)>> {
         .collect())
 }
 
-/// Removes what killed processes left of their labs. Labs that are up or being brought up stay, and those whose owner lives though a
-/// host does not. The names of those removed.
+/// Removes the labs of killed processes. Labs that are up or being brought up stay, as do labs with a live owner but a
+/// dead host. Returns the names of the removed labs.
 ///
 /// # Errors
-/// What the system answers for the first that cannot be removed.
+/// The system's error for the first lab that cannot be removed.
 pub fn prune() -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for (name, _) in list()? {
         let _all = Lock::all()?;
-        // Held by someone who is bringing it up or down: not for us.
+        // Another process holds the lock to bring the lab up or down: skip the lab.
         let Ok(_lock) = Lock::create(&name) else {
             continue;
         };

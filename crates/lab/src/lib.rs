@@ -1,12 +1,13 @@
 //! A test cluster on one machine: hosts as namespaces, links with delay, rate and loss, faults.
 //!
-//! A lab has nodes `n1..`, clients `c1..` and one switch `sw`. Every host has network, PID, mount, IPC, UTS and cgroup
-//! namespaces of its own and one interface `eth0`; the far end is a port of a Linux bridge in the switch's namespace.
-//! There is one bridge per segment, and the switch routes between segments. Nothing is created in the machine's own
-//! network namespace.
+//! A lab has nodes `n1..`, clients `c1..` and one switch `sw`. Every host has its own network, PID, mount, IPC, UTS and
+//! cgroup namespaces and one interface `eth0`; the other end of that interface is a port of a Linux bridge in the
+//! switch's namespace. There is one bridge per segment, and the switch routes between segments. A lab creates nothing
+//! in the machine's own network namespace.
 //!
-//! What keeps a host alive is its init process, so killing the processes in the control group `holdfast-lab/<lab>` takes
-//! everything away: interfaces, mounts, pinned BPF objects. What remains on disk is `/run/holdfast/lab/<lab>`.
+//! A host exists as long as its init process. Killing the processes in the control group `holdfast-lab/<lab>` therefore
+//! removes everything in memory: interfaces, mounts, pinned BPF objects. The files of a lab are in
+//! `/run/holdfast/lab/<lab>`.
 //!
 //! ```no_run
 //! use holdfast_lab::{Lab, Spec};
@@ -18,8 +19,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A lab is built from a program that plays hidden roles (init of a host, entry into one, the link program). Such a program
-//! calls [`init_main`] first thing in `main`; [`Spec::program`] says how it is found.
+//! The processes of a lab are instances of one program in hidden roles (init of a host, entry into a host, the link
+//! program). Its `main` must call [`init_main`] first; [`Spec::program`] describes how the lab finds it.
 #![forbid(unsafe_code)]
 
 mod cgroup;

@@ -1,4 +1,4 @@
-//! Processes that hold a host's namespaces, and threads that step into them.
+//! Processes that own a host's namespaces, and threads that enter these.
 
 use std::{
     fs::{self, File},
@@ -14,28 +14,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
 
-/// A process that is never mistaken for a later one with the same id.
+/// Identity of a process, which distinguishes it from a later process with the same PID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessId {
     pub pid: i32,
-    /// The start time, in clock ticks since the boot.
+    /// The start time, in clock ticks since boot.
     started: u64,
-    /// Which boot.
+    /// The boot ID.
     boot: String,
-    /// The PID namespace in which the id counts, by its inode.
+    /// The PID namespace of `pid`, by its inode.
     namespace: u64,
 }
 
-/// The inode of the first PID namespace, from which all others are seen.
+/// The inode of the initial PID namespace, in which the processes of all others are visible.
 const FIRST_NAMESPACE: u64 = 0xefff_fffc;
 
 impl ProcessId {
-    /// The calling process.
+    /// Returns the identity of the calling process.
     pub(crate) fn own() -> Result<ProcessId> {
         ProcessId::of(std::process::id())
     }
 
-    /// A process that is alive.
+    /// Returns the identity of a live process.
     pub(crate) fn of(pid: u32) -> Result<ProcessId> {
         let pid = pid as i32;
         let identify = || {
@@ -49,7 +49,8 @@ impl ProcessId {
         identify().ok_or_else(|| Error::Machine(format!("process {pid} has ended")))
     }
 
-    /// Whether it still runs; a zombie does not. One of another PID namespace does as far as is known here, while anybody of that does.
+    /// Returns true if the process runs (a zombie does not). A process of another PID namespace counts as running, as
+    /// far as visible from here, while that namespace has any process.
     pub(crate) fn alive(&self) -> bool {
         boot_id().as_deref() == Some(&self.boot)
             && match pid_namespace("self") {
@@ -59,13 +60,13 @@ impl ProcessId {
             }
     }
 
-    /// Whether it runs, and its id is one here.
+    /// Returns true if the process runs, and its PID is valid in this PID namespace.
     fn is_here(&self) -> bool {
         pid_namespace("self") == Some(self.namespace) && self.alive()
     }
 
-    /// Opens one of its namespaces: `net`, `mnt`, `pid`, …. The identity is checked after the opening, so that the answer is
-    /// about this very process.
+    /// Opens one of the process's namespaces: `net`, `mnt`, `pid`, …. Checks the identity after opening, so that the
+    /// namespace belongs to this very process.
     pub(crate) fn namespace(&self, kind: &str) -> Result<File> {
         let path = format!("/proc/{}/ns/{kind}", self.pid);
         let gone = || {
@@ -82,13 +83,13 @@ impl ProcessId {
         }
     }
 
-    /// Moves the calling thread into its network namespace.
+    /// Moves the calling thread into the process's network namespace.
     pub(crate) fn enter_net(&self) -> Result<()> {
         setns(self.namespace("net")?, CloneFlags::CLONE_NEWNET)
             .context(|| "enter the network namespace".into())
     }
 
-    /// Runs `work` on a thread of its own inside its network namespace.
+    /// Runs `work` on its own thread inside the process's network namespace.
     pub(crate) fn in_net<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_thread(|| {
             self.enter_net()?;
@@ -97,13 +98,13 @@ impl ProcessId {
     }
 }
 
-/// Field 22 of `/proc/<pid>/stat`, unless the process has ended, or is ending: a namespace's init process waits for all others
-/// then.
+/// Returns field 22 of `/proc/<pid>/stat`; none if the process has ended or is exiting, since a namespace's init
+/// process waits for all others while exiting.
 fn start_time(pid: i32) -> Option<u64> {
     /// `PF_EXITING` of field 9.
     const EXITING: u64 = 4;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field, the name, may contain anything; it ends with the last parenthesis.
+    // The second field, the name, may contain any characters; it ends with the last parenthesis.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
     if matches!(fields.next()?, "Z" | "X") {
@@ -116,13 +117,13 @@ fn start_time(pid: i32) -> Option<u64> {
     fields.nth(12)?.parse().ok()
 }
 
-/// The PID namespace of a process.
+/// Returns the PID namespace of a process.
 fn pid_namespace(process: &str) -> Option<u64> {
     let namespace = fs::metadata(format!("/proc/{process}/ns/pid"));
     Some(namespace.ok()?.ino())
 }
 
-/// Whether a process that is seen here is of this PID namespace.
+/// Returns true if a process visible here belongs to this PID namespace.
 fn is_peopled(namespace: u64) -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut names = processes.filter_map(|entry| entry.file_name().into_string().ok());
@@ -134,7 +135,7 @@ fn boot_id() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// Runs `work` on a thread that ends with it, so that what it does to its namespaces concerns nobody else.
+/// Runs `work` on a temporary thread, so that its namespace changes affect no other code.
 pub(crate) fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| match scope.spawn(work).join() {
         Ok(value) => value,
@@ -142,15 +143,15 @@ pub(crate) fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Where a process of a lab is started.
+/// The namespaces in which a process of a lab starts.
 pub(crate) enum Place<'a> {
-    /// In new namespaces. The network namespace takes its defaults from that of the given process, if any.
+    /// New namespaces. The network namespace takes its defaults from the given process's, if any.
     New(Option<&'a ProcessId>),
-    /// In the network namespace of this process.
+    /// The network namespace of this process.
     Net(&'a ProcessId),
 }
 
-/// Starts a process that plays a hidden role: gives it its task as a line on its standard input, and waits until it says
+/// Starts a process in a hidden role: sends its parameters as a line on its standard input, and waits for its answer
 /// `ready`. The input stays open as long as the returned child is kept, which tells the process that its owner lives.
 pub(crate) fn start<T: Serialize + Sync>(
     mut command: Command,
@@ -183,7 +184,7 @@ pub(crate) fn start<T: Serialize + Sync>(
     if matches!((told, read), (Some(Ok(())), Some(Ok(_)))) && answer == "ready\n" {
         return Ok(child);
     }
-    // Killing one that has ended already changes nothing.
+    // Killing a process that has ended has no effect.
     let _ = child.kill();
     let status = child
         .wait()
@@ -215,10 +216,10 @@ fn step_into(place: &Place<'_>) -> Result<()> {
     }
 }
 
-/// Runs a helper program to its end with `input` on its standard input.
+/// Runs a helper program to completion with `input` on its standard input.
 ///
 /// # Errors
-/// [`Error::Program`] with what it wrote to its standard error, when it fails.
+/// [`Error::Program`] with the program's standard error output, when it fails.
 pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> Result<()> {
     let describe = || format!("run {program} {}", arguments.join(" "));
     let mut child = Command::new(program)
@@ -229,7 +230,7 @@ pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> Res
         .spawn()
         .context(describe)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that fails early closes its input; its exit code tells.
+        // A program that fails early closes its input; its exit code is checked below.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().context(describe)?;
@@ -249,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// A lab's owner in a container is not taken for dead by a lab outside.
+    /// A lab's owner in a container is not considered dead by a lab outside.
     #[test]
     fn who_is_of_another_pid_namespace_is_alive_while_that_is_peopled() {
         let mut child = Command::new("unshare")
@@ -257,7 +258,7 @@ mod tests {
             .spawn()
             .expect("unshare");
         let parent = format!("/proc/{0}/task/{0}/children", child.id());
-        // Before it is `sleep`, it does not end with its parent.
+        // Before it executes `sleep`, the child does not end with its parent.
         let children = || fs::read_to_string(&parent).expect("its children");
         let is_sleep = |pid: &str| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -278,7 +279,7 @@ mod tests {
         assert!(elsewhere.namespace("net").is_err());
         child.kill().expect("it is ended");
         child.wait().expect("it has ended");
-        // Only the first namespace sees that nobody is left.
+        // Only the initial namespace sees that the other is empty.
         until(|| own.namespace != FIRST_NAMESPACE || !elsewhere.alive());
     }
 

@@ -1,7 +1,8 @@
-//! Links keep the order of their packets.
+//! Order of packets on links.
 //!
-//! What a thread and its interrupts send over a virtual link is queued at the CPU that each runs on, so packets of one
-//! connection overtake each other. Receive packet steering gives all of a connection to one CPU.
+//! Packets that a thread and its interrupts send over a virtual link are queued at the CPU on which each runs, so
+//! packets of one connection could overtake each other. Receive packet steering directs all packets of a connection to
+//! one CPU.
 
 use std::{
     fs,
@@ -14,15 +15,15 @@ use crate::{
     state::State,
 };
 
-/// The most CPUs that one word of a mask names.
+/// Number of CPUs in one word of a mask.
 const CPUS_MAX: usize = 32;
 
-/// Steers the packets of every interface of every host, and of the switch, by connection.
+/// Enables steering by connection on every interface of every host, and of the switch.
 pub(crate) fn keep(state: &State) -> Result<()> {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let mask = format!("{:x}", u32::MAX >> (CPUS_MAX - cpus.min(CPUS_MAX)));
     for init in state.inits.values() {
-        // A host's /sys, which shows its own interfaces.
+        // Use the host's /sys, which shows its own interfaces.
         let interfaces = PathBuf::from(format!("/proc/{}/root/sys/class/net", init.pid));
         for interface in entries(&interfaces)? {
             for queue in entries(&interface.join("queues"))? {

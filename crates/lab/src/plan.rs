@@ -1,4 +1,4 @@
-//! Who is where: names, segments, addresses. A pure function of the lab's number and size.
+//! Names, segments and addresses of hosts: a pure function of the lab's number and size.
 
 use std::{
     fmt,
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The link address that all nodes share with reach `broadcast`. No one ever sends from it, so the switch never learns
-/// it and floods what is sent to it.
+/// The link address that all nodes share with reach `broadcast`. No host ever sends from it, so the switch never
+/// learns it and floods frames to it.
 pub const SHARED_MAC: MacAddress = MacAddress([0x02, 0x68, 0x66, 0x73, 0x76, 0x63]);
 
-/// The name of the switch, which is a host of its own kind.
+/// The name of the switch, which is neither a node nor a client.
 pub(crate) const SWITCH: &str = "sw";
 
-/// The last number a lab can have: the second byte of its IPv4 addresses is 80 more.
+/// Maximum lab number: the second byte of a lab's IPv4 addresses is its number plus 80.
 pub(crate) const NUMBER_MAX: u16 = 99;
 const NODES_MAX: u16 = 89;
 const CLIENTS_MAX: u16 = 150;
 const SEGMENTS_MAX: u16 = 200;
-/// The segment number of the routed service address; no segment has it.
+/// The segment number of the routed service address; no real segment has it.
 const ROUTED: u8 = 255;
 
 /// An Ethernet address.
@@ -35,7 +35,7 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// What a host is for.
+/// The purpose of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -45,7 +45,7 @@ pub enum Kind {
     Client,
 }
 
-/// One host's place in the lab.
+/// One host's name and addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
     /// `n1`, `n2`, …, `c1`, `c2`, ….
@@ -62,21 +62,21 @@ pub struct Host {
     pub v6: Ipv6Addr,
 }
 
-/// The lab's size and number, from which all names and addresses follow.
+/// The lab's size and number, which determine all names and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The lab's number `k`, from 0; the first one free on the machine.
+    /// The lab's number `k`, from 0; the lowest free one on the machine.
     pub number: u16,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: u16,
-    /// How many clients.
+    /// Number of clients.
     pub clients: u16,
-    /// Over how many segments the nodes are spread.
+    /// Number of segments for the nodes.
     pub segments: u16,
 }
 
 impl Plan {
-    /// Checks the sizes.
+    /// Creates a plan after checking the sizes.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a size is out of range.
@@ -101,7 +101,7 @@ impl Plan {
         })
     }
 
-    /// All hosts, nodes first; the switch is not among them.
+    /// Returns all hosts, nodes first, without the switch.
     #[must_use]
     pub fn hosts(&self) -> Vec<Host> {
         let nodes = (1..=self.nodes).map(|index| self.host(Kind::Node, index));
@@ -109,39 +109,39 @@ impl Plan {
         nodes.chain(clients).collect()
     }
 
-    /// All segments, the clients' one included.
+    /// Returns all segments, including the clients' one.
     #[must_use]
     pub fn all_segments(&self) -> std::ops::Range<u16> {
         0..self.client_segment().max(self.segments - 1) + 1
     }
 
-    /// The segment that clients are on: 0 when there is one segment, else one of their own.
+    /// Returns the clients' segment: 0 if there is one segment, otherwise a separate one.
     #[must_use]
     pub fn client_segment(&self) -> u16 {
         if self.segments == 1 { 0 } else { self.segments }
     }
 
-    /// The router's addresses on a segment.
+    /// Returns the router's addresses on a segment.
     #[must_use]
     pub fn router(&self, segment: u16) -> (Ipv4Addr, Ipv6Addr) {
         self.addresses(byte(segment), 1)
     }
 
-    /// The router's link address on a segment.
+    /// Returns the router's link address on a segment.
     #[must_use]
     pub fn router_mac(&self, segment: u16) -> MacAddress {
         self.mac(segment, 0, 1)
     }
 
-    /// The service address that is on link in segment 0: `10.<80+k>.0.100`, `fd80:<k>:0::100`. Nobody has it until a
-    /// daemon takes it.
+    /// Returns the service address on link in segment 0: `10.<80+k>.0.100`, `fd80:<k>:0::100`. No host has the address
+    /// until a daemon takes it.
     #[must_use]
     pub fn service(&self) -> (Ipv4Addr, Ipv6Addr) {
         self.addresses(0, 100)
     }
 
-    /// The service address that is on no segment: `10.<80+k>.255.1`, `fd80:<k>:255::1`. The router sends it to the node
-    /// chosen by `Lab::route_service`, at first `n1`.
+    /// Returns the service address outside all segments: `10.<80+k>.255.1`, `fd80:<k>:255::1`. The router sends it to
+    /// the node selected by `Lab::route_service`, initially `n1`.
     #[must_use]
     pub fn routed_service(&self) -> (Ipv4Addr, Ipv6Addr) {
         self.addresses(ROUTED, 1)
@@ -174,13 +174,14 @@ impl Plan {
     }
 }
 
-/// The number whose hexadecimal digits are `value`'s decimal digits, so that addresses read alike in both families.
+/// Returns the number with hexadecimal digits equal to `value`'s decimal digits, so that addresses look alike in both
+/// families.
 fn as_written(value: u16) -> u16 {
     let [ones, tens, hundreds] = [value % 10, value / 10 % 10, value / 100 % 10];
     hundreds << 8 | tens << 4 | ones
 }
 
-/// `Plan::new` has checked that every number fits.
+/// Converts a number to a byte; `Plan::new` has checked that it fits.
 fn byte(value: u16) -> u8 {
     u8::try_from(value).unwrap_or(u8::MAX)
 }

@@ -1,4 +1,4 @@
-//! What a lab is to be like.
+//! The specification of a lab.
 
 use std::{path::PathBuf, sync::atomic::Ordering};
 
@@ -10,8 +10,8 @@ use crate::{
     topology::Topology,
 };
 
-/// How packets for the service address reach a flow's owner. The lab only records it for the programs that set up daemons:
-/// its switch floods frames to an address it has not learnt in either case, which is all that `broadcast` needs.
+/// The way of packets for the service address to a flow's owner. The lab only records it for programs that configure
+/// daemons: its switch always floods frames to an address it has not learnt, and `broadcast` needs no more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reach {
@@ -22,32 +22,33 @@ pub enum Reach {
     Broadcast,
 }
 
-/// What a lab is to be like.
+/// The specification of a lab.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
     /// The lab's name: 1 to 32 of `a-z`, `0-9` and `-`.
     pub name: String,
-    /// How many nodes, 1 to 89.
+    /// Number of nodes, 1 to 89.
     pub nodes: u16,
-    /// How many clients, 0 to 150.
+    /// Number of clients, 0 to 150.
     pub clients: u16,
-    /// Over how many segments nodes are spread, round robin, 1 to 200. With more than one, clients have a segment of their
-    /// own.
+    /// Number of segments for the nodes, assigned round robin, 1 to 200. With more than one, clients have a separate
+    /// segment.
     pub segments: u16,
-    /// Recorded for the programs that set up daemons.
+    /// Reach of the service address, recorded for programs that configure daemons.
     pub reach: Reach,
-    /// What the links are like.
+    /// Properties of the links.
     pub topology: Topology,
-    /// The lab outlives the process that made it. Otherwise it ends when its [`Lab`](crate::Lab) is dropped or that process dies.
+    /// True if the lab outlives the process that made it. If false, the lab ends when its [`Lab`](crate::Lab) is
+    /// dropped or that process dies.
     pub keep: bool,
-    /// The program that plays the hidden roles. If none: the one named by the environment variable `HOLDFAST_LAB_PROGRAM`;
-    /// else the running program, if its `main` calls [`init_main`](crate::init_main); else `holdfast` or `holdfast-lab` in the
-    /// running program's directory or the one above.
+    /// The program with the hidden roles. If none: the one named by the environment variable `HOLDFAST_LAB_PROGRAM`;
+    /// otherwise the running program, if its `main` calls [`init_main`](crate::init_main); otherwise `holdfast` or
+    /// `holdfast-lab` in the running program's directory or its parent.
     pub program: Option<PathBuf>,
 }
 
 impl Spec {
-    /// One node, one client, one segment, plain links.
+    /// Returns a lab of one node, one client, one segment, plain links.
     #[must_use]
     pub fn new(name: &str) -> Spec {
         Spec {
@@ -83,21 +84,21 @@ impl Spec {
         self
     }
 
-    /// Sets what the links are like.
+    /// Sets the properties of the links.
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> Spec {
         self.topology = topology;
         self
     }
 
-    /// Sets the program that plays the hidden roles.
+    /// Sets the program with the hidden roles.
     #[must_use]
     pub fn program(mut self, program: impl Into<PathBuf>) -> Spec {
         self.program = Some(program.into());
         self
     }
 
-    /// Finds the program that plays the hidden roles.
+    /// Finds the program with the hidden roles.
     pub(crate) fn find_program(&self) -> Result<PathBuf> {
         if let Some(program) = &self.program {
             return Ok(program.clone());
@@ -122,7 +123,7 @@ impl Spec {
     }
 }
 
-/// Refuses a name that could lead out of the directories named after it.
+/// Refuses a name that could lead outside the directories named after it.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if (1..=32).contains(&name.len()) && name.chars().all(good) && !name.starts_with('-') {

@@ -1,4 +1,5 @@
-//! What is written down of a lab, under `/run/holdfast/lab/<name>`, so that other processes can use it and clean up after it.
+//! The stored state of a lab, in `/run/holdfast/lab/<name>`, from which other processes can use the lab and clean it
+//! up.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +24,7 @@ use crate::{
 
 const ROOT: &str = "/run/holdfast/lab";
 
-/// How long to wait for a lock that a lab's last owner may still have.
+/// Maximum time to wait for a lock that a lab's last owner may still hold.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A lab as other processes see it.
@@ -33,27 +34,28 @@ pub(crate) struct State {
     pub plan: Plan,
     pub reach: Reach,
     pub keep: bool,
-    /// Who brought it up.
+    /// The process that brought the lab up.
     pub owner: ProcessId,
-    /// The program that plays the hidden roles.
+    /// The program with the hidden roles.
     pub program: PathBuf,
-    /// The control group above those of the hosts.
+    /// The parent of the hosts' control groups.
     pub cgroup: PathBuf,
     /// The init process of each host and of the switch.
     pub inits: BTreeMap<String, ProcessId>,
     /// The links that are not plain.
     pub links: BTreeMap<String, Duplex>,
     pub link_program: Option<ProcessId>,
-    /// Hosts that are cut off.
+    /// Isolated hosts.
     pub cut: BTreeSet<String>,
     /// Pairs of hosts that are cut off from each other, in order of name.
     pub cut_between: BTreeSet<(String, String)>,
-    /// Everything is up. Without it, somebody is at work or was killed at it.
+    /// True if the lab is completely up. If false, a process is bringing the lab up or down, or was killed while doing
+    /// so.
     pub ready: bool,
 }
 
 impl State {
-    /// Reads what is known of a lab.
+    /// Reads the stored state of a lab.
     pub(crate) fn load(name: &str) -> Result<State> {
         check_name(name)?;
         let path = directory(name).join("state.json");
@@ -67,19 +69,19 @@ impl State {
             .map_err(|error| Error::Invalid(format!("{}: {error}", path.display())))
     }
 
-    /// Writes it down; a reader sees the old or the new, never half.
+    /// Stores the state atomically: a reader sees the old or the new version.
     pub(crate) fn save(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(io::Error::from);
         let text = text.context(|| "encode the lab's state".into())?;
         write_whole(&directory(&self.name).join("state.json"), &text)
     }
 
-    /// Whether the lab is usable or soon will be: all hosts are there, and so is the owner of a lab that depends on one.
+    /// Returns true if the lab is up: all hosts run, and so does the owner of a lab that depends on its owner.
     pub(crate) fn alive(&self) -> bool {
         self.ready && (self.keep || self.owner.alive()) && self.inits.values().all(ProcessId::alive)
     }
 
-    /// Whether somebody will want it yet: its owner is there, or, of a lab that has none, a host.
+    /// Returns true if the lab is still in use: its owner runs or, for a lab without owner, a host.
     pub(crate) fn wanted(&self) -> bool {
         match self.keep {
             true => self.ready && self.inits.values().any(ProcessId::alive),
@@ -87,12 +89,12 @@ impl State {
         }
     }
 
-    /// A link whose rates the kernel keeps.
+    /// Returns the link of a host if the kernel enforces its rates.
     pub fn kernel_link(&self, host: &str) -> Option<&Duplex> {
         self.links.get(host).filter(|link| link.kernel)
     }
 
-    /// Whether the link program carries the packets of a host.
+    /// Returns true if the link program carries the packets of a host.
     pub fn is_spliced(&self, host: &str) -> bool {
         self.links.get(host).is_some_and(|link| !link.kernel)
     }
@@ -105,7 +107,7 @@ impl State {
         self.cgroup.join(host)
     }
 
-    /// The init process of a host, or of the switch.
+    /// Returns the init process of a host, or of the switch.
     pub(crate) fn init(&self, host: &str) -> Result<&ProcessId> {
         let missing = || Error::NoHost {
             lab: self.name.clone(),
@@ -115,19 +117,19 @@ impl State {
     }
 }
 
-/// Replaces a file in one step.
+/// Replaces a file atomically.
 pub(crate) fn write_whole(path: &Path, text: &[u8]) -> Result<()> {
     let draft = path.with_extension("draft");
     let write = || fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
     write().context(|| format!("write {}", path.display()))
 }
 
-/// Where a lab's files are.
+/// Returns the directory of a lab's files.
 pub(crate) fn directory(name: &str) -> PathBuf {
     Path::new(ROOT).join(name)
 }
 
-/// The names of all labs of which there are files.
+/// Returns the names of all labs with files.
 pub(crate) fn names() -> Vec<String> {
     let Ok(entries) = fs::read_dir(ROOT) else {
         return Vec::new();
@@ -145,19 +147,20 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Locks the directory of all labs: held while a number is chosen. Makes the directory.
+    /// Locks the directory of all labs, creating it if missing: held while a number is chosen.
     pub(crate) fn all() -> Result<Lock> {
         Lock::take(Path::new(ROOT), true, FlockArg::LockExclusive)?
             .ok_or_else(|| Error::Busy("(all)".into()))
     }
 
-    /// Locks a lab that is being made, if nobody else has it. Makes its directory.
+    /// Locks a lab that is being created, without waiting. Creates its directory.
     pub(crate) fn create(name: &str) -> Result<Lock> {
         Lock::take(&directory(name), true, FlockArg::LockExclusiveNonblock)?
             .ok_or_else(|| Error::Busy(name.into()))
     }
 
-    /// The same, with some patience: what a killed process was just starting may hold its lock a moment longer.
+    /// Locks a lab that is being created, and waits briefly: a process started by a killed owner may hold the lock a
+    /// moment longer.
     pub(crate) fn create_patiently(name: &str) -> Result<Lock> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -170,19 +173,21 @@ impl Lock {
         }
     }
 
-    /// Locks a lab that exists, after waiting for whoever has it.
+    /// Locks an existing lab, and waits for the lock.
     pub(crate) fn existing(name: &str) -> Result<Lock> {
         Lock::take(&directory(name), false, FlockArg::LockExclusive)?
             .ok_or_else(|| Error::NoLab(name.into()))
     }
 
-    /// None when somebody else has it (without waiting), or when there is none and none is to be made.
+    /// Returns none if another process holds the lock (without waiting), or if the directory is missing and must not be
+    /// created.
     fn take(path: &Path, make: bool, how: FlockArg) -> Result<Option<Lock>> {
         let describe = || format!("lock {}", path.display());
         loop {
             if make {
                 match fs::create_dir_all(path) {
-                    // Whoever removed the last lab removed the directory above between the two were made.
+                    // Another process removed the last lab, and the parent directory, in the middle of the call: try
+                    // again.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                     made => made.context(describe)?,
                 }
@@ -199,7 +204,7 @@ impl Lock {
                 Err((_, nix::Error::EINTR)) => continue,
                 Err((_, error)) => return Err(error).context(describe),
             };
-            // Whoever had it may have removed the directory: then this lock is on nothing.
+            // The previous holder may have removed the directory: then this lock is on a deleted directory.
             if fs::metadata(path).is_ok_and(|now| now.ino() == inode) {
                 return Ok(Some(Lock { _held: held }));
             }
@@ -207,7 +212,7 @@ impl Lock {
     }
 }
 
-/// Removes a lab's files, and the directories above if this was the last lab.
+/// Removes a lab's files, and the parent directories if this was the last lab.
 pub(crate) fn remove(name: &str) -> Result<()> {
     let path = directory(name);
     match fs::remove_dir_all(&path) {
@@ -220,9 +225,9 @@ pub(crate) fn remove(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the directories above those of the labs if no lab is left.
+/// Removes the parent directories of the labs if no lab is left.
 pub(crate) fn remove_root_if_empty() {
-    // Not empty: another lab is up, or a daemon keeps files there, which is fine.
+    // Fails if another lab is up, or a daemon has files there, which is no error.
     if fs::remove_dir(ROOT).is_ok() {
         let _ = fs::remove_dir("/run/holdfast");
     }

@@ -1,4 +1,4 @@
-//! What is to be told of a lab.
+//! The status of a lab.
 
 use std::{
     collections::BTreeMap,
@@ -20,55 +20,55 @@ use crate::{
     topology::Duplex,
 };
 
-/// What is to be told of a lab.
+/// The status of a lab.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
     /// The lab's name.
     pub name: String,
     /// Sizes and number.
     pub plan: Plan,
-    /// The reach it was made for.
+    /// The reach that the lab was made for.
     pub reach: Reach,
-    /// It outlives the process that made it.
+    /// True if the lab outlives the process that made it.
     pub keep: bool,
     /// The service address on link in segment 0.
     pub service: (Ipv4Addr, Ipv6Addr),
-    /// The service address on no segment.
+    /// The service address outside all segments.
     pub routed_service: (Ipv4Addr, Ipv6Addr),
     /// The hosts, nodes first.
     pub hosts: Vec<HostStatus>,
-    /// Whether the link program runs; none where no link needs it.
+    /// True if the link program runs; none if no link needs it.
     pub link_program: Option<bool>,
     /// Pairs of hosts that are cut off from each other.
     pub cut_between: Vec<(String, String)>,
 }
 
-/// What is to be told of a host.
+/// The status of a host.
 #[derive(Clone, Debug, Serialize)]
 pub struct HostStatus {
-    /// Its place in the lab.
+    /// The host's name and addresses.
     #[serde(flatten)]
     pub host: Host,
-    /// Its init process runs.
+    /// True if the host's init process runs.
     pub alive: bool,
-    /// How many processes it has, its init included.
+    /// Number of its processes, init included.
     pub processes: usize,
-    /// It is cut off from everybody.
+    /// True if the host is isolated from all others.
     pub cut: bool,
-    /// What its link is like; none for a plain one.
+    /// Properties of its link; none for a plain one.
     pub link: Option<Duplex>,
-    /// What its link has done; none for a plain one.
+    /// Counters of its link; none for a plain one.
     pub counters: Option<DuplexCounters>,
 }
 
 impl Lab {
-    /// What is to be told of the lab. The counters are up to 100 ms old.
+    /// Returns the status of the lab. The counters are up to 100 ms old.
     ///
     /// # Errors
-    /// [`Error::NoLab`](crate::Error::NoLab) when it has been taken down since.
+    /// [`Error::NoLab`](crate::Error::NoLab) when the lab has been taken down.
     pub fn status(&self) -> Result<Status> {
         let state = State::load(self.name())?;
-        // Written in one step, so only its absence is to be expected: no link program, no counters.
+        // The file is written atomically, so only its absence is expected: no link program, no counters.
         let counters = fs::read(state.counters_path()).unwrap_or_default();
         let counters: BTreeMap<String, DuplexCounters> =
             serde_json::from_slice(&counters).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the links are like: the file of `--topology` and what it means for each host.
+//! Properties of the links: the file of `--topology` and its meaning for each host.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -10,12 +10,12 @@ use crate::{
     plan::{Host, Kind, MacAddress},
 };
 
-/// A topology: what is said of links, in order. Where two entries speak of the same link, the later one wins, field by
-/// field. A host of which no entry speaks has a plain link, without delay, limit or loss.
+/// A topology: a list of entries about links. If two entries concern the same link, the later one overrides the earlier
+/// one, field by field. A host without an entry has a plain link, without delay, limit or loss.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
-    /// Where every link's own seed comes from, unless an entry gives one.
+    /// The seed from which every link's own seed is derived, unless an entry gives one.
     #[serde(default)]
     pub seed: u64,
     /// The entries.
@@ -29,29 +29,29 @@ pub struct Topology {
 pub struct LinkEntry {
     /// A host's name, or `nodes`, `clients`, `all`.
     pub host: String,
-    /// Which direction it is about.
+    /// The direction that the entry applies to.
     #[serde(default)]
     pub direction: Direction,
-    /// Only packets that go up to this host, of the same segment, which the delay is about then.
+    /// Applies the delay only to packets from the host to this host, which must be in the same segment.
     pub toward: Option<String>,
     /// Delay in milliseconds.
     pub delay_ms: Option<f64>,
-    /// Up to this many milliseconds more, evenly distributed; never a change of order.
+    /// Maximum addition to the delay in milliseconds, uniformly distributed; never changes the order.
     pub jitter_ms: Option<f64>,
     /// Rate in Mbit/s (10^6 bits per second of Ethernet frames).
     pub rate_mbit: Option<f64>,
-    /// How many packets may wait for the transmitter.
+    /// Maximum number of packets waiting for the transmitter.
     pub queue_packets: Option<usize>,
     /// Loss in percent of the packets.
     pub loss_pct: Option<f64>,
-    /// Where losses and jitter are drawn from.
+    /// Seed of losses and jitter.
     pub seed: Option<u64>,
-    /// The kernel keeps the rate, the only thing that is said of the link then: it costs the processors far less than the
-    /// link program. Frames that an XDP program sends back leave a host without it.
+    /// True if the kernel enforces the rate, which must then be the link's only property: the kernel uses far less
+    /// processor time than the link program. Frames that an XDP program sends back leave a host without the rate limit.
     pub kernel: Option<bool>,
 }
 
-/// A direction of a link, as its host sees it.
+/// A direction of a link, from its host's view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -59,7 +59,7 @@ pub enum Direction {
     Up,
     /// From the switch to the host.
     Down,
-    /// Both.
+    /// Both directions.
     #[default]
     Both,
 }
@@ -71,16 +71,16 @@ pub struct Duplex {
     pub up: LinkConfig,
     /// From the switch to the host.
     pub down: LinkConfig,
-    /// The delay up to these hosts, where it is another.
+    /// The upward delay to these hosts, where it differs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub toward: Vec<(MacAddress, Duration)>,
-    /// The kernel keeps the rates; nothing else is said.
+    /// True if the kernel enforces the rates, the link's only properties.
     #[serde(default)]
     pub kernel: bool,
 }
 
 impl Duplex {
-    /// What the kernel can keep is all that is said of it.
+    /// Checks that a link enforced by the kernel has only properties that the kernel can enforce.
     fn check(&self, host: &str) -> Result<()> {
         let is_rate = |config: &LinkConfig| {
             let travels_at_once = config.delay.is_zero() && config.jitter.is_zero();
@@ -100,7 +100,7 @@ impl Topology {
     /// Reads a topology from TOML.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the place, when the text is not a topology.
+    /// [`Error::Invalid`] with the position, when the text is not a topology.
     pub fn parse(text: &str) -> Result<Topology> {
         toml::from_str(text).map_err(|error| Error::Invalid(format!("topology: {error}")))
     }
@@ -122,7 +122,7 @@ impl Topology {
         self
     }
 
-    /// The links that are not plain, by host.
+    /// Returns the links that are not plain, by host.
     ///
     /// # Errors
     /// [`Error::Invalid`] when an entry names no host of the lab, or a value is out of range.
@@ -166,7 +166,7 @@ impl Topology {
 }
 
 impl LinkEntry {
-    /// An entry about `host` that says nothing yet.
+    /// Returns an entry about `host` without any field set.
     #[must_use]
     pub fn of(host: &str) -> LinkEntry {
         LinkEntry {
@@ -184,7 +184,7 @@ impl LinkEntry {
         }
     }
 
-    /// The delay from one host to another.
+    /// Returns the delay from one host to another.
     fn apart(&self, host: &Host, other: &str, hosts: &[Host]) -> Result<(MacAddress, Duration)> {
         let wrong = |what| {
             Err(Error::Invalid(format!(
@@ -248,7 +248,7 @@ impl LinkEntry {
     }
 }
 
-/// Different for each host and direction, and always the same.
+/// Returns a seed that differs for each host and direction, and is always the same.
 fn link_seed(seed: u64, host: &Host, direction: u64) -> u64 {
     let [_, _, _, _, group, index] = host.mac.0.map(u64::from);
     seed.wrapping_mul(0x0100_0000_01b3) ^ (group << 16 | index << 1 | direction)

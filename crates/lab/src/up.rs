@@ -1,4 +1,4 @@
-//! Bringing a lab up.
+//! Brings a lab up.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,19 +24,20 @@ use crate::{
     wiring,
 };
 
-/// How long a freshly wired host may take to reach its router.
+/// Maximum time for a newly connected host to reach its router.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
 
-/// A lab that is up, and the processes it is made of.
+/// A lab that is up, and its processes.
 pub(crate) struct Raised {
     pub state: State,
     pub children: Vec<Child>,
 }
 
-/// Brings a lab up. What a killed process left under the same name is removed first; on failure everything is removed again.
+/// Brings a lab up. First removes the remains of a killed process's lab of the same name; on failure removes everything
+/// again.
 pub(crate) fn up(spec: &Spec) -> Result<Raised> {
     check_name(&spec.name)?;
-    // What is asked for is checked before anything is touched.
+    // Check the request before changing anything.
     let trial = Plan::new(0, spec.nodes, spec.clients, spec.segments)?;
     spec.topology.resolve(&trial.hosts())?;
     let program = spec.find_program()?;
@@ -58,14 +59,14 @@ pub(crate) fn up(spec: &Spec) -> Result<Raised> {
     match raised {
         Ok(state) => Ok(Raised { state, children }),
         Err(error) => {
-            // The first error is the one to tell; what cannot be removed now, `prune` removes later.
+            // Report the first error; `prune` later removes anything that cannot be removed here.
             let _ = remove_all(&spec.name, &group, &mut children);
             Err(error)
         }
     }
 }
 
-/// Chooses a number and writes down what is about to be made.
+/// Chooses a number and stores the state of the planned lab.
 fn describe(spec: &Spec, trial: Plan, program: PathBuf, group: PathBuf) -> Result<State> {
     let number = free_number(&spec.name)?;
     let plan = Plan { number, ..trial };
@@ -92,7 +93,7 @@ fn describe(spec: &Spec, trial: Plan, program: PathBuf, group: PathBuf) -> Resul
 pub(crate) fn remove_all(name: &str, group: &Path, children: &mut Vec<Child>) -> Result<()> {
     cgroup::destroy(group)?;
     for child in children.iter_mut() {
-        // It has been killed with its group; this takes its exit code so that no zombie stays.
+        // The child was killed with its group; waiting prevents a zombie.
         let _ = child.wait();
     }
     children.clear();
@@ -101,7 +102,7 @@ pub(crate) fn remove_all(name: &str, group: &Path, children: &mut Vec<Child>) ->
     Ok(())
 }
 
-/// Refuses if the lab is up; removes what is left of a dead one, but not its directory, which is locked.
+/// Refuses if the lab is up; otherwise removes the remains of a dead one, except for its directory, which is locked.
 fn clear(name: &str) -> Result<()> {
     match State::load(name) {
         Ok(state) if state.alive() => return Err(Error::Exists(name.into())),
@@ -144,7 +145,7 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
             Some(state.init(SWITCH)?),
         )
     });
-    // Those that did start are recorded before the first failure is told.
+    // Record the processes that did start before reporting the first failure.
     let started: Vec<_> = hosts
         .iter()
         .zip(started)
@@ -167,7 +168,7 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
         children.push(child);
     }
     each(&hosts, |(host, spliced)| {
-        // A lossy link would make this slow and would use up a part of its sequence of losses.
+        // Probing a lossy link would be slow and would consume a part of its sequence of losses.
         if *spliced {
             Ok(())
         } else {
@@ -186,7 +187,7 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
     Ok(())
 }
 
-/// Works on all hosts at once, each on a thread of its own.
+/// Works on all hosts concurrently, one thread per host.
 fn each<T: Send>(
     hosts: &[(Host, bool)],
     work: impl Fn(&(Host, bool)) -> Result<T> + Sync,
@@ -233,7 +234,7 @@ fn record(state: &mut State, children: &mut Vec<Child>, host: &str, child: Child
     Ok(())
 }
 
-/// Runs in the switch's network namespace.
+/// Sets up the switch. Runs in the switch's network namespace.
 fn wire_switch(state: &State, hosts: &[(Host, bool)]) -> Result<()> {
     run_program("ip", &["-batch", "-"], &wiring::bridges(&state.plan))?;
     for segment in state.plan.all_segments() {
@@ -260,7 +261,7 @@ fn wire_switch(state: &State, hosts: &[(Host, bool)]) -> Result<()> {
     route_service(&state.plan, &state.plan.hosts()[0])
 }
 
-/// Runs in the host's network namespace.
+/// Sets up a host. Runs in the host's network namespace.
 fn wire_host(state: &State, host: &Host, spliced: bool) -> Result<()> {
     features("eth0", &wiring::eth0_features(host, spliced))?;
     if let Some(link) = state.kernel_link(&host.name) {
@@ -270,7 +271,7 @@ fn wire_host(state: &State, host: &Host, spliced: bool) -> Result<()> {
     run_program("ip", &["-batch", "-"], &script)
 }
 
-/// Has the kernel keep the rate of what leaves by an interface.
+/// Makes the kernel enforce the rate of packets that leave by an interface.
 fn keep_rate(interface: &str, link: &LinkConfig) -> Result<()> {
     let (packets, bucket) = wiring::bucket(interface, link);
     run_program("ip", &["-batch", "-"], &packets)?;
@@ -285,7 +286,7 @@ fn features(interface: &str, features: &[&str]) -> Result<()> {
     run_program("ethtool", &arguments, "")
 }
 
-/// Sends what is for the routed service address to `host`. Runs in the switch's network namespace.
+/// Routes packets for the routed service address to `host`. Runs in the switch's network namespace.
 pub(crate) fn route_service(plan: &Plan, host: &Host) -> Result<()> {
     let ((service4, service6), (v4, v6)) = (plan.routed_service(), (host.v4, host.v6));
     let script =
@@ -310,7 +311,7 @@ fn start_link_program(state: &State, hosts: &[(Host, bool)], switch: &ProcessId)
         keep: state.keep,
     };
     let log = state::directory(&state.name).join("link.log");
-    // Before all ordinary processes, so that a busy machine does not bend its delays; where that is not allowed, among them.
+    // Use real-time priority, so that a busy machine does not distort delays; if that is not allowed, normal priority.
     let mut first = Command::new("chrt");
     first
         .args(["-f", "10"])
@@ -323,7 +324,7 @@ fn start_link_program(state: &State, hosts: &[(Host, bool)], switch: &ProcessId)
     })
 }
 
-/// Waits until the router answers, in both families: a datagram to a closed port comes back as an error. Runs in the
+/// Waits until the router answers, in both families: a datagram to a closed port is answered with an error. Runs in the
 /// host's network namespace.
 fn reach_router(plan: &Plan, host: &Host) -> Result<()> {
     let (router4, router6) = plan.router(host.segment);
@@ -353,6 +354,6 @@ fn answers(router: IpAddr) -> std::io::Result<bool> {
     let sent = socket.send(b"?");
     let refused = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     let answer = sent.and_then(|_| socket.recv(&mut [0; 1]));
-    // Any other answer, such as no route yet or silence, means: ask again.
+    // Any other result, such as a missing route or silence, means: try again.
     Ok(answer.as_ref().is_err_and(refused))
 }

@@ -1,4 +1,4 @@
-//! What is told to `ip`, and the kernel settings of hosts and switch. Pure functions of the plan.
+//! Commands for `ip`, and the kernel settings of hosts and switch. Pure functions of the plan.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -8,13 +8,13 @@ use crate::{
     plan::{Host, Kind, MacAddress, Plan},
 };
 
-/// The interface that leads to a host, in the switch's namespace.
+/// Returns the interface in the switch's namespace that leads to a host.
 pub(crate) fn near(host: &Host) -> String {
     host.name.clone()
 }
 
-/// The bridge port of a host: the interface that leads to it or, for one behind the link program, the far end of a pair
-/// whose other end is [`wire`].
+/// Returns the bridge port of a host: the interface that leads to the host or, behind the link program, one end of a
+/// pair with [`wire`] as the other end.
 pub(crate) fn port(host: &Host, spliced: bool) -> String {
     if spliced {
         format!("{}-port", host.name)
@@ -23,17 +23,17 @@ pub(crate) fn port(host: &Host, spliced: bool) -> String {
     }
 }
 
-/// Where the link program gives and takes what passes a bridge port.
+/// Returns the interface at which the link program sends and receives the frames of a bridge port.
 pub(crate) fn wire(host: &Host) -> String {
     format!("{}-wire", host.name)
 }
 
-/// The bridge of a segment.
+/// Returns the bridge of a segment.
 pub(crate) fn bridge(segment: u16) -> String {
     format!("br{segment}")
 }
 
-/// Settings of a host. They are made before `eth0` exists, which takes the defaults.
+/// Returns the settings of a host. Must be applied before `eth0` exists, which inherits the defaults.
 pub(crate) fn host_settings() -> Vec<(String, String)> {
     let mut settings = per_interface();
     settings.extend(
@@ -46,7 +46,7 @@ pub(crate) fn host_settings() -> Vec<(String, String)> {
     settings
 }
 
-/// Settings of the switch.
+/// Returns the settings of the switch.
 pub(crate) fn switch_settings() -> Vec<(String, String)> {
     let mut settings = per_interface();
     settings.extend(
@@ -54,12 +54,12 @@ pub(crate) fn switch_settings() -> Vec<(String, String)> {
             ("net/ipv4/ip_forward", "1"),
             ("net/ipv6/conf/all/forwarding", "1"),
             ("net/ipv6/conf/default/forwarding", "1"),
-            // Ports carry frames and have no addresses; bridges get IPv6 back one by one.
+            // Ports carry frames and have no addresses; IPv6 is enabled again on each bridge.
             ("net/ipv6/conf/default/disable_ipv6", "1"),
             ("net/bridge/bridge-nf-call-iptables", "0"),
             ("net/bridge/bridge-nf-call-ip6tables", "0"),
             ("net/bridge/bridge-nf-call-arptables", "0"),
-            // Network namespaces made from here have connection tables of their own: walking a small one is fast.
+            // Network namespaces created here get their own connection tables: walking a small table is fast.
             ("net/ipv4/tcp_child_ehash_entries", "16384"),
         ]
         .map(owned),
@@ -90,7 +90,7 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
     (name.into(), value.into())
 }
 
-/// Makes the bridges, without addresses.
+/// Creates the bridges, without addresses.
 pub(crate) fn bridges(plan: &Plan) -> String {
     let mut script = String::from("link set lo up\n");
     for segment in plan.all_segments() {
@@ -105,7 +105,7 @@ pub(crate) fn bridges(plan: &Plan) -> String {
     script
 }
 
-/// Gives the bridges the router's addresses and makes the hosts' cables.
+/// Gives the bridges the router's addresses and creates the hosts' links.
 pub(crate) fn cables(
     plan: &Plan,
     hosts: &[(Host, bool)],
@@ -148,7 +148,7 @@ fn cable(script: &mut String, host: &Host, spliced: bool, pid: i32) {
                 "link add {port} address {port_mac} type veth peer name {wire} address {wire_mac}"
             ),
         );
-        // The switch's own stack sees the frames too; it must not answer on these.
+        // The switch's own stack sees the frames too; it must not answer on these interfaces.
         line(script, format_args!("link set {near} arp off"));
         line(script, format_args!("link set {wire} arp off"));
         line(script, format_args!("link set {wire} up"));
@@ -163,7 +163,7 @@ fn cable(script: &mut String, host: &Host, spliced: bool, pid: i32) {
     line(script, format_args!("link set {near} up"));
 }
 
-/// Brings up a host's own side.
+/// Configures a host's own side.
 pub(crate) fn host_side(plan: &Plan, host: &Host) -> String {
     let (router4, router6) = plan.router(host.segment);
     let (v4, v6) = (host.v4, host.v6);
@@ -177,9 +177,9 @@ pub(crate) fn host_side(plan: &Plan, host: &Host) -> String {
     )
 }
 
-/// What `ethtool -K` is told about `eth0`. A client's packets carry full checksums, as a network card would make them: a
-/// redirect by XDP at a node would lose the note that one is missing. The link program, which sees bytes alone, needs the
-/// same of every host behind it.
+/// Returns the arguments of `ethtool -K` for `eth0`. A client's packets carry full checksums, as if from a network
+/// card: a redirect by XDP at a node would lose the mark of a missing checksum. The link program, which sees only
+/// bytes, needs full checksums from every host behind it.
 pub(crate) fn eth0_features(host: &Host, spliced: bool) -> Vec<&'static str> {
     let mut features = vec!["gro", "on"];
     if host.kind == Kind::Client || spliced {
@@ -188,8 +188,8 @@ pub(crate) fn eth0_features(host: &Host, spliced: bool) -> Vec<&'static str> {
     features
 }
 
-/// What `ip` and `tc` are told of an interface behind which the kernel keeps a rate. Packets that cards would cut are small, so
-/// that few bytes at once are faster than the rate.
+/// Returns the arguments of `ip` and `tc` for an interface with a rate enforced by the kernel. Packets for segmentation
+/// by the card are kept small, so that the burst that exceeds the rate is small.
 pub(crate) fn bucket(interface: &str, link: &LinkConfig) -> (String, String) {
     const PACKET: usize = 16_384;
     const FRAME: usize = 1514;
@@ -203,15 +203,16 @@ pub(crate) fn bucket(interface: &str, link: &LinkConfig) -> (String, String) {
     )
 }
 
-/// What `ethtool -K` is told about the interface that leads to a host. With GRO on, it polls, which is what takes in frames
-/// that an XDP program redirects to `eth0`; `gro_max_size` keeps it from merging, which a switch would not do. `XDP_TX` would need
-/// an XDP program here too (the kernel does not wake the far end without one), and that takes five sixths of the throughput.
+/// Returns the arguments of `ethtool -K` for the interface that leads to a host. GRO makes the interface poll, which is
+/// required to receive frames that an XDP program redirects to `eth0`; `gro_max_size` prevents merging, which a switch
+/// would not do. `XDP_TX` would need an XDP program here too (without one the kernel does not wake the other end), at
+/// the cost of five sixths of the throughput.
 pub(crate) fn near_features() -> Vec<&'static str> {
     vec!["gro", "on"]
 }
 
-/// What `ethtool -K` is told about a bridge port behind which the link program reads: bytes alone, so full checksums and no
-/// packets above the MTU.
+/// Returns the arguments of `ethtool -K` for a bridge port read by the link program, which sees only bytes: full
+/// checksums and no packets above the MTU.
 pub(crate) fn spliced_port_features() -> Vec<&'static str> {
     vec!["tx", "off", "tso", "off", "gso", "off"]
 }

@@ -1,4 +1,4 @@
-//! Cutting and healing.
+//! Tests of isolating hosts, and of undoing it.
 
 use std::{
     io::{Read, Write},
@@ -20,7 +20,7 @@ fn ping(lab: &Lab, from: &str, address: IpAddr, how: &[&str]) -> bool {
     command.output().unwrap().status.success()
 }
 
-/// Whether one host gets an answer from an address, with patience.
+/// Returns true if a host gets an answer from an address, with a long timeout.
 fn reaches<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
     ping(
         lab,
@@ -30,7 +30,7 @@ fn reaches<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
     )
 }
 
-/// Whether one host gets no answer from an address.
+/// Returns true if a host gets no answer from an address.
 fn misses<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
     !ping(
         lab,
@@ -203,7 +203,7 @@ fn the_routed_service_address_leads_where_it_is_told() {
             );
             assert_eq!(seen(other), quiet);
         }
-        // A host cut off from the contact node does not get through by the service address either.
+        // A host cut off from the contact node does not reach the service address either.
         lab.cut_between("c1", "n2").unwrap();
         lab.route_service("n2").unwrap();
         assert!(misses(&lab, "c1", v4) && misses(&lab, "c1", v6));
@@ -255,7 +255,7 @@ fn the_shared_link_address_reaches_every_node() {
         .unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     for watcher in &mut watchers {
-        // They end with the first packet they see; when they begin to look is not known.
+        // The watchers end with the first packet they see; the time at which they start is unknown.
         while watcher.try_wait().unwrap().is_none() {
             assert!(
                 std::time::Instant::now() < deadline,

@@ -1,4 +1,4 @@
-//! Hosts, segments, commands inside, and that nothing is left behind.
+//! Tests of hosts, segments, commands inside hosts, and complete removal.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -13,7 +13,7 @@ use holdfast_lab::{Error, Lab, list, prune};
 mod common;
 use common::{ask, is_root, sh, spec};
 
-/// Sends a line from one host to another over TCP and gets it back.
+/// Sends a line from one host to another over TCP and receives it back.
 fn echoes(lab: &Lab, from: &str, to: &str, address: IpAddr) {
     let listener = lab
         .in_net(to, || TcpListener::bind((address, 0)))
@@ -126,7 +126,7 @@ fn a_command_inside_behaves_as_if_it_were_outside() {
         .unwrap();
     assert_eq!(missing.status.code(), Some(127));
     assert!(matches!(lab.command("n9"), Err(Error::NoHost { .. })));
-    // The working directory, the input and the output are those of the caller.
+    // The caller's working directory, input and output are used.
     let mut child = lab.command("c1").unwrap();
     child
         .args(["sh", "-c", "pwd; cat"])
@@ -138,7 +138,7 @@ fn a_command_inside_behaves_as_if_it_were_outside() {
     assert_eq!(child.wait_with_output().unwrap().stdout, b"/usr\nthrough\n");
 }
 
-/// Starts a shell in `n1` and returns the first line it says: its own id, as the host sees it.
+/// Starts a shell in `n1` and returns the first line of its output: its own PID in the host.
 fn long_running(lab: &Lab, script: &str) -> (std::process::Child, String) {
     let mut command = lab.command("n1").unwrap();
     command.args(["sh", "-c", script]).stdout(Stdio::piped());
@@ -173,7 +173,7 @@ fn killing_the_command_kills_the_program() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until_gone(&lab, &pid);
-    // A signal that can be handled is passed on, and what the program makes of it comes back.
+    // A signal that can be handled is forwarded, and the program's exit code is returned.
     let (mut child, _) = long_running(
         &lab,
         "trap 'exit 9' TERM; echo $$; while :; do sleep 0.05; done",
@@ -255,7 +255,7 @@ fn down_leaves_nothing() {
     }
 }
 
-/// Its files are gone for good; whoever looks what there is to remove may make the folder again for a moment.
+/// Waits until a lab's files are gone for good; a concurrent `prune` may recreate the directory for a moment.
 #[track_caller]
 fn nothing_is_left(name: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -292,7 +292,7 @@ fn several_labs_at_once() {
     assert_eq!(ask(&one, "n1", "hostname"), "n1");
 }
 
-/// Plays the owner that is killed, in a process of its own: see `an_owner_that_is_killed_leaves_nothing`.
+/// Acts as the owner that is killed, in a separate process: see `an_owner_that_is_killed_leaves_nothing`.
 #[test]
 #[ignore = "run by another test"]
 fn owner_to_be_killed() {
@@ -346,7 +346,7 @@ fn an_owner_that_is_killed_leaves_nothing() {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Another test may be faster than this one.
+    // Another test may prune the lab before this one.
     for turn in 0.. {
         if prune().unwrap().contains(&name) {
             break;
@@ -355,7 +355,7 @@ fn an_owner_that_is_killed_leaves_nothing() {
         nothing_is_left(&name);
         killed_owner(&name, false);
     }
-    // The same name can be used again at once, pruned or not.
+    // The same name can be reused at once, pruned or not.
     killed_owner(&name, false);
     let mut again = spec("killed");
     again.name.clone_from(&name);
@@ -389,7 +389,7 @@ fn a_lab_that_cannot_come_up_leaves_nothing() {
     if !is_root() {
         return;
     }
-    // It ends without having said that it is ready.
+    // The program ends without reporting that it is ready.
     let spec = spec("fails").program("/bin/true");
     let error = Lab::up(&spec).unwrap_err();
     assert!(matches!(error, Error::Program { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! Hosts that are further from one than from others.
+//! Tests of hosts at different distances from each other.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn the_way_to_one_host_may_be_longer_than_to_another() {
         socket
     };
     let at = |host: &str| (lab.address(host).unwrap().0, 7).into();
-    // The least of some: what else the machine does makes none shorter.
+    // Use the minimum of several trips: other load on the machine makes none shorter.
     let least = |from: &str, to: &str| {
         let (sender, receiver) = (
             socket(from, "0.0.0.0:0".parse().unwrap()),

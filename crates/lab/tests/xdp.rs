@@ -1,4 +1,5 @@
-//! That an XDP program at a node's interface can send back: the far end must poll, and the packets that come must be whole.
+//! Test that an XDP program at a node's interface can send packets back: the far end must poll, and arriving packets
+//! must be complete.
 
 use std::{net::UdpSocket, process::Command, time::Duration};
 
@@ -53,7 +54,7 @@ fn a_program_at_the_interface_can_send_back() {
             .set_read_timeout(Some(Duration::from_secs(30)))
             .unwrap();
         let mut back = [0; 2000];
-        // Nobody listens there: only the program answers. The receiver checks the sums.
+        // No socket listens there: only the XDP program answers. The receiver checks the checksums.
         for length in [4usize, 500, 1472] {
             let sent = vec![length as u8; length];
             socket.send(&sent).unwrap();

@@ -1,4 +1,4 @@
-// Sends every IPv4 datagram for port 7 back where it came from, by redirecting it to the interface it came in at. Swapping
+// Sends every IPv4 datagram for port 7 back to its source, by redirecting it to the interface it arrived on. Swapping
 // addresses and ports leaves all checksums right.
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 #include <linux/bpf.h>

@@ -1,4 +1,5 @@
-//! ASAP over TCP and TLS (RFC 5352 section 2.1; ports of RFC 5352 section 8 and RFC 5356's registry), for registrars and pool daemons.
+//! ASAP over TCP and TLS (RFC 5352 section 2.1; ports of RFC 5352 section 8 and RFC 5356's registry), for registrars
+//! and pool daemons.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,18 +13,18 @@ use crate::config::TlsConfig;
 use crate::limit::LogLimit;
 use crate::tls::Tls;
 
-/// asap-tcp-tls.
+/// Port asap-tcp-tls.
 pub(crate) const TLS_PORT: u16 = 3864;
 
-/// How long it may take until a connection is up, where nobody says.
+/// Default time limit for establishing a connection.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long a message may take, where nobody says.
+/// Default time limit for a message.
 pub(crate) const MESSAGE: Duration = Duration::from_secs(10);
 
-/// Bytes that may wait to be sent on a connection.
+/// Maximum number of bytes that wait to be sent on a connection.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// What keeps messages apart, for messages of at most so many bytes.
+/// Returns the framing rules for messages of at most `message_len_max` bytes.
 pub(crate) fn rules(message_len_max: usize, security: Option<Arc<dyn Security>>) -> Rules {
     Rules {
         ppid: asap::PPID,
@@ -36,7 +37,7 @@ pub(crate) fn rules(message_len_max: usize, security: Option<Arc<dyn Security>>)
     }
 }
 
-/// The length field of the message's header, and the padding that it does not count.
+/// Returns the length of the first message: the header's length field, plus the padding that the field excludes.
 fn length_of(bytes: &[u8]) -> io::Result<Option<usize>> {
     message_length(bytes).map_err(|_| {
         let text = "a length that is shorter than a header";
@@ -44,7 +45,7 @@ fn length_of(bytes: &[u8]) -> io::Result<Option<usize>> {
     })
 }
 
-/// TLS as the configuration has it, if it has any.
+/// Returns the TLS settings of the configuration, if any.
 ///
 /// # Errors
 /// As [`Tls::of_member`].
@@ -54,7 +55,7 @@ pub(crate) fn security(config: Option<&TlsConfig>) -> io::Result<Option<Arc<dyn 
     Ok(tls.map(|tls| Arc::new(tls) as Arc<dyn Security>))
 }
 
-/// Connections that were not let in or did not come up: how many, and some of them in the log.
+/// Counter of TCP connections that were refused or failed; some of them are logged.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     count: u64,
@@ -62,7 +63,7 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// One more.
+    /// Counts a refusal.
     pub(crate) fn tell(&mut self, remote: SocketAddr, why: &str) {
         self.count += 1;
         if self.log.admits() {
@@ -70,7 +71,7 @@ impl Refusals {
         }
     }
 
-    /// How many there were.
+    /// Returns the number of refusals.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

@@ -1,4 +1,4 @@
-//! Handles, elements, transports and policies in the types of the control API.
+//! Conversion of handles, elements, transports and policies to the types of the control API.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,7 @@ use holdfast_api::control::{ElementEntry, ErrorBody, PolicyDetail};
 use holdfast_sys::transport::{Provider, provider};
 use holdfast_wire::rserpool::{Policy, PoolElement, PoolHandle, SctpTransport, Transport};
 
-/// Whose SCTP there is, in words.
+/// Returns the name of the SCTP provider.
 pub(crate) fn sctp_provider() -> String {
     let name = match provider() {
         Provider::Kernel => "kernel",
@@ -15,7 +15,7 @@ pub(crate) fn sctp_provider() -> String {
     name.to_owned()
 }
 
-/// A handle from its text, in which other bytes than printable ASCII are escaped.
+/// Parses a handle from text, in which bytes other than printable ASCII are escaped.
 pub(crate) fn handle_of(text: &str) -> Result<PoolHandle, ErrorBody> {
     unescaped(text)
         .map(|bytes| PoolHandle(bytes.into()))
@@ -49,7 +49,7 @@ fn unescaped(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// An element as the API has it.
+/// Converts an element to the API's type.
 pub(crate) fn element_entry(element: &PoolElement) -> ElementEntry {
     let (transport, addresses) = transport(&element.user_transport);
     ElementEntry {
@@ -66,13 +66,13 @@ pub(crate) fn element_entry(element: &PoolElement) -> ElementEntry {
     }
 }
 
-/// Where an SCTP endpoint is.
+/// Returns the addresses of an SCTP endpoint.
 pub(crate) fn sctp_addresses(transport: &SctpTransport) -> Vec<SocketAddr> {
     let at = |address: &IpAddr| SocketAddr::new(*address, transport.port);
     transport.addresses.iter().map(at).collect()
 }
 
-/// A transport's name, and where it is.
+/// Returns a transport's name and addresses.
 pub(crate) fn transport(transport: &Transport) -> (&'static str, Vec<SocketAddr>) {
     let one = |address: &IpAddr, port: &u16| vec![SocketAddr::new(*address, *port)];
     match transport {
@@ -85,7 +85,7 @@ pub(crate) fn transport(transport: &Transport) -> (&'static str, Vec<SocketAddr>
     }
 }
 
-/// A policy's name and figures.
+/// Returns a policy's name and parameters.
 pub(crate) fn policy(policy: &Policy) -> PolicyDetail {
     let share = |value: u32| f64::from(value) / f64::from(u32::MAX);
     let (weight, priority) = match *policy {
@@ -117,7 +117,7 @@ pub(crate) fn policy(policy: &Policy) -> PolicyDetail {
     }
 }
 
-/// A policy's load and load degradation.
+/// Returns a policy's load and load degradation.
 fn loads(policy: &Policy) -> (Option<u32>, Option<u32>) {
     match *policy {
         Policy::LeastUsed { load }

@@ -1,4 +1,4 @@
-//! The parts of `holdfastd`, the daemon of a node.
+//! Modules of `holdfastd`, the daemon of a node.
 #![forbid(unsafe_code)]
 
 pub mod app;

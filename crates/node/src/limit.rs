@@ -1,4 +1,4 @@
-//! Strangers must not be able to fill the log.
+//! Rate limit for log lines, so that unknown hosts cannot fill the log.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const LINES_MAX: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Admits 20 lines in ten seconds.
+/// Admits 20 lines in 10 seconds.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     window: Cell<Instant>,
@@ -23,7 +23,7 @@ impl Default for LogLimit {
 }
 
 impl LogLimit {
-    /// Whether one more line may be written.
+    /// Returns true if one more line may be written.
     pub(crate) fn admits(&self) -> bool {
         self.admits_at(Instant::now())
     }

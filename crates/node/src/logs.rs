@@ -8,26 +8,26 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{LogConfig, LogFormat};
 
-/// Why the log cannot be set up.
+/// Reason why the log cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The filter cannot be read.
+    /// The filter is invalid.
     #[error("log.filter `{filter}`: {problem}; write for instance `info,holdfast_node=debug`")]
     Filter {
-        /// As configured.
+        /// The configured filter.
         filter: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// The process has one already.
+    /// The process already has a log.
     #[error("the log is set up already; set it up once, at the start")]
     Twice,
 }
 
-/// Sends the process's events to standard error, in the form and by the filter of `config`.
+/// Sends the process's events to standard error, in the format and by the filter of `config`.
 ///
 /// # Errors
-/// The filter cannot be read, or the process has a log already.
+/// The filter is invalid, or the process already has a log.
 pub fn init(config: &LogConfig) -> Result<(), LogError> {
     subscriber(config, io::stderr)?
         .try_init()

@@ -1,4 +1,4 @@
-//! The way from other threads to an event loop that waits on descriptors.
+//! Channel from other threads to an event loop that waits on descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,13 +9,13 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
-/// Requests that may wait for the loop; who has further ones waits.
+/// Maximum number of requests that wait for the loop; further senders wait.
 const WAITING_MAX: usize = 64;
 
-/// Where the loop puts an answer.
+/// Channel for the loop's answer.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, ErrorBody>>;
 
-/// The way to the loop.
+/// The senders' end.
 pub(crate) struct Mailbox<R> {
     requests: mpsc::Sender<R>,
     wake: Arc<EventFd>,
@@ -27,10 +27,10 @@ pub(crate) struct Inbox<R> {
     wake: Arc<EventFd>,
 }
 
-/// Both ends.
+/// Creates both ends.
 ///
 /// # Errors
-/// The system gives no descriptor.
+/// The system has no free descriptor.
 pub(crate) fn mailbox<R>() -> io::Result<(Mailbox<R>, Inbox<R>)> {
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
@@ -56,24 +56,24 @@ impl<R> Clone for Mailbox<R> {
 }
 
 impl<R> Mailbox<R> {
-    /// Hands a request over as soon as there is room. False: the loop is gone.
+    /// Sends a request once there is room. Returns false if the loop has ended.
     pub(crate) async fn send(&self, request: R) -> bool {
         let sent = self.requests.send(request).await.is_ok();
         if sent {
-            // It fails only where the loop is to wake up already.
+            // A write fails only if a wake-up is already pending.
             let _ = self.wake.write(1);
         }
         sent
     }
 
-    /// The same, from a thread that may wait.
+    /// Sends a request from a thread that may block.
     pub(crate) fn send_blocking(&self, request: R) {
         if self.requests.blocking_send(request).is_ok() {
             let _ = self.wake.write(1);
         }
     }
 
-    /// Asks, and waits for the answer; none if the loop is gone.
+    /// Sends a request and waits for the answer; `None` if the loop has ended.
     pub(crate) async fn ask<T>(
         &self,
         request: impl FnOnce(Reply<T>) -> R,
@@ -85,17 +85,17 @@ impl<R> Mailbox<R> {
 }
 
 impl<R> Inbox<R> {
-    /// Readable when there are requests.
+    /// Returns the descriptor, which is readable if there are requests.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// To be called before requests are taken.
+    /// Clears the wake-up. Must be called before requests are taken.
     pub(crate) fn clear(&self) {
         let _ = self.wake.read();
     }
 
-    /// The next request, if one waits.
+    /// Returns the next request, if one is queued.
     pub(crate) fn take(&mut self) -> Option<R> {
         self.requests.try_recv().ok()
     }

@@ -12,11 +12,11 @@ use holdfast_node::config::{Config, LogConfig, TlsConfig};
 use holdfast_node::pid_file::PidFile;
 use holdfast_node::{engine, logs, migration, pool, registrar};
 
-/// Where a node's configuration is unless it is said.
+/// Default path of a node's configuration.
 const CONFIG: &str = "/etc/holdfast/holdfast.toml";
 
-/// The daemon of Holdfast. As a node it owns service addresses, keeps connections alive and hands them to other nodes;
-/// as a registrar it knows the elements of the scope's pools; as a pool daemon it speaks with registrars for the programs of
+/// The daemon of Holdfast. A node owns service addresses, keeps connections alive and hands them off to other nodes; a
+/// registrar keeps the elements of the scope's pools; a pool daemon communicates with registrars for the programs of
 /// its host.
 #[derive(Parser)]
 #[command(
@@ -25,19 +25,19 @@ const CONFIG: &str = "/etc/holdfast/holdfast.toml";
     after_help = "Example: holdfastd --config /etc/holdfast/holdfast.toml"
 )]
 struct Arguments {
-    /// What it is.
+    /// Role of the daemon.
     #[arg(long, value_enum, default_value_t)]
     role: Role,
-    /// The configuration file. A node's is /etc/holdfast/holdfast.toml unless it is said; the others need none.
+    /// Configuration file. A node's default is /etc/holdfast/holdfast.toml; the other roles need none.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Only check the configuration.
     #[arg(long)]
     check: bool,
-    /// Address of a registrar or pool daemon, instead of those of the file; several times for several.
+    /// Address of a registrar or pool daemon, instead of the file's addresses; may be repeated.
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<IpAddr>,
-    /// Another registrar to begin with, besides those of the file; several times for several.
+    /// Another registrar to begin with, besides those in the file; may be repeated.
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = RegistrarPeer::parse)]
     peer: Vec<RegistrarPeer>,
     #[arg(
@@ -47,28 +47,29 @@ struct Arguments {
                 ADDRESS[:PORT], tcp://ADDRESS[:PORT] or tls://[NAME@]ADDRESS[:PORT]"
     )]
     registrar: Vec<RegistrarAt>,
-    /// The group's authority, for a pool daemon's registrars over TLS; with --tls-cert and --tls-key instead of the section `tls` of the file.
+    /// The group's authority, for a pool daemon's registrars over TLS; with --tls-cert and --tls-key instead of the
+    /// file's section `tls`.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
     /// The pool daemon's certificate.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its private key.
+    /// The pool daemon's private key.
     #[arg(long, value_name = "FILE", requires = "tls_ca")]
     tls_key: Option<PathBuf>,
     /// The authority's revocation list.
     #[arg(long, value_name = "FILE", requires = "tls_ca")]
     tls_crl: Option<PathBuf>,
-    /// A pool daemon believes registrars that announce themselves by multicast.
+    /// Let a pool daemon believe registrars that announce themselves by multicast.
     #[arg(long)]
     announces: bool,
-    /// A pool daemon ends when its standard input does.
+    /// End a pool daemon when its standard input ends.
     #[arg(long)]
     with_parent: bool,
-    /// Where a registrar or pool daemon has its sockets, instead of what the file says.
+    /// Directory of a registrar's or pool daemon's sockets, instead of the file's.
     #[arg(long, value_name = "DIRECTORY")]
     run_dir: Option<PathBuf>,
-    /// What a registrar or pool daemon logs, instead of what the file says, such as `warn`.
+    /// Log filter of a registrar or pool daemon, such as `warn`, instead of the file's.
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
 }
@@ -82,7 +83,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    // What puts processes together that come to this node is this program too, started by the daemon.
+    // The restorer of processes that move here is this program too, started by the daemon.
     if std::env::args_os()
         .nth(1)
         .is_some_and(|word| word == migration::RESTORER)
@@ -132,7 +133,7 @@ fn run_pool(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// What registrars and pool daemons have in common.
+/// Options that registrars and pool daemons share.
 impl Arguments {
     fn overrule(&self, listen: &mut Vec<IpAddr>, run_dir: &mut PathBuf, log: &mut LogConfig) {
         if !self.listen.is_empty() {
@@ -146,7 +147,7 @@ impl Arguments {
         }
     }
 
-    /// What a pool daemon speaks TLS with; clap sees to it that none of the three is alone.
+    /// Returns the TLS files of a pool daemon; clap ensures that none of the three options is given alone.
     fn tls(&self) -> Option<TlsConfig> {
         Some(TlsConfig {
             ca: self.tls_ca.clone()?,
@@ -156,13 +157,13 @@ impl Arguments {
         })
     }
 
-    /// Whom a mistake is put down to.
+    /// Returns the source that errors name.
     fn source(&self) -> &Path {
         let file = self.config.as_deref();
         file.unwrap_or(Path::new("the command line"))
     }
 
-    /// False: only the configuration was to be checked, and is fine.
+    /// Returns false if only the configuration was to be checked, and is valid.
     fn goes_on(&self, what: &str, log: &LogConfig) -> Result<bool, Box<dyn std::error::Error>> {
         if self.check {
             println!("the {what}'s configuration is fine");
@@ -187,11 +188,11 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     }
     engine::check_capabilities(&config)?;
     logs::init(&config.log)?;
-    // Held to the end: two daemons would take each other's filters away.
+    // Held until the end, because two daemons would remove each other's filters.
     let _pid_file = PidFile::take(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Work before a freeze yields between slices: frames that came meanwhile are to be seen each time.
+        // Work before a freeze yields between slices, and each time the frames that arrived meanwhile must be seen.
         .event_interval(1)
         .build()?;
     let local = tokio::task::LocalSet::new();

@@ -1,4 +1,4 @@
-//! What the daemon counts, in Prometheus' terms. Names begin with `holdfast_`; units are last in names.
+//! The node's metrics for Prometheus. Names begin with `holdfast_` and end with their units.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// Upper bounds of the freeze's buckets, seconds: dense around the bars of `bench handoff` (400 us, 2 ms, 3 ms).
+/// Upper bounds of the freeze histogram's buckets in seconds: dense around the bars of `bench handoff` (400 us, 2 ms, 3
+/// ms).
 const FREEZE_BUCKETS_S: [f64; 14] = [
     0.000_1, 0.000_2, 0.000_3, 0.000_4, 0.000_6, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1, 0.3,
     1.0,
@@ -62,7 +63,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics that are all zero.
+    /// Creates metrics that are all zero.
     pub fn new() -> Metrics {
         let mut metrics = Metrics {
             registry: Arc::default(),
@@ -138,36 +139,36 @@ impl Metrics {
         registry
     }
 
-    /// One flow's handoff ended, for instance as `moved`, `kept` or `accepted`.
+    /// Counts the end of one flow's handoff, for instance as `moved`, `kept` or `accepted`.
     pub fn handoff_ended(&self, outcome: &str) {
         let outcome = outcome.to_owned();
         self.handoffs.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// One flow was frozen for so long.
+    /// Records the freeze of one batch of flows.
     pub fn frozen_for(&self, freeze: Duration) {
         self.freeze.observe(freeze.as_secs_f64());
     }
 
-    /// The data plane has dropped `packets` in all for `reason`.
+    /// Sets the number of packets that the data plane has dropped for `reason` in total.
     pub fn set_drops(&self, reason: &str, packets: u64) {
         let reason = reason.to_owned();
         let counter = self.drops.get_or_create_owned(&Reason { reason });
         counter.inner().store(packets, Ordering::Relaxed);
     }
 
-    /// This node owns so many flows.
+    /// Sets the number of flows that this node owns.
     pub fn set_flows_owned(&self, flows: u64) {
         self.flows_owned
             .set(i64::try_from(flows).unwrap_or(i64::MAX));
     }
 
-    /// Whether new flows have no room.
+    /// Records whether the flow table is full for new flows.
     pub fn set_flow_table_full(&self, full: bool) {
         self.flow_table_full.set(i64::from(full));
     }
 
-    /// So many flows are on their way from this node, and to it.
+    /// Sets the numbers of flows being handed off from this node and to it.
     pub fn set_in_transit(&self, out: usize, into: usize) {
         for (direction, flows) in [("out", out), ("in", into)] {
             let gauge = self
@@ -177,39 +178,39 @@ impl Metrics {
         }
     }
 
-    /// So many hold slots are in use.
+    /// Sets the number of hold slots in use.
     pub fn set_hold_slots(&self, slots: usize) {
         self.hold_slots
             .set(i64::try_from(slots).unwrap_or(i64::MAX));
     }
 
-    /// The smoothed round trip to `peer`.
+    /// Sets the smoothed round trip to `peer`.
     pub fn set_round_trip(&self, peer: &str, round_trip: Duration) {
         let peer = peer.to_owned();
         let gauge = self.round_trip.get_or_create_owned(&PeerName { peer });
         gauge.set(round_trip.as_secs_f64());
     }
 
-    /// Whether the channel to `peer` is up.
+    /// Records whether the channel to `peer` is up.
     pub fn set_connected(&self, peer: &str, up: bool) {
         let peer = peer.to_owned();
         let gauge = self.connected.get_or_create_owned(&PeerName { peer });
         gauge.set(i64::from(up));
     }
 
-    /// A connection between nodes was closed for what the other side sent.
+    /// Counts a connection between nodes that was closed because of the other side's data.
     pub fn frame_rejected(&self, reason: &str) {
         let reason = reason.to_owned();
         self.rejected.get_or_create(&Reason { reason }).inc();
     }
 
-    /// How many connections between nodes were closed for `reason`.
+    /// Returns the number of connections between nodes that were closed for `reason`.
     pub fn frames_rejected(&self, reason: &str) -> u64 {
         let reason = reason.to_owned();
         self.rejected.get_or_create(&Reason { reason }).get()
     }
 
-    /// All of it in Prometheus' text format (OpenMetrics).
+    /// Returns all metrics in Prometheus' text format (OpenMetrics).
     pub fn encode(&self) -> String {
         let mut text = String::new();
         // Writing to memory cannot fail.

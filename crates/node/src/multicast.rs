@@ -1,4 +1,4 @@
-//! Multicast groups that an event loop takes part in.
+//! Multicast groups of an event loop.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,23 +8,23 @@ use bytes::Bytes;
 use holdfast_sys::net::Interface;
 use holdfast_sys::transport::Multicast;
 
-/// Datagrams taken in before other sockets have their turn.
+/// Maximum number of datagrams received before other sockets have their turn.
 const BATCH: usize = 64;
 
-/// A group and what is spoken there.
+/// A group with its protocol.
 struct Group<P> {
     protocol: P,
     member: Multicast,
 }
 
-/// A few groups, each of a protocol.
+/// The joined groups, each with its protocol.
 pub(crate) struct Groups<P>(Vec<Group<P>>);
 
 impl<P: Copy + PartialEq + std::fmt::Debug> Groups<P> {
-    /// Joins these on the interfaces of these names; without names, on the one that the routing table says.
+    /// Joins groups on the named interfaces; without names, on the interface that the routing table gives.
     ///
     /// # Errors
-    /// No such interface, or what the kernel says to joining.
+    /// Unknown interface, or the kernel's refusal to join.
     pub(crate) fn join(wanted: &[(P, SocketAddr)], interfaces: &[String]) -> io::Result<Groups<P>> {
         let index = |name: &String| Interface::find(name).map(|found| found.index);
         let indices: Vec<u32> = interfaces.iter().map(index).collect::<io::Result<_>>()?;
@@ -35,12 +35,12 @@ impl<P: Copy + PartialEq + std::fmt::Debug> Groups<P> {
         Ok(Groups(wanted.iter().map(join).collect::<io::Result<_>>()?))
     }
 
-    /// What to wait for.
+    /// Returns the descriptors to wait for.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|group| group.member.fd())
     }
 
-    /// Shows what came, up to a bound.
+    /// Passes received datagrams to `visit`, up to a limit.
     pub(crate) fn receive(&mut self, mut visit: impl FnMut(SocketAddr, P, &Bytes)) {
         for group in &mut self.0 {
             for _ in 0..BATCH {
@@ -59,7 +59,7 @@ impl<P: Copy + PartialEq + std::fmt::Debug> Groups<P> {
         }
     }
 
-    /// Sends to the protocol's group, if that is joined.
+    /// Sends to the protocol's group, if joined.
     pub(crate) fn send(&self, protocol: P, message: &[u8]) {
         for group in self.0.iter().filter(|group| group.protocol == protocol) {
             if let Err(error) = group.member.send(message) {

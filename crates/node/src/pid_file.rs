@@ -1,4 +1,4 @@
-//! The file with the daemon's process id, locked as long as it lives: one daemon for a run directory.
+//! File with the daemon's process id, locked as long as the daemon lives: one daemon for a run directory.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,17 +10,17 @@ use rustix::fs::{FlockOperation, flock};
 use crate::config::Config;
 use crate::private_files::{self, run_directory};
 
-/// Why there is none.
+/// Reason why the pid file could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum PidFileError {
-    /// Another daemon has it.
+    /// Another daemon has the file.
     #[error(
         "another holdfastd (process {pid}) runs with {path}; stop it, or set another node.run_dir"
     )]
     Taken {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is written there.
+        /// Process id in the file.
         pid: String,
     },
     /// The directory cannot be written.
@@ -28,19 +28,19 @@ pub enum PidFileError {
     Unwritable {
         /// The file or its directory.
         path: PathBuf,
-        /// What the system said.
+        /// Error from the system.
         error: io::Error,
     },
 }
 
-/// The file. The lock goes with the process, the file stays.
+/// The pid file. The lock ends with the process; the file stays.
 #[derive(Debug)]
 pub struct PidFile {
     _file: File,
 }
 
 impl PidFile {
-    /// Makes the run directory if need be, and writes the own process id into its file.
+    /// Creates the run directory if necessary, and writes this process's id into its file.
     ///
     /// # Errors
     /// See [`PidFileError`].
@@ -57,7 +57,7 @@ impl PidFile {
             .map_err(unwritable(&path))?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
-            // Only for the message.
+            // The id is only for the message.
             let _ = file.read_to_string(&mut pid);
             return Err(PidFileError::Taken { path, pid });
         }

@@ -1,4 +1,4 @@
-//! Directories and files of the daemon's own: made for it alone, and opened through no link.
+//! Directories and files of the daemon alone: created without access for others, and opened without following links.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io;
@@ -7,22 +7,24 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Bits of a mode by which a group or others may write.
+/// Mode bits with which a group or others may write.
 const WRITABLE: u32 = 0o022;
 const WRITABLE_BY_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// Makes a run directory if need be, and checks it: whoever could replace files in it could be taken for the daemon.
+/// Creates a run directory if necessary, and checks it: a user that could replace files in it could impersonate the
+/// daemon.
 ///
 /// # Errors
-/// It cannot be made; it is a link or no directory; another user owns it, or the way to it, or may write there.
+/// The directory cannot be created; is a link or no directory; or is owned or writable by another user, as may be one
+/// of its parents.
 pub(crate) fn run_directory(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| at(path, &error))?;
     check(path, WRITABLE)?;
     let whole = path.canonicalize().map_err(|error| at(path, &error))?;
     whole.ancestors().skip(1).try_for_each(|parent| {
         let found = fs::symlink_metadata(parent).map_err(|error| at(parent, &error))?;
-        // In a directory such as /tmp nobody but the owner of an entry may replace it.
+        // In a sticky directory such as /tmp, only the owner of an entry may replace it.
         let writable = if found.mode() & STICKY == 0 {
             WRITABLE_BY_ALL
         } else {
@@ -32,7 +34,7 @@ pub(crate) fn run_directory(path: &Path) -> io::Result<()> {
     })
 }
 
-/// Makes a directory that only this user may look into; one that more may look into is closed to them.
+/// Creates a directory that only this user can read. An existing directory that others can read is closed to them.
 ///
 /// # Errors
 /// As [`run_directory`].
@@ -44,7 +46,7 @@ pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(|error| at(path, &error))
 }
 
-/// Opens files that only this user may read, and no links.
+/// Returns options that open files for this user only, and refuse links.
 pub(crate) fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     let no_link = OFlags::NOFOLLOW.bits().cast_signed();
@@ -74,7 +76,7 @@ fn check(path: &Path, writable: u32) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-/// The bit of the group, where that is this user's.
+/// Returns the group's write bit if the group is this user's.
 fn of_own_group(found: &fs::Metadata) -> u32 {
     match found.gid() == rustix::process::getegid().as_raw() {
         true => 0o020,
@@ -137,7 +139,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let below = folder.path().join("below");
         run_directory(&below).unwrap();
-        // The way to it.
+        // The parent directory.
         set_mode(folder.path(), 0o777);
         run_directory(&below).unwrap_err();
         set_mode(folder.path(), 0o1777);

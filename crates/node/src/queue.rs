@@ -1,7 +1,7 @@
-//! The queue between the tasks that read sockets and the engine.
+//! Queue between the tasks that read sockets and the engine.
 //!
-//! All on one thread, so no lock and no atomics: waiting costs a waker, taking an item costs a pop. The tasks stop
-//! reading while the queue is full, so that it is the senders who wait.
+//! All tasks are on one thread, so the queue needs neither locks nor atomics: waiting costs a waker, taking an item
+//! costs a pop. The tasks stop reading while the queue is full, so that the remote senders have to wait.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,15 +11,15 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::Notify;
 
-/// Items that may wait before tasks stop reading (there may be a few more: what was read already is put in).
+/// Number of queued items at which tasks stop reading. Items that are already read are still added.
 const WAITING_MAX: usize = 1024;
 
-/// The end that the engine takes items from.
+/// The end from which the engine takes items.
 pub struct Receiver<T> {
     queue: Rc<Queue<T>>,
 }
 
-/// The end that tasks put items into.
+/// The end into which tasks put items.
 pub(crate) struct Queue<T> {
     waiting: RefCell<VecDeque<T>>,
     reader: Cell<Option<Waker>>,
@@ -36,12 +36,12 @@ pub(crate) fn queue<T>() -> (Rc<Queue<T>>, Receiver<T>) {
 }
 
 impl<T> Receiver<T> {
-    /// The next item. Dropping the future loses nothing. One task at a time may wait.
+    /// Returns the next item. Dropping the future loses nothing. Only one task at a time may wait.
     pub async fn recv(&self) -> T {
         poll_fn(|context| self.poll_recv(context)).await
     }
 
-    /// The next item, if one waits.
+    /// Returns the next item, if one is queued.
     pub fn try_recv(&self) -> Option<T> {
         let (item, left) = {
             let mut waiting = self.queue.waiting.borrow_mut();
@@ -53,7 +53,7 @@ impl<T> Receiver<T> {
         item
     }
 
-    /// The next item, or a wake-up when there is one.
+    /// Returns the next item, or registers a wake-up for it.
     pub fn poll_recv(&self, context: &mut Context<'_>) -> Poll<T> {
         match self.try_recv() {
             Some(item) => Poll::Ready(item),
@@ -73,12 +73,12 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Whether tasks may read on.
+    /// Returns true if tasks may continue to read.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.borrow().len() < WAITING_MAX
     }
 
-    /// Waits until tasks may read on.
+    /// Waits until tasks may continue to read.
     pub(crate) async fn room(&self) {
         while !self.has_room() {
             self.room.notified().await;

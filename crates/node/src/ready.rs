@@ -9,14 +9,14 @@ use tokio::net::UnixStream;
 
 /// A socket in non-blocking mode, and a duplicate of its descriptor that tokio waits on.
 ///
-/// The duplicate has the type of a stream whatever the socket is: only its registration is used, never its reads.
+/// The duplicate has a stream's type for any kind of socket, because only its registration is used, never its reads.
 pub(crate) struct Ready<T> {
     socket: T,
     registration: UnixStream,
 }
 
 impl<T: AsFd> Ready<T> {
-    /// `socket` must be in non-blocking mode.
+    /// Registers `socket`, which must be in non-blocking mode.
     pub(crate) fn new(socket: T) -> io::Result<Ready<T>> {
         let duplicate = socket.as_fd().try_clone_to_owned()?;
         let registration = UnixStream::from_std(StdStream::from(duplicate))?;
@@ -30,14 +30,14 @@ impl<T: AsFd> Ready<T> {
         &self.socket
     }
 
-    /// The result of `read` as soon as it is not `WouldBlock`.
+    /// Returns the first result of `read` that is not `WouldBlock`.
     pub(crate) async fn read<R>(&self, read: impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
         self.registration
             .async_io(Interest::READABLE, || read(&self.socket))
             .await
     }
 
-    /// The result of `write` as soon as it is not `WouldBlock`.
+    /// Returns the first result of `write` that is not `WouldBlock`.
     pub(crate) async fn write<R>(&self, write: impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
         self.registration
             .async_io(Interest::WRITABLE, || write(&self.socket))

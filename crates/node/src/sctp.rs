@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use holdfast_sys::transport::Endpoint;
 use holdfast_wire::rserpool::{Addresses, SctpTransport, TransportUse};
 
-/// Where others reach an endpoint: on loopback only if it has no other address.
+/// Returns the addresses at which others reach an endpoint; loopback addresses only if there is no other.
 ///
 /// # Errors
-/// What the stack says; `AddrNotAvailable` if the host has no address.
+/// The stack's error; `AddrNotAvailable` if the host has no address.
 pub(crate) fn reached_at(endpoint: &dyn Endpoint) -> io::Result<Vec<SocketAddr>> {
     let mut addresses = endpoint.local_addresses()?;
     if addresses.iter().any(|address| !address.ip().is_loopback()) {
@@ -22,7 +22,7 @@ pub(crate) fn reached_at(endpoint: &dyn Endpoint) -> io::Result<Vec<SocketAddr>>
     Ok(addresses)
 }
 
-/// These addresses, with the port of the first, without a control channel.
+/// Returns a transport with these addresses, the port of the first, and no control channel.
 pub(crate) fn data_transport(addresses: &[SocketAddr]) -> SctpTransport {
     SctpTransport {
         port: addresses.first().map_or(0, SocketAddr::port),
@@ -31,7 +31,7 @@ pub(crate) fn data_transport(addresses: &[SocketAddr]) -> SctpTransport {
     }
 }
 
-/// The address that packets to `to` leave from, as the kernel's routes say. Nothing is sent.
+/// Returns the source address of packets to `to`, from the kernel's routes. Sends nothing.
 ///
 /// # Errors
 /// There is no route.

@@ -1,7 +1,7 @@
-//! A Unix socket's path, taken so that no other daemon loses its own and no client finds a half-made one.
+//! Path of a Unix socket, taken so that no other daemon loses its socket and no client finds an unfinished one.
 //!
-//! Who has the path holds a lock on `PATH.lock`. The socket is made under another name, given its mode and group, and
-//! moved to the path in one step, over what a dead daemon left there.
+//! The owner of the path holds a lock on `PATH.lock`. The socket is made under another name, given its mode and group,
+//! and then renamed to the path in one step, over a dead daemon's socket.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::private_files::{self, run_directory};
 
-/// A path that is taken. Dropping it removes the socket's file, if it is still the one made here.
+/// A taken path. Dropping it removes the socket's file, if it is still the one made here.
 #[derive(Debug)]
 pub(crate) struct SocketPath {
     path: PathBuf,
@@ -21,17 +21,17 @@ pub(crate) struct SocketPath {
     _lock: File,
 }
 
-/// Who may connect.
+/// Permissions to connect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) mode: u32,
     pub(crate) group: Option<u32>,
 }
 
-/// Takes `path` with a listener that `bind` makes at the path it is given. The directory is made if need be.
+/// Takes `path` with a listener that `bind` makes at the path passed to it. Creates the directory if necessary.
 ///
 /// # Errors
-/// `AddrInUse` if a living daemon has the path; `AlreadyExists` if it is no socket; else what the system said.
+/// `AddrInUse` if a running daemon has the path; `AlreadyExists` if the path is not a socket; else the system's error.
 pub(crate) fn take<T>(
     path: &Path,
     access: Access,
@@ -70,7 +70,7 @@ pub(crate) fn take<T>(
     Ok((listener, taken))
 }
 
-/// What is at `path` may be replaced: nothing, or a socket that nobody listens on.
+/// Checks that `path` may be replaced: it does not exist, or is a socket without a listener.
 fn check_stale(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -93,14 +93,14 @@ fn check_stale(path: &Path) -> io::Result<()> {
     )?;
     match connect(&probe, &address) {
         Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => Ok(()),
-        // Connected, full, or of another type: somebody is there.
+        // Connected, full, or of another type: a listener exists.
         _ => Err(in_use(path)),
     }
 }
 
 impl Drop for SocketPath {
     fn drop(&mut self) {
-        // The lock is held until after this, so nobody else can have put a socket there by the rules.
+        // The lock is still held, so no daemon that honours the lock can have put its socket here.
         if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
         }
@@ -165,7 +165,7 @@ mod tests {
         assert!(path.exists());
         let (_listener, taken) = take(&path, ROOT_ONLY, listen).unwrap();
         UnixStream::connect(&path).unwrap();
-        // A successor that does not know the lock: its socket stays.
+        // A successor that ignores the lock keeps its socket.
         fs::remove_file(&path).unwrap();
         let _other = listen(&path).unwrap();
         drop(taken);

@@ -1,8 +1,8 @@
-//! Why a daemon with an event loop of its own does not start.
+//! Start errors of daemons with an event loop of their own.
 
 use std::io;
 
-/// The daemon cannot start, or cannot go on.
+/// Reason why the daemon cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct StartError {
@@ -10,7 +10,7 @@ pub struct StartError {
     source: io::Error,
 }
 
-/// An error of the system, at something.
+/// Returns a function that adds the failed operation to a system error.
 pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> StartError {
     let what = what.into();
     move |source| StartError { what, source }

@@ -1,10 +1,10 @@
-//! TLS between nodes, and between registrars, elements and users: version 1.3 only, certificates on both sides, checked against
-//! the group's authority.
+//! TLS between nodes, and between registrars, elements and users: version 1.3 only, with certificates on both sides,
+//! checked against the group's authority.
 //!
-//! A node's identity is the DNS name `NAME.node` in its certificate (`holdfast_api::ca`). The dialling side lets TLS
-//! check it; the accepting side reads it with [`node_name`] once the greeting says who claims to be there.
+//! A node's identity is the DNS name `NAME.node` in its certificate (`holdfast_api::ca`). On the dialling side TLS
+//! checks the name; the accepting side reads it with [`node_name`] after the greeting has named the node.
 //!
-//! Sessions are never resumed: a resumed session skips the certificate, and with it the revocation list.
+//! Sessions are never resumed, because a resumed session skips the certificate, and with it the revocation list.
 
 mod member;
 
@@ -27,36 +27,36 @@ use rustls::{
 use crate::config::{Config, TlsConfig};
 use member::AnyMember;
 
-/// Why certificates cannot be used.
+/// Reason why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or holds no such thing.
+    /// A file cannot be read, or is not valid PEM.
     #[error("{}: {source}; make it with `holdfast ca`, or correct [tls]", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the reader.
         source: pem::Error,
     },
-    /// A file holds nothing of what it is for.
+    /// A file lacks the expected content.
     #[error("{}: holds no {what}; make it with `holdfast ca`, or correct [tls]", .path.display())]
     Empty {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// The expected content.
         what: &'static str,
     },
-    /// The certificate is nobody's of a group.
+    /// The certificate has no name of a group's member.
     #[error("{}: has no name that `holdfast ca issue` gives; issue one", .0.display())]
     Nameless(PathBuf),
-    /// The certificate is another node's.
+    /// The certificate belongs to another node.
     #[error("{}: is the certificate of {theirs}, not of node `{ours}`; issue one for it", .path.display())]
     OtherName {
         /// The certificate's file.
         path: PathBuf,
-        /// This node's name.
+        /// Name of this node.
         ours: String,
-        /// Whose certificate it is, in words.
+        /// Owner of the certificate, in words.
         theirs: String,
     },
     /// The files do not fit each other.
@@ -64,7 +64,7 @@ pub enum TlsError {
     Unfit(String),
 }
 
-/// Everything needed to open and accept connections between nodes.
+/// TLS configuration for opening and accepting connections.
 #[derive(Clone)]
 pub struct Tls {
     client: Arc<ClientConfig>,
@@ -84,7 +84,7 @@ impl Tls {
     /// Reads the files of `config` for the node `name`.
     ///
     /// # Errors
-    /// A file is missing or damaged, the certificate is another node's, or the files do not fit each other.
+    /// A file is missing or damaged, the certificate belongs to another node, or the files do not fit each other.
     pub fn from_files(config: &TlsConfig, name: &str) -> Result<Tls, TlsError> {
         let chain = certificates(&config.cert)?;
         let theirs = chain.first().and_then(node_name);
@@ -98,8 +98,8 @@ impl Tls {
         build(config, chain, false)
     }
 
-    /// Reads the files of `config` for whoever's they are, to speak with any member of the group: ask
-    /// [`Security::name`](holdfast_sys::transport::Security::name) whom.
+    /// Reads the files of `config` for any owner, to communicate with any member of the group.
+    /// [`Security::name`](holdfast_sys::transport::Security::name) returns the member's name.
     ///
     /// # Errors
     /// A file is missing or damaged, the certificate has no name, or the files do not fit each other.
@@ -111,7 +111,7 @@ impl Tls {
         }
     }
 
-    /// A connection to the node called `name`.
+    /// Returns a connection to the node called `name`.
     ///
     /// # Errors
     /// `name` cannot be in a certificate.
@@ -121,7 +121,7 @@ impl Tls {
         ClientConnection::new(self.client.clone(), name)
     }
 
-    /// A connection from some node.
+    /// Returns a connection from any node.
     ///
     /// # Errors
     /// None that a configuration made by [`Tls::load`] could cause.
@@ -129,11 +129,11 @@ impl Tls {
         ServerConnection::new(self.server.clone())
     }
 
-    /// Whether a peer with this chain would be admitted at this moment: used on living connections when the revocation
-    /// list has changed.
+    /// Checks that a peer with this chain would be admitted at this moment. Used on existing connections after the
+    /// revocation list has changed.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     pub fn admits(&self, chain: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         let (first, rest) = chain
             .split_first()
@@ -144,7 +144,7 @@ impl Tls {
     }
 }
 
-/// The name of the node whose certificate this is.
+/// Returns the name of the node in a certificate.
 pub fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
     let suffix = node_dns_name("");
@@ -153,7 +153,7 @@ pub fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
         .find_map(|name| name.strip_suffix(&suffix).map(str::to_owned))
 }
 
-/// `any`: the other side of a connection that is made here may be any member of the group.
+/// Builds the configuration. With `any`, the remote end of an outgoing connection may be any member of the group.
 fn build(
     config: &TlsConfig,
     chain: Vec<CertificateDer<'static>>,
@@ -207,7 +207,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     entries(path, "certificate")
 }
 
-/// A file without any would revoke nothing, unnoticed.
+/// Reads a revocation list. An empty file is an error, since it would revoke nothing, unnoticed.
 fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
     entries(path, "revocation list")
 }

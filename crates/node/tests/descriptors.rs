@@ -1,5 +1,5 @@
-//! What the kernel's iterator lists of descriptors is what `/proc` shows, field by field, and a stopped process is saved
-//! alike either way. Needs root.
+//! The kernel's iterator over descriptors lists the same fields as `/proc`, and a stopped process is saved alike from
+//! both. Needs root.
 #![allow(missing_docs)]
 
 use std::collections::BTreeSet;
@@ -19,8 +19,8 @@ use rustix::event::epoll;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A shell with descriptors of many kinds, which stops; again when one of them has moved on, and with others. Its
-/// arguments are a port and a directory.
+/// A shell that opens descriptors of many kinds and stops; it stops again after one of them has advanced, and again
+/// with other descriptors. Its arguments are a port and a directory.
 const SHELL: &str = r#"
 cd "$2"
 for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval "exec $n>&-"; done
@@ -72,11 +72,11 @@ impl Shell {
         }
     }
 
-    /// To its next stop, where that holds.
+    /// Lets the shell run to its next stop, at which `until` is true.
     fn run_on(&self, until: impl Fn(i32) -> bool) {
         let pid = rustix::process::Pid::from_raw(self.pid()).expect("a pid");
         rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("continued");
-        // It may be seen in the old stop for a moment.
+        // The shell may still be seen in the old stop for a moment.
         let since = Instant::now();
         while !until(self.pid()) {
             assert!(
@@ -134,7 +134,7 @@ fn each_field_is_what_proc_shows() {
     let own: BTreeSet<i32> = others.chain(plain).chain(with_more).collect();
     let mut met = BTreeSet::new();
     for one in &listing.descriptors {
-        // The other test opens and closes some meanwhile.
+        // Another test opens and closes some descriptors meanwhile.
         if !own.contains(&(one.number as i32)) {
             continue;
         }
@@ -158,14 +158,14 @@ fn each_field_is_what_proc_shows() {
     assert_eq!(met, own);
 }
 
-/// One of this process's descriptors as it is listed.
+/// Returns the listed entry of one of this process's descriptors.
 fn listed<'a>(listings: &'a [Listing], file: &OwnedFd) -> &'a Listed {
     let mut all = listings[0].descriptors.iter();
     all.find(|one| one.number == file.as_raw_fd() as u32)
         .expect("it is open")
 }
 
-/// The digest of a set of pipes that `/proc` shows.
+/// Returns the digest of the pipes watched by a set, computed from `/proc`.
 fn shown_digest(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> Watches {
     let shown = proc_info(std::process::id() as i32, set.as_raw_fd() as u32);
     let entries = shown.expect("it is open").epoll();

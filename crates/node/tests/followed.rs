@@ -1,4 +1,4 @@
-//! The state that is seen of followed connections is what repair mode takes of them, field by field. Needs root.
+//! The state observed of followed connections equals the state that repair mode extracts, field by field. Needs root.
 #![allow(missing_docs)]
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ fn exchange(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
     to.read_exact(&mut vec![0; length]).expect("read");
 }
 
-/// Connections with what was seen of each last.
+/// Followed connections, with the last observed state of each.
 struct Watch {
     followed: Followed,
     sights: BTreeMap<u32, Sight>,
@@ -56,7 +56,7 @@ impl Watch {
         }
     }
 
-    /// Looks until that is so: acknowledgements may be on their way.
+    /// Observes until `is_so` returns true: acknowledgements may be in flight.
     fn look_until(&mut self, is_so: impl Fn(&Self) -> bool) {
         let since = Instant::now();
         loop {
@@ -92,7 +92,7 @@ fn compare(address: &str) {
     let since = Instant::now();
     for (id, (server, _)) in (0..).zip(&pairs) {
         let fixed = read_static(server.as_fd()).expect("static state");
-        // A delayed acknowledgement may come between the two.
+        // A delayed acknowledgement may arrive between the two readings.
         loop {
             watch.look_for(&ids);
             let seen = watch.whole(id).expect("seen").clone();
@@ -127,7 +127,7 @@ fn what_has_to_be_asked_is_not_seen() {
     let mut pairs = pairs("127.0.0.1:0", 5);
     let mut watch = Watch::new();
     for (id, (server, client)) in (0..).zip(&mut pairs) {
-        // An answer or two make the kernel delay acknowledgements, which is no change of an option.
+        // One or two answers make the kernel delay acknowledgements; the delay is no change of an option.
         watch.followed.follow(id, server.as_fd()).expect("followed");
         if id == 4 {
             watch.look_for(&[4]);
@@ -148,7 +148,7 @@ fn what_has_to_be_asked_is_not_seen() {
             && watch.whole(4).is_some()
     });
     let since = Instant::now();
-    // An acknowledgement may still be due; then nothing changes any more.
+    // An acknowledgement may still be due; after it nothing changes.
     while !std::mem::take(&mut watch.sights).is_empty() {
         assert!(
             since.elapsed() < PATIENCE,
@@ -176,7 +176,7 @@ fn what_was_not_read_is_there_to_be_read() {
     assert_eq!(unread(server.as_fd(), 7), None, "there is less");
     let fixed = read_static(server.as_fd()).expect("static state");
     let since = Instant::now();
-    // A delayed acknowledgement may come between the two.
+    // A delayed acknowledgement may arrive between the two readings.
     loop {
         watch.look();
         let Some(Sight::Unread(seen, _)) = watch.sights.get(&0) else {
@@ -203,7 +203,7 @@ fn what_was_not_read_is_there_to_be_read() {
     watch.look_for(&[0]);
 }
 
-/// Another connection under the same number: what is told of the old one is not taken for it.
+/// A second connection takes over the number of the first: changes of the first are not reported for the second.
 #[test]
 fn a_number_stands_for_who_got_it_last() {
     let mut pairs = pairs("127.0.0.1:0", 2);

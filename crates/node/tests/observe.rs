@@ -1,4 +1,4 @@
-//! What the kernel's observer sees of a socket is what the socket itself says, field by field. Needs root.
+//! The kernel observer reads the same values of a socket as calls on the socket itself, field by field. Needs root.
 #![allow(missing_docs)]
 
 use std::io::Write;
@@ -71,7 +71,7 @@ const V6_OPTIONS: &[(i32, i32, i32)] = &[
     (IPPROTO_IPV6, 73, 3), // IPV6_MINHOPCOUNT
 ];
 
-/// The server's and the client's end.
+/// Returns the server's and the client's end of a connection.
 fn connection(listen: &str, connect: &str) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(listen).expect("bind");
     let port = listener.local_addr().expect("address").port();
@@ -80,7 +80,8 @@ fn connection(listen: &str, connect: &str) -> (TcpStream, TcpStream) {
     (listener.accept().expect("accept").0, client)
 }
 
-/// Compares what both ways read of all sockets; the first one's options are what the others are told apart from.
+/// Compares the results of both ways for all sockets. Options of the first socket serve as the reference from which the
+/// others differ.
 fn compare(server: &[(String, TcpStream)], enough_for: usize) {
     let mut sockets = Sockets::new();
     let fds: Vec<BorrowedFd<'_>> = server.iter().map(|(_, stream)| stream.as_fd()).collect();
@@ -156,7 +157,7 @@ fn timeval(seconds: u64) -> [u8; 16] {
 fn every_option_tells_itself_apart() {
     with_options("127.0.0.1:0", "127.0.0.1", false);
     with_options("[::1]:0", "[::1]", true);
-    // An IPv6 socket whose flow is IPv4.
+    // An IPv6 socket with an IPv4 flow.
     with_options("[::]:0", "127.0.0.1", true);
 }
 
@@ -181,7 +182,7 @@ fn queues_and_refusals_are_the_same() {
             .read(server[2].1.as_fd())
             .is_err()
     });
-    // One instruction that lets everything through (`struct sock_fprog`).
+    // One instruction that accepts every packet (`struct sock_fprog`).
     let all = [6u64 | 0xffff_u64 << 32];
     let mut program = [0u8; 16];
     program[..2].copy_from_slice(&1u16.to_ne_bytes());
@@ -209,12 +210,12 @@ fn queues_and_refusals_are_the_same() {
         let mut peeked = [0];
         server[6].1.peek(&mut peeked).is_ok_and(|count| count == 0)
     });
-    // All but those with urgent data, a filter, a key, and the one whose peer has closed.
+    // All sockets except the ones with urgent data, a filter or a key, and the one with a closed peer.
     compare(&server, 3);
 }
 
-/// Writes until the peer takes no more either, and its queues stay as they are. The first probe of a closed window, after 200 ms, still
-/// takes what little fits.
+/// Writes until the peer accepts no more and its queues stay unchanged. The first probe of a closed window, after 200
+/// ms, still carries a little data.
 fn fill(mut stream: &TcpStream) {
     stream.set_nonblocking(true).expect("nonblocking");
     let (mut last, mut since) = (None, Instant::now());

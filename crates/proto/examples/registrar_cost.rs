@@ -1,5 +1,5 @@
-//! What a registrar's machine costs for a message, from its bytes to those of the answer and of the update to all peers:
-//! `cargo run --release --example registrar_cost`.
+//! Measures the cost of a message in a registrar's machine, from its bytes to the bytes of the answer and of the update
+//! to all peers: `cargo run --release --example registrar_cost`.
 #![forbid(unsafe_code)]
 
 use bytes::{Bytes, BytesMut};
@@ -60,7 +60,7 @@ fn resolution(id: u32, items: u32) -> Bytes {
     buffer.freeze()
 }
 
-/// A registrar with elements, each with an association, and peers.
+/// Returns a registrar with peers, and with elements that each have an association.
 fn registrar(elements: u32, peers: u32) -> Registrar {
     let mut config = Config::new(RegistrarId(1), 1, transport(1, 9901));
     config.settings.access.registrar = Allow::Everybody;
@@ -93,7 +93,7 @@ fn registrar(elements: u32, peers: u32) -> Registrar {
     registrar
 }
 
-/// Nanoseconds for each message, answers taken and timers served.
+/// Returns the nanoseconds for each message, including its outputs and timers.
 fn measure(registrar: &mut Registrar, messages: &[(AssociationId, Bytes)]) -> f64 {
     let mut best = f64::MAX;
     let mut now = Duration::from_secs(1);

@@ -1,15 +1,16 @@
 //! Sans-IO protocol machines, one module each.
 //!
-//! A machine has no sockets, no threads and no clock. `handle_*` takes an input and the time (a `Duration` since any
-//! start that does not change while the machine lives); `poll_output` gives what to do about it, until it gives none;
-//! `poll_timeout` says when to call `handle_timeout`. The same inputs give the same outputs, always.
+//! A machine has no sockets, no threads and no clock. `handle_*` takes an input and the time (a `Duration` since a
+//! fixed start, constant during the machine's life). `poll_output` returns the next action for the caller, until it
+//! returns none. `poll_timeout` returns the time at which to call `handle_timeout`. Equal inputs always give equal
+//! outputs.
 //!
-//! - [`choice`]: whom to ask, by latencies and probes;
+//! - [`choice`]: selection of the pool element to use, by latency and probes;
 //! - [`ownership`]: the compare-and-set that the holder of the steering table applies;
 //! - [`handoff`]: how connections move from node to node;
 //! - [`migration`]: how processes move with all their connections;
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
-//! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures.
+//! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures;
 //! - [`registrar`]: a registrar of Reliable Server Pooling.
 #![forbid(unsafe_code)]
 

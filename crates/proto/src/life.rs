@@ -1,19 +1,19 @@
-//! The unit of a registration's life, for who registers and for who is registered with.
+//! The unit of a registration's life, for pool elements and registrars.
 
 use std::time::Duration;
 
-/// In what a registration's life is counted; nothing in the message tells. All of a scope have the same.
+/// Unit of a registration's life. Messages do not carry the unit; all members of an operational scope use the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LifeUnit {
-    /// rsplib.
+    /// As rsplib counts.
     #[default]
     Milliseconds,
-    /// RFC 5354 section 3.10.
+    /// As RFC 5354 section 3.10 says.
     Seconds,
 }
 
 impl LifeUnit {
-    /// A life as it is on the wire: one unit at least.
+    /// Encodes a life for the wire: at least one unit.
     pub(crate) fn count(self, life: Duration) -> i32 {
         let count = match self {
             LifeUnit::Seconds => u128::from(life.as_secs()),
@@ -22,7 +22,7 @@ impl LifeUnit {
         i32::try_from(count.max(1)).unwrap_or(i32::MAX)
     }
 
-    /// The life that a number on the wire means; none: for ever.
+    /// Decodes a life from the wire; none means for ever.
     #[inline]
     pub(crate) fn life(self, count: i32) -> Option<Duration> {
         let count = u64::try_from(count).ok()?;

@@ -1,15 +1,15 @@
-//! The fence: for each flow at most one node is its owner, with an epoch, and every change is one compare-and-set.
+//! Flow ownership: for each flow at most one node is its owner, with an epoch, and every change is one compare-and-set.
 //!
 //! The holder keeps a [`Record`] per flow and changes it by [`apply`] alone. A change names the epoch it starts from,
-//! so it happens once or not at all; asked again, it gives what it gave before. After a divert exactly one of commit
-//! and rollback happens, and the loser learns from the [`Refusal`] who owns.
+//! so it takes effect once or not at all; a repeated request gets the first answer again. After a divert exactly one of
+//! commit and rollback succeeds; the loser learns the owner from the [`Refusal`].
 //!
-//! **Epochs only grow, for each flow, also when its addresses and ports are used again.** A removed flow leaves no
-//! record, so what keeps the next connection of the same name above the last one is [`Floors`]: 65,536 numbers, each the
-//! highest epoch at which a flow of that hash was removed. A new flow starts above its floor. (One number for
-//! all flows would grow by one per connection and wrap within hours on a busy holder; thousands of numbers grow as
-//! many times more slowly: at 100,000 connections a second, by about 1.5 a second, so a `u32` lasts 90 years.) Floors
-//! live in memory; a restarted daemon starts them all at a number that has passed the old ones, see [`Floors::new`].
+//! **Epochs of a flow only grow, also when its addresses and ports are used again.** A removed flow leaves no record,
+//! so [`Floors`] keep the next connection with the same name above the last one: 65,536 numbers, each the highest epoch
+//! at which a flow of that hash was removed. A new flow starts above its floor. (One number for all flows would grow by
+//! one per connection and wrap within hours on a busy holder. Each of 65,536 numbers grows as many times more slowly:
+//! at 100,000 connections a second, by about 1.5 a second, so a `u32` lasts 90 years.) Floors live in memory; a
+//! restarted daemon starts them all at a number above the old ones, see [`Floors::new`].
 
 mod together;
 
@@ -18,26 +18,26 @@ pub use together::Together;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState, Refusal};
 use std::hash::{Hash, Hasher};
 
-/// Applies `change`, asked by `asker`, to the `current` record of its flow. Gives the record that stands after it,
-/// none after a removal.
+/// Applies `change`, requested by `asker`, to the `current` record of its flow. Returns the resulting record, none
+/// after a removal.
 ///
 /// | kind | from | to |
 /// | --- | --- | --- |
 /// | establish `e` | none | owned by the asker, `e` |
 /// | divert `e` | owned by the asker, `e` | transit from the asker, `e+1` |
 /// | commit `e` | transit to the asker, `e` | owned by the asker, `e+1` |
-/// | commit all `e` | as commit; the flows are the holder's to look after, see [`Together`] | |
+/// | commit all `e` | as commit; the holder commits the flows of the process as well, see [`Together`] | |
 /// | rollback `e` | transit from or to the asker, `e` | owned by the donor, `e+1` |
-/// | rollback `e` | owned by the asker, `e-1`: the divert has not come yet | owned by the asker, `e+1`: it never will |
+/// | rollback `e` | owned by the asker, `e-1`: before the divert | owned by the asker, `e+1`: fences the divert out |
 /// | remove `e` | owned by the asker, `e` | none |
 ///
-/// What is already so is given without a change: establish of a flow the asker owns, divert of one in the transit it
-/// asks for, commit and rollback of one the asker owns at `e+1`, removal of one that is not there. So the one who must
-/// look at the record's owner, not only at success, is an acceptor that asks for a rollback and cannot know whether
-/// it committed before (it restarted): it gets its own record.
+/// A change that has taken effect already is granted again, without effect: establish of a flow the asker owns, divert
+/// of one in the transit it asks for, commit and rollback of one the asker owns at `e+1`, removal of one that is not
+/// there. An acceptor that restarted, asks for a rollback, and cannot know if it committed before must therefore check
+/// the owner in the returned record, not only for success: after a commit it gets its own record.
 ///
 /// # Errors
-/// Everything else is refused with the record as it stands.
+/// Every other change is refused, with the current record.
 pub fn apply(
     current: Option<Record>,
     change: &Change,
@@ -55,7 +55,7 @@ pub fn apply(
     next.ok_or(Refusal { current })
 }
 
-/// What becomes of no record; the outer none is a refusal.
+/// Applies `change` to a flow without a record. The outer `None` is a refusal.
 fn from_none(change: &Change, asker: NodeId) -> Option<Option<Record>> {
     match change.kind {
         ChangeKind::Establish if change.epoch > 0 => Some(Some(Record::owned(asker, change.epoch))),
@@ -118,35 +118,37 @@ fn from_transit(
     }
 }
 
-/// The highest epoch at which a node may have a new flow begin, or say that it removed one: epochs begin at the seconds of a clock,
-/// which come here in 2072. The numbers above are for floors and moves, so that nobody uses epochs up.
+/// Highest epoch at which a node may establish or remove a flow.
+///
+/// Epochs begin at the seconds of a clock, which reach this value in 2072. The numbers above it are left for floors and
+/// moves, so that no node can use epochs up.
 pub const ASKED_EPOCH_MAX: Epoch = 0xc000_0000;
 
-/// How many floors there are: 256 KiB of them.
+/// Number of floors; they occupy 256 KiB.
 const FLOORS: usize = 1 << 16;
 
-/// The least epochs of new flows; see the module's text.
+/// The least epochs of new flows; see the module documentation.
 #[derive(Debug, Clone)]
 pub struct Floors {
     floors: Vec<Epoch>,
 }
 
 impl Floors {
-    /// Floors that all start at `least` (at least 1).
+    /// Returns floors that all start at `least` (at least 1).
     ///
-    /// A daemon gives the greater of the seconds since 2020 by its clock and one more than the highest epoch in the
-    /// steering table it finds. So the floors of its last life are passed as long as none of them grew by more than
-    /// one a second on average, and clocks are about right.
+    /// A daemon passes the greater of the seconds since 2020 by its clock and one more than the highest epoch in the
+    /// steering table it finds. The new floors are then above the floors from before the restart, as long as none
+    /// of these grew by more than one a second on average, and clocks are about right.
     pub fn new(least: Epoch) -> Floors {
         Floors {
             floors: vec![least.max(1); FLOORS],
         }
     }
 
-    /// The epoch at which a new `flow` starts when its owner asks for `epoch`.
+    /// Returns the epoch at which a new `flow` starts when its owner asks for `epoch`.
     ///
-    /// A process's record starts where it is asked to: its name is never used again, and who asks for a divert of a record
-    /// that it establishes with the same question knows the epoch.
+    /// A process's record starts at the requested epoch: the name of a process is never used again, and an asker that
+    /// establishes and diverts a record in one request must know its epoch.
     pub fn at_least(&self, flow: &Flow, epoch: Epoch) -> Epoch {
         if flow.is_process() {
             return epoch;
@@ -154,7 +156,7 @@ impl Floors {
         self.floors[bucket(flow)].max(epoch.min(ASKED_EPOCH_MAX))
     }
 
-    /// Notes that `flow` was removed at `epoch`.
+    /// Records that `flow` was removed at `epoch`.
     pub fn removed(&mut self, flow: &Flow, epoch: Epoch) {
         if flow.is_process() {
             return;
@@ -164,7 +166,7 @@ impl Floors {
     }
 }
 
-/// The floor of a flow: FNV-1a, folded; the same on every run.
+/// Index of the flow's floor: FNV-1a, folded; the same on every run.
 fn bucket(flow: &Flow) -> usize {
     struct Fnv(u64);
     impl Hasher for Fnv {

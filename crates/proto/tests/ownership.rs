@@ -1,4 +1,4 @@
-//! The compare-and-set, against any sequence of changes from any node.
+//! Tests of the compare-and-set with any sequence of changes from any node.
 
 use holdfast_proto::ownership::{Floors, Together, apply};
 use holdfast_wire::{
@@ -49,11 +49,12 @@ fn record() -> impl Strategy<Value = Option<Record>> {
 }
 
 proptest! {
-    /// A change that is granted is granted again, with the same record and no effect, as long as nothing else happens.
+    /// A repeated change gets the same record again, without effect, as long as no other change happens.
     #[test]
     fn a_granted_change_is_idempotent(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
         let change = change(kind, epoch);
-        // Rolled back by its acceptor, a flow is the donor's: the acceptor is told so, by a refusal.
+        // A rollback by the acceptor returns the flow to its donor: the repeated rollback is refused, and the refusal
+        // says so.
         if let Ok(next) = apply(current, &change, asker) {
             match apply(next, &change, asker) {
                 Ok(again) => prop_assert_eq!(again, next),
@@ -66,7 +67,7 @@ proptest! {
         }
     }
 
-    /// Epochs never go down, each change of a record raises them, and a refusal names the record.
+    /// Epochs never decrease, each change of a record raises the epoch, and a refusal carries the record.
     #[test]
     fn epochs_only_grow(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
         match apply(current, &change(kind, epoch), asker) {
@@ -77,7 +78,7 @@ proptest! {
         }
     }
 
-    /// Nobody takes a flow from its owner; out of a transit it goes to its donor or its acceptor only.
+    /// No node takes a flow from its owner; a transit ends at its donor or its acceptor only.
     #[test]
     fn ownership_changes_only_by_the_rules(current in record(), kind in kind(), asker in node(), epoch in 0_u32..7) {
         let Ok(Some(next)) = apply(current, &change(kind, epoch), asker) else { return Ok(()); };
@@ -100,7 +101,8 @@ proptest! {
         }
     }
 
-    /// Of the donor's rollback and the acceptor's commit of one transit, in any order and however often, one wins.
+    /// Of the donor's rollback and the acceptor's commit of one transit, exactly one succeeds, in any order and with
+    /// any repetitions.
     #[test]
     fn commit_or_rollback(asks in proptest::collection::vec(any::<bool>(), 2..12), epoch in 2_u32..1000) {
         let mut current = Some(Record::transit(A, B, epoch));
@@ -118,7 +120,7 @@ proptest! {
         prop_assert_eq!(current, Some(Record::owned(owner, epoch + 1)));
     }
 
-    /// With floors, epochs of a flow grow also across removals, whatever its owners ask for.
+    /// With floors, epochs of a flow also grow across removals, whatever epochs its owners request.
     #[test]
     fn a_name_used_again_starts_above(lives in proptest::collection::vec((0_u32..50, 0_u32..5), 1..20)) {
         let mut floors = Floors::new(1);
@@ -159,13 +161,13 @@ fn the_rules_one_by_one() {
         Ok(Some(Record::owned(A, 3)))
     );
     assert_eq!(apply(owned, &change(ChangeKind::Remove, 1), A), Ok(None));
-    // A rollback that comes before its divert keeps that out for ever.
+    // A rollback before its divert fences out the divert for ever.
     let fenced = apply(owned, &change(ChangeKind::Rollback, 2), A).expect("fenced");
     assert_eq!(fenced, Some(Record::owned(A, 3)));
     assert!(apply(fenced, &change(divert, 1), A).is_err());
 }
 
-/// The table of a holder that knows one process and flows that its donor diverted with it.
+/// Table of a holder that knows one process and the flows diverted with it.
 struct Table {
     records: BTreeMap<Flow, Record>,
     together: Together,
@@ -240,13 +242,13 @@ fn a_flow_that_has_left_its_transit_is_not_committed_with_others() {
         assert!(table.ask(B, &[of(flow(1), kind, 8)])[0].is_ok());
         assert_eq!(table.committed(&all, B), None, "{kind:?}");
     }
-    // Nor one that is in transit again.
+    // A flow that is in transit again is not committed either.
     let (mut table, all) = Table::new(3);
     let divert = ChangeKind::Divert { acceptor: B };
     let question = [of(flow(1), ChangeKind::Rollback, 8), of(flow(1), divert, 9)];
     assert!(table.ask(A, &question).iter().all(Result::is_ok));
     assert_eq!(table.committed(&all, B), None);
-    // Nothing is left to commit when the process's own transit has ended.
+    // No flow is left to commit once the process's own transit has ended.
     let (mut table, all) = Table::new(3);
     assert!(table.ask(A, &[of(all.flow, ChangeKind::Rollback, 2)])[0].is_ok());
     assert_eq!(table.committed(&all, B), None);

@@ -1,5 +1,5 @@
-//! A registrar's and an element's machine, with the link between them by hand: an element that was removed though it lives learns
-//! of it long before it would register anew by itself.
+//! A registrar's and an element's machine, with the link between them played by the test: a live element that was
+//! removed learns of the removal long before its next regular registration.
 
 use bytes::BytesMut;
 use holdfast_proto::pool_element::{self, HuntConfig, LinkOutput, PoolElement};
@@ -21,13 +21,13 @@ fn sctp(address: [u8; 4], port: u16) -> SctpTransport {
     }
 }
 
-/// Both, and what passes between them.
+/// Both machines, and the link between them.
 struct Pair {
     now: Duration,
     registrar: Registrar,
     element: PoolElement,
     link: Option<pool_element::Link>,
-    /// What the element says is lost.
+    /// True if the element's messages are lost.
     deaf: bool,
 }
 
@@ -55,7 +55,7 @@ impl Pair {
         pair
     }
 
-    /// Passes on what there is, until nobody says anything.
+    /// Passes messages on until there are none.
     fn settle(&mut self) {
         loop {
             if let Some(output) = self.registrar.poll_output() {
@@ -95,7 +95,7 @@ impl Pair {
         }
     }
 
-    /// Time passes until `look`, or in vain until `limit`.
+    /// Lets time pass until `look` returns true; panics after `limit`.
     fn until(&mut self, limit: Duration, look: impl Fn(&Registrar) -> bool) -> Duration {
         let begun = self.now;
         self.settle();

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-/// As one writes it at a prompt: `AsksOnce` is `asks-once`.
+/// Returns a bug's name for the command line: `AsksOnce` is `asks-once`.
 #[must_use]
 pub fn name(bug: impl Debug) -> String {
     let mut name = String::new();
@@ -15,10 +15,10 @@ pub fn name(bug: impl Debug) -> String {
     name
 }
 
-/// The one of these that has that name.
+/// Returns the bug of this name.
 ///
 /// # Errors
-/// There is none.
+/// There is no bug of this name.
 pub fn named<B: Copy + Debug>(all: &[B], wanted: &str) -> Result<B, NoBug> {
     let found = all.iter().find(|bug| name(bug) == wanted);
     found.copied().ok_or_else(|| NoBug {
@@ -27,13 +27,13 @@ pub fn named<B: Copy + Debug>(all: &[B], wanted: &str) -> Result<B, NoBug> {
     })
 }
 
-/// No bug has that name.
+/// No bug has the requested name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no bug `{wanted}`; there are {}", .known.join(", "))]
 pub struct NoBug {
-    /// What was asked for.
+    /// The requested name.
     pub wanted: String,
-    /// What there is.
+    /// The names of all bugs.
     pub known: Vec<String>,
 }
 

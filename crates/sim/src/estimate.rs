@@ -1,4 +1,4 @@
-//! What repeats say: a mean, and how far it may be off.
+//! Estimates from repeated measurements: a mean with its error.
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
@@ -7,12 +7,12 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 pub struct Estimate {
     /// The mean of the repeats.
     pub mean: f64,
-    /// The interval is `mean` plus or minus this, by Student's t distribution. None of a single repeat.
+    /// Half the width of the interval around `mean`, by Student's t distribution. None for a single repeat.
     pub ci95: Option<f64>,
 }
 
 impl Estimate {
-    /// Of independent repeats of one measurement. Without any, the mean is not a number.
+    /// Computes the estimate from independent repeats of one measurement. Without repeats, the mean is NaN.
     #[must_use]
     pub fn of(repeats: &[f64]) -> Estimate {
         let count = repeats.len() as f64;
@@ -40,7 +40,7 @@ mod tests {
         let estimate = Estimate::of(&[1.0, 2.0, 3.0, 4.0, 5.0]);
         assert!(near(estimate.mean, 3.0));
         assert!(near(estimate.ci95.unwrap(), 1.9632), "{estimate:?}");
-        // With 17 of them, the 18 repeats of paper 001, it is 2.1098.
+        // With 17 degrees of freedom, for the 18 repeats of paper 001, the quantile is 2.1098.
         let repeats: Vec<f64> = (0..18).map(f64::from).collect();
         let wanted = 2.1098 * (28.5f64 / 18.0).sqrt();
         assert!(near(Estimate::of(&repeats).ci95.unwrap(), wanted));

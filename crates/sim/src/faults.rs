@@ -1,4 +1,4 @@
-//! Safety by simulation: faults by chance, then calm; after every schedule all must come right.
+//! Safety tests by simulation: random faults, then calm; after every schedule all invariants must hold.
 
 use crate::Violation;
 use crate::net::Link;
@@ -8,22 +8,22 @@ use crate::shrink::shortest;
 use crate::time::Time;
 use std::time::Duration;
 
-/// Seconds in which faults happen, and until all must be well.
+/// Duration of the faults, and time until all must be well, in seconds.
 const STORM_S: f64 = 40.0;
 const REST_S: f64 = 70.0;
 
-/// Simulates a schedule of faults that the seed draws.
+/// Simulates a random schedule of faults drawn from the seed.
 ///
 /// # Errors
-/// What was not as it must be.
+/// The first violated invariant.
 pub fn try_seed(seed: u64) -> Result<(), Violation> {
     try_config(&schedule(seed), seed)
 }
 
-/// The same, with the machines' messages or timers broken on purpose.
+/// Simulates the schedule with a deliberate bug in the state machines' messages or timers.
 ///
 /// # Errors
-/// How that was found.
+/// The violated invariant that reveals the bug.
 pub fn try_bug(seed: u64, bug: Bug) -> Result<(), Violation> {
     let config = Config {
         bug: Some(bug),
@@ -36,7 +36,8 @@ fn try_config(config: &Config, seed: u64) -> Result<(), Violation> {
     try_run(config, seed).map(|_| ())
 }
 
-/// The shortest part of a failing seed's faults, before all is mended, that still fails. None: the seed comes right.
+/// Returns the shortest part of a failing seed's faults, before all is repaired, that still fails. None if the seed
+/// does not fail.
 #[must_use]
 pub fn shrink(seed: u64, bug: Option<Bug>) -> Option<(Vec<(Time, Action)>, Violation)> {
     let config = Config {
@@ -57,10 +58,10 @@ pub fn shrink(seed: u64, bug: Option<Bug>) -> Option<(Vec<(Time, Action)>, Viola
     Some(shortest(storm, violation, fails))
 }
 
-/// Two to four zones with some elements and users each, and what happens to them.
+/// Draws two to four zones with some elements and users each, and the actions on them.
 #[must_use]
 pub fn schedule(seed: u64) -> Config {
-    // Another stream than the world's own.
+    // Use a random stream other than the world's.
     let mut random = Random::new(seed ^ 0x5eed_5eed_5eed_5eed);
     let zones: Vec<Zone> = (0..2 + random.below(3))
         .map(|_| Zone {
@@ -97,7 +98,7 @@ pub fn schedule(seed: u64) -> Config {
     config
 }
 
-/// Shorter times, so that more happens in a second.
+/// Shortens the timers, so that more happens per second.
 fn hurry(config: &mut Config) {
     let registrar = &mut config.registrar;
     registrar.keep_alive_interval = Duration::from_secs(2);
@@ -141,7 +142,7 @@ fn fault(config: &mut Config, random: &mut Random) {
     }
 }
 
-/// Nothing fails any more; of the dead elements some stay dead, but one in each zone lives.
+/// Ends all faults. Some dead elements stay dead, but at least one in each zone lives.
 fn heal(config: &mut Config, random: &mut Random) {
     let calm = Time::from_secs_f64(STORM_S);
     config.plan.push((calm, Action::Reliable));

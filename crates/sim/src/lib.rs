@@ -1,16 +1,18 @@
-//! The machines of `holdfast-proto` in virtual time.
+//! Simulation of the `holdfast-proto` state machines in virtual time.
 //!
-//! A simulation is a [`Queue`] of events and a world that handles them one after the other. Time passes only from event to
-//! event; every chance is drawn from one [`Random`]: so one seed has one outcome, and a year may take a second.
+//! A simulation is a [`Queue`] of events and a world that handles them in order. Time advances only from event to
+//! event, and all randomness comes from one [`Random`]: so one seed has one outcome, and a simulated year may take a
+//! second.
 //!
-//! - [`net`]: links with delay, rate, loss, reordering and duplication, between zones that partitions may part;
-//! - [`server`]: what works on several requests at once and shares its capacity among them;
-//! - [`pools`]: registrars, pool elements and pool users, the very machines of the daemons, under the load of paper 004;
-//! - [`faults`]: faults of pools by chance, after which all must come right;
-//! - [`handoff`], [`migration`]: groups whose nodes give flows and processes to each other while daemons die and channels break;
-//!   what both have in common is [`group`];
-//! - [`scenario`]: simulations as text;
-//! - [`seeds`]: the same for many seeds at once, and what they say together ([`Estimate`]).
+//! - [`net`]: links with delay, rate, loss, reordering and duplication, between zones that partitions can separate;
+//! - [`server`]: a server that shares its capacity among concurrent requests;
+//! - [`pools`]: registrars, pool elements and pool users, with the daemons' own state machines, under the load of paper
+//!   004;
+//! - [`faults`]: random faults of pools, after which all invariants must hold again;
+//! - [`handoff`], [`migration`]: groups of nodes that move flows and processes while daemons die and channels break;
+//!   the common part is [`group`];
+//! - [`scenario`]: simulations described in text;
+//! - [`seeds`]: one simulation with many seeds in parallel, summarised by an [`Estimate`].
 #![forbid(unsafe_code)]
 
 pub mod bugs;

@@ -1,27 +1,27 @@
-//! Networks: zones, and a link from each to each.
+//! Networks: zones, and a link between every two of them.
 
 use crate::random::Random;
 use crate::time::Time;
 use serde::Deserialize;
 use smallvec::SmallVec;
 
-/// How long a packet takes, one way; milliseconds.
+/// One-way delay of a packet, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[expect(missing_docs, reason = "fields that say no more than their name")]
 pub enum Delay {
-    /// Always the same.
+    /// A fixed delay.
     Constant(f64),
-    /// Any between these, all alike.
+    /// Uniformly distributed between the two.
     Uniform { least: f64, most: f64 },
-    /// At least this, and something beyond that is exponential.
+    /// A minimum plus an exponentially distributed part.
     Exponential { least: f64, beyond: f64 },
-    /// Normal, but at least 0.
+    /// Normally distributed, but at least 0.
     Normal { mean: f64, deviation: f64 },
 }
 
 impl Delay {
-    /// Of one packet.
+    /// Draws the delay of one packet.
     pub fn draw(self, random: &mut Random) -> Time {
         Time::from_ms_f64(match self {
             Delay::Constant(always) => always,
@@ -31,7 +31,7 @@ impl Delay {
         })
     }
 
-    /// The mean.
+    /// Returns the mean.
     #[must_use]
     pub fn mean_ms(self) -> f64 {
         match self {
@@ -43,31 +43,31 @@ impl Delay {
     }
 }
 
-/// What a link does to packets, in one direction.
+/// Properties of a link in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// How long each takes.
+    /// Delay of each packet.
     pub delay: Delay,
-    /// Bits a second, which packets wait for; none: as many as there are.
+    /// Rate in bits per second, for which packets wait; none: unlimited.
     #[serde(default)]
     pub rate: Option<f64>,
-    /// The share that is lost.
+    /// Share of packets that are lost.
     #[serde(default)]
     pub loss: f64,
-    /// The share that comes twice.
+    /// Share of packets that arrive twice.
     #[serde(default)]
     pub duplicate: f64,
-    /// The share that is held up for `reorder_ms` more, so that others overtake it.
+    /// Share of packets that are delayed by `reorder_ms` more, so that others overtake them.
     #[serde(default)]
     pub reorder: f64,
-    /// See above.
+    /// Additional delay of reordered packets, in milliseconds.
     #[serde(default)]
     pub reorder_ms: f64,
 }
 
 impl Link {
-    /// One that only takes time.
+    /// Returns a link with a fixed delay and no other effect.
     #[must_use]
     pub fn constant(delay_ms: f64) -> Link {
         Link {
@@ -81,22 +81,22 @@ impl Link {
     }
 }
 
-/// A link and what is on its way.
+/// A link with its state.
 #[derive(Debug)]
 struct Line {
     link: Link,
-    /// When its rate lets the next packet in.
+    /// Time at which the rate admits the next packet.
     free: Time,
     cut: bool,
 }
 
-/// A place whose hosts are equally far from everybody.
+/// A place: all its hosts have the same distances to all others.
 pub type Zone = u16;
 
-/// A retransmission timeout at first (RFC 9260 section 16: RTO.Initial, RTO.Max).
+/// Initial and maximum retransmission timeout (RFC 9260 section 16: RTO.Initial, RTO.Max).
 const RETRANSMISSION: Time = Time(1_000_000_000);
 const RETRANSMISSION_MAX: Time = Time(60_000_000_000);
-/// Retransmissions until an association is given up (Association.Max.Retrans).
+/// Number of retransmissions before an association is given up (Association.Max.Retrans).
 const RETRANSMISSIONS: u32 = 10;
 
 /// Zones, and the links between them.
@@ -107,7 +107,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// `link` says what is between two zones, or within one.
+    /// Creates a network; `link` returns the link between two zones, or within one.
     pub fn new(zones: usize, mut link: impl FnMut(Zone, Zone) -> Link) -> Network {
         let count = u16::try_from(zones).unwrap_or(u16::MAX);
         let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
@@ -124,36 +124,36 @@ impl Network {
         &mut self.lines[usize::from(from) * self.zones + usize::from(to)]
     }
 
-    /// Parts two zones, both ways, or joins them again.
+    /// Separates two zones in both directions, or connects them again.
     pub fn set_cut(&mut self, a: Zone, b: Zone, cut: bool) {
         self.line(a, b).cut = cut;
         self.line(b, a).cut = cut;
     }
 
-    /// Whether they are parted.
+    /// Returns true if the zones are separated.
     pub fn is_cut(&mut self, a: Zone, b: Zone) -> bool {
         self.line(a, b).cut
     }
 
-    /// Gives a link other properties.
+    /// Changes the properties of a link.
     pub fn set_link(&mut self, from: Zone, to: Zone, link: Link) {
         self.line(from, to).link = link;
     }
 
-    /// No link loses packets any more.
+    /// Sets the loss of all links to 0.
     pub fn lose_nothing(&mut self) {
         for line in &mut self.lines {
             line.link.loss = 0.0;
         }
     }
 
-    /// How long a packet takes there and its answer back, where nothing waits and nothing is lost.
+    /// Returns the duration of a packet and its answer, without waiting and loss.
     pub fn round_trip(&mut self, random: &mut Random, (from, to): (Zone, Zone)) -> Time {
         let there = self.line(from, to).link.delay.draw(random);
         there + self.line(to, from).link.delay.draw(random)
     }
 
-    /// A datagram's arrivals: none if it is lost, two if it is doubled.
+    /// Returns a datagram's arrival times: none if lost, two if duplicated.
     pub fn datagram(
         &mut self,
         random: &mut Random,
@@ -182,8 +182,8 @@ impl Network {
         arrivals
     }
 
-    /// When a message arrives that is sent again until it does, as an association's are; none if it never does, because the zones
-    /// are parted or all that is sent is lost.
+    /// Returns the arrival time of a message that is retransmitted until it arrives, as in an association; none if it
+    /// never arrives, because the zones are separated or all transmissions are lost.
     #[inline]
     pub fn reliable(
         &mut self,
@@ -217,7 +217,7 @@ impl Network {
 }
 
 impl Line {
-    /// When the last bit of a packet has left.
+    /// Returns the time at which the last bit of a packet has been sent.
     fn send(&mut self, now: Time, bytes: usize) -> Time {
         let Some(rate) = self.link.rate else {
             return now;
@@ -267,7 +267,7 @@ mod tests {
             counts[arrivals.len()] += 1;
             late += arrivals.iter().filter(|at| at.0 == 35_000_000).count();
         }
-        // None: 0.5 * 0.25 + 0.5 * 0.25². Two: 0.5 * 0.75². Copies that arrive: 1.5 * 0.75.
+        // None arrives: 0.5 * 0.25 + 0.5 * 0.25². Two arrive: 0.5 * 0.75². Copies that arrive: 1.5 * 0.75.
         assert!((1_450..1_675).contains(&counts[0]), "{counts:?}");
         assert!((2_660..2_960).contains(&counts[2]), "{counts:?}");
         assert!((1_000..1_250).contains(&late), "{late}");

@@ -1,20 +1,20 @@
-//! What is to happen, in order.
+//! The queue of future events.
 
 use crate::time::Time;
 use std::collections::VecDeque;
 
-/// Events by their time; those of one time in the order in which they came. It is a radix heap: an event lies in the bucket of
-/// the highest bit in which its time differs from the present, and moves to lower buckets as time goes on. Nothing is
-/// compared, and each bucket is read and written from its beginning to its end.
+/// Events in the order of their times; events of the same time in the order of insertion. Implemented as a radix heap:
+/// an event is in the bucket of the highest bit in which its time differs from the present, and moves to lower buckets
+/// as time advances. No comparisons are needed, and each bucket is read and written sequentially.
 #[derive(Debug)]
 pub struct Queue<E> {
-    /// No event is earlier.
+    /// The present: no event is earlier.
     present: u64,
     /// The events of the present.
     ready: VecDeque<E>,
-    /// Bucket `n` has the events whose times differ from the present in bit `n` and in none above.
+    /// Bucket `n` contains the events with times that differ from the present in bit `n` and in none above.
     buckets: Vec<Vec<(u64, E)>>,
-    /// Which buckets have any.
+    /// Bitmap of nonempty buckets.
     occupied: u64,
     length: usize,
 }
@@ -32,7 +32,7 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Something is to happen at that time, or now if that is past.
+    /// Adds an event for time `at`, or for the present if that is past.
     #[inline]
     pub fn push(&mut self, at: Time, event: E) {
         self.length += 1;
@@ -50,7 +50,7 @@ impl<E> Queue<E> {
         self.buckets[bucket as usize].push((at, event));
     }
 
-    /// The next event, if it happens at `end` at the latest.
+    /// Removes and returns the next event, if its time is at most `end`.
     #[inline]
     pub fn pop_until(&mut self, end: Time) -> Option<(Time, E)> {
         if self.ready.is_empty() {
@@ -63,7 +63,7 @@ impl<E> Queue<E> {
         Some((Time(self.present), event))
     }
 
-    /// Makes the time of the next event the present, unless it is beyond `end`.
+    /// Advances the present to the time of the next event, unless that is beyond `end`.
     fn advance(&mut self, end: u64) -> Option<()> {
         if self.occupied == 0 {
             return None;
@@ -77,7 +77,7 @@ impl<E> Queue<E> {
         };
         self.present = first;
         self.occupied &= !(1 << bucket);
-        // All go to lower buckets, in the order in which they came: so events of one time stay in order.
+        // All events move to lower buckets in order of insertion, so events of the same time stay in order.
         for (at, event) in events.drain(..) {
             self.place(at, event);
         }
@@ -85,13 +85,13 @@ impl<E> Queue<E> {
         Some(())
     }
 
-    /// How many events there are.
+    /// Returns the number of events.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether nothing is to happen any more.
+    /// Returns true if there are no events.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
@@ -105,7 +105,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Like a sorted map by time and order of arrival, whatever is pushed and popped when.
+        /// Compares the queue with a map sorted by time and order of insertion, for random pushes and pops.
         #[test]
         fn events_come_in_order_of_time_and_then_of_arrival(
             steps in proptest::collection::vec((0u64..40, any::<bool>(), 0u32..20), 1..300),

@@ -1,32 +1,32 @@
-//! Chance.
+//! Random numbers.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// All chance of one simulation: the same seed draws the same numbers.
+/// The random number generator of one simulation: the same seed gives the same numbers.
 #[derive(Debug, Clone)]
 pub struct Random(SmallRng);
 
 impl Random {
-    /// Begins with a seed.
+    /// Creates the generator from a seed.
     #[must_use]
     pub fn new(seed: u64) -> Random {
         Random(SmallRng::seed_from_u64(seed))
     }
 
-    /// Any number.
+    /// Returns a random 64-bit number.
     pub fn number(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A seed for a machine.
+    /// Returns a seed for a state machine.
     pub fn seed(&mut self) -> [u8; 32] {
         let mut seed = [0; 32];
         self.0.fill_bytes(&mut seed);
         seed
     }
 
-    /// From 0 to `end`, the latter excluded; 0 if that is 0.
+    /// Returns a number from 0 to `end`, the latter excluded; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         if end == 0 {
             return 0;
@@ -34,7 +34,7 @@ impl Random {
         self.0.random_range(0..end)
     }
 
-    /// From `low` to `high`, the latter excluded; `low` if there is nothing between.
+    /// Returns a number from `low` to `high`, the latter excluded; `low` if the range is empty.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         if high <= low {
             return low;
@@ -42,23 +42,23 @@ impl Random {
         self.0.random_range(low..high)
     }
 
-    /// At least 0 and less than 1.
+    /// Returns a number that is at least 0 and less than 1.
     pub fn fraction(&mut self) -> f64 {
         self.0.random()
     }
 
-    /// True so often.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.fraction() < probability
     }
 
-    /// Negative exponential.
+    /// Returns a number with a negative exponential distribution.
     pub fn exponential(&mut self, mean: f64) -> f64 {
-        // Of 1 and what is below, never of 0, whose logarithm is none.
+        // The argument is at most 1 and never 0, so the logarithm is finite.
         -mean * (1.0 - self.fraction()).ln()
     }
 
-    /// Normal, by the method of Box and Muller.
+    /// Returns a number with a normal distribution, by the method of Box and Muller.
     pub fn normal(&mut self, mean: f64, deviation: f64) -> f64 {
         let radius = (-2.0 * (1.0 - self.fraction()).ln()).sqrt();
         mean + deviation * radius * (std::f64::consts::TAU * self.fraction()).cos()

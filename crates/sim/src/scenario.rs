@@ -1,4 +1,4 @@
-//! Simulations as text: see `docs/simulation.md`.
+//! Simulations described in text: see `docs/simulation.md`.
 
 mod group;
 mod text;
@@ -12,34 +12,34 @@ use text::{
     ElementText, EventText, GroupText, KindName, KindText, LinkText, Text, WindowText, ZoneText,
 };
 
-/// A simulation that somebody has written down.
+/// A parsed scenario.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// What it shows.
+    /// A description for the user.
     pub about: String,
-    /// What is simulated.
+    /// The kind of simulation.
     pub kind: Kind,
 }
 
-/// What is simulated.
+/// The kind of simulation.
 #[derive(Debug, Clone)]
 pub enum Kind {
     /// Registrars, pool elements and pool users.
     Pools(Box<Pools>),
-    /// Nodes of a group.
+    /// Nodes of a group, with handoffs or migrations.
     Group(Group),
 }
 
 /// Registrars, pool elements and pool users.
 #[derive(Debug, Clone)]
 pub struct Pools {
-    /// What is simulated.
+    /// The simulation's configuration.
     pub config: Config,
     /// The names of its windows.
     pub windows: Vec<String>,
 }
 
-/// The scenarios that come with the program: name and text.
+/// The scenarios built into the program: name and text.
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("lans", include_str!("../scenarios/lans.toml")),
     ("regions", include_str!("../scenarios/regions.toml")),
@@ -50,10 +50,10 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("storm", include_str!("../scenarios/storm.toml")),
 ];
 
-/// The text is no scenario.
+/// The reason that a text is not a scenario.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// It is no TOML, or has other keys.
+    /// The text is not TOML, or has unknown keys.
     #[error("{0}")]
     Text(#[from] toml::de::Error),
     /// There is no zone of that name.
@@ -64,24 +64,24 @@ pub enum ScenarioError {
     NoElement {
         /// The zone.
         zone: String,
-        /// What was asked for.
+        /// The requested index.
         element: u32,
-        /// What there is.
+        /// The number of elements.
         elements: u32,
     },
     /// The policy is not simulated.
     #[error("policy `{0}` is not simulated: use LU, LU-DPF, RR, latency or probes")]
     NoPolicy(String),
-    /// A number makes no sense.
+    /// A number is invalid.
     #[error("{0}")]
     Number(&'static str),
 }
 
 impl Scenario {
-    /// Reads one.
+    /// Parses a scenario.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The defect of the text.
     pub fn parse(text: &str) -> Result<Scenario, ScenarioError> {
         let group = || toml::from_str::<GroupText>(text);
         let (group, about) = match toml::from_str::<KindText>(text)?.kind {
@@ -93,7 +93,7 @@ impl Scenario {
         Ok(Scenario { about, kind })
     }
 
-    /// One of [`BUILT_IN`], by name.
+    /// Returns the scenario of this name from [`BUILT_IN`].
     #[must_use]
     pub fn built_in(name: &str) -> Option<Result<Scenario, ScenarioError>> {
         let (_, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;

@@ -1,13 +1,13 @@
-//! The same simulation with many seeds.
+//! One simulation with many seeds.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Carries out every job, on as many threads as there are processors, and gives the results in the jobs' order: it does
-/// not depend on how many threads there are. `done` is told of each that has ended, how many that makes.
+/// Runs every job, on as many threads as there are processors, and returns the results in the order of the jobs,
+/// independent of the number of threads. Calls `done` after each job with the number of completed ones.
 ///
 /// # Panics
-/// When a job does.
+/// When a job panics.
 pub fn each<J: Sync, R: Send>(
     jobs: &[J],
     run: impl Fn(&J) -> R + Sync,

@@ -4,25 +4,25 @@ use crate::time::Time;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A server that works on all its requests at the same time, each with the same share of its capacity: "A PE can handle
+/// A server that works on all its requests concurrently, each with the same share of its capacity: "A PE can handle
 /// multiple requests simultaneously, in a processor sharing mode" (paper 004 section 4).
 ///
-/// `J` names a request; of two that end at the same time the lower ends first.
+/// `J` names a request; of two that end at the same time the lower one ends first.
 #[derive(Debug)]
 pub struct Server<J> {
-    /// Calculations a second.
+    /// Capacity in calculations per second.
     capacity: f64,
-    /// Calculations that a request would have got which had been there from the beginning.
+    /// Calculations that a request present from the beginning would have received.
     given: f64,
-    /// When that was so.
+    /// Time of that value.
     updated: Time,
-    /// By how much will have been given when each ends.
+    /// The value of `given` at which each request ends.
     jobs: BinaryHeap<Reverse<(Work, J)>>,
-    /// All that was done.
+    /// Total of the calculations done.
     done: f64,
 }
 
-/// Calculations: never below 0 and always a number, so the order of the bits is that of the values.
+/// A number of calculations: never negative and never NaN, so the order of the bits is the order of the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Work(u64);
 
@@ -37,7 +37,7 @@ impl Work {
 }
 
 impl<J: Ord + Copy> Server<J> {
-    /// With nothing to do.
+    /// Creates a server without requests.
     #[must_use]
     pub fn new(capacity: f64) -> Server<J> {
         Server {
@@ -49,35 +49,35 @@ impl<J: Ord + Copy> Server<J> {
         }
     }
 
-    /// Calculations a second.
+    /// Returns the capacity in calculations per second.
     #[must_use]
     pub fn capacity(&self) -> f64 {
         self.capacity
     }
 
-    /// How many requests there are.
+    /// Returns the number of requests.
     #[must_use]
     pub fn jobs(&self) -> usize {
         self.jobs.len()
     }
 
-    /// Calculations done until `now`.
+    /// Returns the number of calculations done until `now`.
     pub fn done(&mut self, now: Time) -> f64 {
         self.update(now);
         self.done
     }
 
-    /// A request of so many calculations comes.
+    /// Adds a request of `size` calculations.
     pub fn add(&mut self, now: Time, job: J, size: f64) {
         self.update(now);
         self.jobs.push(Reverse((Work::new(self.given + size), job)));
     }
 
-    /// The request that has ended, if there is one.
+    /// Removes and returns the next request that has ended, if any.
     pub fn pop(&mut self, now: Time) -> Option<J> {
         self.update(now);
         let Reverse((work, job)) = self.jobs.peek().copied()?;
-        // Times are whole nanoseconds: one that ends within the next has ended.
+        // Times are whole nanoseconds: a request that ends within the next one has ended.
         if self.ends(work) > now {
             return None;
         }
@@ -85,13 +85,13 @@ impl<J: Ord + Copy> Server<J> {
         Some(job)
     }
 
-    /// When the next request ends, if no other comes.
+    /// Returns the end of the next request, if no other arrives.
     #[must_use]
     pub fn next(&self) -> Option<Time> {
         self.jobs.peek().map(|Reverse((work, _))| self.ends(*work))
     }
 
-    /// It stops: its requests are lost.
+    /// Stops the server; returns its requests, which are lost.
     pub fn clear(&mut self, now: Time) -> Vec<J> {
         self.update(now);
         let lost = std::mem::take(&mut self.jobs).into_sorted_vec();
@@ -110,7 +110,7 @@ impl<J: Ord + Copy> Server<J> {
             self.given += work / jobs as f64;
             self.done += work;
         } else {
-            // Nobody counts from here: it stays small, and exact.
+            // No request depends on the value: reset it to keep it small, and exact.
             self.given = 0.0;
         }
         self.updated = now;
@@ -125,7 +125,7 @@ mod tests {
         Time::from_secs_f64(seconds)
     }
 
-    /// When each request ends.
+    /// Returns the end of each request.
     fn serve(requests: &[(f64, f64)]) -> Vec<(usize, f64)> {
         let mut server = Server::new(10.0);
         let mut ended = Vec::new();
@@ -154,9 +154,9 @@ mod tests {
             }
         };
         near(serve(&[(1.0, 20.0)]), &[(0, 3.0)]);
-        // Alone for a second, then two share; the shorter ends at 3, and the other has 5 left.
+        // Alone for a second, then shared by two; the shorter ends at 3, and the other has 5 left.
         near(serve(&[(0.0, 25.0), (1.0, 10.0)]), &[(1, 3.0), (0, 3.5)]);
-        // One comes when another ends.
+        // One starts when another ends.
         near(serve(&[(0.0, 10.0), (1.0, 10.0)]), &[(0, 1.0), (1, 2.0)]);
         // Two at the same time.
         near(serve(&[(0.0, 10.0), (0.0, 10.0)]), &[(0, 2.0), (1, 2.0)]);

@@ -1,7 +1,7 @@
-//! What a failing plan fails without.
+//! Shrinking of a failing plan.
 
-/// The shortest part of a failing plan that still fails: halves of it are left out, then smaller pieces, in the end each single
-/// step. `violation` is how the whole fails; `fails` gives how a part does, if it does.
+/// Returns the shortest part of a failing plan that still fails: halves of it are omitted, then smaller pieces, and
+/// finally single steps. `violation` is the whole plan's violation; `fails` returns a part's violation, if any.
 pub(crate) fn shortest<T: Clone, V>(
     mut plan: Vec<T>,
     mut violation: V,
@@ -18,7 +18,7 @@ pub(crate) fn shortest<T: Clone, V>(
                 None => place += size,
             }
         }
-        // With single steps again, as long as that helps: one may have been needed for another only.
+        // Repeat with single steps while the plan gets shorter: a step may have been needed only for another one.
         if size > 1 || plan.len() == before {
             size /= 2;
         }

@@ -3,42 +3,42 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Nanoseconds, since the start of a simulation or between two of its moments.
+/// A time in nanoseconds, since the start of a simulation or between two moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Time(pub u64);
 
 const SECOND: u64 = 1_000_000_000;
 
 impl Time {
-    /// The start.
+    /// The start of a simulation.
     pub const ZERO: Time = Time(0);
 
-    /// So many seconds; what is negative or no number is none.
+    /// Converts seconds; negative numbers and NaN become 0.
     #[must_use]
     pub fn from_secs_f64(seconds: f64) -> Time {
-        // A conversion to an integer saturates.
+        // A float-to-integer conversion saturates.
         Time((seconds * SECOND as f64).round() as u64)
     }
 
-    /// So many milliseconds.
+    /// Converts milliseconds.
     #[must_use]
     pub fn from_ms_f64(milliseconds: f64) -> Time {
         Time::from_secs_f64(milliseconds / 1e3)
     }
 
-    /// So many microseconds.
+    /// Converts microseconds.
     #[must_use]
     pub const fn from_micros(microseconds: u64) -> Time {
         Time(microseconds.saturating_mul(1_000))
     }
 
-    /// In seconds.
+    /// Returns the time in seconds.
     #[must_use]
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / SECOND as f64
     }
 
-    /// From `earlier` until now; nothing if that is later.
+    /// Returns the time since `earlier`; 0 if that is later.
     #[must_use]
     pub fn since(self, earlier: Time) -> Time {
         Time(self.0.saturating_sub(earlier.0))
@@ -61,14 +61,14 @@ impl Sub for Time {
     }
 }
 
-/// As the machines want it.
+/// Converts a time to the state machines' type.
 impl From<Time> for Duration {
     fn from(time: Time) -> Duration {
         Duration::from_nanos(time.0)
     }
 }
 
-/// The end of time is `u64::MAX` nanoseconds, some 584 years.
+/// Converts a duration; the maximum is `u64::MAX` nanoseconds, some 584 years.
 impl From<Duration> for Time {
     fn from(duration: Duration) -> Time {
         let seconds = duration.as_secs().saturating_mul(SECOND);

@@ -1,13 +1,13 @@
-//! What an oracle found.
+//! Violations found by an oracle.
 
 use crate::time::Time;
 
-/// Something was not as it must be.
+/// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("after {} s: {what}", .at.as_secs_f64())]
 pub struct Violation {
-    /// When.
+    /// The time.
     pub at: Time,
-    /// What.
+    /// A description.
     pub what: String,
 }

@@ -1,4 +1,4 @@
-//! Pools in virtual time: what theory says of them, what determinism promises, and what faults must not do.
+//! Tests of simulated pools: agreement with theory, determinism, and safety despite faults.
 
 use holdfast_sim::faults::{schedule, shrink, try_bug, try_seed};
 use holdfast_sim::pools::{Action, Bug, Choice, Config, Sharing, Window, Workload, Zone, run};
@@ -22,7 +22,7 @@ fn lans(wan_ms: f64, choice: Choice) -> Config {
     config
 }
 
-/// One element and so many users that arrivals are nearly those of a Poisson process.
+/// Returns a config of one element and enough users that arrivals are nearly a Poisson process.
 fn single(utilisation: f64) -> Config {
     let zones = vec![Zone {
         elements: 1,
@@ -38,7 +38,7 @@ fn first(config: &Config, seed: u64) -> Window {
     run(config, seed).windows[0]
 }
 
-/// "M/M/1 processor sharing": a request takes size / (capacity * (1 - utilisation)) in the mean.
+/// "M/M/1 processor sharing": a request takes size / (capacity * (1 - utilisation)) on average.
 #[test]
 fn one_element_is_as_slow_as_theory_says() {
     for utilisation in [0.3, 0.6] {
@@ -51,7 +51,7 @@ fn one_element_is_as_slow_as_theory_says() {
         let processing = mean(&|window| {
             (window.handling_s - window.queuing_s - window.startup_s) / window.requests as f64
         });
-        // The result is half a millisecond on its way.
+        // The result travels for half a millisecond.
         assert!(
             (processing / wanted - 1.0).abs() < 0.06,
             "{processing}, not {wanted}"
@@ -59,7 +59,7 @@ fn one_element_is_as_slow_as_theory_says() {
     }
 }
 
-/// Resolution there and back, request there, acceptance back: four ways.
+/// Resolution there and back, request there, acceptance back: four one-way delays.
 #[test]
 fn a_request_starts_after_four_ways() {
     let startup = |config: &Config| {
@@ -69,7 +69,7 @@ fn a_request_starts_after_four_ways() {
     let mut config = single(0.3);
     config.zones[0].users = 3;
     config.runtime = at(100_000.0);
-    // The users' associations with their registrar are there.
+    // The users' associations with their registrar are established before.
     config.windows = vec![(at(20_000.0), at(100_000.0))];
     let four = startup(&config);
     assert!((0.002..0.002_05).contains(&four), "{four}");
@@ -99,7 +99,7 @@ fn distance_keeps_requests_near_and_fast() {
     assert!((near.utilisation() - 0.6).abs() < 0.05);
 }
 
-/// A load that outweighs the distance makes requests go far; one that does not, keeps them.
+/// A load that outweighs the distance sends requests to far elements; a smaller one keeps them near.
 #[test]
 fn the_load_of_a_request_decides_how_far_it_goes() {
     let share = |load: f64| {
@@ -108,12 +108,12 @@ fn the_load_of_a_request_decides_how_far_it_goes() {
         config.load_per_request = load;
         first(&config, 4).local_share()
     };
-    // 500 ms cost 0.005: as much as one request, or ten.
+    // 500 ms cost 0.005: a tenth of one heavy request, or ten light ones.
     let (heavy, light) = (share(0.05), share(0.000_5));
     assert!(light > 0.99 && heavy < 0.95, "{light} {heavy}");
 }
 
-/// All ways in which users choose for themselves.
+/// Returns all ways in which users choose for themselves.
 fn users_choices() -> [Choice; 4] {
     let probes = |sharing| Choice::Probes {
         sharing,
@@ -151,7 +151,8 @@ fn users_who_choose_for_themselves_go_on_when_elements_die() {
     }
 }
 
-/// Two by latency see that far elements are slow; so do probes whose way counts, and others do not.
+/// Choosing the faster of two reveals that far elements are slow; so do probes that include the round trip, while
+/// others do not.
 #[test]
 fn latency_and_the_way_of_probes_tell_of_distance() {
     let share = |choice| {
@@ -166,7 +167,7 @@ fn latency_and_the_way_of_probes_tell_of_distance() {
     };
     let latency = share(Choice::Latency(Sharing::Zone));
     let (with_way, without) = (share(probes(true)), share(probes(false)));
-    // A third is what chance gives; two draws find a near one five times of nine.
+    // Chance gives a third; two draws include a near element in five cases of nine.
     assert!(latency > 0.45, "{latency}");
     assert!(
         with_way > 0.6 && without < 0.5,
@@ -209,7 +210,8 @@ fn requests_of_an_element_that_leaves_or_dies_are_done_by_others() {
     }
 }
 
-/// After these two registrars had yielded an element to each other, or one was the home of an element that followed another.
+/// Regression test: with these seeds, two registrars yielded an element to each other, or one was the home of an
+/// element that followed another registrar.
 #[test]
 fn faults_that_once_did_not_come_right_do() {
     for seed in [432, 563, 626, 862, 1_848, 23_194, 84_692] {
@@ -238,7 +240,7 @@ fn faults_by_chance_come_right() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Every deliberate bug is found by some seed of a budget, and none is found where there is none.
+/// Every deliberate bug is detected by some seed of a budget, and none is reported without a bug.
 #[test]
 fn deliberate_bugs_are_found() {
     let found = seeds::each(
@@ -251,7 +253,7 @@ fn deliberate_bugs_are_found() {
     assert!(found.iter().all(|(_, seed)| seed.is_some()), "{found:?}");
 }
 
-/// A failing seed's faults shrink to those without which it does not fail.
+/// A failing seed's faults shrink to the ones that the failure needs.
 #[test]
 fn a_failing_seed_shrinks() {
     let bug = Bug::NoRemovals;

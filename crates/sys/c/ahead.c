@@ -1,5 +1,5 @@
-// What the stack will look at for a packet that is handled soon is fetched from memory meanwhile: with thousands of associations each
-// packet's is in no cache. Tags are in the processor's byte order.
+// Prefetches memory that the stack will read for a packet that is handled soon: with thousands of associations, no
+// packet's association is in a cache. Tags are in the processor's byte order.
 
 #include <netinet/sctp_os.h>
 #include <netinet/sctp_pcb.h>
@@ -18,7 +18,7 @@ static struct sctpasochead *bucket(uint32_t tag)
 	return &SCTP_BASE_INFO(sctp_asochash)[SCTP_PCBHASH_ASOC(tag, SCTP_BASE_INFO(hashasocmark))];
 }
 
-// First step: where the association is.
+// First step: the hash bucket that points to the association.
 void holdfast_usrsctp_expect_bucket(uint32_t tag)
 {
 	fetch(bucket(tag), sizeof(struct sctpasochead));
@@ -33,8 +33,8 @@ void holdfast_usrsctp_expect_association(uint32_t tag)
 		fetch(stcb, sizeof(*stcb));
 }
 
-// Third step: its path, its first streams, what it has received, the chunk that the packet may acknowledge, and where an answer will look
-// for the association.
+// Third step: the association's path, its first streams, its record of received data, the chunk that the packet may
+// acknowledge, and the hash bucket in which an answer will find the association.
 void holdfast_usrsctp_expect_parts(uint32_t tag)
 {
 	const struct sctp_tcb *stcb = LIST_FIRST(bucket(tag));
@@ -42,7 +42,7 @@ void holdfast_usrsctp_expect_parts(uint32_t tag)
 
 	if (stcb == NULL)
 		return;
-	// Prefetching nothing does no harm.
+	// Prefetching a null pointer does no harm.
 	fetch(TAILQ_FIRST(&stcb->asoc.nets), sizeof(struct sctp_nets));
 	fetch(TAILQ_FIRST(&stcb->asoc.sent_queue), sizeof(struct sctp_tmit_chunk));
 	fetch(stcb->asoc.strmin, sizeof(struct sctp_stream_in));
@@ -53,7 +53,7 @@ void holdfast_usrsctp_expect_parts(uint32_t tag)
 	fetch(&inp->sctp_asocidhash[SCTP_PCBHASH_ASOC(stcb->asoc.assoc_id, inp->hashasocidmark)], 1);
 }
 
-// Fourth step: what that chunk carried, which will be given back.
+// Fourth step: the data of that chunk, which will be freed.
 void holdfast_usrsctp_expect_carried(uint32_t tag)
 {
 	const struct sctp_tcb *stcb = LIST_FIRST(bucket(tag));

@@ -1,5 +1,5 @@
-// What each file of the library sees first. All its calls are made under one lock of ours, and it has no threads: so what it locks for
-// itself is locked, and what it does in one piece is. That was a tenth of its time.
+// Included first by each file of the library. All calls to the library are made under one lock of ours, and the library
+// has no threads, so its own locks and atomic operations, a tenth of its time, are redundant.
 
 #include <pthread.h>
 

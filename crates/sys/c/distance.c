@@ -1,7 +1,7 @@
-// How far a peer is. The stack smooths what its acknowledgements of data took as well, which a peer may delay by up to 200 ms (RFC 9260,
-// section 6.2): right for retransmissions, and no distance. Handshakes and heartbeats are answered at once. So `rtt`, in
-// microseconds, which nothing else here reads between two measurements, is kept for these alone, smoothed as RFC 9260, section
-// 6.3.1 smooths.
+// Measurement of a peer's distance. The stack's smoothed round-trip time includes the peer's delay of acknowledgements,
+// up to 200 ms (RFC 9260, section 6.2), which is right for retransmissions and wrong for a distance. Handshakes and
+// heartbeats are answered at once. So `rtt` (microseconds), which the stack here does not read between two
+// measurements, keeps only their values, smoothed as in RFC 9260, section 6.3.1.
 
 #include <netinet/sctp_os.h>
 #include <netinet/sctp_pcb.h>
@@ -9,7 +9,7 @@
 #include <netinet/sctp_output.h>
 #include <netinet/sctputil.h>
 
-// The library's own.
+// The library's own function, renamed.
 int holdfast_unused_sctp_calculate_rto(struct sctp_tcb *, struct sctp_association *, struct sctp_nets *, struct timeval *, int);
 
 int sctp_calculate_rto(struct sctp_tcb *stcb, struct sctp_association *asoc, struct sctp_nets *net, struct timeval *old, int from)
@@ -29,7 +29,7 @@ static struct sctp_tcb *association(struct socket *socket, sctp_assoc_t id)
 	return sctp_findassociation_ep_asocid((struct sctp_inpcb *)socket->so_pcb, id, 0);
 }
 
-// Of the primary path; 0: nothing is known yet, or there is no such association.
+// Returns the round-trip time of the primary path; 0 if there is no measurement yet or no such association.
 uint64_t holdfast_usrsctp_round_trip_us(struct socket *socket, sctp_assoc_t id)
 {
 	const struct sctp_tcb *stcb = association(socket, id);
@@ -39,7 +39,7 @@ uint64_t holdfast_usrsctp_round_trip_us(struct socket *socket, sctp_assoc_t id)
 	return stcb->asoc.primary_destination->rtt;
 }
 
-// Asks for an answer to measure by: where there is traffic, the stack sends no heartbeats of its own accord.
+// Sends a heartbeat to measure by: while there is traffic, the stack sends none on its own.
 void holdfast_usrsctp_measure(struct socket *socket, sctp_assoc_t id)
 {
 	struct sctp_tcb *stcb = association(socket, id);

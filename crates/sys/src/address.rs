@@ -1,4 +1,4 @@
-//! Socket addresses between Rust's types and the kernel's, and the calls that take one.
+//! Conversion of socket addresses between Rust's types and the kernel's, and the system calls that take an address.
 
 use crate::sockopt::check;
 use std::io;
@@ -24,8 +24,8 @@ impl RawAddress {
         }
     }
 
-    /// `address` as a socket of family `v6 ? AF_INET6 : AF_INET` wants it: an IPv4 address becomes IPv4-mapped on an
-    /// IPv6 socket.
+    /// Returns `address` in the form that a socket of family `v6 ? AF_INET6 : AF_INET` needs: an IPv4 address becomes
+    /// IPv4-mapped on an IPv6 socket.
     #[must_use]
     pub fn for_family(address: SocketAddr, v6: bool) -> Self {
         match address {
@@ -79,7 +79,7 @@ impl RawAddress {
         raw
     }
 
-    /// The address as Rust has it; `None` for another family than IPv4 and IPv6.
+    /// Returns the address as a Rust type; `None` for a family other than IPv4 and IPv6.
     #[must_use]
     pub fn to_socket_addr(&self) -> Option<SocketAddr> {
         match i32::from(self.storage.ss_family) {
@@ -104,7 +104,7 @@ impl RawAddress {
         }
     }
 
-    /// The bytes of the address, as long as its family needs.
+    /// Returns the bytes of the address, as many as its family needs.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         // SAFETY: the first `length` bytes of the storage are initialised, and `length` never exceeds it.
         unsafe {
@@ -112,7 +112,7 @@ impl RawAddress {
         }
     }
 
-    /// The address at the start of `bytes`, and what follows it; `None` for another family or too few bytes.
+    /// Splits the address at the start of `bytes` from the rest; `None` for another family or too few bytes.
     pub(crate) fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
         let length = match i32::from(family) {
@@ -145,7 +145,7 @@ impl RawAddress {
     }
 }
 
-/// An IPv4-mapped IPv6 address as IPv4, so that a flow has one name whatever its socket's family.
+/// Returns an IPv4-mapped IPv6 address as IPv4, so that a flow has one name for sockets of either family.
 #[must_use]
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     match address {
@@ -157,10 +157,10 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The socket's own address.
+/// Returns the socket's own address.
 ///
 /// # Errors
-/// What `getsockname(2)` gives; `InvalidData` for a socket that is neither IPv4 nor IPv6.
+/// Errors of `getsockname(2)`; `InvalidData` for a socket that is neither IPv4 nor IPv6.
 pub fn local(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     let (pointer, length) = raw.as_raw_mut();
@@ -169,10 +169,10 @@ pub fn local(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.to_socket_addr().ok_or_else(not_internet)
 }
 
-/// The address of the socket's peer.
+/// Returns the address of the socket's peer.
 ///
 /// # Errors
-/// What `getpeername(2)` gives (`ENOTCONN` without a peer); `InvalidData` for another family.
+/// Errors of `getpeername(2)` (`ENOTCONN` without a peer); `InvalidData` for another family.
 pub fn remote(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     let (pointer, length) = raw.as_raw_mut();
@@ -181,30 +181,30 @@ pub fn remote(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.to_socket_addr().ok_or_else(not_internet)
 }
 
-/// `bind(2)`.
+/// Calls `bind(2)`.
 ///
 /// # Errors
-/// What the call gives.
+/// Errors of the system call.
 pub fn bind(fd: BorrowedFd<'_>, address: &RawAddress) -> io::Result<()> {
     let (pointer, length) = address.as_raw();
     // SAFETY: pointer and length describe an initialised address that outlives the call.
     check(unsafe { libc::bind(fd.as_raw_fd(), pointer, length) })
 }
 
-/// `connect(2)`.
+/// Calls `connect(2)`.
 ///
 /// # Errors
-/// What the call gives.
+/// Errors of the system call.
 pub fn connect(fd: BorrowedFd<'_>, address: &RawAddress) -> io::Result<()> {
     let (pointer, length) = address.as_raw();
     // SAFETY: pointer and length describe an initialised address that outlives the call.
     check(unsafe { libc::connect(fd.as_raw_fd(), pointer, length) })
 }
 
-/// `connect(2)` to no address: a UDP socket loses its peer, a TCP socket its connection.
+/// Calls `connect(2)` with no address: a UDP socket loses its peer, a TCP socket its connection.
 ///
 /// # Errors
-/// What the call gives.
+/// Errors of the system call.
 pub fn disconnect(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut raw = RawAddress::empty();
     raw.storage.ss_family = libc::AF_UNSPEC as libc::sa_family_t;

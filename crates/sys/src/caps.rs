@@ -1,4 +1,4 @@
-//! Capabilities (`capabilities(7)`): what is missing, and dropping all that is not needed.
+//! Capabilities (`capabilities(7)`): finds missing ones, and drops unneeded ones.
 
 use crate::sockopt::check;
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum Capability {
     Setgid = 6,
     /// Become any user.
     Setuid = 7,
-    /// Drop capabilities from the bounding set, and set those of restored processes.
+    /// Drop capabilities from the bounding set, and set the capabilities of restored processes.
     Setpcap = 8,
     /// Bind ports below 1024.
     NetBindService = 10,
@@ -38,7 +38,7 @@ pub enum Capability {
     SysNice = 23,
     /// Raise limits.
     SysResource = 24,
-    /// BPF programs of the networking kind read kernel memory.
+    /// Let networking BPF programs read kernel memory.
     Perfmon = 38,
     /// Load BPF programs, make maps.
     Bpf = 39,
@@ -88,22 +88,23 @@ struct Half {
     inheritable: u32,
 }
 
-/// Those of `needed` that the calling thread has not in its effective set.
+/// Returns the capabilities in `needed` that the calling thread lacks in its effective set.
 ///
 /// # Errors
-/// What `capget(2)` gives.
+/// Errors of `capget(2)`.
 pub fn missing(needed: &[Capability]) -> io::Result<Vec<Capability>> {
     let (effective, _) = sets()?;
     let lacks = |one: &&Capability| effective & bit(**one) == 0;
     Ok(needed.iter().filter(lacks).copied().collect())
 }
 
-/// Drops every capability but `keep` from the bounding, permitted, effective, inheritable and ambient sets of the calling
-/// thread. Threads started later have the same sets, threads that already run keep theirs: call it first of all.
+/// Drops every capability but `keep` from the bounding, permitted, effective, inheritable and ambient sets of the
+/// calling thread. Threads started later inherit these sets; threads that already run keep their own, so call this
+/// function first.
 ///
 /// # Errors
-/// What `prctl(2)` and `capset(2)` give; dropping from the bounding set needs `CAP_SETPCAP`, and is left out where that is
-/// missing (such a process cannot gain capabilities by running an ordinary program anyway).
+/// Errors of `prctl(2)` and `capset(2)`. The bounding set is left as it is without `CAP_SETPCAP`, which dropping from
+/// the set needs; such a process cannot gain capabilities by running an ordinary program anyway.
 pub fn keep_only(keep: &[Capability]) -> io::Result<()> {
     if sets()?.0 & bit(Capability::Setpcap) != 0 {
         drop_bounding(set_of(keep))?;
@@ -111,10 +112,11 @@ pub fn keep_only(keep: &[Capability]) -> io::Result<()> {
     limit_to(keep)
 }
 
-/// The same, but for the bounding set: for a thread that starts programs which may have more.
+/// Does the same as [`keep_only`], but leaves the bounding set: for a thread that starts programs with more
+/// capabilities.
 ///
 /// # Errors
-/// What `prctl(2)` and `capset(2)` give.
+/// Errors of `prctl(2)` and `capset(2)`.
 pub fn limit_to(keep: &[Capability]) -> io::Result<()> {
     let wanted = set_of(keep);
     let (_, permitted) = sets()?;
@@ -155,7 +157,7 @@ fn drop_bounding(wanted: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Effective and permitted sets of the calling thread.
+/// Returns the effective and permitted sets of the calling thread.
 fn sets() -> io::Result<(u64, u64)> {
     let mut header = Header {
         version: VERSION,
@@ -187,7 +189,7 @@ mod tests {
 
     #[test]
     fn drops_all_but_the_kept() {
-        // On a thread of its own, as other tests need theirs.
+        // Runs on its own thread, because other tests need their capabilities.
         let outcome = std::thread::spawn(|| {
             let both = [Capability::NetAdmin, Capability::NetRaw];
             assert_eq!(missing(&both).expect("readable"), []);

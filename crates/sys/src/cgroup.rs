@@ -1,6 +1,6 @@
-//! Control groups (version 2): a group's limits, and a group of the same name with the same limits elsewhere.
+//! Control groups (version 2): reads a group's limits, and makes a group of the same name and limits on another host.
 //!
-//! The files of a group are read and written as they are; what a limit means is the kernel's. Limits of single devices
+//! The files of a group are copied verbatim, because only the kernel interprets a limit. Limits of single devices
 //! (`io.max` and the like) are left out: another host has other devices.
 
 use crate::process::procfs;
@@ -10,15 +10,15 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-/// Files of a group.
+/// Files of a control group.
 const PROCESSES: &str = "cgroup.procs";
 const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE: &str = "cgroup.subtree_control";
 
-/// What the files that every group has begin with.
+/// Prefix of the names of the files that every group has.
 const CORE: &str = "cgroup";
 
-/// Files with limits, and what they say in a new group. What is before the first dot is the controller.
+/// Files that hold limits, each with its value in a new group. The name up to the first dot is the controller.
 const LIMITS: [(&str, &str); 20] = [
     ("cgroup.max.depth", "max"),
     ("cgroup.max.descendants", "max"),
@@ -42,15 +42,15 @@ const LIMITS: [(&str, &str); 20] = [
     ("pids.max", "max"),
 ];
 
-/// Signs of a frozen group, or a frozen one above it: controller in `/proc/PID/cgroup`, file in the group, beginning of a line of that
-/// file.
+/// Marks of a frozen group, or of a group with a frozen ancestor: controller in `/proc/PID/cgroup`, file in the group's
+/// directory, and the beginning of a line of that file.
 const FREEZERS: [(&str, &str, &str); 2] = [
     ("", "cgroup.events", "frozen 1"),
     ("freezer", "freezer.state", "FR"),
 ];
 
-/// The frozen control group that a process is in, by its path; none where the caller does not see that group. No thread of the process
-/// can be stopped meanwhile.
+/// Returns the path of the frozen control group that contains a process; `None` if the group is not frozen or the
+/// caller cannot see it. No thread of a frozen process can be stopped by ptrace.
 #[must_use]
 pub fn frozen(pid: i32) -> Option<String> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -72,7 +72,8 @@ pub fn frozen(pid: i32) -> Option<String> {
     })
 }
 
-/// Where a line of `/proc/PID/mountinfo` has a group: of the second version for no controller, of the first for one.
+/// Returns the directory of a group under one mount, a line of `/proc/PID/mountinfo`: a version 2 mount for an empty
+/// controller, a version 1 mount otherwise.
 fn group_directory(mount: &str, controller: &str, path: &str) -> Option<PathBuf> {
     let (place, kind) = mount.split_once(" - ")?;
     let mut kind = kind.split(' ');
@@ -87,29 +88,29 @@ fn group_directory(mount: &str, controller: &str, path: &str) -> Option<PathBuf>
     has.then(|| Path::new(at).join(below))
 }
 
-/// A group as it can be made elsewhere.
+/// A control group in a form that can be made on another host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Below the root of all groups, without a slash before it.
+    /// Path below the root of all groups, without a leading slash.
     path: String,
-    /// What files of limits say, where it is not what they say in a new group.
+    /// Contents of limit files that differ from a new group's, by file name.
     limits: BTreeMap<String, String>,
 }
 
-/// The groups of this host, as far as the caller sees them.
+/// The control groups of this host, as far as the caller sees them.
 #[derive(Clone, Debug)]
 pub struct Groups {
     root: PathBuf,
 }
 
 impl Groups {
-    /// The groups below this directory, at which a cgroup2 file system is mounted.
+    /// Returns the groups below `root`, the mount point of a cgroup2 file system.
     #[must_use]
     pub fn new(root: PathBuf) -> Groups {
         Groups { root }
     }
 
-    /// The paths of all groups of this name, the shortest first.
+    /// Returns the paths of all groups of this name, the shortest first.
     #[must_use]
     pub fn named(&self, name: &str) -> Vec<String> {
         let mut found = Vec::new();
@@ -130,10 +131,10 @@ impl Groups {
         found
     }
 
-    /// The processes of a group and of those below it.
+    /// Returns the processes of a group and of its descendants.
     ///
     /// # Errors
-    /// There is no such group.
+    /// `NotFound` and other errors of reading the group's files.
     pub fn processes(&self, path: &str) -> io::Result<BTreeSet<i32>> {
         let directory = self.root.join(path);
         let text = fs::read_to_string(directory.join(PROCESSES))?;
@@ -142,7 +143,7 @@ impl Groups {
             if entry.file_type().is_ok_and(|kind| kind.is_dir())
                 && let Some(name) = entry.file_name().to_str()
             {
-                // One that was removed meanwhile has none.
+                // A group that was removed meanwhile has no processes.
                 let below = self.processes(&format!("{path}/{name}"));
                 found.extend(below.unwrap_or_default());
             }
@@ -150,7 +151,7 @@ impl Groups {
         Ok(found)
     }
 
-    /// Those of these processes whose parents are none of them.
+    /// Returns the processes whose parents are not in `processes`.
     #[must_use]
     pub fn roots(processes: &BTreeSet<i32>) -> Vec<i32> {
         let is_root = |pid: &&i32| {
@@ -160,7 +161,8 @@ impl Groups {
         processes.iter().filter(is_root).copied().collect()
     }
 
-    /// The group that a process is in, by its path; none of the root, nor where the caller does not see it.
+    /// Returns the path of the group that a process is in; `None` for the root group, or if the caller cannot see the
+    /// group.
     ///
     /// # Errors
     /// There is no such process.
@@ -170,10 +172,10 @@ impl Groups {
         Ok(path.filter(|path| is_plain(path)).map(str::to_owned))
     }
 
-    /// A group with its limits.
+    /// Reads a group with its limits.
     ///
     /// # Errors
-    /// There is no such group, or a file of it cannot be read.
+    /// There is no such group, or one of its files cannot be read.
     pub fn read(&self, path: &str) -> io::Result<Group> {
         let mut limits = BTreeMap::new();
         for entry in fs::read_dir(self.root.join(path))? {
@@ -191,7 +193,7 @@ impl Groups {
         Ok(Group { path, limits })
     }
 
-    /// Why a group cannot be made here; nothing if it can.
+    /// Returns the reasons that prevent making the group on this host; empty if there are none.
     #[must_use]
     pub fn refusals(&self, group: &Group) -> Vec<String> {
         if !is_plain(&group.path) {
@@ -221,15 +223,16 @@ impl Groups {
         refusals
     }
 
-    /// Makes a group and puts a process into it, which may have no children yet.
+    /// Makes a group and moves a process without children into it.
     ///
     /// # Errors
-    /// As [`Groups::refusals`] says, or what the kernel does; then [`Groups::remove`] undoes it.
+    /// The first reason of [`Groups::refusals`], or the kernel's error; after the latter, [`Groups::remove`] undoes the
+    /// change.
     pub fn make(&self, group: &Group, process: i32) -> Result<(), String> {
         if let Some(refusal) = self.refusals(group).into_iter().next() {
             return Err(refusal);
         }
-        // An empty one may have other limits.
+        // An empty group that is left over may have other limits.
         self.remove(&group.path);
         let controllers: BTreeSet<&str> =
             group.limits.keys().map(|file| controller(file)).collect();
@@ -252,11 +255,11 @@ impl Groups {
         write(&directory.join(PROCESSES), &process.to_string())
     }
 
-    /// Removes a group that is empty, and those above it that are empty then; whether it is there no more.
+    /// Removes an empty group and its ancestors that become empty. Returns true if the group does not exist afterwards.
     pub fn remove(&self, path: &str) -> bool {
         let groups = Path::new(path).ancestors();
         for path in groups.take_while(|group| *group != Path::new("") && is_plain(path)) {
-            // One that has processes, or groups below it, stays.
+            // A group with processes or child groups stays.
             match fs::remove_dir(self.root.join(path)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => break,
                 _ => {}
@@ -267,22 +270,22 @@ impl Groups {
 }
 
 impl Group {
-    /// Below the root of all groups, without a slash before it.
+    /// Returns the path below the root of all groups, without a leading slash.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Files of limits, and what they say.
+    /// Returns the names and contents of the limit files.
     pub fn limits(&self) -> impl Iterator<Item = (&str, &str)> {
         let Self { path: _, limits } = self;
         (limits.iter()).map(|(file, value)| (&**file, &**value))
     }
 }
 
-/// What a file says in a new group, if it has a limit.
+/// Returns a file's content in a new group; `None` if the file holds no limit.
 fn limit(file: &str) -> Option<&'static str> {
-    // One for each size of pages.
+    // There is one such file for each huge page size.
     if file.starts_with("hugetlb.") && file.ends_with(".max") {
         return Some("max");
     }
@@ -294,7 +297,7 @@ fn controller(file: &str) -> &str {
     file.split('.').next().unwrap_or_default()
 }
 
-/// Whether a path leads down from the root, and nowhere else.
+/// Returns true if a path leads down from the root, without `..`.
 fn is_plain(path: &str) -> bool {
     let path = Path::new(path);
     let mut parts = path.components();
@@ -311,7 +314,7 @@ fn write(file: &Path, value: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// A folder with files is all that most of it is about.
+    /// A directory with plain files stands in for a cgroup2 mount.
     fn groups(files: &[(&str, &str)]) -> (tempfile::TempDir, Groups) {
         let folder = tempfile::tempdir().expect("a folder");
         for (file, text) in files {

@@ -1,7 +1,7 @@
-//! What a daemon gives up that starts no programs: new privileges, and system calls by which processes, mounts, keys or the kernel
-//! itself could be changed.
+//! Confinement of a daemon that starts no programs: it gives up new privileges, and the system calls by which
+//! processes, mounts, keys or the kernel itself could be changed.
 //!
-//! Children inherit both. So this is nothing for an ancestor of restored processes, whose programs would have it for ever.
+//! Children inherit both restrictions for ever, so an ancestor of restored processes must not use them.
 
 use std::io;
 
@@ -73,7 +73,7 @@ const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const ARCHITECTURE: Option<u32> = None;
 
-/// The first number of the x32 interface, which no program of ours uses.
+/// First system call number of the x32 interface, which no Holdfast program uses.
 const X32: u32 = 0x4000_0000;
 
 /// Offsets in `struct seccomp_data`.
@@ -86,12 +86,12 @@ const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// Gives up new privileges and many system calls, for all threads of the process and what they start.
+/// Gives up new privileges and the system calls in `DENIED`, for all threads of the process and their children.
 ///
-/// Returns false where the kernel has no filters of system calls (`CONFIG_SECCOMP_FILTER`).
+/// Returns false if the kernel has no system call filters (`CONFIG_SECCOMP_FILTER`).
 ///
 /// # Errors
-/// What `prctl(2)` and `seccomp(2)` give.
+/// Errors of `prctl(2)` and `seccomp(2)`.
 pub fn confine() -> io::Result<bool> {
     match install(libc::SECCOMP_FILTER_FLAG_TSYNC as libc::c_ulong) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) => {
@@ -120,7 +120,7 @@ fn install(flags: libc::c_ulong) -> io::Result<()> {
     };
     match outcome {
         0 => Ok(()),
-        // The thread that could not be synchronized.
+        // A positive result is the ID of the thread that could not be synchronized.
         1.. => Err(io::Error::other(format!(
             "thread {outcome} has another filter"
         ))),

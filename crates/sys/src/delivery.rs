@@ -1,5 +1,5 @@
-//! Delivery of packets to this host although their address is another's (`ip-rule(8)`): for connections that came with their
-//! process.
+//! Local delivery of packets that are addressed to another host (`ip-rule(8)`): for connections that migrated here with
+//! their process.
 
 use crate::netlink::{Message, Netlink};
 use std::io;
@@ -15,16 +15,16 @@ const TO_TABLE: u8 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_TABLE: u16 = 15;
 
-/// Has routing deliver to this host all packets that bear `mark`, and all that come from the interface called `from`. `table` is
-/// the number of a routing table that nobody else uses, and the priority of the rules that lead there. What is there
-/// already stays.
+/// Makes routing deliver to this host all packets with the mark `mark` and all packets from the interface `from`.
+/// `table` is both the number of a routing table that nothing else uses and the priority of the rules that lead to it.
+/// Existing routes and rules stay.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of the netlink request.
 pub fn deliver_here(mark: u32, from: &str, table: u32) -> io::Result<()> {
     for family in [libc::AF_INET, libc::AF_INET6] {
         match deliver(family as u8, mark, from, table) {
-            // A host without IPv6 has none to deliver.
+            // A host without IPv6 has no such packets to deliver.
             Err(error)
                 if family == libc::AF_INET6
                     && matches!(
@@ -62,7 +62,7 @@ fn deliver(family: u8, mark: u32, from: &str, table: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// `struct rtmsg` of a default route to this very host.
+/// Builds the `struct rtmsg` of a default route to this host itself.
 fn route_head(family: u8) -> [u8; 12] {
     let mut head = [0; 12];
     head[0] = family;
@@ -72,7 +72,7 @@ fn route_head(family: u8) -> [u8; 12] {
     head
 }
 
-/// `struct fib_rule_hdr`.
+/// Builds a `struct fib_rule_hdr`.
 fn rule_head(family: u8) -> [u8; 12] {
     let mut head = [0; 12];
     head[0] = family;

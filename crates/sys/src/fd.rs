@@ -5,25 +5,26 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Most descriptors in one message here; the kernel's own limit is 253 (`SCM_MAX_FD`).
+/// Most descriptors that one message of this crate carries; the kernel's own limit is 253 (`SCM_MAX_FD`).
 pub const MAX_FDS: usize = 64;
 
-/// Room for a control message with [`MAX_FDS`] descriptors: header (16 bytes) and descriptors, in words for alignment.
+/// Size of a control message with [`MAX_FDS`] descriptors: header (16 bytes) and descriptors, in 8-byte words for
+/// alignment.
 const CONTROL_WORDS: usize = (16 + MAX_FDS * size_of::<RawFd>()).div_ceil(8);
 
-/// A message that was received.
+/// A received message.
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes written to the buffer.
+    /// Number of bytes written to the buffer.
     pub length: usize,
     /// Descriptors, in the sender's order, all close-on-exec.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Two connected `SOCK_SEQPACKET` sockets, close-on-exec.
+/// Makes two connected `SOCK_SEQPACKET` sockets, close-on-exec.
 ///
 /// # Errors
-/// What `socketpair(2)` gives.
+/// Errors of `socketpair(2)`.
 pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut pair = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -33,11 +34,11 @@ pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(unsafe { (OwnedFd::from_raw_fd(pair[0]), OwnedFd::from_raw_fd(pair[1])) })
 }
 
-/// Sends one message with descriptors. The message goes as a whole or not at all.
+/// Sends one message with descriptors, as a whole or not at all.
 ///
 /// # Errors
-/// `InvalidInput` for more than [`MAX_FDS`] descriptors, or descriptors without a byte of data; else what `sendmsg(2)`
-/// gives (`WouldBlock` on a full non-blocking socket).
+/// `InvalidInput` for more than [`MAX_FDS`] descriptors, or descriptors without a byte of data; otherwise errors of
+/// `sendmsg(2)` (`WouldBlock` on a full non-blocking socket).
 pub fn send_with_fds(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -59,7 +60,7 @@ pub fn send_with_fds(
         let payload = size_of_val(fds);
         // SAFETY: pure arithmetic on a length.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(payload as u32) } as usize;
-        // SAFETY: `control` has room for MAX_FDS descriptors and is aligned as a `cmsghdr`, so the first header and its
+        // SAFETY: `control` holds up to MAX_FDS descriptors and is aligned as a `cmsghdr`, so the first header and its
         // data lie inside it.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -79,7 +80,8 @@ pub fn send_with_fds(
     sent.map(|_| ())
 }
 
-/// Who is stopped and goes on while it waits at a socket with a timeout is told so by an error (`signal(7)`), and waits again.
+/// Repeats a call that was interrupted. A socket call with a timeout returns `EINTR` when its process is stopped and
+/// continued (`signal(7)`).
 fn again(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
     loop {
         match check_length(call()) {
@@ -92,8 +94,8 @@ fn again(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
 /// Receives one message into `buffer`; zero bytes mean that the other side has closed.
 ///
 /// # Errors
-/// `InvalidData` when the message was longer than `buffer` or carried more than [`MAX_FDS`] descriptors, `EMFILE` when this
-/// process could not have all of its descriptors (the descriptors that came are closed); else what `recvmsg(2)` gives.
+/// `InvalidData` when the message was longer than `buffer` or carried more than [`MAX_FDS`] descriptors; `EMFILE`
+/// when this process had too few free descriptors (the received ones are closed); otherwise errors of `recvmsg(2)`.
 pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut part = io_slice(buffer.as_mut_ptr(), buffer.len());
@@ -109,18 +111,18 @@ pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Re
             "a message was longer than allowed",
         ));
     }
-    // The kernel cuts the list too where the process has no free descriptor.
+    // The kernel also truncates the list when the process has no free descriptor.
     if is_cut {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     Ok(Received { length, fds })
 }
 
-/// Takes ownership of every descriptor in the control part, whatever else it holds.
+/// Takes ownership of every descriptor in the control part and skips other control messages.
 fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
     let mut fds = Vec::new();
-    // SAFETY: the kernel filled the control part, so the headers and their lengths are right, and each descriptor is new
-    // and owned by nothing else.
+    // SAFETY: the kernel filled the control part, so the headers and their lengths are right, and each descriptor is
+    // new and owned by nothing else.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null() {

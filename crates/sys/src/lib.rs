@@ -1,7 +1,7 @@
-//! The only door to the kernel for sockets: TCP and UDP state in and out, descriptors between processes, TUN devices,
-//! addresses, neighbours, sysctls and capabilities. It carries out; it decides nothing about protocol.
+//! Interface to the kernel: TCP and UDP socket state, processes, descriptors between processes, TUN devices, addresses,
+//! neighbours, sysctls, control groups and capabilities. The crate executes; protocol decisions are made elsewhere.
 //!
-//! Everything here works in the network namespace of the calling thread and needs Linux 6.12 or newer. Functions that
+//! All functions work in the network namespace of the calling thread and need Linux 6.12 or newer. Functions that
 //! change a socket need `CAP_NET_ADMIN` in the socket's namespace (see [`caps`]).
 
 pub mod address;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// `IFA_*` and `NDA_*` and `RTA_*` attribute numbers (`linux/if_addr.h`, `linux/neighbour.h`, `linux/rtnetlink.h`).
+/// Attribute numbers `IFA_*`, `NDA_*` and `RTA_*` (`linux/if_addr.h`, `linux/neighbour.h`, `linux/rtnetlink.h`).
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_F_NODAD: u8 = 2;
@@ -18,26 +18,26 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PREFSRC: u16 = 7;
-/// Longest wait for an added address's route.
+/// Longest wait for the kernel to add the route of a new address.
 const ROUTE_PATIENCE: Duration = Duration::from_secs(5);
-/// States in which a neighbour's link address is good: permanent, no ARP, reachable, probe, stale, delay.
+/// States in which a neighbour's link address is usable: permanent, no ARP, reachable, probe, stale, delay.
 const NUD_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its index.
+    /// Index of the interface.
     pub index: u32,
-    /// Its link address; zero where it has none.
+    /// Link address; zero for an interface without one.
     pub mac: [u8; 6],
-    /// Largest packet, bytes.
+    /// MTU, bytes.
     pub mtu: u32,
 }
 
 impl Interface {
-    /// The interface with this index.
+    /// Returns the interface with this index.
     ///
     /// # Errors
     /// `ENXIO` when there is none.
@@ -45,10 +45,10 @@ impl Interface {
         Self::find(&interface_name(index)?)
     }
 
-    /// The interface called `name`.
+    /// Returns the interface called `name`.
     ///
     /// # Errors
-    /// `ENODEV` when there is none; else what `ioctl(2)` gives.
+    /// `ENODEV` when there is none; otherwise errors of `ioctl(2)`.
     pub fn find(name: &str) -> io::Result<Self> {
         let index = ioctl(name, libc::SIOCGIFINDEX, |_| {})?;
         let hardware = ioctl(name, libc::SIOCGIFHWADDR, |_| {})?;
@@ -79,7 +79,7 @@ impl Interface {
 /// Brings an interface up.
 ///
 /// # Errors
-/// What `ioctl(2)` gives.
+/// Errors of `ioctl(2)`.
 pub fn set_up(name: &str) -> io::Result<()> {
     let now = ioctl(name, libc::SIOCGIFFLAGS, |_| {})?;
     // SAFETY: SIOCGIFFLAGS filled this member.
@@ -93,7 +93,7 @@ pub fn set_up(name: &str) -> io::Result<()> {
 /// Sets an interface's MTU, bytes.
 ///
 /// # Errors
-/// What `ioctl(2)` gives.
+/// Errors of `ioctl(2)`.
 pub fn set_mtu(name: &str, mtu: i32) -> io::Result<()> {
     ioctl(name, libc::SIOCSIFMTU, |request| {
         request.ifr_ifru.ifru_mtu = mtu
@@ -104,21 +104,22 @@ pub fn set_mtu(name: &str, mtu: i32) -> io::Result<()> {
 /// Sets the length of an interface's send queue, packets.
 ///
 /// # Errors
-/// What `ioctl(2)` gives.
+/// Errors of `ioctl(2)`.
 pub fn set_queue_length(name: &str, packets: i32) -> io::Result<()> {
-    // The queue length uses the metric's place in the union.
+    // SIOCSIFTXQLEN uses the union member of the metric.
     ioctl(name, libc::SIOCSIFTXQLEN, |request| {
         request.ifr_ifru.ifru_metric = packets;
     })
     .map(|_| ())
 }
 
-/// Adds an address; one that is already there is no error. There is no duplicate address detection: the caller knows why
-/// several hosts have it. When this returns, packets to the address are delivered: the kernel adds an IPv6 address's
-/// route from a work queue, a moment after the address.
+/// Adds an address without duplicate address detection, because several hosts may share the address on purpose. An
+/// address that exists already is no error. Packets to the address are delivered when this function returns: the kernel
+/// adds the route of an IPv6 address from a work queue, a moment after the address, and the function waits for the
+/// route.
 ///
 /// # Errors
-/// What netlink gives; `TimedOut` when the route does not appear within seconds (an interface that is down).
+/// Errors of the netlink request; `TimedOut` when the route does not appear within 5 s (an interface that is down).
 pub fn add_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
     let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
     change_address(libc::RTM_NEWADDR, flags, interface, address, prefix)?;
@@ -135,10 +136,10 @@ pub fn add_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()
     Ok(())
 }
 
-/// Whether this host delivers packets to `address` to itself.
+/// Returns true if this host delivers packets for `address` to itself.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of the netlink request.
 pub fn is_local(address: IpAddr) -> io::Result<bool> {
     let mut local = false;
     match ask_route(address, |body| {
@@ -150,10 +151,10 @@ pub fn is_local(address: IpAddr) -> io::Result<bool> {
     }
 }
 
-/// Removes an address; one that is not there is no error.
+/// Removes an address. An address that does not exist is no error.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of the netlink request.
 pub fn remove_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
     match change_address(libc::RTM_DELADDR, 0, interface, address, prefix) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
@@ -180,18 +181,18 @@ fn change_address(
     Netlink::new(libc::NETLINK_ROUTE)?.change(message)
 }
 
-/// How packets to an address leave.
+/// The route of packets to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Index of the interface.
+    /// Index of the outgoing interface.
     pub interface: u32,
-    /// The router, where the address is not on the link.
+    /// Router, unless the address is on the link.
     pub gateway: Option<IpAddr>,
-    /// The source address the kernel would choose.
+    /// Source address that the kernel would choose.
     pub source: Option<IpAddr>,
 }
 
-/// The route the kernel takes to `address`.
+/// Returns the route that the kernel takes to `address`.
 ///
 /// # Errors
 /// `ENETUNREACH` and others when there is none.
@@ -216,7 +217,7 @@ pub fn route_to(address: IpAddr) -> io::Result<Route> {
     route.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))
 }
 
-/// Asks for the route to `address`; `each` gets the `struct rtmsg` and its attributes.
+/// Requests the route to `address`; `each` gets the `struct rtmsg` and its attributes.
 fn ask_route(address: IpAddr, mut each: impl FnMut(&[u8])) -> io::Result<()> {
     let mut fixed = [0u8; 12];
     fixed[0] = family(address);
@@ -225,10 +226,10 @@ fn ask_route(address: IpAddr, mut each: impl FnMut(&[u8])) -> io::Result<()> {
     Netlink::new(libc::NETLINK_ROUTE)?.ask(message, 0, |_, body| each(body))
 }
 
-/// The link address of `address` on the link of `interface`, if the kernel knows it; asks nobody.
+/// Returns the link address of `address` on the link of `interface` if the kernel knows it; sends no solicitation.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of the netlink request.
 pub fn neighbour(interface: u32, address: IpAddr) -> io::Result<Option<[u8; 6]>> {
     let fixed = neighbour_head(interface, address, 0);
     let message = Message::new(libc::RTM_GETNEIGH, 0, &fixed).attribute(NDA_DST, &octets(address));
@@ -249,11 +250,11 @@ pub fn neighbour(interface: u32, address: IpAddr) -> io::Result<Option<[u8; 6]>>
     }
 }
 
-/// The link address of `address` on the link of `interface`; has the kernel ask (ARP, ND) where it does not know, and
-/// waits at most `patience`. Blocks.
+/// Returns the link address of `address` on the link of `interface`. If the kernel does not know it, has the kernel
+/// send ARP or ND solicitations and blocks for at most `patience`.
 ///
 /// # Errors
-/// `TimedOut` when nobody answered; else what netlink gives.
+/// `TimedOut` when nobody answered; otherwise errors of the netlink request.
 pub fn resolve_neighbour(
     interface: u32,
     address: IpAddr,
@@ -278,7 +279,7 @@ pub fn resolve_neighbour(
     }
 }
 
-/// `struct ndmsg`.
+/// Builds a `struct ndmsg`.
 fn neighbour_head(interface: u32, address: IpAddr, flags: u8) -> [u8; 12] {
     let mut fixed = [0u8; 12];
     fixed[0] = family(address);
@@ -310,7 +311,7 @@ fn address_of(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-/// An `ifreq` for `name`.
+/// Makes an `ifreq` for `name`.
 pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: all-zero bytes are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -326,7 +327,7 @@ pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// One interface request, with the argument `fill` puts in.
+/// Makes one interface request, with the argument that `fill` sets.
 fn ioctl(
     name: &str,
     number: libc::c_ulong,
@@ -344,7 +345,7 @@ fn ioctl(
     Ok(request)
 }
 
-/// The index of the interface called `name`.
+/// Returns the index of the interface called `name`.
 ///
 /// # Errors
 /// `ENODEV` when there is none.
@@ -354,7 +355,7 @@ pub fn interface_index(name: &str) -> io::Result<u32> {
     Ok(unsafe { answer.ifr_ifru.ifru_ifindex } as u32)
 }
 
-/// The name of the interface with `index`.
+/// Returns the name of the interface with `index`.
 ///
 /// # Errors
 /// `ENXIO` when there is none.
@@ -368,7 +369,7 @@ pub fn interface_name(index: u32) -> io::Result<String> {
     Ok(name_of(&raw))
 }
 
-/// A name up to its terminating zero.
+/// Returns a name up to its terminating zero.
 pub(crate) fn name_of(raw: &[u8]) -> String {
     let text = raw.split(|byte| *byte == 0).next().unwrap_or(&[]);
     String::from_utf8_lossy(text).into_owned()

@@ -1,22 +1,22 @@
-//! Netlink by hand: messages with attributes, requests with an answer, dumps (`linux/netlink.h`).
+//! Minimal netlink client: messages with attributes, requests with an answer, dumps (`linux/netlink.h`).
 
 use crate::sockopt::{check, check_length};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Bytes of a message header.
+/// Length of a message header, bytes.
 const HEADER: usize = 16;
-/// Receive buffer; the kernel fills at most 32 KiB of it per datagram of a dump.
+/// Size of the receive buffer, bytes; the kernel fills at most 32 KiB of it per datagram of a dump.
 const BUFFER: usize = 64 * 1024;
 
-/// A message being written.
+/// A netlink message under construction.
 #[derive(Debug)]
 pub struct Message {
     bytes: Vec<u8>,
 }
 
 impl Message {
-    /// A request of `kind` with `flags` (in addition to `NLM_F_REQUEST`) and the family's fixed part.
+    /// Starts a request of `kind` with `flags` (in addition to `NLM_F_REQUEST`) and the family's fixed part.
     #[must_use]
     pub fn new(kind: u16, flags: i32, fixed: &[u8]) -> Self {
         let mut bytes = Vec::with_capacity(128);
@@ -63,10 +63,10 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// A socket of a netlink family, such as `NETLINK_ROUTE`.
+    /// Opens a socket of a netlink family, such as `NETLINK_ROUTE`.
     ///
     /// # Errors
-    /// What `socket(2)` gives.
+    /// Errors of `socket(2)`.
     pub fn new(family: i32) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
         // SAFETY: no pointers are passed.
@@ -80,19 +80,20 @@ impl Netlink {
         })
     }
 
-    /// Sends a request that changes something and waits for the kernel's answer.
+    /// Sends a request that changes something, and waits for the kernel's answer.
     ///
     /// # Errors
-    /// The kernel's refusal as an OS error.
+    /// The kernel's error, as an OS error.
     pub fn change(&mut self, message: Message) -> io::Result<()> {
         self.ask(message, libc::NLM_F_ACK, |_, _| {})
     }
 
-    /// Sends a request and gives every message of the answer (kind, bytes after the header) to `each`. `flags` are
-    /// added: `NLM_F_DUMP` for a dump, `NLM_F_ACK` for a request that is answered by success alone.
+    /// Sends a request and passes every message of the answer (kind, bytes after the header) to `each`. `flags` are
+    /// added to the request's own: `NLM_F_DUMP` for a dump, `NLM_F_ACK` for a request whose only answer is success or
+    /// an error.
     ///
     /// # Errors
-    /// The kernel's refusal as an OS error.
+    /// The kernel's error, as an OS error.
     pub fn ask(
         &mut self,
         mut message: Message,
@@ -157,7 +158,7 @@ struct Header {
     sequence: u32,
 }
 
-/// The first message of `bytes`: header, body, what follows.
+/// Splits the first message off `bytes`: header, body, rest.
 fn split(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let body = bytes.get(HEADER..length)?;
@@ -184,7 +185,7 @@ fn error_of(body: &[u8]) -> io::Result<()> {
     }
 }
 
-/// The attributes in `bytes`: kind without flag bits, and value. Stops at the first one that does not fit.
+/// Iterates over the attributes in `bytes` as (kind without flag bits, value). Stops at the first truncated attribute.
 pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {

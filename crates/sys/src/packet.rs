@@ -1,4 +1,4 @@
-//! Whole IP packets made by hand, with right checksums: for injection at a TUN device, or to be sent.
+//! Whole IP packets with correct checksums, built for injection at a TUN device or for a raw socket.
 
 use crate::address::RawAddress;
 use crate::sockopt::{check, check_length};
@@ -12,20 +12,20 @@ pub mod flags {
     pub const FIN: u8 = 0x01;
     /// Push.
     pub const PSH: u8 = 0x08;
-    /// The acknowledgement field counts.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
 }
 
-/// Largest UDP payload that fits an IPv4 packet.
+/// Largest UDP payload of an IPv4 packet, bytes.
 pub const MAX_UDP_PAYLOAD: usize = 65_535 - 20 - 8;
 
-/// Bytes of a TCP header without options.
+/// Length of a TCP header without options, bytes.
 const TCP_HEADER: usize = 20;
-/// Bytes of a timestamp option, aligned.
+/// Length of a padded timestamp option, bytes.
 pub(crate) const TIMESTAMPS: usize = 12;
-/// Bytes of a UDP header (RFC 768).
+/// Length of a UDP header, bytes (RFC 768).
 const UDP_HEADER: usize = 8;
-/// Hops a packet may take (RFC 1700's default).
+/// Hop limit of the packets (RFC 1700's default).
 const HOPS: u8 = 64;
 
 /// The header fields of a TCP segment.
@@ -37,14 +37,13 @@ pub struct Segment {
     pub acknowledgement: u32,
     /// Flag bits, see [`flags`].
     pub flags: u8,
-    /// Window as written in the header (already scaled down).
+    /// Window field of the header, already scaled down.
     pub window: u16,
-    /// TSval of a timestamp option (RFC 7323 section 3.2) that echoes nothing; `None`: no options.
+    /// TSval of a timestamp option (RFC 7323 section 3.2) whose echo field is zero; `None`: no options.
     pub timestamp: Option<u32>,
 }
 
-/// A TCP packet from `source` to `destination`. `None` when the families differ or the payload is too
-/// long for one packet.
+/// Builds a TCP packet. Returns `None` when the families differ or the payload is too long for one packet.
 #[must_use]
 pub fn tcp_packet(
     source: SocketAddr,
@@ -64,7 +63,7 @@ pub fn tcp_packet(
     packet.extend_from_slice(&segment.window.to_be_bytes());
     packet.extend_from_slice(&[0; 4]);
     if let Some(value) = segment.timestamp {
-        // Two no-operations, kind, length (RFC 7323 appendix A).
+        // Two no-operation options, then kind and length (RFC 7323 appendix A).
         packet.extend_from_slice(&[1, 1, 8, 10]);
         packet.extend_from_slice(&value.to_be_bytes());
         packet.extend_from_slice(&[0; 4]);
@@ -75,8 +74,7 @@ pub fn tcp_packet(
     Some(packet)
 }
 
-/// A UDP packet from `source` to `destination`. `None` when the families differ or the payload is longer than
-/// [`MAX_UDP_PAYLOAD`].
+/// Builds a UDP packet. Returns `None` when the families differ or the payload is longer than [`MAX_UDP_PAYLOAD`].
 #[must_use]
 pub fn udp_packet(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
     if payload.len() > MAX_UDP_PAYLOAD {
@@ -91,16 +89,17 @@ pub fn udp_packet(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -
     packet.extend_from_slice(&[0; 2]);
     packet.extend_from_slice(payload);
     let sum = transport_checksum(source, destination, libc::IPPROTO_UDP, &packet[start..]);
-    // Zero would mean "none" (RFC 768), so it is sent as its other form.
+    // A zero checksum would mean "none" (RFC 768), so zero is sent as its other form, all ones.
     let sum = if sum == 0 { u16::MAX } else { sum };
     packet[start + 6..start + 8].copy_from_slice(&sum.to_be_bytes());
     Some(packet)
 }
 
-/// Sends a packet with its own headers, as routing says. One for an address of this host has arrived when this returns.
+/// Sends a packet, which includes its IP header, along the host's routes. A packet for an address of this host has been
+/// received when this function returns.
 ///
 /// # Errors
-/// What the kernel refuses; bytes that are no packet.
+/// The kernel's error; `InvalidInput` for bytes that are not a packet.
 pub fn send(packet: &[u8]) -> io::Result<()> {
     let to = destination(packet).ok_or(io::ErrorKind::InvalidInput)?;
     let family = match to {
@@ -121,7 +120,7 @@ pub fn send(packet: &[u8]) -> io::Result<()> {
     check_length(sent).map(drop)
 }
 
-/// Where an IP packet goes.
+/// Returns the destination address of an IP packet.
 pub(crate) fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
         4 => Some(IpAddr::from(<[u8; 4]>::try_from(packet.get(16..20)?).ok()?)),
@@ -132,7 +131,7 @@ pub(crate) fn destination(packet: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// IPv4 (RFC 791) or IPv6 (RFC 8200) header for `length` bytes of `protocol`.
+/// Builds the IPv4 (RFC 791) or IPv6 (RFC 8200) header for `length` bytes of `protocol`.
 fn ip_header(
     source: SocketAddr,
     destination: SocketAddr,
@@ -146,7 +145,7 @@ fn ip_header(
             let mut packet = Vec::with_capacity(usize::from(total));
             packet.extend_from_slice(&[0x45, 0]);
             packet.extend_from_slice(&total.to_be_bytes());
-            // No identification needed: do not fragment.
+            // No fragmentation, hence no identification.
             packet.extend_from_slice(&[0, 0, 0x40, 0, HOPS, protocol, 0, 0]);
             packet.extend_from_slice(&from.octets());
             packet.extend_from_slice(&to.octets());
@@ -168,8 +167,8 @@ fn ip_header(
     }
 }
 
-/// Checksum over the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1) and `segment`, whose checksum field is
-/// zero.
+/// Computes the checksum over the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1) and `segment`, in which
+/// the checksum field is zero.
 fn transport_checksum(
     source: SocketAddr,
     destination: SocketAddr,
@@ -182,7 +181,7 @@ fn transport_checksum(
     )
 }
 
-/// Sum of the pseudo header's words, not folded.
+/// Returns the sum of the pseudo header's words, not folded.
 pub(crate) fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length: usize) -> u64 {
     let addresses = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => sum_words(&v4.octets()),
@@ -192,7 +191,7 @@ pub(crate) fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length:
     addresses(from) + addresses(to) + protocol as u64 + (length >> 16) + (length & 0xffff)
 }
 
-/// Sum of big-endian 16-bit words; an odd last byte counts as the high half (RFC 1071).
+/// Returns the sum of big-endian 16-bit words; an odd last byte counts as a high half (RFC 1071).
 pub(crate) fn sum_words(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(2);
     let mut sum = 0u64;
@@ -221,7 +220,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    /// A receiver's check: the sum over pseudo header and segment, checksum included, is all ones.
+    /// Checks as a receiver does: the sum over pseudo header and segment, checksum included, is all ones.
     fn verifies(packet: &[u8], header: usize, from: &str, to: &str, protocol: i32) -> bool {
         let (from, to) = (address(from).ip(), address(to).ip());
         let segment = &packet[header..];

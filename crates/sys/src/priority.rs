@@ -1,4 +1,4 @@
-//! When a thread gets the processor.
+//! Scheduling priorities of threads (`sched(7)`): real-time priority for the threads that a freeze waits for.
 
 use std::io;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Gives the calling thread real-time priority: the lowest of `SCHED_RR` (`sched(7)`), ahead of all ordinary threads.
-/// Threads and processes that it starts are ordinary ones.
+/// Threads and processes that the thread starts are ordinary.
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_NICE` and `RLIMIT_RTPRIO`, or in a control group without real-time share.
@@ -21,15 +21,16 @@ pub fn be_realtime() -> io::Result<()> {
     }
 }
 
-/// Real-time priority of the thread that has it, for a while; dropped, the thread is an ordinary one again.
+/// Temporary real-time priority of the thread that holds the value. Dropping the value makes the thread ordinary again.
 #[derive(Debug)]
 pub struct Hurry {
-    /// Priority is a thread's.
+    /// Binds the value to its thread, because a priority belongs to a thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl Hurry {
-    /// [`be_realtime`] until it is dropped; none where that is not allowed, or the thread is no ordinary one.
+    /// Makes the thread real-time as [`be_realtime`] does, until the value is dropped. Returns `None` if the kernel
+    /// does not allow that or the thread is not an ordinary one.
     #[must_use]
     pub fn begin() -> Option<Hurry> {
         // SAFETY: no memory is involved; 0 is the calling thread.
@@ -48,15 +49,16 @@ impl Drop for Hurry {
     }
 }
 
-/// Whether the calling thread has real-time priority.
+/// Returns true if the calling thread has real-time priority.
 pub(crate) fn is_realtime() -> bool {
     // SAFETY: no memory is involved; 0 is the calling thread.
     let policy = unsafe { libc::sched_getscheduler(0) };
     policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_RR
 }
 
-/// The priority of who is waited for, lent to an ordinary thread. From Linux 6.12 on a real-time thread has no timer slack, and an
-/// ordinary one again has the default: who lends asks for it before ([`timer_slack_ns`]), and sets it afterwards.
+/// Real-time priority, lent to an ordinary thread that other threads wait for. Since Linux 6.12 a real-time thread has
+/// no timer slack, and gets the default slack when it becomes ordinary again, so the lender reads the slack first
+/// ([`timer_slack_ns`]) and sets it afterwards.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Loan {
@@ -64,7 +66,8 @@ pub(crate) struct Loan {
 }
 
 impl Loan {
-    /// None if the thread is no ordinary one, or that is not allowed.
+    /// Raises the thread's priority. Returns `None` if the thread is not an ordinary one or the kernel does not
+    /// allow it.
     pub(crate) fn begin(tid: i32) -> Option<Loan> {
         let parameters = libc::sched_param {
             sched_priority: WAITED_FOR,
@@ -77,7 +80,7 @@ impl Loan {
         lent.then_some(Loan { tid })
     }
 
-    /// Takes back what was lent.
+    /// Makes the thread ordinary again.
     pub(crate) fn end(self) {
         let parameters = libc::sched_param { sched_priority: 0 };
         // SAFETY: `parameters` is valid for the call, which only reads it.
@@ -85,17 +88,17 @@ impl Loan {
     }
 }
 
-/// Fewer short tasks than this take less time than a thread to begin.
+/// Smallest number of short tasks that justifies one more thread: fewer take less time than the thread needs to start.
 const TASKS_EACH: usize = 16;
 
-/// Does short tasks on all processors, in as much of a hurry as the caller; gives the results in the order of the tasks.
+/// Runs short tasks on all processors, with real-time priority if the caller has it. The results are in task order.
 pub(crate) fn share_out<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let helpers = (processors() - 1).min(tasks.len() / TASKS_EACH);
     if helpers == 0 {
         return tasks.iter().map(work).collect();
     }
     let (hurries, next) = (is_realtime(), AtomicUsize::new(0));
-    // Whoever gets less of a processor does less.
+    // Each thread takes the next task when it is ready for it, so a thread with less processor time does fewer tasks.
     let work = || {
         let mut done = Vec::with_capacity(tasks.len());
         loop {
@@ -125,46 +128,49 @@ pub(crate) fn share_out<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + 
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Processors that this program may use. Asked once: the library looks through files for it.
+/// Returns the number of processors that this program may use. The value is cached, because the standard library reads
+/// several files for it.
 pub(crate) fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS
         .get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
 }
 
-/// The timer slack of any thread, nanoseconds; none where reading it is not allowed.
+/// Returns the timer slack of any thread, in nanoseconds; `None` if the kernel does not allow reading it.
 pub(crate) fn timer_slack_ns(tid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(timer_slack_file(tid)).ok()?;
     text.trim().parse().ok()
 }
 
-/// Sets the timer slack of any thread, nanoseconds, unless it is that; has no effect on real-time ones.
+/// Sets the timer slack of any thread, in nanoseconds, if it differs. Real-time threads are not affected.
 pub(crate) fn set_timer_slack_ns(tid: i32, slack_ns: u64) {
     if timer_slack_ns(tid).is_some_and(|present| present != slack_ns) {
-        // Who may read it may write it.
+        // The permission to read the file includes the permission to write it.
         let _ = std::fs::write(timer_slack_file(tid), slack_ns.to_string());
     }
 }
 
-/// Also of threads that are not their processes' first, which `/proc/PID/task/TID` does not have.
+/// Returns the path of a thread's slack file. `/proc/TID` also serves threads that are not their process's first;
+/// `/proc/PID/task/TID` does not have this file.
 fn timer_slack_file(tid: i32) -> String {
     format!("/proc/{tid}/timerslack_ns")
 }
 
-/// Whether a thread has the priority of most.
+/// Returns true if a thread has the ordinary scheduling policy.
 pub(crate) fn is_ordinary(tid: i32) -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::sched_getscheduler(tid) == ORDINARY }
 }
 
-/// Threads that are waited for do little: they are ahead of those that wait, who may have both processors.
+/// Priority of threads that others wait for: one above the waiting threads, which may occupy both processors. Such a
+/// thread runs briefly.
 const WAITED_FOR: i32 = 2;
 
-/// The policy of ordinary threads.
+/// Scheduling policy of ordinary threads.
 pub(crate) const ORDINARY: i32 = libc::SCHED_OTHER;
 
-/// Gives a thread that stands still the priority of who is waited for, as far as that is allowed: for threads that get another
-/// before they run by themselves.
+/// Gives a stopped thread the priority [`WAITED_FOR`] if the kernel allows it: for threads of an empty process (the
+/// one that becomes the restored process), which get their final priority before they run on their own.
 pub(crate) fn hurry_husk(tid: i32) {
     let parameters = libc::sched_param {
         sched_priority: WAITED_FOR,

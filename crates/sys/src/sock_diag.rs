@@ -1,4 +1,4 @@
-//! What the kernel tells about TCP sockets from outside (`sock_diag(7)`): all connections of a service in one request.
+//! Socket diagnostics (`sock_diag(7)`): lists all connections of a service in one request.
 
 use crate::address::canonical;
 use crate::netlink::{Message, Netlink, attributes};
@@ -16,49 +16,49 @@ const BY_FAMILY: u16 = 20;
 const INET_DIAG_INFO: u16 = 2;
 const INET_DIAG_SHUTDOWN: u16 = 8;
 const INET_DIAG_MD5SIG: u16 = 18;
-/// The extension that asks for `TCP_INFO`.
+/// Extension bit that requests `TCP_INFO`.
 const INFO: u8 = 1 << (INET_DIAG_INFO - 1);
-/// Bytes of `struct inet_diag_msg`.
+/// Length of `struct inet_diag_msg`, bytes.
 const DIAG_MESSAGE: usize = 72;
-/// Where in it the socket's cookie is.
+/// Offset of the socket's cookie in `struct inet_diag_msg`.
 const COOKIE_AT: usize = 44;
 /// `INET_DIAG_NOCOOKIE`.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
-/// `TCP_ESTABLISHED` and so on, of `net/tcp_states.h`.
+/// State numbers `TCP_ESTABLISHED` and so on of `net/tcp_states.h`.
 const ESTABLISHED: u8 = 1;
 const SYN_RECEIVED: u8 = 3;
 const NEW_SYN_RECEIVED: u8 = 12;
 const CLOSE_WAIT: u8 = 8;
 const LISTEN: u8 = 10;
-/// A listener is not a connection.
+/// State bit of listeners, which are not connections.
 const LISTEN_BIT: u32 = 1 << LISTEN;
-/// `SO_COOKIE` gives 8 bytes.
+/// A socket's cookie (`SO_COOKIE`), 8 bytes.
 pub(crate) type Cookie = [u8; 8];
 
 /// One TCP connection as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Own address (IPv4-mapped ones as IPv4).
+    /// Own address (IPv4-mapped addresses as IPv4).
     pub local: SocketAddr,
-    /// The peer's address, likewise.
+    /// The peer's address (IPv4-mapped addresses as IPv4).
     pub remote: SocketAddr,
-    /// Received and not read, bytes.
+    /// Bytes received and not read.
     pub receive_queue: u32,
-    /// Written and not acknowledged, bytes.
+    /// Bytes written and not acknowledged.
     pub send_queue: u32,
-    /// Owner of the socket.
+    /// User ID of the socket's owner.
     pub uid: u32,
-    /// Inode of the socket, as in `/proc/PID/fd`; 0 for one no program holds.
+    /// Inode of the socket, as in `/proc/PID/fd`; 0 if no process holds the socket.
     pub inode: u32,
-    /// `TCP_INFO`; none for TIME-WAIT.
+    /// `TCP_INFO`; `None` in TIME-WAIT.
     pub info: Option<TcpInfo>,
 }
 
-/// All TCP connections (not listeners) of this network namespace whose local port is `port` and, if given, whose local
-/// address is `address`.
+/// Lists all TCP connections (not listeners) of this network namespace with the local port `port` and, if given, the
+/// local address `address`.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of the netlink request.
 pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
     list(libc::IPPROTO_TCP, port, !LISTEN_BIT, INFO, |_, one| {
@@ -69,11 +69,11 @@ pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Con
     Ok(found)
 }
 
-/// How many connections the TCP service at `at` has whose other side may still be served: established ones, accepted or not, and those
-/// that only the other side has ended. None: nobody in this network namespace listens there.
+/// Counts the connections of the TCP service at `at` with a peer that may still be served: established ones, accepted
+/// or not, and ones that only the peer has closed. Returns `None` if nothing in this network namespace listens there.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of the netlink request.
 pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
     let states = 1 << ESTABLISHED | 1 << CLOSE_WAIT | LISTEN_BIT;
     let (mut here, mut everywhere) = (0, 0);
@@ -88,7 +88,7 @@ pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
             everywhere += 1;
         }
     })?;
-    // One that listens everywhere is at all addresses but those where another does.
+    // A wildcard listener serves all addresses except the addresses with a listener of their own.
     Ok(match (is_here, is_everywhere) {
         (true, _) => Some(here),
         (false, true) => Some(everywhere),
@@ -96,10 +96,10 @@ pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
     })
 }
 
-/// Whether handshakes of a TCP service with this port are under way.
+/// Returns true if handshakes of a TCP service with this port are under way.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of the netlink request.
 pub fn tcp_half_open(port: u16) -> io::Result<bool> {
     let mut any = false;
     list(
@@ -112,8 +112,9 @@ pub fn tcp_half_open(port: u16) -> io::Result<bool> {
     Ok(any)
 }
 
-/// All sockets of a protocol (`IPPROTO_TCP`, `IPPROTO_UDP`) with this local port, listeners too, each with its state. UDP sockets
-/// without a connection are in [`TcpState::Close`]. None where the kernel does not list the protocol.
+/// Lists all sockets of a protocol (`IPPROTO_TCP`, `IPPROTO_UDP`) with this local port, listeners included, each with
+/// its state. UDP sockets without a peer are in [`TcpState::Close`]. The list is empty if the kernel does not list the
+/// protocol.
 pub(crate) fn sockets(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Connection)>> {
     let mut found = Vec::new();
     list(protocol, port, u32::MAX, 0, |state, one| {
@@ -122,7 +123,8 @@ pub(crate) fn sockets(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Con
     Ok(found)
 }
 
-/// Halves of UDP sockets that are shut (1 receiving, 2 sending), by `SO_COOKIE`; only sockets with one are listed.
+/// Returns the shut-down halves (1 receiving, 2 sending) of UDP sockets by `SO_COOKIE`; omits sockets with both halves
+/// open.
 pub(crate) fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<Cookie, u8>> {
     let mut found = HashMap::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -146,8 +148,8 @@ pub(crate) fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<Cookie,
     Ok(found)
 }
 
-/// Lists sockets of a protocol with this local port and one of these states (as bits), with what `extensions` ask for; a socket's
-/// state comes first.
+/// Lists sockets of a protocol with this local port and one of the states in the bit set `states`. `take` gets a
+/// socket's state, and the socket with the attributes that `extensions` request.
 fn list(
     protocol: i32,
     port: u16,
@@ -165,7 +167,7 @@ fn list(
             }
         });
         match outcome {
-            // A kernel without IPv6, or one that does not list the protocol, has no handler for it.
+            // A kernel without IPv6, or without diagnostics for the protocol, has no handler.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             other => other?,
         }
@@ -173,7 +175,7 @@ fn list(
     Ok(())
 }
 
-/// `struct inet_diag_req_v2`.
+/// Builds a `struct inet_diag_req_v2`.
 fn request(
     (family, protocol): (i32, i32),
     states: u32,
@@ -189,7 +191,7 @@ fn request(
     Message::new(BY_FAMILY, 0, &fixed)
 }
 
-/// `struct inet_diag_sockid` with a local port only.
+/// Builds a `struct inet_diag_sockid` with a local port and a cookie only.
 fn identity(port: u16, cookie: Cookie) -> [u8; 48] {
     let mut raw = [0u8; 48];
     raw[..2].copy_from_slice(&port.to_be_bytes());
@@ -197,7 +199,7 @@ fn identity(port: u16, cookie: Cookie) -> [u8; 48] {
     raw
 }
 
-/// Reads a `struct inet_diag_msg` and its attributes.
+/// Parses a `struct inet_diag_msg` and its attributes.
 fn parse(body: &[u8]) -> Option<Connection> {
     let fixed = body.get(..DIAG_MESSAGE)?;
     let address = |at: usize, port: usize| {
@@ -223,7 +225,7 @@ fn parse(body: &[u8]) -> Option<Connection> {
     })
 }
 
-/// Refuses a connection with MD5 keys, which only sock_diag shows, and one of another network namespace.
+/// Refuses a connection with MD5 keys, which only sock_diag shows, and a connection of another network namespace.
 pub(crate) fn check_md5(
     netlink: &mut Netlink,
     fd: BorrowedFd<'_>,
@@ -243,7 +245,7 @@ pub(crate) fn check_md5(
         libc::AF_INET
     };
     let mut identity = full_identity(local, remote, v6_socket, cookie);
-    // A socket that is bound to a device is found by that too.
+    // The kernel finds a socket that is bound to a device only with that device's index.
     let device = get_int(fd, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX).map_err(kernel)?;
     identity[36..40].copy_from_slice(&device.to_ne_bytes());
     let mut signed = false;

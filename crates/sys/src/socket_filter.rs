@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Longest filter, instructions (`BPF_MAXINSNS`).
+/// Length of the longest filter, in instructions (`BPF_MAXINSNS`).
 pub const INSTRUCTIONS: usize = 4096;
 
 /// An instruction of classic BPF (`struct sock_filter`).
@@ -25,28 +25,28 @@ pub struct Instruction {
 /// The filter of a socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketFilter {
-    /// Its program; empty where the socket has none.
+    /// The filter's program; empty for a socket without a filter.
     pub program: Vec<Instruction>,
-    /// Whether the filter can be neither replaced nor detached (`SO_LOCK_FILTER`).
+    /// True if the filter can be neither replaced nor detached (`SO_LOCK_FILTER`).
     pub locked: bool,
 }
 
-/// Why a filter was not read.
+/// Reason for a failure to read a filter.
 #[derive(Debug)]
 pub enum FilterError {
-    /// The filter is an eBPF program (`SO_ATTACH_BPF`), which the kernel does not give out.
+    /// The filter is an eBPF program (`SO_ATTACH_BPF`), which the kernel does not export.
     Extended,
     /// The kernel refused.
     Kernel(io::Error),
 }
 
 impl SocketFilter {
-    /// Reads the filter of a socket; touches nothing.
+    /// Reads the filter of a socket without changing the socket.
     ///
     /// # Errors
-    /// [`FilterError::Extended`], or the kernel's refusal.
+    /// [`FilterError::Extended`], or the kernel's error.
     pub fn read(fd: BorrowedFd<'_>) -> Result<Self, FilterError> {
-        // With no room the kernel tells the number of instructions, and EACCES for an eBPF program.
+        // For an empty buffer the kernel returns the number of instructions, or EACCES for an eBPF program.
         let length = match get_bytes(fd, SOL_SOCKET, libc::SO_GET_FILTER, &mut []) {
             Ok(length) => length,
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
@@ -65,16 +65,16 @@ impl SocketFilter {
         })
     }
 
-    /// Whether a socket has neither a filter nor a lock.
+    /// Returns true if there is neither a filter nor a lock.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.program.is_empty() && !self.locked
     }
 
-    /// Gives the filter to a socket that has none.
+    /// Attaches the filter to a socket without one.
     ///
     /// # Errors
-    /// The kernel's refusal, `EINVAL` for a program that is none.
+    /// The kernel's error; `EINVAL` for an invalid program.
     pub fn attach(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         if !self.program.is_empty() {
             let raw = |one: &Instruction| libc::sock_filter {
@@ -88,7 +88,8 @@ impl SocketFilter {
                 len: u16::try_from(raw.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
                 filter: raw.as_ptr().cast_mut(),
             };
-            // SAFETY: `program` is plain data of that size, which outlives the slice, as does what it points to.
+            // SAFETY: `program` is plain data of that size, which outlives the slice, as do the instructions that it
+            // points to.
             let bytes = unsafe {
                 std::slice::from_raw_parts((&raw const program).cast::<u8>(), size_of_val(&program))
             };
@@ -101,7 +102,7 @@ impl SocketFilter {
     }
 }
 
-/// The kernel counts instructions here, not bytes.
+/// Reads the program. Lengths of this option are counted in instructions, not bytes.
 fn read_program(fd: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
     const NONE: libc::sock_filter = libc::sock_filter {
         code: 0,

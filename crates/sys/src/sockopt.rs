@@ -1,13 +1,13 @@
-//! Socket options as plain values. Each function is one system call.
+//! Socket options as plain values. Each function makes one system call.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `SO_BUF_LOCK` (`asm-generic/socket.h`): which buffer sizes were fixed by the program (1 send, 2 receive).
+/// `SO_BUF_LOCK` (`asm-generic/socket.h`): buffer sizes that the program fixed (1 send, 2 receive).
 pub const SO_BUF_LOCK: i32 = 72;
 /// `SO_TXREHASH` (`asm-generic/socket.h`).
 pub const SO_TXREHASH: i32 = 74;
-/// `TCP_AO_INFO` (`linux/tcp.h`): fails unless the socket has TCP-AO keys.
+/// `TCP_AO_INFO` (`linux/tcp.h`): reading fails unless the socket has TCP-AO keys.
 pub const TCP_AO_INFO: i32 = 40;
 /// `TCP_RTO_MAX_MS` (`linux/tcp.h`).
 pub const TCP_RTO_MAX_MS: i32 = 44;
@@ -16,7 +16,7 @@ pub const TCP_RTO_MIN_US: i32 = 45;
 /// `TCP_DELACK_MAX_US` (`linux/tcp.h`).
 pub const TCP_DELACK_MAX_US: i32 = 46;
 
-/// Numbers of `asm-generic/socket.h`, `linux/in.h`, `linux/in6.h` and `linux/tcp.h` that programs of this crate use by name.
+/// Numbers of `asm-generic/socket.h`, `linux/in.h`, `linux/in6.h` and `linux/tcp.h` that other modules use by name.
 pub(crate) mod numbers {
     pub const SO_TIMESTAMPING: i32 = 37;
     pub const SO_WIFI_STATUS: i32 = 41;
@@ -61,7 +61,7 @@ pub(crate) mod numbers {
 /// Reads an `int` option.
 ///
 /// # Errors
-/// What `getsockopt(2)` gives; `ENOPROTOOPT` when the kernel or the protocol does not know the option.
+/// Errors of `getsockopt(2)`; `ENOPROTOOPT` when the kernel or the protocol does not know the option.
 pub fn get_int(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
     let mut value = [0u8; 4];
     match get_bytes(fd, level, name, &mut value)? {
@@ -71,10 +71,10 @@ pub fn get_int(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
     }
 }
 
-/// Reads an option into `value` and tells how many bytes the kernel gave.
+/// Reads an option into `value` and returns the number of bytes that the kernel wrote.
 ///
 /// # Errors
-/// What `getsockopt(2)` gives.
+/// Errors of `getsockopt(2)`.
 pub fn get_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &mut [u8]) -> io::Result<usize> {
     let mut length = value.len() as libc::socklen_t;
     // SAFETY: `value` is writable for `length` bytes and both pointers outlive the call.
@@ -94,7 +94,7 @@ pub fn get_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &mut [u8]) ->
 /// Sets an `int` option.
 ///
 /// # Errors
-/// What `setsockopt(2)` gives.
+/// Errors of `setsockopt(2)`.
 pub fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
     set_bytes(fd, level, name, &value.to_ne_bytes())
 }
@@ -102,7 +102,7 @@ pub fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Res
 /// Sets an option from raw bytes in the kernel's layout.
 ///
 /// # Errors
-/// What `setsockopt(2)` gives.
+/// Errors of `setsockopt(2)`.
 pub fn set_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     // SAFETY: `value` is readable for its length and outlives the call.
     let outcome = unsafe {
@@ -117,7 +117,7 @@ pub fn set_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io:
     check(outcome)
 }
 
-/// `ioctl` that writes one `int`, such as `SIOCINQ`.
+/// Makes an `ioctl` that writes one `int`, such as `SIOCINQ`.
 pub(crate) fn ioctl_int(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     // SAFETY: the requests used here write one int to the pointer, which outlives the call.
@@ -125,7 +125,7 @@ pub(crate) fn ioctl_int(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Resul
     Ok(value)
 }
 
-/// Turns the C convention (negative: look at `errno`) into a `Result`.
+/// Turns the C convention (negative: see `errno`) into a `Result`.
 pub(crate) fn check(outcome: libc::c_int) -> io::Result<()> {
     if outcome < 0 {
         Err(io::Error::last_os_error())
@@ -134,7 +134,7 @@ pub(crate) fn check(outcome: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// The same for calls that return a byte count.
+/// Does the same as [`check`] for calls that return a byte count.
 pub(crate) fn check_length(outcome: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(outcome).map_err(|_| io::Error::last_os_error())
 }

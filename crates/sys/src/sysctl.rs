@@ -1,4 +1,4 @@
-//! Kernel settings by path, such as `net/ipv4/ip_forward`. Those under `net` are those of the calling thread's network
+//! Kernel settings by path, such as `net/ipv4/ip_forward`. Settings under `net` belong to the calling thread's network
 //! namespace.
 
 use std::io;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Reads a setting, without the newline.
 ///
 /// # Errors
-/// `InvalidInput` for a path that leaves `/proc/sys`; else what reading the file gives.
+/// `InvalidInput` for a path that leaves `/proc/sys`; otherwise errors of reading the file.
 pub fn read(path: &str) -> io::Result<String> {
     Ok(std::fs::read_to_string(file(path)?)?.trim_end().to_owned())
 }
@@ -15,7 +15,7 @@ pub fn read(path: &str) -> io::Result<String> {
 /// Writes a setting.
 ///
 /// # Errors
-/// `InvalidInput` for a path that leaves `/proc/sys`; else what writing the file gives.
+/// `InvalidInput` for a path that leaves `/proc/sys`; otherwise errors of writing the file.
 pub fn write(path: &str, value: &str) -> io::Result<()> {
     std::fs::write(file(path)?, value)
 }

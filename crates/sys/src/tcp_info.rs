@@ -1,42 +1,42 @@
-//! `TCP_INFO`: what the kernel tells about a connection.
+//! State and measurements of a connection, as `TCP_INFO` reports them.
 
 use crate::sockopt::get_bytes;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Bytes of the kernel's `struct tcp_info` that are read here, up to and with `tcpi_rcv_wnd`.
+/// Number of bytes of the kernel's `struct tcp_info` that are read, up to and including `tcpi_rcv_wnd`.
 const READ: usize = 236;
 
 /// A connection's state (RFC 9293 section 3.3.2), with the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TcpState {
-    /// Both directions open.
+    /// Both directions are open (ESTABLISHED).
     Established,
-    /// An own SYN is out.
+    /// A SYN was sent and not acknowledged (SYN-SENT).
     SynSent,
-    /// A SYN was answered.
+    /// A SYN was received and answered (SYN-RECEIVED).
     SynReceived,
-    /// Own FIN sent or queued, not acknowledged.
+    /// The own FIN is queued or sent, and not acknowledged (FIN-WAIT-1).
     FinWait1,
-    /// Own FIN acknowledged, the peer still sends.
+    /// The own FIN is acknowledged; the peer still sends (FIN-WAIT-2).
     FinWait2,
-    /// Both FINs acknowledged; waiting.
+    /// Both FINs are acknowledged; the connection waits for stray segments to expire (TIME-WAIT).
     TimeWait,
-    /// No connection.
+    /// No connection (CLOSED).
     Close,
-    /// The peer's FIN arrived, own direction open.
+    /// The peer's FIN arrived; the own direction is open (CLOSE-WAIT).
     CloseWait,
-    /// The peer's FIN arrived, then own FIN was sent.
+    /// The peer's FIN arrived, then the own FIN was sent (LAST-ACK).
     LastAck,
-    /// Waiting for connections.
+    /// The socket waits for connections (LISTEN).
     Listen,
-    /// Own FIN was sent, then the peer's arrived, own not acknowledged.
+    /// The own FIN was sent, then the peer's arrived; the own one is not acknowledged (CLOSING).
     Closing,
 }
 
 impl TcpState {
-    /// From the number in `tcpi_state` (`net/tcp_states.h`); `None` for a number without a meaning.
+    /// Returns the state with the number `tcpi_state` (`net/tcp_states.h`); `None` for an unknown number.
     #[must_use]
     pub fn from_kernel(number: u8) -> Option<Self> {
         Some(match number {
@@ -55,7 +55,7 @@ impl TcpState {
         })
     }
 
-    /// Whether the program has closed its sending direction (its FIN is queued, sent or acknowledged).
+    /// Returns true if the program has closed its sending direction (its FIN is queued, sent or acknowledged).
     #[must_use]
     pub fn sent_fin(self) -> bool {
         matches!(
@@ -64,7 +64,7 @@ impl TcpState {
         )
     }
 
-    /// Whether the peer's FIN has been received.
+    /// Returns true if the peer's FIN has been received.
     #[must_use]
     pub fn received_fin(self) -> bool {
         matches!(self, Self::CloseWait | Self::LastAck | Self::Closing)
@@ -72,50 +72,50 @@ impl TcpState {
 }
 
 /// The part of `struct tcp_info` (`linux/tcp.h`) that Holdfast uses. Times are in microseconds, sizes in bytes,
-/// windows and counts as the kernel has them.
+/// windows and counts in the kernel's units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
     /// Connection state.
     pub state: TcpState,
     /// `TCPI_OPT_*` bits.
     pub options: u8,
-    /// Window scale the peer asked for: shift of windows received.
+    /// Window scale that the peer announced: shift of received windows.
     pub snd_wscale: u8,
-    /// Window scale told to the peer: shift of windows sent.
+    /// Window scale announced to the peer: shift of sent windows.
     pub rcv_wscale: u8,
     /// Retransmission timeout.
     pub rto_us: u32,
     /// Largest segment sent.
     pub snd_mss: u32,
-    /// Segments sent and not acknowledged; of a listener, connections that wait to be accepted.
+    /// Segments sent and not acknowledged; for a listener, connections that wait to be accepted.
     pub unacked: u32,
-    /// Segments acknowledged selectively; of a listener, how many connections may wait.
+    /// Segments acknowledged selectively; for a listener, the largest number of waiting connections.
     pub sacked: u32,
-    /// Segments thought lost.
+    /// Segments presumed lost.
     pub lost: u32,
     /// Path MTU.
     pub pmtu: u32,
     /// Smoothed round-trip time.
     pub rtt_us: u32,
-    /// Its variation.
+    /// Variation of the round-trip time.
     pub rttvar_us: u32,
     /// Slow start threshold, segments.
     pub snd_ssthresh: u32,
     /// Congestion window, segments.
     pub snd_cwnd: u32,
-    /// Segments retransmitted since the start.
+    /// Segments retransmitted since the connection began.
     pub total_retrans: u32,
-    /// Bytes acknowledged by the peer since the start.
+    /// Bytes acknowledged by the peer since the connection began.
     pub bytes_acked: u64,
-    /// Bytes received in order since the start.
+    /// Bytes received in order since the connection began.
     pub bytes_received: u64,
     /// Bytes in the send queue that were never sent.
     pub notsent_bytes: u32,
-    /// Smallest round-trip time seen.
+    /// Smallest measured round-trip time.
     pub min_rtt_us: u32,
-    /// Bytes per second delivered lately.
+    /// Recent delivery rate, bytes per second.
     pub delivery_rate: u64,
-    /// The peer's window.
+    /// The peer's receive window.
     pub snd_wnd: u32,
 }
 
@@ -129,10 +129,10 @@ pub const OPT_WSCALE: u8 = 4;
 pub const OPT_ECN: u8 = 8;
 
 impl TcpInfo {
-    /// Asks the kernel about `fd`.
+    /// Reads the kernel's `TCP_INFO` of `fd`.
     ///
     /// # Errors
-    /// What `getsockopt(2)` gives; `InvalidData` when the kernel's answer is too short or its state unknown.
+    /// Errors of `getsockopt(2)`; `InvalidData` when the kernel's answer is too short or contains an unknown state.
     pub fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let mut bytes = [0u8; READ];
         let length = get_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
@@ -140,8 +140,7 @@ impl TcpInfo {
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "TCP_INFO not understood"))
     }
 
-    /// From the bytes of a `struct tcp_info`, as `TCP_INFO` and sock_diag give it; `None` when they are too few or the
-    /// state is unknown.
+    /// Parses a `struct tcp_info`, as `TCP_INFO` and sock_diag return it; `None` for too few bytes or an unknown state.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let u32_at = |at: usize| {

@@ -1,7 +1,8 @@
-//! TUN devices that carry whole IP packets, segmentation offload included: held packets go in and come out as they are.
+//! TUN devices that carry whole IP packets, segmentation offload included, so that held packets are read and written
+//! back unchanged.
 //!
-//! Every packet has a `virtio_net_hdr` in front (`linux/virtio_net.h`), which says whether its checksum is complete and
-//! into what segments it may be cut. [`VnetHeader::for_reinjection`] makes the header that is right to write back.
+//! Every packet has a `virtio_net_hdr` in front (`linux/virtio_net.h`), which says if its checksum is complete and
+//! how it is to be segmented. [`VnetHeader::for_reinjection`] makes the header to write a packet back with.
 
 use crate::net::{Interface, set_mtu, set_queue_length, set_up};
 use crate::packet::{fold, pseudo_header_sum};
@@ -11,19 +12,19 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Bytes of the header in front of each packet.
+/// Length of the header in front of each packet, bytes.
 pub const VNET_HEADER: usize = 10;
-/// Largest packet with its header.
+/// Length of the largest packet with its header, bytes.
 pub const MAX_PACKET: usize = 65_535 + VNET_HEADER;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the checksum field holds the sum of the pseudo header only.
 pub const NEEDS_CSUM: u8 = 1;
-/// `VIRTIO_NET_HDR_F_DATA_VALID`: the checksum was verified on the way.
+/// `VIRTIO_NET_HDR_F_DATA_VALID`: the checksum was verified by an earlier hop.
 pub const DATA_VALID: u8 = 2;
 
 /// `TUN_F_*` (`linux/if_tun.h`): checksum, TSO for IPv4, IPv6 and with ECN, USO for IPv4 and IPv6.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08 | 0x20 | 0x40;
-/// Packets the device keeps for a reader.
+/// Number of packets that the device queues for a reader.
 const QUEUE_LENGTH: i32 = 50_000;
 
 /// `struct virtio_net_hdr`, in the host's byte order.
@@ -31,20 +32,20 @@ const QUEUE_LENGTH: i32 = 50_000;
 pub struct VnetHeader {
     /// [`NEEDS_CSUM`], [`DATA_VALID`] or neither.
     pub flags: u8,
-    /// Kind of segmentation, 0 for none.
+    /// Type of segmentation, 0 for none.
     pub gso_type: u8,
-    /// Bytes of all headers.
+    /// Length of all headers, bytes.
     pub header_length: u16,
-    /// Payload bytes of a segment.
+    /// Payload of a segment, bytes.
     pub gso_size: u16,
-    /// Where checksumming starts, from the packet's first byte.
+    /// Offset of the checksummed data from the packet's first byte.
     pub checksum_start: u16,
-    /// Where the checksum lies, from there.
+    /// Offset of the checksum field from `checksum_start`.
     pub checksum_offset: u16,
 }
 
 impl VnetHeader {
-    /// From the bytes in front of a packet; `None` when they are too few.
+    /// Parses the bytes in front of a packet; `None` for too few bytes.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let raw: &[u8; VNET_HEADER] = bytes.get(..VNET_HEADER)?.try_into().ok()?;
@@ -59,7 +60,7 @@ impl VnetHeader {
         })
     }
 
-    /// As bytes to put in front of a packet.
+    /// Returns the bytes to put in front of a packet.
     #[must_use]
     pub fn to_bytes(self) -> [u8; VNET_HEADER] {
         let mut raw = [0; VNET_HEADER];
@@ -77,13 +78,15 @@ impl VnetHeader {
         raw
     }
 
-    /// The header to write `packet` back with, after it was read with `self`; may change the packet's checksum field.
+    /// Returns the header to write `packet` back with, after `packet` was read with `self`. May change the packet's
+    /// checksum field.
     ///
-    /// - `NEEDS_CSUM`: as it is. The stack then takes the checksum as good.
-    /// - neither flag: as it is. The stack verifies, and the checksum is complete.
-    /// - `DATA_VALID`: a TUN ignores this flag on the way in and verifies the checksum field, which nobody promised to
-    ///   be complete (that loses data). The packet was verified before, so it becomes a `NEEDS_CSUM` one: pseudo header
-    ///   sum in the field. A packet that is neither TCP nor UDP, or a fragment, keeps its field and loses the flag.
+    /// - `NEEDS_CSUM`: unchanged. The stack then trusts the checksum.
+    /// - Neither flag: unchanged. The stack verifies the checksum, which is complete.
+    /// - `DATA_VALID`: a TUN ignores this flag on input and verifies the checksum field, which need not be complete
+    ///   (the packet would be lost). The packet was verified before, so it becomes a `NEEDS_CSUM` packet with the
+    ///   pseudo header sum in the field. A packet that is neither TCP nor UDP, or a fragment, keeps its field and loses
+    ///   the flag.
     #[must_use]
     pub fn for_reinjection(mut self, packet: &mut [u8]) -> Self {
         if self.flags & NEEDS_CSUM != 0 {
@@ -110,7 +113,7 @@ impl VnetHeader {
     }
 }
 
-/// Where a packet's TCP or UDP header lies.
+/// Position of a packet's TCP or UDP header.
 struct Transport {
     start: usize,
     checksum_offset: usize,
@@ -159,7 +162,7 @@ impl Transport {
     }
 }
 
-/// A TUN device, open and up; it goes away with the last descriptor of it.
+/// A TUN device, open and up. The kernel removes the device with its last descriptor.
 #[derive(Debug)]
 pub struct Tun {
     fd: OwnedFd,
@@ -173,11 +176,11 @@ impl AsFd for Tun {
 }
 
 impl Tun {
-    /// Makes the device `name` in this network namespace: non-blocking, offloads on, a long queue, the largest MTU, no
-    /// reverse path filter in its way, no address and no router solicitations.
+    /// Makes the device `name` in this network namespace: non-blocking, with offloads, a long queue, the largest MTU, a
+    /// reverse path filter that passes injected packets, no address and no router solicitations.
     ///
     /// # Errors
-    /// What the kernel refuses; `InvalidInput` for a name longer than 15 bytes.
+    /// The kernel's error; `InvalidInput` for a name longer than 15 bytes.
     pub fn open(name: &str) -> io::Result<Self> {
         let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
         // SAFETY: the path is a terminated string that outlives the call.
@@ -202,16 +205,16 @@ impl Tun {
         })
     }
 
-    /// The device's index and name.
+    /// Returns the device's index, name, link address and MTU.
     #[must_use]
     pub fn interface(&self) -> &Interface {
         &self.interface
     }
 
-    /// Reads the next packet into `buffer` (of [`MAX_PACKET`] bytes): header, and the packet's bytes.
+    /// Reads the next packet into `buffer` (of [`MAX_PACKET`] bytes). Returns the header and the packet's bytes.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; else what `read(2)` gives.
+    /// `WouldBlock` when there is none; otherwise errors of `read(2)`.
     pub fn read<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(VnetHeader, &'a mut [u8])> {
         // SAFETY: `buffer` is writable for its length and outlives the call.
         let outcome = unsafe {
@@ -227,11 +230,11 @@ impl Tun {
         Ok((header, &mut buffer[VNET_HEADER..length]))
     }
 
-    /// Gives a packet to this host's stack as if it had arrived on the device. It has been through the stack (up to a
-    /// socket's queue or backlog) when this returns.
+    /// Passes a packet to this host's stack as if it had arrived on the device. When this function returns, the packet
+    /// has gone through the stack (up to a socket's queue or backlog).
     ///
     /// # Errors
-    /// What `writev(2)` gives: `EIO` while the device is down, `EINVAL` for a malformed packet or header.
+    /// Errors of `writev(2)`: `EIO` while the device is down, `EINVAL` for a malformed packet or header.
     pub fn write(&self, header: VnetHeader, packet: &[u8]) -> io::Result<()> {
         let front = header.to_bytes();
         let parts = [
@@ -250,8 +253,8 @@ impl Tun {
     }
 }
 
-/// Keeps IPv6 from speaking on the device, and reverse path filters and doubts about this host's own addresses from dropping what
-/// is injected.
+/// Keeps the device from sending IPv6 packets of its own, and this host from dropping injected packets: reverse path
+/// filters are loose, and packets from this host's own addresses are accepted.
 fn quiet(name: &str) -> io::Result<()> {
     for (setting, value) in [
         ("accept_ra", "0"),
@@ -260,13 +263,13 @@ fn quiet(name: &str) -> io::Result<()> {
     ] {
         let path = format!("net/ipv6/conf/{name}/{setting}");
         match sysctl::write(&path, value) {
-            // A host without IPv6 has no such settings, and no solicitations.
+            // A host without IPv6 has no such settings and sends no solicitations.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => outcome?,
         }
     }
     sysctl::write(&format!("net/ipv4/conf/{name}/accept_local"), "1")?;
-    // The kernel takes the larger of the two settings, so a strict filter for all is made a loose one for this device.
+    // The kernel uses the larger of the two settings, so 2 (loose) for this device overrides a strict filter for all.
     let all = sysctl::read("net/ipv4/conf/all/rp_filter")?;
     let own = if all == "0" { "0" } else { "2" };
     sysctl::write(&format!("net/ipv4/conf/{name}/rp_filter"), own)

@@ -1,21 +1,21 @@
-//! Waiting for a descriptor in an async program.
+//! Readiness of a descriptor in an async program.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Tells when a descriptor can be read.
+/// Notifier for a descriptor that becomes readable.
 #[derive(Debug)]
 pub struct Watch {
     fd: AsyncFd<OwnedFd>,
 }
 
 impl Watch {
-    /// Watches `fd`, a duplicate of the descriptor that is read. Call within a tokio runtime with IO.
+    /// Watches `fd`, a duplicate of the descriptor that is read. Must be called within a tokio runtime with IO.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` gives.
+    /// Errors of `epoll_ctl(2)`.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: an `OwnedFd` gives the same open descriptor from its creation until it is dropped, which `AsyncFd`
         // does after deregistering it.
@@ -25,7 +25,8 @@ impl Watch {
         })
     }
 
-    /// Waits until there is something to read. Whoever is told must read until nothing is left: it is told once.
+    /// Waits until there is something to read. The caller must then read until nothing is left, because the
+    /// notification is edge-triggered.
     ///
     /// # Errors
     /// The runtime is shutting down.

@@ -1,4 +1,4 @@
-//! Socket options that take more than an `int`, of TCP and UDP sockets alike: structures, headers, interfaces.
+//! Socket options longer than an `int`, of TCP and UDP sockets alike: structures, headers, interfaces.
 
 use crate::socket_filter::{FilterError, SocketFilter};
 use crate::sockopt::numbers::{SO_TIMESTAMPING, SO_TXTIME};
@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 /// Flags of `SO_TIMESTAMPING` for numbered timestamps and hardware clocks (`linux/net_tstamp.h`).
 const TIMESTAMPING_OPT_ID: i32 = 1 << 7;
 const TIMESTAMPING_BIND_PHC: i32 = 1 << 15;
-/// `linux/in.h`, `linux/in6.h`.
+/// Numbers of `linux/in.h` and `linux/in6.h`.
 const IPV6_HOPOPTS: i32 = 54;
 const IPV6_RTHDRDSTOPTS: i32 = 55;
 const IPV6_RTHDR: i32 = 57;
@@ -19,10 +19,10 @@ const IPV6_DSTOPTS: i32 = 59;
 const IP_UNICAST_IF: i32 = 50;
 const IPV6_UNICAST_IF: i32 = 76;
 
-/// Longest value: an IPv6 extension header.
+/// Length of the longest value, an IPv6 extension header, bytes.
 pub const BYTES: usize = 2048;
 
-/// Options as the kernel lays them out, by their number in the encoded state; numbers never change meaning.
+/// Options in the kernel's layout, by their number in the encoded state; numbers never change meaning.
 const RAW: &[(u8, i32, i32)] = &[
     (1, SOL_SOCKET, SO_TXTIME),
     (2, IPPROTO_IP, libc::IP_OPTIONS),
@@ -35,46 +35,46 @@ const RAW: &[(u8, i32, i32)] = &[
     (9, SOL_SOCKET, libc::SO_RCVTIMEO),
     (10, SOL_SOCKET, libc::SO_SNDTIMEO),
 ];
-/// The interfaces that packets to one receiver leave by, as the kernel numbers them, in network order.
+/// Options that name the outgoing interface of unicast packets, as an index in network byte order.
 const UNICAST: [(i32, i32); 2] = [(IPPROTO_IP, IP_UNICAST_IF), (IPPROTO_IPV6, IPV6_UNICAST_IF)];
 
-/// Such options of a socket.
+/// The options of one socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WideOptions {
-    /// Values that are not empty, by number.
+    /// Values that are not empty, by option number.
     pub(crate) raw: Vec<(u8, Vec<u8>)>,
     /// Names of the interfaces of `IP_UNICAST_IF` and `IPV6_UNICAST_IF`, empty for none.
     pub(crate) unicast: [String; 2],
-    /// `SO_ATTACH_FILTER`.
+    /// The packet filter (`SO_ATTACH_FILTER`).
     pub filter: SocketFilter,
 }
 
-/// Why options were not read or set.
+/// Reason for a failure to read or set options.
 #[derive(Debug)]
 pub enum WideError {
     /// An eBPF program is attached.
     ExtendedFilter,
-    /// Timestamps are numbered, and the kernel does not tell how far.
+    /// Timestamps are numbered, and the kernel does not tell the current number.
     NumberedTimestamps,
-    /// Timestamps are of a clock of this host's hardware.
+    /// Timestamps come from a hardware clock of this host.
     HardwareClock,
-    /// There is no such interface.
+    /// The interface does not exist on this host.
     DeviceAbsent(String),
-    /// The kernel refused.
+    /// The kernel refused the named step.
     Kernel(&'static str, io::Error),
 }
 
 impl WideOptions {
-    /// Level and name of an option by its number in the encoded state.
+    /// Returns level and name of an option by its number in the encoded state.
     pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
         let known = RAW.iter().find(|(known, ..)| *known == id);
         known.map(|(_, level, name)| (*level, *name))
     }
 
-    /// Reads them; touches nothing.
+    /// Reads the options without changing the socket.
     ///
     /// # Errors
-    /// What cannot move, by name.
+    /// An option that cannot be moved, by name, or the kernel's error.
     pub fn read(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, WideError> {
         let timestamping = get_int(fd, SOL_SOCKET, SO_TIMESTAMPING).unwrap_or(0);
         if timestamping & TIMESTAMPING_OPT_ID != 0 {
@@ -124,10 +124,11 @@ impl WideOptions {
         })
     }
 
-    /// Sets what a socket has otherwise. The filter is left for [`SocketFilter::attach`].
+    /// Sets the options that differ from the socket's present ones. The caller attaches the filter
+    /// ([`SocketFilter::attach`]).
     ///
     /// # Errors
-    /// What this host lacks, or the kernel refuses.
+    /// An interface that this host lacks, or the kernel's error.
     pub fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), WideError> {
         let mut now = [0; BYTES];
         for (id, level, name) in RAW {
@@ -154,7 +155,7 @@ impl WideOptions {
     }
 }
 
-/// Options that this kernel or protocol has not.
+/// Returns true if the error means that this kernel or protocol does not have the option.
 fn is_unknown(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -1,4 +1,4 @@
-//! Encoded states: any bytes decode to an error or a value, and values survive.
+//! Encoded states: any bytes decode to an error or a value, and every value survives encoding and decoding.
 
 use holdfast_sys::netlink::attributes;
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};

@@ -1,4 +1,4 @@
-//! Announces between members of a group, in a network namespace of the test's own.
+//! Multicast announcements between members of a group, in a separate network namespace.
 
 mod common;
 

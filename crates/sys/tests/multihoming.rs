@@ -1,5 +1,5 @@
-//! Two hosts with two links: an association survives the loss of the path in use. Each host has a stack of its own, so the peer is this
-//! program again, started in another network namespace.
+//! Two hosts with two links: an association survives the loss of the path in use. Each host needs its own SCTP stack,
+//! so the peer is this program, started again in another network namespace.
 
 mod common;
 #[path = "common/sctp.rs"]
@@ -21,7 +21,7 @@ fn config(addresses: [&str; 2]) -> Config {
     Config {
         failure: Failure {
             rto_initial: Duration::from_millis(100),
-            // The peer takes a moment to start.
+            // The peer takes a moment to start, so many INIT retransmissions are allowed.
             init_retransmissions: 100,
             association_retransmissions: 100,
             rto_min: Duration::from_millis(50),
@@ -33,7 +33,7 @@ fn config(addresses: [&str; 2]) -> Config {
     }
 }
 
-/// The peer: echoes until it is killed. A test of its own name, that does nothing unless it is started as the peer.
+/// The peer's part: echoes until it is killed. A test of this name that does nothing unless started as the peer.
 #[test]
 fn peer() {
     if !is_peer() {
@@ -49,7 +49,7 @@ fn peer() {
     }
 }
 
-/// Our end: its associations, and those that said last that [`LOST`] is unreachable.
+/// The local endpoint, its associations, and the associations for which [`LOST`] is currently unreachable.
 struct Ours {
     endpoint: Box<dyn Endpoint>,
     assocs: [AssocId; 2],
@@ -57,7 +57,7 @@ struct Ours {
 }
 
 impl Ours {
-    /// Runs until `done`, which sees what happens meanwhile.
+    /// Runs the endpoint until `done` returns true; `done` sees the events.
     fn until(&mut self, what: &str, mut done: impl FnMut(&Self, &[Event]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -90,7 +90,7 @@ impl Ours {
         }
     }
 
-    /// Waits until every association has given the sign.
+    /// Waits until every association has had an event that `sign` accepts.
     fn each(&mut self, what: &str, sign: impl Fn(&Event) -> Option<AssocId>) {
         let mut missing = BTreeSet::from(self.assocs);
         self.until(what, |_, events| {
@@ -101,7 +101,7 @@ impl Ours {
         });
     }
 
-    /// Sends `text` on all and waits for it to come back.
+    /// Sends `text` on all associations and waits for its echoes.
     fn exchange(&mut self, text: &'static str) {
         let message = Message::new(11, Bytes::from_static(text.as_bytes()));
         let mut taken = Vec::new();
@@ -139,7 +139,7 @@ fn an_association_outlives_a_path() {
             assert_eq!(known, remote);
         }
         ours.exchange("both paths");
-        // A peer that was held up is not the link's end.
+        // A delayed peer must not be mistaken for a lost link, so both links must be up first.
         ours.until("both links", |ours, _| ours.cut_off.is_empty());
         theirs.ip("link set left down");
         ours.exchange("one path");

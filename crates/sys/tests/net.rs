@@ -1,4 +1,4 @@
-//! Interfaces, addresses, routes, neighbours and socket lists, as the kernel has them.
+//! Interfaces, addresses, routes, neighbours and socket lists, as the kernel reports them.
 
 mod common;
 
@@ -113,7 +113,7 @@ fn the_connections_of_a_service_are_counted_from_outside() {
         let at = |ip: &str| SocketAddr::new(ip.parse().expect("an address"), port);
         let count = |ip: &str| tcp_service(at(ip)).expect("told");
         assert_eq!(count("127.0.0.1"), Some(0));
-        // Not accepted, accepted, and ended by the other side; over IPv4 and IPv6.
+        // A connection not accepted, one accepted, and one closed by the other side; over IPv4 and IPv6.
         let waits = TcpStream::connect(at("127.0.0.1")).expect("connected");
         let other = TcpStream::connect(at("::1")).expect("connected");
         let (first, _) = any.accept().expect("one");
@@ -129,7 +129,7 @@ fn the_connections_of_a_service_are_counted_from_outside() {
         let elsewhere = SocketAddr::new("127.0.0.2".parse().expect("an address"), free.port());
         assert_eq!(tcp_service(elsewhere).expect("told"), None);
         drop(unserved);
-        // A child of another test has the listener too until it runs its program.
+        // A child process of another test also holds the listener until its exec, so the listener may disappear later.
         wait_for("no listener", || tcp_service(free).expect("told").is_none());
     });
 }

@@ -1,5 +1,5 @@
-//! What a peer says of itself: addresses, of which one is not its own, and that it began anew. Each host has a stack of its own, so the
-//! peer is this program again, started in another network namespace.
+//! Properties that a peer declares: its addresses, one of which is not its own, and its restart. Each host needs its
+//! own SCTP stack, so the peer is this program, started again in another network namespace.
 
 mod common;
 #[path = "common/sctp.rs"]
@@ -13,9 +13,9 @@ use sctp::{Peer, at, is_peer, turn, two_links};
 use std::net::SocketAddr;
 use std::time::Instant;
 
-/// Where the peer is.
+/// The peer's own addresses.
 const OWN: [&str; 2] = ["10.1.0.2", "10.2.0.2"];
-/// Where it says that it is too: nothing sent there comes to it.
+/// An address that the peer claims; packets to this address do not reach the peer.
 const CLAIMED: &str = "10.9.0.9";
 const US: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
 
@@ -23,7 +23,7 @@ fn open_at(addresses: &[&str]) -> Box<dyn Endpoint> {
     let local = addresses.iter().map(|address| at(address)).collect();
     let config = Config {
         failure: Failure {
-            // A peer that is killed shall come back to the same association, however long that takes.
+            // A restarted peer must find the old association alive, however long the restart takes.
             association_retransmissions: 1000,
             init_retransmissions: 100,
             ..Failure::default()
@@ -33,7 +33,7 @@ fn open_at(addresses: &[&str]) -> Box<dyn Endpoint> {
     open(&config).expect("an endpoint")
 }
 
-/// The peer: begins an association and keeps it until it is killed. A test of its own name, that does nothing unless it is
+/// The peer's part: begins an association and keeps it until it is killed. A test of this name that does nothing unless
 /// started as the peer.
 #[test]
 fn peer() {
@@ -47,7 +47,7 @@ fn peer() {
     }
 }
 
-/// Runs the endpoint until `look` finds something, given what happened.
+/// Runs the endpoint until `look` returns a value for the events.
 fn until<T>(
     endpoint: &mut dyn Endpoint,
     mut look: impl FnMut(&dyn Endpoint, &[Event]) -> Option<T>,
@@ -102,7 +102,7 @@ fn a_peer_is_where_it_answers_and_begins_anew() {
         assert_eq!(sorted(said), [OWN[0], OWN[1], CLAIMED].map(at));
 
         if provider() == Provider::Kernel {
-            // A kernel outlives its programs and says good-bye for them: nobody begins anew.
+            // A kernel outlives its programs and shuts their associations down, so no peer restarts here.
             return;
         }
         drop(first);

@@ -1,4 +1,5 @@
-//! Connections over TCP on loopback, without TLS, between an endpoint and sockets that keep no rules, or another endpoint.
+//! Connections over TCP on loopback, without TLS, between an endpoint and plain sockets that follow no rules, or
+//! another endpoint.
 
 use bytes::Bytes;
 use holdfast_sys::transport::{
@@ -10,11 +11,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PPID: u32 = 11;
 
-/// Two bytes that say how long the message is, themselves included.
+/// Returns the message length from its first two bytes, which count themselves too.
 fn length_of(bytes: &[u8]) -> io::Result<Option<usize>> {
     match bytes {
         [0, 0, ..] => Err(io::ErrorKind::InvalidData.into()),
@@ -78,7 +79,7 @@ impl Side {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one structure, that outlives the call.
+        // SAFETY: the call gets one structure, and the structure outlives the call.
         if unsafe { libc::poll(&raw mut poll, 1, 5) } == 1 {
             self.endpoint
                 .recv_batch(&mut self.events)
@@ -140,7 +141,7 @@ fn refusal(event: &Event) -> Option<String> {
     }
 }
 
-/// A connection, under the names of either side.
+/// Opens a connection; returns both sides and the name of the connection at each.
 fn connected() -> ([Side; 2], [AssocId; 2]) {
     let (mut server, mut client) = (Side::patient(true), Side::patient(false));
     let begun = client.endpoint.connect_stream(server.address(), &Over::Tcp);
@@ -177,7 +178,7 @@ fn messages_go_both_ways_and_an_end_is_told() {
         assert_eq!(back, bytes);
     }
     assert!(client.endpoint.round_trip(begun).expect("a time") > Duration::ZERO);
-    // What was sent before the end arrives.
+    // Data sent before the end arrives.
     client
         .endpoint
         .send(begun, &message(b"last"))
@@ -222,7 +223,7 @@ fn who_takes_nothing_is_left_after_a_while() {
     let _silent = TcpStream::connect(server.address()).expect("a connection");
     let to = until(&mut [&mut server], |sides| sides[0].take(up));
     let long = message(&[7; 900]);
-    // The system's buffers first, then the endpoint's: it has an end.
+    // First the kernel's buffers fill, then the endpoint's: sending must fail at some point.
     let reason = until(&mut [&mut server], |sides| {
         for _ in 0..1000 {
             match sides[0].endpoint.send(to, &long) {
@@ -242,7 +243,7 @@ fn who_takes_nothing_is_left_after_a_while() {
 #[test]
 fn a_message_that_does_not_end_or_is_none_ends_the_connection() {
     let mut server = Side::open(true, PATIENCE, Duration::from_millis(300));
-    // Half of one, one that is too long, none.
+    // Half a message, a message that is too long, and an invalid length.
     for bytes in [&[0, 9, 1][..], &[4, 0, 1], &[0, 0]] {
         let mut rude = TcpStream::connect(server.address()).expect("a connection");
         rude.write_all(bytes).expect("written");

@@ -1,4 +1,4 @@
-//! A connection that was restored at the acceptor while it went on at the donor is taken back and restored anew.
+//! A connection that was restored at the acceptor while it went on at the donor is taken back and restored again.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-/// What a disconnect may reset.
+/// Options that a disconnect may reset.
 const OPTIONS: &[(i32, i32, i32)] = &[
     (IPPROTO_IP, libc::IP_TOS, 0x48),
     (IPPROTO_IP, libc::IP_TTL, 99),
@@ -40,7 +40,7 @@ const OPTIONS: &[(i32, i32, i32)] = &[
     (IPPROTO_TCP, TCP_DELACK_MAX_US, 20_000),
 ];
 
-/// The state as it is seen in passing: nobody uses the connection at that moment.
+/// Extracts the state of the connection once it is idle, and resumes the connection.
 fn glance(server: &TcpStream, fixed: &TcpStatic) -> TcpDynamic {
     common::wait_for("drained", || {
         TcpInfo::read(server.as_fd()).expect("TCP_INFO").unacked == 0
@@ -50,7 +50,7 @@ fn glance(server: &TcpStream, fixed: &TcpStatic) -> TcpDynamic {
     state
 }
 
-/// Restores `rounds` times while the connection goes on, then moves it; with `unread`, with data in its queue.
+/// Restores a connection `rounds` times while it goes on, then moves it; `unread` leaves data in its receive queue.
 fn move_again(net: &Net, service: std::net::SocketAddr, rounds: u32, unread: bool) {
     net.route(To::A);
     let (mut client, mut server) = net.connection(service);
@@ -108,10 +108,10 @@ fn move_again(net: &Net, service: std::net::SocketAddr, rounds: u32, unread: boo
     check_static(&fixed, &after);
 }
 
-/// What was negotiated and set is as before.
+/// Asserts that negotiated parameters and options are unchanged.
 fn check_static(had: &TcpStatic, has: &TcpStatic) {
     for (level, name, _) in OPTIONS {
-        // The cap on the first timeout goes when a round trip was measured.
+        // The cap on the first timeout is removed once a round trip was measured.
         if (*level, *name) != (IPPROTO_TCP, TCP_RTO_MAX_MS) {
             let value = |of: &TcpStatic| of.options.int(*level, *name);
             assert_eq!(value(has), value(had), "option {level}/{name}");
@@ -150,7 +150,7 @@ fn a_socket_restored_ahead_keeps_the_donors_time() {
     assert!(fixed.timestamps);
     let taken_at = Instant::now();
     let seen = glance(&server, &fixed);
-    // The message takes long.
+    // A slow transfer of the state.
     std::thread::sleep(Duration::from_millis(300));
     let socket = net.b.run(|| {
         let prepared = holdfast_sys::tcp_repair::prepare(&fixed).expect("prepared");
@@ -164,7 +164,7 @@ fn a_socket_restored_ahead_keeps_the_donors_time() {
         resume(server.as_fd(), &fixed).expect("resumed");
         state.timestamp
     };
-    // The donor's last: a stall in between only adds.
+    // The donor's clock is read last, so a stall in between only increases the difference.
     let own = clock(socket.as_fd());
     let behind = donors().wrapping_sub(own) as i32;
     assert!(
@@ -176,6 +176,6 @@ fn a_socket_restored_ahead_keeps_the_donors_time() {
         .keep_time(&fixed, &seen, elapsed_us, false)
         .expect("set");
     let behind = donors().wrapping_sub(clock(socket.as_fd())) as i32;
-    // `glance` waited for the connection to be drained before it took the state.
+    // `glance` waited until the connection was drained before it took the state, so the restored clock may be ahead.
     assert!(behind <= 0, "it is late by {behind}");
 }

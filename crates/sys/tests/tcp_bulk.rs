@@ -1,4 +1,4 @@
-//! Many connections at once, and what a move puts on the wire: nothing.
+//! Many connections move at once, and a move itself sends no packet.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 
-/// Connections moved together.
+/// Number of connections moved together.
 const MANY: usize = 200;
 
 #[test]
@@ -29,7 +29,7 @@ fn each_keeps_the_order_on_any_number_of_threads() {
     }
 }
 
-/// Freezes on two threads and checks what each socket gave.
+/// Extracts all sockets on two threads and checks the results.
 fn freeze(net: &Net, servers: &[std::net::TcpStream]) -> (Vec<TcpStatic>, Vec<TcpDynamic>) {
     let sockets: Vec<_> = servers.iter().map(AsFd::as_fd).collect();
     let fixed = net.a.run(|| read_static_all(&sockets).expect("a reader"));
@@ -92,7 +92,7 @@ fn many_move_at_once_on_two_threads() {
     }
 }
 
-/// TCP segments the host has sent, resets included.
+/// Returns the number of TCP segments that the host has sent, resets included.
 fn sent_segments(host: &common::Namespace) -> u64 {
     let text =
         host.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp").expect("counters"));
@@ -148,7 +148,7 @@ fn a_connection_comes_back_to_where_it_was() {
     for service in services() {
         net.route(To::A);
         let (mut client, first) = net.connection(service);
-        // The program at `a` keeps its descriptor of the socket that left.
+        // The program at `a` keeps a descriptor of the socket that moved away.
         let kept = first.try_clone().expect("clone");
         let mut there = common::hand_off(&net, first).socket;
         exchange(&mut client, &mut there, &pattern(1, 5000));

@@ -1,4 +1,4 @@
-//! Connections move in every half-closed state, and end as they would have.
+//! Connections in every half-closed state move, and close as they would have without the move.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! A connection that is restored ahead of the freeze, and stays so for long, is not probed and not given up.
+//! A connection that is restored long before the freeze is neither probed nor given up.
 
 mod common;
 
@@ -11,14 +11,14 @@ use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Idle for a second, it is probed once, and a second later given up and reset.
+/// Keepalive options: an idle connection is probed after 1 s, and given up and reset 1 s later.
 const IMPATIENT: [(i32, i32, i32); 4] = [
     (IPPROTO_TCP, libc::TCP_KEEPIDLE, 1),
     (IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
     (IPPROTO_TCP, libc::TCP_KEEPCNT, 1),
     (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
 ];
-/// Longer than that takes.
+/// Longer than the keepalive timeout.
 const WAIT: Duration = Duration::from_secs(4);
 
 #[test]
@@ -38,7 +38,7 @@ fn a_connection_that_waits_in_repair_mode_is_not_given_up() {
         let socket = net.b.run(|| preparer.prepare(&fixed).expect("prepared"));
         let restored = net.b.run(|| restore(socket, &fixed, &state));
         let restored = restored.expect("restored");
-        // What it is waited for is that nothing happens.
+        // The wait shows that nothing happens.
         std::thread::sleep(WAIT);
         exchange(&mut client, &mut server, &pattern(2, 300));
         let socket = net.b.run(|| restored.take_back(&fixed, &preparer));
@@ -58,7 +58,7 @@ fn a_connection_that_waits_in_repair_mode_is_not_given_up() {
         let mut moved = stream(live);
         exchange(&mut client, &mut moved, &pattern(3, 5000));
         exchange(&mut moved, &mut client, &pattern(4, 5000));
-        // Now it is probed again, and answered.
+        // The activated connection is probed again, and the client answers.
         std::thread::sleep(WAIT);
         exchange(&mut client, &mut moved, &pattern(5, 100));
     }

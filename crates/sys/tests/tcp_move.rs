@@ -1,4 +1,4 @@
-//! A TCP connection moves between two hosts and its client notices nothing.
+//! A TCP connection moves between two hosts without any effect on its client.
 
 mod common;
 
@@ -111,8 +111,8 @@ fn sent_and_lost_data_is_sent_again() {
     }
 }
 
-/// Moves the connection to and fro, four times in a second, until `done` says that its client has what it waits for. No timeout of
-/// a restored socket is so short.
+/// Moves the connection to and fro, four times per second, until `done` returns true. No timeout of a restored socket
+/// is this short.
 fn move_until(
     net: &Net,
     server: TcpStream,
@@ -191,7 +191,7 @@ fn timestamps_never_go_back() {
     for service in services() {
         net.route(To::A);
         let (mut client, mut server) = net.connection(service);
-        // The donor's clock runs ten days ahead of the acceptor's.
+        // The donor's timestamp clock is ten days ahead of the acceptor's.
         shift_timestamp_clock(server.as_fd(), 10 * 86_400 * 1000).expect("shifted");
         exchange(&mut server, &mut client, &pattern(9, 1000));
         let mut moved = hand_off(&net, server);

@@ -1,4 +1,4 @@
-//! Every socket option survives a move, and what cannot move is refused by name before anything is touched.
+//! Every socket option survives a move, and a socket that cannot move is refused by name before anything is touched.
 
 mod common;
 
@@ -121,16 +121,16 @@ fn levels(service: SocketAddr) -> &'static [(i32, i32)] {
     }
 }
 
-/// Every option of a connection that can be read and set is afterwards what it was, whatever it is called.
+/// Every option of a connection that can be read and set has the same value after a move.
 #[test]
 fn every_option_that_can_be_read_survives() {
     let net = Net::new();
     for service in services() {
         net.route(To::A);
         let (_client, server) = net.connection(service);
-        // The size of segments is the connection's; the kernel notes which processor its packets come to; to peek at a
-        // place is refused; without routes there is no way to the client; only a listener can defer; the test's own
-        // sockets have timeouts.
+        // The left-out options: the segment size belongs to the connection; the kernel records the CPU that receives
+        // the packets; a peek offset is refused; SO_DONTROUTE would block the way to the client; only a listener can
+        // defer accepts; the test's own sockets have timeouts.
         let without = [
             (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
             (SOL_SOCKET, libc::SO_RCVTIMEO),
@@ -156,7 +156,7 @@ fn every_option_that_can_be_read_survives() {
     }
 }
 
-/// The same of sockets that listen, or are not connected yet.
+/// Every option of listening and of unconnected sockets has the same value after a move.
 #[test]
 fn every_option_of_a_listener_survives() {
     let net = Net::new();
@@ -180,7 +180,8 @@ fn every_option_of_a_listener_survives() {
                 }
                 fd
             });
-            // What says how it listens is one with that; to peek at a place is nothing without a connection.
+            // Options of the listening state apply to listeners only; a peek offset has no meaning without a
+            // connection.
             let how = [libc::TCP_DEFER_ACCEPT, libc::TCP_FASTOPEN, 33];
             let mut without = vec![(SOL_SOCKET, libc::SO_PEEK_OFF)];
             without.extend(
@@ -219,7 +220,7 @@ fn a_corked_socket_stays_corked_and_keeps_its_data() {
     let written = Instant::now();
     server.write_all(b"kept back").expect("write");
     let moved = hand_off(&net, server);
-    // The kernel lets a cork go after 200 ms (less a tick): then it may have been sent, and acknowledged.
+    // The kernel sends corked data after 200 ms (less a tick), so after a delay it may be sent and acknowledged.
     let late = written.elapsed() >= Duration::from_millis(190);
     assert_eq!(int(&moved.socket, IPPROTO_TCP, libc::TCP_CORK), 1);
     match (&moved.state.outgoing[..], moved.state.unsent) {
@@ -330,7 +331,7 @@ fn refuses_urgent_data(client: &TcpStream, server: &TcpStream) {
     assert_eq!((got, byte[0]), (1, b'!'));
 }
 
-/// An eBPF program, and a place to peek at; a classic filter moves.
+/// Refuses an eBPF filter and a peek offset; a classic filter moves.
 fn refuses_what_cannot_be_read(server: &TcpStream) {
     let socket = server.as_fd();
     common::attach_ebpf(socket);
@@ -358,7 +359,7 @@ fn refuses_a_handshake(host: &Namespace) {
     host.run(|| {
         let socket = tcp_socket(IPPROTO_TCP, libc::SOCK_NONBLOCK);
         assert_eq!(refusal(&socket), Unmovable::Closed);
-        // The client's network has nobody at this address, so the SYN stays unanswered.
+        // The client's network has no host at this address, so the SYN stays unanswered.
         let nobody = RawAddress::for_family((Ipv4Addr::new(10, 77, 2, 99), 1).into(), false);
         let _ = holdfast_sys::address::connect(socket.as_fd(), &nobody);
         assert!(matches!(refusal(&socket), Unmovable::Handshake(_)));

@@ -1,4 +1,4 @@
-//! What a moved socket gets back when it has been at its new place for a while.
+//! Settings that a moved socket gets back after some time at the acceptor.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! SCTP endpoints of this process, over loopback and inside UDP, on ports that the system chooses. They run with the kernel's SCTP where
-//! it has one (`scripts/guest/transport.sh`), else with libusrsctp.
+//! SCTP endpoints of this process, over loopback and inside UDP, on ports chosen by the system. The tests use the
+//! kernel's SCTP if it has one (`scripts/guest/transport.sh`), or else libusrsctp.
 
 use bytes::Bytes;
 use holdfast_sys::transport::{
@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config() -> Config {
@@ -21,7 +21,7 @@ fn config() -> Config {
     }
 }
 
-/// An endpoint and the events it told that no test has looked at yet.
+/// An endpoint, and its events that no test has consumed yet.
 struct Side {
     endpoint: Box<dyn Endpoint>,
     events: Vec<Event>,
@@ -57,11 +57,11 @@ fn wait(fd: BorrowedFd<'_>) {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one structure, that outlives the call.
+    // SAFETY: the call gets one structure, and the structure outlives the call.
     unsafe { libc::poll(&raw mut poll, 1, 5) };
 }
 
-/// Runs all sides until `find` has found what it looks for.
+/// Runs all sides until `find` returns a value.
 fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -84,7 +84,7 @@ fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> O
     }
 }
 
-/// Removes and returns the first event that `matches` makes something of.
+/// Removes and returns the first event for which `matches` returns a value.
 fn take<T>(side: &mut Side, matches: impl Fn(&Event) -> Option<T>) -> Option<T> {
     let (index, found) = side
         .events
@@ -123,7 +123,7 @@ fn failed(event: &Event) -> Option<AssocId> {
     }
 }
 
-/// Two endpoints with an association between them.
+/// Opens two endpoints with an association between them.
 fn pair() -> (Side, AssocId, Side, AssocId) {
     let listen = false;
     pair_of(&config(), &Config { listen, ..config() })
@@ -236,7 +236,7 @@ fn one_message_goes_to_many() {
             assert_eq!(came.1, *news);
         }
     }
-    // An event has said that it is gone.
+    // An unknown association counts as taking all messages, since an event has reported its end.
     let nobody = [AssocId(u64::MAX)];
     server.endpoint.send_bundles(&nobody, &news, &mut taken);
     assert_eq!(taken, [3; 6]);
@@ -256,14 +256,14 @@ fn the_peer_and_its_distance_are_known() {
     assert!(client.endpoint.round_trip(AssocId(u64::MAX)).is_err());
 }
 
-/// Nothing goes back with the acknowledgements of these messages, so the peer delays them by 200 ms.
+/// No data returns with the acknowledgements of these messages, so the peer delays them by 200 ms.
 #[test]
 fn delayed_acknowledgements_are_no_distance() {
     if provider() == Provider::Kernel {
-        // It gives one smoothed time, with these in it.
+        // The kernel only reports a smoothed time, which includes the delays.
         return;
     }
-    // A stall must not make an idle path of this one: probes are measured.
+    // Heartbeats are measured too, so a long interval keeps the path from being probed during a stall.
     let mut quiet = config();
     quiet.failure.heartbeat = Duration::from_secs(3600);
     let (mut server, _, mut client, at_client) = pair_of(&quiet, &quiet);
@@ -278,7 +278,7 @@ fn delayed_acknowledgements_are_no_distance() {
         });
     }
     assert_eq!(smoothed(&client), first, "but nothing was measured");
-    // What is asked for counts; it may be the same once.
+    // A requested measurement counts; the value may be unchanged once.
     until(&mut [&mut server, &mut client], |s| {
         s[1].endpoint.measure(at_client);
         (smoothed(s[1]) != first).then_some(())
@@ -346,11 +346,11 @@ fn a_message_that_is_too_long_ends_the_association() {
     assert!(!server.events.iter().any(|event| message(event).is_some()));
 }
 
-/// Small buffers at the server, one peer that reads nothing and lives on, and another that goes on as if nothing were.
+/// The server has small buffers; one peer reads nothing but stays alive, and another peer is not affected.
 #[test]
 fn a_peer_that_does_not_read_holds_up_nobody_else() {
     if provider() == Provider::Usrsctp {
-        // All its endpoints of a process receive when one of them is run: none is deaf.
+        // All endpoints of a process receive when one of them runs, so no endpoint can be deaf.
         return;
     }
     let small = Config {
@@ -391,7 +391,7 @@ fn a_peer_that_does_not_read_holds_up_nobody_else() {
         assert_eq!(message.data[0], came);
         came += 1;
     }
-    // An end needs no room.
+    // An ABORT needs no free buffer space.
     server.endpoint.abort(to_deaf).expect("an association");
     let (_, reason) = until(&mut [&mut deaf, &mut server], |s| take(s[0], down));
     assert_eq!(reason, DownReason::Lost);

@@ -1,4 +1,4 @@
-//! Packets that came out of a TUN go back in, and a TCP receiver takes them: whole, with any state of checksum.
+//! Packets read from a TUN are written to another, and a TCP receiver accepts them: whole, with any checksum state.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-/// Own address and the far host's, both families.
+/// Addresses of the host and the far host, both families.
 const ADDRESSES: [(&str, &str, u8); 2] = [("10.9.0.1", "10.9.0.2", 24), ("fd09::1", "fd09::2", 64)];
 
 /// Two hosts, each behind a TUN; the test carries the packets between them.
@@ -36,7 +36,7 @@ impl Pair {
         Self { hosts, tuns }
     }
 
-    /// Carries every packet that waits, as `change` makes it; tells how many.
+    /// Carries all waiting packets, each changed by `change`; returns their number.
     fn carry(&self, mut change: impl FnMut(VnetHeader, &mut [u8]) -> VnetHeader) -> usize {
         let mut buffer = vec![0; MAX_PACKET];
         let mut count = 0;
@@ -51,7 +51,7 @@ impl Pair {
     }
 }
 
-/// Sends a megabyte through TCP while `change` treats each packet; tells how many of them were larger than an MTU.
+/// Sends 1 MB through TCP while `change` treats each packet; returns the number of packets larger than an MTU.
 fn transfer(
     address: &str,
     mut change: impl FnMut(VnetHeader, &mut [u8]) -> VnetHeader + Send,
@@ -102,7 +102,7 @@ fn partial_checksums_and_gso_packets_go_back_whole() {
     }
 }
 
-/// As a packet looks that was verified on the way but whose checksum field nobody completed.
+/// Turns a packet into one that was verified on the way, but with an incomplete checksum field.
 fn verified(header: VnetHeader, packet: &mut [u8]) -> VnetHeader {
     if header.flags & NEEDS_CSUM != 0 {
         let at = usize::from(header.checksum_start + header.checksum_offset);
@@ -197,7 +197,7 @@ fn the_device_is_silent() {
             "2"
         );
         assert_eq!(tun.interface().mtu, 65_535);
-        // A router solicitation would follow a link-local address within a second or two; there is none.
+        // A link-local address would cause a router solicitation within a second or two, so there must be none.
         let addresses =
             std::fs::read_to_string("/proc/thread-self/net/if_inet6").expect("addresses");
         assert!(!addresses.contains("hf0"), "{addresses}");

@@ -46,8 +46,8 @@ const V6_OPTIONS: &[(i32, i32, i32)] = &[
     (IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0),
 ];
 
-/// A port for each use: a child that another test starts has this test's descriptors for a moment, so a port that was
-/// just closed may still be taken.
+/// Returns a different port for each use. A child that another test starts holds this test's descriptors for a moment,
+/// so a port that was just closed may still be in use.
 fn other_port(at: usize) -> u16 {
     9000 + at as u16
 }
@@ -100,7 +100,7 @@ fn options_and_addresses_survive() {
     }
 }
 
-/// Every option that can be read and set is afterwards what it was, whatever it is called.
+/// Every option that can be read and set has the same value after a move.
 #[test]
 fn every_option_that_can_be_read_survives() {
     let net = Net::new();
@@ -122,7 +122,7 @@ fn every_option_that_can_be_read_survives() {
     }
 }
 
-/// Timeouts, filters and shut halves are no `int` that could be set.
+/// Timeouts, filters and shut-down halves survive, although no integer option represents them.
 #[test]
 fn timeouts_filters_and_shut_halves_survive() {
     let net = Net::new();
@@ -133,13 +133,13 @@ fn timeouts_filters_and_shut_halves_survive() {
         {
             let at = SocketAddr::new(service.ip(), other_port(30 + at * 3 + half));
             let socket = net.a.run(|| UdpSocket::bind(at).expect("bind"));
-            // Whole ticks of the kernel's clock, whatever its rate.
+            // Whole ticks of the kernel's clock, at any rate.
             let (long, short) = (Duration::from_millis(7200), Duration::from_millis(320));
             socket.set_read_timeout(Some(long)).expect("set");
             socket.set_write_timeout(Some(short)).expect("set");
             common::attach_filter(socket.as_fd(), &common::SHORT_ONES);
             set_int(socket.as_fd(), SOL_SOCKET, libc::SO_LOCK_FILTER, 1).expect("locked");
-            // Without a peer the kernel shuts it, and says ENOTCONN.
+            // Without a peer the kernel shuts the socket down, but returns ENOTCONN.
             let _ = rustix::net::shutdown(&socket, how);
             let read = net.a.run(|| Reader::new()?.read(socket.as_fd()));
             let SocketStatic::Datagrams(fixed) = read.expect("readable") else {
@@ -163,7 +163,7 @@ fn timeouts_filters_and_shut_halves_survive() {
     }
 }
 
-/// Those with a payload: the kernel shows an empty one to the first peek only.
+/// Returns the datagrams with a payload: the kernel shows an empty datagram to the first peek only.
 fn full(datagrams: Vec<Datagram>) -> Vec<Datagram> {
     let has_payload = |one: &Datagram| !one.payload.is_empty();
     datagrams.into_iter().filter(has_payload).collect()
@@ -231,7 +231,7 @@ fn the_receive_queue_survives() {
     }
 }
 
-/// A socket at `b` that has received the datagrams of `queue`, and gave them to the test.
+/// Restores a socket at `b` and replays the datagrams of `queue` to it; the test receives them all.
 fn replay_at_b(net: &Net, fixed: &UdpStatic, queue: &[Datagram]) -> UdpSocket {
     net.route(common::To::B);
     let moved = UdpSocket::from(net.b.run(|| prepare(fixed).expect("prepared")));
@@ -317,7 +317,7 @@ fn multicast_memberships_survive() {
     }
 }
 
-/// Which socket has joined what is found out, with the sources that it wants or does not want.
+/// The memberships of each socket are found, with their included and excluded sources.
 #[test]
 fn memberships_are_found() {
     let net = Net::new();
@@ -372,7 +372,7 @@ fn what_cannot_move_is_refused() {
         Err(UdpError::NotUdp)
     ));
     let numbered = UdpSocket::bind("127.0.0.1:0").expect("bind");
-    // `SOF_TIMESTAMPING_OPT_ID`, with times when packets leave.
+    // `SOF_TIMESTAMPING_OPT_ID`, with transmit timestamps.
     let name = 37;
     set_int(numbered.as_fd(), SOL_SOCKET, name, 1 << 7 | 1 << 1).expect("SO_TIMESTAMPING");
     assert!(matches!(

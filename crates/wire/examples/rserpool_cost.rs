@@ -1,4 +1,5 @@
-//! What reading and writing the registrar's hot messages costs: `cargo run --release --example rserpool_cost`.
+//! Measures the cost of decoding and encoding the registrar's hot messages: `cargo run --release --example
+//! rserpool_cost`.
 #![forbid(unsafe_code)]
 
 use bytes::{Bytes, BytesMut};
@@ -59,7 +60,7 @@ fn messages() -> [Message; 5] {
     ]
 }
 
-/// Nanoseconds of one call, the best of five runs.
+/// Returns the duration of one call in nanoseconds, the best of five runs.
 fn cost(mut call: impl FnMut()) -> f64 {
     let run = |_| {
         let start = Instant::now();

@@ -1,28 +1,28 @@
-//! The envelope of a frame: `u32` length of what follows (big endian, at most [`LENGTH_MAX`]), `u8` version
-//! ([`VERSION`]), body in postcard.
+//! The envelope of a frame: `u32` length of the rest (big endian, at most [`LENGTH_MAX`]), `u8` version ([`VERSION`]),
+//! body in postcard.
 
 use crate::frame::{Frame, FrameOf};
 use crate::migration::{MoveFrame, MoveFrameOf};
 use bytes::{Buf, Bytes, BytesMut};
 
-/// The format this crate speaks.
+/// Version of the format that this crate reads and writes.
 pub const VERSION: u8 = 1;
-/// The most a frame's length field may say, in bytes (version byte and body).
+/// Maximum value of a frame's length field, in bytes (version byte and body).
 pub const LENGTH_MAX: usize = 16 << 20;
-/// For frames up to this length, memory is there from their first bytes on.
+/// Frames up to this length, in bytes, get their whole memory when the length field arrives.
 const ORDINARY_MAX: usize = 512 << 10;
-/// Bytes of the length field.
+/// Size of the length field, in bytes.
 const LENGTH_BYTES: usize = 4;
 
-/// Why bytes are not a frame, or a frame cannot be bytes. After an error the channel has lost its step: close it.
+/// A failure to decode or encode a frame. After an error the position in the stream is unknown: close the channel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The peer speaks another version.
+    /// The peer uses another version.
     #[error(
         "the peer speaks version {0} of the protocol between nodes and this daemon version {VERSION}; run the same release on both"
     )]
     Version(u8),
-    /// The length field says more than a frame may have, or this frame would be longer.
+    /// The length field exceeds [`LENGTH_MAX`], or an encoded frame would.
     #[error(
         "a frame of {0} bytes is longer than {LENGTH_MAX}; if the peer sent it, check that its address and port are those of a holdfastd"
     )]
@@ -32,9 +32,9 @@ pub enum FrameError {
         "a frame of {length} bytes cannot be read ({cause}); close the channel, and if it happens again run the same release on both nodes"
     )]
     Malformed {
-        /// Bytes the length field named.
+        /// Value of the length field, in bytes.
         length: usize,
-        /// What the reader met.
+        /// The reader's error.
         cause: String,
     },
     /// The bytes end within a frame.
@@ -50,7 +50,7 @@ pub enum FrameError {
 /// Appends `frame`, envelope included, to `out`. Each blob is copied once, into `out`.
 ///
 /// # Errors
-/// [`FrameError::TooLong`]; `out` is then as before.
+/// [`FrameError::TooLong`]; `out` is then unchanged.
 pub fn encode(frame: &Frame, out: &mut Vec<u8>) -> Result<(), FrameError> {
     let start = out.len();
     out.reserve(LENGTH_BYTES + 1 + size_estimate(frame));
@@ -67,10 +67,10 @@ pub fn encode(frame: &Frame, out: &mut Vec<u8>) -> Result<(), FrameError> {
     Ok(())
 }
 
-/// A frame in two parts, to be sent one after the other: of a large piece no copy is made.
+/// Encodes a frame as two parts, to be sent in sequence: a large piece is not copied.
 ///
 /// # Errors
-/// As [`encode`].
+/// Same as [`encode`].
 pub fn encode_in_parts(frame: &Frame) -> Result<(Vec<u8>, Bytes), FrameError> {
     let mut front = Vec::new();
     let Frame::Move {
@@ -81,7 +81,7 @@ pub fn encode_in_parts(frame: &Frame) -> Result<(Vec<u8>, Bytes), FrameError> {
         encode(frame, &mut front)?;
         return Ok((front, Bytes::new()));
     };
-    // What stands in a frame before bytes is how many they are; and here they are its end.
+    // In a frame, bytes follow their count; here the bytes end the frame, so the front ends with the count.
     let piece = FrameOf::Move {
         id: *id,
         frame: MoveFrameOf::Piece {
@@ -106,7 +106,7 @@ fn unwritable(error: postcard::Error) -> FrameError {
     malformed(0, &error.to_string())
 }
 
-/// About how many bytes the body takes; only saves growing `out` step by step.
+/// Estimates the body's size in bytes; only saves growing `out` in steps.
 fn size_estimate(frame: &Frame) -> usize {
     match frame {
         Frame::Prepare { flows, .. } => flows.iter().map(|flow| flow.static_state.len() + 56).sum(),
@@ -124,24 +124,24 @@ fn size_estimate(frame: &Frame) -> usize {
     }
 }
 
-/// Takes bytes in pieces of any size and gives frames.
+/// Decodes frames from bytes in pieces of any size.
 ///
-/// Memory grows with the bytes that arrived; what a length field promises counts only up to half a mebibyte.
+/// Memory grows with the bytes that arrived; a length field alone reserves at most 512 KiB.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: BytesMut,
 }
 
 impl Decoder {
-    /// A decoder at the start of a channel.
+    /// Returns a decoder at the start of a channel.
     pub fn new() -> Decoder {
         Decoder::default()
     }
 
-    /// Takes the next bytes of the channel.
+    /// Appends the next bytes of the channel.
     pub fn feed(&mut self, chunk: &[u8]) {
         self.buffer.extend_from_slice(chunk);
-        // Frames of an ordinary length are not moved step by step into larger memory.
+        // Reserve a frame of ordinary length at once, so that it is not moved as the buffer grows.
         if let Some(field) = self.buffer.first_chunk::<LENGTH_BYTES>() {
             let length = u32::from_be_bytes(*field) as usize;
             let missing = (LENGTH_BYTES + length).saturating_sub(self.buffer.len());
@@ -151,15 +151,16 @@ impl Decoder {
         }
     }
 
-    /// The buffer itself, for a reader that appends to it without a copy. Only append.
+    /// Returns the buffer itself, for a reader that appends to it without a copy. Only append.
     pub fn buffer_mut(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
 
-    /// The next whole frame, or none until more bytes are fed. Its blobs share the memory the frame arrived in.
+    /// Returns the next complete frame, or none until more bytes are fed. The frame's blobs share the memory of the
+    /// buffer.
     ///
     /// # Errors
-    /// Anything but a frame of this version. The decoder has then lost its step; close the channel.
+    /// Any input other than a frame of this version. The position in the stream is then unknown; close the channel.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some(field) = self.buffer.first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
@@ -171,7 +172,7 @@ impl Decoder {
         if length == 0 {
             return Err(malformed(0, "it is empty"));
         }
-        // The version is checked as soon as it is there: a peer of another version is named at once.
+        // Check the version as soon as it has arrived: a peer of another version is reported at once.
         if let Some(&version) = self.buffer.get(LENGTH_BYTES)
             && version != VERSION
         {
@@ -185,10 +186,10 @@ impl Decoder {
         read_body(&body).map(Some)
     }
 
-    /// To be called when the channel has ended.
+    /// Checks that the channel ended between frames; called at its end.
     ///
     /// # Errors
-    /// [`FrameError::Truncated`] when it ended within a frame.
+    /// [`FrameError::Truncated`] when the channel ended within a frame.
     pub fn finish(&self) -> Result<(), FrameError> {
         match self.buffer.len() {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! A flow, and how it is written.
+//! A flow and its text form.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-/// The transport protocol of a flow, or what else has a record in the steering table.
+/// The transport protocol of a flow, or another kind of record in the steering table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -15,12 +15,12 @@ pub enum Protocol {
     Tcp,
     /// RFC 768.
     Udp,
-    /// A process that moves, see [`Flow::of_move`]: no packet has it.
+    /// A process that moves, see [`Flow::of_move`]: no packet has this protocol.
     Process,
 }
 
 impl Protocol {
-    /// The number in the IP header (6 or 17); for a process 255, which no packet may have.
+    /// Returns the number in the IP header (6 or 17); for a process 255, which no packet may have.
     pub fn number(self) -> u8 {
         match self {
             Protocol::Tcp => 6,
@@ -29,7 +29,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol with that number, see [`Protocol::number`].
+    /// Returns the protocol with that number, see [`Protocol::number`].
     pub fn from_number(number: u8) -> Option<Protocol> {
         match number {
             6 => Some(Protocol::Tcp),
@@ -53,10 +53,10 @@ impl fmt::Display for Protocol {
 /// One connection or datagram association as a node sees it: `local` is the service's side.
 ///
 /// Written `tcp:10.0.0.1:80-10.0.1.2:4242`, `udp:[fd00::1]:53-[fd00::2]:4242`. Both addresses are of one family; an
-/// IPv4 address is kept as IPv4, never as a mapped IPv6 address; an IPv6 address has no flow label and no scope.
-/// [`Flow::new`], the text form and the wire form keep to that; a literal has to keep to it by itself.
+/// IPv4 address is stored as IPv4, never as a mapped IPv6 address; an IPv6 address has no flow label and no scope.
+/// [`Flow::new`], the text form and the wire form ensure these rules; a struct literal must follow them itself.
 ///
-/// To a human-readable format (JSON) it is its text, to others (postcard) a compact structure.
+/// Serialized as its text in a human-readable format (JSON), as a compact structure in others (postcard).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {
     /// The transport protocol.
@@ -68,7 +68,7 @@ pub struct Flow {
 }
 
 impl Hash for Flow {
-    /// All of it in one piece: hashers take some time for each.
+    /// Hashes the whole flow as one slice: hashers take some time for each call.
     fn hash<H: Hasher>(&self, state: &mut H) {
         let mut bytes = [0; 40];
         for (half, address) in bytes.chunks_exact_mut(20).zip([self.local, self.remote]) {
@@ -83,7 +83,7 @@ impl Hash for Flow {
     }
 }
 
-/// Why something is not a flow.
+/// A value or text that is not a flow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FlowError {
     /// The text has another form.
@@ -91,10 +91,10 @@ pub enum FlowError {
         "`{0}` is not a flow; write PROTOCOL:LOCAL:PORT-REMOTE:PORT, such as tcp:10.0.0.1:80-10.0.1.2:4242 or tcp:[fd00::1]:80-[fd00::2]:4242"
     )]
     Form(String),
-    /// The protocol is not one of ours.
+    /// The protocol is unknown.
     #[error("`{0}` is not a protocol; use tcp or udp")]
     Protocol(String),
-    /// It claims to be the record of a process.
+    /// The text begins like the record of a process but is malformed.
     #[error("`{0}` is not a move of a process; write DONOR.BOOT.SEQ, such as 2.5f3a.7")]
     Move(String),
     /// One address is IPv4, the other IPv6.
@@ -108,11 +108,11 @@ pub enum FlowError {
 }
 
 impl Flow {
-    /// A flow in the one form it has: mapped IPv6 addresses become IPv4, flow labels and scopes are dropped.
+    /// Creates a flow in canonical form: mapped IPv6 addresses become IPv4, flow labels and scopes are dropped.
     ///
     /// # Errors
-    /// [`FlowError::Families`] when one address is IPv4 and the other is not; [`FlowError::Move`] when the addresses of a
-    /// process's record are not those of [`Flow::of_move`].
+    /// [`FlowError::Families`] when one address is IPv4 and the other is not; [`FlowError::Move`] when the addresses of
+    /// a process's record do not come from [`Flow::of_move`].
     pub fn new(
         protocol: Protocol,
         local: SocketAddr,
@@ -134,7 +134,7 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Whether the flow runs over IPv6.
+    /// Returns true if the flow runs over IPv6.
     pub fn is_ipv6(&self) -> bool {
         self.local.is_ipv6()
     }
@@ -168,7 +168,7 @@ impl FromStr for Flow {
     }
 }
 
-/// As much of a text as an error should repeat.
+/// Returns the part of a text that an error should repeat.
 pub(crate) fn excerpt(text: &str) -> String {
     text.chars()
         .take(120)
@@ -176,7 +176,7 @@ pub(crate) fn excerpt(text: &str) -> String {
         .collect()
 }
 
-/// The compact form; separate so that what is read passes through [`Flow::new`].
+/// The compact form, a separate type so that decoding passes through [`Flow::new`].
 #[derive(Serialize, Deserialize)]
 struct Compact(Protocol, SocketAddr, SocketAddr);
 

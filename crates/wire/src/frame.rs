@@ -1,7 +1,7 @@
 //! The messages between daemons.
 //!
-//! A frame is generic over how it holds its blobs, so that decoding first borrows from the buffer it came in and then
-//! takes shares of that buffer: no blob is copied. Everybody else uses [`Frame`], whose blobs are [`Bytes`].
+//! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
+//! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
 use crate::migration::{MoveFrameOf, MoveId};
 use crate::{Change, Epoch, Flow, NodeId, Record, Refusal};
@@ -11,18 +11,18 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// The most entries a list in a frame may have; a longer one is malformed.
+/// Maximum number of entries in a list of a frame; a longer list is malformed.
 pub const ENTRIES_MAX: usize = 65_536;
 
-/// One batch of connections that are handed off together. Unique in the life of the group: a donor's restart changes
-/// `boot`.
+/// Identifies one batch of connections that are handed off together. Unique in the life of the group: a donor's restart
+/// changes `boot`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BatchId {
     /// The node that gives the connections.
     pub donor: NodeId,
-    /// The donor's daemon's start, in any unit that grows from start to start.
+    /// Start number of the donor's daemon, in any unit that grows from start to start.
     pub boot: u64,
-    /// Counts the donor's batches since then.
+    /// Sequence number of the batch since that start.
     pub seq: u64,
 }
 
@@ -32,49 +32,49 @@ impl fmt::Display for BatchId {
     }
 }
 
-/// A flow the acceptor is to prepare a socket for. Its place in the list is its index in the batch.
+/// A flow to prepare a socket for at the acceptor. The position in the list is the flow's index in the batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrepareFlow<B = Bytes> {
     /// The flow.
     pub flow: Flow,
-    /// The epoch at which the donor owns it; the transit has the next one.
+    /// The epoch at which the donor owns the flow; the transit has the next epoch.
     pub epoch: Epoch,
     /// Socket and TCP options, coded by `sys`.
     pub static_state: B,
 }
 
-/// The rest of a flow's state, taken while the donor was frozen.
+/// The rest of a flow's state, extracted while the donor was frozen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateFlow<B = Bytes> {
-    /// Which flow of the batch, by its place in [`FrameOf::Prepare`].
+    /// The flow's index in the batch: its position in [`FrameOf::Prepare`].
     pub index: u32,
     /// Sequence numbers and queues, coded by `sys`.
     pub dynamic: B,
-    /// What the server program wants its successor to know.
+    /// Application state for the server program at the acceptor.
     pub application: B,
 }
 
-/// How long the acceptor took for its part of a batch, in microseconds of its own clock.
+/// Durations of the acceptor's part of a batch, in microseconds of its own clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptorTimes {
-    /// From the last `State` to the sockets restored.
+    /// From the last `State` until the sockets are restored.
     pub restore_us: u32,
-    /// From there to the last connection active: the holder's answer and the activation.
+    /// From the end of `restore_us` until the last connection is active: the holder's answer and the activation.
     pub commit_us: u32,
 }
 
 /// A frame with [`Bytes`] for blobs: the only form outside this crate.
 pub type Frame = FrameOf<Bytes>;
 
-/// What daemons say to each other. The order of the variants is part of the format.
+/// A message between daemons. The order of the variants is part of the format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(bound(serialize = "B: Serialize", deserialize = "B: Deserialize<'de>"))]
 pub enum FrameOf<B> {
-    /// First on every channel, both ways.
+    /// The first frame on every channel, in both directions.
     Hello {
-        /// Who speaks.
+        /// The sender.
         node: NodeId,
-        /// Its daemon's start, as in [`BatchId::boot`].
+        /// Start number of the sender's daemon, as in [`BatchId::boot`].
         boot: u64,
         /// The name of the group, which must be the same.
         group: String,
@@ -87,62 +87,62 @@ pub enum FrameOf<B> {
         #[serde(deserialize_with = "bounded")]
         flows: Vec<PrepareFlow<B>>,
     },
-    /// Acceptor to donor: what came of it, per flow in the order of `Prepare`; a refusal says why.
+    /// Acceptor to donor: the result of `Prepare` per flow, in the same order; a refusal gives the reason.
     Prepared {
         /// The batch.
         batch: BatchId,
-        /// One for each flow.
+        /// One result per flow.
         #[serde(deserialize_with = "bounded")]
         results: Vec<Result<(), String>>,
     },
-    /// Anyone to the holder: change these records.
+    /// Any node to the holder: change these records.
     Ask {
-        /// Chosen by the asker, given back in the answer.
+        /// Number chosen by the requester and repeated in the answer.
         request: u64,
-        /// The changes, each on its own.
+        /// The changes, each independent of the others.
         #[serde(deserialize_with = "bounded")]
         changes: Vec<Change>,
     },
     /// The holder's answer, per change in the order of `Ask`: the record after the change (none after a removal), or
-    /// why there was none.
+    /// the reason for the refusal.
     Answer {
-        /// Of the `Ask`.
+        /// Number of the `Ask`.
         request: u64,
-        /// One for each change.
+        /// One result per change.
         #[serde(deserialize_with = "bounded")]
         results: Vec<Result<Option<Record>, Refusal>>,
     },
-    /// Donor to acceptor: the state of flows that are frozen. Flows of the batch that no `State` names are not coming.
+    /// Donor to acceptor: the state of frozen flows. Flows of the batch that no `State` names stay at the donor.
     State {
         /// The batch.
         batch: BatchId,
-        /// Some or all of its flows.
+        /// Some or all flows of the batch.
         #[serde(deserialize_with = "bounded")]
         flows: Vec<StateFlow<B>>,
-        /// Whether no more is to come.
+        /// True in the last `State` of the batch.
         last: bool,
     },
-    /// Acceptor to donor: how it ended, per flow in the order of `Prepare`: the epoch at which the acceptor owns the
-    /// flow, or why it does not take it.
+    /// Acceptor to donor: the final result per flow in the order of `Prepare`: the epoch at which the acceptor owns the
+    /// flow, or the reason for the refusal.
     Done {
         /// The batch.
         batch: BatchId,
-        /// One for each flow.
+        /// One result per flow.
         #[serde(deserialize_with = "bounded")]
         results: Vec<Result<Epoch, String>>,
-        /// How long it took.
+        /// Durations of the acceptor's steps.
         times: AcceptorTimes,
     },
-    /// Either side of a batch to the other: give it up, unless it is committed.
+    /// Either side of a batch to the other: abort it, unless it is committed.
     Abort {
         /// The batch.
         batch: BatchId,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Anyone to the holder: who has these flows?
+    /// Any node to the holder: request the records of these flows.
     Query {
-        /// Chosen by the asker, given back in the answer.
+        /// Number chosen by the requester and repeated in the answer.
         request: u64,
         /// The flows.
         #[serde(deserialize_with = "bounded")]
@@ -150,27 +150,27 @@ pub enum FrameOf<B> {
     },
     /// The holder's answer, per flow in the order of `Query`.
     QueryAnswer {
-        /// Of the `Query`.
+        /// Number of the `Query`.
         request: u64,
-        /// One for each flow.
+        /// One record per flow; none for a flow that the holder does not know.
         #[serde(deserialize_with = "bounded")]
         records: Vec<Option<Record>>,
     },
-    /// Are you there?
+    /// Asks the peer for a sign of life.
     Ping {
         /// Any number.
         token: u64,
     },
-    /// Yes.
+    /// The answer to `Ping`.
     Pong {
-        /// Of the `Ping`.
+        /// Token of the `Ping`.
         token: u64,
     },
-    /// About the move of a process.
+    /// A frame of a process migration.
     Move {
-        /// Which.
+        /// The migration.
         id: MoveId,
-        /// What.
+        /// The migration's frame.
         frame: MoveFrameOf<B>,
     },
 }
@@ -253,7 +253,7 @@ impl<B> StateFlow<B> {
     }
 }
 
-/// Reads a list of at most [`ENTRIES_MAX`] entries: an entry may take one byte on the wire and fifty in memory.
+/// Reads a list of at most [`ENTRIES_MAX`] entries, because an entry of one byte on the wire may take fifty in memory.
 pub(crate) fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -267,7 +267,7 @@ pub(crate) fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
-            // The hint is a number the sender wrote: believed up to 1,024 entries, beyond that only what is there.
+            // The sender wrote the hint: allocate at most 1,024 entries for it, then only as entries arrive.
             let mut list = Vec::with_capacity(entries.size_hint().unwrap_or(0).min(1_024));
             while let Some(entry) = entries.next_element()? {
                 if list.len() == ENTRIES_MAX {

@@ -1,11 +1,11 @@
-//! Bytes in and out: what flows, nodes and the frames between nodes look like on the wire.
+//! Encoding and decoding: flows, node numbers, and the frames between nodes as they are on the wire.
 //!
-//! Every parser here is total: any bytes give a value or an error that says what to do, never a panic, and never an
-//! allocation that a length field alone asked for. No IO and no clock.
+//! Every parser in this crate is total: any bytes give a value or an error that names a remedy, never a panic, and
+//! never an allocation sized by a length field alone. The crate does no IO and reads no clock.
 //!
 //! - [`Flow`]: one connection or datagram association, written `tcp:10.0.0.1:80-10.0.1.2:4242`;
 //! - [`NodeId`]: a node's number;
-//! - [`frame`]: the messages between daemons, and the envelope they travel in; [`migration`]: those about a process;
+//! - [`frame`]: the messages between daemons, and their envelope; [`migration`]: the messages about moving a process;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What daemons say to each other while a process moves, and how its record is named.
+//! The messages between daemons while a process moves, and the key of the process's record.
 
 use crate::flow::{Flow, FlowError, Protocol, excerpt};
 use crate::frame::{AcceptorTimes, bounded};
@@ -9,14 +9,14 @@ use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// One move of a process. Unique in the life of the group: a donor's restart changes `boot`.
+/// Identifies one move of a process. Unique in the life of the group: a donor's restart changes `boot`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MoveId {
     /// The node that gives the process.
     pub donor: NodeId,
-    /// The donor's daemon's start, in any unit that grows from start to start.
+    /// Start number of the donor's daemon, in any unit that grows from start to start.
     pub boot: u64,
-    /// Counts the donor's moves since then.
+    /// Sequence number of the move since that start.
     pub seq: u64,
 }
 
@@ -47,12 +47,12 @@ impl FromStr for MoveId {
     }
 }
 
-/// First half of the addresses that a move's numbers are packed into: with it, none is a mapped IPv4 address.
+/// First half of the addresses that encode a move's numbers; with this prefix none is a mapped IPv4 address.
 const PREFIX: u64 = 0xfd00 << 48;
 
 impl Flow {
-    /// The key of a moving process's record in the steering table: it is arbitrated like a flow, and no packet has it.
-    /// Written `process:DONOR.BOOT.SEQ`.
+    /// Returns the key of a moving process's record in the steering table. The record is arbitrated like a flow's, but
+    /// no packet has this key. Written `process:DONOR.BOOT.SEQ`.
     pub fn of_move(id: MoveId) -> Flow {
         let address = |half: u64, port| {
             let bits = (u128::from(PREFIX) << 64) | u128::from(half);
@@ -65,7 +65,7 @@ impl Flow {
         }
     }
 
-    /// Which move's record it is; none for a flow.
+    /// Returns the move of a process's record; none for a flow.
     pub fn move_id(&self) -> Option<MoveId> {
         let half = |address: SocketAddr| match address {
             SocketAddr::V6(address) => {
@@ -84,12 +84,12 @@ impl Flow {
         })
     }
 
-    /// Whether it is the record of a moving process and not a flow.
+    /// Returns true if this is the record of a moving process and not a flow.
     pub fn is_process(&self) -> bool {
         self.protocol == Protocol::Process
     }
 
-    /// The flow as its other end sees it.
+    /// Returns the flow as seen from its other end.
     pub fn mirrored(&self) -> Flow {
         Flow {
             protocol: self.protocol,
@@ -99,7 +99,7 @@ impl Flow {
     }
 }
 
-/// How the sockets of a process move: the three ways of the paper.
+/// Strategy for moving the sockets of a process: the three of paper 002.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -109,12 +109,12 @@ pub enum SocketStrategy {
     Iterative,
     /// All sockets in one message.
     Collective,
-    /// Sockets are made before the freeze; in it, one message has what changed.
+    /// Sockets are created before the freeze; one message during the freeze carries the changes.
     #[default]
     Incremental,
 }
 
-/// A flow of a moving process, and the epoch at which the donor owns it; its transit has the next one.
+/// A flow of a moving process, and the epoch at which the donor owns it; the transit has the next epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FlowAt {
     /// The flow.
@@ -123,32 +123,32 @@ pub struct FlowAt {
     pub epoch: Epoch,
 }
 
-/// Connections of a moving process to a node of the group, which translates them.
+/// Connections of a moving process to one node of the group, which translates their addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerConnections {
-    /// Where the other ends are.
+    /// The node at the other end of the connections.
     pub node: NodeId,
     /// The connections as the moving process sees them.
     #[serde(deserialize_with = "bounded")]
     pub connections: Vec<Flow>,
 }
 
-/// What a donor offers.
+/// A donor's request to move a process, with its properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer<B = Bytes> {
-    /// A copy is to be made; the original stays.
+    /// True for a clone: the original process stays.
     pub clone: bool,
-    /// How its sockets move.
+    /// Strategy for moving the sockets.
     pub sockets: SocketStrategy,
-    /// Memory may follow the process.
+    /// True if memory may be sent after the process resumes (post-copy).
     pub post_copy: bool,
-    /// How often the process has moved before.
+    /// Number of earlier moves of the process.
     pub hops: u32,
-    /// Bytes of memory.
+    /// Size of the process's memory, in bytes.
     pub memory: u64,
-    /// Flows.
+    /// Number of flows.
     pub flows: u32,
-    /// What it uses (files, libraries, users, numbers), coded by `sys`.
+    /// Resources that the process uses (files, libraries, users, numbers), coded by `sys`.
     pub description: B,
 }
 
@@ -166,23 +166,23 @@ impl<B> Offer<B> {
     }
 }
 
-/// What a peer of a moving process is to do about a connection.
+/// Action of a moving process's peer on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TranslateStep {
-    /// Take packets from the new node too.
+    /// Accept packets from the new node too.
     Prepare,
-    /// The process is there: send packets there, and take them from there only.
+    /// The process has moved: send packets to the new node, and accept them from there only.
     Switch,
-    /// The process stays: as it was before.
+    /// The process stays: restore the previous translation.
     Undo,
 }
 
-/// A step of a freeze.
+/// Duration of one step of a freeze.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTime {
-    /// What it is called.
+    /// Name of the step.
     pub name: String,
-    /// How long it took, microseconds.
+    /// Duration, in microseconds.
     pub us: u32,
 }
 
@@ -193,71 +193,74 @@ pub type MoveFrame = MoveFrameOf<Bytes>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(bound(serialize = "B: Serialize", deserialize = "B: Deserialize<'de>"))]
 pub enum MoveFrameOf<B> {
-    /// Donor to acceptor: would you take it?
+    /// Donor to acceptor: asks whether the acceptor would take the process.
     Offer(Offer<B>),
-    /// Acceptor to donor: yes, if there are no reasons against it.
+    /// Acceptor to donor: answers `Offer`; accepted if there are no refusals.
     Offered {
-        /// Why not.
+        /// Reasons for a refusal.
         #[serde(deserialize_with = "bounded")]
         refusals: Vec<String>,
     },
-    /// Acceptor to donor: what the process will be put into is made, or why not.
+    /// Acceptor to donor: the empty process that becomes the restored one exists, or the reason for its failure.
     Ready(Result<(), String>),
-    /// Donor to acceptor: these flows are about to be diverted, hold their packets.
+    /// Donor to acceptor: these flows are about to be diverted; hold their packets.
     Arm {
-        /// Counts the `Arm`s of the move.
+        /// Sequence number of the `Arm` within the move.
         part: u32,
         /// The flows.
         #[serde(deserialize_with = "bounded")]
         flows: Vec<FlowAt>,
     },
-    /// Acceptor to donor: the hold is armed, or why not.
+    /// Acceptor to donor: the hold is armed, or the reason for its failure.
     Armed {
-        /// Of the `Arm`.
+        /// Number of the `Arm`.
         part: u32,
-        /// What came of it.
+        /// Result of arming the hold.
         result: Result<(), String>,
     },
-    /// Donor to acceptor: the process is frozen, and all of it has been sent: restore it and take it.
+    /// Donor to acceptor: the process is frozen and completely sent; restore it and take it over.
     Final {
-        /// All its flows, each in transit.
+        /// All flows of the process, each in transit.
         #[serde(deserialize_with = "bounded")]
         flows: Vec<FlowAt>,
-        /// Who translates connections to it.
+        /// Nodes that translate connections to the process.
         #[serde(deserialize_with = "bounded")]
         peers: Vec<PeerConnections>,
-        /// Connections whose packets the donor goes on to forward, both ways.
+        /// Connections with packets that the donor continues to forward, in both directions.
         #[serde(deserialize_with = "bounded")]
         forwarded: Vec<Flow>,
-        /// Bytes sent while it was frozen.
+        /// Bytes sent during the freeze.
         bytes: u64,
     },
-    /// Acceptor to donor: the process runs here, from this epoch of its record on; or, at any time, why it never will.
+    /// Acceptor to donor: the process runs at the acceptor from this epoch of its record on; or, at any time, the
+    /// reason of a final failure.
     Done {
-        /// How it ended.
+        /// The final result.
         result: Result<Epoch, String>,
-        /// How long it took until it ran.
+        /// Durations until the process ran.
         times: AcceptorTimes,
-        /// From there to this frame, in microseconds.
+        /// From the process's resume until this frame, in microseconds.
         ran_us: u32,
-        /// The same step by step, each since the one before it, from when the process was known to stand still.
+        /// Duration of each step since the one before, beginning when the acceptor learned that the process was
+        /// stopped.
         #[serde(deserialize_with = "bounded")]
         steps: Vec<StepTime>,
     },
-    /// Donor to acceptor: nothing is left of it here.
+    /// Donor to acceptor: the donor has released everything of the process.
     Released,
-    /// Donor to acceptor: give it up, unless it is committed. The answer, if it is not, is a `Done` that says so.
+    /// Donor to acceptor: abort the move, unless it is committed. If it is not, the acceptor answers with a failed
+    /// `Done`.
     Abort {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Donor or acceptor to a peer: the other end of these connections moves. No step depends on one before.
+    /// Donor or acceptor to a peer: the other end of these connections moves. No step depends on an earlier one.
     Translate {
-        /// How often the process had moved before this move: an older move changes nothing.
+        /// Number of the process's moves before this one: a step of an older move changes nothing.
         hops: u32,
-        /// What to do.
+        /// The action.
         step: TranslateStep,
-        /// Where the process moves to.
+        /// The node that the process moves to.
         to: NodeId,
         /// The connections as the moving process sees them.
         #[serde(deserialize_with = "bounded")]
@@ -265,64 +268,66 @@ pub enum MoveFrameOf<B> {
     },
     /// The peer's answer.
     Translated {
-        /// Of the `Translate`.
+        /// Step of the `Translate`.
         step: TranslateStep,
-        /// What came of it.
+        /// Result of the step.
         result: Result<(), String>,
     },
-    /// Donor to acceptor: some of what the process is made of. For the daemon and not for its machine.
+    /// Donor to acceptor: a part of the process's state. Handled by the daemon, not by its state machine.
     Piece {
-        /// What it is a piece of; the daemon's number.
+        /// Kind of state; the daemon assigns the numbers.
         kind: u8,
-        /// More of the same follows.
+        /// True if more of the same state follows.
         more: bool,
         /// The bytes.
         bytes: B,
     },
-    /// Acceptor to donor: pieces of so many bytes have been taken. For the daemon too.
+    /// Acceptor to donor: pieces of this many bytes have been processed. Handled by the daemon too.
     Took {
-        /// Bytes since the last one said so.
+        /// Bytes since the last `Took`.
         bytes: u64,
-        /// For how long it worked on them, microseconds: the rest of the time is the way's.
+        /// Time spent processing them, in microseconds: the rest of the elapsed time is the network's.
         busy_us: u64,
-        /// Why it can take no more.
+        /// The reason if the acceptor cannot process any more.
         problem: Option<String>,
     },
-    /// Acceptor to donor, while memory follows a process that runs. For the daemon too.
+    /// Acceptor to donor, during the post-copy of a running process. Handled by the daemon too.
     Wanted(Wanted),
-    /// Acceptor to donor: its verdict on everything of the process that needs no memory pages. For the daemon too.
+    /// Acceptor to donor: the result of checking everything of the process that needs no memory pages. Handled by the
+    /// daemon too.
     Judged {
-        /// Why it does not take the process; empty if it would.
+        /// Reasons for refusing the process; empty if the acceptor would take it.
         #[serde(deserialize_with = "bounded")]
         refusals: Vec<String>,
     },
-    /// Acceptor to donor: the next step of the hand-over of locks on files that both nodes see. For the daemon too.
+    /// Acceptor to donor: the next step of handing over locks on files that both nodes see. Handled by the daemon too.
     Locks {
-        /// Which step, of which locks, coded by `sys`.
+        /// The step and its locks, coded by `sys`.
         bytes: B,
     },
 }
 
-/// What is to be sent of memory that follows.
+/// A request for memory pages during post-copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
-    /// Nothing else is missing: with no ranges all is there. Else somebody waits for these, and they come first.
+    /// True if nothing else is missing: with no ranges, the post-copy is complete. If false, threads wait for these
+    /// ranges, which must be sent first.
     pub all: bool,
-    /// The memory, as it lies at the donor.
+    /// The memory ranges, by their addresses at the donor.
     #[serde(deserialize_with = "bounded")]
     pub ranges: Vec<WantedRange>,
-    /// Why nothing is wanted any more though some was missing.
+    /// The reason if no memory is requested although some is missing.
     pub problem: Option<String>,
 }
 
-/// Memory of a process that the acceptor lacks.
+/// A range of a process's memory that the acceptor lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WantedRange {
-    /// Which process of the tree, in the order of its shape.
+    /// The process, by its position in the shape of the process tree.
     pub process: u32,
     /// First address.
     pub start: u64,
-    /// First address beyond.
+    /// First address after the range.
     pub end: u64,
 }
 

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The number of a node within its group, from 1 on: its position in the configuration, or what is given there.
+/// The number of a node within its group, from 1 on: set in the configuration, by default the node's position there.
 ///
-/// The eBPF maps use 0 for "none"; the configuration never gives it out.
+/// The eBPF maps use 0 for "none"; no configured node has number 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub u16);

@@ -1,4 +1,4 @@
-//! What the hold needs to know of an IP packet: its flow, and where a TCP segment stands in the stream.
+//! The parts of an IP packet that the hold needs: its flow, and the position of a TCP segment in the stream.
 
 use std::net::SocketAddr;
 
@@ -9,26 +9,26 @@ use crate::{Flow, Protocol};
 /// An inbound packet of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inbound {
-    /// Its flow: the destination is the service's side.
+    /// The packet's flow: the destination is the service's side.
     pub flow: Flow,
-    /// For TCP, the segment.
+    /// The TCP segment; none for UDP.
     pub segment: Option<Segment>,
 }
 
-/// A TCP segment's place.
+/// Position of a TCP segment in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Sequence number of its first byte.
     pub sequence: u32,
-    /// What it acknowledges.
+    /// The acknowledgement number.
     pub acknowledgement: u32,
-    /// Sequence space it takes: payload bytes, SYN and FIN.
+    /// Length in sequence space: payload bytes, SYN and FIN.
     pub length: u32,
 }
 
 impl Inbound {
-    /// Reads an IP packet without link header; a GSO packet may be longer than its header says, a fragment is no flow's.
-    /// `None` for whatever is neither TCP nor UDP.
+    /// Parses an IP packet without link header. A GSO packet may be longer than its header says; a fragment belongs to
+    /// no flow. `None` for anything other than TCP or UDP.
     #[must_use]
     pub fn parse(packet: &[u8]) -> Option<Inbound> {
         let sliced = LaxSlicedPacket::from_ip(packet).ok()?;

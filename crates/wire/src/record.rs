@@ -1,21 +1,21 @@
-//! What the holder of the steering table keeps about a flow, and how it is asked to change it.
+//! The steering table's record of a flow, and the changes that its holder accepts.
 
 use crate::{Flow, NodeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Counts the changes of a flow's ownership; a change names the epoch it starts from, so a stale one changes nothing.
+/// Counter of a flow's ownership changes; a change names its starting epoch, so a stale one has no effect.
 pub type Epoch = u32;
 
-/// Who may speak for a flow.
+/// The node or nodes that may send for a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RecordState {
     /// One node owns the flow.
     Owned {
-        /// That node.
+        /// The owner.
         owner: NodeId,
     },
-    /// The flow is moving and has no owner. The donor may send until it freezes; nobody may after that.
+    /// The flow is moving and has no owner. The donor may send until it freezes; after that no node may.
     Transit {
         /// The node that gives the flow.
         donor: NodeId,
@@ -29,12 +29,12 @@ pub enum RecordState {
 pub struct Record {
     /// The epoch of the last change.
     pub epoch: Epoch,
-    /// Who may speak.
+    /// The owner, or the transit.
     pub state: RecordState,
 }
 
 impl Record {
-    /// A record of a flow that `owner` owns.
+    /// Returns a record of a flow that `owner` owns.
     pub fn owned(owner: NodeId, epoch: Epoch) -> Record {
         Record {
             epoch,
@@ -42,7 +42,7 @@ impl Record {
         }
     }
 
-    /// A record of a flow that moves from `donor` to `acceptor`.
+    /// Returns a record of a flow that moves from `donor` to `acceptor`.
     pub fn transit(donor: NodeId, acceptor: NodeId, epoch: Epoch) -> Record {
         Record {
             epoch,
@@ -50,7 +50,7 @@ impl Record {
         }
     }
 
-    /// Whether `node` owns the flow.
+    /// Returns true if `node` owns the flow.
     pub fn is_owned_by(&self, node: NodeId) -> bool {
         self.state == RecordState::Owned { owner: node }
     }
@@ -68,46 +68,47 @@ impl fmt::Display for Record {
     }
 }
 
-/// What is asked of the holder. The rules are in `holdfast_proto::ownership`.
+/// Kind of change that a node requests from the holder. The rules are in `holdfast_proto::ownership`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ChangeKind {
-    /// The asker has a new connection. `epoch` is the least it wants; the holder may give a higher one.
+    /// The requester has a new connection. `epoch` is the lowest acceptable one; the holder may give a higher one.
     Establish,
-    /// The asker, who owns the flow at `epoch`, starts to give it away.
+    /// The requester, owner of the flow at `epoch`, starts to give it away.
     Divert {
-        /// To whom.
+        /// The node that takes the flow.
         acceptor: NodeId,
     },
-    /// The asker, to whom the flow moves at the transit's `epoch`, has everything and takes it.
+    /// The requester, acceptor of the transit at `epoch`, has the complete state and takes the flow.
     Commit,
-    /// The asker, donor or acceptor of the transit at `epoch`, wants it undone.
+    /// The requester, donor or acceptor of the transit at `epoch`, wants to undo it.
     Rollback,
-    /// The asker, who owns the flow at `epoch`, has closed it.
+    /// The requester, owner of the flow at `epoch`, has closed it.
     Remove,
-    /// [`Commit`](Self::Commit) of a process's record and of all flows that were diverted with one question behind it: of all, or none.
-    /// A holder that does not know them, or does not know so many, refuses, and is asked for each.
+    /// [`Commit`](Self::Commit) of a process's record and of all flows that were diverted in one request with it: of
+    /// all, or none. A holder that does not know the flows, or knows a different number, refuses; the requester then
+    /// commits each.
     CommitAll {
-        /// How many they are.
+        /// The number of flows.
         flows: u32,
     },
 }
 
-/// One compare-and-set asked of the holder.
+/// One compare-and-set request to the holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Change {
     /// The flow.
     pub flow: Flow,
-    /// What to do.
+    /// Kind of change.
     pub kind: ChangeKind,
-    /// The epoch the record must have (see [`ChangeKind`] for what it means to each kind).
+    /// The epoch that the record must have (see [`ChangeKind`] for its meaning in each kind).
     pub epoch: Epoch,
 }
 
-/// The holder refused a change; this is what it has instead.
+/// A refused change, with the record that the holder has instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[error("refused: the holder has the flow {}", describe(.current))]
 pub struct Refusal {
-    /// The record as it stands, none when the holder does not know the flow.
+    /// The current record; none when the holder does not know the flow.
     pub current: Option<Record>,
 }
 

@@ -1,4 +1,4 @@
-//! Frames come back as they went, in pieces of any size; anything else is an error that says what to do.
+//! Encoded frames decode to the same value, in pieces of any size; any other input is an error that says how to react.
 
 mod moves;
 
@@ -125,7 +125,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// All frames the decoder gives of `bytes`, fed in pieces of `sizes` (in turn), and how it ended.
+/// Decodes all frames of `bytes`, fed in pieces of `sizes` (in turn); returns them and the decoder's final result.
 fn decode(bytes: &[u8], sizes: &[usize]) -> (Vec<Frame>, Result<(), FrameError>) {
     let mut decoder = Decoder::new();
     let mut frames = Vec::new();
@@ -164,7 +164,8 @@ proptest! {
         let _ = decode(&bytes, &[7, 64]);
     }
 
-    /// Arbitrary bodies in a sound envelope: deep in the reader, still no panic; what is read is written the same way.
+    /// Arbitrary bodies in a valid envelope reach deep into the reader: no panic, and a decoded frame encodes
+    /// identically.
     #[test]
     fn any_body_is_a_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..14) {
         let mut bytes = ((body.len() + 1) as u32).to_be_bytes().to_vec();

@@ -1,5 +1,5 @@
-//! An echo server behind Holdfast, for TCP (RFC 862) and UDP. It holds many thousands of connections, and hands each to
-//! another node when asked; connections asked for at once leave in few batches, without anything done for it here.
+//! An echo server with Holdfast, for TCP (RFC 862) and UDP. The server holds many thousands of connections, and hands
+//! each to another node on request; the library combines simultaneous handoffs into few batches without code here.
 #![forbid(unsafe_code)]
 
 mod tcp;
@@ -14,14 +14,14 @@ use holdfast_api::{Session, app};
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 use tracing_subscriber::EnvFilter;
 
-/// A TCP and UDP echo server behind Holdfast.
+/// A TCP and UDP echo server with Holdfast.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Flags {
-    /// TCP address to listen on; may be given several times.
+    /// TCP address to listen on; repeatable.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Vec<SocketAddr>,
-    /// UDP address to answer on: a service address, not a wildcard; may be given several times.
+    /// UDP address to answer on: a service address, not a wildcard; repeatable.
     #[arg(long, value_name = "ADDRESS:PORT")]
     udp: Vec<SocketAddr>,
     /// The daemon's socket for server programs.
@@ -34,7 +34,7 @@ struct Flags {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    // RUST_LOG=debug tells of every handoff.
+    // RUST_LOG=debug logs every handoff.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -78,7 +78,7 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(16_384)
 }
 
-/// As many descriptors as the system lets this program have.
+/// Raises the limit of open descriptors to the maximum that the system allows.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

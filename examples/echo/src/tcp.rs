@@ -1,21 +1,21 @@
-//! Echo over TCP. The state of a connection is what was read and not yet written back.
+//! Echo over TCP. The state of a connection is the data that was read and not yet written back.
 
 use std::io;
 use std::time::Duration;
 
 use holdfast_api::{Arrival, Connection, Service};
 
-/// How much is read at once.
+/// Maximum size of one read, in bytes.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Serves for ever.
+/// Serves forever.
 pub async fn serve(service: Service) {
     loop {
         match service.accept().await {
             Ok(Arrival::New(connection)) => tokio::spawn(echo(connection, Vec::new())),
             Ok(Arrival::HandedOff { connection, state }) => tokio::spawn(echo(connection, state)),
             Err(error) => {
-                // Out of descriptors, or a client that went before it was accepted: the listener is as good as before.
+                // Out of descriptors, or a client that left before it was accepted: the listener is still usable.
                 tracing::warn!(%error, "not accepted");
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
@@ -46,7 +46,7 @@ async fn echo(mut connection: Connection, mut pending: Vec<u8>) {
     }
 }
 
-/// Echoes until the operator asks (true) or the client has ended (false).
+/// Echoes until the operator requests a handoff (true) or the client has ended the connection (false).
 async fn until_asked(connection: &Connection, pending: &mut Vec<u8>) -> io::Result<bool> {
     let stream = connection.stream();
     loop {
@@ -77,7 +77,7 @@ async fn until_asked(connection: &Connection, pending: &mut Vec<u8>) -> io::Resu
             Err(error) => return Err(error),
         }
         if pending.is_empty() {
-            // Most connections rest most of the time: many thousands should not each keep a buffer.
+            // Most connections are idle most of the time: many thousands should not each keep a buffer.
             pending.shrink_to_fit();
         }
     }

@@ -1,4 +1,4 @@
-//! Echo over UDP. The state of an association is nothing: each datagram stands alone.
+//! Echo over UDP. An association has no state: each datagram is independent.
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use holdfast_api::{Association, Destination, UdpEvent, UdpService};
 
-/// An association that was silent for so long is forgotten.
+/// An association that was silent for this long is forgotten.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// Serves for ever.
+/// Serves forever.
 pub async fn serve(service: UdpService) {
     let service = Arc::new(service);
     let mut sweep = tokio::time::interval(IDLE_MAX / 4);
@@ -35,8 +35,8 @@ pub async fn serve(service: UdpService) {
             }) => {
                 let mut handing =
                     Box::pin(hand_off(Arc::clone(&service), association, destination));
-                // It begins here, between two datagrams, and ends by the side: what was received is answered, and what
-                // comes from now on travels.
+                // Start the handoff here, between two datagrams, and complete it in another task: datagrams received
+                // before are answered, later ones travel with the association.
                 let begun = poll_fn(|context| Poll::Ready(handing.as_mut().poll(context))).await;
                 if begun.is_pending() {
                     tokio::spawn(handing);

@@ -1,4 +1,4 @@
-//! Two servers, clients, and the test in the daemon's place.
+//! Tests two servers with clients; the test plays the daemon.
 
 #[path = "../../../crates/api/tests/fake/mod.rs"]
 mod fake;
@@ -68,12 +68,12 @@ impl Drop for Server {
     }
 }
 
-/// The numbers of the two services, in the order of the program's flags.
+/// Numbers of the two services, in the order of the program's flags.
 const TCP: u32 = 1;
 const UDP: u32 = 2;
 const MANY: usize = 200;
 
-/// Moves all these flows; says in how many batches the program gave them.
+/// Moves all these flows; returns the number of batches in which the program gave them.
 fn move_all(donor: &Server, acceptor: &Server, flows: &[FlowText], first_id: u64) -> usize {
     for flows in flows.chunks(1000) {
         donor.peer.say(&FromDaemon::Asked {
@@ -112,7 +112,7 @@ fn connections_go_and_come_back_and_lose_nothing() {
             &servers[usize::from(round % 2)],
             &servers[usize::from(1 - round % 2)],
         );
-        // Bytes are on their way while the connections are.
+        // Bytes are in transit while the connections are.
         for (index, client) in clients.iter_mut().enumerate() {
             client.write_all(&[round, index as u8, 1]).unwrap();
         }
@@ -156,7 +156,7 @@ fn datagrams_are_echoed_until_the_association_leaves() {
         panic!("Collected")
     };
     assert_eq!(unread[0].bytes, b"two");
-    // It stays after all: the program answers what waited.
+    // The association stays after all: the program answers the waiting datagram.
     server.peer.say(&FromDaemon::Kept {
         flows: vec![flow],
         reason: "no".into(),

@@ -1,22 +1,22 @@
-//! The chunked transfer coding (RFC 9112, section 7.1), as a machine that can stop at any byte.
+//! The chunked transfer coding (RFC 9112, section 7.1), as a state machine that can stop at any byte.
 
 use serde::{Deserialize, Serialize};
 
-/// Where in the coding the next byte is.
+/// Position of the next byte within the coding.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Chunked {
-    /// In a size line; what of it came before.
+    /// At the start of a size line.
     #[default]
     Size,
-    /// In a size line's digits: the value so far.
+    /// In a size line's digits, with the value so far.
     Digits(u64),
     /// In a size line after the digits.
     Extension(u64),
-    /// In data: so many bytes left.
+    /// In data, with the number of bytes left.
     Data(u64),
     /// In the line end after data.
     DataEnd,
-    /// In the trailer; whether the current line has a byte yet.
+    /// In the trailer; true if the current line already has a byte.
     Trailer(bool),
     /// After the end.
     Done,
@@ -27,7 +27,7 @@ pub enum Chunked {
 pub struct Malformed;
 
 impl Chunked {
-    /// Consumes from `input`, giving data to `data`; says how much of `input` was used: all, unless the end came.
+    /// Consumes `input` and passes data to `data`; returns the number of bytes used: all, unless the end was reached.
     ///
     /// # Errors
     /// [`Malformed`].

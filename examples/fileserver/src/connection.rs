@@ -1,5 +1,5 @@
-//! One connection, step by step. Between two steps its whole state is a [`State`]: that is the safe point at which it
-//! can be handed off. A step that waits is left when the operator asks.
+//! Serves one connection step by step. Between two steps its whole state is a [`State`]: a safe point for a handoff. A
+//! waiting step is interrupted when the operator requests a handoff.
 
 use std::io;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use crate::source::{Reader, Source};
 use crate::state::{State, Work};
 use crate::upload::{Failure, Receiver};
 
-/// How much is made or read at once.
+/// Maximum size of a generated or read piece, in bytes.
 const PIECE_BYTES: usize = 256 * 1024;
-/// With a rate limit, how much is written at once.
+/// Maximum size of one write with a rate limit, in bytes.
 const PACED_BYTES: usize = 16 * 1024;
 
-/// What a step ended with.
+/// Result of a step.
 enum Step {
-    /// Go on.
+    /// The step is complete.
     Done,
-    /// The operator asked meanwhile; nothing was lost.
+    /// The operator requested a handoff; no data was lost.
     Asked,
-    /// The connection is over.
+    /// The connection has ended.
     Over,
 }
 
-/// Serves a connection to its end, or until it moves.
+/// Serves a connection until it ends or moves.
 pub async fn serve(mut connection: Connection, mut state: State, site: Arc<Site>) {
     let flow = connection.flow();
     loop {
@@ -62,18 +62,18 @@ pub async fn serve(mut connection: Connection, mut state: State, site: Arc<Site>
     }
 }
 
-/// A connection with what it has open.
+/// A connection with its open files.
 struct Worker<'a> {
     connection: &'a Connection,
     site: &'a Site,
     state: State,
     sending: Option<Piece>,
     receiving: Option<Receiver>,
-    /// With a rate limit: when the next piece may go.
+    /// With a rate limit: earliest time of the next write.
     next_write: Instant,
 }
 
-/// A part of what is being sent, in memory.
+/// A part of the data being sent, in memory.
 struct Piece {
     source: Source,
     reader: Reader,
@@ -145,7 +145,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Looks for a request in the input, or reads more of it.
+    /// Parses a request from the input, or reads more input.
     async fn request(&mut self) -> io::Result<Step> {
         match head::parse(&self.state.input) {
             Parsed::Partial => self.read().await,
@@ -206,7 +206,7 @@ impl<'a> Worker<'a> {
                 _ = self.connection.wait_asked() => return Ok(Step::Asked),
                 () = sleep_until(self.next_write) => {}
             }
-            // What was not sent while the client was slow is not made up for.
+            // Time lost while the client was slow is not made up for.
             let pause = Duration::from_nanos(bytes.len() as u64 * 1_000_000_000 / rate.max(1));
             self.next_write = self
                 .next_write
@@ -240,7 +240,7 @@ impl<'a> Worker<'a> {
         self.feed()
     }
 
-    /// Gives the input to the upload. After this, what is left of the input belongs to the next request.
+    /// Passes the input to the upload. Afterwards the remaining input belongs to the next request.
     fn feed(&mut self) -> io::Result<Step> {
         let Some(mut receiver) = self.receiving.take() else {
             return Ok(Step::Done);
@@ -305,7 +305,7 @@ impl Piece {
     }
 }
 
-/// Writes some of `bytes`; `None` when the operator asked first.
+/// Writes some of `bytes`; `None` when the operator requested a handoff first.
 async fn write(connection: &Connection, bytes: &[u8]) -> io::Result<Option<usize>> {
     loop {
         match connection.stream().try_write(bytes) {
@@ -320,7 +320,7 @@ async fn write(connection: &Connection, bytes: &[u8]) -> io::Result<Option<usize
     }
 }
 
-/// Reads something; `None` when the operator asked first.
+/// Reads some bytes; `None` when the operator requested a handoff first.
 async fn read(connection: &Connection, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         match connection.stream().try_read(buffer) {

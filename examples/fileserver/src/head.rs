@@ -1,34 +1,34 @@
 //! The head of a request.
 
-/// What this server needs of a request's head.
+/// The parts of a request's head that this server needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     pub method: String,
     pub path: String,
-    /// `Range`, where it is to be obeyed.
+    /// `Range`, if it applies.
     pub range: Option<String>,
     pub content_length: Option<u64>,
     pub chunked: bool,
     pub expects_continue: bool,
-    /// The client wants the connection to end with this response.
+    /// True if the client wants the connection to end with this response.
     pub close: bool,
 }
 
-/// A head longer than this is refused.
+/// Maximum length of a head, in bytes; a longer one is refused.
 pub const BYTES_MAX: usize = 16 * 1024;
 
-/// What the begin of a connection's input is.
+/// Result of parsing the start of a connection's input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// Not all of a head.
+    /// The head is incomplete.
     Partial,
-    /// A head, and how long it is.
+    /// A head, and its length in bytes.
     Head(Head, usize),
-    /// No head.
+    /// The input is not a valid head.
     Bad,
 }
 
-/// Looks for a head at the begin of `input`.
+/// Parses the head at the start of `input`.
 pub fn parse(input: &[u8]) -> Parsed {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
@@ -58,7 +58,7 @@ fn head(request: &httparse::Request<'_, '_>) -> Option<Head> {
         })
     };
     let chunked = has("transfer-encoding", "chunked");
-    // Another coding cannot be undone here, and two framings at once are an attack (RFC 9112, section 6.1).
+    // Other codings cannot be decoded here, and two framings at once are an attack (RFC 9112, section 6.1).
     if !chunked && values("transfer-encoding").next().is_some() {
         return None;
     }
@@ -78,8 +78,8 @@ fn head(request: &httparse::Request<'_, '_>) -> Option<Head> {
     Some(Head {
         method: request.method?.to_owned(),
         path: request.path?.split('?').next()?.to_owned(),
-        // Without validators a conditional range cannot be judged, and the whole is always right
-        // (RFC 9110, section 13.1.5).
+        // Without validators a conditional range cannot be evaluated, and the whole file is always right (RFC 9110,
+        // section 13.1.5).
         range: values("range")
             .next()
             .filter(|_| values("if-range").next().is_none())
@@ -91,12 +91,12 @@ fn head(request: &httparse::Request<'_, '_>) -> Option<Head> {
     })
 }
 
-/// What a range asks for of `size` bytes: first byte and end (exclusive).
+/// Returns the range of a file of `size` bytes that is requested: first byte and end (exclusive).
 ///
-/// `Ok(None)` where the whole is to be sent: no range, several, or not one of bytes (RFC 9110, section 14.2).
+/// `Ok(None)` to send the whole file: no range, several, or not in bytes (RFC 9110, section 14.2).
 ///
 /// # Errors
-/// When it cannot be satisfied.
+/// When the range cannot be satisfied.
 pub fn range(range: Option<&str>, size: u64) -> Result<Option<(u64, u64)>, ()> {
     let Some((first, last)) = range
         .and_then(|range| range.strip_prefix("bytes="))

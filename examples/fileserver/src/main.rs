@@ -1,12 +1,12 @@
-//! An HTTP/1.1 file server behind Holdfast. It serves GET, HEAD and ranges, takes PUT and POST, and hands a connection
-//! to another node wherever it is: between requests, in the middle of a response, in the middle of an upload.
+//! An HTTP/1.1 file server with Holdfast. The server handles GET, HEAD and ranges, accepts PUT and POST, and hands a
+//! connection to another node at any point: between requests, in the middle of a response, in the middle of an upload.
 //!
-//! | path | what |
+//! | path | response |
 //! | --- | --- |
-//! | `GET /synthetic/SIZE` | a fixed pseudo-random stream of SIZE bytes, made as it is sent |
-//! | `GET /synthetic/SIZE.sha256` | its digest |
-//! | `PUT /digest` | reads the body, answers its digest |
-//! | `GET /NAME`, `PUT /NAME` | a file below `--root` |
+//! | `GET /synthetic/SIZE` | a fixed pseudo-random stream of SIZE bytes, generated while it is sent |
+//! | `GET /synthetic/SIZE.sha256` | the digest of this stream |
+//! | `PUT /digest` | the digest of the request's body |
+//! | `GET /NAME`, `PUT /NAME` | a file below `--root`, read or written |
 #![forbid(unsafe_code)]
 
 mod chunked;
@@ -30,14 +30,14 @@ use tracing_subscriber::EnvFilter;
 
 use crate::state::State;
 
-/// An HTTP/1.1 file server behind Holdfast.
+/// An HTTP/1.1 file server with Holdfast.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Flags {
-    /// Address to listen on; may be given several times.
+    /// Address to listen on; repeatable.
     #[arg(long, value_name = "ADDRESS:PORT", required = true)]
     listen: Vec<SocketAddr>,
-    /// Directory to serve and to take uploads into. The nodes of a pool must share it, or have the same in it.
+    /// Directory to serve and for uploads. The nodes of a pool must share it, or have the same content in it.
     #[arg(long, value_name = "DIRECTORY")]
     root: Option<PathBuf>,
     /// The daemon's socket for server programs.
@@ -46,12 +46,12 @@ struct Flags {
     /// The pool that this server belongs to.
     #[arg(long, default_value = "files")]
     pool: String,
-    /// Send at most so fast on each connection.
+    /// Maximum sending rate of each connection.
     #[arg(long, value_name = "MBIT_PER_S")]
     rate_mbit: Option<u32>,
 }
 
-/// What every connection needs to know.
+/// Settings shared by all connections.
 #[derive(Debug)]
 struct Site {
     root: Option<PathBuf>,
@@ -60,7 +60,7 @@ struct Site {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    // RUST_LOG=debug tells of every handoff.
+    // RUST_LOG=debug logs every handoff.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -114,7 +114,7 @@ async fn accept(service: Service, site: Arc<Site>) -> anyhow::Result<()> {
                 }
             },
             Err(error) => {
-                // Out of descriptors, or a client that went before it was accepted: the listener is as good as before.
+                // Out of descriptors, or a client that left before it was accepted: the listener is still usable.
                 tracing::warn!(%error, "not accepted");
                 tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 continue;
@@ -124,7 +124,7 @@ async fn accept(service: Service, site: Arc<Site>) -> anyhow::Result<()> {
     }
 }
 
-/// As many descriptors as the system lets this program have.
+/// Raises the limit of open descriptors to the maximum that the system allows.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! From a request's head to work: what to send, or what to receive.
+//! Determines from a request's head the data to send or to receive.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::state::{State, Work};
 use crate::synthetic;
 use crate::upload::{Destination, Framing, Upload};
 
-/// A short answer that is written at once.
+/// Queues a short answer.
 pub fn short(state: &mut State, status: &str, text: &str) {
     let length = text.len();
     head(state, status, length as u64, "content-type: text/plain\r\n");
@@ -18,7 +18,7 @@ pub fn short(state: &mut State, status: &str, text: &str) {
     state.work = Work::Idle;
 }
 
-/// The same, and the connection ends: what the client sends further cannot be told apart.
+/// Queues a short answer and ends the connection, because the start of the client's next request is unknown.
 pub fn last(state: &mut State, status: &str, text: &str) {
     state.close = true;
     short(state, status, text);
@@ -36,12 +36,12 @@ fn head(state: &mut State, status: &str, length: u64, more: &str) {
     state.output.extend(head.bytes());
 }
 
-/// Begins to answer a request.
+/// Starts to answer a request.
 pub async fn begin(state: &mut State, request: Head, site: &Site, unique: &str) {
     state.close = request.close;
     match request.method.as_str() {
         "GET" | "HEAD" => {
-            // A body is not looked for: whatever follows cannot be told apart.
+            // A body is not read here, so the start of the next request is unknown.
             state.close |=
                 request.chunked || request.content_length.is_some_and(|length| length > 0);
             get(state, &request, site).await;
@@ -50,7 +50,7 @@ pub async fn begin(state: &mut State, request: Head, site: &Site, unique: &str) 
         _ => last(state, "405 Method Not Allowed", "GET, HEAD, PUT, POST\n"),
     }
     if request.method == "HEAD" {
-        // A head alone, with the length that the body would have.
+        // Send only the head, with the length that the body would have.
         if let Some(end) = state
             .output
             .windows(4)
@@ -163,7 +163,7 @@ fn put(state: &mut State, request: &Head, site: &Site, unique: &str) {
         }
     };
     let upload = Upload::new(framing, destination);
-    // Opened once before the client is told to go on: a directory that is not there is known now.
+    // Open the file once before telling the client to continue: a missing directory is reported at once.
     match upload.clone().open(site.root.as_deref()) {
         Err(error) => {
             return last(
@@ -178,7 +178,7 @@ fn put(state: &mut State, request: &Head, site: &Site, unique: &str) {
     state.work = Work::Receiving(upload);
 }
 
-/// Beside the file, of a name that no other connection has.
+/// Returns a path in the file's directory, with a name that no other connection uses.
 fn partial(name: &std::path::Path, unique: &str) -> PathBuf {
     let file = name.file_name().unwrap_or_default().to_string_lossy();
     name.with_file_name(format!(".{file}.{unique}.partial"))

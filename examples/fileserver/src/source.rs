@@ -1,4 +1,4 @@
-//! What a response is read from.
+//! The data source of a response.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::synthetic;
 
-/// Something to send, by name: any node can open it.
+/// A data source by name, so that any node can open it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// The stream of [`synthetic`].
@@ -25,10 +25,10 @@ pub enum Reader {
 }
 
 impl Source {
-    /// Opens it.
+    /// Opens the source.
     ///
     /// # Errors
-    /// As open(2); `NotFound` without a root.
+    /// Same as open(2); `NotFound` without a root.
     pub fn open(&self, root: Option<&Path>) -> io::Result<Reader> {
         match (self, root) {
             (Source::Synthetic, _) => Ok(Reader::Synthetic),
@@ -42,7 +42,7 @@ impl Reader {
     /// Reads at `offset` until `buffer` is full.
     ///
     /// # Errors
-    /// As pread(2); `UnexpectedEof` for a file that became shorter.
+    /// Same as pread(2); `UnexpectedEof` for a file that became shorter.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         match self {
             Reader::Synthetic => synthetic::fill(offset, buffer),
@@ -52,7 +52,7 @@ impl Reader {
     }
 }
 
-/// The relative path that a request's path names; `None` for one that would leave the root or names nothing.
+/// Returns the relative path of a request's path; `None` if it would leave the root or is empty.
 pub fn relative(path: &str) -> Option<PathBuf> {
     let path = Path::new(path.strip_prefix('/')?);
     let plain = path

@@ -1,5 +1,5 @@
-//! All that another process needs to go on with a connection. What is here is the whole connection: the program keeps
-//! nothing else about it that the client could notice.
+//! The state from which another process continues a connection. The state is complete: the program stores nothing else
+//! about the connection that the client could notice.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,19 +9,19 @@ use crate::upload::Upload;
 /// A connection between two system calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Read and not yet understood: a part of a head, or the begin of the next request.
+    /// Input that was read and not yet parsed: a part of a head, or the start of the next request.
     #[serde(with = "serde_bytes")]
     pub input: Vec<u8>,
-    /// Made and not yet written: heads and short bodies.
+    /// Output not yet written: heads and short bodies.
     #[serde(with = "serde_bytes")]
     pub output: Vec<u8>,
-    /// What the connection is at.
+    /// The work in progress.
     pub work: Work,
-    /// The connection ends after this work.
+    /// True if the connection ends after this work.
     pub close: bool,
 }
 
-/// What a connection is at.
+/// The work in progress on a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
     /// Waiting for a request.
@@ -33,19 +33,19 @@ pub enum Work {
     Receiving(Upload),
 }
 
-/// The form's version: nodes may run different versions of this program for a while.
+/// Version of the encoding: nodes may temporarily run different versions of this program.
 const VERSION: u8 = 1;
 
 impl State {
-    /// As bytes.
+    /// Encodes the state.
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_extend(self, vec![VERSION]).expect("the state has a form")
     }
 
-    /// From bytes.
+    /// Decodes a state.
     ///
     /// # Errors
-    /// Another version, or no state at all.
+    /// The bytes have another version, or are not a state.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
         match bytes {
             [VERSION, rest @ ..] => Ok(postcard::from_bytes(rest)?),

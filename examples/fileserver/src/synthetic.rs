@@ -1,9 +1,9 @@
-//! A stream that needs no disk: byte `o` is byte `o % 8` (little endian) of `mix(o / 8)`, where `mix` is the output
-//! function of SplitMix64. So every node makes the same bytes, from any offset.
+//! A data stream without a disk: byte `o` is byte `o % 8` (little endian) of `mix(o / 8)`, where `mix` is the output
+//! function of SplitMix64. So every node generates the same bytes, from any offset.
 
 use sha2::{Digest, Sha256};
 
-/// The most that a path may ask for, 1 TiB.
+/// Maximum size in a path, 1 TiB.
 pub const SIZE_MAX: u64 = 1 << 40;
 
 fn mix(index: u64) -> u64 {
@@ -33,7 +33,7 @@ pub fn fill(offset: u64, buffer: &mut [u8]) {
     last.copy_from_slice(&mix(index).to_le_bytes()[..last.len()]);
 }
 
-/// The digest of the first `size` bytes, in hexadecimal.
+/// Returns the digest of the first `size` bytes, in hexadecimal.
 pub fn sha256(size: u64) -> String {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 64 * 1024];
@@ -48,7 +48,7 @@ pub fn sha256(size: u64) -> String {
     hex(&hash.finalize())
 }
 
-/// Bytes in hexadecimal.
+/// Formats bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -63,7 +63,7 @@ mod tests {
     fn the_stream_never_changes() {
         let mut bytes = [0; 16];
         fill(0, &mut bytes);
-        // SplitMix64 with seed 0 gives these two words first.
+        // SplitMix64 with seed 0 generates these two words first.
         assert_eq!(bytes[..8], 0xe220_a839_7b1d_cdaf_u64.to_le_bytes());
         assert_eq!(bytes[8..], 0x6e78_9e6a_a1b9_65f4_u64.to_le_bytes());
     }

@@ -1,5 +1,5 @@
-//! A body on its way in: counted, hashed, and perhaps written to a file. The hash stops and goes on with the rest of the
-//! state, so that a digest covers bytes that several nodes received.
+//! A body being received: counted, hashed, and optionally written to a file. The hash's state is part of the
+//! connection's state, so that a digest covers bytes received by several nodes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,59 +13,59 @@ use sha2::{Digest, Sha256};
 use crate::chunked::Chunked;
 use crate::synthetic::hex;
 
-/// Where the end of a body is not known: well below the longest state that can be handed off.
+/// Maximum size of one read if the end of a body is unknown, in bytes: well below the maximum state of a handoff.
 const CHUNKED_READ_BYTES: usize = 32 * 1024;
 
-/// How the end of a body is known.
+/// The framing that determines the end of a body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Framing {
-    /// So many bytes are left.
+    /// The number of bytes left.
     Length(u64),
-    /// By the chunked coding.
+    /// The chunked coding.
     Chunked(Chunked),
 }
 
-/// A file that grows beside its final place.
+/// The destination file, written under a temporary name in the same directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destination {
-    /// Where it grows.
+    /// The temporary path.
     pub partial: PathBuf,
-    /// Where it ends.
+    /// The final path.
     pub name: PathBuf,
 }
 
 /// The state of an upload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upload {
-    /// How its end is known.
+    /// The framing of the body.
     pub framing: Framing,
-    /// Where it goes, if not only into the digest.
+    /// The destination file; none to compute only the digest.
     pub destination: Option<Destination>,
-    /// Bytes received.
+    /// Number of bytes received.
     pub received: u64,
-    /// SHA-256 over them, unfinished.
+    /// SHA-256 state over these bytes.
     #[serde(with = "serde_bytes")]
     hash: Vec<u8>,
 }
 
-/// An upload that goes on.
+/// An upload in progress.
 pub struct Receiver {
     upload: Upload,
     hash: Sha256,
     file: Option<File>,
 }
 
-/// Why an upload ends early.
+/// The reason that an upload ends early.
 #[derive(Debug)]
 pub enum Failure {
-    /// The client's fault.
+    /// The client sent invalid data.
     Malformed,
-    /// The disk's.
+    /// Storing the data failed.
     Storage(io::Error),
 }
 
 impl Upload {
-    /// One that begins.
+    /// Creates the state of a new upload.
     pub fn new(framing: Framing, destination: Option<Destination>) -> Self {
         Self {
             framing,
@@ -75,10 +75,10 @@ impl Upload {
         }
     }
 
-    /// Opens what it needs.
+    /// Opens the destination and restores the hash.
     ///
     /// # Errors
-    /// As open(2); `InvalidData` for a hash state that is none.
+    /// Same as open(2); `InvalidData` for an invalid hash state.
     pub fn open(self, root: Option<&Path>) -> io::Result<Receiver> {
         let state =
             SerializedState::<Sha256>::try_from(self.hash.as_slice()).map_err(io::Error::other)?;
@@ -106,7 +106,7 @@ impl Upload {
 }
 
 impl Receiver {
-    /// The state as it is.
+    /// Returns the current state.
     pub fn save(&self) -> Upload {
         Upload {
             hash: self.hash.serialize().to_vec(),
@@ -114,7 +114,7 @@ impl Receiver {
         }
     }
 
-    /// Whether the body has ended.
+    /// Returns true if the body is complete.
     pub fn is_done(&self) -> bool {
         matches!(
             self.upload.framing,
@@ -122,8 +122,8 @@ impl Receiver {
         )
     }
 
-    /// How much to read at once, at most `most`: not far beyond the body, since what lies beyond it travels with the
-    /// state.
+    /// Returns the size of the next read, at most `most` bytes: not far beyond the body, because data after the body
+    /// travels with the state.
     pub fn appetite(&self, most: usize) -> usize {
         match self.upload.framing {
             Framing::Length(left) => usize::try_from(left).map_or(most, |left| left.min(most)),
@@ -131,7 +131,7 @@ impl Receiver {
         }
     }
 
-    /// Takes what belongs to the body from the begin of `input`; says how much.
+    /// Consumes the part of `input` that belongs to the body; returns its length.
     ///
     /// # Errors
     /// See [`Failure`].
@@ -158,10 +158,10 @@ impl Receiver {
         Ok(used)
     }
 
-    /// Puts the file into its place; gives the digest and the number of bytes.
+    /// Moves the file to its final path; returns the digest and the number of bytes.
     ///
     /// # Errors
-    /// As rename(2).
+    /// Same as rename(2).
     pub fn finish(self, root: Option<&Path>) -> io::Result<(String, u64)> {
         if let (Some(destination), Some(root), Some(file)) =
             (&self.upload.destination, root, &self.file)
@@ -175,7 +175,7 @@ impl Receiver {
         Ok((hex(&self.hash.finalize()), self.upload.received))
     }
 
-    /// Leaves nothing behind.
+    /// Removes the temporary file.
     pub fn abandon(self, root: Option<&Path>) {
         if let (Some(destination), Some(root)) = (&self.upload.destination, root) {
             let _ = fs::remove_file(root.join(&destination.partial));

@@ -1,5 +1,5 @@
-//! Two servers, a client, and the test in the daemon's place: connections go back and forth in the middle of what they
-//! do.
+//! Tests two servers with a client; the test plays the daemon. Connections move back and forth in the middle of
+//! transfers.
 
 #[path = "../../../crates/api/tests/fake/mod.rs"]
 mod fake;
@@ -63,7 +63,7 @@ impl Drop for Server {
     }
 }
 
-/// Asks for the flow and brings it to the acceptor, short of `Go`; `None` when the connection ended before.
+/// Requests a handoff of the flow and brings it to the acceptor, up to `Go`; `None` when the connection ended before.
 fn bring_over(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Option<()> {
     donor.peer.say(&FromDaemon::Asked {
         flows: vec![flow],
@@ -87,7 +87,7 @@ fn bring_over(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Opt
     Some(())
 }
 
-/// Sends the flow round until `stop`; `moved` says how often it went. Every third attempt it stays.
+/// Moves the flow around until `stop`; `moved` counts the moves. Every third attempt fails.
 fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool, moved: &AtomicUsize) {
     servers[0].peer.hear_accepted(1);
     let mut moves = 0;
@@ -115,17 +115,17 @@ fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool, moved: &At
             moves += 1;
             moved.store(moves, Ordering::Release);
         }
-        // Asked together with `Go`, it would go on before it has done anything, again and again.
+        // A request together with `Go` would move the connection again before it makes any progress.
         thread::sleep(PAUSE);
     }
 }
 
-/// Between two moves.
+/// Pause between two moves.
 const PAUSE: Duration = Duration::from_millis(3);
-/// How long it may take until there was one.
+/// Maximum wait for the first move.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Says when it is dropped that it is time to stop: also when a test fails, which would wait for ever otherwise.
+/// Sets the stop flag when dropped: also when a test fails, which would otherwise wait forever.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -134,7 +134,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Runs `transfer` on a new connection that goes round meanwhile; it sees how often it went.
+/// Runs `transfer` on a new connection that moves meanwhile; `transfer` gets the number of moves.
 fn while_moving<R>(
     more: &[&str],
     transfer: impl FnOnce(&mut TcpStream, &AtomicUsize) -> R,
@@ -155,7 +155,7 @@ fn while_moving<R>(
     (result, moved.into_inner())
 }
 
-/// A response's head and body. Fails the test when either is cut off.
+/// Reads a response's head and body. Fails the test when either is truncated.
 fn response(reader: &mut impl BufRead, with_body: bool) -> (String, Vec<u8>) {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -186,7 +186,7 @@ fn expected(offset: u64, length: usize) -> Vec<u8> {
 
 #[test]
 fn downloads_go_on_wherever_they_are() {
-    // The rate makes the transfer long enough to be moved: nothing is measured by it.
+    // The rate makes the transfer long enough for moves; the test does not measure it.
     let (bodies, moves) = while_moving(&["--rate-mbit", "40"], |client, _| {
         write!(client, "GET /synthetic/{SIZE} HTTP/1.1\r\n\r\n").unwrap();
         write!(
@@ -298,7 +298,7 @@ fn speaks_http() {
             .0
             .starts_with("HTTP/1.1 409 ")
     );
-    // That one ended the connection.
+    // The last response ended the connection.
     assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
 }
 

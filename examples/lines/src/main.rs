@@ -1,5 +1,5 @@
-//! An element of a pool that numbers the lines of each session. After each line it gives its user the state of the session to
-//! keep, so that another element goes on with the next number when this one dies.
+//! A pool element that numbers the lines of each session. After each line it gives its user the session's state to
+//! store, so that another element continues with the next number when this one dies.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -23,13 +23,13 @@ struct Flags {
     /// The pool daemon's socket for programs.
     #[arg(long, value_name = "PATH", default_value = pool::SOCKET_PATH)]
     socket: PathBuf,
-    /// Where users reach it, several times for several [default: the address that the registrar is reached from].
+    /// Address for users; repeatable [default: the address used towards the registrar].
     #[arg(long, value_name = "ADDRESS")]
     address: Vec<IpAddr>,
-    /// Its SCTP port [default: the system chooses].
+    /// SCTP port for users [default: the system chooses].
     #[arg(long, default_value_t = 0)]
     port: u16,
-    /// A file with the 64 hexadecimal digits of the key that states are signed with: the same for all elements of the pool.
+    /// A file with the 64 hexadecimal digits of the key that signs states: the same for all elements of the pool.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 }
@@ -67,11 +67,11 @@ fn key(text: &str) -> Result<[u8; 32]> {
     Ok(key)
 }
 
-/// A session: all that another element needs to go on.
+/// A session: the state from which another element continues.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Session {
     count: u64,
-    /// The begin of a line whose end has not come.
+    /// The start of an incomplete line.
     begun: Vec<u8>,
 }
 
@@ -90,7 +90,7 @@ impl Session {
         })
     }
 
-    /// The answer to what came.
+    /// Handles received bytes; returns the answer.
     fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut answer = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -123,7 +123,7 @@ fn serve(element: &Element) -> Result<()> {
             ElementEvent::Data { session, bytes } => {
                 let known = sessions.entry(session).or_default();
                 let answer = known.take(&bytes);
-                // The state first: a user that has the answer then has the state that includes it.
+                // Store the state first: then a user that has the answer also has the state that includes it.
                 element.keep(session, &known.state())?;
                 for part in answer.chunks(pool::DATA_BYTES_MAX) {
                     element.send(session, part)?;

@@ -1,4 +1,4 @@
-//! Clients, served by one thread with epoll: what comes goes back.
+//! Clients, served by one thread with epoll: received bytes are sent back.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,13 +10,13 @@ use rustix::fd::{AsRawFd, OwnedFd};
 
 use crate::status::{Counts, add, less};
 
-/// How much is read at once.
+/// Maximum size of one read, in bytes.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// How many connections may have news at once.
+/// Maximum number of events per wait.
 const EVENTS: usize = 1024;
 const LISTENER: u64 = u64::MAX;
 
-/// A listener and its epoll.
+/// A listener with its epoll descriptor.
 pub struct Clients {
     listener: TcpListener,
     epoll: OwnedFd,
@@ -24,12 +24,12 @@ pub struct Clients {
 
 struct Client {
     stream: TcpStream,
-    /// Read, and not yet written back.
+    /// Bytes read and not yet written back.
     pending: Vec<u8>,
 }
 
 impl Clients {
-    /// Begins to listen.
+    /// Starts to listen.
     pub fn listen(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -39,7 +39,7 @@ impl Clients {
         Ok(Self { listener, epoll })
     }
 
-    /// Serves for ever.
+    /// Serves forever.
     pub fn serve(self, counts: &Counts) -> Result<()> {
         let mut clients: HashMap<u64, Client> = HashMap::new();
         let mut events = Vec::with_capacity(EVENTS);
@@ -65,7 +65,7 @@ impl Clients {
                 let was_empty = client.pending.is_empty();
                 match client.serve(counts) {
                     Ok(true) => self.look_for(key, client, was_empty)?,
-                    // Closing takes it out of the epoll. One that broke is as gone as one that ended.
+                    // Closing removes the socket from epoll. A broken connection is handled like an ended one.
                     Ok(false) | Err(_) => {
                         clients.remove(&key);
                         less(&counts.connections, 1);
@@ -80,7 +80,7 @@ impl Clients {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // A client that went before it was accepted.
+                // A client that left before it was accepted.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 Err(error) => return Err(error),
             };
@@ -95,7 +95,7 @@ impl Clients {
         }
     }
 
-    /// Waits for room where something is pending, else for more.
+    /// Waits for space in the send buffer while bytes are pending, otherwise for input.
     fn look_for(&self, key: u64, client: &Client, was_empty: bool) -> io::Result<()> {
         if client.pending.is_empty() == was_empty {
             return Ok(());
@@ -110,7 +110,7 @@ impl Clients {
 }
 
 impl Client {
-    /// Sends back what is pending, or what has come; false at the end.
+    /// Sends back pending or received bytes; returns false at the end of the stream.
     fn serve(&mut self, counts: &Counts) -> io::Result<bool> {
         let mut buffer = [0; BUFFER_BYTES];
         if self.pending.is_empty() {
@@ -131,7 +131,7 @@ impl Client {
     }
 }
 
-/// What a socket says that has nothing or no room, or whose thread was stopped.
+/// Accepts the errors of a socket without data or buffer space, or of an interrupted thread.
 fn passing(error: io::Error) -> io::Result<bool> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(true),

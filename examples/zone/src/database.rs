@@ -1,4 +1,4 @@
-//! A session to a MariaDB or MySQL server: its protocol as far as a few queries need it.
+//! A session with a MariaDB or MySQL server: the part of its protocol that a few queries need.
 //!
 //! <https://mariadb.com/kb/en/clientserver-protocol/>
 
@@ -11,21 +11,21 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::status::{Counts, add};
 
-/// The protocol of 4.1, its secure connection, named ways of authentication, and transactions' states.
+/// Capability flags: protocol 4.1, secure connection, named authentication methods, transaction states.
 const CAPABILITIES: u32 = 0x0000_0200 | 0x0000_8000 | 0x0008_0000 | 0x0000_2000;
 const QUERY: u8 = 3;
 const ERROR: u8 = 0xff;
 const END: u8 = 0xfe;
-/// How long an answer may take.
+/// Maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A session.
+/// A session with the server.
 pub struct Session {
     stream: TcpStream,
 }
 
 impl Session {
-    /// Opens it as a user without a password, with a table that ends with it.
+    /// Opens a session as a user without a password, with a table that ends with the session.
     pub fn open(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -38,7 +38,7 @@ impl Session {
         );
         let mut answer = CAPABILITIES.to_le_bytes().to_vec();
         answer.extend((1u32 << 24).to_le_bytes());
-        // UTF-8, and what is reserved.
+        // UTF-8, and reserved bytes.
         answer.push(33);
         answer.extend([0; 23]);
         answer.extend(b"zone\0");
@@ -57,8 +57,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Changes the table and reads it, for ever: the turn must be the next one, which only this very session knows. After an
-    /// error it says so, and does not begin another.
+    /// Changes the table and reads it, forever: the turn must be the next one, which only this very session knows. On
+    /// an error, prints it and ends without opening another session.
     pub fn keep_asking(mut self, pause: Duration, counts: &Counts) {
         for turn in 1.. {
             let connections = counts
@@ -89,11 +89,11 @@ impl Session {
         self.done().with_context(|| statement.to_owned())
     }
 
-    /// The texts of the only row of an answer.
+    /// Returns the texts of the only row of an answer.
     fn row(&mut self, query: &str) -> Result<Vec<String>> {
         self.ask(query)?;
         let columns = usize::from(*self.answer()?.first().context("an empty answer")?);
-        // What the columns are.
+        // Skip the definitions of the columns.
         for _ in 0..columns {
             self.answer()?;
         }
@@ -107,7 +107,7 @@ impl Session {
         self.send(0, &[&[QUERY], query.as_bytes()].concat())
     }
 
-    /// An answer that says it is done.
+    /// Waits for an OK packet.
     fn done(&mut self) -> Result<()> {
         match self.answer()?.first() {
             Some(0) => Ok(()),
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// A packet that is no error.
+    /// Receives a packet that is not an error.
     fn answer(&mut self) -> Result<Vec<u8>> {
         let (packet, _) = self.receive()?;
         if packet.first() == Some(&ERROR) {
@@ -127,7 +127,7 @@ impl Session {
         Ok(packet)
     }
 
-    /// A packet and its number.
+    /// Receives a packet and its number.
     fn receive(&mut self) -> Result<(Vec<u8>, u8)> {
         let mut head = [0; 4];
         self.stream.read_exact(&mut head)?;
@@ -148,7 +148,7 @@ fn is_end(packet: &[u8]) -> bool {
     packet.first() == Some(&END) && packet.len() < 9
 }
 
-/// Texts of less than 251 bytes each.
+/// Decodes texts of less than 251 bytes each.
 fn texts(mut row: &[u8]) -> Option<Vec<String>> {
     let mut all = Vec::new();
     while let Some((length, rest)) = row.split_first() {

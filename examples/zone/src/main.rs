@@ -1,5 +1,5 @@
-//! The zone server of paper 002 section VI C, as an ordinary program: one thread serves clients with epoll, one holds a
-//! session to a database and queries it, one writes to memory. It knows nothing of Holdfast.
+//! The zone server of paper 002 section VI C, as an ordinary program: one thread serves clients with epoll, one queries
+//! a database in a session, one writes to memory. The program knows nothing of Holdfast.
 #![forbid(unsafe_code)]
 
 mod clients;
@@ -14,25 +14,26 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-/// Sends back what clients send, holds a session to a database, and writes to memory all the while.
+/// Sends back the clients' data, keeps a database session, and writes to memory continuously.
 #[derive(Parser)]
 struct Args {
-    /// Where clients connect.
+    /// Address for clients.
     #[arg(long)]
     listen: SocketAddr,
-    /// Where a connection is told what has been done, as one line, and closed.
+    /// Address at which a connection receives the counters, as one line, and is closed.
     #[arg(long)]
     status: SocketAddr,
-    /// The database; no session without.
+    /// Address of the database; without it, no session.
     #[arg(long)]
     database: Option<SocketAddr>,
-    /// From one transaction to the next, milliseconds.
+    /// Interval between transactions, in milliseconds.
     #[arg(long, default_value_t = 50)]
     query_every_ms: u64,
-    /// Memory that it holds, MiB.
+    /// Size of the memory, in MiB.
     #[arg(long, default_value_t = 64)]
     memory_mib: usize,
-    /// How much of that it writes, MiB a second, in whole pages of 4 KiB, each a random one that this round has not had.
+    /// Rate of writing to memory, in MiB per second, in whole pages of 4 KiB: each a random one not yet written in this
+    /// round.
     #[arg(long, default_value_t = 0)]
     dirty_mib_per_s: u64,
 }
@@ -40,7 +41,7 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let clients = clients::Clients::listen(args.listen).context("the clients' socket")?;
-    // Who has an answer here can connect there.
+    // Start the status socket second: when it answers, clients can connect to the other.
     let counts = status::serve(args.status).context("the status socket")?;
     let memory = memory::Memory::new(args.memory_mib);
     spawn(move || memory.keep_writing(args.dirty_mib_per_s, counts));

@@ -1,34 +1,34 @@
-//! Memory that is written all the time, and looked at before each writing.
+//! Memory that is written continuously, and checked before each write.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::status::{Counts, add};
 
-/// Words of a page of 4 KiB.
+/// Number of words in a page of 4 KiB.
 const WORDS: usize = 512;
 const PAGES_PER_MIB: usize = 256;
-/// From one portion to the next.
+/// Interval between portions of writing.
 const PORTION: Duration = Duration::from_millis(10);
 
-/// A page where the machine's are: what is written into one changes no other.
+/// A page aligned to the machine's pages, so that writing to one changes no other.
 #[derive(Clone)]
 #[repr(align(4096))]
 struct Page([u64; WORDS]);
 
-/// Pages, and in which order they are written.
+/// Pages, and the order in which they are written.
 pub struct Memory {
     pages: Vec<Page>,
-    /// How often each was written.
+    /// Number of writes to each page.
     writings: Vec<u32>,
     order: Vec<u32>,
-    /// Of the next page in that order.
+    /// Index in `order` of the next page.
     next: usize,
     random: u64,
 }
 
 impl Memory {
-    /// So much of it, each page with content of its own.
+    /// Allocates `mib` MiB, each page with its own content.
     pub fn new(mib: usize) -> Self {
         let count = mib * PAGES_PER_MIB;
         let mut memory = Self {
@@ -45,7 +45,7 @@ impl Memory {
         memory
     }
 
-    /// Writes so much a second, for ever.
+    /// Writes `mib_per_s` MiB per second, forever.
     pub fn keep_writing(mut self, mib_per_s: u64, counts: &Counts) {
         let pages_per_s = mib_per_s * PAGES_PER_MIB as u64;
         if self.pages.is_empty() || pages_per_s == 0 {
@@ -55,7 +55,7 @@ impl Memory {
         let mut last = Instant::now();
         loop {
             sleep(PORTION);
-            // After a stop nothing is made up for.
+            // Time lost in a stop is not made up for.
             owed += last.elapsed().min(2 * PORTION);
             last = Instant::now();
             let pages = owed.as_micros() as u64 * pages_per_s / 1_000_000;
@@ -68,7 +68,7 @@ impl Memory {
         }
     }
 
-    /// Writes the next page; says whether it held what it should.
+    /// Writes the next page; returns true if its previous content was right.
     fn write_next(&mut self) -> bool {
         if self.next == self.order.len() {
             self.shuffle();
@@ -92,7 +92,7 @@ impl Memory {
     }
 }
 
-/// The words of a page: no two pages and no two writings have the same.
+/// Returns the words of a page: different for every page and every write.
 fn words(number: usize, writing: u32) -> impl Iterator<Item = u64> {
     let seed = (number as u64) << 32 | u64::from(writing);
     let first = step(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);

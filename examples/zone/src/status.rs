@@ -1,44 +1,44 @@
-//! What has been done, for whoever asks.
+//! The program's counters, sent to every connection.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What has been done since the start.
+/// Counters since the start.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Connections there are.
+    /// Number of open connections.
     pub connections: AtomicU64,
-    /// Bytes that were sent back.
+    /// Bytes sent back.
     pub bytes: AtomicU64,
-    /// Transactions that gave what they should.
+    /// Transactions with the expected result.
     pub queries: AtomicU64,
-    /// Transactions that did not.
+    /// Transactions with another result or an error.
     pub query_errors: AtomicU64,
-    /// Pages that were written.
+    /// Pages written.
     pub pages: AtomicU64,
-    /// Pages that did not hold what had been written to them.
+    /// Pages that did not contain the data written to them.
     pub pages_wrong: AtomicU64,
 }
 
-/// Adds to a count.
+/// Adds to a counter.
 pub fn add(count: &AtomicU64, number: u64) {
     count.fetch_add(number, Ordering::Relaxed);
 }
 
-/// Takes from a count.
+/// Subtracts from a counter.
 pub fn less(count: &AtomicU64, number: u64) {
     count.fetch_sub(number, Ordering::Relaxed);
 }
 
-/// Counts, and a thread that tells them.
+/// Creates the counters, and a thread that sends them.
 pub fn serve(address: SocketAddr) -> io::Result<&'static Counts> {
-    // For the life of the program, as its threads are.
+    // Kept for the life of the program, like its threads.
     let counts: &Counts = Box::leak(Box::default());
     let listener = TcpListener::bind(address)?;
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            // Who has gone does not want to know.
+            // A client that has left needs no answer.
             let _ = stream.write_all(counts.line().as_bytes());
         }
     });

@@ -1,4 +1,4 @@
-//! Images of processes.
+//! Corpus of process images.
 
 use crate::write;
 use holdfast_sys::process::files::Image;
@@ -13,7 +13,7 @@ use holdfast_sys::process::image::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One of each, and changes from nothing.
+/// Writes one image of each kind, and the changes from an empty one.
 pub fn images() -> std::io::Result<()> {
     let files = files();
     let changes = files.changes_since(&Image::default());

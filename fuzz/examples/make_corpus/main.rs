@@ -1,4 +1,4 @@
-//! Writes the corpus: one frame of each kind, streams of several, flows and packets.
+//! Writes the corpus: one frame of each kind, streams of several frames, flows and packets.
 #![forbid(unsafe_code)]
 
 mod images;
@@ -30,7 +30,8 @@ fn main() -> std::io::Result<()> {
         write("frame", &format!("body-{name}"), &[&[1], body].concat())?;
     }
     write("frame", "stream-all", &stream(6, &frames))?;
-    // 0: this node holds the table; 1 and 2: a peer does. Below 64 node 2 speaks first, then node 3.
+    // `choice` modulo 3: 0 if this node holds the steering table, 1 or 2 if a peer does. Below 64 node 2 sends first,
+    // otherwise node 3.
     for choice in [0, 1, 2, 64, 65, 66] {
         write(
             "handoff",
@@ -200,7 +201,7 @@ fn done(seq: u64) -> Frame {
     }
 }
 
-/// What an acceptor says to the batch that the machine gives.
+/// Returns an acceptor's answers to the batch that the machine gives.
 fn given() -> Vec<Frame> {
     let prepared = |seq| Frame::Prepared {
         batch: batch(1, seq),
@@ -214,14 +215,14 @@ fn given() -> Vec<Frame> {
     frames
 }
 
-/// What a donor says of a batch that the machine takes; node 3 is its donor and speaks first.
+/// Returns a donor's frames for a batch that the machine takes; the donor is node 3, which sends first.
 fn taken() -> Vec<Frame> {
     let ping = Frame::Ping { token: 1 };
     vec![prepare(3), ping.clone(), state(3), ping]
 }
 
 fn packets() -> std::io::Result<()> {
-    // IPv4 and TCP, with one byte of payload; lengths and headers right, checksums not looked at.
+    // IPv4 and TCP with one byte of payload; lengths and headers are valid, checksums are not checked.
     let mut v4 = vec![
         0x45, 0, 0, 41, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 1, 2, 10, 0, 0, 1,
     ];
@@ -330,7 +331,7 @@ fn messages() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The packets of `packet`, as a TUN gives them.
+/// Writes the packets of `packet` as a TUN returns them.
 fn held() -> std::io::Result<()> {
     let header = VnetHeader {
         flags: DATA_VALID,

@@ -1,4 +1,5 @@
-//! Reliable Server Pooling: messages, streams of them, a registrar's life, what programs and the pool daemon say.
+//! Corpus of Reliable Server Pooling: messages, streams of them, a registrar's life cycle, and messages between
+//! programs and the pool daemon.
 
 use crate::write;
 use bytes::BytesMut;
@@ -69,7 +70,7 @@ pub fn pool() -> std::io::Result<()> {
     Ok(())
 }
 
-/// A life, and each of rsplib's messages of those two folders, some in a stream.
+/// Writes a life cycle, and streams of rsplib's messages from the folders `asap` and `enrp`.
 pub fn registrar() -> std::io::Result<()> {
     write("registrar", "life", &holdfast_fuzz::registrar::life())?;
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
@@ -90,7 +91,7 @@ pub fn registrar() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Some of rsplib's messages, one after another, in pieces of different lengths.
+/// Writes streams of rsplib's messages, to be read in pieces of different lengths.
 pub fn asap_stream() -> std::io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/asap");
     let mut files = std::fs::read_dir(corpus)?
@@ -107,7 +108,7 @@ pub fn asap_stream() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The first of each type, flags and length among rsplib's messages; those of our own.
+/// Writes the first of rsplib's messages of each type, flags and length, and Holdfast's own messages.
 pub fn rserpool() -> std::io::Result<()> {
     let (handle, id) = (PoolHandle::from("web"), ElementId(0x1234_5678));
     let answer = |latency_us| Message::ProbeAnswer {

@@ -1,4 +1,5 @@
-//! What an ordinary user's process may have, stated without the judge: each function panics where something has more.
+//! Rights of an ordinary user's process, stated independently of the judge: each function panics if an object exceeds
+//! them.
 
 use super::{GROUP, PORT, PROGRAMS, USER};
 use holdfast_sys::process::files::Image;
@@ -10,13 +11,15 @@ use holdfast_sys::process::sockets::SocketStatic;
 use holdfast_sys::tcp_repair::SocketOptions;
 use std::net::SocketAddr;
 
-/// Bytes that an ordinary process may lock, by `RLIMIT_MEMLOCK` of [`Here::default`](holdfast_sys::process::judge::Here).
+/// Bytes that an ordinary process may lock, by `RLIMIT_MEMLOCK` of
+/// [`Here::default`](holdfast_sys::process::judge::Here).
 const LOCKED_MAX: u64 = 8 << 20;
-/// `RLIMIT_NOFILE` there.
+/// `RLIMIT_NOFILE` of `Here::default`.
 const FILES_MAX: u64 = 1 << 19;
-/// Numbers of `RLIMIT_NOFILE`, `RLIMIT_MEMLOCK`, `RLIMIT_NICE` and `RLIMIT_RTPRIO`, and their hard limits there.
+/// Numbers of `RLIMIT_NOFILE`, `RLIMIT_MEMLOCK`, `RLIMIT_NICE` and `RLIMIT_RTPRIO`, and their hard limits in
+/// `Here::default`.
 const LIMITS: [(usize, u64); 4] = [(7, FILES_MAX), (8, LOCKED_MAX), (13, 0), (14, 0)];
-/// `VM_LOCKED` as the image has it.
+/// `VM_LOCKED` as represented in the image.
 const LOCKED: u32 = holdfast_sys::process::procfs::Advice::LOCKED;
 /// `CLOCK_REALTIME_ALARM` and `CLOCK_BOOTTIME_ALARM`.
 const WAKE: [i32; 2] = [8, 9];
@@ -42,7 +45,7 @@ pub fn tree(tree: &Tree) {
         who(&process.credentials);
         let program = &tree.files[process.executable as usize].path;
         let program = String::from_utf8_lossy(program);
-        // A list of programs may name one itself.
+        // A list of programs may also name a program itself.
         let is_listed = program == PROGRAMS || program.starts_with(&format!("{PROGRAMS}/"));
         assert!(is_listed, "{program}");
         assert!(!program.split('/').any(|part| part == ".."), "{program}");
@@ -65,7 +68,8 @@ pub fn frozen(frozen: &Frozen) {
             who(&thread.credentials);
             assert!(thread.no_new_privileges || thread.filters.is_empty());
             let scheduling = &thread.scheduling;
-            // SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, SCHED_EXT; or real time of no priority, which the kernel refuses.
+            // SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, SCHED_EXT; or a real-time policy with priority 0, which the kernel
+            // refuses.
             let ordinary = [0, 3, 5, 7].contains(&scheduling.policy);
             let nothing = [1, 2].contains(&scheduling.policy) && scheduling.priority == 0;
             assert!(ordinary || nothing, "{scheduling:?}");
@@ -87,7 +91,7 @@ pub fn frozen(frozen: &Frozen) {
     }
 }
 
-/// Memory is written only where the process's own private mappings are, each of its pages.
+/// Asserts that memory is written only inside the process's own private mappings, for each page.
 pub fn memory(mappings: &[Mapping], run: &Run) {
     let is_own = |mapping: &&Mapping| match &mapping.backing {
         Backing::Anonymous(_) => true,
@@ -106,7 +110,7 @@ pub fn memory(mappings: &[Mapping], run: &Run) {
 }
 
 pub fn descriptors(found: &Descriptors) {
-    // Changes of nothing are the image; of something else they are judged alike.
+    // Changes relative to nothing equal the image; changes relative to another image are judged alike.
     if let Files::Image(image) = &found.files {
         files(image);
     }
@@ -119,7 +123,7 @@ fn files(image: &Image) {
         assert!(soft <= hard && hard <= FILES_MAX);
     }
     for file in image.files.values() {
-        // The restorer is process 1; groups are below 0 nowhere.
+        // The restorer is process 1, and a process group would be a negative number; neither may be the owner.
         assert!(file.owner.is_none_or(|owner| owner.pid > 1), "{file:?}");
         match &file.kind {
             Kind::Timer(timer) => assert!(!WAKE.contains(&timer.clock)),
@@ -153,7 +157,7 @@ fn files(image: &Image) {
     }
 }
 
-/// Of `SOL_SOCKET`: no `SO_MARK` nor forced buffers, a priority of at most 6.
+/// Asserts limits of `SOL_SOCKET` options: no `SO_MARK`, no forced buffers, a priority of at most 6.
 fn options(options: &[SocketOption]) {
     for option in options.iter().filter(|option| option.level == 1) {
         let value = option.value.0.first_chunk().copied().unwrap_or_default();

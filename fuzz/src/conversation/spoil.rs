@@ -1,4 +1,4 @@
-//! Sound messages of an ordinary user's process, and changes of theirs, each of a field to a value.
+//! Sound messages of an ordinary user's process, and changes to them, each of a field to a value.
 
 use super::{GROUP, PROGRAMS, USER, bytes, pages_bytes};
 use holdfast_sys::process::files::Image;
@@ -18,7 +18,7 @@ use holdfast_sys::tcp_repair::{SocketOptions, TcpUnconnected};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-/// What fields are changed to: numbers at the edges of what an ordinary user may have.
+/// Values for changed fields: numbers at the edges of an ordinary user's rights.
 const VALUES: [u64; 32] = [
     0,
     1,
@@ -61,7 +61,7 @@ const PATHS: [&str; 5] = [
     "/usr/games",
 ];
 
-/// Changes of a message.
+/// Changes to a message.
 pub trait Changes: Iterator<Item = (u8, u8)> {}
 impl<T: Iterator<Item = (u8, u8)>> Changes for T {}
 
@@ -78,7 +78,7 @@ fn credentials() -> Credentials {
     }
 }
 
-/// Changes who somebody is, by a number below 16.
+/// Changes a process's credentials; `field` is a number below 16.
 fn change_who(of: &mut Credentials, field: u8, value: u64) {
     let field = usize::from(field);
     match field {
@@ -90,7 +90,7 @@ fn change_who(of: &mut Credentials, field: u8, value: u64) {
     }
 }
 
-/// A shape: a process with memory of all kinds, a zombie, and a segment of System V.
+/// Returns a tree: a process with memory of all kinds, a zombie, and a System V segment.
 pub fn tree(changes: impl Changes) -> Vec<u8> {
     let mut tree = sound_tree();
     for (field, of) in changes {
@@ -200,7 +200,7 @@ fn sound_tree() -> Tree {
     }
 }
 
-/// State of that process.
+/// Returns the frozen state of the process in [`tree`].
 pub fn frozen(changes: impl Changes) -> Vec<u8> {
     let thread = FrozenThread {
         credentials: credentials(),
@@ -249,7 +249,7 @@ pub fn frozen(changes: impl Changes) -> Vec<u8> {
     })
 }
 
-/// Runs of memory, the first in the first mapping.
+/// Returns runs of memory, the first in the first mapping.
 pub fn pages(changes: impl Changes) -> Vec<u8> {
     let mut run = Run {
         space: Space::Process(0),
@@ -275,7 +275,7 @@ pub fn pages(changes: impl Changes) -> Vec<u8> {
     pages_bytes(Pages { runs, bytes })
 }
 
-/// Memory of that process that follows it.
+/// Returns missing pages of the process, to be sent by post-copy.
 pub fn missing() -> Vec<u8> {
     bytes(&Missing::of(&[Run {
         space: Space::Process(0),
@@ -285,7 +285,7 @@ pub fn missing() -> Vec<u8> {
     }]))
 }
 
-/// Descriptors of that process: one of each kind that is judged.
+/// Returns descriptors of the process: one of each kind that is judged.
 pub fn descriptors(changes: impl Changes) -> Vec<u8> {
     let mut image = sound_image();
     let mut socket = sound_socket();

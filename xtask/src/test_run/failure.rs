@@ -1,13 +1,13 @@
-//! Why a test failed: its time was exceeded, or its result was wrong.
+//! The reason that a test failed: its time was exceeded, or its result was wrong.
 
-/// What a test that waited in vain says, at the beginning of its message.
+/// Start of the message of a test that exceeded its time.
 const EXCEEDED_TIME: &str = "exceeded time:";
-/// How nextest's report names a test that it ended.
+/// nextest's name for a test that it terminated.
 const TIMEOUT: &str = "test timeout";
-/// Characters of a reason in the summary.
+/// Maximum length of a reason in the summary, in characters.
 const REASON_MAX: usize = 400;
 
-/// A failed test: nextest's name for the kind of failure, and all the test printed.
+/// A failed test: nextest's name for the kind of failure, and the complete output.
 #[derive(Debug, Clone)]
 pub struct Failure {
     kind: String,
@@ -22,19 +22,20 @@ impl Failure {
         }
     }
 
-    /// Everything the test printed.
+    /// Returns the complete output of the test.
     pub fn output(&self) -> &str {
         &self.output
     }
 
-    /// Whether nothing but time was the matter: nextest ended the test, or every panic and error it reports says so.
+    /// Returns true if the only problem was time: nextest terminated the test, or every reported panic and error says
+    /// so.
     pub fn is_exceeded_time(&self) -> bool {
         let reports = reports(&self.output);
         let all_late = reports.iter().all(|report| report.contains(EXCEEDED_TIME));
         all_late && (self.kind == TIMEOUT || !reports.is_empty())
     }
 
-    /// What the first panic or error says, in one line of at most `REASON_MAX` characters.
+    /// Returns the first panic or error, in one line of at most `REASON_MAX` characters.
     pub fn reason(&self) -> String {
         let reports = reports(&self.output);
         let text = reports.first().unwrap_or(&self.kind);
@@ -43,7 +44,7 @@ impl Failure {
     }
 }
 
-/// The message of each panic, and the error that a test returned.
+/// Returns the message of each panic, and the error that a test returned.
 fn reports(output: &str) -> Vec<String> {
     let mut reports: Vec<String> = Vec::new();
     let mut inside = false;

@@ -1,7 +1,8 @@
 //! The test run: `cargo nextest`, then a second pass for tests that exceeded their time.
 //!
-//! A test that fails for any other reason fails the run at once: a wrong byte, a reset or a second owner is no less wrong
-//! because it is rare. A test that only waited too long runs again, alone. If it passes then, the run names it as flaky.
+//! A test that fails for any other reason fails the run at once: a wrong byte, a reset or a second owner is no less
+//! wrong because it is rare. A test that only exceeded its time runs again, alone. If it then passes, the run
+//! reports it as flaky.
 
 mod failure;
 mod report;
@@ -18,7 +19,7 @@ use self::report::{Report, TestCase};
 const FLAKY_MAX: usize = 3;
 /// Number of tests in the list of the slowest.
 const SLOWEST: usize = 20;
-/// Where nextest writes its report, relative to the checkout (`store.dir` and `junit.path` in `.config/nextest.toml`).
+/// nextest's report file, relative to the checkout (`store.dir` and `junit.path` in `.config/nextest.toml`).
 const REPORT: &str = "target/nextest/default/junit.xml";
 
 /// Result of both passes.
@@ -82,8 +83,9 @@ fn pass(root: &Path, selection: &[&str], more: &[&str]) -> Result<Report> {
     Report::parse(&text)
 }
 
-/// Whether Cargo has set a variable for this program. Build scripts look at some of these: with other values than those of a Cargo that
-/// was started by hand, they and all that depends on them are built again, and the next time again.
+/// Returns true if Cargo has set a variable for this program. Build scripts read some of these: if the values differ
+/// from a manually started Cargo's, the scripts and all packages that depend on them are rebuilt, and rebuilt again by
+/// the next manual build.
 fn is_of_this_package(variable: &str) -> bool {
     const BEGINNINGS: [&str; 4] = [
         "CARGO_PKG_",
@@ -96,7 +98,7 @@ fn is_of_this_package(variable: &str) -> bool {
     begins || NAMES.contains(&variable)
 }
 
-/// Sorts the first pass's failures, and runs again those that only exceeded their time.
+/// Sorts the first pass's failures, and repeats the tests that only exceeded their time.
 fn judge(first: Report, run_again: impl FnOnce(&[TestCase]) -> Result<Report>) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut late = Vec::new();
@@ -145,8 +147,8 @@ fn print_slowest(report: &Report) {
     }
 }
 
-/// Prints the lines that `./x` collects: `failed test: NAME: REASON`, `flaky: NAME`, `skipped test: NAME: REASON`, and cargo's
-/// `test result:`.
+/// Prints the lines that `./x` collects: `failed test: NAME: REASON`, `flaky: NAME`, `skipped test: NAME: REASON`, and
+/// cargo's `test result:`.
 fn print_outcome(outcome: &Outcome) -> ExitCode {
     let too_many = outcome.flaky.len() > FLAKY_MAX;
     println!();

@@ -21,12 +21,12 @@ pub struct TestCase {
     pub seconds: f64,
     /// `None` for a test that passed.
     pub failure: Option<Failure>,
-    /// What this machine lacks, where the test says `skipped: …` instead of doing its work.
+    /// The missing prerequisite, if the test printed `skipped: …` instead of running.
     pub skipped: Option<String>,
 }
 
 impl TestCase {
-    /// Program and test, as people read them.
+    /// Returns program and test, for display.
     pub fn title(&self) -> String {
         format!("{} {}", self.binary, self.name)
     }
@@ -37,7 +37,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// When the text is no XML, or a test in it has no name or no program.
+    /// When the text is not XML, or a test in it has no name or no program.
     pub fn parse(text: &str) -> Result<Report> {
         let document = Document::parse(text).context("nextest's report is no XML")?;
         let tests = document

@@ -1,17 +1,17 @@
-//! Which crate may import which, from `cargo metadata`.
+//! Checks the allowed imports between crates, from `cargo metadata`.
 
 use super::Finding;
 use crate::tree::{Package, Tree};
 
-/// What a crate may import.
+/// The allowed imports of a crate.
 enum May {
-    /// These crates.
+    /// Only these crates.
     Import(&'static [&'static str]),
-    /// Everything except these.
+    /// All crates except these.
     ImportAllBut(&'static [&'static str]),
 }
 
-/// The arrows of ARCHITECTURE.md, by the name after `holdfast-`. A crate that is not here has no place yet.
+/// The arrows of ARCHITECTURE.md, by the name after `holdfast-`. A crate that is not listed has no place yet.
 const ARROWS: &[(&str, May)] = &[
     ("wire", May::Import(&[])),
     ("handlespace", May::Import(&["wire"])),
@@ -31,14 +31,14 @@ const ARROWS: &[(&str, May)] = &[
     ("fuzz", May::ImportAllBut(&["bench", "cli"])),
 ];
 
-/// An example shows the library as a user meets it.
+/// An example shows the library from a user's view, so it imports nothing else.
 const EXAMPLE: May = May::Import(&["api"]);
-/// The chores build before anything else does.
+/// The chores must build before everything else.
 const XTASK: May = May::Import(&[]);
-/// Tests and examples of any crate may also run in a lab.
+/// Crate that tests and examples of any crate may also use, to run in a lab.
 const TESTS_MAY_USE: &str = "lab";
 
-/// Every dependency of a package on another follows [`ARROWS`].
+/// Checks that every dependency between packages follows [`ARROWS`].
 pub fn check(tree: &Tree) -> Vec<Finding> {
     tree.packages.iter().flat_map(check_package).collect()
 }

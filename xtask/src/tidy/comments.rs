@@ -1,10 +1,9 @@
 //! Plain sentences in comments: few relative pronouns, and few lines that begin with a bare pronoun.
 
+use std::collections::BTreeSet;
+
 use super::Finding;
 use crate::tree::Tree;
-
-/// Folders held to the limits.
-const FOLDERS: &[&str] = &[];
 
 /// Pronouns that turn a sentence into a riddle when they pile up.
 const RELATIVES: &[&str] = &["who", "whom", "whose", "what", "those"];
@@ -30,15 +29,12 @@ struct Counts<'a> {
     bare: Vec<(&'a str, usize)>,
 }
 
-/// Each folder of [`FOLDERS`] keeps both limits.
+/// Checks that each crate keeps both limits.
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    check_folders(tree, FOLDERS)
-}
-
-fn check_folders(tree: &Tree, folders: &[&str]) -> Vec<Finding> {
+    let folders: BTreeSet<&str> = tree.texts(is_code).map(|(path, _)| folder(path)).collect();
     let mut findings = Vec::new();
-    for folder in folders {
-        let counts = count(tree, folder);
+    for name in folders {
+        let counts = count(tree, name);
         if counts.relatives * 1000 > counts.words * RELATIVES_PER_MILLE {
             let message = format!(
                 "{} of {} comment words are {}; at most {RELATIVES_PER_MILLE} in 1,000 may be",
@@ -46,23 +42,30 @@ fn check_folders(tree: &Tree, folders: &[&str]) -> Vec<Finding> {
                 counts.words,
                 RELATIVES.join(", ")
             );
-            findings.push(Finding::new(folder, 0, message));
+            findings.push(Finding::new(name, 0, message));
         }
         if counts.bare.len() * 1000 > counts.lines * BARE_PER_MILLE {
             findings.extend(counts.bare.iter().map(|(path, line)| {
-                Finding::new(path, *line, "a line begins with a bare pronoun")
+                Finding::new(path, *line, "a comment line begins with a bare pronoun")
             }));
         }
     }
     findings
 }
 
-fn count<'a>(tree: &'a Tree, folder: &str) -> Counts<'a> {
-    let mut counts = Counts::default();
-    let is_inside = |path: &str| {
-        let inside = path.strip_prefix(folder);
-        inside.is_some_and(|rest| rest.starts_with('/')) && (is_rust(path) || is_c(path))
+/// Returns the crate of a file, such as `crates/wire`, or its folder at the root.
+fn folder(path: &str) -> &str {
+    let parts = match path.starts_with("crates/") || path.starts_with("examples/") {
+        true => 2,
+        false => 1,
     };
+    let end = path.match_indices('/').nth(parts - 1);
+    end.map_or(path, |(end, _)| &path[..end])
+}
+
+fn count<'a>(tree: &'a Tree, name: &'a str) -> Counts<'a> {
+    let mut counts = Counts::default();
+    let is_inside = move |path: &str| is_code(path) && folder(path) == name;
     for (path, text) in tree.texts(is_inside) {
         for (number, line) in (1..).zip(text.lines()) {
             let Some(comment) = comment(line, is_c(path)) else {
@@ -80,11 +83,8 @@ fn count<'a>(tree: &'a Tree, folder: &str) -> Counts<'a> {
             counts.words += words.len();
             let is_relative = |word: &&String| RELATIVES.contains(&word.as_str());
             counts.relatives += words.iter().filter(is_relative).count();
-            let begins = |word: &&str| {
-                let rest = comment.get(word.len()..).unwrap_or_default();
-                words[0] == **word && comment.starts_with(char::is_alphabetic) && !rest.starts_with('`')
-            };
-            if BARE.iter().any(|word| begins(&word)) {
+            let begins_with_word = comment.starts_with(|c: char| c.is_ascii_alphabetic());
+            if begins_with_word && BARE.contains(&words[0].as_str()) {
                 counts.bare.push((path, number));
             }
         }
@@ -92,8 +92,8 @@ fn count<'a>(tree: &'a Tree, folder: &str) -> Counts<'a> {
     counts
 }
 
-fn is_rust(path: &str) -> bool {
-    path.ends_with(".rs")
+fn is_code(path: &str) -> bool {
+    path.ends_with(".rs") || is_c(path)
 }
 
 fn is_c(path: &str) -> bool {
@@ -117,24 +117,29 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Vec<String> {
-        places(&check_folders(&tree(&[("a/b.rs", text)]), &["a"]))
+        places(&check(&tree(&[("crates/a/src/b.rs", text)])))
     }
 
     #[test]
     fn piled_up_pronouns_are_found() {
-        assert_eq!(found("// Tells what came from those.\n"), ["a:0"]);
+        assert_eq!(found("// Tells what came from those.\n"), ["crates/a:0"]);
         assert!(found("// Returns the owner of the flow.\nlet what = those;\n").is_empty());
     }
 
     #[test]
-    fn a_line_that_begins_with_a_bare_pronoun_is_found() {
-        assert_eq!(found("/// A flow.\n///\n/// It has an owner.\n"), ["a/b.rs:3"]);
+    fn line_with_bare_pronoun_is_found() {
+        let text = "/// A flow.\n///\n/// It has an owner.\n";
+        assert_eq!(found(text), ["crates/a/src/b.rs:3"]);
         assert!(found("/// An item.\n/// Italic text.\nlet it = 1; // it counts\n").is_empty());
     }
 
     #[test]
-    fn other_folders_are_left_alone() {
-        let tree = tree(&[("ab/c.rs", "// It is what it is.\n")]);
-        assert!(check_folders(&tree, &["a"]).is_empty());
+    fn crates_are_counted_apart() {
+        let plain = "// Returns the owner of the flow.\n".repeat(100);
+        let files = [
+            ("crates/a/b.rs", plain.as_str()),
+            ("crates/c/d.rs", "// It is.\n"),
+        ];
+        assert_eq!(places(&check(&tree(&files))), ["crates/c/d.rs:1"]);
     }
 }

@@ -1,4 +1,4 @@
-//! How long each function is, from its signature to its closing brace.
+//! Length of each function, from its signature to its closing brace.
 
 use proc_macro2::{Span, TokenTree};
 use syn::spanned::Spanned;
@@ -9,15 +9,15 @@ use super::source::{Source, is_block, is_ident, is_punct, walk};
 /// A function and its size.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Function {
-    /// With the type and the modules around it inside its file: `tests::Machine::step`.
+    /// Name with the type and modules around it inside its file: `tests::Machine::step`.
     pub name: String,
-    /// Where it starts.
+    /// First line.
     pub line: usize,
     /// Lines from the signature to the closing brace.
     pub lines: usize,
 }
 
-/// The functions of a Rust file, those written inside a macro's braces among them.
+/// Returns the functions of a Rust file, including functions inside a macro's braces.
 pub fn rust(source: &Source) -> Vec<Function> {
     let mut visitor = Visitor::default();
     visitor.visit_file(&source.file);
@@ -100,7 +100,7 @@ impl<'ast> Visit<'ast> for Visitor {
         });
     }
 
-    /// `syn` leaves a macro's tokens unparsed, but `proptest! { fn ... }` holds functions all the same.
+    /// `syn` leaves a macro's tokens unparsed, but `proptest! { fn ... }` contains functions nevertheless.
     fn visit_macro(&mut self, mac: &'ast syn::Macro) {
         walk(&mac.tokens, &mut |siblings, position| {
             if !is_ident(siblings.get(position), "fn") {
@@ -137,7 +137,7 @@ fn type_name(ty: &syn::Type) -> String {
     }
 }
 
-/// The functions of a C file in which definitions start, and end with `}`, in the first column.
+/// Returns the functions of a C file with definitions that start, and end with `}`, in the first column.
 pub fn c(text: &str) -> Vec<Function> {
     let mut found = Vec::new();
     let mut signature: Option<(usize, String)> = None;
@@ -173,7 +173,7 @@ pub fn c(text: &str) -> Vec<Function> {
     found
 }
 
-/// The name before the parameters; `None` for a structure, an initialiser or a list of constants.
+/// Returns the name before the parameters; `None` for a structure, an initialiser or a list of constants.
 fn c_name(signature: &str) -> Option<String> {
     if signature.contains('=') || !signature.trim_end().ends_with(')') {
         return None;

@@ -1,21 +1,22 @@
-//! Links between the project's pages lead somewhere, and every page can be reached.
+//! Checks that links between the project's pages lead to existing targets, and that every page can be reached.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::Finding;
 use crate::tree::Tree;
 
-/// The pages at the root; those below `docs/` come with them.
+/// The pages at the root; pages below `docs/` are checked too.
 const ROOT_PAGES: &[&str] = &[
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ];
-/// A page below `docs/` is linked from one of these; the last one is the index of its folder.
+/// Every page below `docs/` must be linked from one of these; the last one is the index of its folder.
 const ENTRANCES: &[&str] = &["README.md", "ARCHITECTURE.md", "docs/decisions/README.md"];
 
-/// Every relative link of a page names a file of the tree and, with `#`, a heading in it; no page is an orphan.
+/// Checks that every relative link of a page names a file of the tree and, with `#`, a heading in it, and that no page
+/// is an orphan.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut reached = BTreeSet::new();
@@ -47,7 +48,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The path a link leads to; links to other hosts come back as they are.
+/// Returns the path of a link's target; links to other hosts are returned unchanged.
 fn resolve(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
     let is_elsewhere = ["http://", "https://", "mailto:"]
         .iter()
@@ -84,7 +85,7 @@ fn resolve(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
     }
 }
 
-/// `path` as seen from the folder of `page`.
+/// Resolves `path` relative to the folder of `page`.
 fn join(page: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();
@@ -100,7 +101,7 @@ fn join(page: &str, path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The links of a page with their lines: `](target)`, `[name]: target`, and `src` and `href` of HTML.
+/// Returns the links of a page with their lines: `](target)`, `[name]: target`, and `src` and `href` of HTML.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose(text) {
@@ -113,7 +114,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
         ] {
             for part in line.split(start).skip(1) {
                 let inside = part.split(end).next().unwrap_or("");
-                // What follows the address is its title.
+                // The address may be followed by a title.
                 found.extend(
                     inside
                         .split_whitespace()
@@ -138,7 +139,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The lines outside fenced code, counted from 1.
+/// Returns the lines outside fenced code, counted from 1.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_code = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
@@ -152,7 +153,7 @@ fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
-/// The names under which a page's headings can be linked, as GitHub makes them.
+/// Returns the anchors of a page's headings, as GitHub generates them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let headings = prose(text).filter_map(|(_, line)| {
@@ -176,7 +177,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 fn slug(title: &str) -> String {
-    // Of a link in a heading only the text counts.
+    // A link in a heading contributes only its text.
     let mut text = String::new();
     let mut rest = title;
     while let Some((before, after)) = rest.split_once("](") {

@@ -1,4 +1,4 @@
-//! Style as a test: each module is one check, a pure function from the tree to findings.
+//! Style checks as a test: each module is one check, a pure function from the tree to findings.
 
 mod arrows;
 mod comments;
@@ -15,7 +15,7 @@ use std::fmt;
 
 use crate::tree::Tree;
 
-/// One thing to mend.
+/// A defect to correct.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     path: String,
@@ -43,7 +43,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Runs every check; findings come sorted by place.
+/// Runs every check; returns the findings sorted by position.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = arrows::check(tree);
     let (sources, unreadable) = source::parse(tree);
@@ -78,7 +78,7 @@ mod fixture {
         }
     }
 
-    /// `holdfast-NAME` in `crates/NAME`, depending on packages given by their full names.
+    /// Returns package `holdfast-NAME` in `crates/NAME`, with dependencies given by their full names.
     pub fn package(name: &str, dependencies: &[(&str, bool)]) -> Package {
         Package {
             name: format!("holdfast-{name}"),
@@ -93,7 +93,7 @@ mod fixture {
         }
     }
 
-    /// Where the findings are: `path:line`.
+    /// Returns the positions of findings: `path:line`.
     pub fn places(findings: &[Finding]) -> Vec<String> {
         findings
             .iter()

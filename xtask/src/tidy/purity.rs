@@ -1,13 +1,13 @@
-//! Crates without IO and without a clock stay so: time is an argument, effects are data.
+//! Checks that crates without IO and clock remain so: time is an argument, effects are data.
 
 use proc_macro2::TokenTree;
 
 use super::Finding;
 use super::source::{Source, is_ident, is_punct, line, walk};
 
-/// Names that mean a clock or an async runtime.
+/// Names that indicate a clock or an async runtime.
 const CLOCKS: &[&str] = &["Instant", "SystemTime", "tokio"];
-/// Names that mean IO.
+/// Names that indicate IO.
 const IO: &[&str] = &[
     "TcpStream",
     "TcpListener",
@@ -16,19 +16,19 @@ const IO: &[&str] = &[
     "UnixListener",
     "UnixDatagram",
 ];
-/// Modules of `std` that mean IO or threads.
+/// Modules of `std` that indicate IO or threads.
 const STD: &[&str] = &["fs", "thread", "process", "env"];
 
-/// Folders whose code has neither clock nor IO.
+/// Folders with code that uses neither clock nor IO.
 const PURE: &[&str] = &[
     "crates/wire/src/",
     "crates/handlespace/src/",
     "crates/proto/src/",
 ];
-/// Runs in virtual time, but reads scenarios and writes results.
+/// Folders with code in virtual time that reads scenarios and writes results.
 const TIMELESS: &[&str] = &["crates/sim/src/"];
 
-/// The machines of `proto`, none of which may use another's module.
+/// The state machines of `proto`, none of which may use another's module.
 const MACHINES: &[&str] = &[
     "registrar",
     "pool_element",
@@ -41,7 +41,7 @@ const MACHINES: &[&str] = &[
     "conductor",
 ];
 
-/// Pure crates name no clock, socket, file or thread; no machine names another.
+/// Checks that pure crates name no clock, socket, file or thread, and that no state machine names another.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
@@ -95,14 +95,14 @@ pub fn check(sources: &[Source]) -> Vec<Finding> {
     findings
 }
 
-/// The machine a file of `proto` belongs to.
+/// Returns the state machine that a file of `proto` belongs to.
 fn machine(path: &str) -> Option<&'static str> {
     let inside = path.strip_prefix("crates/proto/src/")?;
     let first = inside.split(['/', '.']).next()?;
     MACHINES.iter().find(|machine| **machine == first).copied()
 }
 
-/// The names that may follow `path ::`: one, or the first of each branch of a braced list.
+/// Returns the names that may follow `path ::`: one, or the first of each branch of a braced list.
 fn after_colons(siblings: &[TokenTree], position: usize) -> Vec<String> {
     if !is_punct(siblings.get(position + 1), ':') || !is_punct(siblings.get(position + 2), ':') {
         return Vec::new();

@@ -4,32 +4,32 @@ use super::functions::{self, Function};
 use super::source::Source;
 use crate::tree::Tree;
 
-/// A file may have this many lines.
+/// Maximum number of lines in a file.
 pub const FILE_LINES_MAX: usize = 800;
-/// A function may have this many lines, from its signature to its closing brace.
+/// Maximum number of lines in a function, from its signature to its closing brace.
 pub const FUNCTION_LINES_MAX: usize = 100;
 
-/// What has a limit.
+/// A kind of object with a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     File,
     Function,
 }
 
-/// Something that is over its limit.
+/// An object over its limit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Offender {
     pub kind: Kind,
-    /// How the ratchet names it: `PATH` or `PATH::NAME`.
+    /// Name in the ratchet: `PATH` or `PATH::NAME`.
     pub key: String,
     pub path: String,
-    /// Where it starts; 0 for a file.
+    /// First line; 0 for a file.
     pub line: usize,
     pub lines: usize,
 }
 
 impl Kind {
-    /// The limit, in lines.
+    /// Returns the limit, in lines.
     pub fn lines_max(self) -> usize {
         match self {
             Kind::File => FILE_LINES_MAX,
@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// Everything over its limit: hand-written code in Rust, C and shell.
+/// Returns everything over its limit: hand-written code in Rust, C and shell.
 pub fn measure(tree: &Tree, sources: &[Source]) -> Vec<Offender> {
     let mut offenders = Vec::new();
     for (path, text) in tree.texts(is_code) {

@@ -5,16 +5,16 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use super::Finding;
 use crate::tree::Tree;
 
-/// A Rust file in the forms the checks need.
+/// A Rust file in the forms that the checks need.
 pub struct Source<'a> {
     pub path: &'a str,
     pub text: &'a str,
-    /// All tokens, including those inside macros, which `file` leaves alone.
+    /// All tokens, including tokens inside macros, which `file` leaves unparsed.
     pub tokens: TokenStream,
     pub file: syn::File,
 }
 
-/// Parses every `.rs` file; what cannot be parsed is a finding.
+/// Parses every `.rs` file; a file that cannot be parsed is a finding.
 pub fn parse(tree: &Tree) -> (Vec<Source<'_>>, Vec<Finding>) {
     let mut sources = Vec::new();
     let mut findings = Vec::new();
@@ -37,7 +37,7 @@ pub fn parse(tree: &Tree) -> (Vec<Source<'_>>, Vec<Finding>) {
     (sources, findings)
 }
 
-/// The line on which a token starts.
+/// Returns the line on which a token starts.
 pub fn line(tree: &TokenTree) -> usize {
     match tree {
         TokenTree::Group(group) => group.span_open().start().line,
@@ -45,17 +45,17 @@ pub fn line(tree: &TokenTree) -> usize {
     }
 }
 
-/// Whether the token is this identifier or keyword.
+/// Returns true if the token is this identifier or keyword.
 pub fn is_ident(tree: Option<&TokenTree>, name: &str) -> bool {
     matches!(tree, Some(TokenTree::Ident(ident)) if ident == name)
 }
 
-/// Whether the token is this punctuation mark.
+/// Returns true if the token is this punctuation mark.
 pub fn is_punct(tree: Option<&TokenTree>, mark: char) -> bool {
     matches!(tree, Some(TokenTree::Punct(punct)) if punct.as_char() == mark)
 }
 
-/// Whether the token is a group in braces.
+/// Returns true if the token is a group in braces.
 pub fn is_block(tree: Option<&TokenTree>) -> bool {
     matches!(tree, Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace)
 }

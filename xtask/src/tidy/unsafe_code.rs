@@ -1,4 +1,4 @@
-//! Unsafe code stays in three crates, and says there why it is sound.
+//! Checks that unsafe code is only in three crates, with a comment that explains its soundness.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -6,11 +6,11 @@ use super::Finding;
 use super::source::{Source, is_block, is_ident, is_punct, line, walk};
 use crate::tree::Tree;
 
-/// The crates in which `unsafe` may be written.
+/// The crates in which `unsafe` is allowed.
 const MAY_BE_UNSAFE: &[&str] = &["holdfast-sys", "holdfast-bpf", "holdfast-ffi"];
 
-/// Crates other than [`MAY_BE_UNSAFE`] forbid unsafe code and have none in their tests either; in those, every unsafe
-/// block and implementation has a `SAFETY:` comment above it.
+/// Checks that crates other than [`MAY_BE_UNSAFE`] forbid unsafe code and have none in their tests either, and that in
+/// the others every unsafe block and implementation has a `SAFETY:` comment above it.
 pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
@@ -52,7 +52,7 @@ fn forbids_unsafe(file: &syn::File) -> bool {
     file.attrs.iter().any(|attribute| {
         let mut found = false;
         if attribute.path().is_ident("forbid") {
-            // An argument that is not a plain name is another lint's.
+            // An argument that is not a plain name belongs to another lint.
             let _ = attribute.parse_nested_meta(|meta| {
                 found |= meta.path.is_ident("unsafe_code");
                 Ok(())
@@ -62,14 +62,15 @@ fn forbids_unsafe(file: &syn::File) -> bool {
     })
 }
 
-/// Looks for unsafe blocks with the comments above them in view.
+/// Searches for unsafe blocks and the comments above them.
 struct Scan<'a> {
     lines: Vec<&'a str>,
     found: Vec<usize>,
 }
 
 impl Scan<'_> {
-    /// `around`: where the statements start whose parentheses enclose these tokens; a comment above one of them will do.
+    /// Scans tokens. `around` are the start lines of the statements with parentheses that enclose these tokens; a
+    /// comment above one of the statements is sufficient.
     fn tokens(&mut self, tokens: &TokenStream, around: &[usize]) {
         let siblings: Vec<TokenTree> = tokens.clone().into_iter().collect();
         let mut statement = None;
@@ -96,7 +97,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Whether the comments and attributes directly above a line (counted from 1) hold the word.
+    /// Returns true if the comments and attributes directly above a line (counted from 1) contain the word.
     fn comment_above(&self, line: usize) -> bool {
         let above = self.lines[..line - 1]
             .iter()

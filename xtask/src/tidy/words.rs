@@ -1,4 +1,4 @@
-//! Words that do not belong in a committed file.
+//! Checks for words that do not belong in a committed file.
 
 use proc_macro2::{Delimiter, TokenTree};
 
@@ -6,17 +6,18 @@ use super::Finding;
 use super::source::{Source, is_ident, is_punct, line, walk};
 use crate::tree::Tree;
 
-/// Folders of one particular machine. Written in two parts, so that this file passes its own check.
+/// Folders of one particular machine. Split in two parts, so that this file passes its own check.
 const MACHINE_PATHS: &[&str] = &[
     concat!("/wo", "rk/"),
     concat!("/ro", "ot/"),
     concat!("/fa", "rm/"),
 ];
 
-/// Macros that stand for code not written.
+/// Macros that stand for missing code.
 const UNWRITTEN: &[&str] = &["todo", "unimplemented"];
 
-/// No text file names a folder of somebody's machine; no Rust file has unwritten code or a test skipped without reason.
+/// Checks that no text file names a folder of a developer's machine, and that no Rust file has missing code or a test
+/// skipped without reason.
 pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.texts(|_| true) {
@@ -47,7 +48,7 @@ pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Finding> {
     findings
 }
 
-/// Whether an absolute path in `line` starts with `word`; in the middle of a longer path it means something else.
+/// Returns true if an absolute path in `line` starts with `word`; in the middle of a longer path it is allowed.
 fn has_path(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -63,7 +64,7 @@ fn unwritten(siblings: &[TokenTree], position: usize) -> Option<String> {
         .then(|| format!("`{name}!`: code that is not written"))
 }
 
-/// `#[ignore]`, also inside `#[cfg_attr(...)]`; `#[ignore = "reason"]` passes.
+/// Finds `#[ignore]`, also inside `#[cfg_attr(...)]`; `#[ignore = "reason"]` passes.
 fn skipped(siblings: &[TokenTree], position: usize) -> Option<String> {
     let Some(TokenTree::Group(group)) = siblings.get(position + 1) else {
         return None;

@@ -14,32 +14,32 @@ use rustix::net::{
 
 use super::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
 
-/// A packet with the descriptors that came with it.
+/// A packet with its descriptors.
 #[derive(Debug)]
 pub struct Packet {
     /// One encoded message: [`decode`](super::decode) it.
     pub bytes: Vec<u8>,
     /// Closed when dropped.
     pub descriptors: Vec<OwnedFd>,
-    /// Descriptors that came behind these could not be made: this process has reached its limit of open files
-    /// (`RLIMIT_NOFILE`). The kernel has closed them.
+    /// True if the kernel closed further descriptors of the packet, because this process has reached its limit of open
+    /// files (`RLIMIT_NOFILE`).
     pub descriptors_lost: bool,
 }
 
-/// One end of a session. Descriptors it makes are closed on exec.
+/// One end of a session. All its descriptors, received ones included, are closed on exec.
 ///
-/// It blocks, unless its descriptor is set non-blocking ([`Channel::set_nonblocking`]); then it says `WouldBlock`, and
-/// [`AsFd`] gives the descriptor to wait on.
+/// Calls block, unless the descriptor is set non-blocking ([`Channel::set_nonblocking`]); then they return
+/// `WouldBlock`, and [`AsFd`] gives the descriptor to wait on.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
 }
 
-/// Descriptors of one message with room for the header; a page or so, on the stack.
+/// Buffer size for the descriptors of one message and the header; about one page, on the stack.
 const ANCILLARY_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
 thread_local! {
-    /// Where packets are received: most are far shorter than the longest.
+    /// A thread's receive buffer, reused because most packets are far shorter than the longest.
     static RECEIVED: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGE_BYTES_MAX]);
 }
 
@@ -47,7 +47,7 @@ impl Channel {
     /// Connects to the daemon's socket.
     ///
     /// # Errors
-    /// As connect(2): `NotFound` or `ConnectionRefused` where no daemon is.
+    /// Same as connect(2): `NotFound` or `ConnectionRefused` without a daemon.
     pub fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path.as_ref())?;
         let socket = socket_with(
@@ -60,10 +60,10 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Two ends of a new session, for tests and for a daemon that starts its programs.
+    /// Returns the two ends of a new session, for tests and for a daemon that starts its programs.
     ///
     /// # Errors
-    /// As socketpair(2).
+    /// Same as socketpair(2).
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = socketpair(
             AddressFamily::UNIX,
@@ -77,7 +77,7 @@ impl Channel {
     /// Makes calls return `WouldBlock` instead of waiting.
     ///
     /// # Errors
-    /// As ioctl(2).
+    /// Same as ioctl(2).
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         Ok(rustix::io::ioctl_fionbio(&self.socket, nonblocking)?)
     }
@@ -85,8 +85,8 @@ impl Channel {
     /// Sends one packet with duplicates of `descriptors`.
     ///
     /// # Errors
-    /// `InvalidInput` above [`MESSAGE_BYTES_MAX`] or [`DESCRIPTORS_MAX`]; `BrokenPipe` when the other end is gone; else
-    /// as sendmsg(2).
+    /// `InvalidInput` above [`MESSAGE_BYTES_MAX`] or [`DESCRIPTORS_MAX`]; `BrokenPipe` when the other end is closed;
+    /// otherwise as sendmsg(2).
     pub fn send(&self, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if packet.is_empty()
             || packet.len() > MESSAGE_BYTES_MAX
@@ -121,7 +121,7 @@ impl Channel {
     ///
     /// # Errors
     /// `InvalidData` for a packet longer than [`MESSAGE_BYTES_MAX`] or with more than [`DESCRIPTORS_MAX`] descriptors
-    /// (the descriptors that came are closed); else as recvmsg(2).
+    /// (the received descriptors are closed); otherwise as recvmsg(2).
     pub fn receive(&self) -> io::Result<Option<Packet>> {
         RECEIVED.with_borrow_mut(|bytes| self.receive_into(bytes))
     }
@@ -138,7 +138,7 @@ impl Channel {
             )
         });
         let message = match message {
-            // A peer that died with packets of ours unread ends a session like one that closed.
+            // A peer that died with unread packets of this end ends a session in the same way as a close.
             Err(rustix::io::Errno::CONNRESET) => return Ok(None),
             other => other?,
         };
@@ -150,7 +150,8 @@ impl Channel {
             })
             .flatten()
             .collect();
-        // The kernel cuts the list where the buffer ends or the process has no free descriptor, and does not say which.
+        // The kernel truncates the list if the buffer is full or the process has no free descriptor, and does not
+        // say which.
         let is_cut = message.flags.contains(ReturnFlags::CTRUNC);
         let has_too_many = is_cut && descriptors.len() >= DESCRIPTORS_MAX;
         if message.flags.contains(ReturnFlags::TRUNC) || has_too_many {
@@ -178,7 +179,7 @@ impl AsFd for Channel {
 }
 
 impl From<OwnedFd> for Channel {
-    /// An end that was accepted or inherited; it must be a connected Unix `SOCK_SEQPACKET` socket.
+    /// Wraps an accepted or inherited socket, which must be a connected Unix `SOCK_SEQPACKET` socket.
     fn from(socket: OwnedFd) -> Self {
         Self { socket }
     }
@@ -244,7 +245,7 @@ mod tests {
             let error = program.send(&vec![0; bytes], descriptors).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         }
-        // A sender that does not keep the rules.
+        // A sender that breaks the rules.
         let ancillary = &mut SendAncillaryBuffer::new(&mut []);
         sendmsg(
             &program,

@@ -1,43 +1,43 @@
-//! Messages as bytes.
+//! Encoding and decoding of messages.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 
-/// Why bytes are not a message.
+/// The reason that bytes are not a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Nothing there at all.
+    /// The packet is empty.
     #[error("an empty message")]
     Empty,
     /// Longer than [`MESSAGE_BYTES_MAX`].
     #[error("a message of {0} bytes, more than {MESSAGE_BYTES_MAX}")]
     TooLong(usize),
-    /// The other side speaks another version.
+    /// The other side uses another version.
     #[error(
         "the message has protocol version {0}, this is version {PROTOCOL_VERSION}: update the older side"
     )]
     Version(u8),
-    /// Truncated, or no such message.
+    /// The message is truncated, or of an unknown kind.
     #[error("a malformed message: {0}")]
     Malformed(postcard::Error),
-    /// A message, and then something more.
+    /// Bytes follow the end of the message.
     #[error("{0} bytes after the end of a message")]
     Trailing(usize),
 }
 
-/// Why a value is not sent.
+/// The reason that a value cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// Longer than [`MESSAGE_BYTES_MAX`]: the sender did not split it.
     #[error("a message of {0} bytes, more than {MESSAGE_BYTES_MAX}")]
     TooLong(usize),
-    /// The value has no form (a sequence of unknown length; none of ours has that).
+    /// The value has no encoding (a sequence of unknown length; no message of this crate has one).
     #[error("cannot be encoded: {0}")]
     Form(postcard::Error),
 }
 
-/// `message` as one packet: the version byte, then postcard.
+/// Encodes `message` as one packet: the version byte, then postcard.
 ///
 /// # Errors
 /// See [`EncodeError`].
@@ -49,7 +49,7 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, EncodeError> {
     }
 }
 
-/// The message that a packet holds.
+/// Decodes the message in a packet.
 ///
 /// # Errors
 /// See [`DecodeError`]. Never panics; allocates no more than in proportion to `packet`.
@@ -68,13 +68,13 @@ pub fn decode<T: DeserializeOwned>(packet: &[u8]) -> Result<T, DecodeError> {
     }
 }
 
-/// Room left in a message for its list, after the fields beside it: names and reasons stay well below a kilobyte.
+/// Bytes available for a message's list, after its other fields: names and reasons stay well below 1 KiB.
 const LIST_BYTES_MAX: usize = MESSAGE_BYTES_MAX - 2048;
 
-/// Cuts a list into runs that each fit one message, with at most `count_max` items each
-/// ([`DESCRIPTORS_MAX`](super::DESCRIPTORS_MAX) where each has a descriptor). Order is kept; no run is empty.
+/// Splits a list into runs that each fit one message, with at most `count_max` items each
+/// ([`DESCRIPTORS_MAX`](super::DESCRIPTORS_MAX) if each has a descriptor). Order is kept; no run is empty.
 ///
-/// An item that alone is too long gets a run of its own, and [`encode`] then refuses it.
+/// An item that is too long for a message gets its own run, and [`encode`] then refuses the run.
 pub fn split<T: Serialize>(items: Vec<T>, count_max: usize) -> Vec<Vec<T>> {
     let mut runs: Vec<Vec<T>> = Vec::new();
     let mut used = 0;
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_length_field_alone_costs_no_memory() {
-        // Received{ids} that claims 2^60 ids: postcard caps what it reserves, and then finds the end of the bytes.
+        // Received{ids} that claims 2^60 ids: postcard limits its allocation, and then reaches the end of the bytes.
         let mut bytes = encode(&ToDaemon::Received { ids: vec![] }).unwrap();
         bytes.pop();
         bytes.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f]);

@@ -1,4 +1,4 @@
-//! The daemon's side of the socket's path.
+//! The daemon's listening socket for programs.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,21 +10,21 @@ use rustix::net::{
 
 use super::Channel;
 
-/// Accepts sessions at a path. Blocks, unless its descriptor is set non-blocking.
+/// Accepts sessions at a path. Calls block, unless the descriptor is set non-blocking.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
 }
 
-/// Programs that may wait to be accepted: after a restart of the daemon they all come at once.
+/// Programs that may wait to be accepted: after a restart of the daemon all of them connect at once.
 const BACKLOG: i32 = 1024;
 
 impl Listener {
-    /// Listens at `path`, which must not exist: the daemon removes what a dead one left, after it made sure that it is
-    /// dead.
+    /// Listens at `path`, which must not exist: the daemon removes the socket of a dead predecessor, after
+    /// checking that the predecessor is dead.
     ///
     /// # Errors
-    /// As bind(2): `AddrInUse` when the path exists.
+    /// Same as bind(2): `AddrInUse` when the path exists.
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path.as_ref())?;
         let socket = socket_with(
@@ -38,10 +38,10 @@ impl Listener {
         Ok(Self { socket })
     }
 
-    /// The next session. Its channel blocks, whatever the listener does.
+    /// Accepts the next session. Its channel blocks, even if the listener does not.
     ///
     /// # Errors
-    /// As accept(2).
+    /// Same as accept(2).
     pub fn accept(&self) -> io::Result<Channel> {
         let socket = rustix::io::retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC))?;
         Ok(Channel::from(socket))
@@ -50,7 +50,7 @@ impl Listener {
     /// Makes [`Listener::accept`] return `WouldBlock` instead of waiting.
     ///
     /// # Errors
-    /// As ioctl(2).
+    /// Same as ioctl(2).
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         Ok(rustix::io::ioctl_fionbio(&self.socket, nonblocking)?)
     }

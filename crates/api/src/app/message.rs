@@ -1,4 +1,4 @@
-//! The messages.
+//! The messages between a server program and the daemon.
 
 use std::net::SocketAddr;
 
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use super::Piece;
 use crate::{Drain, FlowText, Protocol};
 
-/// What a server program says to the daemon.
+/// A message from a server program to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDaemon {
     /// The first message of a session. Answered by [`FromDaemon::Opened`].
     Open {
-        /// What the operator sees in lists: the program's name.
+        /// The program's name in lists for the operator.
         name: String,
     },
-    /// The program has a listener (TCP) or bound socket (UDP) for this service, and takes flows handed to it.
+    /// The program has a listener (TCP) or bound socket (UDP) for this service, and accepts flows handed to it.
     Serve {
         /// The program's number for this service, unique in the session.
         service: u32,
@@ -23,75 +23,75 @@ pub enum ToDaemon {
         pool: String,
         /// TCP or UDP.
         protocol: Protocol,
-        /// Where the socket is bound; an unspecified address stands for every service address with this port.
+        /// Bound addresses of the socket; an unspecified address stands for every service address with this port.
         addresses: Vec<SocketAddr>,
     },
-    /// The program takes no more flows for this service; those it has stay.
+    /// The program accepts no more flows for this service; its present flows stay.
     Withdraw {
-        /// As in [`ToDaemon::Serve`].
+        /// Number of the service, from [`ToDaemon::Serve`].
         service: u32,
     },
-    /// Flows that the program accepted itself (UDP: whose first datagram it got). After a reconnect, all it has but
-    /// those it reclaims.
+    /// Flows that the program accepted itself (UDP: by receiving the first datagram). After a reconnect, all its flows
+    /// except the reclaimed ones.
     Accepted {
-        /// By which service they came.
+        /// The service that accepted them.
         service: u32,
         /// The flows.
         flows: Vec<FlowText>,
     },
-    /// The program closed its descriptors of these flows (UDP: forgot them). TCP may still be ending them: this says
-    /// only that there is nobody to ask for a handoff.
+    /// The program closed its descriptors of these flows (UDP: forgot them). TCP may still be closing the connections:
+    /// the message says only that the program cannot hand them off.
     Closed {
         /// The flows.
         flows: Vec<FlowText>,
     },
-    /// Hand these flows to another node. The descriptors of those items that have one come with the message, in order.
+    /// Hand these flows to another node. The descriptors of items that have one are attached, in order.
     ///
-    /// The program does not touch the sockets until it has [`FromDaemon::Gone`] or [`FromDaemon::Kept`] for each.
+    /// The program does not touch the sockets until it receives [`FromDaemon::Gone`] or [`FromDaemon::Kept`] for each.
     HandOff {
         /// The program's number for this batch, unique in the session; for logs.
         batch: u64,
-        /// Name of the node that is to take them.
+        /// Name of the node that takes the flows.
         to: String,
-        /// Whether to wait for the send queues first.
+        /// The wait for the send queues.
         drain: Drain,
         /// The flows with their application state.
         items: Vec<HandOffItem>,
-        /// Whether the batch ends with this message: bigger ones are split.
+        /// True if this message ends the batch: larger batches are split.
         last: bool,
     },
-    /// The program does not hand these flows off, although it was asked to.
+    /// The program declines to hand these flows off, although asked to.
     Declined {
         /// The flows.
         flows: Vec<FlowText>,
-        /// Why, for the operator.
+        /// The reason, for the operator.
         reason: String,
     },
-    /// Answers [`FromDaemon::Collect`]: datagrams of one flow that were in the queue of the program's socket. A flow
-    /// with many takes several messages; a flow with none takes one, empty.
+    /// Answers [`FromDaemon::Collect`]: datagrams of one flow from the queue of the program's socket. A flow with many
+    /// takes several messages; a flow with none takes one empty message.
     Collected {
         /// The flow.
         flow: FlowText,
         /// The datagrams, oldest first.
         unread: Vec<Piece>,
-        /// Whether this flow's datagrams end with this message.
+        /// True if this message ends the flow's datagrams.
         last: bool,
     },
     /// The program has descriptor, application state and unread datagrams of these incoming flows.
     Received {
-        /// As in [`FromDaemon::Incoming`].
+        /// Numbers of the flows, from [`FromDaemon::Incoming`].
         ids: Vec<u64>,
     },
-    /// The program cannot take these incoming flows: it serves them no more, or has such a flow. It closed their
-    /// descriptors.
+    /// The program cannot take these incoming flows: it no longer serves the service, or already has such a flow. The
+    /// program closed their descriptors.
     Refused {
-        /// As in [`FromDaemon::Incoming`].
+        /// Numbers of the flows, from [`FromDaemon::Incoming`].
         ids: Vec<u64>,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// After a reconnect: these flows were on their way when the old connection broke. Descriptors of those items that
-    /// have one come with the message, in order.
+    /// After a reconnect: these flows were in transit when the old connection broke. The descriptors of items that have
+    /// one are attached, in order.
     Reclaim {
         /// The flows.
         items: Vec<ReclaimItem>,
@@ -101,47 +101,47 @@ pub enum ToDaemon {
 /// One flow of a [`ToDaemon::HandOff`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandOffItem {
-    /// Which flow.
+    /// The flow.
     pub flow: FlowText,
-    /// What the program at the acceptor needs to go on: opaque to Holdfast, at most
+    /// State from which the program at the acceptor continues: opaque to Holdfast, at most
     /// [`APPLICATION_STATE_BYTES_MAX`](super::APPLICATION_STATE_BYTES_MAX).
     #[serde(with = "serde_bytes")]
     pub application_state: Vec<u8>,
-    /// Whether a descriptor comes along. A UDP flow of a shared socket has none: it has no socket of its own.
+    /// True if a descriptor is attached. A UDP flow of a shared socket has none: it has no socket of its own.
     pub descriptor: bool,
 }
 
 /// One flow of a [`ToDaemon::Reclaim`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReclaimItem {
-    /// Which flow.
+    /// The flow.
     pub flow: FlowText,
-    /// To which of the program's services it belongs.
+    /// The program's service that the flow belongs to.
     pub service: u32,
-    /// What it was waiting for.
+    /// The answer that the flow was waiting for.
     pub was: StillWaiting,
-    /// Whether a descriptor comes along, as in [`HandOffItem`].
+    /// True if a descriptor is attached, as in [`HandOffItem`].
     pub descriptor: bool,
 }
 
-/// What a reclaimed flow was waiting for.
+/// The state of a reclaimed flow when the connection to the daemon broke.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StillWaiting {
-    /// It was handed off. Answered by `Gone` or `Kept`.
+    /// The program had handed the flow off. Answered by `Gone` or `Kept`.
     Donated {
-        /// Name of the node that was to take it.
+        /// Name of the node that should have taken the flow.
         to: String,
     },
-    /// It came in. Answered by `Go` or `Cancel`.
+    /// The flow was being handed to the program. Answered by `Go` or `Cancel`.
     Incoming {
-        /// As in [`FromDaemon::Incoming`].
+        /// Number of the flow, from [`FromDaemon::Incoming`].
         id: u64,
-        /// Whether the program has its state. If not, the old daemon cannot have committed.
+        /// True if the program has the flow's state. If false, the old daemon cannot have committed.
         received: bool,
     },
 }
 
-/// What the daemon says to a server program.
+/// A message from the daemon to a server program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromDaemon {
     /// The session is open.
@@ -149,74 +149,76 @@ pub enum FromDaemon {
         /// Name of this node.
         node: String,
     },
-    /// The operator (or the balancer) wants these flows elsewhere. The program calls a handoff at its next safe point,
-    /// or answers [`ToDaemon::Declined`]. Flows that it does not know, it declines.
+    /// The operator (or the balancer) requests that these flows move. The program starts a handoff at its next safe
+    /// point, or answers [`ToDaemon::Declined`]. Unknown flows are declined.
     Asked {
         /// The flows.
         flows: Vec<FlowText>,
-        /// Name of the node that is to take them.
+        /// Name of the node that takes the flows.
         to: String,
-        /// Whether to wait for the send queues first.
+        /// The wait for the send queues.
         drain: Drain,
     },
-    /// Flows are coming. Descriptors of those items that have one come with the message, in order: sockets that exist,
-    /// but must not be used before [`FromDaemon::Go`].
+    /// Flows are arriving. The descriptors of items that have one are attached, in order: the sockets exist, but must
+    /// not be used before [`FromDaemon::Go`].
     Incoming {
         /// The flows.
         items: Vec<IncomingItem>,
     },
-    /// What the donor's program said about an incoming flow. Answered by [`ToDaemon::Received`] after the last one.
+    /// State of an incoming flow from the donor's program. The program answers [`ToDaemon::Received`] after the last
+    /// part.
     State {
-        /// As in [`FromDaemon::Incoming`].
+        /// Number of the flow, from [`FromDaemon::Incoming`].
         id: u64,
-        /// Opaque to Holdfast. In the first message of an id; empty in further ones.
+        /// Opaque to Holdfast. In the first message of a flow; empty in further ones.
         #[serde(with = "serde_bytes")]
         application_state: Vec<u8>,
         /// UDP: datagrams that the donor's program had not read, oldest first.
         unread: Vec<Piece>,
-        /// Whether this id's state ends with this message.
+        /// True if this message ends the flow's state.
         last: bool,
     },
-    /// These flows are the program's, and their sockets live. No [`ToDaemon::Accepted`] is sent for them.
+    /// The flows belong to the program, and their sockets are active. The program sends no [`ToDaemon::Accepted`] for
+    /// them.
     Go {
-        /// As in [`FromDaemon::Incoming`].
+        /// Numbers of the flows, from [`FromDaemon::Incoming`].
         ids: Vec<u64>,
     },
-    /// These flows do not come after all. The program closes their descriptors, which are silent.
+    /// The arrival of these flows is cancelled. The program closes their descriptors, which are silent.
     Cancel {
-        /// As in [`FromDaemon::Incoming`].
+        /// Numbers of the flows, from [`FromDaemon::Incoming`].
         ids: Vec<u64>,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// UDP: these flows are diverted. The program reads what is left in its socket and answers one
-    /// [`ToDaemon::Collected`] or more for each.
+    /// UDP: these flows are diverted. The program reads the remaining datagrams from its socket and answers one
+    /// [`ToDaemon::Collected`] or more for each flow.
     Collect {
         /// The flows.
         flows: Vec<FlowText>,
     },
-    /// These flows live elsewhere. The program closes its descriptors, which are silent.
+    /// The flows are on another node. The program closes its descriptors, which are silent.
     Gone {
         /// The flows.
         flows: Vec<FlowText>,
-        /// Name of the node that took them.
+        /// Name of the node that took the flows.
         to: String,
     },
-    /// These flows stay, and their sockets live.
+    /// The flows stay, and their sockets are active.
     Kept {
         /// The flows.
         flows: Vec<FlowText>,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Something the program said could not be done, for its log. Nothing else follows from it.
+    /// A request of the program failed; for its log. No further action follows.
     Error {
-        /// What, and what to do.
+        /// The problem and its remedy.
         text: String,
     },
-    /// Several [`FromDaemon::State`] in one message: each whole, and without datagrams.
+    /// Several [`FromDaemon::State`] in one message: each complete, and without datagrams.
     States {
-        /// One for each incoming flow.
+        /// One item per incoming flow.
         items: Vec<StateItem>,
     },
 }
@@ -224,7 +226,7 @@ pub enum FromDaemon {
 /// One flow of a [`FromDaemon::States`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateItem {
-    /// As in [`FromDaemon::Incoming`].
+    /// Number of the flow, from [`FromDaemon::Incoming`].
     pub id: u64,
     /// Opaque to Holdfast.
     #[serde(with = "serde_bytes")]
@@ -234,13 +236,13 @@ pub struct StateItem {
 /// One flow of a [`FromDaemon::Incoming`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncomingItem {
-    /// The daemon's number for it. Never used again in a session, not even by the daemon's successor: the daemon takes
-    /// its numbers from a start that no earlier one reached, for instance the clock's nanoseconds at its start.
+    /// The daemon's number for the flow, unique in a session even across daemon restarts: a daemon starts from a
+    /// number that no earlier one reached, for instance its clock at start in nanoseconds.
     pub id: u64,
-    /// Which of the program's services takes it.
+    /// The program's service that takes the flow.
     pub service: u32,
-    /// Which flow.
+    /// The flow.
     pub flow: FlowText,
-    /// Whether a descriptor comes along, as in [`HandOffItem`].
+    /// True if a descriptor is attached, as in [`HandOffItem`].
     pub descriptor: bool,
 }

@@ -1,9 +1,9 @@
 //! The protocol between a server program and the daemon of its host.
 //!
 //! A program connects a Unix `SOCK_SEQPACKET` socket to the daemon's `app.sock`. Every packet is one message: a version
-//! byte ([`PROTOCOL_VERSION`]), then a [`ToDaemon`] or [`FromDaemon`] in postcard's form, at most
-//! [`MESSAGE_BYTES_MAX`] in all, with at most [`DESCRIPTORS_MAX`] descriptors (SCM_RIGHTS, unix(7)). What is bigger is
-//! split over messages, see [`split`]. Parsing is total: [`decode`] gives a value or an error.
+//! byte ([`PROTOCOL_VERSION`]), then a [`ToDaemon`] or [`FromDaemon`] encoded by postcard, at most
+//! [`MESSAGE_BYTES_MAX`] in all, with at most [`DESCRIPTORS_MAX`] descriptors (SCM_RIGHTS, unix(7)). Larger content is
+//! split over several messages, see [`split`]. Parsing is total: [`decode`] gives a value or an error.
 //!
 //! # A session
 //! ```text
@@ -14,7 +14,7 @@
 //!   Accepted{service, flows}        ──►            connections that came by that listener
 //!   Closed{flows}                   ──►            the program is done with them
 //! ```
-//! # A connection leaves
+//! # A connection moves away
 //! ```text
 //!                                   ◄──  Asked{flows, to, drain}      the operator's wish; or the program's own:
 //!   HandOff{items, to, drain} + fds ──►            a duplicate of each socket; the program keeps its own, and is quiet
@@ -33,14 +33,15 @@
 //!                                   ◄──  Go{ids}                      the connection is this program's; or
 //!                                   ◄──  Cancel{ids, reason}          it is not, the program closes its descriptor
 //! ```
-//! `Received` comes before commit, so that from commit on all that the connection needs is outside the daemon: if the
-//! daemon dies then, it asks the holder after its restart and answers the program's `Reclaim` with `Go`.
+//! `Received` precedes the commit, so that everything that the connection needs is outside the daemon when the commit
+//! happens. If the daemon crashes afterwards, it asks the holder after its restart and answers the program's `Reclaim`
+//! with `Go`.
 //!
-//! # The daemon dies
-//! The program keeps every descriptor, connects again with a growing delay, and sends `Open`, `Serve`, `Accepted` anew,
-//! then `Reclaim` (with descriptors) for what was on its way. The daemon asks the holder of the steering table and
-//! answers each: `Gone` or `Kept` to what was donated, `Go` or `Cancel` to what was incoming. Connections that were
-//! not on their way are served on, untouched.
+//! # The daemon crashes
+//! The program keeps every descriptor, reconnects with a growing delay, and sends `Open`, `Serve`, `Accepted` again,
+//! then `Reclaim` (with descriptors) for the flows in transit. The daemon asks the holder of the steering table and
+//! answers each flow: `Gone` or `Kept` for a donated flow, `Go` or `Cancel` for an incoming one. Other connections are
+//! served without interruption.
 
 mod channel;
 mod codec;
@@ -56,13 +57,13 @@ pub use message::{
 };
 pub use pieces::{Piece, PieceError, join_pieces, split_pieces};
 
-/// The version byte that every message begins with.
+/// The version byte at the start of every message.
 pub const PROTOCOL_VERSION: u8 = 2;
-/// The longest message, version byte included.
+/// Maximum length of a message in bytes, version byte included.
 pub const MESSAGE_BYTES_MAX: usize = 60 * 1024;
-/// The most descriptors with one message. (The kernel's limit is 253, SCM_MAX_FD.)
+/// Maximum number of descriptors with one message. (The kernel's limit is 253, SCM_MAX_FD.)
 pub const DESCRIPTORS_MAX: usize = 64;
-/// The longest application state of one connection.
+/// Maximum length of one connection's application state, in bytes.
 pub const APPLICATION_STATE_BYTES_MAX: usize = 48 * 1024;
-/// Where the daemon listens unless its configuration says otherwise.
+/// Default path of the daemon's socket for programs.
 pub const SOCKET_PATH: &str = "/run/holdfast/app.sock";

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The longest piece: one always fits a message.
+/// Maximum size of a piece, in bytes: one piece always fits a message.
 const PIECE_BYTES_MAX: usize = 32 * 1024;
-/// No datagram is longer (the length field of RFC 768 has 16 bits).
+/// Maximum size of a datagram, in bytes (the length field of RFC 768 has 16 bits).
 const DATAGRAM_BYTES_MAX: usize = 65_535;
 
 /// A datagram, or a part of one.
@@ -13,11 +13,11 @@ pub struct Piece {
     /// The bytes.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
-    /// Whether the next piece belongs to the same datagram.
+    /// True if the next piece belongs to the same datagram.
     pub more: bool,
 }
 
-/// Cuts datagrams into runs of pieces, each run for one message. At least one run, perhaps empty.
+/// Splits datagrams into runs of pieces, each run for one message. Returns at least one run, possibly empty.
 pub fn split_pieces<'a>(datagrams: impl IntoIterator<Item = &'a [u8]>) -> Vec<Vec<Piece>> {
     let mut pieces = Vec::new();
     for datagram in datagrams {
@@ -42,18 +42,18 @@ pub fn split_pieces<'a>(datagrams: impl IntoIterator<Item = &'a [u8]>) -> Vec<Ve
     }
 }
 
-/// Why pieces are not datagrams.
+/// The reason that pieces are not datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PieceError {
-    /// Longer than any datagram can be.
+    /// A datagram is longer than possible.
     #[error("a datagram of more than {DATAGRAM_BYTES_MAX} bytes")]
     TooLong,
-    /// The last piece says that more follows.
+    /// The last piece says that another follows.
     #[error("the last datagram has no end")]
     Unfinished,
 }
 
-/// The datagrams that a list of pieces makes (all runs of [`split_pieces`], one after the other).
+/// Joins pieces (all runs of [`split_pieces`] in order) to datagrams.
 ///
 /// # Errors
 /// See [`PieceError`].

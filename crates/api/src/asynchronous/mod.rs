@@ -1,4 +1,4 @@
-//! The library for programs of tasks, over tokio's sockets. Re-exported at the crate's root.
+//! The library for asynchronous programs, over tokio's sockets. Re-exported at the crate's root.
 
 mod tcp;
 mod udp;

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::session::{Descriptor, Registration, Socket, tcp::TcpService};
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
 
-/// A TCP listener behind Holdfast. Made by [`Session::serve`]; withdrawn when dropped.
+/// A TCP listener managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct Service {
     listener: TcpListener,
     tcp: TcpService,
@@ -40,11 +40,11 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// The next connection: a client's, or one that another node handed over. For one task at a time; may be cancelled
-    /// without loss.
+    /// Returns the next connection: a client's, or one that another node handed over. For one task at a time; may be
+    /// cancelled without loss.
     ///
     /// # Errors
-    /// As accept(2). The service remains usable.
+    /// Same as accept(2). The service remains usable.
     pub async fn accept(&self) -> io::Result<Arrival<Connection>> {
         poll_fn(|context| self.poll_accept(context)).await
     }
@@ -52,7 +52,7 @@ impl Service {
     /// [`Service::accept`] for hand-written futures.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Service::accept`].
     pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Arrival<Connection>>> {
         if let Poll::Ready(letter) = self.tcp.queue().poll_take(context) {
             let (stream, registration, state) = self.tcp.open(letter)?;
@@ -65,7 +65,7 @@ impl Service {
         Poll::Ready(Ok(Arrival::New(Connection::new(stream, registration))))
     }
 
-    /// The listener.
+    /// Returns the listener.
     pub fn listener(&self) -> &TcpListener {
         &self.listener
     }
@@ -90,7 +90,7 @@ impl Service {
     }
 }
 
-/// A client's connection. Reads and writes go straight to its socket; dropping it closes it.
+/// A client's connection. Reads and writes go directly to its socket; dropping it closes it.
 pub struct Connection {
     stream: Arc<TcpStream>,
     registration: Registration,
@@ -104,41 +104,42 @@ impl Connection {
         }
     }
 
-    /// Its flow.
+    /// Returns the connection's flow.
     pub fn flow(&self) -> FlowText {
         self.registration.flow
     }
 
-    /// Its socket, for options, `readable`, `try_read` and the like.
+    /// Returns the connection's socket, for options, `readable`, `try_read` and the like.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// Where the operator wants it, if so. A program looks here whenever it is at a point from which its peer on the
-    /// other node could go on, and calls [`Connection::hand_off`]. It stays asked until then, or until declined.
+    /// Returns the destination that the operator requests, if any. A program checks this at each safe point (a point
+    /// from which a program on the other node could continue), and then calls [`Connection::hand_off`]. The request
+    /// stands until a handoff or [`Connection::decline`].
     pub fn asked(&self) -> Option<Destination> {
         self.registration.cell.asked()
     }
 
-    /// Waits until the operator wants it elsewhere: for the side of `select!` that wakes a connection at rest. For one
-    /// task at a time; may be cancelled.
+    /// Waits until the operator requests a handoff: a branch of `select!` that wakes an idle connection. For one task
+    /// at a time; may be cancelled.
     pub async fn wait_asked(&self) -> Destination {
         poll_fn(|context| self.registration.cell.poll_asked(context)).await
     }
 
-    /// Answers the operator that this connection stays.
+    /// Tells the operator that this connection stays.
     pub fn decline(&self, reason: &str) {
         self.registration.decline(reason);
     }
 
-    /// Hands the connection to another node, where the service's `accept` brings it with `state` (48 KiB at most).
-    /// What the client sent and this program did not read, and what this program wrote and the client does not have,
-    /// moves along. Waits for the end, however long the daemon is away.
+    /// Hands the connection to another node, where the service's `accept` returns it with `state` (48 KiB at most).
+    /// Unread received data and unacknowledged sent data move with the connection. Waits for the result, however long
+    /// the daemon is absent.
     ///
-    /// A handoff whose future is dropped goes on; the connection, should it stay, is closed.
+    /// If the future is dropped, the handoff continues; a connection that stays is then closed.
     ///
     /// # Errors
-    /// [`Kept`] gives the connection back, usable as before.
+    /// [`Kept`] returns the connection, usable as before.
     pub async fn hand_off(
         self,
         destination: impl Into<Destination>,

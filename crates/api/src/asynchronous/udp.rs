@@ -13,9 +13,9 @@ use tokio::net::UdpSocket;
 use crate::session::{Association, Handle, Slot, Socket, UdpEvent, UdpTable};
 use crate::{Destination, Kept, Moved, Protocol, Session};
 
-/// A bound UDP socket behind Holdfast. Made by [`Session::serve`]; withdrawn when dropped.
+/// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct UdpService {
-    /// Tells when to read and write; the same socket as the table's.
+    /// Reports readiness to read and write; the same socket as the table's.
     socket: UdpSocket,
     table: Arc<UdpTable>,
     handle: Arc<Handle>,
@@ -48,10 +48,10 @@ impl fmt::Debug for UdpService {
 }
 
 impl UdpService {
-    /// The next event. For one task at a time; may be cancelled without loss.
+    /// Returns the next event. For one task at a time; may be cancelled without loss.
     ///
     /// # Errors
-    /// As recvfrom(2).
+    /// Same as recvfrom(2).
     pub async fn receive(&self) -> io::Result<UdpEvent> {
         poll_fn(|context| self.poll_receive(context)).await
     }
@@ -74,7 +74,7 @@ impl UdpService {
     /// Sends a datagram to a client.
     ///
     /// # Errors
-    /// `NotConnected` for an association that is on its way or elsewhere; else as sendto(2).
+    /// `NotConnected` for an association in transit or on another node; otherwise as sendto(2).
     pub async fn send(&self, association: &Association, data: &[u8]) -> io::Result<usize> {
         if !self.table.may_send(association) {
             return Err(io::ErrorKind::NotConnected.into());
@@ -82,11 +82,11 @@ impl UdpService {
         self.socket.send_to(data, association.remote()).await
     }
 
-    /// Hands one association to another node, where the service's socket brings it with `state` (48 KiB at most) and
-    /// with the datagrams that this program has not read. Waits for the end, however long the daemon is away.
+    /// Hands one association to another node, where the service's socket receives it with `state` (48 KiB at most) and
+    /// with the datagrams that this program has not read. Waits for the result, however long the daemon is absent.
     ///
     /// # Errors
-    /// [`Kept`] gives the association back, usable as before.
+    /// [`Kept`] returns the association, usable as before.
     pub async fn hand_off(
         &self,
         association: &Association,
@@ -111,7 +111,7 @@ impl UdpService {
         }
     }
 
-    /// Forgets the associations that have been silent for so long; says how many.
+    /// Forgets the associations that have been silent for at least `idle_min`; returns their number.
     pub fn forget_idle(&self, idle_min: Duration) -> usize {
         self.table
             .forget(&self.handle.shared, |_, idle| idle >= idle_min)

@@ -1,4 +1,4 @@
-//! The library for programs of threads: the same as at the crate's root, over std's sockets.
+//! The library for multithreaded programs: the same interface as in the crate's root, over std's sockets.
 
 mod tcp;
 mod udp;
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use tcp::{Connection, Ready, Service};
 pub use udp::UdpService;
 
-/// Waits until one of two descriptors is readable, or `deadline` came; says which.
+/// Waits until one of two descriptors is readable or `deadline` is reached; returns which are readable.
 fn wait_readable(
     one: BorrowedFd<'_>,
     other: BorrowedFd<'_>,

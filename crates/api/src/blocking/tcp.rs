@@ -1,4 +1,4 @@
-//! TCP for programs of threads.
+//! TCP for multithreaded programs.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use super::wait_readable;
 use crate::session::{Descriptor, Registration, Socket, block_on, tcp::TcpService};
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
 
-/// A TCP listener behind Holdfast. Made by [`Session::serve`]; withdrawn when dropped.
+/// A TCP listener managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct Service {
     listener: TcpListener,
     tcp: TcpService,
@@ -39,10 +39,10 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// The next connection: a client's, or one that another node handed over. Several threads may wait here.
+    /// Returns the next connection: a client's, or one that another node handed over. Several threads may wait here.
     ///
     /// # Errors
-    /// As accept(2). The service remains usable.
+    /// Same as accept(2). The service remains usable.
     pub fn accept(&self) -> io::Result<Arrival<Connection>> {
         loop {
             if let Some(letter) = self.tcp.queue().take() {
@@ -65,7 +65,7 @@ impl Service {
         }
     }
 
-    /// The listener.
+    /// Returns the listener.
     pub fn listener(&self) -> &TcpListener {
         &self.listener
     }
@@ -90,18 +90,18 @@ impl Service {
     }
 }
 
-/// What a connection waited for.
+/// Result of waiting on a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// There is something to read, or the end.
+    /// Data or the end of the stream can be read.
     Readable,
-    /// The operator wants it elsewhere.
+    /// The operator requests that the connection move.
     Asked(Destination),
-    /// The time is over.
+    /// The maximum wait has passed.
     TimedOut,
 }
 
-/// A client's connection. Reads and writes go straight to its socket; dropping it closes it.
+/// A client's connection. Reads and writes go directly to its socket; dropping it closes it.
 pub struct Connection {
     stream: Arc<TcpStream>,
     registration: Registration,
@@ -116,26 +116,27 @@ impl Connection {
         })
     }
 
-    /// Its flow.
+    /// Returns the connection's flow.
     pub fn flow(&self) -> FlowText {
         self.registration.flow
     }
 
-    /// Its socket, for options and the like.
+    /// Returns the connection's socket, for example to set options.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// Where the operator wants it, if so. A program looks here whenever it is at a point from which its peer on the
-    /// other node could go on, and calls [`Connection::hand_off`]. It stays asked until then, or until declined.
+    /// Returns the destination that the operator requests, if any. A program checks this at each safe point (a point
+    /// from which a program on the other node could continue), and then calls [`Connection::hand_off`]. The request
+    /// stands until a handoff or [`Connection::decline`].
     pub fn asked(&self) -> Option<Destination> {
         self.registration.cell.asked()
     }
 
-    /// Waits until there is something to read, the operator asks, or `wait_max` is over.
+    /// Waits until data can be read, the operator requests a handoff, or `wait_max` has passed.
     ///
     /// # Errors
-    /// As poll(2).
+    /// Same as poll(2).
     pub fn wait(&self, wait_max: Option<Duration>) -> io::Result<Ready> {
         let deadline = wait_max.map(|wait_max| Instant::now() + wait_max);
         let bell = self.registration.cell.bell()?;
@@ -151,17 +152,17 @@ impl Connection {
         }
     }
 
-    /// Answers the operator that this connection stays.
+    /// Tells the operator that this connection stays.
     pub fn decline(&self, reason: &str) {
         self.registration.decline(reason);
     }
 
-    /// Hands the connection to another node, where the service's `accept` brings it with `state` (48 KiB at most).
-    /// What the client sent and this program did not read, and what this program wrote and the client does not have,
-    /// moves along. Waits for the end, however long the daemon is away.
+    /// Hands the connection to another node, where the service's `accept` returns it with `state` (48 KiB at most).
+    /// Unread received data and unacknowledged sent data move with the connection. Waits for the result, however long
+    /// the daemon is absent.
     ///
     /// # Errors
-    /// [`Kept`] gives the connection back, usable as before.
+    /// [`Kept`] returns the connection, usable as before.
     pub fn hand_off(
         self,
         destination: impl Into<Destination>,

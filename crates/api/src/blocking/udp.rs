@@ -1,4 +1,4 @@
-//! UDP for programs of threads.
+//! UDP for multithreaded programs.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -12,7 +12,7 @@ use super::wait_readable;
 use crate::session::{Association, Handle, Slot, Socket, UdpEvent, UdpTable, block_on};
 use crate::{Destination, Kept, Moved, Protocol, Session};
 
-/// A bound UDP socket behind Holdfast. Made by [`Session::serve`]; withdrawn when dropped.
+/// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct UdpService {
     table: Arc<UdpTable>,
     handle: Arc<Handle>,
@@ -40,10 +40,10 @@ impl fmt::Debug for UdpService {
 }
 
 impl UdpService {
-    /// The next event; `None` when `wait_max` is over.
+    /// Returns the next event; `None` when `wait_max` has passed.
     ///
     /// # Errors
-    /// As recvfrom(2).
+    /// Same as recvfrom(2).
     pub fn receive(&self, wait_max: Option<Duration>) -> io::Result<Option<UdpEvent>> {
         let deadline = wait_max.map(|wait_max| Instant::now() + wait_max);
         loop {
@@ -61,7 +61,7 @@ impl UdpService {
     /// Sends a datagram to a client.
     ///
     /// # Errors
-    /// `NotConnected` for an association that is on its way or elsewhere; else as sendto(2), `WouldBlock` when the
+    /// `NotConnected` for an association in transit or on another node; otherwise as sendto(2), `WouldBlock` when the
     /// socket's buffer is full.
     pub fn send(&self, association: &Association, data: &[u8]) -> io::Result<usize> {
         if !self.table.may_send(association) {
@@ -70,11 +70,11 @@ impl UdpService {
         self.table.socket().send_to(data, association.remote())
     }
 
-    /// Hands one association to another node, where the service's socket brings it with `state` (48 KiB at most) and
-    /// with the datagrams that this program has not read. Waits for the end, however long the daemon is away.
+    /// Hands one association to another node, where the service's socket receives it with `state` (48 KiB at most) and
+    /// with the datagrams that this program has not read. Waits for the result, however long the daemon is absent.
     ///
     /// # Errors
-    /// [`Kept`] gives the association back, usable as before.
+    /// [`Kept`] returns the association, usable as before.
     pub fn hand_off(
         &self,
         association: &Association,
@@ -98,7 +98,7 @@ impl UdpService {
         }
     }
 
-    /// Forgets the associations that have been silent for so long; says how many.
+    /// Forgets the associations that have been silent for at least `idle_min`; returns their number.
     pub fn forget_idle(&self, idle_min: Duration) -> usize {
         self.table
             .forget(&self.handle.shared, |_, idle| idle >= idle_min)

@@ -22,20 +22,20 @@ mod migrations;
 mod pool;
 use crate::FlowText;
 
-/// Why a request brought no answer.
+/// The reason that a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens there.
+    /// No daemon listens on the socket.
     #[error(
         "no daemon at {path}: {error} (is holdfastd running, and may this user open the socket?)"
     )]
     Absent {
         /// The socket's path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// The connection broke, or what came was not HTTP.
+    /// The connection broke, or the peer did not send HTTP.
     #[error("the daemon's answer broke off: {0}")]
     Transport(#[from] hyper::Error),
     /// The daemon refused.
@@ -43,29 +43,29 @@ pub enum ClientError {
     Refused {
         /// The HTTP status.
         status: u16,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         body: ErrorBody,
     },
-    /// The daemon answered something else: it may have another version.
+    /// The answer has an unexpected form: the daemon may have another version.
     #[error("an answer that this version does not understand: {0}")]
     Form(#[from] serde_json::Error),
 }
 
-/// A client of the control API. Each request opens a connection of its own.
+/// A client of the control API. Each request opens its own connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     path: PathBuf,
 }
 
-/// The delays between looks at a handoff that goes on.
+/// The delays between polls of a running handoff: the delay grows from the first to the last.
 const POLL_FIRST: Duration = Duration::from_millis(1);
 const POLL_LAST: Duration = Duration::from_millis(100);
 
-/// Flows asked for at once where all are wanted: the daemon reads its whole table for each answer.
+/// Flows per request when all are wanted: the daemon reads its whole table for each answer.
 const FLOWS_AT_ONCE: u64 = 8192;
 
 impl Client {
-    /// A client of the daemon whose control socket is at `path`. Nothing is opened yet.
+    /// Returns a client of the daemon with its control socket at `path`, without opening it.
     pub fn new(path: impl AsRef<Path>) -> Self {
         Self {
             path: path.as_ref().to_owned(),
@@ -80,7 +80,7 @@ impl Client {
         self.get("/v1/status").await
     }
 
-    /// `GET /v1/flows`: one answer's worth.
+    /// `GET /v1/flows`: one page.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -88,7 +88,7 @@ impl Client {
         self.get(&format!("/v1/flows{}", query_text(query)?)).await
     }
 
-    /// All flows that match, however many answers that takes.
+    /// Returns all matching flows, in as many requests as needed.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -114,7 +114,7 @@ impl Client {
             .await
     }
 
-    /// `POST /v1/handoffs`: begins one.
+    /// `POST /v1/handoffs`: starts a handoff.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -194,7 +194,7 @@ impl Client {
         self.get("/v1/registrar").await
     }
 
-    /// `GET /v1/pools`, of a registrar: one answer's worth.
+    /// `GET /v1/pools`, of a registrar: one page.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -202,7 +202,7 @@ impl Client {
         self.get(&format!("/v1/pools{}", query_text(query)?)).await
     }
 
-    /// All pools, however many answers that takes, ordered by their handles.
+    /// Returns all pools ordered by their handles, in as many requests as needed.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -235,7 +235,7 @@ impl Client {
         self.get("/v1/peers").await
     }
 
-    /// `GET /metrics`: Prometheus' text.
+    /// `GET /metrics`: text in Prometheus format.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -270,7 +270,7 @@ impl Client {
                     error,
                 })?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // The connection ends with the sender; its error comes out of the request.
+        // The connection ends with the sender; the request returns its error.
         let connection = tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -302,7 +302,7 @@ fn refused(status: StatusCode, bytes: &[u8]) -> ClientError {
     }
 }
 
-/// `?name=value&...` of a flat structure; absent fields are left out.
+/// Encodes a flat structure as `?name=value&...`; absent fields are omitted.
 fn query_text(query: &impl Serialize) -> Result<String, serde_json::Error> {
     let value = serde_json::to_value(query)?;
     let parts: Vec<String> = value
@@ -334,7 +334,7 @@ fn percent(text: &str) -> String {
         .collect()
 }
 
-/// The client for programs without an asynchronous runtime: runs one request of [`Client`] to its end.
+/// A client for programs without an asynchronous runtime: runs one request of [`Client`] to completion.
 #[derive(Debug)]
 pub struct BlockingClient {
     client: Client,
@@ -342,10 +342,10 @@ pub struct BlockingClient {
 }
 
 impl BlockingClient {
-    /// As [`Client::new`].
+    /// Same as [`Client::new`].
     ///
     /// # Errors
-    /// When the system gives no descriptors for a runtime.
+    /// When the system has no descriptors for a runtime.
     pub fn new(path: impl AsRef<Path>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -356,7 +356,7 @@ impl BlockingClient {
         })
     }
 
-    /// Runs one request: `client.run(|c| c.status())`. Not from within an asynchronous runtime.
+    /// Runs one request: `client.run(|c| c.status())`. Must not be called within an asynchronous runtime.
     pub fn run<'a, R, F: Future<Output = R>>(&'a self, request: impl FnOnce(&'a Client) -> F) -> R {
         self.runtime.block_on(request(&self.client))
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{FlowText, Protocol};
 
-/// Which flows. A field that is absent matches all.
+/// A selection of flows. An absent field matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FlowFilter {
@@ -18,12 +18,12 @@ pub struct FlowFilter {
     /// Flows of this protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<Protocol>,
-    /// At most so many, in the order of the list.
+    /// Maximum number of flows, in the order of the list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
 
-/// The query of `GET /v1/flows`: a filter and a place in the list.
+/// The query of `GET /v1/flows`: a filter and a position in the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct FlowQuery {
@@ -36,39 +36,40 @@ pub struct FlowQuery {
     /// Flows of this protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<Protocol>,
-    /// At most so many in this answer.
+    /// Maximum number of flows in this answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// Flows after this one: `next` of the answer before.
+    /// Flows after this one: `next` of the previous answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<FlowText>,
 }
 
-/// Answer of `GET /v1/flows`: the flows this node knows, ordered by flow. The contact node knows all of the group.
+/// Answer of `GET /v1/flows`: the flows known to this node, ordered by flow. The contact node knows all flows of the
+/// group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowList {
     /// The flows.
     pub flows: Vec<FlowEntry>,
-    /// How many match, in this answer or not.
+    /// Number of matching flows, in this answer or not.
     pub total: u64,
-    /// The last flow of this answer, when more follow: `after` of the next query.
+    /// The last flow of this answer, if more follow: `after` of the next query.
     pub next: Option<FlowText>,
 }
 
-/// Who has a flow.
+/// The owner of a flow, or its transit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum FlowState {
-    /// One node serves it.
+    /// One node owns the flow.
     Owned {
-        /// Name of that node.
+        /// Name of the owner.
         owner: String,
     },
-    /// It is on its way, and nobody serves it.
+    /// The flow is in transit and has no owner.
     Transit {
-        /// Name of the node that gives it.
+        /// Name of the node that gives the flow.
         donor: String,
-        /// Name of the node that takes it.
+        /// Name of the node that takes the flow.
         acceptor: String,
     },
 }
@@ -76,18 +77,18 @@ pub enum FlowState {
 /// One flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowEntry {
-    /// Which flow.
+    /// The flow.
     pub flow: FlowText,
-    /// Who has it.
+    /// The flow's owner, or its transit.
     #[serde(flatten)]
     pub state: FlowState,
-    /// Grows by one with each change of `state`.
+    /// Epoch of the ownership record: grows by one with each change of `state`.
     pub epoch: u32,
-    /// The pool it belongs to, where known.
+    /// The flow's pool, if known.
     pub pool: Option<String>,
-    /// The server program that has it, where it is on this node and has a session.
+    /// The server program of the flow, if that is on this node and has a session.
     pub program: Option<String>,
-    /// When this node took it by handoff and its socket could act: nanoseconds of this node's monotonic clock.
+    /// Time at which this node's socket became active in a handoff: nanoseconds of this node's monotonic clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_at_ns: Option<u64>,
 }
@@ -98,33 +99,33 @@ pub struct FlowDetail {
     /// The flow.
     #[serde(flatten)]
     pub entry: FlowEntry,
-    /// What its socket says; absent where the socket is not on this node, and for UDP.
+    /// State of the TCP socket; absent if the socket is not on this node, and for UDP.
     pub tcp: Option<TcpDetail>,
-    /// Why it cannot move, each by name. Empty when it can.
+    /// Reasons that prevent a handoff, each by name. Empty if the flow can move.
     pub blockers: Vec<String>,
-    /// The freeze to expect from a handoff, in microseconds.
+    /// Predicted freeze of a handoff, in microseconds.
     pub predicted_freeze_us: Option<u64>,
 }
 
-/// What a TCP socket says (tcp(7), `TCP_INFO`; `SIOCINQ`, `SIOCOUTQ`, `SIOCOUTQNSD`).
+/// State of a TCP socket (tcp(7), `TCP_INFO`; `SIOCINQ`, `SIOCOUTQ`, `SIOCOUTQNSD`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TcpDetail {
     /// The state's name in RFC 9293: `ESTABLISHED`, `CLOSE-WAIT`, ...
     pub state: String,
-    /// Smoothed round trip time, microseconds.
+    /// Smoothed round trip time, in microseconds.
     pub rtt_us: u32,
-    /// Congestion window, segments.
+    /// Congestion window, in segments.
     pub cwnd_segments: u32,
-    /// Segment size for sending, bytes.
+    /// Segment size for sending, in bytes.
     pub mss_bytes: u32,
-    /// Received and not read by the program, bytes.
+    /// Data received and not read by the program, in bytes.
     pub unread_bytes: u64,
-    /// In the send queue, sent and unacknowledged ones included, bytes.
+    /// Data in the send queue, sent but unacknowledged data included, in bytes.
     pub send_queue_bytes: u64,
-    /// In the send queue and not sent, bytes.
+    /// Data in the send queue and not sent, in bytes.
     pub unsent_bytes: u64,
-    /// Segments retransmitted in the connection's life.
+    /// Segments retransmitted since the connection began.
     pub retransmits: u32,
-    /// Time that a drain of the send queue takes by this socket's own rate, microseconds.
+    /// Predicted time to drain the send queue at this socket's rate, in microseconds.
     pub predicted_drain_us: Option<u64>,
 }

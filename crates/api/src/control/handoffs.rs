@@ -9,21 +9,21 @@ use crate::{Drain, FlowText};
 
 /// Body of `POST /v1/handoffs`: `{"flows": ["tcp:..."], "to": "n2", "drain": "none"}`, or with `all_of` for `flows`.
 ///
-/// Sent to the node that owns the flows. A field that is none of these is refused.
+/// The request goes to the node that owns the flows. An unknown field is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct HandoffRequest {
-    /// Which flows.
+    /// The flows to hand off.
     #[serde(flatten)]
     pub selection: Selection,
-    /// Name of the node that is to take them.
+    /// Name of the node that takes the flows.
     pub to: String,
-    /// Whether to wait for the send queues first.
+    /// Wait for the send queues to empty first, or not.
     #[serde(default)]
     pub drain: Drain,
 }
 
 impl<'de> Deserialize<'de> for HandoffRequest {
-    // A flattened field would let misspelt ones pass.
+    // A flattened field would accept misspelt names.
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -48,33 +48,33 @@ impl<'de> Deserialize<'de> for HandoffRequest {
     }
 }
 
-/// Which flows to hand off.
+/// Selection of the flows to hand off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Selection {
-    /// These.
+    /// The flows listed.
     Flows(Vec<FlowText>),
-    /// All that this node owns and the filter matches.
+    /// All flows that this node owns and the filter matches.
     AllOf(FlowFilter),
 }
 
 /// Answer of `POST /v1/handoffs`, status 202: the handoff has begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HandoffAccepted {
-    /// For `GET /v1/handoffs/{id}`.
+    /// Number of the handoff, for `GET /v1/handoffs/{id}`.
     pub id: u64,
-    /// How many flows it is about.
+    /// Number of flows in the handoff.
     pub flows: u64,
 }
 
-/// Answer of `GET /v1/handoffs`: the handoffs the daemon remembers, newest first.
+/// Answer of `GET /v1/handoffs`: the handoffs that the daemon remembers, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HandoffList {
     /// The handoffs.
     pub handoffs: Vec<HandoffSummary>,
 }
 
-/// Whether a handoff goes on.
+/// Progress of a handoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HandoffState {
@@ -87,23 +87,23 @@ pub enum HandoffState {
 /// A handoff without its flows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HandoffSummary {
-    /// Its number at this node.
+    /// Number of the handoff at this node.
     pub id: u64,
     /// Name of the node that takes the flows.
     pub to: String,
-    /// Whether the operator asked for it, or the server program by itself.
+    /// True if the operator requested the handoff, false if the server program did.
     pub asked_by_operator: bool,
-    /// Whether it goes on.
+    /// Progress of the handoff.
     pub state: HandoffState,
-    /// Flows it is about.
+    /// Number of flows in the handoff.
     pub total: u64,
-    /// Flows that moved.
+    /// Number of flows that moved.
     pub moved: u64,
-    /// Flows that stayed.
+    /// Number of flows that stayed.
     pub kept: u64,
-    /// CLOCK_MONOTONIC when it began, nanoseconds.
+    /// CLOCK_MONOTONIC at the start, in nanoseconds.
     pub started_at_ns: u64,
-    /// CLOCK_MONOTONIC when the last flow had its result, nanoseconds.
+    /// CLOCK_MONOTONIC at the last flow's result, in nanoseconds.
     pub finished_at_ns: Option<u64>,
 }
 
@@ -113,64 +113,64 @@ pub struct HandoffStatus {
     /// The handoff.
     #[serde(flatten)]
     pub summary: HandoffSummary,
-    /// What became of each flow.
+    /// Result of each flow.
     pub results: Vec<FlowResult>,
 }
 
-/// What became of one flow.
+/// Result of one flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowResult {
-    /// Which flow.
+    /// The flow.
     pub flow: FlowText,
     /// Moved, kept, or not yet known.
     #[serde(flatten)]
     pub outcome: FlowOutcome,
-    /// From the last instant the donor's socket could act to the first the acceptor's could, microseconds.
+    /// Time from the donor socket's last action to the acceptor socket's first, in microseconds.
     pub freeze_us: Option<f64>,
-    /// The parts of it.
+    /// The phases of the handoff.
     pub phases_us: PhasesUs,
-    /// Bytes that went from donor to acceptor for this flow, application state included.
+    /// Bytes sent from donor to acceptor for this flow, application state included.
     pub bytes_transferred: u64,
-    /// Bytes in the send queue when it froze.
+    /// Length of the send queue at the freeze, in bytes.
     pub send_queue_bytes: u64,
-    /// Whether the send queue was empty when it froze, because the donor had waited for it.
+    /// True if the donor waited for the send queue and it was empty at the freeze.
     pub drained: bool,
-    /// CLOCK_MONOTONIC when the donor's socket stopped, nanoseconds.
+    /// CLOCK_MONOTONIC when the donor's socket stopped, in nanoseconds.
     pub frozen_at_ns: Option<u64>,
-    /// CLOCK_MONOTONIC of the acceptor when its socket began, nanoseconds. Comparable to `frozen_at_ns` only where both
-    /// nodes are on one kernel.
+    /// CLOCK_MONOTONIC of the acceptor when its socket became active, in nanoseconds. Comparable to `frozen_at_ns` only
+    /// if both nodes run on one kernel.
     pub active_at_ns: Option<u64>,
 }
 
-/// What became of a flow.
+/// Result of a handoff for one flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub enum FlowOutcome {
-    /// Not yet known.
+    /// The result is not known yet.
     Pending,
-    /// The acceptor owns it.
+    /// The acceptor owns the flow.
     Moved,
-    /// The donor owns it as before.
+    /// The donor still owns the flow.
     Kept {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Time in each step of DESIGN.md's "Moving a connection", microseconds. All but `prepare` add up to the freeze.
+/// Time in each step of DESIGN.md's "Moving a connection", in microseconds. All but `prepare` add up to the freeze.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PhasesUs {
-    /// Sockets and hold made ready at the acceptor; the donor still serves.
+    /// Sockets and hold are prepared at the acceptor while the donor still serves.
     pub prepare: f64,
-    /// The steering table changed; the part of it in which the donor could not act.
+    /// The steering table changes; the part of it during which the donor cannot act.
     pub divert: f64,
-    /// State read out of the donor's socket.
+    /// State is extracted from the donor's socket.
     pub extract: f64,
-    /// State on its way.
+    /// State is transferred.
     pub transfer: f64,
-    /// State put into the acceptor's socket.
+    /// State is restored into the acceptor's socket.
     pub restore: f64,
-    /// Ownership changed, until the acceptor's socket could act.
+    /// Ownership changes, until the acceptor's socket can act.
     pub commit: f64,
 }
 

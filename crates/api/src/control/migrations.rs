@@ -1,43 +1,44 @@
-//! `GET /v1/units/{unit}`, `GET /v1/processes/{pid}/check`, `POST /v1/migrations`, `GET /v1/migrations`, `GET /v1/migrations/{id}` and
-//! `POST /v1/migrations/{id}/cancel`.
+//! `GET /v1/units/{unit}`, `GET /v1/processes/{pid}/check`, `POST /v1/migrations`, `GET /v1/migrations`, `GET
+//! /v1/migrations/{id}` and `POST /v1/migrations/{id}/cancel`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Answer of `GET /v1/processes/{pid}/check`: can this process move, with all its children, and what would.
+/// Answer of `GET /v1/processes/{pid}/check`: whether a process can move with all its children, and the size of its
+/// state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProcessCheck {
-    /// The process, as this node sees it.
+    /// PID of the process on this node.
     pub pid: i32,
-    /// What it is called (`comm`).
+    /// The process's name (`comm`).
     pub name: String,
-    /// Whether nothing stands in the way here, nor at the node `to`, if that was asked.
+    /// True if neither this node nor the node `to`, if asked, has an objection.
     pub movable: bool,
-    /// What stands in the way here.
+    /// Objections of this node.
     pub blockers: Vec<BlockerEntry>,
-    /// Name of the node that was asked whether it takes the process; none if no node was named, or there are blockers.
+    /// Name of the node that was asked to take the process; none if the query named none, or there are blockers.
     #[serde(default)]
     pub to: Option<String>,
-    /// Why a move to that node would be refused, in the words of the move.
+    /// Reasons for which that node would refuse the process, worded as in a migration.
     #[serde(default)]
     pub refusals: Vec<String>,
-    /// Processes of the tree, the root first.
+    /// PIDs of the process tree, the root first.
     pub processes: Vec<i32>,
-    /// Threads of all of them.
+    /// Number of threads in the tree.
     pub threads: u64,
-    /// Mappings of all of them.
+    /// Number of memory mappings in the tree.
     pub mappings: u64,
-    /// Open descriptors of all of them.
+    /// Number of open descriptors in the tree.
     pub descriptors: u64,
-    /// TCP and UDP sockets among them.
+    /// Number of TCP and UDP sockets among the descriptors.
     pub sockets: u64,
-    /// Memory in use, shared memory and files included, bytes.
+    /// Memory in use, shared memory and files included, in bytes.
     pub memory_bytes: u64,
-    /// Its connections from a node's own address that would only be forwarded by that node, since their other ends run no daemon;
-    /// as `tcp:LOCAL:PORT-REMOTE:PORT`.
+    /// Connections from a node's own address that would be forwarded by that node only, because their other ends run no
+    /// daemon; written `tcp:LOCAL:PORT-REMOTE:PORT`.
     #[serde(default)]
     pub forwarded: Vec<String>,
-    /// How long it would stand still, at best, microseconds: what it writes to memory meanwhile comes on top.
+    /// Shortest freeze to expect, in microseconds: copying memory that the process writes meanwhile adds to it.
     pub predicted_freeze_us: f64,
 }
 
@@ -45,35 +46,35 @@ pub struct ProcessCheck {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CheckQuery {
-    /// Name of a node that is asked too whether it takes the process.
+    /// Name of a node that is also asked to take the process.
     pub to: Option<String>,
 }
 
-/// Something of a process that cannot move.
+/// A part of a process that cannot move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BlockerEntry {
-    /// Of which process of the tree.
+    /// The process of the tree.
     pub pid: i32,
-    /// Which descriptor, where it is one.
+    /// The descriptor, if the part is one.
     pub fd: Option<u32>,
-    /// What the descriptor leads to.
+    /// The file or object that the descriptor refers to.
     pub path: Option<String>,
-    /// Why it cannot move, and what to do.
+    /// The reason that the part cannot move, and the remedy.
     pub reason: String,
 }
 
-/// Answer of `GET /v1/units/{unit}`: the process that a systemd unit is, with all its children.
+/// Answer of `GET /v1/units/{unit}`: the process of a systemd unit, with all its children.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UnitEntry {
     /// The unit, such as `game.service`.
     pub unit: String,
-    /// Its control group, below the root of all groups.
+    /// The unit's control group, relative to the root group.
     pub group: String,
-    /// The process whose parent is not of the unit, as this node sees it.
+    /// PID on this node of the process with a parent outside the unit.
     pub pid: i32,
 }
 
-/// How the sockets of a process move: the three ways of the paper.
+/// Strategy for moving the sockets of a process: the three of paper 002.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SocketsWay {
@@ -81,7 +82,7 @@ pub enum SocketsWay {
     Iterative,
     /// All sockets in one message.
     Collective,
-    /// Sockets are made before the freeze; in it, one message has what changed.
+    /// Sockets are created before the freeze; one message during the freeze carries the changes.
     #[default]
     Incremental,
 }
@@ -92,116 +93,116 @@ pub enum SocketsWay {
 pub struct MigrationRequest {
     /// The process, which moves with all its children.
     pub pid: i32,
-    /// Name of the node that is to take it.
+    /// Name of the node that takes the process.
     pub to: String,
-    /// How its sockets move.
+    /// Strategy for moving the sockets.
     #[serde(default)]
     pub sockets: SocketsWay,
-    /// A copy is made, and the original goes on here with its connections; where it has some, the copy has connections that were
-    /// reset.
+    /// Clone: make a copy, and keep the original running here with its connections. The copy's connections are reset.
     #[serde(default)]
     pub clone: bool,
-    /// The longest freeze that may be predicted, microseconds; where none can be had that is short enough, it stays, or its memory
-    /// follows.
+    /// Maximum predicted freeze, in microseconds. If no shorter freeze can be reached, the process stays, or its memory
+    /// is sent by post-copy.
     #[serde(default)]
     pub max_freeze_us: Option<u64>,
-    /// Where the freeze would be longer than `max_freeze_us`, or without that where copying no longer shortens it and memory is the
-    /// most of it: memory that is written all the time follows the process when it runs at the other node. Not with `clone` or
-    /// `verify`.
+    /// Allow post-copy: if the freeze would exceed `max_freeze_us` (or, without that limit, if further rounds of
+    /// copying do not shorten the freeze and memory is most of it), the remaining pages are sent after the process
+    /// resumes at the other node. Not with `clone` or `verify`.
     #[serde(default)]
     pub post_copy: bool,
-    /// Compare what the other node made of it with the original, by checksums of registers, memory and descriptors, before it
-    /// runs there; it stays where they differ. It stands still for longer by that.
+    /// Compare the restored process with the original, by checksums of registers, memory and descriptors, before it
+    /// resumes at the other node; the process stays if they differ. The comparison lengthens the freeze.
     #[serde(default)]
     pub verify: bool,
 }
 
-/// Answer of `POST /v1/migrations`, status 202: it has begun.
+/// Answer of `POST /v1/migrations`, status 202: the migration has begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationAccepted {
-    /// For `GET /v1/migrations/{id}`.
+    /// Number of the migration, for `GET /v1/migrations/{id}`.
     pub id: u64,
 }
 
-/// Answer of `GET /v1/migrations`: the migrations from this node that the daemon remembers, the oldest first.
+/// Answer of `GET /v1/migrations`: the migrations from this node that the daemon remembers, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationList {
     /// The migrations.
     pub migrations: Vec<MigrationStatus>,
 }
 
-/// Answer of `GET /v1/migrations/{id}`, and of its cancelling.
+/// Answer of `GET /v1/migrations/{id}`, and of cancelling a migration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationStatus {
-    /// Its number at this node.
+    /// Number of the migration at this node.
     pub id: u64,
-    /// The process, as this node saw it.
+    /// PID of the process on this node.
     pub pid: i32,
-    /// What it is called.
+    /// The process's name.
     pub name: String,
-    /// Name of the node that is to take it.
+    /// Name of the node that takes the process.
     pub to: String,
-    /// Whether a copy is made, and the original goes on here.
+    /// True for a clone: the original continues here.
     pub clone: bool,
-    /// What became of it.
+    /// Result of the migration.
     #[serde(flatten)]
     pub outcome: MigrationOutcome,
-    /// The last round of copying; none before the first has ended.
+    /// The last completed round of copying; none before the first.
     pub round: Option<RoundEntry>,
     /// Bytes sent while the process ran.
     pub copied_bytes: u64,
-    /// Bytes sent while it stood still.
+    /// Bytes sent during the freeze.
     pub freeze_bytes: u64,
-    /// Bytes that were sent neither then nor before, since memory was compressed: it is where the way to the acceptor is slower.
+    /// Bytes saved by compressing memory, in the freeze and before: the donor compresses if the network to the acceptor
+    /// is the bottleneck.
     pub saved_bytes: u64,
-    /// The freeze that was predicted last, microseconds.
+    /// The last predicted freeze, in microseconds.
     pub predicted_freeze_us: Option<f64>,
-    /// From when it stands still until it runs at the acceptor, with the way of the frame that says so, microseconds; of one
-    /// that moved. Of one that was copied, until the original went on.
+    /// Freeze of a process that moved: from the stop until the process resumes at the acceptor, including the way of
+    /// the frame that reports it; of a clone: until the original resumes. In microseconds.
     pub freeze_us: Option<f64>,
-    /// Its connections from a node's own address that only the node with that address forwards from now on, as long as they live:
-    /// their other ends run no daemon; as `tcp:LOCAL:PORT-REMOTE:PORT`.
+    /// Connections from a node's own address that are forwarded by the node with that address for as long as they live,
+    /// because their other ends run no daemon; written `tcp:LOCAL:PORT-REMOTE:PORT`.
     #[serde(default)]
     pub forwarded: Vec<String>,
-    /// Memory that followed it when it ran at the other node already; none if none did.
+    /// Memory sent by post-copy; none without post-copy.
     #[serde(default)]
     pub followed: Option<FollowedMemory>,
-    /// Where the time went.
+    /// Duration of each phase.
     pub phases_us: MigrationPhasesUs,
-    /// The freeze step by step; of one that moved.
+    /// Duration of each step of the freeze of a process that moved.
     pub steps_us: MigrationStepsUs,
 }
 
-/// Memory that follows a process which runs at the acceptor, so far.
+/// Progress of the post-copy of a process that runs at the acceptor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FollowedMemory {
-    /// Bytes that were left behind.
+    /// Bytes that were left at the donor when the process resumed.
     pub bytes: u64,
-    /// Bytes of them that were sent.
+    /// Bytes of these that were sent.
     pub sent_bytes: u64,
-    /// Pages of 4 KiB among them.
+    /// Pages of 4 KiB in `sent_bytes`.
     pub sent_pages: u64,
-    /// How often the process waited for a page until it was sent.
+    /// Number of page faults for which the process waited until the page was sent.
     pub on_demand: u64,
-    /// Since it was known to run there, until all was there, microseconds.
+    /// Time from the report that the process resumed until all memory was sent, in microseconds.
     pub us: f64,
-    /// Why not all of it came: the process has ended there.
+    /// The reason that not all memory was sent: the process has ended at the acceptor.
     pub problem: Option<String>,
 }
 
-/// What became of a migration.
+/// Result of a migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum MigrationOutcome {
-    /// It goes on.
+    /// The migration is in progress.
     Running,
     /// The process runs at the acceptor.
     Moved,
-    /// The process runs here as before, and a copy of it at the acceptor.
+    /// The process still runs here, and a copy of it at the acceptor.
     Cloned,
-    /// The process runs here as before, and nowhere else.
+    /// The process still runs here, and nowhere else.
     Kept {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -209,23 +210,23 @@ pub enum MigrationOutcome {
 /// A round of copying while the process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RoundEntry {
-    /// Which, from 1 on.
+    /// Number of the round, from 1.
     pub number: u32,
-    /// Bytes sent in it.
+    /// Bytes sent in the round.
     pub copied_bytes: u64,
-    /// Bytes more that they would have been without compression.
+    /// Bytes saved by compression.
     pub saved_bytes: u64,
-    /// Bytes found changed at its end.
+    /// Bytes found changed at the end of the round.
     pub dirty_bytes: u64,
-    /// Bytes that the process changes in a second.
+    /// Bytes that the process changes per second.
     pub dirty_bytes_per_s: u64,
-    /// Bytes that go to the acceptor in a second.
+    /// Bytes sent to the acceptor per second.
     pub rate_bytes_per_s: u64,
-    /// The freeze, were it now, microseconds.
+    /// Predicted freeze at this point, in microseconds.
     pub predicted_freeze_us: f64,
 }
 
-/// Time in each step of a migration, microseconds. From `extract` on they add up to the freeze.
+/// Duration of each phase of a migration, in microseconds. The phases from `extract` on add up to the freeze.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationPhasesUs {
     /// Check, offer and rounds of copying.
@@ -234,44 +235,44 @@ pub struct MigrationPhasesUs {
     pub arm: f64,
     /// The steering table changes.
     pub divert: f64,
-    /// The process is stopped, and what is left is sent.
+    /// The process is stopped, and the rest of its state is sent.
     pub extract: f64,
-    /// On its way.
+    /// State is transferred.
     pub transfer: f64,
-    /// Put together at the acceptor.
+    /// State is restored at the acceptor.
     pub restore: f64,
-    /// Ownership changed, until it runs.
+    /// Ownership changes, until the process resumes.
     pub commit: f64,
 }
 
-/// The steps of a freeze in their order, at two nodes that work at the same time.
+/// The steps of a freeze in their order, at two nodes that work concurrently.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationStepsUs {
-    /// From when it is stopped until all has been sent.
+    /// From the stop of the process until all its state has been sent.
     pub donor: Vec<MigrationStepUs>,
-    /// From the first message that came after that until it runs; `wait` is for more of them.
+    /// From the first message after the stop until the process resumes; `wait` is the time waiting for more messages.
     pub acceptor: Vec<MigrationStepUs>,
 }
 
 /// A step of a freeze.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationStepUs {
-    /// What was done.
+    /// Name of the step.
     pub step: String,
-    /// How long it took, microseconds.
+    /// Duration, in microseconds.
     pub us: u32,
 }
 
-/// A process that came to this node by migration and runs here.
+/// A process that was migrated to this node and runs here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResidentProcess {
-    /// Its PID on this node. In its own PID namespace it has the PID it began with.
+    /// The process's PID on this node. Inside its own PID namespace the process keeps its original PID.
     pub pid: i32,
-    /// What it is called.
+    /// The process's name.
     pub name: String,
-    /// Name of the node it came from.
+    /// Name of the node that the process came from.
     pub from: String,
-    /// How often it has moved in all.
+    /// Total number of the process's moves.
     pub moves: u32,
 }
 

@@ -1,7 +1,8 @@
 //! The control API: HTTP/1.1 with JSON bodies on the daemon's Unix socket.
 //!
-//! [`ROUTES`] is the one table of it for a node, [`REGISTRAR_ROUTES`] for a registrar, [`POOL_ROUTES`] for a pool daemon: the description ([`openapi`]), the client and
-//! the daemon's server follow it. Every answer with a status of 400 or above has an [`ErrorBody`].
+//! [`ROUTES`] is the table of a node's requests, [`REGISTRAR_ROUTES`] of a registrar's, [`POOL_ROUTES`] of a pool
+//! daemon's: the description ([`openapi`]), the client and the daemon's server follow it. Every answer with a status of
+//! 400 or above has an [`ErrorBody`].
 
 #[cfg(feature = "client")]
 mod client;
@@ -40,11 +41,11 @@ pub use pools::{
 pub use routes::{POOL_ROUTES, REGISTRAR_ROUTES, ROUTES, Route};
 pub use status::{ErrorBody, FlowCounts, HandoffCounts, ProgramStatus, ServiceStatus, Status};
 
-/// Where the daemon's control API listens unless its configuration says otherwise.
+/// Default path of the node daemon's control socket.
 pub const SOCKET_PATH: &str = "/run/holdfast/control.sock";
 
-/// The same of a registrar.
+/// Default path of a registrar's control socket.
 pub const REGISTRAR_SOCKET_PATH: &str = "/run/holdfast/registrar.sock";
 
-/// The same of a pool daemon.
+/// Default path of a pool daemon's control socket.
 pub const POOL_SOCKET_PATH: &str = "/run/holdfast/pool.sock";

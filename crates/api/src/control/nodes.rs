@@ -15,25 +15,25 @@ pub struct NodeList {
 /// One node of the group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeEntry {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// Its number, from 1.
+    /// The node's number, from 1.
     pub id: u16,
-    /// Where its daemon listens for other nodes: ADDRESS:PORT.
+    /// Address of the daemon for other nodes: ADDRESS:PORT.
     pub address: String,
-    /// Whether it is this node.
+    /// True for this node.
     pub here: bool,
-    /// Whether it is the contact node.
+    /// True for the contact node.
     pub contact: bool,
-    /// Whether this node has a connection to it. True for this node itself.
+    /// True if this node has a connection to the node, and for this node itself.
     pub connected: bool,
-    /// Round trip time of the last ping, microseconds.
+    /// Round trip time of the last ping, in microseconds.
     pub rtt_us: Option<f64>,
-    /// Its weight in the placement of new flows.
+    /// Weight in the placement of new flows.
     pub weight: u32,
-    /// Flows it owns, where this node knows (the contact node does).
+    /// Number of flows that the node owns, if this node knows (the contact node does).
     pub flows: Option<u64>,
-    /// Why there is no connection.
+    /// The reason that there is no connection.
     pub problem: Option<String>,
 }
 
@@ -49,7 +49,7 @@ pub struct DropList {
 pub struct DropCount {
     /// The reason, in words of letters and underscores.
     pub reason: String,
-    /// How many since the data plane was attached.
+    /// Number of packets since the data plane was attached.
     pub packets: u64,
 }
 
@@ -57,15 +57,15 @@ pub struct DropCount {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlacementRequest {
-    /// Node name to weight; a node that is not named keeps its weight, a weight of 0 gets no new flow.
+    /// Weight by node name; a node that is not named keeps its weight, a node of weight 0 gets no new flow.
     pub weights: BTreeMap<String, u32>,
 }
 
 /// Answer of `GET` and `POST /v1/placement`: the weights in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Placement {
-    /// Node name to weight, every node.
+    /// Weight by node name, for every node.
     pub weights: BTreeMap<String, u32>,
-    /// Grows by one with each change.
+    /// Version of the weights: grows by one with each change.
     pub epoch: u32,
 }

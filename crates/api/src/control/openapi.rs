@@ -1,4 +1,4 @@
-//! The description of the control API, made from its types.
+//! The OpenAPI description of the control API, generated from its types.
 
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{ErrorBody, Route};
 
-/// The control API in the form of OpenAPI 3.1, made from [`ROUTES`](super::ROUTES) or
+/// Returns the control API in OpenAPI 3.1 form, generated from a table of routes such as [`ROUTES`](super::ROUTES) or
 /// [`REGISTRAR_ROUTES`](super::REGISTRAR_ROUTES). The daemon serves it at `/openapi.json`.
 pub fn openapi(routes: &[Route]) -> Value {
     let settings =

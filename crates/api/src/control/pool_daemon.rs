@@ -1,5 +1,6 @@
-//! `GET /v1/pool`, `/v1/elements`, `/v1/resolve/{handle}`, `/v1/select/{handle}` and `POST /v1/unreachable`: a pool daemon,
-//! which speaks with registrars for the programs of its host. Numbers and handles are as in a registrar's answers.
+//! `GET /v1/pool`, `/v1/elements`, `/v1/resolve/{handle}`, `/v1/select/{handle}` and `POST /v1/unreachable`: the API of
+//! a pool daemon, which talks to registrars for the programs of its host. Numbers and handles are as in a registrar's
+//! answers.
 
 use std::net::SocketAddr;
 
@@ -8,58 +9,58 @@ use serde::{Deserialize, Serialize};
 
 use super::ElementEntry;
 
-/// What this pool daemon is and does. Answer of `GET /v1/pool`.
+/// Status of this pool daemon. Answer of `GET /v1/pool`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolDaemonStatus {
     /// Version of the daemon.
     pub version: String,
     /// Seconds since the daemon started.
     pub uptime_s: u64,
-    /// Whose SCTP it uses: `kernel` or `usrsctp`.
+    /// The SCTP implementation: `kernel` or `usrsctp`.
     pub sctp: String,
-    /// Whether SCTP goes over IP itself.
+    /// True if SCTP runs directly over IP.
     pub raw: bool,
-    /// UDP port of SCTP inside UDP.
+    /// UDP port of SCTP over UDP.
     pub encapsulation_port: Option<u16>,
-    /// Where registrars reach it.
+    /// Addresses of this daemon for registrars.
     pub asap: Vec<SocketAddr>,
-    /// Registrars that it knows beforehand: `ADDRESS:PORT` over SCTP, `tcp://ADDRESS:PORT`, `tls://[NAME@]ADDRESS:PORT`.
+    /// Configured registrars: `ADDRESS:PORT` over SCTP, `tcp://ADDRESS:PORT`, `tls://[NAME@]ADDRESS:PORT`.
     pub registrars: Vec<String>,
-    /// Whether announces by multicast are believed.
+    /// True if the daemon trusts multicast announcements.
     pub announces: bool,
-    /// The number of the registrar that answers resolutions, if it has said so.
+    /// Number of the registrar that answers resolutions, if it has told its number.
     pub home: Option<String>,
-    /// Associations that are up or coming up.
+    /// Number of associations that are up or being set up.
     pub associations: u64,
-    /// Elements of programs of this host.
+    /// Number of elements of this host's programs.
     pub elements: u64,
-    /// Sessions of users of this host.
+    /// Number of sessions of this host's pool users.
     pub sessions: u64,
 }
 
 /// Answer of `GET /v1/elements`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OwnElementList {
-    /// The elements of programs of this host.
+    /// The elements of this host's programs.
     pub elements: Vec<OwnElement>,
 }
 
-/// An element of a program of this host.
+/// An element of one of this host's programs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OwnElement {
-    /// Its pool's handle.
+    /// Handle of the element's pool.
     pub handle: String,
-    /// Its number.
+    /// The element's number.
     pub id: String,
-    /// Whether a registrar has it in its handlespace, as far as is known here.
+    /// True if a registrar is known to have the element in its handlespace.
     pub registered: bool,
-    /// The number of its home registrar, if that has said so.
+    /// Number of the home registrar, if it has told its number.
     pub home: Option<String>,
-    /// The transport of its service.
+    /// Transport protocol of the element's service.
     pub transport: String,
-    /// Where its users reach it.
+    /// Addresses for pool users.
     pub addresses: Vec<SocketAddr>,
-    /// Users it has a session with, if the daemon takes those.
+    /// Number of sessions with pool users, if the daemon accepts sessions for the element.
     pub sessions: u64,
 }
 
@@ -67,9 +68,9 @@ pub struct OwnElement {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResolveQuery {
-    /// At most so many elements (as many as the registrar gives).
+    /// Maximum number of elements (default: as many as the registrar gives).
     pub items: Option<u32>,
-    /// An answer of the last seconds is good enough (no: a registrar is asked).
+    /// Accept an answer that is a few seconds old (default: no, ask a registrar).
     pub cached: Option<bool>,
 }
 
@@ -78,13 +79,13 @@ pub struct ResolveQuery {
 pub struct Resolution {
     /// The pool's handle.
     pub handle: String,
-    /// The short name of its policy.
+    /// Short name of the pool's policy.
     pub policy: String,
-    /// Elements in the registrar's order: the first is to be used, the next if that is not reached.
+    /// Elements in the registrar's order of preference: if one cannot be reached, use the next.
     pub elements: Vec<ElementEntry>,
 }
 
-/// Body of `POST /v1/unreachable`: an element that the daemon named was not reached.
+/// Body of `POST /v1/unreachable`: an element from the daemon's answer could not be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UnreachableReport {

@@ -1,64 +1,64 @@
-//! `GET /v1/registrar`, `/v1/pools`, `/v1/pools/{handle}` and `/v1/peers`: what a registrar knows.
+//! `GET /v1/registrar`, `/v1/pools`, `/v1/pools/{handle}` and `/v1/peers`: the state of a registrar.
 //!
-//! Numbers of registrars and elements are eight hexadecimal digits. A pool's handle is text in which everything but
-//! printable ASCII is escaped as in Rust: `\x00`, `\n`, `\\`.
+//! Numbers of registrars and elements are eight hexadecimal digits. A pool's handle is text with all but printable
+//! ASCII escaped as in Rust: `\x00`, `\n`, `\\`.
 
 use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What this registrar is and does. Answer of `GET /v1/registrar`.
+/// Status of this registrar. Answer of `GET /v1/registrar`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RegistrarStatus {
-    /// Its number.
+    /// The registrar's number.
     pub id: String,
     /// Version of the daemon.
     pub version: String,
     /// Seconds since the daemon started.
     pub uptime_s: u64,
-    /// Whether elements and users are served: it is past its start.
+    /// True if elements and users are served: the registrar has finished its start.
     pub ready: bool,
-    /// Whose SCTP it uses: `kernel` or `usrsctp`.
+    /// The SCTP implementation: `kernel` or `usrsctp`.
     pub sctp: String,
-    /// Whether SCTP goes over IP itself.
+    /// True if SCTP runs directly over IP.
     pub raw: bool,
-    /// UDP port of SCTP inside UDP.
+    /// UDP port of SCTP over UDP.
     pub encapsulation_port: Option<u16>,
-    /// Where elements and users reach it.
+    /// Addresses for elements and users over SCTP.
     pub asap: Vec<SocketAddr>,
-    /// The same over TCP, without TLS.
+    /// Addresses for elements and users over TCP, without TLS.
     #[serde(default)]
     pub tcp: Vec<SocketAddr>,
-    /// The same with TLS.
+    /// Addresses for elements and users over TLS.
     #[serde(default)]
     pub tls: Vec<SocketAddr>,
-    /// Where other registrars reach it.
+    /// Addresses for other registrars.
     pub enrp: Vec<SocketAddr>,
-    /// Associations that are up or coming up.
+    /// Number of associations that are up or being set up.
     pub associations: u64,
-    /// Pools, whoever's the elements are.
+    /// Number of pools, with elements of any home registrar.
     pub pools: u64,
-    /// Elements, whoever's they are.
+    /// Number of elements, of any home registrar.
     pub elements: u64,
-    /// Elements whose home it is.
+    /// Number of elements with this registrar as home.
     pub own_elements: u64,
-    /// The checksum of those (RFC 5353 section 3.6.2).
+    /// Checksum of these elements (RFC 5353 section 3.6.2).
     pub checksum: u16,
-    /// What happened how often.
+    /// Event counters.
     pub counters: RegistrarCounters,
 }
 
-/// What happened how often since a registrar's start.
+/// Event counters of a registrar since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RegistrarCounters {
     /// Elements that registered for the first time.
     pub registrations: u64,
-    /// Elements that registered anew.
+    /// Re-registrations of elements.
     pub reregistrations: u64,
     /// Registrations that were refused.
     pub refusals: u64,
-    /// Elements that left.
+    /// Elements that deregistered.
     pub deregistrations: u64,
     /// Resolutions that were answered.
     pub resolutions: u64,
@@ -70,34 +70,35 @@ pub struct RegistrarCounters {
     pub unreachable_reports: u64,
     /// Updates sent to other registrars.
     pub updates_sent: u64,
-    /// Updates that came from other registrars.
+    /// Updates received from other registrars.
     pub updates_received: u64,
-    /// Handle tables asked for because a checksum differed.
+    /// Handle tables requested because a checksum differed.
     pub resynchronisations: u64,
-    /// Registrars whose elements were taken over.
+    /// Takeovers of failed registrars' elements.
     pub takeovers: u64,
-    /// Messages that were malformed.
+    /// Malformed messages.
     pub malformed: u64,
-    /// Messages dropped because their host sends too many.
+    /// Messages dropped because their host exceeded its rate limit.
     pub limited: u64,
-    /// Requests and reports of who may not make them, and messages of who may not be a registrar.
+    /// Requests and reports from hosts without permission, and registrar messages from hosts that may not be
+    /// registrars.
     pub denied: u64,
     /// Registrations refused because of a limit.
     pub over_limit: u64,
-    /// Reports of unreachable elements that made nobody ask: their host had reported the element before, or it had just
-    /// answered.
+    /// Reports of unreachable elements that caused no keep-alive: the host had reported the element before, or the
+    /// element had just answered.
     pub reports_unheeded: u64,
     /// Associations refused because there are too many.
     pub associations_refused: u64,
-    /// Connections over TCP that were not let in: too many, too slow, without TLS where it is spoken, or with a certificate that
-    /// admits to nothing.
+    /// TCP connections refused: too many, too slow, without TLS where TLS is required, or with a certificate that
+    /// grants no access.
     #[serde(default)]
     pub connections_refused: u64,
-    /// Associations ended for what was sent on them, or because nothing was.
+    /// Associations ended because of invalid messages, or because of silence.
     pub aborted: u64,
-    /// Datagrams that came by multicast and were not believed.
+    /// Multicast datagrams ignored as untrusted.
     pub multicast_unheeded: u64,
-    /// Messages for which an association's buffer had no room.
+    /// Messages dropped because an association's buffer was full.
     pub sends_refused: u64,
 }
 
@@ -105,84 +106,84 @@ pub struct RegistrarCounters {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolQuery {
-    /// At most so many (1000, and never more than 10,000).
+    /// Maximum number of pools (default 1000, at most 10,000).
     pub limit: Option<u64>,
-    /// Where to go on: the `next` of the answer before.
+    /// Start of the page: `next` of the previous answer.
     pub after: Option<String>,
 }
 
-/// Answer of `GET /v1/pools`: pools in no order, each of those that are there all the time once in all answers. An answer may have none and a
-/// `next` all the same, where many pools are gone.
+/// Answer of `GET /v1/pools`: pools in no particular order. A pool that exists throughout appears exactly once in all
+/// answers. An answer may have no pool and still a `next`, if many pools were removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolList {
     /// The pools.
     pub pools: Vec<PoolEntry>,
-    /// How many there are in all.
+    /// Total number of pools.
     pub total: u64,
-    /// Where to go on, if there are more.
+    /// Start of the next page, if there are more pools.
     pub next: Option<String>,
 }
 
 /// A pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolEntry {
-    /// Its handle.
+    /// The pool's handle.
     pub handle: String,
-    /// The short name of its policy, such as `LU`.
+    /// Short name of the pool's policy, such as `LU`.
     pub policy: String,
-    /// How many elements it has.
+    /// Number of elements.
     pub elements: u64,
 }
 
 /// Answer of `GET /v1/pools/{handle}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolDetail {
-    /// Its handle.
+    /// The pool's handle.
     pub handle: String,
-    /// The short name of its policy.
+    /// Short name of the pool's policy.
     pub policy: String,
-    /// How many elements it has.
+    /// Number of elements.
     #[serde(default)]
     pub total: u64,
-    /// Its elements, ordered by number: of a pool with very many, 10,000.
+    /// The pool's elements, ordered by number; at most 10,000 of a larger pool.
     pub elements: Vec<ElementEntry>,
 }
 
 /// An element of a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ElementEntry {
-    /// Its number.
+    /// The element's number.
     pub id: String,
-    /// The number of its home registrar.
+    /// Number of the home registrar.
     pub home: String,
-    /// What it said for the pool's policy.
+    /// The element's figures for the pool's policy.
     pub policy: PolicyDetail,
-    /// How long a registration holds, as on the wire; -1: for ever.
+    /// Lifetime of the registration, as on the wire; -1: unlimited.
     pub registration_life: i32,
-    /// The transport of its service: `sctp`, `tcp`, `udp`, `dccp`, `udp-lite` or `opaque`.
+    /// Transport protocol of the service: `sctp`, `tcp`, `udp`, `dccp`, `udp-lite` or `opaque`.
     pub transport: String,
-    /// Where its users reach it.
+    /// Addresses for pool users.
     pub addresses: Vec<SocketAddr>,
-    /// Where registrars reach it.
+    /// Addresses for registrars.
     pub registrar_addresses: Vec<SocketAddr>,
 }
 
-/// A policy with its figures; those that it has not are absent.
+/// A policy with its figures; figures that the policy lacks are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyDetail {
-    /// Its short name.
+    /// Short name of the policy.
     pub name: String,
-    /// Share of the sessions.
+    /// Weight: relative share of the sessions.
     pub weight: Option<u32>,
-    /// The higher, the sooner chosen.
+    /// Priority: elements of higher priority are chosen first.
     pub priority: Option<u32>,
     /// Load, 0 to 1.
     pub load: Option<f64>,
-    /// What one more session adds to the load, 0 to 1.
+    /// Increase of the load by one more session, 0 to 1.
     pub degradation: Option<f64>,
-    /// What one millisecond of distance costs, 0 to 1.
+    /// Increase of the load, or decrease of the weight, per millisecond of distance, 0 to 1.
     pub delay_penalty: Option<f64>,
-    /// One-way delay between the home registrar and the element, milliseconds.
+    /// One-way delay between the home registrar and the element, in milliseconds.
     pub distance_ms: Option<u32>,
 }
 
@@ -196,20 +197,20 @@ pub struct PeerList {
 /// Another registrar.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PeerEntry {
-    /// Its number.
+    /// The registrar's number.
     pub id: String,
-    /// Where it is reached, if that is known.
+    /// Addresses of the registrar, if known.
     pub addresses: Vec<SocketAddr>,
-    /// Whether there is an association with it.
+    /// True if an association with the registrar is up.
     pub connected: bool,
-    /// Neither silent nor being taken over.
+    /// True if the registrar is neither silent nor being taken over.
     pub active: bool,
-    /// Milliseconds since it was last heard.
+    /// Milliseconds since its last message.
     pub last_heard_ms: u64,
-    /// Elements whose home it is.
+    /// Number of elements with this registrar as home.
     pub elements: u64,
-    /// The checksum of its elements as they are known here.
+    /// Checksum of its elements as stored here.
     pub checksum: u16,
-    /// The checksum that it announced last.
+    /// Checksum that it announced last.
     pub announced_checksum: Option<u16>,
 }

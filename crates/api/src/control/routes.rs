@@ -1,4 +1,4 @@
-//! The one table of the control API.
+//! The tables of the control API's requests.
 
 use schemars::{Schema, SchemaGenerator};
 
@@ -17,15 +17,15 @@ pub struct Route {
     pub method: &'static str,
     /// The path, with `{name}` for a part that varies.
     pub path: &'static str,
-    /// One sentence.
+    /// One sentence of description.
     pub summary: &'static str,
-    /// Schema of the query, a type whose fields are the query's parameters.
+    /// Schema of the query, a type with the query's parameters as fields.
     pub query: Option<fn(&mut SchemaGenerator) -> Schema>,
     /// Schema of the request's body.
     pub body: Option<fn(&mut SchemaGenerator) -> Schema>,
     /// Status of success.
     pub status: u16,
-    /// Schema of the answer; none where it is plain text.
+    /// Schema of the answer; none for plain text.
     pub answer: Option<fn(&mut SchemaGenerator) -> Schema>,
 }
 
@@ -33,7 +33,7 @@ fn schema<T: schemars::JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
-/// Any JSON object: the description itself.
+/// Schema of any JSON object: the description itself.
 fn object(_: &mut SchemaGenerator) -> Schema {
     schemars::json_schema!({"type": "object"})
 }
@@ -48,7 +48,7 @@ const GET: Route = Route {
     answer: None,
 };
 
-/// Every request that the daemon of a node answers.
+/// All requests that a node's daemon answers.
 pub const ROUTES: &[Route] = &[
     Route {
         path: "/v1/status",
@@ -174,7 +174,7 @@ const METRICS: Route = Route {
     ..GET
 };
 
-/// Every request that a registrar answers.
+/// All requests that a registrar answers.
 pub const REGISTRAR_ROUTES: &[Route] = &[
     Route {
         path: "/v1/registrar",
@@ -205,7 +205,7 @@ pub const REGISTRAR_ROUTES: &[Route] = &[
     METRICS,
 ];
 
-/// Every request that a pool daemon answers.
+/// All requests that a pool daemon answers.
 pub const POOL_ROUTES: &[Route] = &[
     Route {
         path: "/v1/pool",

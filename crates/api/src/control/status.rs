@@ -12,18 +12,18 @@ use crate::Protocol;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
 #[error("{error} ({what_to_do})")]
 pub struct ErrorBody {
-    /// What is wrong.
+    /// The problem.
     pub error: String,
-    /// What the caller can do about it.
+    /// A remedy for the caller.
     pub what_to_do: String,
 }
 
-/// What this node is and does. Answer of `GET /v1/status`.
+/// Status of this node. Answer of `GET /v1/status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// Name of this node.
     pub node: String,
-    /// Its number in the group, from 1.
+    /// Number of this node in the group, from 1.
     pub node_id: u16,
     /// Name of the group.
     pub group: String,
@@ -31,7 +31,7 @@ pub struct Status {
     pub version: String,
     /// Seconds since the daemon started.
     pub uptime_s: u64,
-    /// How packets reach the owner: `steer` or `broadcast`.
+    /// Reach of the group (packets' way to the owner): `steer` or `broadcast`.
     pub reach: String,
     /// Name of the contact node, which holds the steering table.
     pub contact_node: String,
@@ -39,18 +39,18 @@ pub struct Status {
     pub services: Vec<ServiceStatus>,
     /// The server programs with an open session.
     pub programs: Vec<ProgramStatus>,
-    /// Flows this node knows, by state.
+    /// Flows known to this node, by state.
     pub flows: FlowCounts,
     /// Handoffs since the daemon started.
     pub handoffs: HandoffCounts,
-    /// The processes that came to this node by migration.
+    /// The processes that were migrated to this node.
     #[serde(default)]
     pub residents: Vec<ResidentProcess>,
-    /// Nodes of the group this node is connected to.
+    /// Number of other nodes in the group that this node is connected to.
     pub peers_connected: u32,
-    /// Nodes of the group, this one not counted.
+    /// Number of nodes in the group, without this one.
     pub peers_total: u32,
-    /// What does not work here, and why: missing capabilities, kernel features. Empty when all is well.
+    /// Defects of this node and their reasons: missing capabilities, kernel features. Empty if there are none.
     pub problems: Vec<String>,
 }
 
@@ -68,24 +68,24 @@ pub struct ServiceStatus {
 /// A server program with an open session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ProgramStatus {
-    /// What it calls itself.
+    /// The program's name, as it told the daemon.
     pub name: String,
-    /// Its process, as the kernel told (SO_PEERCRED).
+    /// The program's PID, from the kernel (SO_PEERCRED).
     pub pid: u32,
     /// The pools it serves.
     pub pools: Vec<String>,
-    /// Flows it has.
+    /// Number of the program's flows.
     pub flows: u64,
 }
 
 /// Flows of this node, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowCounts {
-    /// This node owns them.
+    /// Flows that this node owns.
     pub owned: u64,
-    /// They are on their way to this node or from it.
+    /// Flows in transit to or from this node.
     pub transit: u64,
-    /// They left this node, and stragglers are still forwarded.
+    /// Flows that moved away from this node, and for which late packets are still forwarded.
     pub moved: u64,
 }
 
@@ -96,6 +96,6 @@ pub struct HandoffCounts {
     pub donated: u64,
     /// Flows taken from other nodes.
     pub accepted: u64,
-    /// Flows that stayed after all.
+    /// Flows that stayed because the handoff failed.
     pub kept: u64,
 }

@@ -1,4 +1,4 @@
-//! An element, as its program has it.
+//! The program's interface to its pool element.
 
 use std::io;
 use std::path::Path;
@@ -7,20 +7,20 @@ use super::{ElementEvent, FromPool, Registration, ToPool, invalid, strange};
 use crate::app::{Channel, decode, encode};
 use crate::control::PolicyDetail;
 
-/// An element of a pool. It leaves the pool when this is dropped, or when the process ends.
+/// An element of a pool. The element leaves the pool when this value is dropped, or when the process ends.
 ///
-/// One thread takes events ([`Element::next`]), any may do the rest.
+/// One thread takes events ([`Element::next`]); any thread may call the other functions.
 #[derive(Debug)]
 pub struct Element {
     channel: Channel,
 }
 
 impl Element {
-    /// Asks the daemon at `path` to register the element, and to keep it registered; [`ElementEvent::Registered`] or
+    /// Requests that the daemon at `path` register the element, and keep it registered; [`ElementEvent::Registered`] or
     /// [`ElementEvent::Refused`] follows.
     ///
     /// # Errors
-    /// No daemon is there, or the channel breaks.
+    /// No daemon listens, or the channel breaks.
     pub fn register(path: impl AsRef<Path>, registration: Registration) -> io::Result<Element> {
         let channel = Channel::connect(path)?;
         let element = Element { channel };
@@ -31,7 +31,7 @@ impl Element {
     /// Waits for the next event; none when the daemon has ended the channel.
     ///
     /// # Errors
-    /// The channel breaks, or the daemon refuses what was said to it.
+    /// The channel breaks, or the daemon refuses a request.
     pub fn next(&self) -> io::Result<Option<ElementEvent>> {
         let Some(packet) = self.channel.receive()? else {
             return Ok(None);
@@ -43,7 +43,7 @@ impl Element {
         }
     }
 
-    /// Tells how things stand with the element.
+    /// Updates the element's policy figures.
     ///
     /// # Errors
     /// The channel is broken.
@@ -60,8 +60,8 @@ impl Element {
         self.say(&ToPool::Data { session, bytes })
     }
 
-    /// Gives a user the state of its session to keep. To be called before the answer that the state includes: then a user that has
-    /// the answer has the state.
+    /// Gives a user the state of its session to store. Must be called before sending the answer that the state
+    /// includes: then a user that has the answer has the state.
     ///
     /// # Errors
     /// The channel is broken, or the state longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).

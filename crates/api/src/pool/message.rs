@@ -1,5 +1,5 @@
-//! What programs and the pool daemon say to each other, over [`Channel`](crate::app::Channel) in [`encode`](crate::app::encode)'s
-//! form.
+//! The messages between programs and the pool daemon, over [`Channel`](crate::app::Channel) in the form of
+//! [`encode`](crate::app::encode).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,35 +7,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::PolicyDetail;
 
-/// The longest message or state of a session, bytes.
+/// Maximum length of a session's message or state, in bytes.
 pub const DATA_BYTES_MAX: usize = 48 * 1024;
 
-/// From a program. The first message says what the channel is for: `Register` or `Open`.
+/// A message from a program. The first message gives the channel's purpose: `Register` or `Open`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToPool {
-    /// An element of a pool.
+    /// Register an element of a pool.
     Register(Registration),
-    /// How things stand with the element: figures of the policy that it registered with.
+    /// New policy figures of the element, for the policy that it registered with.
     Policy(PolicyDetail),
     /// The element leaves its pool; [`ElementEvent::Left`] follows.
     Deregister,
-    /// A session with an element of the pool that has this handle, in the text form of the control API.
+    /// Open a session with an element of the pool that has this handle, in the text form of the control API.
     Open {
         /// The handle.
         handle: String,
-        /// How its element is chosen.
+        /// Options for choosing the element.
         options: SessionOptions,
     },
     /// A message of a session, [`DATA_BYTES_MAX`] at most.
     Data {
-        /// The element's number for the session; from a user, the number of the connection. Where that is over, the message is
-        /// dropped: it never goes to another element.
+        /// The element's number for the session; from a user, the number of the connection. If the connection has
+        /// ended, the message is dropped: it never goes to another element.
         session: u64,
         /// The message.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// From an element: the state that the user is to keep; the last one counts.
+    /// From an element: the state for the user to store; the last one counts.
     Keep {
         /// The session.
         session: u64,
@@ -43,24 +43,24 @@ pub enum ToPool {
         #[serde(with = "serde_bytes")]
         state: Vec<u8>,
     },
-    /// From a user: nothing more will be sent on this connection. Over TCP the element sees the end of the stream.
+    /// From a user: no more messages follow on this connection. Over TCP the element sees the end of the stream.
     Finish {
         /// The number of the connection.
         connection: u64,
     },
     /// From an element: the session ends.
     Close {
-        /// The element's number for it.
+        /// The element's number for the session.
         session: u64,
     },
-    /// From a user: the element does not do what it should. The session takes another.
+    /// From a user: the element has failed. The session switches to another.
     Fail {
         /// The number of the connection with that element.
         connection: u64,
     },
 }
 
-/// From the pool daemon.
+/// A message from the pool daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromPool {
     /// To an element.
@@ -71,23 +71,23 @@ pub enum FromPool {
     Error(String),
 }
 
-/// What a program says to become an element.
+/// A request to register an element.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Registration {
     /// The pool's handle, in the text form of the control API.
     pub handle: String,
-    /// The policy's name and figures. Distance is the registrar's to measure.
+    /// Name and figures of the policy. The registrar measures the distance.
     pub policy: PolicyDetail,
-    /// Where users reach it.
+    /// Address of the element for users.
     pub service: Service,
-    /// How long a registration holds, milliseconds; none: as the daemon has it.
+    /// Lifetime of a registration in milliseconds; none: the daemon's default.
     pub life_ms: Option<u64>,
-    /// What the states that users keep are signed with (the first) and may be signed with (any): the same at all elements of the
-    /// pool. Without any, whatever a user brings is believed.
+    /// Keys of the pool, the same at all its elements: the first one signs the states that users store, and any may
+    /// verify them. Without a key, any state from a user is trusted.
     pub cookie_keys: Vec<[u8; 32]>,
 }
 
-/// Where users reach an element. An unspecified address stands for the one that registrars are reached from.
+/// The service address of an element. An unspecified address stands for the one used towards registrars.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Service {
     /// The program's own TCP listener.
@@ -96,53 +96,53 @@ pub enum Service {
     Udp(SocketAddr),
     /// The program's own SCTP endpoint, without a control channel. One port.
     Sctp(Vec<SocketAddr>),
-    /// The daemon takes sessions for the program, over SCTP.
+    /// The daemon accepts sessions for the program, over SCTP.
     Sessions {
-        /// All addresses of one family; none: the one that registrars are reached from.
+        /// All addresses of one family; none: the address used towards registrars.
         addresses: Vec<IpAddr>,
         /// 0 lets the system choose.
         port: u16,
     },
 }
 
-/// What happens to an element.
+/// An event of an element.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ElementEvent {
-    /// It is in its pool.
+    /// The element is registered in its pool.
     Registered {
-        /// Its number.
+        /// The element's number.
         id: String,
-        /// Where users are sent.
+        /// Addresses that users get.
         at: Vec<SocketAddr>,
-        /// What the registrar warns of.
+        /// Warnings of the registrar.
         warnings: Vec<String>,
     },
     /// The registrar refused; the channel is closed.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Its registration's life has ended; the daemon goes on trying.
+    /// The registration's lifetime has ended; the daemon continues to try.
     Expired,
-    /// It has another home registrar.
+    /// The element has another home registrar.
     Home {
-        /// Whose number, if it is known yet.
+        /// Number of the registrar, if known.
         registrar: Option<String>,
     },
-    /// Its home registrar is lost; another is sought.
+    /// The home registrar is lost; the daemon looks for another.
     HomeLost,
-    /// No registrar was reached; the daemon goes on trying.
+    /// No registrar was reached; the daemon continues to try.
     NoRegistrar,
-    /// It has left its pool; the channel is closed.
+    /// The element has left its pool; the channel is closed.
     Left(Departure),
-    /// A user has come.
+    /// A user opened a session.
     Connected {
         /// The session's number.
         session: u64,
-        /// From where.
+        /// The user's addresses.
         from: Vec<SocketAddr>,
     },
-    /// The user had this session with another element, which gave it this state last. Comes before any message.
+    /// The user had this session with another element, and this is its last state from there. Precedes any message.
     Resumed {
         /// The session.
         session: u64,
@@ -150,7 +150,7 @@ pub enum ElementEvent {
         #[serde(with = "serde_bytes")]
         state: Vec<u8>,
     },
-    /// A message of the user.
+    /// A message from the user.
     Data {
         /// The session.
         session: u64,
@@ -158,91 +158,92 @@ pub enum ElementEvent {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// The user is gone.
+    /// The user closed the session.
     Closed {
         /// The session.
         session: u64,
     },
 }
 
-/// How an element left its pool.
+/// Result of an element's deregistration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
     /// The registrar confirmed it.
     Confirmed,
-    /// No registrar did in time: it may be listed until its registration's life ends.
+    /// No registrar confirmed in time: the element may be listed until its registration's lifetime ends.
     TimedOut,
     /// The registrar refused.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// What happens to a user's session.
+/// An event of a user's session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SessionEvent {
-    /// It has an element.
+    /// The session has an element.
     Up {
-        /// The number of the connection with it, which what is sent to it names.
+        /// Number of the connection with the element, for messages sent to it.
         connection: u64,
         /// The element's number.
         element: String,
-        /// The transport of its service: `sctp`, `tcp` or `udp`.
+        /// Transport protocol of the element's service: `sctp`, `tcp` or `udp`.
         transport: String,
-        /// Where it is.
+        /// Addresses of the element.
         addresses: Vec<SocketAddr>,
-        /// It was given the state of the session at the element before.
+        /// True if the element received the session's state from the previous element.
         resumed: bool,
     },
-    /// It has no element any more; another is sought. What has no answer may be lost.
+    /// The session has lost its element; another is being sought. Unanswered messages may be lost.
     Broken {
         /// The element's number.
         element: String,
-        /// The element has ended the connection in order; else it is lost.
+        /// True if the element closed the connection in order; false if it was lost.
         in_order: bool,
     },
-    /// A message of the element; over TCP a piece of the stream.
+    /// A message from the element; over TCP a part of the stream.
     Data {
         /// The message.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// Over TCP: the element has ended the connection in order after the user had finished ([`ToPool::Finish`]), whatever it has
-    /// answered; the channel is closed.
+    /// Over TCP: the element closed the connection in order after the user had finished ([`ToPool::Finish`]), with or
+    /// without an answer; the channel is closed.
     Finished,
     /// No element was found in time; the channel is closed.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// How the element of a session is chosen.
+/// Options for choosing the element of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionOptions {
-    /// A registrar is asked first, whatever is known of the pool.
+    /// Ask a registrar first, even if a cached answer about the pool is available.
     pub anew: bool,
-    /// Who chooses.
+    /// The rule for choosing.
     pub choose: Choose,
 }
 
-/// Who chooses the element of a session.
+/// The rule for choosing the element of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Choose {
     /// The registrar, by the pool's policy.
     #[default]
     Registrar,
-    /// The user's daemon: of two elements drawn by chance the one that answers its users here sooner, a moving average of latencies
-    /// times the requests under way (power of two choices).
+    /// The user's daemon chooses, of two elements drawn at random, the one that answers this host's users sooner: a
+    /// moving average of latencies times the number of requests in progress (power of two choices).
     P2c,
-    /// The user's daemon: by what it is told by a few elements' daemons that it asks beside each choice, requests in flight and latency
-    /// (Prequal). Elements that do not answer get their share of the sessions, chosen as with [`Choose::P2c`].
+    /// The user's daemon chooses by requests in progress and latency, as reported by the daemons of a few
+    /// elements that it probes with each choice (Prequal). Elements that do not answer get their share of the sessions,
+    /// chosen as with [`Choose::P2c`].
     Prequal,
 }
 
 impl Registration {
-    /// An element with round robin and the daemon's defaults.
+    /// Returns a registration with round robin and the daemon's defaults.
     pub fn new(handle: &str, service: Service) -> Registration {
         Registration {
             handle: handle.to_owned(),

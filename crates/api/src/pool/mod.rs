@@ -1,13 +1,13 @@
-//! Reliable Server Pooling for programs: to be an element of a pool, or to have a session with one (RFC 5352).
+//! Reliable Server Pooling for programs: registration as a pool element, and sessions with pool elements (RFC 5352).
 //!
-//! A program opens a channel to the pool daemon of its host (`holdfastd --role pool`): one for each element, one for each
-//! session. The channel's life is the element's or the session's: when the program ends, however it ends, the
-//! element leaves its pool. What registrars there are, and who fails, is the daemon's business.
+//! A program opens a channel to the pool daemon of its host (`holdfastd --role pool`): one for each element, one for
+//! each session. The element or session lives as long as the channel: when the program ends, for any reason, the
+//! element leaves its pool. The daemon finds registrars and handles their failures.
 //!
-//! An element whose [`Service`] is [`Service::Sessions`] speaks the session layer: the daemon takes its users' associations (SCTP,
-//! control and data in one) and passes messages on. After each step the program gives the user the state of the session to
-//! keep ([`Element::keep`]), before its answer. When the element dies, the user's daemon goes on at another element,
-//! which gets that state first ([`ElementEvent::Resumed`]).
+//! An element with [`Service::Sessions`] as its [`Service`] uses the session layer: the daemon accepts its users'
+//! associations (SCTP, control and data in one) and passes messages on. After each step the program gives the user the
+//! state of the session to store ([`Element::keep`]), before its answer. When the element dies, the user's daemon
+//! continues at another element, which first receives that state ([`ElementEvent::Resumed`]).
 //!
 //! ```no_run
 //! use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
@@ -43,10 +43,10 @@ pub use message::{
 };
 pub use session::PoolSession;
 
-/// Where the pool daemon takes channels unless its configuration says otherwise.
+/// Default path of the pool daemon's socket for programs.
 pub const SOCKET_PATH: &str = "/run/holdfast/pool-app.sock";
 
-/// A message that the daemon does not send to this kind of channel.
+/// Returns an error for a message that the daemon must not send to this kind of channel.
 fn strange(message: &FromPool) -> std::io::Error {
     let text = format!("the daemon answered what was not asked: {message:?}");
     std::io::Error::new(std::io::ErrorKind::InvalidData, text)

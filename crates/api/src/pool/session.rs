@@ -1,4 +1,4 @@
-//! A session, as its user has it.
+//! The user's interface to its session.
 
 use std::io;
 use std::path::Path;
@@ -6,34 +6,36 @@ use std::path::Path;
 use super::{FromPool, SessionEvent, SessionOptions, ToPool, invalid, strange};
 use crate::app::{Channel, decode, encode};
 
-/// A session with an element of a pool, at one after another if need be. It ends when this is dropped.
+/// A session with a pool, served by one element at a time. The session ends when this value is dropped.
 ///
-/// One thread takes events ([`PoolSession::next`]), any may do the rest. What is sent names the connection that it is for
-/// ([`SessionEvent::Up`]); where that is over it is dropped, and [`SessionEvent::Broken`] is there or under way.
+/// One thread takes events ([`PoolSession::next`]); any thread may call the other functions. A message names its
+/// connection ([`SessionEvent::Up`]); if that connection has ended, the message is dropped, and
+/// [`SessionEvent::Broken`] is queued or will follow.
 ///
-/// So what no element has answered is known to the program alone. One that waits for each answer loses nothing: after
-/// [`SessionEvent::Up`] it sends what has no answer to the next element again, which has the state if it `resumed`. One with several messages
-/// under way must tell which of them an answer is for, from what the answer says or since its elements answer each message
-/// with one. In either case an element may have taken a message into the state just before its end, and gets it again: where
-/// that must not count twice, messages carry a number.
+/// Only the program knows its unanswered messages. A program that waits for each answer loses nothing: after
+/// [`SessionEvent::Up`] it sends the unanswered message to the next element again, which has the state if it `resumed`.
+/// A program with several messages in progress must match answers to messages, by the content of the answers or because
+/// its elements answer each message once. In either case an element may have included a message in the state just
+/// before it failed, and the next element gets the message again: if repetition matters, number the messages.
 #[derive(Debug)]
 pub struct PoolSession {
     channel: Channel,
 }
 
 impl PoolSession {
-    /// Asks the daemon at `path` for a session with the pool `handle`; [`SessionEvent::Up`] follows, or [`SessionEvent::Failed`].
+    /// Requests a session with the pool `handle` from the daemon at `path`; [`SessionEvent::Up`] or
+    /// [`SessionEvent::Failed`] follows.
     ///
     /// # Errors
-    /// No daemon is there, or the channel breaks.
+    /// No daemon listens, or the channel breaks.
     pub fn open(path: impl AsRef<Path>, handle: &str) -> io::Result<PoolSession> {
         PoolSession::open_with(path, handle, SessionOptions::default())
     }
 
-    /// The same, with a say in how the element is chosen.
+    /// Requests a session as [`PoolSession::open`] does, with options for choosing the element.
     ///
     /// # Errors
-    /// As of [`PoolSession::open`].
+    /// Same as [`PoolSession::open`].
     pub fn open_with(
         path: impl AsRef<Path>,
         handle: &str,
@@ -49,7 +51,7 @@ impl PoolSession {
     /// Waits for the next event; none when the daemon has ended the channel.
     ///
     /// # Errors
-    /// The channel breaks, or the daemon refuses what was said to it.
+    /// The channel breaks, or the daemon refuses a request.
     pub fn next(&self) -> io::Result<Option<SessionEvent>> {
         let Some(packet) = self.channel.receive()? else {
             return Ok(None);
@@ -70,7 +72,7 @@ impl PoolSession {
         self.say(&ToPool::Data { session, bytes })
     }
 
-    /// Says that nothing more will be sent on the connection; on the next it is to be said again.
+    /// Ends sending on the connection; must be repeated on each new connection.
     ///
     /// # Errors
     /// The channel is broken.
@@ -78,7 +80,7 @@ impl PoolSession {
         self.say(&ToPool::Finish { connection })
     }
 
-    /// Says that the element does not do what it should: the session takes another.
+    /// Reports that the element has failed: the session switches to another.
     ///
     /// # Errors
     /// The channel is broken.

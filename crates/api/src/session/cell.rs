@@ -1,4 +1,4 @@
-//! How the session's thread tells a waiting program: one cell for each flow, one mailbox for each service.
+//! Notification of waiting programs by the session's thread: one cell for each flow, one mailbox for each service.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,12 +14,12 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{Destination, FlowText};
 
-/// Locks; a thread that panicked with the lock held left nothing half done here.
+/// Locks a mutex, even after a panic: a panic with the lock held leaves no inconsistent state here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A descriptor that is readable from [`Bell::ring`] to [`Bell::silence`], for programs that wait in poll(2).
+/// A descriptor that is readable from [`Bell::ring`] until [`Bell::silence`], for programs that wait in poll(2).
 #[derive(Debug)]
 pub(crate) struct Bell {
     eventfd: OwnedFd,
@@ -33,7 +33,7 @@ impl Bell {
     }
 
     pub(crate) fn ring(&self) {
-        // Fails only when the counter is full: then it is readable already.
+        // Fails only when the counter is full: then the descriptor is readable already.
         let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
     }
 
@@ -48,10 +48,10 @@ impl AsFd for Bell {
     }
 }
 
-/// What became of a handoff: the node that took it, or the reason why it stayed.
+/// Result of a handoff: the node that took the flow, or the reason that it stayed.
 pub(crate) type Outcome = Result<String, String>;
 
-/// What the session tells about one flow.
+/// The state of one flow, as reported by the session.
 #[derive(Debug, Default)]
 pub(crate) struct Cell {
     inner: Mutex<CellInner>,
@@ -67,7 +67,7 @@ struct CellInner {
 }
 
 impl Cell {
-    /// What was asked, if anything; it stays asked until a handoff is tried or declined.
+    /// Returns the requested destination, if any; the request stands until a handoff is tried or declined.
     pub(crate) fn asked(&self) -> Option<Destination> {
         lock(&self.inner).asked.clone()
     }
@@ -84,7 +84,7 @@ impl Cell {
         }
     }
 
-    /// Readable while something is asked.
+    /// Returns a bell that is readable while a request stands.
     pub(crate) fn bell(&self) -> io::Result<Arc<Bell>> {
         let mut inner = lock(&self.inner);
         if let Some(bell) = &inner.bell {
@@ -137,7 +137,7 @@ impl Cell {
     }
 }
 
-/// A TCP connection that was handed over and waits for `accept`.
+/// A handed-over TCP connection that waits for `accept`.
 pub(crate) struct Letter {
     pub(crate) flow: FlowText,
     pub(crate) cell: Arc<Cell>,
@@ -145,7 +145,7 @@ pub(crate) struct Letter {
     pub(crate) state: Vec<u8>,
 }
 
-/// What the session's thread brings to one service.
+/// The items that the session's thread delivers to one service.
 pub(crate) struct Queue<T> {
     inner: Mutex<(VecDeque<T>, Vec<Waker>)>,
     bell: Bell,
@@ -159,7 +159,7 @@ impl<T> Queue<T> {
         })
     }
 
-    /// Readable while something is there.
+    /// Returns a bell that is readable while the queue has an item.
     pub(crate) fn bell(&self) -> &Bell {
         &self.bell
     }
@@ -185,7 +185,7 @@ impl<T> Queue<T> {
         Some(item)
     }
 
-    /// Takes out those that `map` turns into something, in order; the others it gives back.
+    /// Removes the items for which `map` returns `Ok`, in order; the other items stay in the queue.
     pub(crate) fn extract<R>(&self, mut map: impl FnMut(T) -> Result<R, T>) -> Vec<R> {
         let mut inner = lock(&self.inner);
         let mut taken = Vec::new();
@@ -201,7 +201,7 @@ impl<T> Queue<T> {
         taken
     }
 
-    /// The next one; or the context is woken when one comes.
+    /// Returns the next item, or arranges that the context is woken when one arrives.
     #[cfg(feature = "tokio")]
     pub(crate) fn poll_take(&self, context: &mut Context<'_>) -> Poll<T> {
         if let Some(item) = self.take() {
@@ -212,7 +212,7 @@ impl<T> Queue<T> {
             inner.1.push(context.waker().clone());
         }
         drop(inner);
-        // One may have come between the look and the waker.
+        // An item may have arrived between the check and the registration of the waker.
         self.take().map_or(Poll::Pending, Poll::Ready)
     }
 }
@@ -225,7 +225,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Waits in this thread for what another thread of the library brings; `None` when `deadline` came first.
+/// Blocks this thread until another thread of the library completes `future`; `None` when `deadline` came first.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>, deadline: Option<Instant>) -> Option<T> {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);

@@ -1,6 +1,6 @@
-//! The session as a machine without sockets, threads and clock: calls of the program and messages of the daemon go in,
-//! messages ([`Core::poll_transmit`]) and events ([`Core::poll_event`]) come out. Both faces of the library and both
-//! kinds of socket share it.
+//! The session as a state machine without sockets, threads and clock. Inputs are calls of the program and messages of
+//! the daemon; outputs are messages ([`Core::poll_transmit`]) and events ([`Core::poll_event`]). Both interfaces of the
+//! library and both kinds of socket share it.
 
 mod messages;
 
@@ -14,28 +14,29 @@ use super::outbox::{Outbox, Transmit};
 use crate::app::{APPLICATION_STATE_BYTES_MAX, HandOffItem, Piece, ToDaemon, split_pieces};
 use crate::{Destination, FlowText, Protocol};
 
-/// What the face keeps for each flow.
+/// Data that the library's interface stores for each flow.
 pub(crate) trait Tag: Clone + Default {
-    /// Whether both stand for the same life of a flow: one that left may come back under the same name.
+    /// Returns true if both belong to the same instance of a flow: a flow that moved away may return under the same
+    /// name.
     fn is(&self, other: &Self) -> bool;
 }
 
-/// What the program must be told. `T` is what the face keeps for each flow.
+/// An event for the program. `T` is the data stored for each flow.
 pub(crate) enum Event<T> {
-    /// The daemon is there. Its node's name.
+    /// The daemon opened the session. Name of its node.
     Opened { node: String },
-    /// Someone wants the flow elsewhere.
+    /// The operator or the balancer requests that the flow move.
     Asked {
         service: u32,
         flow: FlowText,
         tag: T,
         destination: Destination,
     },
-    /// Datagrams for this UDP flow may soon be in the service's socket; they wait until it has arrived.
+    /// Datagrams for this UDP flow may soon be in the service's socket; they wait until the flow has arrived.
     Arriving { service: u32, flow: FlowText },
-    /// It does not arrive.
+    /// The announced flow does not arrive.
     Cancelled { service: u32, flow: FlowText },
-    /// The flow is this program's.
+    /// The flow belongs to this program.
     Arrived {
         service: u32,
         flow: FlowText,
@@ -44,9 +45,9 @@ pub(crate) enum Event<T> {
         state: Vec<u8>,
         unread: Vec<Vec<u8>>,
     },
-    /// UDP: what is left in the service's socket for this flow? Answered by [`Core::collected`].
+    /// UDP: requests the datagrams left in the service's socket for this flow. Answered by [`Core::collected`].
     Collect { service: u32, flow: FlowText },
-    /// The flow went.
+    /// The flow moved to another node.
     Moved {
         service: u32,
         flow: FlowText,
@@ -60,11 +61,11 @@ pub(crate) enum Event<T> {
         tag: T,
         reason: String,
     },
-    /// Something for the log.
+    /// A problem for the log.
     Problem { text: String },
 }
 
-/// The daemon broke the protocol: the session ends, and begins anew.
+/// A violation of the protocol by the daemon: the session ends and starts again.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the daemon broke the protocol: {0}")]
 pub(crate) struct Violation(pub(crate) String);
@@ -91,7 +92,7 @@ struct Flow<T> {
 struct Leaving {
     to: String,
     descriptor: Option<Descriptor>,
-    /// The program waits no longer: if the flow stays, it is closed.
+    /// The program does not wait for the result: if the flow stays, it is closed.
     abandoned: bool,
 }
 
@@ -130,32 +131,32 @@ impl<T: Tag> Core<T> {
         }
     }
 
-    /// The next message to send.
+    /// Returns the next message to send.
     pub(crate) fn poll_transmit(&mut self) -> Option<Transmit> {
         self.outbox.pop()
     }
 
-    /// The message did not fit into the socket: it comes again.
+    /// Puts back a message that did not fit into the socket.
     pub(crate) fn not_sent(&mut self, transmit: Transmit) {
         self.outbox.put_back(transmit);
     }
 
-    /// Whether [`Core::poll_transmit`] has something.
+    /// Returns true if [`Core::poll_transmit`] has a message.
     pub(crate) fn wants_to_transmit(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// The next thing to tell the program.
+    /// Returns the next event for the program.
     pub(crate) fn poll_event(&mut self) -> Option<Event<T>> {
         self.events.pop_front()
     }
 
-    /// Whether handoffs are possible.
+    /// Returns true if handoffs are possible.
     pub(crate) fn is_open(&self) -> bool {
         self.link == Link::Open
     }
 
-    /// There is a new socket to the daemon.
+    /// Handles a new socket to the daemon.
     pub(crate) fn handle_connected(&mut self) {
         self.link = Link::Opening;
         self.outbox.clear();
@@ -164,13 +165,13 @@ impl<T: Tag> Core<T> {
         });
     }
 
-    /// The socket to the daemon is gone. What was on its way waits.
+    /// Handles the loss of the socket to the daemon. Flows in transit wait.
     pub(crate) fn handle_disconnected(&mut self) {
         self.link = Link::Down;
         self.outbox.clear();
     }
 
-    /// The program has a socket for a service.
+    /// Registers a service for which the program has a socket.
     pub(crate) fn serve(
         &mut self,
         pool: &str,
@@ -190,14 +191,14 @@ impl<T: Tag> Core<T> {
         self.services_ever
     }
 
-    /// The program takes no more flows of this service.
+    /// Stops accepting flows for this service.
     pub(crate) fn withdraw(&mut self, service: u32) {
         if self.services.remove(&service).is_some() && self.link == Link::Open {
             self.outbox.whole(ToDaemon::Withdraw { service });
         }
     }
 
-    /// The program accepted this flow.
+    /// Registers a flow that the program accepted.
     pub(crate) fn accepted(&mut self, service: u32, flow: FlowText, tag: T) {
         if self.link == Link::Open {
             self.outbox.accepted(service, [flow]);
@@ -212,7 +213,7 @@ impl<T: Tag> Core<T> {
         );
     }
 
-    /// The program has this flow no longer. One that is on its way goes on; should it stay, it is closed then.
+    /// Handles the program closing this flow. A handoff in progress continues; if the flow then stays, it is closed.
     pub(crate) fn closed(&mut self, flow: FlowText, tag: &T) {
         match self.flows.get_mut(&flow).filter(|entry| entry.tag.is(tag)) {
             Some(Flow {
@@ -229,14 +230,14 @@ impl<T: Tag> Core<T> {
         }
     }
 
-    /// The program does not hand this flow off, although it was asked to.
+    /// Declines a requested handoff of this flow.
     pub(crate) fn decline(&mut self, flow: FlowText, reason: &str) {
         if self.link == Link::Open {
             self.outbox.declined(flow, reason);
         }
     }
 
-    /// The program hands a flow off. A reason when that fails at once; otherwise `Moved` or `Kept` follows.
+    /// Starts a handoff. Returns the reason if it fails at once; otherwise `Moved` or `Kept` follows.
     pub(crate) fn hand_off(
         &mut self,
         flow: FlowText,

@@ -1,4 +1,4 @@
-//! The session's thread: connects, sends, receives, and connects again.
+//! The session's thread: connects, sends, receives, and reconnects.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::shared::Shared;
 use crate::app::{Channel, FromDaemon, decode, encode};
 
-/// The delays between attempts to reach the daemon: doubled from the first to the last.
+/// The delays between attempts to reach the daemon: the delay doubles from the first to the last.
 const DELAY_FIRST: Duration = Duration::from_millis(5);
 const DELAY_LAST: Duration = Duration::from_secs(1);
 
 /// Starts the thread. `channel` is the first connection, if there is one.
 ///
 /// # Panics
-/// When the process can start no thread.
+/// When the process cannot start a thread.
 pub(super) fn start(shared: Arc<Shared>, path: PathBuf, channel: Option<Channel>) {
     thread::Builder::new()
         .name("holdfast".into())
@@ -48,7 +48,7 @@ fn run(shared: &Shared, path: &Path, mut channel: Option<Channel>) {
     }
 }
 
-/// Waits, but not longer than the session lives.
+/// Waits for `delay` or until the session stops.
 fn pause(shared: &Shared, delay: Duration) {
     let end = Instant::now() + delay;
     while !shared.is_stopped() {
@@ -68,13 +68,14 @@ fn pause(shared: &Shared, delay: Duration) {
     }
 }
 
-/// One connection's life. Returns when the session is to end; an error when the connection broke.
+/// Runs one connection. Returns when the session ends; an error when the connection broke.
 fn converse(shared: &Shared, channel: &Channel) -> io::Result<()> {
     channel.set_nonblocking(true)?;
     shared.core().handle_connected();
     loop {
         if shared.is_stopped() {
-            // What the last handles left to say, as far as it fits: the daemon sees the end of the session anyhow.
+            // Send the last messages of closed handles, as far as they fit: the daemon sees the session's end in any
+            // case.
             return transmit(shared, channel).map(|_| ());
         }
         shared.awake();
@@ -98,10 +99,10 @@ fn converse(shared: &Shared, channel: &Channel) -> io::Result<()> {
     }
 }
 
-/// Sends until all is sent (true) or the socket is full.
+/// Sends until all is sent (returns true) or the socket is full.
 fn transmit(shared: &Shared, channel: &Channel) -> io::Result<bool> {
     loop {
-        // A statement of its own: the lock is not held while sending.
+        // Use a separate statement, so that the lock is not held while sending.
         let next = shared.core().poll_transmit();
         let Some(next) = next else { return Ok(true) };
         let bytes = match encode(&next.message) {

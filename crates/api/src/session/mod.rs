@@ -1,8 +1,8 @@
 //! A program's session with the daemon of its host.
 //!
-//! One thread for each session speaks with the daemon, whichever face the program uses: the asynchronous face waits by
-//! wakers, the blocking one by parking or in poll(2). So the protocol is written once ([`core`]), and a program whose
-//! own threads are busy still answers the daemon.
+//! Each session has one thread that talks to the daemon, for both interfaces: the asynchronous interface waits by
+//! wakers, the blocking one by parking or in poll(2). So the protocol is implemented once ([`core`]), and a program
+//! with busy threads still answers the daemon.
 
 mod cell;
 mod core;
@@ -25,41 +25,41 @@ pub use udp::{Association, UdpEvent};
 
 use crate::app::Channel;
 
-/// A socket that the session keeps alive while its connection is on its way.
+/// A socket that the session keeps alive while its connection is in transit.
 pub(crate) type Descriptor = Arc<dyn AsFd + Send + Sync>;
 
-/// A program's session with the daemon of its host. Clones are the same session; it ends with the last clone, service
-/// and connection.
+/// A program's session with the daemon of its host. Clones are the same session, which ends with the last clone,
+/// service and connection.
 ///
-/// A session outlives the daemon: when the daemon dies, connections are served on, those in a handoff wait silently,
-/// and the session comes back by itself when the daemon does.
+/// A session outlives the daemon: when the daemon dies, connections are still served, connections in a handoff wait
+/// silently, and the session reconnects when the daemon returns.
 #[derive(Clone, Debug)]
 pub struct Session {
     pub(crate) handle: Arc<Handle>,
 }
 
-/// How long a daemon that accepted the connection may take for its first answer.
+/// Maximum time for a daemon's first answer after it accepted the connection.
 const OPEN_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Why there is no session.
+/// The reason that there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens there.
+    /// No daemon listens on the socket.
     #[error(
         "no daemon at {path}: {error} (is holdfastd running, and may this user open the socket?)"
     )]
     Absent {
         /// The socket's path.
         path: String,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// It accepted, and then said nothing that opens a session.
+    /// The daemon accepted the connection but did not open a session.
     #[error("the daemon at {path} did not open the session: {reason}")]
     Refused {
         /// The socket's path.
         path: String,
-        /// What it did instead.
+        /// The daemon's behaviour.
         reason: String,
     },
 }
@@ -69,7 +69,7 @@ impl Session {
     /// name of this program's file. Waits for the daemon's answer, 5 seconds at most.
     ///
     /// # Errors
-    /// See [`ConnectError`]. A program that shall serve without Holdfast too goes on with [`Session::detached`] or
+    /// See [`ConnectError`]. A program that should also serve without Holdfast continues with [`Session::detached`] or
     /// [`Session::connect_later`].
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, ConnectError> {
         let shown = path.as_ref().display().to_string();
@@ -91,35 +91,36 @@ impl Session {
         }
     }
 
-    /// A session with a daemon that need not be there yet: until it comes, the program serves as without Holdfast.
+    /// Returns a session with a daemon that need not run yet: until it does, the program serves without Holdfast.
     pub fn connect_later(path: impl AsRef<Path>) -> Self {
         Self::driven(path.as_ref(), None)
     }
 
-    /// A session with no daemon, ever: the program serves, nothing is asked, every handoff fails at once.
+    /// Returns a session without a daemon: the program serves, no handoff is requested, and every handoff fails at
+    /// once.
     pub fn detached() -> Self {
         Self {
             handle: Handle::new(&program_name()),
         }
     }
 
-    /// A session over a channel that exists; when it breaks, the session goes on at `path`.
+    /// Returns a session over an existing channel; when the channel breaks, the session reconnects at `path`.
     pub fn over(channel: Channel, path: impl AsRef<Path>) -> Self {
         Self::driven(path.as_ref(), Some(channel))
     }
 
-    /// Whether the daemon is there and has opened the session.
+    /// Returns true if a daemon has opened the session.
     pub fn is_open(&self) -> bool {
         self.handle.shared.with_core(|core| core.is_open())
     }
 
-    /// Name of this node, once a daemon has told it.
+    /// Returns the name of this node, if a daemon has told it.
     pub fn node(&self) -> Option<String> {
         self.handle.shared.node()
     }
 
-    /// Puts a socket behind Holdfast: a TCP listener or a bound UDP socket, of std for the blocking face or of tokio
-    /// for the asynchronous one. `pool` is the pool handle by which other nodes know the service.
+    /// Puts a socket under Holdfast's management: a TCP listener or a bound UDP socket, of std for the blocking
+    /// interface or of tokio for the asynchronous one. `pool` is the pool handle by which other nodes know the service.
     ///
     /// # Errors
     /// When the socket's address cannot be read; `InvalidInput` for a UDP socket without a specific address.
@@ -134,15 +135,15 @@ impl Session {
     }
 }
 
-/// A socket that [`Session::serve`] takes.
+/// A socket that [`Session::serve`] accepts.
 pub trait Socket: Sized {
-    /// What it becomes.
+    /// The managed service made from the socket.
     type Service;
 
     /// See [`Session::serve`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Session::serve`].
     fn serve(self, session: &Session, pool: &str) -> io::Result<Self::Service>;
 }
 
@@ -152,7 +153,7 @@ fn program_name() -> String {
         .as_deref()
         .and_then(Path::file_name)
         .map(|name| name.to_string_lossy().into_owned());
-    // A name that fits every list; the kernel's limit for a file name is 255 bytes.
+    // Limit the name to fit every list; the kernel's limit for a file name is 255 bytes.
     name.unwrap_or_else(|| "program".into())
         .chars()
         .take(64)

@@ -1,4 +1,5 @@
-//! What waits to be sent to the daemon: neighbours of one kind are merged, what is too long for a message is split.
+//! The queue of messages to the daemon: adjacent entries of one kind are merged, entries too long for a message are
+//! split.
 
 use std::collections::VecDeque;
 
@@ -12,7 +13,7 @@ pub(crate) struct Transmit {
     pub(crate) descriptors: Vec<Descriptor>,
 }
 
-/// A message to be, of any length.
+/// A queued entry, of any length.
 enum Entry {
     Whole(ToDaemon),
     Accepted {
@@ -42,13 +43,13 @@ enum Entry {
 #[derive(Default)]
 pub(crate) struct Outbox {
     entries: VecDeque<Entry>,
-    /// The first entry, once it is cut into messages.
+    /// The messages of the first entry, after it is split.
     ready: VecDeque<Transmit>,
     batches: u64,
 }
 
 impl Outbox {
-    /// The next message.
+    /// Returns the next message.
     pub(crate) fn pop(&mut self) -> Option<Transmit> {
         while self.ready.is_empty() {
             let entry = self.entries.pop_front()?;
@@ -57,7 +58,7 @@ impl Outbox {
         self.ready.pop_front()
     }
 
-    /// A message that could not be sent yet.
+    /// Puts back a message that could not be sent.
     pub(crate) fn put_back(&mut self, transmit: Transmit) {
         self.ready.push_front(transmit);
     }
@@ -71,7 +72,7 @@ impl Outbox {
         self.ready.clear();
     }
 
-    /// A message that is short by nature.
+    /// Queues a message that is always short.
     pub(crate) fn whole(&mut self, message: ToDaemon) {
         self.entries.push_back(Entry::Whole(message));
     }

@@ -1,4 +1,4 @@
-//! What the program's threads and the session's thread share.
+//! State shared by the program's threads and the session's thread.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,7 +27,7 @@ pub(crate) enum Slot {
 #[derive(Default)]
 struct Opened {
     node: Option<String>,
-    /// Why the first attempt came to nothing.
+    /// The reason that the first attempt failed.
     failed: Option<String>,
 }
 
@@ -36,20 +36,20 @@ pub(crate) struct Shared {
     slots: Mutex<HashMap<u32, Slot>>,
     opened: Mutex<Opened>,
     opened_changed: Condvar,
-    /// Rings for the session's thread: something is to be sent, or it is to stop.
+    /// Wakes the session's thread: a message is queued, or the session stops.
     pub(super) bell: Bell,
     rung: AtomicBool,
     stop: AtomicBool,
 }
 
-/// Keeps the session's thread running. Sessions, services and connections hold it.
+/// Keeps the session's thread running. Sessions, services and connections own it.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Handle {
     /// # Panics
-    /// When the process can make no descriptor at all: nothing could be served then.
+    /// When the process cannot create any descriptor: then it could not serve either.
     pub(super) fn new(name: &str) -> Arc<Self> {
         let shared = Shared {
             core: Mutex::new(Core::new(name)),
@@ -82,21 +82,21 @@ impl fmt::Debug for Handle {
 }
 
 impl Shared {
-    /// Runs `act` on the machine, then lets the session's thread send what that made.
+    /// Runs `act` on the state machine, then wakes the session's thread to send resulting messages.
     pub(crate) fn with_core<R>(&self, act: impl FnOnce(&mut Core<Arc<Cell>>) -> R) -> R {
         let (result, transmit) = {
             let mut core = lock(&self.core);
             let result = act(&mut core);
             (result, core.wants_to_transmit())
         };
-        // The thread sends, not this one: what many threads do at once becomes one message.
+        // The session's thread sends, not this one: concurrent calls of many threads become one message.
         if transmit && !self.rung.swap(true, Ordering::AcqRel) {
             self.bell.ring();
         }
         result
     }
 
-    /// The session's thread has seen the bell, and looks for work after this.
+    /// Resets the wake-up; the session's thread looks for work after this.
     pub(super) fn awake(&self) {
         self.bell.silence();
         self.rung.store(false, Ordering::Release);
@@ -122,7 +122,7 @@ impl Shared {
         addresses: Vec<SocketAddr>,
         slot: Slot,
     ) -> u32 {
-        // The slot is there before the daemon can name it.
+        // Insert the slot before the daemon can name the service.
         let mut slots = lock(&self.slots);
         let service = self.with_core(|core| core.serve(pool, protocol, addresses));
         slots.insert(service, slot);
@@ -170,8 +170,8 @@ impl Shared {
         self.opened_changed.notify_all();
     }
 
-    /// Tells the program. Called by the session's thread alone, without the lock of the machine, so that order is kept
-    /// and a service may use the machine in turn.
+    /// Delivers an event to the program. Called by the session's thread only, without the lock of the state machine,
+    /// so that order is kept and a service may in turn use the machine.
     pub(super) fn dispatch(&self, event: Event<Arc<Cell>>) {
         match event {
             Event::Opened { node } => {
@@ -268,7 +268,7 @@ impl Shared {
     }
 }
 
-/// The end of one flow of the program, whichever face it has.
+/// Registration of one flow of the program, for either interface.
 #[derive(Debug)]
 pub(crate) struct Registration {
     pub(crate) flow: FlowText,

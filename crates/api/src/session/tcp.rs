@@ -1,4 +1,4 @@
-//! What both faces of a TCP service do alike.
+//! The common part of the asynchronous and the blocking TCP service.
 
 use std::future::poll_fn;
 use std::io;
@@ -51,7 +51,7 @@ impl TcpService {
         Ok(registration)
     }
 
-    /// The socket and registration of a connection that was handed over, and its state.
+    /// Returns the socket, registration and application state of a connection that was handed over.
     pub(crate) fn open(&self, letter: Letter) -> io::Result<(TcpStream, Registration, Vec<u8>)> {
         let Letter {
             flow,
@@ -77,7 +77,7 @@ impl Drop for TcpService {
 }
 
 impl Registration {
-    /// Begins handoffs as one batch: nothing is sent before the last is registered.
+    /// Starts handoffs as one batch: no message is sent before the last is registered.
     pub(crate) fn leave_together<'a>(
         to: &Destination,
         leaving: impl IntoIterator<Item = (&'a Registration, Vec<u8>, super::Descriptor)>,
@@ -98,7 +98,7 @@ impl Registration {
         })
     }
 
-    /// How it ended.
+    /// Waits for the result of the handoff.
     pub(crate) async fn outcome(&self) -> Result<Moved, String> {
         poll_fn(|context| self.cell.poll_outcome(context))
             .await

@@ -1,9 +1,9 @@
-//! UDP: many associations share one socket, so a handoff moves no socket. It moves the program's state and the datagrams
-//! of the association that the program has not read.
+//! UDP: many associations share one socket, so a handoff moves no socket, but the program's state and the association's
+//! unread datagrams.
 //!
-//! Datagrams of an association wait here from the handoff's begin until it is known where they belong: if the
-//! association moves, those that came before the diversion travel with it ([`UdpTable::collect`]); if it stays, the
-//! program reads them. At the acceptor, datagrams that overtake the daemon's word wait until the association is there.
+//! From the start of a handoff, datagrams of its association wait here until its result is known. If the association
+//! moves, the datagrams received before the diversion travel with it ([`UdpTable::collect`]); if it stays, the program
+//! reads them. At the acceptor, datagrams that overtake the daemon's message wait until the association has arrived.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,7 +15,7 @@ use super::shared::Shared;
 use super::{Cell, Queue, lock};
 use crate::{Destination, FlowText, Protocol};
 
-/// One client of a UDP service: a cheap handle, clones are the same association.
+/// One client of a UDP service: a cheap handle, with clones for the same association.
 #[derive(Clone, Debug)]
 pub struct Association {
     inner: Arc<Inner>,
@@ -24,7 +24,7 @@ pub struct Association {
 #[derive(Debug)]
 struct Inner {
     flow: FlowText,
-    /// With the scope that a link-local address needs.
+    /// The client's address, with the scope that a link-local address needs.
     remote: SocketAddr,
     cell: Arc<Cell>,
 }
@@ -36,17 +36,18 @@ impl Association {
         }
     }
 
-    /// Its flow.
+    /// Returns the association's flow.
     pub fn flow(&self) -> FlowText {
         self.inner.flow
     }
 
-    /// The client's address.
+    /// Returns the client's address.
     pub fn remote(&self) -> SocketAddr {
         self.inner.remote
     }
 
-    /// Where the operator wants it, if so. It stays asked until a handoff is tried or declined.
+    /// Returns the destination that the operator requests, if any. The request stands until a handoff is tried or
+    /// declined.
     pub fn asked(&self) -> Option<Destination> {
         self.inner.cell.asked()
     }
@@ -56,28 +57,28 @@ impl Association {
     }
 }
 
-/// What a UDP service brings.
+/// An event of a UDP service.
 #[derive(Debug)]
 pub enum UdpEvent {
     /// A datagram of a client, new or known.
     Datagram {
-        /// From whom.
+        /// The sender's association.
         association: Association,
         /// The datagram.
         data: Vec<u8>,
     },
-    /// Another node handed an association over. Its unread datagrams follow.
+    /// Another node handed an association over. Its unread datagrams follow as events.
     HandedOff {
         /// The association.
         association: Association,
-        /// What the program on the donor said about it.
+        /// The application state from the program on the donor.
         state: Vec<u8>,
     },
-    /// The operator wants the association elsewhere.
+    /// The operator requests that the association move.
     Asked {
         /// The association.
         association: Association,
-        /// Where to.
+        /// The requested destination.
         destination: Destination,
     },
 }
@@ -85,7 +86,7 @@ pub enum UdpEvent {
 struct Entry {
     association: Association,
     leaving: bool,
-    /// While leaving: what came meanwhile.
+    /// Datagrams received during a handoff.
     held: Vec<Vec<u8>>,
     last_heard: Instant,
 }
@@ -93,11 +94,11 @@ struct Entry {
 #[derive(Default)]
 struct Tables {
     entries: HashMap<FlowText, Entry>,
-    /// Announced, not there: what came for them already.
+    /// Datagrams received for associations that are announced but have not arrived.
     arriving: HashMap<FlowText, Vec<Vec<u8>>>,
 }
 
-/// The socket of a service and who talks to it.
+/// The socket of a service and its associations.
 pub(crate) struct UdpTable {
     socket: UdpSocket,
     local: SocketAddr,
@@ -106,9 +107,9 @@ pub(crate) struct UdpTable {
     ready: Queue<UdpEvent>,
 }
 
-/// No datagram is longer.
+/// Maximum size of a datagram, in bytes.
 const DATAGRAM_BYTES_MAX: usize = 65_535;
-/// Read at most so many datagrams for one collection, so that a flood cannot hold up a handoff forever. More than any
+/// Maximum number of datagrams read for one collection, so that a flood cannot delay a handoff forever. More than any
 /// socket's queue holds by default (208 KiB at 768 bytes and more each).
 const COLLECT_MAX: usize = 4096;
 
@@ -130,7 +131,7 @@ impl UdpTable {
         }))
     }
 
-    /// Names the session's number for this service, once.
+    /// Sets the session's number for this service, once.
     pub(crate) fn set_service(&self, service: u32) {
         let _ = self.service.set(service);
     }
@@ -143,15 +144,15 @@ impl UdpTable {
         &self.socket
     }
 
-    /// Events that did not come from the socket.
+    /// Returns the queue of events that did not come from the socket.
     pub(crate) fn ready(&self) -> &Queue<UdpEvent> {
         &self.ready
     }
 
-    /// The next event for the program, without waiting.
+    /// Returns the next event for the program, without waiting.
     pub(crate) fn receive(&self, shared: &Shared) -> io::Result<UdpEvent> {
-        // The lock is held from reading to sorting: `collect` must not overtake a datagram between the two.
-        // What waits in `ready` is older than what is in the socket.
+        // Hold the lock from reading to sorting: `collect` must not overtake a datagram between the two. Events in
+        // `ready` are older than datagrams in the socket.
         let mut tables = lock(&self.tables);
         if let Some(event) = self.ready.take() {
             return Ok(event);
@@ -200,7 +201,7 @@ impl UdpTable {
         Some(UdpEvent::Datagram { association, data })
     }
 
-    /// Begins a handoff, or says at once why not.
+    /// Starts a handoff, or returns the reason that it cannot start.
     pub(crate) fn leave(
         &self,
         shared: &Shared,
@@ -215,7 +216,7 @@ impl UdpTable {
             .ok_or("the service no longer has this association")?;
         shared.with_core(|core| core.hand_off(association.flow(), destination, state, None))?;
         entry.leaving = true;
-        // A collection for another association may have read datagrams of this one, which the program has not had.
+        // A collection for another association may have read datagrams of this one that the program has not received.
         entry.held = self.ready.extract(|event| match event {
             UdpEvent::Datagram {
                 association: of,
@@ -226,7 +227,7 @@ impl UdpTable {
         Ok(())
     }
 
-    /// Whether the program may send: the association is here, and not on its way.
+    /// Returns true if the program may send: the association is here and not in transit.
     pub(crate) fn may_send(&self, association: &Association) -> bool {
         lock(&self.tables)
             .entries
@@ -234,7 +235,7 @@ impl UdpTable {
             .is_some_and(|entry| !entry.leaving)
     }
 
-    /// Everything that the socket has for a flow that is diverted. Kept here too, in case it stays after all.
+    /// Reads all datagrams in the socket for a diverted flow. A copy stays here, in case the flow stays.
     pub(super) fn collect(&self, shared: &Shared, flow: FlowText) -> Vec<Vec<u8>> {
         let mut tables = lock(&self.tables);
         for _ in 0..COLLECT_MAX {
@@ -309,7 +310,7 @@ impl UdpTable {
         }));
     }
 
-    /// Forgets associations, and tells the daemon.
+    /// Forgets the associations that `which` selects, and tells the daemon.
     pub(crate) fn forget(
         &self,
         shared: &Shared,

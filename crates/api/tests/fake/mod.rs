@@ -1,4 +1,4 @@
-//! A daemon's end of sessions, played by the test: real sockets, real descriptors, no decisions.
+//! The daemon's end of sessions, controlled by the test: real sockets, real descriptors, no decisions.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use holdfast_api::app::{
 use holdfast_api::{FlowText, Session};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// Longer than any step takes on the busiest machine; reached only by a failing test.
+/// Longer than any step takes on a heavily loaded machine; reached only by a failing test.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Daemon {
@@ -21,7 +21,7 @@ pub struct Daemon {
     directory: tempfile::TempDir,
 }
 
-/// One session, seen from the daemon.
+/// One session, from the daemon's side.
 pub struct Peer {
     channel: Channel,
 }
@@ -40,7 +40,7 @@ impl Daemon {
         self.directory.path().join("app.sock")
     }
 
-    /// The next session that connects, up to and with `Open`.
+    /// Accepts the next session that connects, up to and including `Open`.
     pub fn accept(&self) -> Peer {
         let channel = self.listener.as_ref().unwrap().accept().unwrap();
         set_socket_timeout(&channel, Timeout::Recv, Some(PATIENCE)).unwrap();
@@ -52,7 +52,7 @@ impl Daemon {
         peer
     }
 
-    /// A session, and its other end.
+    /// Opens a session; returns it and its peer.
     pub fn open(&self, node: &str) -> (Session, Peer) {
         let path = self.path();
         let connecting = thread::spawn(move || Session::connect(path).unwrap());
@@ -64,13 +64,13 @@ impl Daemon {
         (session, peer)
     }
 
-    /// Nobody listens any more.
+    /// Removes the listener, as a crash would.
     pub fn die(&mut self) {
         self.listener = None;
         std::fs::remove_file(self.path()).unwrap();
     }
 
-    /// A new daemon at the same path.
+    /// Starts a new daemon at the same path.
     pub fn rise(&mut self) {
         self.listener = Some(Listener::bind(self.path()).unwrap());
     }
@@ -92,7 +92,7 @@ impl Peer {
         self.channel.send(bytes, &[]).unwrap();
     }
 
-    /// The next message; fails the test when none comes.
+    /// Receives the next message; fails the test when none arrives.
     pub fn hear(&self) -> (ToDaemon, Vec<OwnedFd>) {
         let packet = self
             .channel
@@ -102,7 +102,7 @@ impl Peer {
         (decode(&packet.bytes).unwrap(), packet.descriptors)
     }
 
-    /// Whether the session ended, after whatever it had to say.
+    /// Waits for the end of the session; returns the messages before it.
     pub fn hear_the_end(&self) -> Vec<ToDaemon> {
         let mut said = Vec::new();
         while let Some(packet) = self.channel.receive().expect("exceeded time: an end") {
@@ -129,7 +129,7 @@ impl Peer {
         all
     }
 
-    /// One whole batch.
+    /// Receives one complete batch.
     pub fn hear_hand_off(&self, expected_to: &str) -> Vec<(HandOffItem, Option<OwnedFd>)> {
         let mut all = Vec::new();
         loop {
@@ -158,7 +158,7 @@ impl Peer {
         }
     }
 
-    /// Brings one flow to this session, as far as `Received`.
+    /// Hands one flow to this session, up to `Received`.
     pub fn bring(&self, id: u64, service: u32, item: HandOffItem, descriptor: Option<OwnedFd>) {
         let HandOffItem {
             flow,
@@ -188,7 +188,7 @@ pub fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A client whose reads fail instead of waiting forever.
+/// Returns a client with a read timeout, so that a read cannot block forever.
 pub fn client(address: SocketAddr) -> TcpStream {
     let client = TcpStream::connect(address).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();

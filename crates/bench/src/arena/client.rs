@@ -1,6 +1,6 @@
-//! One client, without sockets and without a clock: what came is handled, what is to be sent is asked for.
+//! One client as a machine without sockets and clock: the caller passes in datagrams, and polls for datagrams to send.
 //!
-//! Times are durations since the epoch, by whatever clock the caller has.
+//! Times are durations since the epoch, by the caller's clock.
 
 mod session;
 
@@ -11,36 +11,36 @@ use super::protocol::connectionless::{self, Said};
 use super::trace::Trace;
 use session::Session;
 
-/// From one request for a connection to the next: a server answers few of them at once, and forgets the others.
+/// Interval between requests for a connection: a server answers few of them at once, and forgets the others.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
-/// How a client is to be.
+/// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Its name.
+    /// Name of the player.
     pub name: String,
-    /// Tells clients behind one address apart; also what the player does depends on it.
+    /// Number that distinguishes clients behind one address, and varies the player's actions.
     pub number: u16,
-    /// From one user command to the next.
+    /// Interval between user commands.
     pub interval: Duration,
-    /// Snapshots it asks for in a second.
+    /// Snapshots requested per second.
     pub snapshots: u32,
-    /// How long the server may be silent before it counts as gone.
+    /// Time without a message after which the server counts as lost.
     pub silence: Duration,
 }
 
-/// How far a client is.
+/// Progress of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It asks to be let in.
+    /// The client asks to be admitted.
     Joining,
-    /// The server tells it of the world, and carries out what it does.
+    /// The client receives snapshots, and the server executes its commands.
     Playing,
-    /// It was in, and is no longer, or was refused.
+    /// The client was disconnected or refused; the text is the reason.
     Disconnected(String),
 }
 
-/// A client.
+/// A client of an OpenArena server.
 #[derive(Debug)]
 pub struct Client {
     settings: Settings,
@@ -59,7 +59,7 @@ enum State {
 }
 
 impl Client {
-    /// One that asks to be let in at once.
+    /// Creates a client that asks to be admitted at once.
     #[must_use]
     pub fn new(settings: Settings, now: Duration) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl Client {
         }
     }
 
-    /// How far it is.
+    /// Returns the progress of the client.
     #[must_use]
     pub fn phase(&self) -> Phase {
         match &self.state {
@@ -82,25 +82,25 @@ impl Client {
         }
     }
 
-    /// What it saw up to now.
+    /// Returns the events that the client has seen.
     #[must_use]
     pub fn trace(&self) -> &Trace {
         &self.trace
     }
 
-    /// The next datagram to be sent.
+    /// Returns the next datagram to send.
     pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         self.outgoing.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next; never again when there is none.
+    /// Returns the time of the next [`handle_timeout`](Self::handle_timeout), or none if no call is needed any more.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         let is_over = matches!(self.state, State::Disconnected(_));
         (!is_over).then_some(self.due)
     }
 
-    /// The time has come, or more.
+    /// Handles the passing of time to `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         if now < self.due {
             return;
@@ -117,14 +117,14 @@ impl Client {
                     return;
                 }
                 self.outgoing.push_back(session.act(now, &mut self.trace));
-                // What was missed is not made up for.
+                // Missed user commands are not sent later.
                 self.due = (self.due + self.settings.interval).max(now);
             }
             State::Disconnected(_) => (),
         }
     }
 
-    /// A datagram of the server's came.
+    /// Handles a datagram from the server.
     pub fn handle_datagram(&mut self, now: Duration, datagram: &[u8]) {
         let Some(said) = connectionless::parse(datagram) else {
             return self.handle_message(now, datagram);
@@ -166,13 +166,13 @@ impl Client {
     }
 }
 
-/// Asks to be connected. The rate is the protocol's highest.
+/// Returns a request to be connected, with the protocol's highest rate.
 fn connect(settings: &Settings, challenge: i32) -> Vec<u8> {
     let own = [
         ("snaps", settings.snapshots.to_string()),
         ("qport", settings.number.to_string()),
         ("challenge", challenge.to_string()),
-        // The game knows players again by it.
+        // The game recognises returning players by this identifier.
         ("cl_guid", format!("{:032X}", settings.number)),
     ];
     let mut user = vec![

@@ -1,7 +1,7 @@
 //! OpenArena's dedicated server with players: the load of paper 002 section VI B.
 //!
-//! The server is Debian's, unmodified; the players are ours and speak its [`protocol`] over UDP. Each player is a machine
-//! without IO ([`Client`]); [`Players`] gives a number of them sockets in hosts of a lab, and a thread.
+//! The server is Debian's, unmodified; the players are ours and speak its [`protocol`] over UDP. Each player is a
+//! machine without IO ([`Client`]); [`Players`] gives several of them sockets in hosts of a lab, and a thread.
 
 mod client;
 mod player;

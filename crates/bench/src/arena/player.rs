@@ -1,16 +1,16 @@
-//! What a player does: walks, turns, jumps, shoots and talks.
+//! Actions of a player: walking, turning, jumping, shooting and talking.
 
 use super::protocol::from_client::UserCommand;
 
-/// How far a stick goes.
+/// Full deflection of a control stick.
 const FULL: i8 = 127;
-/// User commands from one thing that a player says to the next.
+/// User commands between two lines of speech.
 const SPEECH: u64 = 120;
 
-/// What player `player` does in its user command `turn`; players differ.
+/// Returns the actions of `player` in its user command `turn`; players differ.
 pub fn command(player: u16, turn: u64, server_time_ms: i32) -> UserCommand {
     let phase = turn + u64::from(player) * 37;
-    // A full circle in some four seconds, now left, now right.
+    // One full circle takes about 4 s; left and right turns alternate.
     let turned = (phase * 272) as u16;
     let yaw = if (phase / 300).is_multiple_of(2) {
         turned
@@ -29,13 +29,13 @@ pub fn command(player: u16, turn: u64, server_time_ms: i32) -> UserCommand {
             },
             if phase % 75 < 5 { FULL } else { 0 },
         ],
-        // Whoever was killed comes back by the trigger.
+        // The trigger also brings a killed player back.
         buttons: u16::from(phase % 40 < 3),
         weapon: 2,
     }
 }
 
-/// What it says then, if anything.
+/// Returns the player's line of speech at this turn, if there is one.
 pub fn speech(player: u16, turn: u64) -> Option<String> {
     let phase = turn + u64::from(player) * 5;
     phase

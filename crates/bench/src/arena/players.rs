@@ -17,12 +17,12 @@ use nix::sys::time::TimeSpec;
 use super::client::{Client, Phase, Settings};
 use super::trace::Trace;
 
-/// The longest datagram.
+/// Bytes of the longest datagram.
 const DATAGRAM_MAX: usize = 65536;
-/// The thread looks at least so often whether it is to end.
+/// Longest time between two checks of the stop flag.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The time by the machine's clock, since the beginning of the epoch: as traces have it.
+/// Returns the machine's time since the epoch, as used in traces.
 #[must_use]
 pub fn now() -> Duration {
     SystemTime::now()
@@ -30,7 +30,7 @@ pub fn now() -> Duration {
         .unwrap_or_default()
 }
 
-/// Players of one server. They leave when this is dropped.
+/// Players of one server; they leave when this value is dropped.
 #[derive(Debug)]
 pub struct Players {
     shared: Arc<Shared>,
@@ -49,20 +49,20 @@ impl Shared {
     }
 }
 
-/// What became of a player.
+/// Result of a player.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// How far it is.
+    /// Progress of the player.
     pub phase: Phase,
-    /// What it saw.
+    /// Events that the player has seen.
     pub trace: Trace,
 }
 
 impl Players {
-    /// Lets one player join from each of these hosts, the first with number 1 and so on.
+    /// Lets one player join from each of these hosts; the first has number 1.
     ///
     /// # Errors
-    /// There is no such host, or the system gives no socket.
+    /// A host does not exist, or the system gives no socket.
     pub fn join(
         lab: &Lab,
         hosts: &[String],
@@ -99,10 +99,10 @@ impl Players {
         })
     }
 
-    /// Waits until all play.
+    /// Waits until all players play.
     ///
     /// # Errors
-    /// One is refused, or it takes longer than `limit`.
+    /// A player is refused, or the wait takes longer than `limit`.
     pub fn wait_until_all_play(&self, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         loop {
@@ -128,7 +128,7 @@ impl Players {
         }
     }
 
-    /// What became of each up to now.
+    /// Returns the result of each player so far.
     #[must_use]
     pub fn reports(&self) -> Vec<Report> {
         let clients = self.shared.clients();
@@ -139,10 +139,10 @@ impl Players {
         clients.iter().map(report).collect()
     }
 
-    /// Ends them.
+    /// Ends the players.
     ///
     /// # Errors
-    /// The system failed a socket on the way.
+    /// A socket has failed.
     pub fn leave(mut self) -> Result<Vec<Report>> {
         self.end()?;
         Ok(self.reports())
@@ -161,7 +161,7 @@ impl Players {
 impl Drop for Players {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // Who wants to know calls `leave`.
+            // Callers that need the result call `leave`.
             let _ = self.end();
         }
     }
@@ -194,7 +194,7 @@ fn run(sockets: &[UdpSocket], shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// A datagram, and when the kernel had it.
+/// Receives a datagram, with the kernel's receive time.
 fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> Result<Option<(Duration, usize)>> {
     let mut parts = [IoSliceMut::new(buffer)];
     let mut control = nix::cmsg_space!(TimeSpec);
@@ -217,8 +217,8 @@ fn send(socket: &UdpSocket, datagram: &[u8]) -> Result<()> {
     }
 }
 
-/// What says nothing about the socket: that nothing is there, or that a network or a host is away for now. A player whose
-/// server is gone learns it from its silence.
+/// Ignores errors that say nothing about the socket: no datagram is there, or a network or host is away for some time.
+/// A player notices a lost server by its silence.
 fn passing(error: io::Error) -> Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock

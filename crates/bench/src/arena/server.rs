@@ -13,30 +13,30 @@ use super::{Phase, Settings};
 use crate::cluster::find_program;
 use crate::pools::PoolLab;
 
-/// The host of the server.
+/// Host of the server.
 const HOME: &str = "n1";
-/// Its port.
+/// Port of the server.
 const PORT: u16 = 27960;
-/// How long it may take to read its map.
+/// Time limit for the start of the server, which reads its map.
 const START: Duration = Duration::from_secs(60);
-/// How long an answer may take until it is asked again.
+/// Time limit for an answer to a status request.
 const ANSWER: Duration = Duration::from_millis(300);
-/// Engine, game and maps, as Debian's packages have them.
+/// Engine, game and maps, at the paths of Debian's packages.
 const ENGINE: &str = "usr/lib/ioquake3/ioq3ded";
 const GAME: &str = "usr/lib/openarena-server";
 const MAPS: &str = "usr/share/games/openarena/baseoa/pak1-maps.pk3";
 
-/// Where the packages are: those that `./x` has unpacked, or installed ones.
+/// Root folder of the packages, unpacked by `./x` or installed.
 #[derive(Clone, Debug)]
 pub struct Game {
     root: PathBuf,
 }
 
 impl Game {
-    /// Looks in the folder named by `HOLDFAST_OPENARENA`, then in the system.
+    /// Searches the folder named by `HOLDFAST_OPENARENA`, then the system.
     ///
     /// # Errors
-    /// It is nowhere; the text says how to get it.
+    /// No server is found; the text says how to get one.
     pub fn find() -> Result<Self> {
         let named = std::env::var_os("HOLDFAST_OPENARENA").map(PathBuf::from);
         let mut roots = named.into_iter().chain([PathBuf::from("/")]);
@@ -52,8 +52,8 @@ impl Game {
         Ok(Self { root })
     }
 
-    /// The words of a command (for `env`) that runs it, with what it writes below `home`. It neither asks nor tells the
-    /// internet.
+    /// Returns the words of a command (for `env`) that runs the server, with its own files below `home`. The server
+    /// does not contact the internet.
     #[must_use]
     pub fn words(&self, home: &Path, port: u16, seats: usize, snapshots: u32) -> Vec<String> {
         let path = |part: &str| self.root.join(part).display().to_string();
@@ -61,7 +61,7 @@ impl Game {
             ("fs_basepath", path(GAME)),
             ("fs_homepath", home.display().to_string()),
             ("com_basegame", "baseoa".into()),
-            // What OpenArena calls 71 is the older form of the protocol.
+            // OpenArena's protocol 71 is the engine's legacy protocol.
             ("com_legacyprotocol", "71".into()),
             ("com_protocol", "71".into()),
             ("dedicated", "1".into()),
@@ -69,15 +69,15 @@ impl Game {
             ("net_port", port.to_string()),
             ("sv_maxclients", seats.to_string()),
             ("sv_fps", snapshots.to_string()),
-            // Players need no copy of its data.
+            // Players need no copy of the server's data.
             ("sv_pure", "0".into()),
-            // The game as the machine's own code, which Debian has beside the engine.
+            // Runs the game as native code, which Debian ships beside the engine.
             ("vm_game", "0".into()),
             ("bot_enable", "0".into()),
-            // The game goes on, whoever wins.
+            // The game has no end.
             ("fraglimit", "0".into()),
             ("timelimit", "0".into()),
-            // It says which datagrams it has missed.
+            // The server logs the datagrams it has missed.
             ("showdrop", "1".into()),
             ("ttycon", "0".into()),
         ];
@@ -98,10 +98,10 @@ pub struct Match {
 }
 
 impl Match {
-    /// Starts the server with as many seats, in a lab with so many nodes, and waits until it answers.
+    /// Starts a server with `seats` seats in a lab with `nodes` nodes, and waits until the server answers.
     ///
     /// # Errors
-    /// The machine lacks something, or the server does not start; what it said is in the text.
+    /// The machine lacks a requirement, or the server does not start; the text contains the server's output.
     pub fn up(name: &str, game: &Game, nodes: u16, seats: u16, snapshots: u32) -> Result<Self> {
         let spec = Spec::new(name)
             .nodes(nodes)
@@ -110,7 +110,7 @@ impl Match {
         let mut lab = PoolLab::with(&spec)?;
         let home = lab.directory().join("openarena");
         std::fs::create_dir_all(home.join("baseoa"))?;
-        // The engine wants it; its content is in packages that only clients need.
+        // The engine requires this file; its usual content is in packages that only clients need.
         std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
         let words = game.words(&home, PORT, usize::from(seats), snapshots);
         lab.run(HOME, "openarena", Path::new("env"), &words)?;
@@ -124,30 +124,30 @@ impl Match {
         Ok(up)
     }
 
-    /// The lab.
+    /// Returns the lab.
     #[must_use]
     pub fn lab(&self) -> &PoolLab {
         &self.lab
     }
 
-    /// The server's address.
+    /// Returns the server's address.
     ///
     /// # Errors
-    /// Never while the lab is up.
+    /// None while the lab is up.
     pub fn address(&self) -> Result<SocketAddr> {
         Ok(SocketAddr::new(self.lab.address(HOME)?, PORT))
     }
 
-    /// The time from one snapshot to the next.
+    /// Returns the time between two snapshots.
     #[must_use]
     pub fn interval(&self) -> Duration {
         Duration::from_secs(1) / self.snapshots
     }
 
-    /// Lets a player join from each client host, each with so many user commands a second, and waits until all play.
+    /// Lets a player join from each client host with `commands` user commands per second, and waits until all play.
     ///
     /// # Errors
-    /// A player is refused, or they do not all get in.
+    /// A player is refused, or not all get in within the time limit.
     pub fn join(&self, commands: u32, silence: Duration) -> Result<Players> {
         let hosts: Vec<String> = (1..=self.seats)
             .map(|number| format!("c{number}"))
@@ -168,7 +168,7 @@ impl Match {
     /// Asks the server for its settings and players.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The server does not answer.
     pub fn status(&self, host: &str) -> Result<Status> {
         let socket = self
             .lab
@@ -185,16 +185,16 @@ impl Match {
         }
     }
 
-    /// How many datagrams of its players the server has missed: gaps in their numbers, which it tells.
+    /// Returns the number of player datagrams that the server has missed, by the gaps in their numbers in its log.
     ///
     /// # Errors
-    /// Its log cannot be read.
+    /// The log cannot be read.
     pub fn missed(&self) -> Result<u64> {
         let log = self.lab.directory().join(format!("{HOME}.openarena.log"));
         Ok(missed(&std::fs::read_to_string(log)?))
     }
 
-    /// Whether everybody plays.
+    /// Returns true if all players play.
     #[must_use]
     pub fn all_play(players: &Players) -> bool {
         let reports = players.reports();
@@ -202,7 +202,7 @@ impl Match {
     }
 }
 
-/// How many datagrams of its players a server has missed, by its log: lines such as
+/// Returns the number of missed datagrams in a server's log, from lines such as
 /// `10.80.0.201:40123:Dropped 2 packets at 77`.
 #[must_use]
 pub fn missed(log: &str) -> u64 {

@@ -1,46 +1,46 @@
-//! What a player saw of the server, in the course of time.
+//! Events that a player saw of the server, over time.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Looks where players were, once so often, to see whether they move.
+/// Least change of position that counts as a step.
 const STEP: f32 = 1.0;
 
-/// A snapshot that came.
+/// A snapshot that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// When: since the beginning of the epoch by the machine's clock.
+    /// Arrival time since the epoch, by the machine's clock.
     pub at: Duration,
-    /// The server's clock in it, milliseconds.
+    /// The server's clock in the snapshot, milliseconds.
     pub server_time_ms: i32,
 }
 
-/// What a player saw.
+/// Events that a player saw.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// Snapshots, in the order in which they came.
+    /// Snapshots, in the order of arrival.
     pub arrivals: Vec<Arrival>,
-    /// Server's messages that never came whole: gaps in their numbers.
+    /// Messages of the server that never arrived whole: gaps in their numbers.
     pub lost_in: u64,
-    /// Server's datagrams that came twice or too late.
+    /// Datagrams of the server that arrived twice or too late.
     pub late_in: u64,
     /// Datagrams that the server could not have sent.
     pub malformed: u64,
     /// Messages sent.
     pub sent: u64,
-    /// Commands of the server's that came, each once and in order.
+    /// Commands of the server that arrived, each once and in order.
     pub server_commands: u64,
-    /// Own commands that the server has carried out.
+    /// Own commands that the server has executed.
     pub commands_done: u64,
-    /// How often the player was somewhere else than before.
+    /// Number of times that the player had moved since the snapshot before.
     pub steps: u64,
-    /// The newest user command that the game has carried out, by the server's clock.
+    /// Server time of the newest user command that the game has executed, milliseconds.
     pub command_time_ms: i32,
     place: [f32; 2],
 }
 
 impl Trace {
-    /// The player is there now.
+    /// Records the position of the player.
     pub fn stands(&mut self, place: [f32; 2]) {
         let far = |(new, old): (&f32, &f32)| (new - old).abs() >= STEP;
         if place.iter().zip(&self.place).any(far) {
@@ -49,7 +49,8 @@ impl Trace {
         }
     }
 
-    /// Times between snapshots, each with the instant of the second, as far as that is in the window.
+    /// Returns the times between snapshots, each with the arrival of its second snapshot, if that arrival is in the
+    /// window.
     pub fn gaps(
         &self,
         window: RangeInclusive<Duration>,
@@ -60,13 +61,13 @@ impl Trace {
             .filter(move |(at, _)| window.contains(at))
     }
 
-    /// The longest time between two snapshots, the second of which came in the window.
+    /// Returns the longest time between two snapshots, if the second arrived in the window.
     #[must_use]
     pub fn longest_gap(&self, window: RangeInclusive<Duration>) -> Option<Duration> {
         self.gaps(window).map(|(_, gap)| gap).max()
     }
 
-    /// The middle one of the times between snapshots.
+    /// Returns the median time between snapshots.
     #[must_use]
     pub fn median_gap(&self, window: RangeInclusive<Duration>) -> Option<Duration> {
         let mut gaps: Vec<Duration> = self.gaps(window).map(|(_, gap)| gap).collect();
@@ -74,8 +75,8 @@ impl Trace {
         gaps.get(gaps.len() / 2).copied()
     }
 
-    /// By how much the longest time between two snapshots is longer than the server's own interval: what Figure 4 of
-    /// paper 002 shows ("the imposed delay compared to the expected packet transmission").
+    /// Returns the difference between the longest time between two snapshots and the server's own interval: the value
+    /// in Figure 4 of paper 002 ("the imposed delay compared to the expected packet transmission").
     #[must_use]
     pub fn added_delay(
         &self,
@@ -104,7 +105,7 @@ mod tests {
         let everything = ms(0)..=ms(9000);
         assert_eq!(trace.added_delay(everything.clone(), ms(50)), Some(ms(28)));
         assert_eq!(trace.median_gap(everything), Some(ms(50)));
-        // The gap that began before the window and ended in it belongs to it.
+        // A gap that began before the window and ended in it belongs to the window.
         assert_eq!(trace.added_delay(ms(1150)..=ms(1180), ms(50)), Some(ms(28)));
         assert_eq!(trace.added_delay(ms(1200)..=ms(1300), ms(50)), Some(ms(0)));
         assert_eq!(trace.longest_gap(ms(2000)..=ms(3000)), None);

@@ -1,4 +1,4 @@
-//! What the segments of a capture say about each connection.
+//! Statistics of each connection in a capture.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,25 +8,25 @@ use serde::Serialize;
 use super::segment::Segment;
 use super::sequence::Seen;
 
-/// A sender whose path is held sends its tail-loss probe after 4 ms at the earliest (a tick of 250 Hz; RFC 8985,
-/// section 7.2).
+/// Least silence before a tail-loss probe: a sender whose path is held sends its probe after 4 ms at the earliest (a
+/// tick of 250 Hz; RFC 8985, section 7.2).
 const PROBE_AFTER_NS: u64 = 4_000_000;
 
-/// From here on it is a retransmission timeout: Linux's shortest (TCP_RTO_MIN).
+/// Silence from which a repeated segment counts as a retransmission timeout: Linux's shortest (TCP_RTO_MIN).
 const TIMEOUT_AFTER_NS: u64 = 200_000_000;
 
 /// One TCP connection in a capture.
 #[derive(Debug, Serialize)]
 pub struct Connection {
-    /// Who sent the SYN; without one in the capture, who sent the first segment.
+    /// Sender of the SYN; without a SYN in the capture, sender of the first segment.
     pub client: SocketAddr,
     /// The other end.
     pub server: SocketAddr,
     /// SYNs of the client.
     pub syns: u64,
-    /// What the client sent.
+    /// Segments from the client.
     pub to_server: Direction,
-    /// What the client received.
+    /// Segments to the client.
     pub to_client: Direction,
 }
 
@@ -36,31 +36,32 @@ pub struct Connection {
 pub struct Direction {
     /// Segments with data.
     pub data_segments: u64,
-    /// Bytes of data, those seen again not counted again.
+    /// Bytes of data; repeated bytes count once.
     pub bytes: u64,
     /// Segments with RST.
     pub resets: u64,
-    /// Segments with data, SYN or FIN that was in the capture before.
+    /// Segments with data, SYN or FIN already seen in the capture.
     pub retransmitted: u64,
     /// Segments that fill a gap: lost before they reached the capture and sent again, or overtaken.
     pub late: u64,
-    /// The last data sent, once more, 4 ms or more after it: the sender's probe for a lost tail (RFC 8985, section 7).
+    /// Repeats of the last data sent, 4 ms or more later: the sender's probe for a lost tail (RFC 8985, section 7).
     pub tail_loss_probes: u64,
-    /// Those of them for data that the other side had not acknowledged. In what a capture at the receiver's own interface
-    /// shows, it is the receiver that is late, 4 ms after the data was there, and neither the path nor the sender.
+    /// Tail-loss probes for data that the other side had not acknowledged. In a capture at the receiver's own
+    /// interface, such a probe means that the receiver was late, 4 ms after the data arrived, and neither the path nor
+    /// the sender.
     pub probes_before_answer: u64,
-    /// Segments without new data that make an idle peer answer (RFC 9293, section 3.8.4). A socket that comes out of
-    /// repair mode sends one.
+    /// Segments without new data that make an idle peer answer (RFC 9293, section 3.8.4). A socket that leaves repair
+    /// mode sends one.
     pub keep_alives: u64,
-    /// The same, or data sent again, while the peer's window is shut (RFC 9293, section 3.8.6.1).
+    /// Segments without new data, or with repeated data, while the peer's window is closed (RFC 9293, section 3.8.6.1).
     pub window_probes: u64,
-    /// Segments whose timestamp is older than that of the segment before: the receiver may drop them (RFC 7323, section 5).
+    /// Segments with an older timestamp than the segment before: the receiver may drop them (RFC 7323, section 5).
     pub clock_back: u64,
     /// The largest step forward of the timestamps, in their unit.
     pub clock_step_max: u32,
     /// The longest time between two segments with data.
     pub gap_max: Option<Gap>,
-    /// When segments with data were captured, nanoseconds since 1970.
+    /// Capture times of segments with data, nanoseconds since 1970.
     #[serde(skip)]
     pub data_at_ns: Vec<u64>,
     #[serde(skip)]
@@ -77,12 +78,12 @@ pub struct Direction {
     sent_at_ns: Option<u64>,
 }
 
-/// A time without data.
+/// A period without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Gap {
-    /// How long, in nanoseconds.
+    /// Length in nanoseconds.
     pub length_ns: u64,
-    /// Where it began, nanoseconds since 1970.
+    /// Beginning, nanoseconds since 1970.
     pub at_ns: u64,
 }
 
@@ -120,13 +121,13 @@ impl Connection {
         }
     }
 
-    /// A connection of which nothing was seen.
+    /// Returns an empty connection, for a capture without segments.
     pub(crate) fn none() -> Self {
         let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
         Self::new(nobody, nobody)
     }
 
-    /// Segments sent again in either direction, tail-loss probes not counted.
+    /// Returns the number of segments sent again in either direction, without tail-loss probes.
     pub fn sent_again(&self) -> u64 {
         let again = |direction: &Direction| direction.retransmitted + direction.late;
         again(&self.to_server) + again(&self.to_client)
@@ -146,7 +147,7 @@ impl Connection {
 }
 
 impl Direction {
-    /// The longest time without data that overlaps `from_ns..to_ns`.
+    /// Returns the longest time without data that overlaps `from_ns..to_ns`.
     pub fn gap_within(&self, from_ns: u64, to_ns: u64) -> Option<Gap> {
         let first = self
             .data_at_ns
@@ -192,7 +193,7 @@ impl Direction {
     }
 
     fn look_at_clock(&mut self, segment: &Segment) {
-        // SYNs that are sent again may overtake each other, such as those that waited for a neighbour's address; the first to
+        // Repeated SYNs may overtake each other, for example after a wait for a neighbour's address; the first to
         // arrive counts.
         if segment.syn && self.timestamp.is_some() {
             return;
@@ -206,7 +207,7 @@ impl Direction {
         self.timestamp = segment.timestamp.or(self.timestamp);
     }
 
-    /// Counts a segment that begins below what has been seen; says whether it is a tail-loss probe.
+    /// Counts a segment that begins below the next expected position; returns true if the segment is a tail-loss probe.
     fn classify(&mut self, segment: &Segment, end: u64, seen: u64, window_shut: bool) -> bool {
         if seen == 0 {
             self.late += 1;
@@ -239,7 +240,7 @@ impl Direction {
         let silent_ns = segment
             .at_ns
             .saturating_sub(self.sent_at_ns.unwrap_or(segment.at_ns));
-        // A second look at the same tail is a retransmission like any other.
+        // A second probe of the same tail is an ordinary retransmission.
         Some(end) == self.seen.next()
             && self.probed != Some(end)
             && (PROBE_AFTER_NS..TIMEOUT_AFTER_NS).contains(&silent_ns)
@@ -247,7 +248,7 @@ impl Direction {
 }
 
 fn gap(pair: &[u64]) -> Gap {
-    // Two CPUs may stamp packets in another order than the file has.
+    // Two CPUs may take timestamps in another order than the packets have in the file.
     Gap {
         length_ns: pair[1].saturating_sub(pair[0]),
         at_ns: pair[0],

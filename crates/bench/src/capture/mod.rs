@@ -1,7 +1,7 @@
-//! Packets as a client's interface saw them, and what they say about its connections.
+//! Packets recorded at a client's interface, and statistics of its connections.
 //!
-//! [`Capture`] records with `tcpdump`, [`segments`] reads the file, [`analyse`] counts what an undisturbed connection
-//! does not have: second SYNs, resets, segments sent again, long gaps.
+//! [`Capture`] records with `tcpdump`, [`segments`] reads the file, [`analyse`] counts events that an undisturbed
+//! connection does not have: second SYNs, resets, segments sent again, long gaps.
 
 mod connection;
 mod segment;

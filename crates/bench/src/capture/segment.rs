@@ -1,4 +1,4 @@
-//! TCP segments out of a capture file.
+//! TCP segments of a capture file.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -9,27 +9,27 @@ use etherparse::{LaxNetSlice, LaxSlicedPacket, TcpOptionElement, TcpSlice, Trans
 use pcap_parser::traits::PcapReaderIterator;
 use pcap_parser::{LegacyPcapReader, PcapBlockOwned, PcapError};
 
-/// One TCP segment (RFC 9293, section 3.1), its data left out. With segmentation offload one can be larger than a packet
-/// on a wire.
+/// One TCP segment (RFC 9293, section 3.1) without its data. With segmentation offload, a segment can be larger than a
+/// packet on a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// When it was captured, nanoseconds since 1970.
+    /// Capture time, nanoseconds since 1970.
     pub at_ns: u64,
-    /// The link address it came from: the host, or the router before it.
+    /// Source link address: the host, or the router before it.
     pub link: [u8; 6],
-    /// Who sent it.
+    /// Source address and port.
     pub from: SocketAddr,
-    /// To whom.
+    /// Destination address and port.
     pub to: SocketAddr,
     /// The sequence number.
     pub sequence: u32,
     /// The acknowledgement number, if any.
     pub acknowledgement: Option<u32>,
-    /// Bytes of data, as the IP header says, whatever the capture kept of them.
+    /// Bytes of data by the IP header, even if the capture kept fewer.
     pub length: u32,
-    /// The window as written, not scaled.
+    /// The unscaled window field.
     pub window: u16,
-    /// The sender's clock, of the timestamps option (RFC 7323, section 3.2).
+    /// The sender's clock, from the timestamps option (RFC 7323, section 3.2).
     pub timestamp: Option<u32>,
     /// SYN.
     pub syn: bool,
@@ -39,7 +39,7 @@ pub struct Segment {
     pub rst: bool,
 }
 
-/// A record of a capture may be this large at most: far more than the snapshot lengths in use.
+/// Most bytes of a capture's record: far more than the snapshot lengths in use.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Reads all TCP segments of a capture file in the order of the file. Other packets and later fragments are left out.
@@ -91,7 +91,7 @@ fn damaged(error: impl std::fmt::Debug) -> anyhow::Error {
     anyhow::anyhow!("damaged or cut off: {error:?}")
 }
 
-/// The TCP segment in a frame of which only the beginning may be there.
+/// Returns the TCP segment in a frame, which may be truncated.
 fn parse(at_ns: u64, frame: &[u8]) -> Option<Segment> {
     let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
     let Some(TransportSlice::Tcp(tcp)) = &packet.transport else {

@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What of one direction's sequence space has been seen, as 64-bit positions.
+/// The part of one direction's sequence space that has been seen, as 64-bit positions.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Ends of disjoint, not adjacent ranges, by their starts.
+    /// Ends of disjoint, non-adjacent ranges, by their starts.
     ranges: BTreeMap<u64, u64>,
     highest: Option<u64>,
 }
 
-/// Where positions begin: far enough from 0 that what is before the first segment has a position too.
+/// Position of sequence number 0: far enough from position 0 that numbers before the first segment have a position too.
 const ORIGIN: u64 = 1 << 33;
 
 impl Seen {
-    /// The position of a sequence number: the one nearest to the highest seen (RFC 9293, section 3.4: comparison modulo
-    /// 2^32).
+    /// Returns the position of a sequence number: the one nearest to the highest seen (RFC 9293, section 3.4:
+    /// comparison modulo 2^32).
     pub fn position(&self, sequence: u32) -> u64 {
         let Some(highest) = self.highest else {
             return ORIGIN + u64::from(sequence);
@@ -25,12 +25,12 @@ impl Seen {
         highest.saturating_add_signed(distance.into())
     }
 
-    /// The position after the last that has been seen; none before the first segment.
+    /// Returns the position after the last one seen; none before the first segment.
     pub fn next(&self) -> Option<u64> {
         self.highest
     }
 
-    /// How many positions of `range` have been seen.
+    /// Returns the number of positions of `range` that have been seen.
     pub fn count(&self, range: &Range<u64>) -> u64 {
         self.ranges
             .range(..range.end)
@@ -40,7 +40,7 @@ impl Seen {
             .sum()
     }
 
-    /// Adds `range` to what has been seen.
+    /// Marks `range` as seen.
     pub fn insert(&mut self, range: Range<u64>) {
         let (mut start, mut end) = (range.start, range.end);
         while let Some((&low, &high)) = self.ranges.range(..=end).next_back() {
@@ -66,7 +66,7 @@ mod tests {
         seen.insert(start..start + 20);
         assert_eq!(seen.position(10), start + 20);
         assert_eq!(seen.position(u32::MAX), start + 9);
-        // Before the first number seen, too.
+        // Numbers before the first one seen have positions, too.
         assert_eq!(seen.position(u32::MAX - 10), start - 1);
     }
 

@@ -1,4 +1,4 @@
-//! Captures in the making, for tests.
+//! Generated captures for tests.
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ pub const SYN: u8 = 1;
 pub const FIN: u8 = 2;
 pub const RST: u8 = 4;
 
-/// A capture in the making: times in microseconds, sequence numbers relative to each side's first data byte.
+/// A capture under construction: times in microseconds, sequence numbers relative to each side's first data byte.
 pub struct Story {
     pub file: Vec<u8>,
     now_us: u64,
@@ -23,7 +23,7 @@ impl Story {
     pub fn new() -> Self {
         let header = [0xa1b2_3c4d, 0x0004_0002, 0, 0, 128, 1u32];
         let file = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // Its data passes the wrap of sequence numbers soon.
+        // The server's data soon passes the wrap of sequence numbers.
         Self {
             file,
             now_us: 1_000_000,

@@ -1,4 +1,4 @@
-//! Recording with `tcpdump` inside a host of a lab.
+//! Recording with `tcpdump` in a host of a lab.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -13,16 +13,16 @@ use holdfast_lab::Lab;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Enough for Ethernet, IPv6 and TCP with all its options.
+/// Recorded bytes per packet: enough for Ethernet, IPv6 and TCP with all options.
 const SNAPSHOT_BYTES: &str = "128";
-/// The kernel's ring, KiB.
+/// Size of the kernel's ring, KiB.
 const RING_KIB: &str = "32768";
-/// The discard port (RFC 863): a packet to it marks the end of a recording.
+/// The discard port (RFC 863): a packet to this port marks the end of a recording.
 const MARKER_PORT: u16 = 9;
-/// Every wait for `tcpdump` ends here; the machine may be very busy.
+/// Time limit of every wait for `tcpdump`; the machine may be very busy.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A recording that goes on. Dropped, it ends without a result.
+/// A running recording. If dropped, the recording ends without a result.
 pub struct Capture<'a> {
     lab: &'a Lab,
     host: String,
@@ -31,17 +31,18 @@ pub struct Capture<'a> {
     messages: BufReader<ChildStderr>,
 }
 
-/// A recording that has ended.
+/// A finished recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// The file, in the classic pcap format with nanoseconds.
     pub file: PathBuf,
-    /// Packets in it, the marker at its end included.
+    /// Packets in the file, including the marker at its end.
     pub packets: u64,
 }
 
 impl<'a> Capture<'a> {
-    /// Starts to record what passes `eth0` of `host` and matches `filter` (pcap-filter(7)); returns when it has begun.
+    /// Starts to record packets that pass `eth0` of `host` and match `filter` (pcap-filter(7)); returns when the
+    /// recording has begun.
     ///
     /// # Errors
     /// `tcpdump` is missing or refuses.
@@ -92,10 +93,10 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// Ends the recording, once everything that passed until now is in the file.
+    /// Ends the recording, once every packet that has passed is in the file.
     ///
     /// # Errors
-    /// The kernel dropped packets, so that the file does not tell all; or `tcpdump` failed.
+    /// The kernel dropped packets, so that the file is incomplete; or `tcpdump` failed.
     pub fn finish(mut self) -> Result<Recorded> {
         self.mark_end()?;
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)
@@ -117,7 +118,7 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// Sends a packet that is like no other, and waits until it is in the file: what came before it is too.
+    /// Sends a unique packet and waits until the file has it: all earlier packets are in the file by then.
     fn mark_end(&mut self) -> Result<()> {
         let marker = format!("holdfast capture ends {:?}", Instant::now());
         let (v4, _) = self.lab.plan().router(self.lab.host(&self.host)?.segment);
@@ -144,24 +145,24 @@ impl<'a> Capture<'a> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // Ended already, where `finish` was called: then this changes nothing.
+        // A process that `finish` has ended is not affected.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Looks at what came since the last look. A busy connection may have written much after the marker.
+/// Searches the bytes added since the last call. A busy connection may have written much after the marker.
 fn has_marker(file: &mut File, marker: &[u8], read_from: &mut u64) -> Result<bool> {
     let kept = &marker[..marker.len().min(80)];
     file.seek(SeekFrom::Start(*read_from))?;
     let mut new = Vec::new();
     file.read_to_end(&mut new)?;
-    // The marker may be cut in two by the end of the file.
+    // The end of the file may cut the marker in two.
     *read_from += new.len().saturating_sub(kept.len()) as u64;
     Ok(new.windows(kept.len()).any(|window| window == kept))
 }
 
-/// The number before `words` in what `tcpdump` says at its end: `12 packets captured`.
+/// Returns the number before `words` in the final output of `tcpdump`: `12 packets captured`.
 fn count(said: &str, words: &str) -> Option<u64> {
     let line = said.lines().find(|line| line.ends_with(words))?;
     line.split(' ').next()?.parse().ok()

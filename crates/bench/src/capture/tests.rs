@@ -1,4 +1,4 @@
-//! Made-up captures, and what is said about them.
+//! Tests of the analysis with generated captures.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn what_was_there_before_is_a_retransmission() {
         .server(100, 0, 0, 0, 1000)
         .server(10, 0, 1000, 0, 1000)
         .server(10, 0, 0, 0, 1000);
-    // Half of it is new, and counts as new data.
+    // Half of the segment is new, and counts as new data.
     story.server(10, 0, 1500, 0, 1000);
     let seen = story.connection();
     assert_eq!((seen.to_client.retransmitted, seen.to_client.late), (2, 0));
@@ -87,7 +87,7 @@ fn a_tail_loss_probe_needs_its_silence() {
     assert_eq!(tail(3_900), (0, 1));
     assert_eq!(tail(4_000), (1, 0));
     assert_eq!(tail(250_000), (0, 1));
-    // Not the tail, and the tail for the second time.
+    // First a segment before the tail, then the tail twice.
     let mut story = Story::opened();
     story
         .client(100, 0, 0, 0, 1000)
@@ -124,7 +124,7 @@ fn a_probe_for_what_was_acknowledged_is_told_apart() {
 fn keep_alives_and_window_probes_are_told_apart() {
     let mut story = Story::opened();
     story.server(100, 0, 0, 0, 1000).client(10, 0, 0, 1000, 0);
-    // Without data, and with a byte of it.
+    // Once without data, and once with a byte of it.
     story
         .server(2_000_000, 0, 999, 0, 0)
         .server(2_000_000, 0, 999, 0, 1);
@@ -234,7 +234,7 @@ fn a_damaged_file_is_refused() {
     assert!(segments(Path::new("/nonexistent")).is_err());
 }
 
-/// Frames with this property, by tshark's judgement.
+/// Returns the number of frames that match a tshark filter.
 fn tshark(file: &Path, filter: &str) -> usize {
     let mut command = Command::new("tshark");
     let output = command
@@ -263,7 +263,7 @@ fn tshark_says_the_same() {
     for part in 0..5 {
         story.server(500, 0, part * 1000, 200, 1000);
     }
-    // Sent again at once, after a while, and as a tail; then a keep-alive and its answer.
+    // Sent again at once, after some time, and as a tail; then a keep-alive and its answer.
     story
         .server(30_000, 0, 2000, 200, 1000)
         .server(30_000, 0, 3000, 200, 1000);

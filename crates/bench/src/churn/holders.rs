@@ -1,15 +1,15 @@
-//! Who has sockets of a tree of processes open.
+//! Processes that hold sockets of a process tree open.
 
 use anyhow::{Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The sockets of the tree under `root` that are open in other processes of its host, each with a process that has it. The host's
-/// processes are in `proc`, by their numbers there.
+/// Returns the sockets of the tree under `root` that are open in other processes of the host, each with one such
+/// process. `proc` is the host's /proc.
 ///
 /// # Errors
-/// The tree has no sockets: it is not there.
+/// The tree has no sockets: the process does not exist.
 pub(super) fn held_elsewhere(proc: &Path, root: i32) -> Result<Vec<String>> {
     let tree = tree(proc, root);
     let own: BTreeSet<String> = tree.iter().flat_map(|pid| sockets(proc, *pid)).collect();
@@ -20,7 +20,7 @@ pub(super) fn held_elsewhere(proc: &Path, root: i32) -> Result<Vec<String>> {
     );
     let all = fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    // Children may have been born meanwhile.
+    // Processes forked since the first scan belong to the tree, too.
     let others = pids.filter(|pid| !tree.contains(pid));
     let held = others.flat_map(|pid| sockets(proc, pid).into_iter().map(move |link| (link, pid)));
     let found: BTreeMap<String, i32> = held.filter(|(link, _)| own.contains(link)).collect();

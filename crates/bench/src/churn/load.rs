@@ -1,4 +1,4 @@
-//! Clients: connections that stay, and others that come and go.
+//! Clients: long connections, and short ones that are opened, used and closed.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,22 +11,22 @@ use holdfast_lab::Lab;
 
 use super::speech::{Conversation, Speech, Wrong};
 
-/// From one message of a connection that stays to the next.
+/// Interval between messages of a long connection.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// What takes longer hangs.
+/// Time after which a connection counts as hung.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Threads that open connections: so many may be open at once.
+/// Threads that open short connections: the most that can be open at once.
 const OPENERS: u64 = 64;
-/// Failures that are told in words.
+/// Most failures that are reported with text.
 const FAILURES_MAX: usize = 20;
 
-/// From then to then.
+/// Begin and end of a period.
 pub type Span = (Instant, Instant);
 
-/// When something was asked, and how long it took until the answer was there.
+/// Time of a request, and the time until its answer.
 pub type Trip = (Instant, Duration);
 
-/// What clients share.
+/// State shared by the clients.
 #[derive(Debug)]
 struct Shared {
     began: Instant,
@@ -35,14 +35,14 @@ struct Shared {
     stop: AtomicBool,
     errors: AtomicU64,
     wrong: AtomicU64,
-    /// Connections that were opened for a moment.
+    /// Short connections that were opened.
     opened: AtomicU64,
-    /// Of those that stay, how many have exchanged.
+    /// Number of long connections that have exchanged a message.
     exchanging: AtomicU64,
     failures: Mutex<Vec<String>>,
 }
 
-/// Clients that are at work.
+/// Running clients.
 #[derive(Debug)]
 pub struct Clients {
     shared: Arc<Shared>,
@@ -50,26 +50,26 @@ pub struct Clients {
     threads: Vec<JoinHandle<Vec<Trip>>>,
 }
 
-/// What they have seen.
+/// Results of the clients.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Round trips, and openings, of all.
+    /// Round trips of all connections, openings included.
     pub trips: Vec<Trip>,
     /// Connections that could not be opened, or ended, or hung.
     pub errors: u64,
-    /// Bytes that were not what they should be.
+    /// Bytes that differed from the expected ones.
     pub bytes_wrong: u64,
-    /// Connections that came and went.
+    /// Short connections that were opened.
     pub opened: u64,
-    /// The first failures, in words.
+    /// Text of the first failures.
     pub failures: Vec<String>,
 }
 
 impl Clients {
-    /// Begins: so many connections that stay, and so many new ones each second.
+    /// Starts the clients: `stay` long connections, and `new_per_s` short ones per second.
     ///
     /// # Errors
-    /// There is no such host; no thread is to be had.
+    /// The host does not exist, or the system gives no thread.
     pub fn start(
         lab: &Lab,
         host: &str,
@@ -89,7 +89,7 @@ impl Clients {
         });
         let next = Arc::new(AtomicU64::new(0));
         let openers = if new_per_s == 0 { 0 } else { OPENERS };
-        // Threads are where the thread is that starts them.
+        // Threads inherit the namespaces of the thread that starts them.
         let threads = lab.in_net(host, || -> std::io::Result<Vec<_>> {
             let mut threads = Vec::new();
             for number in 0..stay as u64 {
@@ -111,16 +111,16 @@ impl Clients {
         })
     }
 
-    /// Whether all connections that stay are there.
+    /// Returns true if all long connections have exchanged a message.
     #[must_use]
     pub fn all_exchange(&self) -> bool {
         self.shared.exchanging.load(Ordering::Relaxed) == self.stay as u64
     }
 
-    /// Ends them.
+    /// Ends the clients.
     ///
     /// # Panics
-    /// When a thread did.
+    /// The thread of a client panicked.
     #[must_use]
     pub fn end(self) -> Seen {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Shared {
         }
     }
 
-    /// One that breaks is opened anew.
+    /// Exchanges messages until the end; replaces a connection that breaks.
     fn stay(&self, number: u64) -> Vec<Trip> {
         let mut trips = Vec::new();
         let (mut connection, mut exchanged) = (None, false);
@@ -197,7 +197,7 @@ impl Shared {
         trips
     }
 
-    /// Each is opened at its time, whether or not the one before has ended.
+    /// Opens each connection at its time, even if the one before has not ended.
     fn come_and_go(&self, next: &AtomicU64, per_s: u32) -> Vec<Trip> {
         let mut trips = Vec::new();
         loop {
@@ -214,7 +214,7 @@ impl Shared {
             let mut local = None;
             let outcome = self.open().and_then(|mut open| {
                 local = open.local().ok();
-                // Above all numbers of those that stay.
+                // The numbers of short connections begin above the numbers of long ones.
                 let wrong = open.exchange(u64::from(u32::MAX) + turn, turn)?;
                 open.close()?;
                 Ok(wrong)
@@ -229,7 +229,7 @@ impl Shared {
     }
 }
 
-/// The longest round trip around a time, less the median one of all, milliseconds.
+/// Returns the longest round trip that overlaps a period, minus the median one of all, in milliseconds.
 pub fn gap_ms(trips: &[Trip], (begin, end): Span) -> f64 {
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     let mut all: Vec<Duration> = trips.iter().map(|(_, trip)| *trip).collect();

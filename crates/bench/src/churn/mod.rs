@@ -1,8 +1,8 @@
-//! `holdfast bench churn`: moves of servers whose clients come and go.
+//! `holdfast bench churn`: migrations of servers whose clients connect and disconnect.
 //!
-//! Some connections stay and exchange all the time, others are opened, used and closed at a given rate; every byte of either is
-//! compared. The server goes back and forth between two nodes meanwhile. A try that fails counts as a move that was not made at
-//! once; the server is asked for again at once, as an operator would.
+//! Long connections exchange messages all the time; short ones are opened, used and closed at a given rate. The clients
+//! compare every byte. The server moves back and forth between two nodes meanwhile. A failed attempt counts as a move
+//! not made at once; the benchmark repeats the request 0.1 s later, as an operator would.
 
 mod holders;
 mod load;
@@ -25,21 +25,21 @@ pub use load::Clients;
 use load::{Span, gap_ms};
 pub use programs::{PROGRAMS, Program, Server, program};
 
-/// The host of the clients.
+/// Host of the clients.
 pub const CLIENTS: &str = "c1";
-/// The host of what a server asks itself.
+/// Host of the backend that a server connects to.
 pub const BEHIND: &str = "c2";
 const PORT: u16 = 7300;
-/// Where a server serves what its clients do not see.
+/// Port of the backend, which clients do not see.
 const PORT_BEHIND: u16 = 7301;
 
-/// The load goes on for so long before each move: the gaps without a move are taken from it.
+/// Pause before each move, with load: the gaps without a move are measured in it.
 const PAUSE: Duration = Duration::from_millis(700);
-/// A move that was not made is asked for again within so long.
+/// A move within this time after the first request counts as `moved_within_1s`.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Copies of sockets that stay open for longer hinder the program that closes its own.
+/// Copies of sockets that stay open longer hinder a program that closes its own.
 const HELD_FOR: Duration = Duration::from_millis(100);
-/// From one try to the next.
+/// Interval between attempts.
 const AGAIN_EVERY: Duration = Duration::from_millis(100);
 
 /// Flags of `holdfast bench churn`.
@@ -55,16 +55,16 @@ pub struct ChurnArgs {
         default_value = "nginx,nginx-4,haproxy,postgresql,php-fpm,jvm,go"
     )]
     programs: Vec<String>,
-    /// New connections a second; several, separated by commas
+    /// New connections per second; several, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "0,1,5,20,80")]
     new_per_s: Vec<u32>,
-    /// Connections that stay
+    /// Long connections
     #[arg(long, default_value_t = 32)]
     stay: usize,
     /// Moves of each row, there and back
     #[arg(long, default_value_t = 20)]
     moves: usize,
-    /// For how long the load goes on after the last move, seconds
+    /// Duration of the load after the last move, seconds
     #[arg(long, default_value_t = 10)]
     after_s: u64,
     /// Write the rows to this file
@@ -72,52 +72,52 @@ pub struct ChurnArgs {
     json: Option<PathBuf>,
 }
 
-/// What is to be measured.
+/// Parameters of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// The server.
     pub program: &'static Program,
-    /// Connections that stay.
+    /// Long connections.
     pub stay: usize,
-    /// New connections a second.
+    /// New connections per second.
     pub new_per_s: u32,
     /// Moves.
     pub moves: usize,
-    /// For how long the load goes on after the last.
+    /// Duration of the load after the last move.
     pub after: Duration,
 }
 
-/// One line of the result.
+/// Result of one measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The program's name.
+    /// Name of the program.
     pub program: &'static str,
-    /// New connections a second.
+    /// New connections per second.
     pub new_per_s: u32,
-    /// Moves that were asked for.
+    /// Moves requested.
     pub moves: usize,
-    /// Those that succeeded at once.
+    /// Moves that succeeded at the first attempt.
     pub moved: usize,
-    /// Those that succeeded at once, or when they were asked for again within a second.
+    /// Moves that succeeded at the first attempt, or within 1 s of the first request.
     pub moved_within_1s: usize,
-    /// Median of the freezes.
+    /// Median of the freezes, milliseconds.
     pub freeze_ms_median: f64,
-    /// Median of what was predicted before.
+    /// Median of the predicted freezes, milliseconds.
     pub predicted_ms_median: f64,
-    /// Where the freezes' time went: the median of each step, as the donor and the acceptor name it.
+    /// Median duration of each step of a freeze, milliseconds, under the names that the donor and the acceptor give.
     pub steps_ms_median: BTreeMap<String, f64>,
-    /// The longest round trip of any connection around a try, less the median one.
+    /// The longest round trip of any connection during an attempt, minus the median one; 99th percentile, milliseconds.
     pub gap_ms_p99: f64,
-    /// The same over as long a time without a move.
+    /// The same value over equal periods without a move.
     pub control_gap_ms_p99: f64,
     /// Connections that could not be opened, or ended, or hung.
     pub errors: u64,
-    /// Bytes that were not what they should be.
+    /// Bytes that differed from the expected ones.
     pub bytes_wrong: u64,
-    /// Sockets of the server that other processes had open when it had just moved, and a moment later; all that were seen at first are
-    /// among the reasons.
+    /// Sockets of the server that other processes still had open 0.1 s after a move; the sockets open right after the
+    /// move are in `reasons`.
     pub held_elsewhere: usize,
-    /// Why tries failed, and how clients' connections did.
+    /// Reasons of failed attempts, and failures of client connections.
     pub reasons: Vec<String>,
 }
 
@@ -131,7 +131,7 @@ struct Report {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// The lab or a program of it fails.
+/// The lab or a program in it fails.
 pub fn run(args: &ChurnArgs) -> Result<()> {
     let programs: Result<Vec<_>> = args.programs.iter().map(|name| program(name)).collect();
     let mut rows = Vec::new();
@@ -161,20 +161,20 @@ pub fn run(args: &ChurnArgs) -> Result<()> {
         .with_context(|| format!("write {}", file.display()))
 }
 
-/// What became of one move.
+/// Result of one move.
 #[derive(Debug, Default)]
 struct Made {
-    /// What the donor says of the try that succeeded.
+    /// The donor's status of the successful attempt.
     status: Option<MigrationStatus>,
     tries: usize,
-    /// How long it took until it had moved, since it was asked for first.
+    /// Time from the first request to the end of the move.
     took: Duration,
 }
 
 /// Measures one row.
 ///
 /// # Errors
-/// The lab or the program fails, or it does not move at all. What clients see is in the row.
+/// The lab or the program fails, or the program cannot be moved at all. Errors seen by clients are in the row.
 pub fn measure(plan: Plan) -> Result<Row> {
     let name = format!("churn-{}-{}", plan.program.name, std::process::id());
     let group = Group::up(spec(name))?;
@@ -184,7 +184,7 @@ pub fn measure(plan: Plan) -> Result<Row> {
     group.with_output(row, folder.path())
 }
 
-/// A group in which a [`Server`] can run, and move.
+/// Returns the specification of a group in which a [`Server`] can run and move.
 #[must_use]
 pub fn spec(name: String) -> ClusterSpec {
     let mut spec = ClusterSpec::new(name);
@@ -256,7 +256,7 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
     })
 }
 
-/// Medians of the steps of freezes, milliseconds. A step that comes several times counts as one.
+/// Returns the median duration of each step of the freezes, milliseconds. Repeated steps of one freeze are added up.
 fn steps<'a>(statuses: impl Iterator<Item = &'a MigrationStatus>) -> BTreeMap<String, f64> {
     let mut all: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for status in statuses {
@@ -279,14 +279,14 @@ fn steps<'a>(statuses: impl Iterator<Item = &'a MigrationStatus>) -> BTreeMap<St
         .collect()
 }
 
-/// Asks for a move until it is made; gives the time of each try.
+/// Requests a move until one succeeds; returns the period of each attempt.
 fn move_once(
     group: &Group,
     pid: &mut i32,
     number: usize,
     reasons: &mut Vec<String>,
 ) -> Result<(Made, Vec<Span>)> {
-    /// After so many tries something is broken.
+    /// More attempts than this mean a defect.
     const TRIES_MAX: usize = 50;
     let (began, mut spans) = (Instant::now(), Vec::new());
     loop {

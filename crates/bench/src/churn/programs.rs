@@ -1,4 +1,4 @@
-//! The servers: stock programs, each as its documentation has it run.
+//! The servers: stock programs, each run as its documentation says.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -16,17 +16,17 @@ use crate::cluster::Family;
 use crate::moves::Group;
 use crate::pools::system_program;
 
-/// A server and how it is spoken to.
+/// A server and its protocol.
 #[derive(Debug)]
 pub struct Program {
-    /// Its name.
+    /// Name of the program.
     pub name: &'static str,
     speech: Speech,
-    /// Makes what it needs, and gives the words of its command.
+    /// Creates the server's files and returns the words of its command.
     serve: fn(&Site<'_>) -> Result<Vec<String>>,
 }
 
-/// All of them.
+/// All programs.
 pub const PROGRAMS: &[Program] = &[
     Program {
         name: "nginx",
@@ -65,10 +65,10 @@ pub const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// The program of this name.
+/// Returns the program with this name.
 ///
 /// # Errors
-/// There is none.
+/// There is no such program.
 pub fn program(name: &str) -> Result<&'static Program> {
     let found = PROGRAMS.iter().find(|program| program.name == name);
     found.with_context(|| {
@@ -77,30 +77,30 @@ pub fn program(name: &str) -> Result<&'static Program> {
     })
 }
 
-/// Where a server is to run.
+/// Folder and addresses of a server.
 struct Site<'a> {
     folder: &'a Path,
     address: SocketAddr,
-    /// Where what it asks itself is.
+    /// Address of the backend that the server connects to.
     behind: SocketAddr,
 }
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     speech: Speech,
-    /// Its first process.
+    /// First process of the server.
     pub pid: i32,
 }
 
 impl Server {
-    /// Starts it at the first of [`HOMES`](crate::moves::HOMES), and waits until it answers.
+    /// Starts a server at the first of [`HOMES`](crate::moves::HOMES), and waits until the server answers.
     ///
     /// # Errors
-    /// It is not installed, or does not start.
+    /// The server is not installed, or does not start.
     pub fn start(program: &'static Program, group: &Group, folder: &Path) -> Result<Self> {
-        // Some become another user.
+        // Some servers change to another user, which must be able to read the folder.
         fs::set_permissions(folder, Permissions::from_mode(0o755))?;
         let lab = group.cluster().lab();
         let (behind, _) = lab.address(BEHIND)?;
@@ -129,13 +129,13 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it is, and how it is spoken to.
+    /// Returns the server's address and protocol.
     pub fn spoken(&self) -> (SocketAddr, Speech) {
         (self.address, self.speech)
     }
 }
 
-/// What is behind a proxy: answers each request with the path that was asked for. Ends with this program.
+/// Serves as the backend of a proxy: answers each request with the requested path. Ends with the benchmark.
 fn answer_all(listener: &TcpListener) {
     for stream in listener.incoming().flatten() {
         std::thread::spawn(move || answer(&stream));
@@ -230,7 +230,7 @@ fn postgresql(site: &Site<'_>) -> Result<Vec<String>> {
     Ok(words)
 }
 
-/// The program that speaks FastCGI is a child of the one that speaks HTTP, so that both are one tree.
+/// The FastCGI server is a child of the HTTP server, so that both are in one process tree.
 fn php_fpm(site: &Site<'_>) -> Result<Vec<String>> {
     let folder = site.folder.display();
     let versions = fs::read_dir("/etc/php").into_iter().flatten().flatten();
@@ -281,7 +281,7 @@ fn go(site: &Site<'_>) -> Result<Vec<String>> {
     let program = site.folder.join("http").display().to_string();
     let mut compile = Command::new(system_program("go", "golang-go")?);
     compile.args(["build", "-o", &program, &file]);
-    // Neither modules nor another version from afar.
+    // Builds without modules and downloads no other Go version.
     compile.envs([("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")]);
     build(&mut compile)?;
     Ok(vec![program, site.address.to_string()])
@@ -295,7 +295,7 @@ impl Site<'_> {
     }
 }
 
-/// The numbers of the users that the servers run as, as far as there are such users.
+/// Returns the ids of the users that the servers run as, if these users exist.
 pub(super) fn users() -> Vec<i64> {
     let names = ["root", "www-data", "postgres"];
     let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -308,7 +308,7 @@ pub(super) fn users() -> Vec<i64> {
     numbers.collect()
 }
 
-/// The last entry of a folder.
+/// Returns the entry of a folder with the highest name.
 fn newest(folder: &str) -> Option<String> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     let paths = entries.map(|entry| entry.path().display().to_string());

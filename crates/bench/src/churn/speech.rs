@@ -1,4 +1,4 @@
-//! What clients say to a server, and what it has to answer, to the byte.
+//! Requests of clients to a server, and its expected answers, to the byte.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,35 +6,35 @@ use std::time::Duration;
 
 use crate::load::{MESSAGE, fill};
 
-/// How a server is spoken to.
+/// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speech {
-    /// It sends back what comes.
+    /// The server sends every byte back.
     Echo,
-    /// It answers a GET with the path that was asked for.
+    /// The server answers a GET with the requested path.
     Http,
     /// PostgreSQL's protocol, version 3, without a password.
     Postgresql,
 }
 
-/// A connection.
+/// A connection to a server.
 #[derive(Debug)]
 pub struct Conversation {
     stream: TcpStream,
     speech: Speech,
-    /// What came and was not taken yet.
+    /// Bytes that were received and not processed yet.
     input: Vec<u8>,
 }
 
-/// Bytes that were not what they should be.
+/// Number of bytes that differed from the expected ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wrong(pub u64);
 
 impl Conversation {
-    /// Connects, and says what has to be said first. Whatever takes longer than `patience` counts as hung.
+    /// Connects, and performs the protocol's start. Any wait longer than `patience` counts as hung.
     ///
     /// # Errors
-    /// What connect(2), read(2) and write(2) say; an answer that makes no sense.
+    /// connect(2), read(2) or write(2) fails, or an answer is invalid.
     pub fn open(address: SocketAddr, speech: Speech, patience: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&address, patience)?;
         stream.set_nodelay(true)?;
@@ -52,7 +52,7 @@ impl Conversation {
         Ok(opened)
     }
 
-    /// Says something that nobody else says, and compares the answer.
+    /// Sends a unique request and compares the answer.
     ///
     /// # Errors
     /// As [`Conversation::open`].
@@ -77,17 +77,17 @@ impl Conversation {
                 let query = format!("SELECT '{word}'\0");
                 self.stream.write_all(&message(b'Q', query.as_bytes()))?;
                 let row = self.until_ready()?;
-                // The number of columns (2 bytes) and the length of the first (4).
+                // A row begins with the number of columns (2 bytes) and the length of the first column (4 bytes).
                 let value = row.get(6..).unwrap_or_default();
                 Ok(compare(word.as_bytes(), value))
             }
         }
     }
 
-    /// Ends it as clients do.
+    /// Ends the connection as the protocol demands.
     ///
     /// # Errors
-    /// What write(2) says.
+    /// write(2) fails.
     pub fn close(mut self) -> io::Result<()> {
         if self.speech == Speech::Postgresql {
             self.stream.write_all(&message(b'X', &[]))?;
@@ -95,15 +95,15 @@ impl Conversation {
         Ok(())
     }
 
-    /// The client's end.
+    /// Returns the address of the client's end.
     ///
     /// # Errors
-    /// What getsockname(2) says.
+    /// getsockname(2) fails.
     pub fn local(&self) -> io::Result<SocketAddr> {
         self.stream.local_addr()
     }
 
-    /// Reads to the end of an answer of PostgreSQL's; gives its last row.
+    /// Reads to the end of an answer of PostgreSQL; returns its last row.
     fn until_ready(&mut self) -> io::Result<Vec<u8>> {
         let mut row = Vec::new();
         loop {
@@ -157,7 +157,7 @@ impl Conversation {
     }
 }
 
-/// A path, and a word.
+/// Returns a unique text, used as a path and as a word.
 fn text(number: u64, turn: u64) -> String {
     format!(
         "/{number}/{turn}/{:016x}",
@@ -174,7 +174,7 @@ fn strange(what: &str) -> io::Error {
     io::Error::other(format!("answered: {what}"))
 }
 
-/// A message of PostgreSQL's protocol.
+/// Returns a message of PostgreSQL's protocol.
 fn message(kind: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len() as u32 + 4;
     [&[kind][..], &length.to_be_bytes(), content].concat()

@@ -1,27 +1,27 @@
-//! Keeping the machine's other work out of what is seen.
+//! Priority for measured programs, so that the machine's other work does not disturb the results.
 
 use std::io;
 use std::process::{Command, Stdio};
 
 use nix::unistd::gettid;
 
-/// Runs at once whenever it can.
+/// Command prefix for real-time scheduling.
 const REALTIME: [&str; 3] = ["chrt", "--rr", "1"];
-/// Where real-time scheduling is not allowed.
+/// Command prefix for systems that do not allow real-time scheduling.
 const NICE: [&str; 3] = ["nice", "-n", "-10"];
 
-/// What to put before a program's command, so that it is not kept waiting by what else the machine does. A client that
-/// waits for its turn acknowledges late, and 4 ms later its peer sends again.
+/// Returns a prefix for a program's command that gives the program priority over the machine's other work. A
+/// client that waits for a processor acknowledges late, and its peer sends again after 4 ms.
 pub fn prefix(realtime: bool) -> [&'static str; 3] {
     let allowed =
         realtime && quiet(Command::new(REALTIME[0]).args(&REALTIME[1..]).arg("true")).is_ok();
     if allowed { REALTIME } else { NICE }
 }
 
-/// The same for the calling thread, as far as it is allowed.
+/// Gives the calling thread real-time priority, if allowed.
 pub fn hurry_thread() {
     let thread = gettid().to_string();
-    // Where it is not allowed, the thread is as good as it was.
+    // Without the permission, the thread keeps its priority.
     let _ = quiet(Command::new("chrt").args(["--rr", "--pid", "1", &thread]));
 }
 

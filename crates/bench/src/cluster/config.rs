@@ -1,4 +1,4 @@
-//! A node's configuration file.
+//! Configuration file of a node.
 
 use anyhow::Result;
 use holdfast_lab::{Reach, SHARED_MAC};
@@ -6,10 +6,10 @@ use toml::{Table, Value};
 
 use super::{Cluster, Family, Service};
 
-/// The group's name.
+/// Name of the group.
 pub const GROUP: &str = "lab";
 
-/// The file of `docs/configuration.md` for one node.
+/// Returns the configuration of one node, in the format of `docs/configuration.md`.
 pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
     let spec = cluster.spec();
     let directory = cluster.directory();

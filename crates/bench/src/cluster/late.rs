@@ -1,9 +1,9 @@
-//! Nodes that the machine does not run for a while.
+//! Nodes that the machine does not run for some time.
 
-/// How often in a row that is taken for what a busy machine does: what is broken is late each time.
+/// Most consecutive failures attributed to a busy machine: a defect fails every time.
 pub const LATE_MAX: usize = 3;
 
-/// Whether this is why something was kept: a node was not heard of for as long as the others wait.
+/// Returns true if a move failed because a node was silent until the time limit of the others.
 pub fn was_late(reason: &str) -> bool {
     let words = [
         "did not answer in time",

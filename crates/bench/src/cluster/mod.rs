@@ -1,4 +1,4 @@
-//! A running group in a lab: daemons on every node, server programs, and the ways to disturb them.
+//! A running group in a lab: daemons on every node, server programs, and ways to disturb them.
 
 pub mod calm;
 mod config;
@@ -22,21 +22,21 @@ pub use late::{LATE_MAX, was_late};
 pub use spec::{ClusterSpec, Family, Program, Service};
 use supervise::{Order, Supervised};
 
-/// The environment variable that makes the TCP clock of every connection that a daemon gives away run ahead by so many
-/// units of its timestamps: for tests of handoffs between hosts whose clocks differ.
+/// Environment variable that advances the TCP clock of every connection that a daemon gives away, in units of its
+/// timestamps: for tests of handoffs between hosts with different clocks.
 pub const CLOCK_SHIFT_VARIABLE: &str = "HOLDFAST_TEST_CLOCK_SHIFT";
 
-/// The environment variable that makes a cluster leave its files (configurations, certificates, logs) behind.
+/// Environment variable that makes a cluster keep its files (configurations, certificates, logs).
 pub const KEEP_VARIABLE: &str = "HOLDFAST_KEEP_LOGS";
 
-/// Lines of each log that are shown after a failure.
+/// Lines of each log shown after a failure.
 const LINES_SHOWN: usize = 25;
 
-/// A group that runs. Dropped, it is taken down with everything that belongs to it; after a panic its logs are shown.
+/// A running group. When dropped, the group is taken down with all its parts; after a panic its logs are shown.
 pub struct Cluster {
     spec: ClusterSpec,
     prefix: [&'static str; 3],
-    /// None only while it is dropped.
+    /// `None` only while the cluster is dropped.
     lab: Option<Lab>,
     directory: tempfile::TempDir,
     daemons: Vec<Supervised>,
@@ -47,9 +47,9 @@ impl Cluster {
     /// Brings a group up; returns when every daemon is connected to every other and has its server programs.
     ///
     /// # Errors
-    /// What the lab answers; a program that is not there or does not start, with the end of its log.
+    /// The lab fails, or a program is missing or does not start; the text has the end of its log.
     pub fn up(spec: ClusterSpec) -> Result<Self> {
-        // What a killed run left would take away addresses and names.
+        // Remains of a killed run would occupy addresses and names.
         holdfast_lab::prune().context("remove what killed runs left")?;
         let directory = tempfile::Builder::new().prefix("holdfast-").tempdir()?;
         let mut lab_spec = Spec::new(&spec.name)
@@ -133,27 +133,28 @@ impl Cluster {
         self.directory.path().join(format!("{node}.toml"))
     }
 
-    /// What it was made from.
+    /// Returns the specification of the cluster.
     pub fn spec(&self) -> &ClusterSpec {
         &self.spec
     }
 
-    /// The lab it runs in: for commands in its hosts, for cuts and heals.
+    /// Returns the cluster's lab: for commands in its hosts, for cuts and heals.
     pub fn lab(&self) -> &Lab {
         self.lab.as_ref().expect("there until it is dropped")
     }
 
-    /// What to put before a client's command, so that the machine's other work does not keep it waiting; see [`calm`].
+    /// Returns a prefix for a client's command that gives the client priority over the machine's other work; see
+    /// [`calm`].
     pub fn prefix(&self) -> [&'static str; 3] {
         self.prefix
     }
 
-    /// Where its files are: configurations, `ca/`, logs.
+    /// Returns the directory of the cluster's files: configurations, `ca/`, logs.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The names of its nodes: `n1`, `n2`, ...
+    /// Returns the names of the nodes: `n1`, `n2`, ...
     pub fn nodes(&self) -> Vec<String> {
         let hosts = self.lab().hosts().iter();
         hosts
@@ -162,13 +163,13 @@ impl Cluster {
             .collect()
     }
 
-    /// The service address that clients connect to.
+    /// Returns the service address that clients connect to.
     pub fn service_address(&self, family: Family) -> IpAddr {
         let (v4, v6) = self.lab().service_address();
         family.of(v4, v6)
     }
 
-    /// A host's own address.
+    /// Returns a host's own address.
     ///
     /// # Errors
     /// There is no such host.
@@ -177,7 +178,7 @@ impl Cluster {
         Ok(family.of(v4, v6))
     }
 
-    /// A file of a host's `/run`, as a path on the machine.
+    /// Returns the path on the machine of a file in a host's `/run`.
     ///
     /// # Errors
     /// There is no such host.
@@ -185,7 +186,7 @@ impl Cluster {
         self.inside(host, &format!("run/holdfast/{name}"))
     }
 
-    /// The `/proc` of a host: processes have the numbers there by which its daemon knows them.
+    /// Returns the `/proc` of a host, which has the process ids that the host's daemon uses.
     ///
     /// # Errors
     /// There is no such host.
@@ -193,13 +194,13 @@ impl Cluster {
         self.inside(host, "proc")
     }
 
-    /// What a host has at a path from its root.
+    /// Returns the path on the machine of a path in a host.
     fn inside(&self, host: &str, path: &str) -> Result<PathBuf> {
         let init = self.lab().init_process(host)?;
         Ok(format!("/proc/{init}/root/{path}").into())
     }
 
-    /// A client of a node's control API.
+    /// Returns a client of a node's control API.
     ///
     /// # Errors
     /// There is no such node.
@@ -207,7 +208,7 @@ impl Cluster {
         Ok(Client::new(self.run_file(node, "control.sock")?))
     }
 
-    /// The same for code without an asynchronous runtime.
+    /// Returns a client of a node's control API for code without an asynchronous runtime.
     ///
     /// # Errors
     /// There is no such node, or the system gives no descriptors.
@@ -215,7 +216,7 @@ impl Cluster {
         Ok(BlockingClient::new(self.run_file(node, "control.sock")?)?)
     }
 
-    /// The process id of a node's daemon, as the machine knows it; none while it is down.
+    /// Returns the process id of a node's daemon on the machine; none while the daemon is down.
     ///
     /// # Errors
     /// There is no such node.
@@ -223,7 +224,8 @@ impl Cluster {
         self.pid_of(node, "holdfastd")
     }
 
-    /// The process id of a program (`fileserver`, `echo`) on a node, likewise.
+    /// Returns the process id on the machine of a program (`fileserver`, `echo`) on a node; none while the program is
+    /// down.
     ///
     /// # Errors
     /// There is no such node.
@@ -239,7 +241,7 @@ impl Cluster {
         Ok(self.lab().processes(node)?.into_iter().find(is_it))
     }
 
-    /// Kills a node's daemon with SIGKILL. The supervisor starts another after 200 ms, unless it was told not to.
+    /// Kills a node's daemon with SIGKILL. The supervisor starts another after 200 ms, unless restarts are off.
     ///
     /// # Errors
     /// There is no such node, or its daemon is down.
@@ -259,14 +261,14 @@ impl Cluster {
             .with_context(|| format!("{signal} to the daemon of {node}"))
     }
 
-    /// Whether a node's daemon is started again when it ends. Turned on, one that is down is started at once.
+    /// Sets if a node's daemon is restarted when it ends. Turning restarts on starts a stopped daemon at once.
     pub fn restart_daemon(&self, node: &str, restart: bool) {
         for daemon in self.daemons.iter().filter(|daemon| daemon.host() == node) {
             daemon.restart(restart);
         }
     }
 
-    /// How often a node's daemon has been started.
+    /// Returns the number of times that a node's daemon has been started.
     pub fn daemon_starts(&self, node: &str) -> u32 {
         let daemon = self.daemons.iter().find(|daemon| daemon.host() == node);
         daemon.map_or(0, Supervised::starts)
@@ -275,13 +277,13 @@ impl Cluster {
     /// Waits until every daemon answers, is connected to every other, and has its server programs.
     ///
     /// # Errors
-    /// It takes more than a minute.
+    /// The wait takes more than a minute.
     pub fn wait_ready(&self) -> Result<()> {
         ready::daemons(self)?;
         ready::programs(self)
     }
 
-    /// The ends of all logs.
+    /// Returns the ends of all logs.
     pub fn logs(&self) -> String {
         let all = self.daemons.iter().chain(&self.programs);
         all.map(|supervised| supervised.log_end(LINES_SHOWN))
@@ -309,16 +311,16 @@ impl Drop for Cluster {
         for supervised in self.daemons.iter().chain(&self.programs) {
             supervised.stop();
         }
-        // Kills everything in it, so that the supervisors see their children end.
+        // Dropping the lab kills every process in it, so that the supervisors see their children end.
         drop(self.lab.take());
     }
 }
 
-/// Finds a program of this workspace: in the directory named by `HOLDFAST_BIN_DIR`, in that of the running program, or in
-/// the one above (Cargo puts tests one level deeper).
+/// Finds a program of this workspace: in the directory named by `HOLDFAST_BIN_DIR`, in the directory of the running
+/// program, or in the one above (Cargo puts tests one level deeper).
 ///
 /// # Errors
-/// It is in none of them.
+/// The program is in none of them.
 pub fn find_program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("find the running program")?;
     let named = std::env::var_os("HOLDFAST_BIN_DIR").map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! When a cluster is ready.
+//! Waits for a cluster that is ready.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use holdfast_api::control::Status;
 
 use super::Cluster;
 
-/// Far more than it takes, for a machine that is very busy.
+/// Time limit of a wait: far more than needed, for a very busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
-/// A daemon that is started so often while it is waited for does not start.
+/// Most restarts of a daemon during a wait; one with more counts as defective.
 const STARTS_MAX: u32 = 5;
 
 /// Waits until every daemon is connected to every other.
@@ -36,7 +36,7 @@ pub fn programs(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Waits until `lacks` has nothing to say about any node.
+/// Waits until `lacks` returns none for every node.
 fn wait(cluster: &Cluster, lacks: impl Fn(&Status) -> Option<String>) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     let starts: Vec<u32> = cluster.daemons.iter().map(|d| d.starts()).collect();

@@ -1,4 +1,4 @@
-//! What a cluster is to be like.
+//! Parameters of a cluster.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -22,7 +22,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The one of two addresses that is of this family.
+    /// Returns the address of this family.
     pub fn of(self, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
         match self {
             Family::V4 => v4.into(),
@@ -31,46 +31,45 @@ impl Family {
     }
 }
 
-/// What a cluster is to be like.
+/// Parameters of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
-    /// The lab's name; two clusters at the same time need two names.
+    /// Name of the lab; two clusters at the same time need two names.
     pub name: String,
-    /// How many nodes; the first is the contact node.
+    /// Number of nodes; the first is the contact node.
     pub nodes: u16,
-    /// How many clients.
+    /// Number of clients.
     pub clients: u16,
-    /// Over how many segments the nodes are spread.
+    /// Number of segments that the nodes are spread over.
     pub segments: u16,
-    /// How packets reach a flow's owner.
+    /// Reach: the way of packets to a flow's owner.
     pub reach: Reach,
-    /// What the links are like.
+    /// Links of the lab.
     pub topology: Topology,
-    /// What the group answers for; each at the service address of either family.
+    /// Services of the group, each at the service address of either family.
     pub services: Vec<Service>,
-    /// The server programs on every node.
+    /// Server programs on every node.
     pub programs: Vec<Program>,
-    /// The family that daemons speak with each other by.
+    /// Address family between daemons.
     pub underlay: Family,
-    /// By how much a node's TCP clock runs ahead of that of the node it gives a connection to, by its name, in the
-    /// timestamps' unit (milliseconds).
+    /// Lead of a node's TCP clock over the clock of the acceptor, by node name, in the timestamps' unit (milliseconds).
     pub clock_shift: BTreeMap<String, u32>,
-    /// What else the daemons' environment has.
+    /// Further environment variables of the daemons.
     pub daemon_environment: BTreeMap<String, String>,
-    /// Daemons move processes of any user and program.
+    /// True if daemons may migrate processes of any user and program.
     pub migration: bool,
-    /// What `[migration]` says instead, by key.
+    /// Entries that override the `[migration]` section, by key.
     pub migration_policy: toml::Table,
-    /// Daemons and server programs run with real-time priority, where that is allowed.
+    /// True if daemons and server programs run with real-time priority, if allowed.
     pub realtime: bool,
-    /// The daemons' log filter.
+    /// Log filter of the daemons.
     pub log: String,
-    /// The server programs' log filter.
+    /// Log filter of the server programs.
     pub program_log: String,
 }
 
 impl ClusterSpec {
-    /// Three nodes and a client on one segment, reach `steer`, nothing served yet.
+    /// Returns the parameters of three nodes and a client on one segment, with reach `steer` and no service.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -104,20 +103,20 @@ impl ClusterSpec {
 /// One service, at the service address of either family.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// The pool.
+    /// Pool of the service.
     pub pool: String,
-    /// The port.
+    /// Port of the service.
     pub port: u16,
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// Shares of new flows by node; a node that is not named has 1.
+    /// Shares of new flows by node; a node without an entry has 1.
     pub weights: BTreeMap<String, u32>,
-    /// How long a handoff waits for the send queue where the request does not say, milliseconds.
+    /// Time that a handoff waits for the send queue by default, milliseconds.
     pub drain_ms: Option<u64>,
 }
 
 impl Service {
-    /// A service placed evenly.
+    /// Returns a service with equal shares.
     pub fn new(pool: &str, protocol: Protocol, port: u16) -> Self {
         Self {
             pool: pool.into(),
@@ -134,20 +133,20 @@ impl Service {
 pub enum Program {
     /// `fileserver`, pool `files`.
     FileServer {
-        /// The TCP port.
+        /// TCP port.
         port: u16,
-        /// The most it sends on each connection, Mbit/s.
+        /// Most data sent on each connection, Mbit/s.
         rate_mbit: Option<u32>,
     },
     /// `echo`, pool `echo`.
     Echo {
-        /// The TCP and UDP port.
+        /// TCP and UDP port.
         port: u16,
     },
 }
 
 impl Program {
-    /// The name of its file.
+    /// Returns the file name of the program.
     pub fn name(&self) -> &'static str {
         match self {
             Program::FileServer { .. } => "fileserver",
@@ -155,7 +154,7 @@ impl Program {
         }
     }
 
-    /// The pool it serves.
+    /// Returns the pool that the program serves.
     pub fn pool(&self) -> &'static str {
         match self {
             Program::FileServer { .. } => "files",

@@ -1,4 +1,4 @@
-//! Keeping a program of a lab running, as systemd's `Restart=always` would.
+//! Supervision of a program in a lab, with restarts as by systemd's `Restart=always`.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// systemd's RestartSec is 100 ms by default; a little more than that.
+/// Pause before a restart; systemd's RestartSec is 100 ms by default.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
-/// How often a supervisor that waits for permission to restart looks.
+/// Interval at which a supervisor without permission to restart checks for it.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What to run, and where.
+/// A program to run, and its host.
 pub struct Order {
     host: String,
     name: String,
@@ -30,7 +30,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// `command` (of [`holdfast_lab::Lab::command`]) is kept as text, so that it can be run many times.
+    /// Keeps `command` (of [`holdfast_lab::Lab::command`]) as text, so that it can be run many times.
     pub fn new(host: &str, name: &str, command: &Command, logs: &Path, restart: bool) -> Self {
         let environment = command.get_envs();
         Self {
@@ -65,7 +65,7 @@ impl Order {
     }
 }
 
-/// A program that is kept running. Dropped, it is no longer: but it only ends with its lab.
+/// A supervised program. If dropped, supervision stops, but the program only ends with its lab.
 pub struct Supervised {
     order: Arc<Order>,
     shared: Arc<Shared>,
@@ -81,7 +81,7 @@ struct Shared {
 }
 
 impl Supervised {
-    /// Starts it.
+    /// Starts the program.
     pub fn start(order: Order) -> Result<Self> {
         let order = Arc::new(order);
         let shared = Arc::new(Shared::default());
@@ -107,7 +107,7 @@ impl Supervised {
         &self.order.name
     }
 
-    /// Whether to start it again when it ends.
+    /// Sets if the program is restarted when it ends.
     pub fn restart(&self, restart: bool) {
         self.shared.restart.store(restart, Ordering::Relaxed);
     }
@@ -120,17 +120,17 @@ impl Supervised {
         self.shared.starts.load(Ordering::Relaxed)
     }
 
-    /// Whether it has ended and is not started again.
+    /// Returns true if the program has ended and is not restarted.
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Relaxed)
     }
 
-    /// Never starts it again.
+    /// Ends all restarts.
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
-    /// The last lines of its log, under a heading.
+    /// Returns the last lines of the program's log, under a heading.
     pub fn log_end(&self, lines: usize) -> String {
         let mut last = VecDeque::new();
         if let Ok(log) = File::open(&self.order.log) {
@@ -158,7 +158,7 @@ impl Drop for Supervised {
     fn drop(&mut self) {
         self.stop();
         if let Some(thread) = self.thread.take() {
-            // It ends with its child, which ends with the lab. A panic in it has nothing to add.
+            // The thread ends with its child, which ends with the lab. A panic in the thread has nothing to add.
             let _ = thread.join();
         }
     }
@@ -167,7 +167,7 @@ impl Drop for Supervised {
 fn supervise(order: &Order, shared: &Shared, mut child: Child) {
     let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     loop {
-        // Waiting for a child of one's own does not fail.
+        // Waiting for one's own child does not fail.
         let _ = child.wait();
         while !is_set(&shared.restart) && !is_set(&shared.stop) {
             shared.ended.store(true, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The product, shown: a stock client moves bytes through the service address while its connection goes round.
+//! Demonstration of the product: a stock client transfers bytes through the service address while its connection moves
+//! from node to node.
 
 pub mod migrate;
 pub mod pool;
@@ -26,55 +27,55 @@ pub use screen::{Screen, megabytes};
 pub use spec::DemoSpec;
 use transfer::Transfer;
 
-/// What happens, as it happens.
+/// An event of the running demonstration.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A step begins.
     Step(String),
-    /// The measured transfer's connection exists.
+    /// The connection of the measured transfer is established.
     Connected {
-        /// The flow.
+        /// Flow of the connection.
         flow: String,
-        /// The node that serves it.
+        /// Owner of the flow.
         owner: String,
-        /// The names of all nodes.
+        /// Names of all nodes.
         nodes: Vec<String>,
     },
-    /// So much has arrived.
+    /// More bytes have arrived.
     Progress {
-        /// Bytes until now.
+        /// Bytes that have arrived.
         bytes: u64,
-        /// Of so many.
+        /// Bytes of the whole transfer.
         total: u64,
         /// Seconds since the transfer began.
         elapsed_s: f64,
     },
     /// The connection has moved.
     Moved(Handoff),
-    /// The connection stayed where it was.
+    /// A handoff failed, and the connection stayed at its node.
     Kept {
-        /// Where it is.
+        /// Node that owns the connection.
         at: String,
-        /// Why.
+        /// Reason of the failure.
         reason: String,
     },
     /// A transfer has ended.
     Ended,
 }
 
-/// Who is told.
+/// A function that receives the events.
 pub type Watch<'a> = &'a (dyn Fn(&Event) + Sync);
 
 /// Runs the demonstration: a control transfer without handoffs, then the measured one.
 ///
 /// # Errors
-/// Something kept it from coming to a result: no lab, no daemon, no transfer. A result that is not as promised is no error:
-/// [`Report::problems`] tells.
+/// The demonstration came to no result: no lab, no daemon, or no transfer. A result that breaks a promise is no error:
+/// [`Report::problems`] lists it.
 pub fn run(spec: &DemoSpec, watch: Watch<'_>) -> Result<Report> {
     let started = Instant::now();
     spec.check()?;
     thread::scope(|scope| {
-        // Made here, from the definition of the stream, and not with the server's code.
+        // The digest comes from the definition of the stream, not from the server's code.
         let digest = scope.spawn(|| source::sha256(spec.bytes));
         watch(&Event::Step(format!(
             "starting a group of {}",
@@ -87,14 +88,14 @@ pub fn run(spec: &DemoSpec, watch: Watch<'_>) -> Result<Report> {
     })
 }
 
-/// One transfer, and what the capture says about it.
+/// One transfer and the analysis of its capture.
 pub struct Passage {
     transfer: Transfer,
     connection: Connection,
-    /// SYNs of all connections to the service while it ran.
+    /// SYNs of all connections to the service during the transfer.
     syns: u64,
     round: round::Round,
-    /// What to add to CLOCK_MONOTONIC for the capture's time, nanoseconds.
+    /// Difference of the capture's clock to CLOCK_MONOTONIC, nanoseconds.
     clock_offset_ns: i128,
 }
 
@@ -149,7 +150,7 @@ fn passage(
         let (over, known) = (&over, &known);
         let goes_round =
             plan.map(|plan| scope.spawn(move || round::go(cluster, &plan, known, over, watch)));
-        // A thread of its own, since it has a priority of its own.
+        // The transfer has a thread of its own because the thread has its own priority.
         let transfer = scope.spawn(|| begun.finish(watch)).join();
         over.set();
         let round = goes_round.map(|handle| handle.join());
@@ -180,7 +181,7 @@ fn passage(
     })
 }
 
-/// CLOCK_REALTIME less CLOCK_MONOTONIC.
+/// Returns CLOCK_REALTIME minus CLOCK_MONOTONIC.
 fn clock_offset_ns() -> Result<i128> {
     let read = |clock| -> Result<i128> {
         let time = clock_gettime(clock)?;

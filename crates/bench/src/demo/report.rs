@@ -1,4 +1,4 @@
-//! What was seen.
+//! Results of the demonstration.
 
 use std::time::Duration;
 
@@ -9,50 +9,50 @@ use super::spec::DemoSpec;
 use super::{Passage, verdict};
 use crate::capture::{Connection, Direction};
 
-/// How long after a freeze began the client's gap is looked for: the packet after the freeze may come late.
+/// Time after a freeze in which the client's gap is searched: the packet after the freeze may arrive late.
 const GAP_LOOKED_FOR_NS: u64 = 20_000_000;
 
-/// What was seen.
+/// Results of the demonstration.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What was asked for.
+    /// Parameters of the demonstration.
     pub spec: DemoSpec,
-    /// Everything is as promised.
+    /// True if every promise is kept.
     pub passed: bool,
-    /// What is not as promised.
+    /// Broken promises.
     pub problems: Vec<String>,
     /// Bytes that arrived.
     pub bytes: u64,
-    /// Digest of the source, made independently.
+    /// Digest of the source, computed independently.
     pub sha256_source: String,
-    /// Digest of what arrived.
+    /// Digest of the bytes that arrived.
     pub sha256_arrived: String,
-    /// Seconds that the transfer took.
+    /// Duration of the transfer, seconds.
     pub transfer_s: f64,
-    /// Seconds that everything took.
+    /// Duration of the demonstration, seconds.
     pub total_s: f64,
     /// Every handoff.
     pub handoffs: Vec<Handoff>,
-    /// Why the connection stayed where it was, each time that it did.
+    /// Reasons of the failed handoffs.
     pub kept: Vec<String>,
     /// Median of the freezes, microseconds.
     pub freeze_us_median: Option<f64>,
-    /// The longest.
+    /// Longest freeze, microseconds.
     pub freeze_us_max: Option<f64>,
     /// Median of the longest pause in the client's data around each freeze, microseconds.
     pub client_gap_us_median: Option<f64>,
-    /// The longest.
+    /// Longest pause in the client's data around a freeze, microseconds.
     pub client_gap_us_max: Option<f64>,
     /// The capture of the transfer with handoffs.
     pub wire: Wire,
-    /// The capture of the one without.
+    /// The capture of the control transfer, without handoffs.
     pub control: Wire,
 }
 
 /// One handoff.
 #[derive(Clone, Debug, Serialize)]
 pub struct Handoff {
-    /// From 1.
+    /// Number of the handoff, from 1.
     pub number: usize,
     /// The donor.
     pub from: String,
@@ -60,33 +60,33 @@ pub struct Handoff {
     pub to: String,
     /// The freeze, microseconds.
     pub freeze_us: Option<f64>,
-    /// Its parts, and the preparation.
+    /// Phases of the freeze, and the preparation.
     pub phases_us: PhasesUs,
-    /// What went from donor to acceptor.
+    /// Bytes sent from the donor to the acceptor.
     pub bytes_transferred: u64,
-    /// From the operator's request to the answer that it is done, milliseconds.
+    /// Time from the operator's request to the answer that it is done, milliseconds.
     pub total_ms: f64,
-    /// The longest pause in the client's data around the freeze, microseconds.
+    /// Longest pause in the client's data around the freeze, microseconds.
     pub client_gap_us: Option<f64>,
-    /// When the freeze began, CLOCK_MONOTONIC.
+    /// Begin of the freeze, CLOCK_MONOTONIC.
     pub frozen_at_ns: Option<u64>,
 }
 
-/// What a capture at the client's interface says about one transfer.
+/// Statistics of one transfer from a capture at the client's interface.
 #[derive(Debug, Serialize)]
 pub struct Wire {
-    /// SYNs to the service, of whatever connection.
+    /// SYNs to the service, of all connections.
     pub syns: u64,
     /// Resets in both directions.
     pub resets: u64,
-    /// Segments sent again in both directions. Not counted: tail-loss probes of the client, and those of the server for data
-    /// that was at the client 4 ms before and that it had not acknowledged.
+    /// Segments sent again in both directions. Not counted: tail-loss probes of the client, and tail-loss probes of the
+    /// server for data that had reached the client 4 ms before without an acknowledgement.
     pub sent_again: u64,
     /// The client's tail-loss probes.
     pub client_probes: u64,
-    /// The longest pause between two segments with data, microseconds.
+    /// Longest pause between two segments with data, microseconds.
     pub data_gap_us_max: Option<f64>,
-    /// The whole count.
+    /// All counters of the connection.
     pub connection: Connection,
 }
 
@@ -97,7 +97,7 @@ impl Wire {
         Self {
             syns: passage.syns,
             resets: connection.to_server.resets + connection.to_client.resets,
-            // Where the client acknowledged late, the server's probe is no fault of the group's.
+            // A probe of the server after a late acknowledgement of the client is no fault of the group.
             sent_again: connection.sent_again() + connection.to_client.tail_loss_probes
                 - connection.to_client.probes_before_answer,
             client_probes: connection.to_server.tail_loss_probes,
@@ -107,7 +107,7 @@ impl Wire {
     }
 }
 
-/// The direction that the data takes.
+/// Returns the direction of the data.
 fn data(connection: &Connection, upload: bool) -> &Direction {
     if upload {
         &connection.to_server
@@ -168,7 +168,7 @@ fn client_gap_us(passage: &Passage, handoff: &Handoff, upload: bool) -> Option<f
     Some(gap.length_ns as f64 / 1e3)
 }
 
-/// The middle value; the mean of the two middle ones.
+/// Returns the median: the middle value, or the mean of the two middle ones.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

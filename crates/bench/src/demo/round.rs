@@ -1,4 +1,4 @@
-//! The operator: hands the connection on, from node to node, until the transfer is over.
+//! The operator of the demonstration: hands the connection from node to node until the transfer is over.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -14,24 +14,24 @@ use holdfast_api::{Drain, FlowText};
 use super::{DemoSpec, Event, Handoff, Watch};
 use crate::cluster::Cluster;
 
-/// Every wait for the group ends here.
+/// Time limit of every wait for the group.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// Interval between two queries.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How the connection goes round.
+/// Schedule of the handoffs.
 pub struct Plan {
     interval: Duration,
 }
 
-/// What came of it.
+/// Results of the handoffs.
 #[derive(Default)]
 pub struct Round {
     pub handoffs: Vec<Handoff>,
     pub kept: Vec<String>,
 }
 
-/// Set when the transfer has ended.
+/// Flag that the transfer has ended.
 #[derive(Default)]
 pub struct Over {
     over: Mutex<bool>,
@@ -48,7 +48,7 @@ impl Over {
         self.wait(Duration::ZERO)
     }
 
-    /// Waits so long, or until it is set; says whether it is.
+    /// Waits until the flag is set, but at most this long; returns true if it is set.
     fn wait(&self, at_most: Duration) -> bool {
         let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
@@ -66,7 +66,7 @@ impl Plan {
     }
 }
 
-/// The flows that the contact node knows.
+/// Returns the flows that the contact node knows.
 pub fn flows(cluster: &Cluster) -> Result<BTreeSet<FlowText>> {
     Ok(list(cluster)?.into_iter().map(|entry| entry.flow).collect())
 }
@@ -83,10 +83,10 @@ fn list(cluster: &Cluster) -> Result<Vec<FlowEntry>> {
         .flows)
 }
 
-/// Finds the connection that is not among the `known`, and hands it on until the transfer is over.
+/// Finds the connection that is not among the `known`, and hands it from node to node until the transfer is over.
 ///
 /// # Errors
-/// The group does not answer, or a handoff does not come to an end.
+/// The group does not answer, or a handoff does not end.
 pub fn go(
     cluster: &Cluster,
     plan: &Plan,
@@ -122,7 +122,7 @@ pub fn go(
                 });
                 round.kept.push(reason);
             }
-            // The connection ended while it was asked for.
+            // The connection ended during the request.
             _ => return Ok(round),
         }
         if over.wait(plan.interval.saturating_sub(begun.elapsed())) {
@@ -131,7 +131,7 @@ pub fn go(
     }
 }
 
-/// The new flow and its owner; none when the transfer is over before it was seen.
+/// Returns the new flow and its owner; none if the transfer ended before the flow was seen.
 fn find(
     cluster: &Cluster,
     known: &BTreeSet<FlowText>,
@@ -158,7 +158,7 @@ fn find(
     }
 }
 
-/// One handoff: done, or the reason why the connection stayed. None when the transfer is over.
+/// Performs one handoff; returns its result, or the reason of its failure. Returns none if the transfer is over.
 fn hand_off(
     cluster: &Cluster,
     flow: &FlowText,
@@ -178,7 +178,7 @@ fn hand_off(
         match control.run(|client| client.hand_off(&request)) {
             Ok(accepted) => break accepted,
             Err(_) if over.is_set() => return Ok(None),
-            // The server program has not told yet that it has the connection.
+            // The server program has not reported yet that it has the connection.
             Err(_) if Instant::now() < deadline => over.wait(LOOK),
             Err(error) => {
                 return Err(error).with_context(|| format!("ask {from} to hand {flow} to {to}"));

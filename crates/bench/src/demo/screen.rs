@@ -1,4 +1,4 @@
-//! What the demonstration shows: a small live picture on a terminal, lines elsewhere.
+//! Display of the running demonstration: a small live picture on a terminal, lines elsewhere.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::{Mutex, PoisonError};
@@ -7,11 +7,10 @@ use std::time::Instant;
 use super::report::median;
 use super::{Event, Handoff};
 
-/// Columns of the bar that shows how much has arrived.
+/// Columns of the progress bar.
 const BAR: usize = 40;
 
-/// A screen, told of [`Event`]s by any thread. It writes to the standard error, so that the standard output is free for the
-/// report.
+/// A display of [`Event`]s from any thread, on standard error, so that standard output is free for the report.
 pub struct Screen {
     live: bool,
     state: Mutex<State>,
@@ -29,12 +28,12 @@ struct State {
     last: Option<Handoff>,
     freezes_us: Vec<f64>,
     note: Option<String>,
-    /// Lines of the picture that stand on the terminal.
+    /// Lines of the picture on the terminal.
     drawn: usize,
 }
 
 impl Screen {
-    /// A live picture if the standard error is a terminal and `plain` is not set.
+    /// Creates a display: a live picture if standard error is a terminal and `plain` is false.
     pub fn new(plain: bool) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         Self {
@@ -53,7 +52,7 @@ impl Screen {
             state.line(event)
         };
         let mut out = stderr().lock();
-        // A screen that is gone shall not stop the demonstration.
+        // A failed write must not stop the demonstration.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 }
@@ -86,7 +85,7 @@ impl State {
         }
     }
 
-    /// One line, or nothing.
+    /// Returns one line, or nothing.
     fn line(&self, event: &Event) -> String {
         let since = self
             .started
@@ -112,7 +111,7 @@ impl State {
         format!("[{since:5.1} s] {text}\n")
     }
 
-    /// The picture drawn over the last one; steps become lines above it.
+    /// Returns the picture, drawn over the last one; steps become lines above it.
     fn picture(&mut self, event: &Event) -> String {
         let mut text = match self.drawn {
             0 => String::new(),
@@ -191,7 +190,7 @@ impl State {
         lines
     }
 
-    /// MB/s since the transfer began.
+    /// Returns the rate since the transfer began, MB/s.
     fn rate(&self) -> f64 {
         if self.elapsed_s > 0.0 {
             self.bytes as f64 / 1e6 / self.elapsed_s
@@ -218,7 +217,7 @@ fn describe(handoff: &Handoff) -> String {
     )
 }
 
-/// A number of bytes for people.
+/// Returns a number of bytes in MiB or GiB.
 pub fn megabytes(bytes: u64) -> String {
     match bytes {
         0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),

@@ -1,15 +1,15 @@
-//! The file servers' synthetic stream, made here a second time: the outputs of SplitMix64 with seed 0, little endian.
+//! Second implementation of the file servers' synthetic stream: the outputs of SplitMix64 with seed 0, little endian.
 
 use sha2::{Digest, Sha256};
 
-/// The stream from its beginning.
+/// A generator of the stream, from its beginning.
 #[derive(Default)]
 pub struct Source {
     state: u64,
 }
 
 impl Source {
-    /// The next bytes; all calls but the last ask for a multiple of 8.
+    /// Fills a buffer with the next bytes; every call but the last must ask for a multiple of 8.
     pub fn fill(&mut self, buffer: &mut [u8]) {
         for word in buffer.chunks_mut(8) {
             self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -22,7 +22,7 @@ impl Source {
     }
 }
 
-/// The digest of the stream's first `size` bytes, in hexadecimal.
+/// Returns the digest of the stream's first `size` bytes, in hexadecimal.
 pub fn sha256(size: u64) -> String {
     let (mut source, mut hash) = (Source::default(), Sha256::new());
     let mut buffer = vec![0; 1 << 18];
@@ -36,7 +36,7 @@ pub fn sha256(size: u64) -> String {
     hex(&hash.finalize())
 }
 
-/// Bytes in hexadecimal.
+/// Returns bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

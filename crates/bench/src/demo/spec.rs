@@ -1,4 +1,4 @@
-//! What is to be shown.
+//! Parameters of the demonstration.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,43 +9,42 @@ use serde::Serialize;
 
 use crate::cluster::{ClusterSpec, Family, Program};
 
-/// Where the file servers listen.
+/// Port of the file servers.
 pub const PORT: u16 = 80;
 
-/// What is to be shown, and under which circumstances.
+/// Parameters of the demonstration.
 #[derive(Clone, Debug, Serialize)]
 pub struct DemoSpec {
-    /// The lab's name.
+    /// Name of the lab.
     pub name: String,
-    /// How many nodes; at least two.
+    /// Number of nodes; at least two.
     pub nodes: u16,
-    /// Over how many segments they are spread.
+    /// Number of segments that the nodes are spread over.
     pub segments: u16,
-    /// How packets reach the owner.
+    /// Reach: the way of packets to the owner.
     pub reach: Reach,
-    /// What the client connects by.
+    /// Address family of the client's connection.
     pub family: Family,
-    /// How much is transferred while the connection goes round.
+    /// Bytes transferred while the connection moves from node to node.
     pub bytes: u64,
-    /// How much is transferred without handoffs.
+    /// Bytes transferred without handoffs.
     pub control_bytes: u64,
-    /// How long the transfer of `bytes` takes at the rate the sender keeps to.
+    /// Duration of the transfer of `bytes` at the sender's rate.
     pub duration: Duration,
-    /// From one handoff's begin to the next.
+    /// Time between the beginnings of two handoffs.
     pub interval: Duration,
-    /// So many handoffs are promised.
+    /// Promised number of handoffs.
     pub handoffs_min: usize,
-    /// The client sends.
+    /// True if the client sends the data.
     pub upload: bool,
-    /// Loss on the client's link, in each direction, in percent. Then segments are sent again, and that is no fault.
+    /// Loss on the client's link, in each direction, in percent. With loss, repeated segments break no promise.
     pub loss_pct: f64,
-    /// By how much a node's TCP clock runs ahead of that of the node it gives a connection to, by its name, in the
-    /// timestamps' unit (milliseconds).
+    /// Lead of a node's TCP clock over the clock of the acceptor, by node name, in the timestamps' unit (milliseconds).
     pub clock_shift: BTreeMap<String, u32>,
 }
 
 impl Default for DemoSpec {
-    /// What `holdfast demo` shows: 1 GiB in about 17 s over three nodes.
+    /// Returns the parameters of `holdfast demo`: 1 GiB in about 17 s over three nodes.
     fn default() -> Self {
         Self {
             name: format!("demo-{}", std::process::id()),
@@ -66,10 +65,10 @@ impl Default for DemoSpec {
 }
 
 impl DemoSpec {
-    /// Refuses what cannot be shown.
+    /// Refuses invalid parameters.
     ///
     /// # Errors
-    /// Too few nodes, no bytes, no time.
+    /// Too few nodes, no bytes, no time, or too much loss.
     pub fn check(&self) -> Result<()> {
         ensure!(
             self.nodes >= 2,
@@ -91,13 +90,13 @@ impl DemoSpec {
         Ok(())
     }
 
-    /// The rate that the sender keeps to, Mbit/s.
+    /// Returns the sender's rate, Mbit/s.
     pub fn rate_mbit(&self) -> u32 {
         let rate = self.bytes as f64 * 8.0 / 1e6 / self.duration.as_secs_f64();
         rate.ceil().clamp(1.0, 1e6) as u32
     }
 
-    /// In words: for the first line on the screen.
+    /// Returns the parameters as text for the first line on the screen.
     pub fn describe(&self) -> String {
         let mut words = format!("{} nodes", self.nodes);
         if self.segments > 1 {

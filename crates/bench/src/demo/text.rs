@@ -1,4 +1,4 @@
-//! The report, for people.
+//! The report as text.
 
 use super::{Report, megabytes};
 use crate::capture::{Connection, Direction};
@@ -6,7 +6,7 @@ use crate::capture::{Connection, Direction};
 type Rows = Vec<(&'static str, String)>;
 
 impl Report {
-    /// The report for people, many lines.
+    /// Returns the report as text of several lines.
     pub fn text(&self) -> String {
         let rows = [self.arrival(), self.times(), self.packets()];
         let rows = rows.iter().flatten();

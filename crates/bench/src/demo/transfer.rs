@@ -1,4 +1,4 @@
-//! The client: stock `curl` inside a host of the lab.
+//! The client: stock `curl` in a host of the lab.
 
 use std::io::{BufWriter, Read, Write};
 use std::net::SocketAddr;
@@ -14,29 +14,29 @@ use super::source::{Source, hex};
 use super::{DemoSpec, Event, Watch};
 use crate::cluster::{Cluster, calm};
 
-/// How much is read or written at once.
+/// Bytes read or written at once.
 const PIECE_BYTES: usize = 64 * 1024;
-/// What waits for the one who reads `curl`'s output, bytes: the most that an ordinary user may ask for, and 15 ms of the
+/// Size of the pipe for `curl`'s output, bytes: the most that an ordinary user may request, and 15 ms at the
 /// demonstration's rate.
 const PIPE_BYTES: i32 = 1 << 20;
-/// What an upload that was kept up makes up for, as the file server does with downloads.
+/// Longest delay that an upload makes up for, as the file server does with downloads.
 const MISSED_MAX: Duration = Duration::from_millis(20);
-/// How often progress is told.
+/// Interval between progress events.
 const TOLD_EVERY: Duration = Duration::from_millis(150);
-/// A transfer that does not come on for so long has failed (seconds).
+/// Time without progress after which a transfer has failed (seconds).
 const STALLED_S: &str = "60";
 
-/// What a transfer ended with.
+/// Result of a transfer.
 pub struct Transfer {
-    /// SHA-256 of what arrived, in hexadecimal: at the client, or (upload) as the server says.
+    /// SHA-256 of the bytes that arrived, in hexadecimal: computed at the client, or reported by the server (upload).
     pub sha256: String,
-    /// How much arrived.
+    /// Bytes that arrived.
     pub bytes: u64,
-    /// How long it took.
+    /// Duration of the transfer.
     pub elapsed: Duration,
 }
 
-/// A transfer under way. Dropped, it is ended.
+/// A running transfer. If dropped, the transfer is ended.
 pub struct Begun {
     child: Child,
     started: Instant,
@@ -58,7 +58,7 @@ pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64)
         "--noproxy",
         "*",
     ]);
-    // A handoff that hangs shall not hang those who look at it.
+    // A handoff that hangs must not hang the demonstration.
     command.args([
         "--connect-timeout",
         STALLED_S,
@@ -89,14 +89,14 @@ pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64)
 }
 
 impl Begun {
-    /// Carries it to its end.
+    /// Runs the transfer to its end.
     ///
     /// # Errors
-    /// `curl` failed; what it says is told.
+    /// `curl` failed; the text has its error output.
     pub fn finish(mut self, watch: Watch<'_>) -> Result<Transfer> {
         let complaints = self.child.stderr.take().context("curl's messages")?;
         let complaints = thread::spawn(move || read_all(complaints));
-        // The one at the other end of the pipe must keep up.
+        // The thread at the other end of the pipe must keep up.
         calm::hurry_thread();
         let moved = if self.upload {
             self.send(watch)
@@ -119,7 +119,7 @@ impl Begun {
 
     fn receive(&mut self, watch: Watch<'_>) -> Result<(String, u64)> {
         let mut stdout = self.child.stdout.take().context("curl's output")?;
-        // A pipe that stays small only makes it slower.
+        // A smaller pipe only makes the transfer slower.
         let _ = fcntl(&stdout, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let (mut hash, mut bytes) = (Sha256::new(), 0);
         let mut buffer = vec![0; PIECE_BYTES];
@@ -137,7 +137,7 @@ impl Begun {
 
     fn send(&mut self, watch: Watch<'_>) -> Result<(String, u64)> {
         let stdin = self.child.stdin.take().context("curl's input")?;
-        // `curl` that fails early closes its input; its exit code tells.
+        // If `curl` fails early, `curl` closes its input; its exit code tells.
         let _ = self.feed(stdin, watch);
         let mut stdout = self.child.stdout.take().context("curl's output")?;
         let mut answer = String::new();
@@ -165,7 +165,7 @@ impl Begun {
             stdin.write_all(&buffer[..length])?;
             sent += length as u64;
             progress.tell(sent, watch);
-            // What was missed for longer is not made up for: the transfer takes as long as its handoffs.
+            // A longer delay is not made up for: it is part of the duration of the transfer.
             due = due.max(Instant::now() - MISSED_MAX)
                 + Duration::from_secs_f64(length as f64 / self.rate_bytes_per_s as f64);
             thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -176,7 +176,7 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        // Ended already, unless `finish` was left early: then nobody waits for it.
+        // The process has ended already, unless `finish` returned early.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -184,7 +184,7 @@ impl Drop for Begun {
 
 fn read_all(mut from: ChildStderr) -> String {
     let mut said = String::new();
-    // What it said until the error is all there is to tell.
+    // The output before a read error is still useful.
     let _ = from.read_to_string(&mut said);
     said
 }

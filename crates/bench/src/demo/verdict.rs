@@ -1,13 +1,13 @@
-//! What is promised, beside what was seen.
+//! Comparison of the results with the promises.
 
 use std::collections::BTreeSet;
 
 use super::report::{Report, Wire};
 
-/// A pause from here on makes the client send its tail-loss probe.
+/// Pause from which the client sends its tail-loss probe.
 const PROBE_AFTER_US: f64 = 4000.0;
 
-/// Everything that is not as promised, in words.
+/// Returns a text for each broken promise.
 pub fn problems(report: &Report) -> Vec<String> {
     let spec = &report.spec;
     let mut problems = Vec::new();
@@ -41,7 +41,7 @@ pub fn problems(report: &Report) -> Vec<String> {
             spec.nodes
         ),
     );
-    // A probe needs a pause; so there are at most as many as handoffs with one.
+    // A probe needs a pause, so there are at most as many probes as handoffs with a pause.
     let paused = |gap: Option<f64>| gap.is_some_and(|gap| gap >= PROBE_AFTER_US);
     let probes_max = report
         .handoffs
@@ -83,7 +83,7 @@ fn wire(
         format!("{back} segments in {which} whose timestamps go back"),
     );
     if loss_pct > 0.0 {
-        // A SYN can be lost like anything else.
+        // With loss, a SYN can be lost, too.
         return expect(seen.syns >= 1, format!("no SYN in {which}"));
     }
     expect(

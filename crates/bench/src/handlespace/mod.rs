@@ -1,11 +1,11 @@
-//! `holdfast bench handlespace`: operations a second on a registrar's handlespace, without a network.
+//! `holdfast bench handlespace`: operations per second on a registrar's handlespace, without a network.
 //!
-//! The six operations of paper 001 section 3.1, registration and deregistration apart: at steady size, on elements in random
-//! order, loads of least used in sixteen levels and changed with every re-registration. Batches are prepared outside
-//! the time. Every operation finds its pool and element by handle and id; registration sets a timer; a restarted timer is
-//! restarted three times in its life, and the time goes on meanwhile. On ours, operations by handle are announced ahead
-//! ([`expect`](holdfast_handlespace::Handlespace::expect)) as `holdfastd` announces the messages that one receive has brought; rsplib has
-//! no such call.
+//! The six operations of paper 001 section 3.1, with registration and deregistration measured apart: at steady size, on
+//! elements in random order, with least-used loads in sixteen levels that change with every re-registration. Batches
+//! are prepared outside the measured time. Every operation finds its pool and element by handle and id; registration
+//! sets a timer; a restarted timer is restarted three times in its life, while the virtual time advances. On our
+//! handlespace, operations by handle are announced ahead ([`expect`](holdfast_handlespace::Handlespace::expect)), as
+//! `holdfastd` announces the messages of one receive call; rsplib has no such call.
 
 mod measure;
 mod operations;
@@ -44,7 +44,8 @@ pub struct HandlespaceArgs {
         default_value = "1000,10000,100000,1000000"
     )]
     elements: Vec<u32>,
-    /// Pools the elements are in; several numbers. Where that leaves fewer than ten elements a pool, there is no row.
+    /// Pools that the elements are spread over; several numbers. Combinations with fewer than ten elements per pool are
+    /// skipped.
     #[arg(long, value_delimiter = ',', default_value = "1,10000")]
     pools: Vec<u32>,
     /// Policies, separated by commas.
@@ -57,16 +58,16 @@ pub struct HandlespaceArgs {
     /// Operations, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
     operation: Vec<Operation>,
-    /// How long each operation is measured in a round, milliseconds.
+    /// Time for which each operation is measured in a round, milliseconds.
     #[arg(long, default_value_t = 60)]
     milliseconds: u64,
-    /// Rounds; the best is told.
+    /// Rounds; the best one counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Measure this too, with the same workload in the same run, where it is installed.
+    /// Measure this handlespace too, with the same workload in the same run, if installed.
     #[arg(long)]
     peer: Option<Peer>,
-    /// Where rsplib is installed.
+    /// Directory in which rsplib is installed.
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     peer_prefix: PathBuf,
     /// Write the rows to this file.
@@ -74,18 +75,18 @@ pub struct HandlespaceArgs {
     json: Option<PathBuf>,
 }
 
-/// One line of the result.
+/// Result of one operation on one handlespace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     policy: &'static str,
     elements: u32,
     pools: u32,
     operation: Operation,
-    /// With `synchronize`: elements a second.
+    /// Operations per second; for `synchronize`, elements per second.
     ops_per_s: f64,
     ns_median: f64,
     bytes_per_element: f64,
-    /// Whose handlespace it is, if not ours.
+    /// Implementation of the handlespace, if not ours.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer: Option<Peer>,
 }
@@ -109,7 +110,7 @@ struct Report<'a> {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// Nothing to measure; the file cannot be written.
+/// The flags leave nothing to measure, or the file cannot be written.
 pub fn run(args: &HandlespaceArgs) -> Result<()> {
     ensure!(
         args.rounds > 0 && args.milliseconds > 0,
@@ -160,8 +161,8 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
     Ok(())
 }
 
-/// Begins again with an allocator that asks for huge pages, as for a peer: else more time goes by in the processor's page
-/// tables than in any handlespace. Who has set glibc's tunables keeps them.
+/// Restarts the program with an allocator that asks for huge pages, for us and a peer alike: otherwise more time passes
+/// in the processor's page tables than in any handlespace. Existing glibc tunables of the user are kept.
 fn with_huge_pages() -> Result<()> {
     const TUNABLES: &str = "GLIBC_TUNABLES";
     if std::env::var_os(TUNABLES).is_some() {
@@ -173,7 +174,8 @@ fn with_huge_pages() -> Result<()> {
     Err(error).context("start again with huge pages")
 }
 
-/// Whether the kernel gives them to who asks (`always` or `madvise`) or to nobody (`never`, `unknown`).
+/// Returns the kernel's setting for transparent huge pages: given on request (`always` or `madvise`) or not at all
+/// (`never`, `unknown`).
 fn huge_pages() -> String {
     let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     let setting = setting.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The eight rows of a pool size: each operation at steady size, on elements in random order.
+//! The eight measurements of a pool size: each operation at steady size, on elements in random order.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -10,36 +10,36 @@ use super::measure::Samples;
 use super::ours::{Request, Subject};
 use super::workload::{PolicyName, Workload};
 
-/// What is measured, in this order.
+/// Operations, in the order of measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[clap(rename_all = "snake_case")]
 pub enum Operation {
-    /// A new element, and its timer.
+    /// Add a new element, and set its timer.
     Register,
-    /// An element leaves.
+    /// Remove an element.
     Deregister,
-    /// An element registers again, with another figure if its policy has one.
+    /// Register an element again, with another load or weight if its policy has one.
     Reregister,
-    /// An element's timer is set anew before it expires.
+    /// Restart an element's timer before it expires.
     TimerRestart,
-    /// The first timer is taken and set again.
+    /// Take the first timer and set it again.
     TimerExpire,
-    /// One element is selected.
+    /// Select one element.
     #[value(name = "resolve_1")]
     #[serde(rename = "resolve_1")]
     Resolve1,
-    /// Three elements are selected.
+    /// Select three elements.
     #[value(name = "resolve_3")]
     #[serde(rename = "resolve_3")]
     Resolve3,
-    /// All elements are walked through; counted by element.
+    /// Walk through all elements; counted by element.
     Synchronize,
 }
 
-/// How long an element's timer runs.
+/// Life of an element's timer.
 const LIFE: Duration = Duration::from_secs(30);
-/// Operations a batch; fewer where that would be more than one element in eight.
+/// Operations per batch, but at most one eighth of the elements.
 const BATCH: usize = 4096;
 
 /// A handlespace with its workload.
@@ -51,7 +51,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// All elements registered, with timers spread evenly over their lives, and some time gone by.
+    /// Registers all elements, with timers spread evenly over their lives, and ages the handlespace.
     pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Bench {
         let mut workload = Workload::new(policy, elements, pools);
         let mut subject = Subject::new(pools);
@@ -66,7 +66,7 @@ impl Bench {
             elements: elements as usize,
             now: Duration::ZERO,
         };
-        // Age: what was registered in order now lies in no order.
+        // Ageing puts the elements, which were registered in order, out of order in memory.
         for _ in 0..elements {
             bench.now = bench.subject.expire_timer(LIFE);
         }
@@ -77,7 +77,7 @@ impl Bench {
         bench
     }
 
-    /// Memory.
+    /// Returns the memory per element, bytes.
     pub fn bytes_per_element(&self) -> f64 {
         self.subject.bytes_per_element()
     }
@@ -100,13 +100,13 @@ impl Bench {
         BATCH.min(self.elements / 8).max(1)
     }
 
-    /// Those of the next elements, each with a new figure.
+    /// Returns requests for the next elements, each with new policy values.
     fn requests(&mut self) -> Vec<Request> {
         let batch = self.workload.batch(self.batch_len());
         self.subject.requests(&batch)
     }
 
-    /// Some elements leave and as many come, by turns.
+    /// Removes elements and adds as many, in turns.
     fn exchange(&mut self, duration: Duration) -> (Samples, Samples) {
         let (mut register, mut deregister) = (Samples::default(), Samples::default());
         while !register.lasted(duration) || !deregister.lasted(duration) {
@@ -149,8 +149,8 @@ impl Bench {
         samples
     }
 
-    /// Each timer is restarted three times in its life on average, so none expires. The time goes on, and with it what restarting put off:
-    /// the first lives are not counted.
+    /// Measures timer restarts. Each timer is restarted three times in its life on average, so none expires. The time
+    /// advances, and with it the work that a restart defers: the first lives are not counted.
     fn timer_restart(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
         let step = LIFE / 3 / self.elements as u32;
@@ -231,7 +231,7 @@ impl Bench {
     }
 }
 
-/// Does something for each of a batch, announced some operations ahead as one of this kind.
+/// Calls `operate` for each request of a batch, and announces requests of this kind some operations ahead.
 #[inline]
 fn in_view<'a>(
     subject: &mut Subject,
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
     use clap::ValueEnum;
 
-    /// Each operation does its work on every policy, and none changes the number of elements.
+    /// Each operation works with every policy, and none changes the number of elements.
     #[test]
     fn every_operation_keeps_the_size() {
         for &policy in PolicyName::value_variants() {

@@ -11,17 +11,17 @@ use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 use super::workload::Member;
 
 const HOME: RegistrarId = RegistrarId(1);
-/// Elements a block of synchronisation, as rsplib has it.
+/// Elements per block of a synchronisation, as in rsplib.
 const BLOCK: usize = 1024;
 
-/// What a registrar knows of an element: where it is reached, and on which association.
+/// A registrar's data of an element: its address and its association.
 #[derive(Debug, Clone, Copy)]
 struct Contact {
     address: SocketAddr,
     association: u32,
 }
 
-/// What a registrar reads in a message: its handle is its own, as it comes from the network.
+/// A registrar's view of a message: the request owns its handle, as a message from the network does.
 #[derive(Debug, Clone)]
 pub struct Request {
     handle: PoolHandle,
@@ -29,7 +29,7 @@ pub struct Request {
     policy: Policy,
 }
 
-/// A handlespace and its pools' handles.
+/// A handlespace and the handles of its pools.
 #[derive(Debug)]
 pub struct Subject {
     space: Handlespace<Contact>,
@@ -39,7 +39,7 @@ pub struct Subject {
 const NAME: usize = "pool 000000".len();
 
 impl Request {
-    /// To be announced as one of this kind.
+    /// Returns the request as an announcement of this kind.
     #[inline]
     pub fn coming<'a>(&'a self, kind: fn(&'a [u8], ElementId) -> Coming<'a>) -> Coming<'a> {
         kind(&self.handle.0, self.id)
@@ -47,7 +47,7 @@ impl Request {
 }
 
 impl Subject {
-    /// Empty.
+    /// Creates an empty handlespace.
     pub fn new(pools: u32) -> Subject {
         let name = |pool: u32| {
             let mut name = [0; NAME];
@@ -60,7 +60,7 @@ impl Subject {
         }
     }
 
-    /// Requests of these elements, one behind the other in memory.
+    /// Returns requests for these elements, contiguous in memory.
     pub fn requests(&self, batch: &[(Member, Policy)]) -> Vec<Request> {
         let handles = self.handles(batch.iter().map(|(member, _)| member.pool));
         let request = |(handle, &(member, policy)): (PoolHandle, &(Member, Policy))| Request {
@@ -71,7 +71,7 @@ impl Subject {
         handles.into_iter().zip(batch).map(request).collect()
     }
 
-    /// The handles of pools, one behind the other in memory.
+    /// Returns the handles of pools, contiguous in memory.
     pub fn handles(&self, pools: impl Iterator<Item = u32>) -> Vec<PoolHandle> {
         let names: Vec<u8> = pools.flat_map(|pool| self.names[pool as usize]).collect();
         let names = Bytes::from(names);
@@ -79,7 +79,7 @@ impl Subject {
         (0..names.len()).step_by(NAME).map(handle).collect()
     }
 
-    /// How many operations ahead they are announced.
+    /// Number of operations by which an announcement is ahead.
     pub const AHEAD: usize = Handlespace::<Contact>::AHEAD;
 
     /// Announces an operation.
@@ -88,7 +88,7 @@ impl Subject {
         self.space.expect(coming);
     }
 
-    /// Registers an element, anew or again.
+    /// Registers an element for the first time or again.
     #[inline]
     pub fn register(&mut self, request: &Request) -> holdfast_handlespace::ElementKey {
         let id = request.id;
@@ -124,7 +124,7 @@ impl Subject {
         black_box(removed.map(|contact| (contact.association, contact.address)));
     }
 
-    /// Finds an element and sets its timer anew; what the time has come for is attended to.
+    /// Finds an element and sets its timer again; then handles expired timers.
     #[inline]
     pub fn restart_timer(&mut self, request: &Request, now: Duration, at: Duration) {
         if let Some(key) = self.space.find(&request.handle, request.id) {
@@ -137,7 +137,7 @@ impl Subject {
         );
     }
 
-    /// Takes the timer that expires first and sets it again, so much later.
+    /// Takes the timer that expires first and sets it again, `life` later.
     #[inline]
     pub fn expire_timer(&mut self, life: Duration) -> Duration {
         let Some(expired) = self.space.pop_expired(Duration::MAX) else {
@@ -159,7 +159,7 @@ impl Subject {
         });
     }
 
-    /// Walks through all elements in blocks. Returns how many there were.
+    /// Walks through all elements in blocks; returns their number.
     pub fn synchronize(&self) -> usize {
         let mut cursor = Cursor::all();
         let mut digest = 0;
@@ -176,7 +176,7 @@ impl Subject {
         }
     }
 
-    /// Bytes of memory for each element.
+    /// Returns the bytes of memory per element.
     pub fn bytes_per_element(&self) -> f64 {
         self.space.heap_bytes() as f64 / self.space.elements() as f64
     }

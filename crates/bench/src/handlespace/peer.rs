@@ -1,4 +1,4 @@
-//! rsplib's handlespace under the same workload: a small program, built here against the library that is installed.
+//! rsplib's handlespace under the same workload: a small program, compiled here against the installed library.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use super::{HandlespaceArgs, Peer, Row, operations};
 
 const SOURCE: &str = include_str!("rsplib.c");
 
-/// The program, in a folder that goes with it.
+/// The program, in a temporary folder.
 pub struct Rsplib {
     folder: TempDir,
 }
@@ -22,7 +22,7 @@ impl Rsplib {
     /// Builds the program against rsplib in `prefix`.
     ///
     /// # Errors
-    /// rsplib or its headers are not there, or there is no C compiler.
+    /// rsplib, its headers or a C compiler is missing.
     pub fn new(prefix: &Path) -> Result<Rsplib> {
         let headers = prefix.join("include/rserpool");
         ensure!(
@@ -49,12 +49,12 @@ impl Rsplib {
             .arg(&source)
             .arg("-L")
             .arg(&library)
-            // The old kind of path, which counts for the libraries of the library too.
+            // The old kind of run path, which also applies to the libraries that the library needs.
             .arg(format!(
                 "-Wl,--disable-new-dtags,-rpath,{}",
                 library.display()
             ))
-            // What the library leaves to others of rsplib's is no part of the handlespace.
+            // Symbols that the library leaves to other libraries of rsplib are no part of the handlespace.
             .arg("-Wl,--unresolved-symbols=ignore-in-shared-libs")
             .args(["-lrsphsmgt", "-lm", "-lpthread"]);
         let output = compiler.output().context("run cc, the C compiler")?;
@@ -67,7 +67,7 @@ impl Rsplib {
         Ok(Rsplib { folder })
     }
 
-    /// Rows like ours.
+    /// Measures rsplib; returns rows like ours.
     ///
     /// # Errors
     /// The program fails.

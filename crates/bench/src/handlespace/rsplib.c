@@ -2,7 +2,7 @@
  * The workload of `holdfast bench handlespace` on rsplib's handlespace management.
  *
  * Usage: rsplib POLICY ELEMENTS POOLS MILLISECONDS ROUNDS
- * Prints a line for each operation: name, operations a second, median nanoseconds, bytes an element.
+ * Prints a line for each operation: name, operations per second, median nanoseconds, bytes per element.
  */
 #include <malloc.h>
 #include <stdint.h>
@@ -104,7 +104,7 @@ static uint64_t expire(void) {
     return at;
 }
 
-/* The next elements of a random order, up to `count`. */
+/* Returns up to `count` next elements of the random order; shuffles the order again at its end. */
 static uint32_t batch(uint32_t count, struct member **first) {
     if(next_member == elements) {
         for(uint32_t i = elements - 1; i > 0; i--) {

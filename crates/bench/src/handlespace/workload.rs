@@ -1,11 +1,11 @@
-//! What is done to a handlespace, the same for every implementation.
+//! The workload of a handlespace, the same for every implementation.
 
 use holdfast_wire::rserpool::Policy;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-/// The policies that can be measured, by the names of RFC 5356 and rsplib.
+/// Policies that can be measured, with the names of RFC 5356 and rsplib.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[clap(rename_all = "UPPER")]
 #[allow(missing_docs)]
@@ -25,25 +25,25 @@ pub enum PolicyName {
     WrandDpf,
 }
 
-/// An element: its pool's number and its own.
+/// An element: the number of its pool, and its id.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
-    /// From 0.
+    /// Number of the pool, from 0.
     pub pool: u32,
-    /// Random.
+    /// Id, random.
     pub id: u32,
 }
 
-/// Elements of a policy, and an endless supply of random ones.
+/// Elements of a policy, and an endless supply of random batches.
 #[derive(Debug)]
 pub struct Workload {
-    /// What is registered at present, in an order that is random.
+    /// Registered elements, in random order.
     pub members: Vec<Member>,
     pools: u32,
     policy: PolicyName,
     random: SmallRng,
     next: usize,
-    /// How many ids have been given.
+    /// Number of ids that have been assigned.
     born: u32,
 }
 
@@ -51,7 +51,7 @@ pub struct Workload {
 const LEVELS: u32 = 16;
 
 impl PolicyName {
-    /// As it is written on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             PolicyName::Rr => "RR",
@@ -68,7 +68,8 @@ impl PolicyName {
         }
     }
 
-    /// The policy with a random figure: one of sixteen loads, priorities or weights, and of sixteen distances.
+    /// Returns the policy with random values: one of sixteen loads, priorities or weights, and one of sixteen
+    /// distances.
     pub fn figure(self, random: &mut impl Rng) -> Policy {
         let level = random.random_range(0..LEVELS);
         let load = level * (u32::MAX / LEVELS);
@@ -99,7 +100,7 @@ impl PolicyName {
 }
 
 impl Workload {
-    /// Elements with random numbers, dealt to the pools by turns and put in random order.
+    /// Creates elements with random ids, dealt to the pools in turns and put in random order.
     pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Workload {
         let mut random = SmallRng::seed_from_u64(42);
         let member = |i: u32| Member {
@@ -118,13 +119,14 @@ impl Workload {
         }
     }
 
-    /// Every element once, in random order, with a figure for each.
+    /// Returns every element once, in random order, each with policy values.
     pub fn everyone(&mut self) -> Vec<(Member, Policy)> {
         self.next = self.members.len();
         self.batch(self.members.len())
     }
 
-    /// The next elements of the random order, up to `count`, which is drawn again when it ends, and a figure for each.
+    /// Returns up to `count` next elements of the random order, each with policy values; shuffles the order again at
+    /// its end.
     pub fn batch(&mut self, count: usize) -> Vec<(Member, Policy)> {
         if self.next == self.members.len() {
             self.members.shuffle(&mut self.random);
@@ -140,7 +142,7 @@ impl Workload {
         figures
     }
 
-    /// Gives the elements of the last batch other numbers, and figures: they take the places of those that left.
+    /// Gives the elements of the last batch new ids and policy values: they take the places of removed elements.
     pub fn successors(&mut self, batch: &[(Member, Policy)]) -> Vec<(Member, Policy)> {
         let places = &mut self.members[self.next - batch.len()..self.next];
         for place in places.iter_mut() {
@@ -153,7 +155,7 @@ impl Workload {
         figures.collect()
     }
 
-    /// Random pools.
+    /// Returns random pools.
     pub fn pools(&mut self, count: usize) -> Vec<u32> {
         (0..count)
             .map(|_| self.random.random_range(0..self.pools))
@@ -161,7 +163,7 @@ impl Workload {
     }
 }
 
-/// A permutation of the numbers that looks random: different ids stay different, and only 0 is 0, which is no id.
+/// Permutes the numbers in a seemingly random way: different ids stay different, and only 0 becomes 0, which is no id.
 fn spread(i: u32) -> u32 {
     let mut x = i.wrapping_mul(0x9e37_79b1);
     x ^= x >> 15;

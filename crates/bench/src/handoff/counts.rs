@@ -1,4 +1,4 @@
-//! The kernels' own counts of resets and retransmissions, of every host of a lab together.
+//! The kernels' own counters of resets and retransmissions, summed over every host of a lab.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use holdfast_lab::Lab;
 
 use crate::cluster::Cluster;
 
-/// Counts since a beginning.
+/// Counters since some start.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Counts {
     /// Segments with RST sent.
     pub resets: u64,
-    /// Segments sent again, tail-loss probes included.
+    /// Segments sent again, including tail-loss probes.
     pub retransmits: u64,
     /// Tail-loss probes.
     pub loss_probes: u64,
@@ -21,10 +21,10 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The counts of all hosts as they are.
+    /// Returns the current counters of all hosts.
     ///
     /// # Errors
-    /// A host is gone.
+    /// A host does not exist any more.
     pub fn read(cluster: &Cluster) -> Result<Self> {
         let mut all = Self::default();
         for host in cluster.lab().hosts() {
@@ -38,7 +38,7 @@ impl Counts {
         Ok(all)
     }
 
-    /// What was counted since.
+    /// Returns the increase since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             resets: self.resets - earlier.resets,
@@ -49,10 +49,10 @@ impl Counts {
     }
 }
 
-/// All that the kernel counts of a host's protocols, such as `Tcp.OutRsts`.
+/// Returns all counters of a host's protocols, such as `Tcp.OutRsts`.
 ///
 /// # Errors
-/// The host is gone.
+/// The host does not exist any more.
 pub fn of_host(lab: &Lab, host: &str) -> Result<BTreeMap<String, u64>> {
     let pid = lab.init_process(host)?;
     let mut values = BTreeMap::new();
@@ -64,7 +64,7 @@ pub fn of_host(lab: &Lab, host: &str) -> Result<BTreeMap<String, u64>> {
     Ok(values)
 }
 
-/// Pairs of lines: names, then values, both after a prefix.
+/// Reads pairs of lines: names, then values, both after a prefix.
 fn parse(text: &str, values: &mut BTreeMap<String, u64>) {
     let lines: Vec<&str> = text.lines().collect();
     for pair in lines.chunks_exact(2) {

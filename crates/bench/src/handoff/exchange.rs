@@ -1,4 +1,4 @@
-//! Rows whose connections exchange small messages all the time.
+//! Rows in which the connections exchange small messages all the time.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::load::{Load, connect, interval};
 
 const PORT: u16 = 7;
 
-/// Let the load run before the first handoff, and between two.
+/// Time under load before the first handoff, and between two.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Measures one row; one of the connections is the probe.
@@ -54,7 +54,7 @@ pub fn run(connections: usize, repeats: usize) -> Result<Row> {
     Ok(row(&samples, gaps, false, &network, &verified))
 }
 
-/// The handoffs, their times, and their control times.
+/// The handoffs, their periods, and their control periods.
 type Measured = (Vec<Sample>, Vec<Span>, Vec<Span>);
 
 fn measure(cluster: &Cluster, repeats: usize) -> Result<Measured> {

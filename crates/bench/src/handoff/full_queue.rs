@@ -1,5 +1,5 @@
-//! Rows whose send queues are full: downloads that the client's link holds up, moved over links of 100 Mbit/s between
-//! the nodes, at once or drained first (paper 000, Figure 2).
+//! Rows with full send queues: downloads limited by the client's link move over links of 100 Mbit/s between the nodes,
+//! at once or after a drain (paper 000, Figure 2).
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,31 +19,33 @@ use super::{HOMES, Row, hand_over, row};
 use crate::cluster::{Cluster, ClusterSpec, Family, Program};
 
 const PORT: u16 = 80;
-/// The nodes' links, as in the paper.
+/// Rate of the nodes' links, as in the paper.
 const NODE_MBIT: f64 = 100.0;
 
-/// The client's link: what waits, waits here and in the servers' send queues, not where state is transferred.
+/// Rate of the client's link: data queues up here and in the servers' send queues, not on the links that transfer the
+/// state.
 const CLIENT_MBIT: f64 = 50.0;
 
-/// Packets that the client's link keeps waiting: more than all windows, so that nothing is lost.
+/// Packets that the client's link queues: more than all windows, so that no packet is lost.
 const CLIENT_QUEUE: usize = 4096;
 
-/// The servers' send buffers: bytes as the kernel counts them, for somewhat more than the paper's 90 kB of data.
+/// Size of the servers' send buffers in bytes, by the kernel's accounting: for slightly more than the paper's 90 kB of
+/// data.
 const SEND_BUFFER: usize = 192 << 10;
 
-/// The setting that bounds them.
+/// Sysctl that limits the send buffers.
 const SEND_BUFFERS: &str = "net/ipv4/tcp_wmem";
 
-/// The clients' receive buffers: windows that a send buffer fills.
+/// Size of the clients' receive buffers, bytes: windows that a send buffer fills.
 const RECEIVE_BUFFER: usize = 32 << 10;
 
-/// Handoffs while the downloads run.
+/// Handoffs during the downloads.
 const HANDOFFS: usize = 4;
 
-/// Bytes that all downloads share: ten seconds of the client's link.
+/// Bytes of all downloads together: about 10 s of the client's link.
 const BYTES: usize = 60_000_000;
 
-/// The longest wait for a queue.
+/// Longest wait for a queue, milliseconds.
 const DRAIN_MS_MAX: u32 = 10_000;
 
 fn start(connections: usize) -> Result<Cluster> {
@@ -145,15 +147,15 @@ fn connect(cluster: &Cluster, service: SocketAddr) -> Result<TcpStream> {
 }
 
 struct Fetched {
-    /// The beginning of the body.
+    /// Beginning of the body.
     body: Vec<u8>,
     body_bytes: usize,
     digest: String,
-    /// The longest time in which nothing came.
+    /// Longest time without data.
     gap: Duration,
 }
 
-/// Gets a path over HTTP/1.1; the body is hashed, and its first bytes kept.
+/// Fetches a path over HTTP/1.1; hashes the body, and keeps its first bytes.
 fn fetch(mut stream: TcpStream, path: &str) -> Result<Fetched> {
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     write!(

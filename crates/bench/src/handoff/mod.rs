@@ -1,7 +1,9 @@
-//! `holdfast bench handoff`: what moving live connections costs, by the definitions of DESIGN.md ("Moving a connection").
+//! `holdfast bench handoff`: the cost of handing off live connections, by the definitions of DESIGN.md ("Moving a
+//! connection").
 //!
-//! The nodes are namespaces of one kernel, so freeze (from the donor's switch to the acceptor's wake) is the difference
-//! of two readings of one clock. Resets and retransmissions are the kernels' own counts, of every host together.
+//! The nodes are namespaces of one kernel, so a freeze (from the donor's switch to the acceptor's wake-up) is the
+//! difference of two readings of one clock. Resets and retransmissions are the kernels' own counters, summed over every
+//! host.
 
 pub(crate) mod counts;
 mod exchange;
@@ -23,19 +25,19 @@ use crate::cluster::Cluster;
 pub use counts::of_host;
 use stats::{Quantiles, microseconds};
 
-/// The connections move between these two; the holder is a third node, so every frame takes its full way.
+/// Nodes that the connections move between; the holder is a third node, so every frame takes its full way.
 const HOMES: [&str; 2] = ["n2", "n3"];
 
-/// How long one handoff of everything may take.
+/// Time limit for one handoff of all connections.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Flags of `holdfast bench handoff`.
 #[derive(Debug, clap::Args)]
 pub struct HandoffArgs {
-    /// How many connections move at once; several, separated by commas.
+    /// Connections that move at once; several numbers, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,64,1024,10000")]
     connections: Vec<usize>,
-    /// Handoffs of all of them, back and forth; by default fewer the more there are.
+    /// Handoffs of all connections, back and forth; by default fewer for more connections.
     #[arg(long)]
     repeats: Option<usize>,
     /// Leave out the rows with full send queues over a 100 Mbit/s link.
@@ -46,7 +48,7 @@ pub struct HandoffArgs {
     json: Option<PathBuf>,
 }
 
-/// Where the time of a handoff went, microseconds: `divert` to `commit` one after the other; freeze is the sum from
+/// Duration of a handoff's phases, microseconds: `divert` to `commit` follow one another; the freeze is the sum from
 /// `extract` on.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Phases {
@@ -58,7 +60,7 @@ pub struct Phases {
     commit: f64,
 }
 
-/// One line of the result.
+/// Result of one measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     connections: usize,
@@ -68,7 +70,7 @@ pub struct Row {
     freeze_us_per_connection: f64,
     client_gap_us_median: f64,
     client_gap_us_p99: f64,
-    /// None where no probe ran.
+    /// `None` if no probe ran.
     control_gap_us_median: Option<f64>,
     control_gap_us_p99: Option<f64>,
     total_ms: f64,
@@ -93,7 +95,7 @@ struct Report {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// The lab or a program of it fails; a handoff does not end.
+/// The lab or a program in it fails, or a handoff does not end.
 pub fn run(args: &HandoffArgs) -> Result<()> {
     let mut rows = Vec::new();
     println!("{}", Row::heading());
@@ -129,14 +131,14 @@ pub fn run(args: &HandoffArgs) -> Result<()> {
     Ok(())
 }
 
-/// What one handoff of everything showed.
+/// Results of one handoff of all connections.
 pub struct Sample {
     status: HandoffStatus,
     /// Freeze of each connection, microseconds.
     freezes_us: Vec<f64>,
 }
 
-/// Hands everything from one node to another and waits until it has ended.
+/// Hands all flows of a pool from one node to another, and waits for the end.
 fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) -> Result<Sample> {
     let donor = cluster.control_blocking(from)?;
     let selection = Selection::AllOf(FlowFilter {
@@ -167,7 +169,7 @@ fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) 
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The times of the last batch are told right after its outcomes.
+    // The daemon reports the times of the last batch right after its outcomes.
     std::thread::sleep(Duration::from_millis(20));
     let status = donor.run(async |client| client.handoff(id).await)?;
     let acceptor = cluster.control_blocking(to)?;
@@ -196,7 +198,8 @@ fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) 
     Ok(Sample { status, freezes_us })
 }
 
-/// Freeze a batch costs for each of its connections: batches are told apart by the instant they froze.
+/// Returns the freeze time per connection: the sum of the batches' longest freezes divided by the connections. Flows
+/// with the same freeze instant are one batch.
 fn freeze_per_connection(samples: &[Sample]) -> f64 {
     let mut total = 0.0;
     let mut connections = 0;
@@ -212,7 +215,7 @@ fn freeze_per_connection(samples: &[Sample]) -> f64 {
     total / connections.max(1) as f64
 }
 
-/// Medians of the phases; transfer is what of the freeze is none of the others.
+/// Returns the medians of the phases; `transfer` is the rest of the freeze beside the others.
 fn phases(samples: &[Sample], freeze_us_median: f64) -> Phases {
     let results = || samples.iter().flat_map(|sample| &sample.status.results);
     let median = |of: fn(&holdfast_api::control::PhasesUs) -> f64| {
@@ -233,7 +236,7 @@ fn phases(samples: &[Sample], freeze_us_median: f64) -> Phases {
     }
 }
 
-/// A row from its samples and what was counted beside them.
+/// Returns a row for these samples and counters.
 fn row(
     samples: &[Sample],
     gaps: probe::Gaps,

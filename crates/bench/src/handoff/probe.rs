@@ -1,5 +1,5 @@
-//! A connection that ping-pongs every millisecond and moves with the rest: what a client sees of it, by the definition of
-//! DESIGN.md ("Moving a connection").
+//! The probe: a connection that ping-pongs every millisecond and moves with the rest; its gap is defined in DESIGN.md
+//! ("Moving a connection").
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,16 +10,16 @@ use anyhow::Result;
 use super::stats::Quantiles;
 use crate::load::{Compared, HUNG, MESSAGE, fill};
 
-/// When a message was sent, and how long its answer took.
+/// Send time of a message, and time until its answer.
 pub type Trip = (Instant, Duration);
 
-/// From then to then.
+/// Begin and end of a period.
 pub type Span = (Instant, Instant);
 
-/// Ping-pongs until the load is stopped.
+/// Ping-pongs until the load is stopped. A missing answer counts as lost.
 ///
 /// # Errors
-/// The connection does not take what is sent. One that gives no answer is counted as lost.
+/// A message cannot be sent.
 pub fn ping_pong(mut stream: TcpStream, shared: &Compared) -> Result<Vec<Trip>> {
     stream.set_read_timeout(Some(HUNG))?;
     let mut trips = Vec::new();
@@ -44,20 +44,20 @@ pub fn ping_pong(mut stream: TcpStream, shared: &Compared) -> Result<Vec<Trip>> 
     Ok(trips)
 }
 
-/// How long after a move its control time begins: what the move has delayed is over by then.
+/// Pause between a move and its control period: delays caused by the move are over by then.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// What the probe saw around moves, and beside them, microseconds.
+/// Gaps of the probe around moves and in control periods, microseconds.
 #[derive(Debug, Clone, Default)]
 pub struct Gaps {
-    /// The longest round trip around each move, less the median one.
+    /// Longest round trip around each move, minus the median one.
     pub moves_us: Vec<f64>,
-    /// The same around as long a time under the same load in which nothing moved.
+    /// Longest round trip in each period of equal length and load without a move, minus the median one.
     pub control_us: Vec<f64>,
 }
 
 impl Gaps {
-    /// Of moves and their control times, see [`control`].
+    /// Computes the gaps of moves and of their control periods, see [`control`].
     #[must_use]
     pub fn of(trips: &[Trip], moves: impl IntoIterator<Item = Span>, control: &[Span]) -> Gaps {
         let moves = moves.into_iter().map(|span| gap_us(trips, span));
@@ -68,7 +68,7 @@ impl Gaps {
     }
 }
 
-/// Lets the load run for as long as a move took, and gives that time.
+/// Lets the load run for as long as a move took; returns that period.
 #[must_use]
 pub fn control((begin, end): Span) -> Span {
     std::thread::sleep(SETTLED);
@@ -77,7 +77,7 @@ pub fn control((begin, end): Span) -> Span {
     (since, Instant::now())
 }
 
-/// The longest round trip around a time, less the median one of all, microseconds.
+/// Returns the longest round trip that overlaps a period, minus the median one of all, in microseconds.
 pub fn gap_us(trips: &[Trip], (begin, end): Span) -> f64 {
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;
     let median = Quantiles::of(trips.iter().map(|(_, trip)| us(*trip)).collect()).median();

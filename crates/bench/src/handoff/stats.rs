@@ -1,40 +1,40 @@
-//! Medians and the like.
+//! Quantiles and counters of compared bytes.
 
-/// Values in order.
+/// Sorted values.
 pub struct Quantiles {
     values: Vec<f64>,
 }
 
 impl Quantiles {
-    /// Of these values, in any order.
+    /// Sorts the values.
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         Self { values }
     }
 
-    /// The value below which this share (0 to 1) of them lies; 0 when there is none.
+    /// Returns the value below which this share (0 to 1) of the values lies; 0 if there is no value.
     pub fn at(&self, share: f64) -> f64 {
         let last = self.values.len().saturating_sub(1);
         let index = (share * last as f64).ceil() as usize;
         self.values.get(index.min(last)).copied().unwrap_or(0.0)
     }
 
-    /// The middle one.
+    /// Returns the median.
     pub fn median(&self) -> f64 {
         self.at(0.5)
     }
 }
 
-/// Nanoseconds in microseconds.
+/// Converts nanoseconds to microseconds.
 pub fn microseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1000.0
 }
 
-/// What the clients compared.
+/// Counters of the bytes that the clients compared.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Verified {
     /// Bytes that were compared.
     pub verified: u64,
-    /// Bytes that differed, or never came.
+    /// Bytes that differed or never arrived.
     pub wrong: u64,
 }

@@ -1,4 +1,4 @@
-//! The load's thread: all connections by one loop, with two system calls for a message and its answer.
+//! Thread of the load: one loop drives all connections, with two system calls per message and answer.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,35 +16,35 @@ use super::{Compared, Dialect, HUNG, MESSAGE, Member, fill};
 /// Events taken at a time.
 const EVENTS: usize = 256;
 
-/// How often messages that are due leave, and answers are taken.
+/// Interval at which due messages are sent and answers are read.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How often hung connections are looked for.
+/// Interval at which the loop checks for hung connections.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// One connection.
+/// State of one connection.
 struct Connection {
     stream: TcpStream,
     turn: u64,
-    /// What brings the message to the server, what the answer should be, and what it is.
+    /// The request, the expected answer, and the answer received.
     asked: Vec<u8>,
     expected: Vec<u8>,
     answer: Vec<u8>,
-    /// Bytes of what is asked that have left, and of its answer that have come.
+    /// Bytes of the request that were sent, and of the answer that were received.
     sent: usize,
     received: usize,
-    /// When it was begun, while its answer is awaited.
+    /// Start of the current message, while its answer is awaited.
     since: Option<Instant>,
-    /// When the next is to be sent.
+    /// Time of the next message.
     due: Instant,
 }
 
-/// All of them.
+/// All connections of the load.
 struct Drive<'a> {
     epoll: Epoll,
-    /// None once it has ended.
+    /// `None` once the connection has ended.
     connections: Vec<Option<Connection>>,
-    /// Those that wait for nothing but their time.
+    /// Connections that wait only for the time of their next message.
     due: BinaryHeap<Reverse<(Instant, usize)>>,
     interval: Duration,
     dialect: Dialect,
@@ -69,7 +69,7 @@ pub(super) fn run(
             return Ok(());
         }
         drive.send_due(now, stopped);
-        // A wake-up for each packet would cost more than the packet.
+        // One wake-up per packet would cost more than the packet.
         std::thread::sleep(TICK);
         drive.receive()?;
         if now >= look {
@@ -109,13 +109,13 @@ impl<'a> Drive<'a> {
         })
     }
 
-    /// Whether an answer is awaited.
+    /// Returns true if an answer is awaited.
     fn is_waiting(&self) -> bool {
         let mut open = self.connections.iter().flatten();
         open.any(|connection| connection.since.is_some())
     }
 
-    /// Sends what is due; once the load is stopped, only what was begun.
+    /// Sends due messages; once the load is stopped, only the rest of a message already begun.
     fn send_due(&mut self, now: Instant, stopped: bool) {
         while let Some(Reverse((due, number))) = self.due.peek().copied() {
             if due > now {
@@ -136,7 +136,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// Takes the answers that have come.
+    /// Reads the answers that have arrived.
     fn receive(&mut self) -> io::Result<()> {
         loop {
             let mut events = [EpollEvent::empty(); EVENTS];
@@ -179,7 +179,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// A connection ends before the load does.
+    /// Records that a connection ended before the load did.
     fn end(&mut self, number: usize) {
         self.connections[number] = None;
         self.members[number].broken.store(true, Ordering::Relaxed);
@@ -202,8 +202,8 @@ impl Connection {
         }
     }
 
-    /// Begins the next message, or goes on with it; false if some of it is left. The one after it is due an interval
-    /// after this one was, or after it left, if that was late.
+    /// Begins the next message or continues the current one; returns false if some bytes are left. The following
+    /// message is due one interval after this one was due, or after the send if the send was late.
     fn send(
         &mut self,
         number: u64,
@@ -235,10 +235,10 @@ impl Connection {
         Ok(self.sent == self.asked.len())
     }
 
-    /// Takes what has come; true if the answer is complete.
+    /// Reads available bytes; returns true if the answer is complete.
     fn receive(&mut self) -> io::Result<bool> {
         match self.stream.read(&mut self.answer[self.received..]) {
-            // Bytes that nobody awaits would end up here too: the room for them is empty.
+            // Unexpected bytes would also end here: their buffer has length 0, so the read returns 0.
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => self.received += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),

@@ -1,20 +1,20 @@
-//! CRIU beside us: whether one is installed that works here.
+//! CRIU as a peer: checks if a usable one is installed.
 
 use std::fmt;
 use std::process::Command;
 
 use serde::Serialize;
 
-/// What is said of the peer.
+/// Report on the peer.
 #[derive(Debug, Serialize)]
 pub struct Peer {
     name: &'static str,
     version: Option<String>,
-    /// Why there are no figures of it.
+    /// Reason for the lack of measurements.
     missing: String,
 }
 
-/// Looks for it, and lets it say whether this kernel has what it needs.
+/// Searches for CRIU, and runs `criu check` for the features that it needs of this kernel.
 pub fn look() -> Peer {
     let Ok(version) = Command::new("criu").arg("--version").output() else {
         return Peer::missing(None, "it is not installed");
@@ -46,7 +46,7 @@ impl Peer {
     }
 }
 
-/// The first error that `criu check` tells, which the others come from; its helpers' exits are none.
+/// Returns the first error of `criu check`, which causes the others; exits of its helper processes do not count.
 fn cause(said: &str) -> &str {
     let mut errors = said.lines().filter(|line| line.starts_with("Error"));
     let cause = errors.find(|line| !line.contains("exited, status="));

@@ -1,4 +1,4 @@
-//! How fast the link between two nodes is.
+//! Throughput of the link between two nodes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use holdfast_lab::{Lab, Spec, Topology};
 
-/// How long is sent.
+/// Duration of the measurement.
 const SPELL: Duration = Duration::from_millis(500);
 const CHUNK: usize = 1 << 18;
 
-/// What one TCP connection gets from one node of such a lab to another, Mbit/s.
+/// Returns the throughput of one TCP connection between two nodes of such a lab, Mbit/s.
 pub fn measure(topology: &Topology) -> Result<f64> {
     let name = format!("link-{}", std::process::id());
     let spec = Spec::new(&name).nodes(2).topology(topology.clone());

@@ -1,7 +1,9 @@
-//! `holdfast bench migrate`: what moving a running process costs, by the definitions of DESIGN.md ("Moving a connection").
+//! `holdfast bench migrate`: the cost of moving a running process, by the definitions of DESIGN.md ("Moving a
+//! connection").
 //!
-//! The process is the example `zone`, an ordinary program: connections that are answered, and memory of which distinct random
-//! pages of 4 KiB are written all the time. It goes back and forth between two nodes while its clients exchange.
+//! The process is the example `zone`, an ordinary program with connections that it answers and with memory of which it
+//! writes distinct random pages of 4 KiB all the time. The process moves back and forth between two nodes while its
+//! clients exchange messages.
 
 mod criu;
 mod link;
@@ -26,29 +28,29 @@ use crate::moves::{Move, PostCopy};
   holdfast bench migrate --connections 16,256,1024,10000 --memory-mib 64,1024 --dirty-mib-per-s 0,100 --json migrate.json
   holdfast bench migrate --connections 1024 --sockets collective --link-mbit 1000")]
 pub struct MigrateArgs {
-    /// Connections of the server, one of them the probe; from 5,000 on each exchanges twice a second, below 20 times. Several,
-    /// separated by commas
+    /// Connections of the server, one of them the probe; from 5,000 on, each exchanges 2 messages per second instead of
+    /// 20. Several numbers, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "16,256,1024,10000")]
     connections: Vec<usize>,
     /// Memory of the server, MiB; several, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "64,1024")]
     memory_mib: Vec<usize>,
-    /// How much of it is written, MiB a second; several, separated by commas
+    /// Rate at which the server writes its memory, MiB per second; several, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "0,100")]
     dirty_mib_per_s: Vec<u64>,
     /// How sockets move
     #[arg(long, value_enum, default_value_t = Way::Incremental)]
     sockets: Way,
-    /// Memory may follow the process; rows then say how much of it did, and their total times are until all was there
+    /// Allow post-copy; rows then tell how much memory followed the process, and total times include it
     #[arg(long)]
     post_copy: bool,
-    /// Moves there and back for each row; by default fewer the larger it is
+    /// Moves there and back for each row; by default fewer for larger rows
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: Option<u32>,
-    /// Rate of the nodes' links, Mbit/s; without it they are as fast as the machine
+    /// Rate of the nodes' links, Mbit/s; by default as fast as the machine
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     link_mbit: Option<u32>,
-    /// Measure this program beside ours, where it is installed and works
+    /// Measure this program beside ours, if installed and usable
     #[arg(long, value_enum)]
     peer: Option<Peer>,
     /// Write the rows to this file
@@ -56,19 +58,19 @@ pub struct MigrateArgs {
     json: Option<PathBuf>,
 }
 
-/// The paper's three ways.
+/// The paper's three ways to move sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Way {
     /// One socket at a time
     Iterative,
     /// All sockets in one message
     Collective,
-    /// Before the freeze; in it, in one message, what changed
+    /// All sockets before the freeze, and their changes in one message in the freeze
     Incremental,
 }
 
 impl Way {
-    /// As the control API has it.
+    /// Returns the value in the control API.
     #[must_use]
     pub fn asked(self) -> SocketsWay {
         match self {
@@ -78,7 +80,7 @@ impl Way {
         }
     }
 
-    /// Its name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -89,14 +91,14 @@ impl Way {
     }
 }
 
-/// A program to be ahead of.
+/// A program to compare with.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Peer {
     /// Checkpoint and restore in user space: dump and restore on one machine, images in memory
     Criu,
 }
 
-/// One line of the result.
+/// Result of one measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     connections: usize,
@@ -119,9 +121,9 @@ pub struct Row {
 #[derive(Serialize)]
 struct Report {
     bench: &'static str,
-    /// What the links between the nodes are limited to; none: nothing.
+    /// Rate limit of the links between the nodes; none without a limit.
     link_mbit_per_s: Option<u32>,
-    /// What one TCP connection gets through from node to node.
+    /// Throughput of one TCP connection between two nodes.
     link_measured_mbit_per_s: f64,
     rows: Vec<Row>,
     /// Medians of each row's phases.
@@ -135,7 +137,7 @@ struct Report {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// The lab or a program of it fails; a move does not happen.
+/// The lab or a program in it fails, or a move fails.
 pub fn run(args: &MigrateArgs) -> Result<()> {
     let measured = link::measure(&topology(args.link_mbit))?;
     let limit = args.link_mbit.map_or("no limit".to_owned(), |mbit| {
@@ -175,7 +177,7 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
         .with_context(|| format!("write {}", file.display()))
 }
 
-/// Links between nodes of this rate; a client's are as fast as the machine.
+/// Returns a topology with this rate on links between nodes; the client links stay as fast as the machine.
 #[must_use]
 pub fn topology(link_mbit: Option<u32>) -> Topology {
     let Some(mbit) = link_mbit else {
@@ -183,7 +185,7 @@ pub fn topology(link_mbit: Option<u32>) -> Topology {
     };
     Topology::default().with(LinkEntry {
         rate_mbit: Some(f64::from(mbit)),
-        // The link program would take a processor from what is measured.
+        // The link program would take a processor from the measured processes.
         kernel: Some(true),
         ..LinkEntry::of("nodes")
     })
@@ -209,7 +211,7 @@ fn loads(args: &MigrateArgs) -> Vec<LoadSpec> {
     loads
 }
 
-/// How often it goes there and back, where nothing else was asked for.
+/// Returns the default number of moves there and back.
 fn turns(load: &LoadSpec) -> u32 {
     match (load.connections, load.memory_mib) {
         (0..=2048, 0..=256) => 5,
@@ -290,7 +292,7 @@ fn in_words(of: &MigrationPhasesUs) -> String {
     )
 }
 
-/// The median over the rows of how far the predicted freeze is from the one there was, percent.
+/// Returns the median over the rows of the difference between predicted and measured freeze, percent.
 fn off(rows: &[Row]) -> f64 {
     let off = |row: &Row| {
         100.0 * (row.predicted_freeze_us - row.freeze_us_median).abs() / row.freeze_us_median

@@ -5,7 +5,7 @@ use holdfast_api::control::{MigrationStepUs, MigrationStepsUs};
 use crate::handoff::stats::Quantiles;
 use crate::moves::Move;
 
-/// The median of each step. One that is made several times in a freeze, as when much is sent, counts with all of its times.
+/// Returns the median duration of each step. Repeated steps of one freeze, such as sends of much data, are added up.
 pub fn medians(moves: &[Move]) -> MigrationStepsUs {
     let medians = |of: fn(&MigrationStepsUs) -> &Vec<MigrationStepUs>| {
         let lists: Vec<_> = moves.iter().map(|one| of(&one.status.steps_us)).collect();
@@ -34,7 +34,7 @@ pub fn medians(moves: &[Move]) -> MigrationStepsUs {
     }
 }
 
-/// One line.
+/// Returns the steps as one line of text.
 pub fn in_words(steps: &[MigrationStepUs]) -> String {
     let words = steps.iter().map(|of| format!("{} {}", of.step, of.us));
     words.collect::<Vec<_>>().join(", ") + " us"

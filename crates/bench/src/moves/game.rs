@@ -1,4 +1,4 @@
-//! OpenArena's dedicated server with its players, in a group whose nodes move it: paper 002, section VI B.
+//! OpenArena's dedicated server with its players, in a group of nodes that migrate the server: paper 002, section VI B.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use crate::arena::{Game, Phase, Players, Report, Settings, missed, now};
 use crate::cluster::{ClusterSpec, Family, Service};
 
 const PORT: u16 = 27960;
-/// User commands a second of each player.
+/// User commands of each player per second.
 const COMMANDS: u32 = 40;
-/// How long players wait for the server.
+/// Time without a message after which players give the server up.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long it may take until all play: the server reads its map, and lets players in one by one.
+/// Time limit until all play: the server reads its map, and admits players one by one.
 const START: Duration = Duration::from_secs(120);
 
-/// What is played.
+/// Parameters of a game.
 #[derive(Clone, Debug, Serialize)]
 pub struct GameSpec {
-    /// The lab's name.
+    /// Name of the lab.
     pub name: String,
     /// Players, each on a host of its own.
     pub players: u16,
-    /// Snapshots a second: the paper's number is 20, the server's default too.
+    /// Snapshots per second: 20 in the paper and by the server's default.
     pub snapshots: u32,
-    /// How long they play before each move, and half as long behind it.
+    /// Playing time before each move; half of it follows the move.
     pub play: Duration,
-    /// Daemons run with real-time priority, where that is allowed.
+    /// True if daemons run with real-time priority, if allowed.
     pub realtime: bool,
 }
 
@@ -47,7 +47,7 @@ impl Default for GameSpec {
     }
 }
 
-/// A game that is played.
+/// A running game.
 pub struct Playing {
     spec: GameSpec,
     group: Group,
@@ -58,37 +58,39 @@ pub struct Playing {
     begin: Duration,
 }
 
-/// What a move cost.
+/// Cost of one move.
 #[derive(Clone, Debug, Serialize)]
 pub struct GameMove {
-    /// Whence.
+    /// Donor.
     pub from: &'static str,
-    /// Whither.
+    /// Acceptor.
     pub to: &'static str,
-    /// How long the server stood still.
+    /// Freeze of the server, microseconds.
     pub freeze_us: f64,
-    /// By how much the longest wait of any player for a snapshot was longer than the server's interval.
+    /// Longest wait of any player for a snapshot around the move, minus the server's interval, microseconds.
     pub added_delay_us: f64,
-    /// The same of the seconds before the move, in which the server stayed where it was.
+    /// Longest wait of any player for a snapshot in the time before the move, minus the server's interval,
+    /// microseconds.
     pub usual_delay_us: f64,
-    /// Bytes sent while it ran.
+    /// Bytes sent before the freeze.
     pub copied_bytes: u64,
-    /// Bytes sent while it stood still.
+    /// Bytes sent in the freeze.
     pub freeze_bytes: u64,
-    /// Where the time went.
+    /// Duration of each phase.
     pub phases_us: MigrationPhasesUs,
-    /// The freeze step by step.
+    /// Duration of each step of the freeze.
     pub steps_us: MigrationStepsUs,
-    /// When it was asked for and when it had ended, as traces count time.
+    /// Times of the request and of the end of the move, by the clock of traces.
     #[serde(skip)]
     pub span: (Duration, Duration),
 }
 
 impl Playing {
-    /// Starts the server, and returns when all players play.
+    /// Starts the server; returns when all players play.
     ///
     /// # Errors
-    /// The game is not there; the machine lacks something; a player is not let in. What the server said is in the text.
+    /// The game is missing, the machine lacks a requirement, or a player is refused. The text contains the server's
+    /// output.
     pub fn begin(spec: &GameSpec) -> Result<Playing> {
         let game = Game::find()?;
         let mut cluster = ClusterSpec::new(&spec.name);
@@ -99,7 +101,7 @@ impl Playing {
         let folder = tempfile::tempdir()?;
         let home = folder.path();
         std::fs::create_dir_all(home.join("baseoa"))?;
-        // The engine wants it; its content is in packages that only clients need.
+        // The engine requires this file; its usual content is in packages that only clients need.
         std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
         let address = group.cluster().service_address(Family::V4);
         let mut words = game.words(home, PORT, usize::from(spec.players), spec.snapshots);
@@ -119,29 +121,29 @@ impl Playing {
         })
     }
 
-    /// When all players played.
+    /// Returns the time from which all players played.
     #[must_use]
     pub fn since(&self) -> Duration {
         self.begin
     }
 
-    /// The time from one snapshot to the next.
+    /// Returns the time between two snapshots.
     #[must_use]
     pub fn interval(&self) -> Duration {
         Duration::from_secs(1) / self.spec.snapshots
     }
 
-    /// Players who play.
+    /// Returns the number of players that play.
     #[must_use]
     pub fn playing(&self) -> usize {
         let reports = self.players.reports().into_iter();
         reports.filter(|of| of.phase == Phase::Playing).count()
     }
 
-    /// Lets them play a while, moves the server to the other node, and lets them play on.
+    /// Lets the players play, moves the server to the other node, and lets them play on.
     ///
     /// # Errors
-    /// The server stayed where it was, and why.
+    /// The move failed; the text has the reason.
     pub fn next_move(&mut self) -> Result<GameMove> {
         let calm = now();
         std::thread::sleep(self.spec.play);
@@ -158,17 +160,17 @@ impl Playing {
         Ok(describe(&moved, delays, (asked, ended)))
     }
 
-    /// The longest that any player had to wait for a snapshot within that time, less the server's interval.
+    /// Returns the longest wait of any player for a snapshot in this period, minus the server's interval.
     fn added_delay(&self, from: Duration, to: Duration) -> Duration {
         let reports = self.players.reports().into_iter();
         let delays = reports.filter_map(|of| of.trace.added_delay(from..=to, self.interval()));
         delays.max().unwrap_or_default()
     }
 
-    /// Ends the game; gives what became of each player, and what all lost together.
+    /// Ends the game; returns the result of each player, and the losses of all together.
     ///
     /// # Errors
-    /// The system failed a player's socket on the way, or the server's log cannot be read.
+    /// A player's socket has failed, or the server's log cannot be read.
     pub fn end(self) -> Result<(Vec<Report>, Losses)> {
         std::thread::sleep(self.spec.play);
         let log = std::fs::read_to_string(self.folder.path().join("log"))?;
@@ -216,19 +218,19 @@ fn describe(
     }
 }
 
-/// What players lost, all together.
+/// Losses of all players together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Losses {
     /// Players that were disconnected.
     pub disconnected: usize,
-    /// Datagrams that never came, came late or came wrong, in either direction.
+    /// Datagrams that were lost, late or malformed, in either direction.
     pub datagrams: u64,
-    /// Players that heard nothing.
+    /// Players without any snapshot.
     pub silent: usize,
 }
 
 impl Losses {
-    /// What these players saw since `begin`.
+    /// Returns the losses of these players since `begin`.
     fn of(reports: &[Report], begin: Duration) -> Losses {
         let mut losses = Losses::default();
         for Report { phase, trace } in reports {

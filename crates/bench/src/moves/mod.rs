@@ -1,5 +1,5 @@
-//! Programs that move between the nodes of a group while they serve: what demonstrations, benchmarks and experiments with
-//! moves have in common.
+//! Programs that move between the nodes of a group while they serve: common code of demonstrations, benchmarks and
+//! experiments with moves.
 
 pub mod game;
 pub mod zone;
@@ -15,59 +15,60 @@ use holdfast_api::control::{
 
 use crate::cluster::{Cluster, ClusterSpec, LATE_MAX, Service, was_late};
 
-/// The nodes between which they go; the holder is a third one, so that every frame takes its full way.
+/// Nodes that the programs move between; the holder is a third one, so that every frame takes its full way.
 pub const HOMES: [&str; 2] = ["n2", "n3"];
 
-/// How long a move or a start may take; the machine may be very busy.
+/// Time limit for a move or a start; the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often is looked.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Starts a program that outlives the shell, in a session of its own, with nothing open but its output.
+/// Shell script that starts a program in a session of its own, with only its output open, so that the program outlives
+/// the shell.
 const START: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
                      [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
                      </dev/null >$0/log 2>&1 &";
 
-/// A group whose nodes move processes.
+/// A group of nodes that migrate processes.
 pub struct Group {
     cluster: Cluster,
-    /// Whether memory may follow processes.
+    /// Post-copy settings; `None` forbids post-copy.
     pub post_copy: Option<PostCopy>,
 }
 
-/// When memory follows a process.
+/// Condition for post-copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PostCopy {
-    /// Where the freeze would be longer, microseconds; without this as the daemon has it.
+    /// Predicted freeze above which memory follows the process, microseconds; without it, the daemon's default.
     pub max_freeze_us: Option<u64>,
 }
 
-/// What became of a move.
+/// Outcome of a requested move.
 #[derive(Clone, Debug)]
 pub enum Attempt {
-    /// The process is at its new node.
+    /// The process runs at its new node.
     Moved(Box<Move>),
-    /// It stayed, and why.
+    /// The process stayed at its node, for this reason.
     Kept(String),
 }
 
-/// A move that was made.
+/// A successful move.
 #[derive(Clone, Debug)]
 pub struct Move {
-    /// Whence.
+    /// Donor.
     pub from: &'static str,
-    /// Whither.
+    /// Acceptor.
     pub to: &'static str,
-    /// The process there.
+    /// PID of the process at the acceptor.
     pub pid: i32,
-    /// What the donor says of it.
+    /// The donor's status of the move.
     pub status: MigrationStatus,
-    /// When it was asked for, and when it was seen to have ended.
+    /// Times of the request and of the detected end.
     pub span: (Instant, Instant),
 }
 
 impl Group {
-    /// Brings a group up, with services that are placed at the first of [`HOMES`].
+    /// Brings a group up; new flows of its services go to the first of [`HOMES`].
     ///
     /// # Errors
     /// As [`Cluster::up`].
@@ -83,14 +84,14 @@ impl Group {
         })
     }
 
-    /// What it runs in.
+    /// Returns the cluster of the group.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// Starts a program at the first of [`HOMES`]; gives its PID there. `words` are those of `env`; what it writes is in `log` of
-    /// the folder.
+    /// Starts a program at the first of [`HOMES`]; returns its PID there. `words` are arguments of `env`; the program's
+    /// output goes to the file `log` of the folder.
     ///
     /// # Errors
     /// The shell does not start.
@@ -106,10 +107,11 @@ impl Group {
         self.until("the program starts", pid)
     }
 
-    /// Moves a process and waits until it runs there. Where it stayed since a node was late it is asked for again, and says so.
+    /// Moves a process and waits until it runs at the acceptor. Repeats the request, with a message, if the move failed
+    /// because a node was late.
     ///
     /// # Errors
-    /// It stayed, and why; or the move does not end.
+    /// The move failed, for the reason in the text, or does not end.
     pub fn migrate(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
         for _ in 0..LATE_MAX {
             match self.migrate_once(pid, number, sockets) {
@@ -131,7 +133,7 @@ impl Group {
         }
     }
 
-    /// Moves a process once.
+    /// Requests one move of a process.
     ///
     /// # Errors
     /// The daemon does not answer, or the move does not end.
@@ -180,10 +182,10 @@ impl Group {
         })))
     }
 
-    /// Waits until there is such a thing.
+    /// Waits until `look` returns a value.
     ///
     /// # Errors
-    /// It takes longer than two minutes; the logs are in the text.
+    /// The wait takes longer than two minutes; the text contains the logs.
     pub fn until<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> Result<T> {
         let since = Instant::now();
         loop {
@@ -198,10 +200,10 @@ impl Group {
         }
     }
 
-    /// The end of a program's output, for an error's text.
+    /// Adds the end of a program's output to an error.
     ///
     /// # Errors
-    /// Always the one that it was given, with that behind it.
+    /// Returns the error of `result` with the output.
     pub fn with_output<T>(&self, result: Result<T>, folder: &Path) -> Result<T> {
         result.with_context(|| {
             let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
@@ -210,7 +212,7 @@ impl Group {
     }
 }
 
-/// New clients of a service come to the first of [`HOMES`].
+/// Directs new clients of a service to the first of [`HOMES`].
 fn place(service: &mut Service) {
     let nodes = ["n1", HOMES[0], HOMES[1]].into_iter().zip([0, 1, 0]);
     service.weights = nodes

@@ -1,4 +1,5 @@
-//! The zone server of paper 002, section VI C, in a group whose nodes move it: connections, memory that changes, and a probe.
+//! The zone server of paper 002, section VI C, in a group of nodes that migrate the server: connections, changing
+//! memory, and a probe.
 
 use std::fs::File;
 use std::io::Read;
@@ -20,35 +21,35 @@ use crate::handoff::probe::{Gaps, Span, Trip, control, ping_pong};
 use crate::load::{Load, connect, interval};
 use crate::zone::{DATABASE_PORT, Status, database};
 
-/// The host of the database.
+/// Host of the database.
 const DATABASE: &str = "n1";
 const PORT: u16 = 7100;
 const STATUS_PORT: u16 = 7101;
-/// How long the server may take to say what it has done.
+/// Time limit for the server's status.
 const ANSWER: Duration = Duration::from_secs(20);
-/// The load runs so long before each move.
+/// Time under load before each move.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// What is wanted.
+/// Parameters of a zone server and its load.
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
-    /// The lab's name.
+    /// Name of the lab.
     pub name: String,
-    /// How its links are.
+    /// Links of the lab.
     pub topology: Topology,
-    /// Connections of clients; one of them is the probe.
+    /// Client connections; one of them is the probe.
     pub connections: usize,
-    /// The server's memory, MiB.
+    /// Memory of the server, MiB.
     pub memory_mib: usize,
-    /// How much of it is written, MiB a second.
+    /// Rate at which the server writes its memory, MiB per second.
     pub dirty_mib_per_s: u64,
-    /// Whether it has a session to a database (MariaDB) on a third node.
+    /// True if the server has a session to a database (MariaDB) on a third node.
     pub database: bool,
-    /// Whether memory may follow it.
+    /// Post-copy settings; `None` forbids post-copy.
     pub post_copy: Option<PostCopy>,
 }
 
-/// A server that is moved while its clients exchange.
+/// A zone server that is moved while its clients exchange messages.
 pub struct Loaded {
     group: Group,
     folder: tempfile::TempDir,
@@ -60,28 +61,29 @@ pub struct Loaded {
     controls: Vec<Span>,
 }
 
-/// What became of it.
+/// Results of the moves.
 #[derive(Debug)]
 pub struct Seen {
     /// All moves.
     pub moves: Vec<Move>,
-    /// What the probe saw around each, and beside it.
+    /// Gaps of the probe around each move, and in the control periods.
     pub gaps: Gaps,
     /// Resets and retransmissions of all hosts.
     pub network: Counts,
-    /// Bytes that differed or never came, and those of pages of memory that did not hold what they should.
+    /// Bytes that differed or never arrived, and the bytes of memory pages with wrong content.
     pub bytes_wrong: u64,
-    /// Transactions of the session with the database that gave what they should.
+    /// Transactions of the database session with the expected result.
     pub queries: u64,
-    /// Those that did not.
+    /// Transactions with another result.
     pub query_errors: u64,
 }
 
 impl Loaded {
-    /// Starts the server at the first of [`HOMES`] and its clients; returns when every connection exchanges.
+    /// Starts the server at the first of [`HOMES`], and its clients; returns when every connection has exchanged a
+    /// message.
     ///
     /// # Errors
-    /// The machine lacks something, or the server does not start; what it said is in the text.
+    /// The machine lacks a requirement, or the server does not start; the text contains the server's output.
     pub fn begin(spec: &LoadSpec) -> Result<Loaded> {
         ensure!(spec.connections > 0, "at least one connection: the probe");
         let mut cluster = ClusterSpec::new(&spec.name);
@@ -134,11 +136,11 @@ impl Loaded {
         })
     }
 
-    /// Lets the clients exchange for a while, and moves the server to the other node; then they exchange for as long as that
-    /// took.
+    /// Lets the clients exchange messages, moves the server to the other node, and then lets the clients exchange for
+    /// as long as the move took.
     ///
     /// # Errors
-    /// It stayed where it was, and why.
+    /// The move failed; the text has the reason.
     pub fn next_move(&mut self, sockets: SocketsWay) -> Result<&Move> {
         std::thread::sleep(PAUSE);
         let moved = self.group.migrate(self.pid, self.moves.len(), sockets);
@@ -149,13 +151,14 @@ impl Loaded {
         self.moves.last().context("just moved")
     }
 
-    /// Ends the load, after an even number of moves: the server tells what it has done where new connections come to.
+    /// Ends the load, after an even number of moves: new connections go to the first node, so the server can report its
+    /// status only from there.
     ///
     /// # Errors
-    /// The server does not say what it has done.
+    /// The server does not report its status.
     ///
     /// # Panics
-    /// When a thread of the load did.
+    /// A thread of the load panicked.
     pub fn end(self) -> Result<Seen> {
         ensure!(
             self.moves.len().is_multiple_of(HOMES.len()),
@@ -182,7 +185,7 @@ impl Loaded {
     }
 }
 
-/// Starts a database on the node that the server does not come to; it ends with the lab.
+/// Starts a database on the node that the server never moves to; the database ends with the lab.
 fn start_database(group: &Group, folder: &Path) -> Result<SocketAddr> {
     let cluster = group.cluster();
     let address = SocketAddr::new(cluster.address(DATABASE, Family::V4)?, DATABASE_PORT);

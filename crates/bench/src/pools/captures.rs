@@ -1,4 +1,4 @@
-//! What a lab's hosts say, for `scripts/captures.sh` to look at.
+//! Captures of the traffic of a lab's hosts, checked by `scripts/captures.sh`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,20 +10,21 @@ use holdfast_lab::Lab;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The folder, and what the files' names begin with.
+/// Environment variables for the folder and for the beginning of the files' names.
 const FOLDER: &str = "HOLDFAST_CAPTURES";
 const NAME: &str = "HOLDFAST_CAPTURE";
-/// Until `tcpdump` has to have begun; the machine may be very busy.
+/// Time limit for the start of `tcpdump`; the machine may be very busy.
 const LIMIT: Duration = Duration::from_secs(60);
-/// What is still in its buffer is in the file then.
+/// Time after which `tcpdump` has written its buffered packets to the file.
 const BUFFERED: Duration = Duration::from_secs(1);
 
-/// One `tcpdump` for each host. They are no processes of the hosts: whoever kills all that runs in one does not end them.
+/// One `tcpdump` process per host, outside the hosts' process namespaces, so that killing all processes of a host does
+/// not end the capture.
 #[derive(Default)]
 pub(super) struct Captures(Vec<Child>);
 
 impl Captures {
-    /// Captures SCTP at all hosts, if `./x test` wants it.
+    /// Captures SCTP at all hosts, if `./x test` requests captures.
     pub(super) fn start(lab: &Lab) -> Result<Captures> {
         let mut captures = Captures::default();
         if let (Some(folder), Ok(name)) = (std::env::var_os(FOLDER), std::env::var(NAME)) {
@@ -36,7 +37,7 @@ impl Captures {
     }
 
     fn add(&mut self, lab: &Lab, host: &str, file: &PathBuf) -> Result<()> {
-        // Neither sender nor receiver shall show dozens of packets as one.
+        // Segmentation offload would show dozens of packets as one, at sender and receiver.
         for (device, what) in [
             ("lo", &["tx-udp-segmentation"][..]),
             ("eth0", &["tx-udp-segmentation", "gro"]),
@@ -83,7 +84,7 @@ impl Drop for Captures {
         }
         sleep(BUFFERED);
         for child in &mut self.0 {
-            // Not yet waited for, so the number is still its own.
+            // The child was not waited for yet, so the process id is still its own.
             let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT);
         }
         for child in &mut self.0 {

@@ -1,4 +1,4 @@
-//! Registrars, pool elements and pool users as processes in a lab's hosts, one kind a host.
+//! Registrars, pool elements and pool users as processes in a lab's hosts, one kind per host.
 
 mod captures;
 
@@ -19,14 +19,14 @@ use tempfile::TempDir;
 use crate::cluster::find_program;
 use captures::Captures;
 
-/// From one look to the next.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(20);
 /// Lines of a log that an error shows.
 const LINES_SHOWN: usize = 20;
 
-/// A lab with what runs in it.
+/// A lab with its processes.
 pub struct PoolLab {
-    // Before the lab: they end with it.
+    // Declared before the lab, because the processes end with it.
     children: Vec<(String, Child)>,
     captures: Captures,
     lab: Option<Lab>,
@@ -34,10 +34,10 @@ pub struct PoolLab {
 }
 
 impl PoolLab {
-    /// A lab of so many nodes and one client, with nothing in it yet.
+    /// Creates a lab of `nodes` nodes and one client, without processes.
     ///
     /// # Errors
-    /// The machine lacks something.
+    /// The machine lacks a requirement.
     pub fn up(name: &str, nodes: u16) -> Result<PoolLab> {
         let spec = Spec::new(name)
             .nodes(nodes)
@@ -46,10 +46,10 @@ impl PoolLab {
         PoolLab::with(&spec)
     }
 
-    /// A lab as the specification says, with nothing in it yet.
+    /// Creates a lab as specified, without processes.
     ///
     /// # Errors
-    /// The machine lacks something.
+    /// The machine lacks a requirement.
     pub fn with(spec: &Spec) -> Result<PoolLab> {
         let directory = tempfile::Builder::new().prefix("holdfast-pools-").tempdir();
         let lab = Lab::up(spec)?;
@@ -61,20 +61,20 @@ impl PoolLab {
         })
     }
 
-    /// The lab.
+    /// Returns the lab.
     ///
     /// # Panics
-    /// Never: it is there until this is dropped.
+    /// Never: the lab exists until this value is dropped.
     pub fn lab(&self) -> &Lab {
         self.lab.as_ref().expect("there until it is dropped")
     }
 
-    /// Where logs and configurations are.
+    /// Returns the directory of logs and configurations.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A host's address.
+    /// Returns a host's address.
     ///
     /// # Errors
     /// There is no such host.
@@ -82,7 +82,7 @@ impl PoolLab {
         Ok(self.lab().address(host)?.0.into())
     }
 
-    /// Runs a program of this workspace, or of the system, in a host; its output goes to `HOST.NAME.log`.
+    /// Runs a program of this workspace or of the system in a host; its output goes to `HOST.NAME.log`.
     ///
     /// # Errors
     /// There is no such host or program.
@@ -102,9 +102,9 @@ impl PoolLab {
         Ok(())
     }
 
-    /// A registrar in `host` that believes hosts of the lab, and begins with `peer`, if that is given. An element may take the
-    /// default's time to answer a keep-alive: where a registrar is back before its elements' SCTP has given the old one up,
-    /// libusrsctp sends their answers with the next heartbeat only.
+    /// Starts a registrar in `host` that trusts the hosts of the lab, with `peer` as its first peer, if given. The time
+    /// limit for an element's answer to a keep-alive stays at the default: if a registrar restarts before its elements'
+    /// SCTP has given the old association up, libusrsctp sends their answers only with the next heartbeat.
     ///
     /// # Errors
     /// There is no such host.
@@ -133,7 +133,7 @@ association_retransmissions = 3
         self.run(host, "registrar", &find_program("holdfast")?, &words)
     }
 
-    /// A pool daemon in `host` that knows the registrars of these hosts.
+    /// Starts a pool daemon in `host` that knows the registrars of these hosts.
     ///
     /// # Errors
     /// There is no such host.
@@ -143,7 +143,7 @@ association_retransmissions = 3
         self.run(host, "pool", &find_program("holdfastd")?, &words)
     }
 
-    /// `--registrar ADDRESS` of each of these hosts.
+    /// Returns `--registrar ADDRESS` for each of these hosts.
     ///
     /// # Errors
     /// There is no such host.
@@ -155,7 +155,7 @@ association_retransmissions = 3
         Ok(words)
     }
 
-    /// A file of a host's `/run/holdfast`, as a path on the machine.
+    /// Returns the path on the machine of a file in a host's `/run/holdfast`.
     ///
     /// # Errors
     /// There is no such host.
@@ -164,7 +164,7 @@ association_retransmissions = 3
         Ok(format!("/proc/{init}/root/run/holdfast/{name}").into())
     }
 
-    /// A client of the control API of a host's `registrar` or `pool` daemon.
+    /// Returns a client of the control API of a host's `registrar` or `pool` daemon.
     ///
     /// # Errors
     /// There is no such host.
@@ -173,7 +173,7 @@ association_retransmissions = 3
         Ok(BlockingClient::new(socket)?)
     }
 
-    /// Kills what runs in a host with SIGKILL, the host itself excepted; gives how many processes that were.
+    /// Kills all processes in a host with SIGKILL, except for the host's init process; returns their number.
     ///
     /// # Errors
     /// There is no such host, or nothing runs in it.
@@ -185,16 +185,16 @@ association_retransmissions = 3
             bail!("nothing runs in {host}");
         }
         for process in &processes {
-            // One may have ended with another.
+            // A process may already have ended together with another.
             let _ = kill(Pid::from_raw(*process), Signal::SIGKILL);
         }
         Ok(processes.len())
     }
 
-    /// Kills with SIGKILL what was started in a host under this name, and waits for its end.
+    /// Kills the child started in a host under this name with SIGKILL, and waits for its end.
     ///
     /// # Errors
-    /// There is nothing of this name.
+    /// No child has this name.
     pub fn end(&mut self, host: &str, name: &str) -> Result<()> {
         let full = format!("{host}.{name}");
         let found = self.children.iter().position(|(child, _)| *child == full);
@@ -212,7 +212,7 @@ association_retransmissions = 3
         let is_it = |process: &i32| {
             let read = |file: &str| fs::read_to_string(format!("/proc/{process}/{file}"));
             let named = read("comm").is_ok_and(|comm| comm.trim_end() == name);
-            // The lab's own are called as the program that plays them.
+            // The lab's own processes have the same name as the program, but an argument `lab-...`.
             let of_lab = |words: String| {
                 words
                     .split('\0')
@@ -232,10 +232,10 @@ association_retransmissions = 3
         Ok(())
     }
 
-    /// Waits until `look` finds something.
+    /// Waits until `look` returns a value.
     ///
     /// # Errors
-    /// It takes longer than `limit`; the logs' ends are in the text.
+    /// The wait takes longer than `limit`; the text contains the logs' ends.
     pub fn until<T>(
         &self,
         what: &str,
@@ -258,7 +258,7 @@ association_retransmissions = 3
         self.directory().join(format!("{host}.{name}.log"))
     }
 
-    /// The ends of all logs.
+    /// Returns the ends of all logs.
     pub fn logs(&self) -> String {
         let one = |(name, _): &(String, Child)| {
             let text = fs::read_to_string(self.directory().join(format!("{name}.log")));
@@ -274,7 +274,7 @@ association_retransmissions = 3
 impl Drop for PoolLab {
     fn drop(&mut self) {
         drop(std::mem::take(&mut self.captures));
-        // Kills everything in it.
+        // Dropping the lab kills every process in it.
         drop(self.lab.take());
         for (_, child) in &mut self.children {
             let _ = child.wait();
@@ -282,15 +282,15 @@ impl Drop for PoolLab {
     }
 }
 
-/// Words of a command.
+/// Returns the words of a command.
 pub fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
     words.map(str::to_owned).into()
 }
 
-/// A program of the system.
+/// Finds a program of the system.
 ///
 /// # Errors
-/// It is not in PATH; the text says which Debian package has it.
+/// The program is not in PATH; the text names its Debian package.
 pub fn system_program(name: &str, package: &str) -> Result<PathBuf> {
     let found = Command::new("sh")
         .args(["-c", "command -v \"$0\"", name])
@@ -303,7 +303,7 @@ pub fn system_program(name: &str, package: &str) -> Result<PathBuf> {
     Ok(path.into())
 }
 
-/// `PATH`, and where servers are that only root starts.
+/// Returns `PATH` with the directories of servers that only root starts.
 fn search_path() -> String {
     let own = std::env::var("PATH").unwrap_or_default();
     format!("{own}:/usr/sbin:/sbin")

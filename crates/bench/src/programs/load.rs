@@ -1,4 +1,4 @@
-//! Loads: connections of ours, or tools that come with a program.
+//! Loads: our own connections, or tools that come with a program.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -13,42 +13,42 @@ use super::{CLIENTS, Scene};
 use crate::load::{self, Dialect, connect};
 use crate::pools::system_program;
 
-/// From one message of a connection to the next.
+/// Interval between messages of a connection.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// How a program is put under load.
+/// Load of a program.
 #[derive(Debug)]
 pub enum Load {
-    /// Connections whose every byte is compared.
+    /// Connections with every byte compared.
     Ours(Dialect),
     /// Tools, started in this order.
     Tools(&'static [Tool]),
 }
 
-/// A tool that loads a program until it is told to end.
+/// A tool that loads a program until it gets a signal.
 #[derive(Debug)]
 pub struct Tool {
-    /// Its file.
+    /// File name of the tool.
     pub program: &'static str,
-    /// The Debian package that has it.
+    /// Debian package of the tool.
     pub package: &'static str,
-    /// Its words; `{host}` and `{port}` stand for the program's address.
+    /// Arguments; `{host}` and `{port}` stand for the program's address.
     pub words: &'static [&'static str],
-    /// How it is told to end.
+    /// Signal that ends the tool.
     pub end: Signal,
-    /// Reads in what it printed whether all went well, and says how much it was.
+    /// Checks the tool's output for errors; returns the amount of work done.
     pub judge: fn(&str) -> Result<String>,
 }
 
-/// A load that has begun.
+/// A running load.
 pub enum Started {
-    /// Connections of ours.
+    /// Our own connections.
     Ours(load::Load),
     /// Tools.
     Tools(Vec<Run>),
 }
 
-/// A tool that runs.
+/// A running tool.
 pub struct Run {
     tool: &'static Tool,
     child: Child,
@@ -56,7 +56,7 @@ pub struct Run {
 }
 
 impl Load {
-    /// Begins.
+    /// Starts the load.
     pub(super) fn start(&self, scene: &Scene) -> Result<Started> {
         match self {
             Self::Ours(dialect) => {
@@ -75,7 +75,7 @@ impl Load {
 }
 
 impl Started {
-    /// Ends it; it must have been well to the end.
+    /// Ends the load; returns its result, or an error if anything failed on the way.
     pub(super) fn end(self) -> Result<String> {
         match self {
             Self::Ours(load) => {
@@ -92,7 +92,7 @@ impl Started {
                 Ok(format!("{turns} answers"))
             }
             Self::Tools(runs) => {
-                // The last one begun ends first; every one ends, whatever the others say.
+                // Tools end in reverse order; each one is ended, even after an error of another.
                 let ended: Vec<_> = runs.into_iter().rev().map(Run::end).collect();
                 let said: Vec<String> = ended.into_iter().collect::<Result<_>>()?;
                 Ok(said.join(", "))
@@ -149,7 +149,7 @@ impl Run {
     }
 }
 
-/// The last lines.
+/// Returns the last lines.
 fn last(said: &str) -> String {
     let lines: Vec<&str> = said.split(['\n', '\r']).collect();
     lines[lines.len().saturating_sub(12)..].join("\n")

@@ -1,9 +1,9 @@
 //! Real programs under their own load, moved between the nodes of a group meanwhile.
 //!
-//! A [`Program`] of the table [`PROGRAMS`] is started at the service address and put under a load from a client. Whoever runs
-//! it says what happens meanwhile ([`Scene::move_on`], say). Then the client must have seen no error: the load itself says
-//! so, and so do the client kernel's counts, which no tool can hide. New connections are no error: `churn` has servers whose clients
-//! come and go.
+//! A [`Program`] of the table [`PROGRAMS`] is started at the service address and put under a load from a client. The
+//! caller decides on the actions meanwhile, for example [`Scene::move_on`]. The client must not see any error then: the
+//! load itself reports errors, and so do the counters of the client's kernel, which no tool can hide. Clients that
+//! connect and disconnect are the subject of `churn`.
 
 mod load;
 mod table;
@@ -22,55 +22,55 @@ pub use load::{Load, Tool};
 pub use table::PROGRAMS;
 use travel::Place;
 
-/// The host of its clients.
+/// Host of the clients.
 pub const CLIENTS: &str = "c1";
 const PORT: u16 = 7200;
-/// How long anything may take; the machine may be very busy.
+/// Time limit of every wait; the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// From one look to the next.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(20);
-/// Segments that the clients must get before the load counts as going on.
+/// Segments that the clients must receive before the load counts as running.
 const PROGRESS: u64 = 40;
 
-/// What an error says when the client's kernel has counted that a connection broke.
+/// Error text if the client's kernel has counted a broken connection.
 pub const BROKEN: &str = "a connection broke";
 
-/// Counts of the client's kernel that rise when a connection cannot be opened, is reset or resets.
+/// Counters of the client's kernel that rise when a connection cannot be opened, is reset or resets.
 const BREAKS: [&str; 3] = ["Tcp.AttemptFails", "Tcp.EstabResets", "Tcp.OutRsts"];
 
 /// A real program and its load.
 #[derive(Debug)]
 pub struct Program {
-    /// Its name.
+    /// Name of the program.
     pub name: &'static str,
-    /// What the kernel calls its processes.
+    /// The kernel's name (comm) of the program's processes.
     pub process: &'static str,
-    /// How many processes it has.
+    /// Number of processes.
     pub processes: usize,
-    /// Makes what it needs and gives the words of its command.
+    /// Creates the program's files and returns the words of its command.
     pub serve: fn(&Scene) -> Result<Vec<String>>,
-    /// Connections of its load.
+    /// Connections of the load.
     pub connections: usize,
-    /// Its load.
+    /// Load of the program.
     pub load: Load,
 }
 
-/// A program that runs in a group whose nodes move processes.
+/// A program that runs in a group of nodes that migrate processes.
 pub struct Scene {
     cluster: Cluster,
     program: &'static Program,
     address: SocketAddr,
     place: Place,
-    /// The client's counts since which nothing may break.
+    /// Counters of the client from the start of the load: none of `BREAKS` may differ from them.
     before: BTreeMap<String, u64>,
 }
 
-/// What was seen.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Segments that the clients got meanwhile.
+    /// Segments that the clients received meanwhile.
     pub segments: u64,
-    /// What the load says of itself.
+    /// Result that the load reports.
     pub said: String,
 }
 
@@ -78,7 +78,7 @@ impl Scene {
     /// Brings a group up, and the program in it.
     ///
     /// # Errors
-    /// The machine lacks something, or the program is not there or does not start.
+    /// The machine lacks a requirement, or the program is missing or does not start.
     pub fn up(program: &'static Program) -> Result<Scene> {
         let mut spec = ClusterSpec::new(format!("program-{}-{}", program.name, std::process::id()));
         spec.migration = true;
@@ -104,19 +104,19 @@ impl Scene {
         Ok(scene)
     }
 
-    /// The group.
+    /// Returns the group.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// Where the program serves.
+    /// Returns the service address of the program.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Carries `go` out while the program is under its load, which goes on before and after it.
+    /// Calls `go` while the program is under its load; checks that the load runs before and after the call.
     ///
     /// # Errors
     /// The load does not start, `go` fails, or the client saw an error.
@@ -132,7 +132,7 @@ impl Scene {
         }
     }
 
-    /// Lets the load go on before and after; gives how many segments came.
+    /// Calls `go` with load before and after; returns the number of segments that the clients received.
     fn watch(&mut self, go: impl FnOnce(&mut Scene) -> Result<()>) -> Result<u64> {
         self.until_established(self.program.connections as u64)?;
         self.before = self.counts()?;
@@ -142,10 +142,11 @@ impl Scene {
         Ok(self.counts()?["Tcp.InSegs"] - self.before["Tcp.InSegs"])
     }
 
-    /// Waits until the load has gone on; none of its connections may have broken since it began.
+    /// Waits until the clients have received `PROGRESS` more segments; no connection may have broken since the load
+    /// began.
     ///
     /// # Errors
-    /// It does not, or one has.
+    /// The load makes no progress, or a connection has broken.
     pub fn goes_on(&self) -> Result<()> {
         let wanted = self.counts()?["Tcp.InSegs"] + PROGRESS;
         self.until("the load goes on", || {
@@ -175,7 +176,7 @@ impl Scene {
         Ok(counts)
     }
 
-    /// Waits until it is so.
+    /// Waits until `is_so` returns true.
     fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !is_so().with_context(|| format!("while waiting until {what}"))? {

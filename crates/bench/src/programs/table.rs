@@ -24,7 +24,7 @@ pub const PROGRAMS: &[Program] = &[
         load: Load::Tools(&[Tool {
             program: "redis-benchmark",
             package: "redis-tools",
-            // It ends at once when a connection breaks or the server says that something is wrong.
+            // redis-benchmark ends at once when a connection breaks or the server reports an error.
             words: &[
                 "-h",
                 "{host}",
@@ -56,7 +56,7 @@ pub const PROGRAMS: &[Program] = &[
         load: Load::Tools(&[Tool {
             program: "wrk",
             package: "wrk",
-            // It connects again by itself, but tells how often something was wrong.
+            // wrk reconnects by itself, but reports the number of errors.
             words: &[
                 "-t",
                 "2",
@@ -89,7 +89,8 @@ pub const PROGRAMS: &[Program] = &[
             Tool {
                 program: "bash",
                 package: "bash",
-                // Both connect again by themselves: the kernel's counts tell.
+                // mosquitto_sub and mosquitto_pub reconnect by themselves: only the kernel's counters show a broken
+                // connection.
                 words: &[
                     "-c",
                     "exec mosquitto_pub -h {host} -p {port} -q 1 -t numbers -l \
@@ -142,7 +143,7 @@ pub const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// A key of each connection's own is set and read.
+/// Sets and reads a key of the connection's own.
 const MEMCACHED: Dialect = Dialect {
     hello: None,
     ask: |number, message| {
@@ -158,7 +159,7 @@ const MEMCACHED: Dialect = Dialect {
     },
 };
 
-/// A binary message of one frame: masked (by zeros) from the client, plain from the server.
+/// Sends a binary message of one frame: masked (by zeros) from the client, unmasked from the server.
 const WEBSOCKET: Dialect = Dialect {
     hello: Some((
         "GET / HTTP/1.1\r\nHost: lab\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -232,7 +233,7 @@ fn memcached(scene: &Scene) -> Result<Vec<String>> {
 fn asyncio(scene: &Scene) -> Result<Vec<String>> {
     let (host, port) = place(scene);
     let file = write(scene, "echo.py", include_str!("sources/echo.py"))?;
-    // The system's own: another may be a script that starts it.
+    // Uses the system's interpreter: another one in PATH may be a script that starts it.
     command("/usr/bin/python3", "python3", &[&file, &host, &port])
 }
 
@@ -261,13 +262,13 @@ fn go(scene: &Scene) -> Result<Vec<String>> {
     let compiler = system_program("go", "golang-go")?;
     let mut compile = Command::new(compiler);
     compile.args(["build", "-o", &program, &file]);
-    // Neither modules nor another version from afar.
+    // Builds without modules and downloads no other Go version.
     compile.envs([("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")]);
     build(&mut compile)?;
     Ok(vec![program, scene.address.to_string()])
 }
 
-/// The program's address and port, as text.
+/// Returns the program's address and port as text.
 fn place(scene: &Scene) -> (String, String) {
     let address = scene.address;
     (address.ip().to_string(), address.port().to_string())
@@ -303,7 +304,7 @@ fn no_error(said: &str) -> Result<String> {
     Ok("no error".into())
 }
 
-/// `wrk` prints lines for errors only where there were some.
+/// Reads the output of `wrk`, which has lines for errors only if there were errors.
 fn wrk(said: &str) -> Result<String> {
     let errors = ["Socket errors", "Non-2xx"];
     ensure!(
@@ -314,7 +315,7 @@ fn wrk(said: &str) -> Result<String> {
     Ok(line.context("it tells of no requests")?.trim().to_owned())
 }
 
-/// Numbers one after another, each once.
+/// Checks that the output is consecutive numbers, each once.
 fn numbers(said: &str) -> Result<String> {
     let numbers: Vec<u64> = said
         .lines()

@@ -1,4 +1,4 @@
-//! Where a program is, and how it comes to the next node.
+//! Location of a program, and its moves between nodes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,22 +14,23 @@ use crate::cluster::{LATE_MAX, was_late};
 
 use super::Scene;
 
-/// The nodes, in the order in which a program comes to them.
+/// Nodes in the order of the program's moves.
 const ROUND: [&str; 3] = ["n2", "n3", CONTACT];
-/// It keeps the steering table.
+/// Node that keeps the steering table.
 const CONTACT: &str = "n1";
 
-/// Lets the program outlive the shell, in a session of its own, with nothing open but its output.
+/// Shell script that starts a program in a session of its own, with only its output open, so that the program outlives
+/// the shell.
 const START: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
                      [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
                      </dev/null >$0/log 2>&1 &";
 
-/// Where it is.
+/// Location of the program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
-    /// Moves that were made.
+    /// Moves made so far.
     moves: usize,
-    /// Its first process, as its node numbers it.
+    /// First process of the program, by its PID at its node.
     pid: i32,
 }
 
@@ -39,7 +40,7 @@ impl Place {
     }
 }
 
-/// New clients come to the first node.
+/// Returns weights that direct new clients to the first node.
 pub(super) fn weights() -> BTreeMap<String, u32> {
     let weights = ROUND.iter().zip([1, 0, 0]);
     weights
@@ -68,10 +69,10 @@ impl Scene {
         Ok(place)
     }
 
-    /// Moves the program to the next node; then it is there and nowhere else.
+    /// Moves the program to the next node, and waits until no process of it is left at the old one.
     ///
     /// # Errors
-    /// It stayed, or is at another place too.
+    /// The move failed, or the program has processes at another node, too.
     pub fn move_on(&mut self) -> Result<MigrationStatus> {
         let from = self.place.node();
         let mut next = self.place;
@@ -100,10 +101,10 @@ impl Scene {
         Ok(status)
     }
 
-    /// Lets new clients come to where the program is.
+    /// Directs new clients to the program's node.
     ///
     /// # Errors
-    /// The contact node does not take it.
+    /// The contact node refuses.
     pub fn place_clients(&self) -> Result<()> {
         let here = self.place.node();
         let weights = ROUND.map(|node| (node.to_owned(), u32::from(node == here)));
@@ -145,7 +146,7 @@ impl Scene {
         Ok(control.run(async |client| client.status().await)?.residents)
     }
 
-    /// How many of its processes are at a node.
+    /// Returns the number of the program's processes at a node.
     fn processes(&self, node: &str) -> Result<usize> {
         let is_it = |pid: &i32| {
             let named = fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -155,7 +156,7 @@ impl Scene {
         Ok(processes.into_iter().filter(is_it).count())
     }
 
-    /// The ends of the logs of the program and of the daemons.
+    /// Returns the ends of the logs of the program and of the daemons.
     pub(super) fn logs(&self) -> String {
         let said = fs::read_to_string(self.cluster.directory().join("log")).unwrap_or_default();
         format!("--- the program:\n{said}\n{}", self.cluster.logs())

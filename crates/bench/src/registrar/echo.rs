@@ -1,7 +1,8 @@
-//! A bare SCTP echo: what the transport can carry, before a registrar does anything with it.
+//! A bare SCTP echo: the capacity of the transport without the work of a registrar.
 //!
-//! One process serves, pinned to one processor; another, pinned to another, has many associations. Each sends requests as long as a
-//! re-registration, and the next when an answer as long as a registration response has come, so the rate is that of whole operations.
+//! A server process is pinned to one processor; a client process, pinned to another, has many associations. Each
+//! association sends a request as long as a re-registration, and the next one after an answer as long as a registration
+//! response, so the rate counts whole operations.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -18,20 +19,20 @@ use serde::{Deserialize, Serialize};
 
 use super::process::{Processors, Role, pin, transport_name};
 
-/// A payload protocol identifier of nobody: what is echoed has no form.
+/// Unassigned payload protocol identifier of the requests and answers, which have no format.
 const PPID: u32 = 0x4846_0001;
-/// Asks the server for its processor time.
+/// Payload protocol identifier of a request for the server's processor time.
 const PPID_CPU: u32 = 0x4846_0002;
-/// How long associations may take to come up.
+/// Time limit for the start of the associations.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is measured.
+/// Parameters of the echo.
 #[derive(Clone, Debug, clap::Args, Serialize)]
 pub struct EchoLoad {
     /// Associations, each with a local port of its own.
     #[arg(long, default_value_t = 256)]
     pub associations: usize,
-    /// Requests that an association has unanswered at a time.
+    /// Unanswered requests per association.
     #[arg(long, default_value_t = 1)]
     pub window: usize,
     /// Bytes of a request: a re-registration with two addresses and a policy.
@@ -40,7 +41,7 @@ pub struct EchoLoad {
     /// Bytes of an answer: a registration response.
     #[arg(long, default_value_t = 32)]
     pub response_len: usize,
-    /// How long it is measured, milliseconds.
+    /// Duration of the measurement, milliseconds.
     #[arg(long, default_value_t = 3000)]
     pub milliseconds: u64,
     /// SCTP inside UDP.
@@ -48,26 +49,26 @@ pub struct EchoLoad {
     pub udp: bool,
 }
 
-/// What came out.
+/// Result of the echo.
 #[derive(Clone, Debug, Serialize)]
 pub struct EchoRow {
     /// `kernel` or `usrsctp`.
     pub transport: &'static str,
-    /// See [`EchoLoad`].
+    /// Parameters of the echo.
     #[serde(flatten)]
     pub load: EchoLoad,
-    /// Requests answered a second.
+    /// Requests answered per second.
     pub operations_per_s: f64,
-    /// Processor time of the server for one of them.
+    /// Processor time of the server per request, nanoseconds.
     pub server_cpu_ns: f64,
     /// Share of its processor that the server used.
     pub server_cpu_share: f64,
 }
 
-/// One of the processes, as flags of a hidden command.
+/// Role of a process, as flags of a hidden command.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum EchoPart {
-    /// Answers until its input ends.
+    /// Answer requests until standard input ends.
     Serve {
         /// Bytes of an answer.
         response_len: usize,
@@ -77,21 +78,21 @@ pub enum EchoPart {
         #[arg(long)]
         udp: bool,
     },
-    /// Asks.
+    /// Send requests.
     Ask {
         /// The server.
         server: SocketAddr,
-        /// Its UDP port, 0 for none.
+        /// UDP port of the server, 0 for none.
         encapsulation: u16,
         /// The processor to run on.
         processor: usize,
-        /// What to ask.
+        /// Requests to send.
         #[command(flatten)]
         load: EchoLoad,
     },
 }
 
-/// What a client says when it has finished.
+/// Final report of a client.
 #[derive(Serialize, Deserialize)]
 struct Asked {
     operations: u64,
@@ -99,10 +100,10 @@ struct Asked {
     server_cpu_ns: u64,
 }
 
-/// Measures `load` between two processes that `part` starts (this program, in a hidden role).
+/// Measures `load` between two processes started by `part` (this program, in a hidden role).
 ///
 /// # Errors
-/// Associations that do not come up.
+/// Associations cannot be established.
 pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<EchoRow> {
     let processors = Processors::allowed()?;
     let mut serve = part()?;
@@ -140,10 +141,10 @@ pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<Ec
     })
 }
 
-/// Carries out one role.
+/// Runs one role.
 ///
 /// # Errors
-/// What the transport gives.
+/// The transport fails.
 pub fn run_part(part: &EchoPart) -> Result<()> {
     match part {
         EchoPart::Serve {
@@ -165,7 +166,7 @@ pub fn run_part(part: &EchoPart) -> Result<()> {
     }
 }
 
-/// Both ends of the echo are on loopback, on ports that the system chooses.
+/// Opens an endpoint on loopback, on a port that the system chooses.
 fn open(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
     let config = Config {
         listen,
@@ -177,7 +178,7 @@ fn open(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
     transport::open(&config).context("open an SCTP endpoint")
 }
 
-/// Answers each request, and one of another identifier with the processor time used so far.
+/// Answers each request; a request with another identifier is answered with the processor time used so far.
 fn serve(response_len: usize, processor: usize, udp: bool) -> Result<()> {
     pin(processor)?;
     let mut endpoint = open(true, udp)?;
@@ -185,7 +186,7 @@ fn serve(response_len: usize, processor: usize, udp: bool) -> Result<()> {
     println!("{address} {}", endpoint.encapsulation_port().unwrap_or(0));
     let answer = Message::new(PPID, Bytes::from(vec![0x5a; response_len]));
     let mut events = Vec::new();
-    // Ends with the process that started it.
+    // The loop ends with the process that started this one.
     while wait(endpoint.as_ref())? {
         endpoint.recv_batch(&mut events)?;
         for event in events.drain(..) {
@@ -245,7 +246,7 @@ impl Client {
                 Instant::now() < deadline,
                 "exceeded time: associations do not come up"
             );
-            // A few at a time: what is lost comes only after a timeout.
+            // Opens a few associations at a time, because a lost packet is only repeated after a timeout.
             while asked < load.associations && asked < up + 64 {
                 let assoc = client.endpoint.connect_apart(&[server], encapsulation)?;
                 client.associations.push(assoc);
@@ -262,7 +263,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Puts on the wire what was sent, waits, and returns what came.
+    /// Sends queued messages, waits, and returns the received events.
     fn turn(&mut self) -> Result<Vec<Event>> {
         self.endpoint.flush()?;
         wait(self.endpoint.as_ref())?;
@@ -286,7 +287,7 @@ impl Client {
         }
     }
 
-    /// Asks until `deadline`, then waits for what is unanswered; returns how many answers came.
+    /// Sends requests until `deadline`, then waits for the outstanding answers; returns the number of answers.
     fn load(&mut self, load: &EchoLoad, deadline: Instant) -> Result<u64> {
         let request = Message::new(PPID, Bytes::from(vec![0xa5; load.request_len]));
         for _ in 0..load.window {
@@ -317,7 +318,7 @@ impl Client {
     }
 }
 
-/// Waits for work; false when the process that started this one is gone.
+/// Waits for work; returns false if the process that started this one has ended.
 fn wait(endpoint: &dyn Endpoint) -> Result<bool> {
     let stdin = std::io::stdin();
     let mut waited = [

@@ -1,8 +1,8 @@
-//! Elements or users of one registrar: a process of their own, each with an association.
+//! Elements or users of one registrar: a separate process with an association for each.
 //!
-//! It connects, registers (elements), says `ready`, and then does what the lines of its input say: `go MICROSECONDS` (each asks once in
-//! this time, with 0 as soon as it has its answer), `count`, `stop` (and wait for what is unanswered), `leave` (deregister). Each is
-//! answered by a line of [`Counts`].
+//! The process connects, registers (elements), prints `ready`, and then executes the lines of its input:
+//! `go MICROSECONDS` (each member sends one request per interval; with 0, as soon as it has its answer), `count`,
+//! `stop` (and wait for outstanding answers), `leave` (deregister). Each line is answered by a line of [`Counts`].
 
 use std::collections::HashMap;
 use std::io::{BufRead, stdin};
@@ -23,65 +23,65 @@ use super::messages::{self, Pool};
 use super::pace::Pace;
 use super::process::pin;
 
-/// How long associations may take to come up, and answers to come; a registrar may have much to do.
+/// Time limit for the start of associations, and for answers; a registrar may have much work.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Associations and first registrations on their way: what is lost comes only after a timeout.
+/// Most associations and first registrations in progress, because a lost packet is only repeated after a timeout.
 const WINDOW: usize = 64;
 
-/// Who they are.
+/// Kind of the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
-    /// They register, again and again.
+    /// Register repeatedly.
     Elements,
-    /// They resolve.
+    /// Resolve a pool handle.
     Users,
 }
 
-/// The group, as flags of a hidden command.
+/// A group, as flags of a hidden command.
 #[derive(Clone, Debug, clap::Args)]
 pub struct GroupArgs {
-    /// Who they are.
+    /// Kind of the members.
     #[arg(long)]
     pub kind: Kind,
-    /// How many.
+    /// Number of members.
     #[arg(long)]
     pub count: usize,
-    /// Where the registrar has ASAP.
+    /// ASAP address of the registrar.
     #[arg(long)]
     pub server: SocketAddr,
-    /// Its UDP port, 0 for SCTP over IP itself.
+    /// UDP port of the registrar, 0 for SCTP directly over IP.
     #[arg(long)]
     pub encapsulation: u16,
     /// The processor to run on.
     #[arg(long)]
     pub processor: usize,
-    /// Their pool.
+    /// Handle of the pool.
     #[arg(long)]
     pub handle: String,
-    /// Its policy.
+    /// Policy of the pool.
     #[arg(long)]
     pub policy: PolicyKind,
-    /// Elements wanted in an answer.
+    /// Elements requested per answer.
     #[arg(long)]
     pub items: Option<u32>,
 }
 
-/// What a group has done since its `ready`.
+/// Counters of a group since its `ready`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests made.
     pub sent: u64,
-    /// Requests answered, all of them well.
+    /// Requests answered, all without an error.
     pub answered: u64,
 }
 
-/// Carries out the role.
+/// Runs the role.
 ///
 /// # Errors
-/// Associations that do not come up or hold, and answers that are none.
+/// Associations cannot be established or fail, or an answer is invalid.
 pub fn run(args: &GroupArgs) -> Result<()> {
     pin(args.processor)?;
-    // Else the kernel wakes it 50 us late, and with several requests at once.
+    // With the default slack, the kernel wakes the process 50 us late, with several requests due at once.
     nix::sys::prctl::set_timerslack(1)?;
     let mut group = Group::connect(args)?;
     group.introduce()?;
@@ -105,14 +105,14 @@ struct Group {
     endpoint: Box<dyn Endpoint>,
     pool: Pool,
     own_address: IpAddr,
-    /// By place.
+    /// Associations by member.
     associations: Vec<AssocId>,
     places: HashMap<AssocId, usize>,
     requests: Vec<Message>,
     pace: Pace,
     counts: Counts,
     unanswered: usize,
-    /// The first byte of an answer, and how long one was that was read to its end.
+    /// First byte of the expected answer, and the length of one that was fully parsed.
     answer: u8,
     answer_len: usize,
     events: Vec<Event>,
@@ -171,7 +171,7 @@ impl Group {
             for event in std::mem::take(&mut self.events) {
                 match event {
                     Event::Up { .. } => up += 1,
-                    // On a busy machine the handshake may time out: until the deadline.
+                    // A handshake may time out on a busy machine: repeat until the deadline.
                     Event::Down { assoc, .. } => {
                         let place = self.associations.iter().position(|one| *one == assoc);
                         let place = place.context("an association of nobody is down")?;
@@ -189,7 +189,7 @@ impl Group {
         Ok(())
     }
 
-    /// Elements register; users have nothing to say before they ask.
+    /// Registers the elements; users send nothing before their first request.
     fn introduce(&mut self) -> Result<()> {
         let places = 0..self.associations.len();
         match self.kind {
@@ -209,7 +209,7 @@ impl Group {
         }
     }
 
-    /// All members make their request once, and have their answer.
+    /// Sends one request for each member, and waits for the answers.
     fn each_once(&mut self) -> Result<()> {
         for place in 0..self.associations.len() {
             self.send(place)?;
@@ -218,7 +218,7 @@ impl Group {
         self.drain(0)
     }
 
-    /// Takes answers until at most so many are missing.
+    /// Reads answers until at most `missing` are outstanding.
     fn drain(&mut self, missing: usize) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while self.unanswered > missing {
@@ -279,7 +279,7 @@ impl Group {
         Ok(())
     }
 
-    /// Makes the requests that are due, waits for something, and takes it. True: there is a line to read.
+    /// Sends due requests, waits for an event, and handles it. Returns true if there is a line to read.
     fn turn(&mut self) -> Result<bool> {
         let now = Instant::now();
         while let Some(place) = self.pace.pop(now) {
@@ -312,7 +312,7 @@ impl Group {
             match event {
                 Event::Message { assoc, message } => self.hear(assoc, &message)?,
                 Event::Up { .. } | Event::Path { .. } => {}
-                // Comes before the end of its association, which says why.
+                // A failed send precedes the end of its association, which has the reason.
                 Event::SendFailed { .. } => {}
                 other => bail!("an association did not hold: {other:?}"),
             }
@@ -325,7 +325,7 @@ impl Group {
         let place = *self.places.get(&from).context("an answer to nobody")?;
         let bytes = &message.data;
         match (bytes.first(), bytes.get(1)) {
-            // The lowest flag is a refusal, or of no use here.
+            // The lowest flag means a refusal, or has no use here.
             (Some(&kind), Some(flags)) if kind == self.answer && flags & 1 == 0 => {
                 if bytes.len() != self.answer_len {
                     messages::check(bytes)?;
@@ -348,7 +348,7 @@ impl Group {
     }
 }
 
-/// This host's address on the way to another.
+/// Returns this host's address on the route to another host.
 pub(super) fn address_towards(server: SocketAddr) -> Result<IpAddr> {
     let any = if server.is_ipv4() {
         "0.0.0.0:0"

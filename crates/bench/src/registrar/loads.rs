@@ -1,4 +1,4 @@
-//! The loads: saturation, and those of paper 001 section 5.2.
+//! The loads: saturation, and the loads of paper 001 section 5.2.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::scope::{Scope, ScopeSpec, Target};
 
 /// Elements of the pool that users resolve.
 const POOL: usize = 1000;
-/// Scopes in each round of a load in which small differences matter.
+/// Scopes per round of a load in which small differences matter.
 const STARTS: usize = 3;
-/// An answer's elements, where the user does not say how many.
+/// Elements per answer by default.
 const ITEMS: usize = 3;
 
-/// What is asked of the registrar.
+/// Load of a registrar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Load {
     /// Elements re-register as soon as they have their answer
@@ -31,7 +31,7 @@ pub enum Load {
     PaperElements,
     /// 1,000 users resolve every 100 ms, in a pool of 1,000 elements that re-register every second
     PaperUsers,
-    /// 1,000 elements re-register every 250 ms, also without the one send to all peers
+    /// 1,000 elements re-register every 250 ms, also without the single send to all peers
     PaperRegistrars,
 }
 
@@ -45,7 +45,7 @@ impl Load {
     ];
 }
 
-/// What is the same for all of them.
+/// Settings shared by all loads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     pub external: Option<Target>,
@@ -58,11 +58,11 @@ pub(super) struct Setting {
     pub windows: Windows,
 }
 
-/// A load in numbers; an interval of 0 is saturation.
+/// Numbers of a load; an interval of 0 means saturation.
 struct Plan {
     name: String,
     elements: usize,
-    /// None: they register once.
+    /// Interval of re-registrations; `None` for a single registration.
     elements_every: Option<Duration>,
     users: usize,
     users_every: Duration,
@@ -104,7 +104,7 @@ impl Plan {
 }
 
 impl Setting {
-    /// Lengths of request and answer of the echoes to compare with.
+    /// Returns the lengths of request and answer of the echoes to compare with.
     pub(super) fn echoes(&self) -> Result<[(&'static str, (usize, usize)); 2]> {
         let address: IpAddr = match self.external {
             Some(target) => address_towards(target.server)?,
@@ -122,12 +122,13 @@ impl Setting {
         ])
     }
 
-    /// A pool for each load: another program's registrar may remember one that is gone.
+    /// Returns a separate pool handle for each load: a registrar of another program may remember an old pool.
     fn handle(&self, load: Load) -> String {
         format!("bench-{}-{}", std::process::id(), load as u8)
     }
 
-    /// Measures a load, with the one send and, if the load is about that, without, and with each re-registration announced.
+    /// Measures a load with the single send to all peers; a load about that send also without it, and with each
+    /// re-registration announced.
     pub(super) fn measure(&self, load: Load, registrars: usize) -> Result<Vec<Row>> {
         let plan = Plan::of(load, self);
         eprintln!("{}, {registrars} in scope", plan.name);
@@ -156,8 +157,8 @@ impl Setting {
         each.collect()
     }
 
-    /// Measures in one scope; where small differences matter, in several: how far the elements' requests fall together, and with that how
-    /// often the registrar wakes, is decided when they start.
+    /// Measures in one scope, or in several if small differences matter: the start of a scope decides how closely the
+    /// elements' requests coincide, and with it how often the registrar wakes up.
     fn scopes(&self, load: Load, plan: &Plan, spec: &ScopeSpec) -> Result<Vec<Window>> {
         let count = self.windows.count;
         let (starts, count) = match load {

@@ -1,4 +1,4 @@
-//! Groups at registrars, and what the registrars' processors say meanwhile.
+//! Groups at registrars, and the registrars' processor time under their load.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,21 +15,21 @@ use super::scope::Target;
 /// Elements or users of one registrar.
 #[derive(Clone, Debug)]
 pub struct GroupSpec {
-    /// Which.
+    /// Kind of the members.
     pub kind: Kind,
-    /// How many.
+    /// Number of members.
     pub count: usize,
-    /// Whose.
+    /// Registrar of the group.
     pub at: Target,
-    /// Their pool.
+    /// Handle of the pool.
     pub handle: String,
-    /// Its policy.
+    /// Policy of the pool.
     pub policy: PolicyKind,
-    /// Elements wanted in an answer; none: as many as the registrar says.
+    /// Elements requested per answer; by default the registrar's choice.
     pub items: Option<u32>,
 }
 
-/// A group, running.
+/// A running group.
 #[derive(Debug)]
 pub struct Group {
     role: Role,
@@ -37,32 +37,32 @@ pub struct Group {
     answered: u64,
 }
 
-/// How long it is measured, and how often.
+/// Schedule of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
-    /// Time until the first, since the load has begun.
+    /// Time from the start of the load to the first window.
     pub settle: Duration,
-    /// Of each.
+    /// Length of each window.
     pub length: Duration,
-    /// How many, one after the other.
+    /// Number of windows, one after the other.
     pub count: usize,
 }
 
-/// What one window of a measurement says.
+/// Result of one window.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// Re-registrations answered a second.
+    /// Re-registrations answered per second.
     pub reregistrations_per_s: f64,
-    /// Resolutions answered a second.
+    /// Resolutions answered per second.
     pub resolutions_per_s: f64,
     /// Share of a processor that each target used.
     pub cpu: Vec<f64>,
-    /// Share of theirs that all groups used.
+    /// Share of a processor that all groups together used.
     pub groups_cpu: f64,
 }
 
 impl Window {
-    /// Operations of both kinds a second.
+    /// Returns the operations of both kinds per second.
     #[must_use]
     pub fn operations_per_s(&self) -> f64 {
         self.reregistrations_per_s + self.resolutions_per_s
@@ -70,10 +70,10 @@ impl Window {
 }
 
 impl Group {
-    /// Starts it; when this returns, all are associated, and registered if they are elements.
+    /// Starts a group; returns when all members are associated and elements are registered.
     ///
     /// # Errors
-    /// They find no registrar, or it refuses them.
+    /// The members find no registrar, or the registrar refuses them.
     pub fn start(spec: &GroupSpec) -> Result<Group> {
         let kind = spec.kind.to_possible_value().context("a kind's name")?;
         let mut command = part("group")?;
@@ -106,13 +106,13 @@ impl Group {
         Ok(serde_json::from_str(&self.role.ask(line)?)?)
     }
 
-    /// Requests answered when it was last stopped, beyond the first registrations.
+    /// Returns the requests answered at the last stop, without the first registrations.
     #[must_use]
     pub fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Elements deregister and have heard that it is so; all associations end.
+    /// Deregisters the elements, waits for the responses, and ends all associations.
     ///
     /// # Errors
     /// An answer is missing.
@@ -122,10 +122,11 @@ impl Group {
     }
 }
 
-/// Lets all groups ask at their intervals (none: each as soon as it has its answer), and measures. At the end nothing is unanswered.
+/// Lets all groups send requests at their intervals (0: each after its answer), and measures. No request is outstanding
+/// at the end.
 ///
 /// # Errors
-/// A request without an answer, or with a bad one.
+/// A request has no answer or an invalid one.
 pub fn measure(
     groups: &mut [(&mut Group, Duration)],
     targets: &[Target],
@@ -156,9 +157,9 @@ pub fn measure(
     Ok(measured)
 }
 
-/// Clocks and counts of one moment.
+/// Clocks and counters at one moment.
 struct Mark {
-    /// By group: when, whose, and how many answers.
+    /// Time, kind and number of answers of each group.
     answered: Vec<(Instant, Kind, u64)>,
     cpu: Vec<(Instant, Duration)>,
     groups_cpu: (Instant, Duration),

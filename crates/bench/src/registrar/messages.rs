@@ -1,4 +1,4 @@
-//! What elements and users say.
+//! Messages of elements and users.
 
 use std::net::IpAddr;
 
@@ -13,36 +13,36 @@ use holdfast_wire::rserpool::{
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-/// Long enough for every measurement, in milliseconds and in seconds.
+/// Registration life, long enough for every measurement both as milliseconds and as seconds.
 const LIFE: i32 = 3_600_000;
-/// Where the elements' users would reach them.
+/// Port at which users would reach the elements.
 const SERVICE_PORT: u16 = 4711;
 /// Levels of load.
 const LEVELS: u32 = 16;
 
-/// Types of messages, their first byte.
+/// Message types, the first byte of a message.
 pub(super) const REGISTRATION_RESPONSE: u8 = 0x03;
 pub(super) const DEREGISTRATION_RESPONSE: u8 = 0x04;
 pub(super) const HANDLE_RESOLUTION_RESPONSE: u8 = 0x06;
 pub(super) const ENDPOINT_KEEP_ALIVE: u8 = 0x07;
 pub(super) const ERROR: u8 = 0x0e;
 
-/// What all elements and users of a pool have in common.
+/// Properties shared by all elements and users of a pool.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     pub(super) handle: PoolHandle,
     pub(super) policy: PolicyKind,
-    /// Elements wanted in an answer; none: as many as the registrar says.
+    /// Elements requested per answer; by default the registrar's choice.
     pub(super) items: Option<u32>,
 }
 
-/// The number of the element at this place, another for each; 0 is none.
+/// Returns the id of the element at this place, different for each place; 0 is no id.
 pub(super) fn element_id(place: usize) -> ElementId {
     ElementId((place as u32 + 1).wrapping_mul(0x9e37_79b1))
 }
 
 impl Pool {
-    /// Whether an element says something else each time it registers.
+    /// Returns true if each registration of an element has other policy values.
     pub(super) fn changes(&self) -> bool {
         self.policy == PolicyKind::LeastUsed
     }
@@ -74,7 +74,7 @@ impl Pool {
         }
     }
 
-    /// The element at this place registers, or registers anew, at a host with this address.
+    /// Returns a registration or re-registration of the element at this place, at a host with this address.
     pub(super) fn registration(
         &self,
         place: usize,
@@ -102,7 +102,7 @@ impl Pool {
         })
     }
 
-    /// How long a re-registration and its answer are, bytes.
+    /// Returns the lengths of a re-registration and its answer, bytes.
     pub(super) fn registration_lengths(&self, at: IpAddr) -> Result<(usize, usize)> {
         let mut random = rand::SeedableRng::seed_from_u64(0);
         let answer = Message::RegistrationResponse {
@@ -115,7 +115,7 @@ impl Pool {
         Ok((asked.data.len(), packet(&answer)?.data.len()))
     }
 
-    /// How long a resolution and its answer with `items` elements are, bytes.
+    /// Returns the lengths of a resolution and its answer with `items` elements, bytes.
     pub(super) fn resolution_lengths(&self, at: IpAddr, items: usize) -> Result<(usize, usize)> {
         let mut random = rand::SeedableRng::seed_from_u64(0);
         let mut element = self.element(0, at, &mut random);
@@ -141,7 +141,7 @@ fn packet(message: &Message) -> Result<Packet> {
     Ok(Packet::new(PPID, bytes.freeze()))
 }
 
-/// Whether an answer, read to its end, is a good one.
+/// Parses an answer completely, and checks that it reports no error.
 pub(super) fn check(bytes: &Bytes) -> Result<()> {
     let parsed = Message::parse(bytes);
     let parsed =
@@ -171,7 +171,7 @@ pub(super) fn check(bytes: &Bytes) -> Result<()> {
     Ok(())
 }
 
-/// The answer to a keep-alive; the RFC's names no element, and then it is the one at `place`.
+/// Returns the answer to a keep-alive; without an element id, as in the RFC, the answer is for the element at `place`.
 pub(super) fn alive(bytes: &Bytes, place: usize) -> Result<Packet> {
     let parsed = Message::parse(bytes).ok().context("a keep-alive")?;
     let Message::EndpointKeepAlive { handle, id, .. } = parsed.message else {

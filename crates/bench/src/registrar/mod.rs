@@ -1,7 +1,9 @@
-//! `holdfast bench registrar`: what one registrar carries on one processor, beside a bare echo over the same transport.
+//! `holdfast bench registrar`: the throughput of one registrar on one processor, beside a bare echo over the same
+//! transport.
 //!
-//! The registrar is `holdfastd --role registrar`, alone on its processor; elements, users and the scope's other registrars
-//! have another. Its processor time is that of its process's clock. A request is an operation when its answer has come.
+//! The registrar is `holdfastd --role registrar`, alone on its processor; elements, users and the scope's other
+//! registrars use another. The registrar's processor time comes from the clock of its process. A request counts as an
+//! operation when its answer has arrived.
 
 pub mod echo;
 mod group;
@@ -41,43 +43,43 @@ pub use group::Kind;
   holdfast bench registrar --external 127.0.0.1:3863 --pid 4711      another program's registrar"
 )]
 pub struct RegistrarArgs {
-    /// What to measure, separated by commas; all by default.
+    /// Loads to measure, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
     load: Vec<Load>,
     /// Registrars in the scope; several numbers, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,2,6")]
     registrars: Vec<u32>,
-    /// Associations at saturation, each with one request unanswered; the echo's too.
+    /// Associations at saturation, each with one outstanding request; also of the echo.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     associations: u32,
-    /// How long each is measured in a round, milliseconds.
+    /// Duration of each measurement in a round, milliseconds.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     milliseconds: u64,
-    /// Rounds; the median is told, and the range.
+    /// Rounds; the result is their median and range.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Policy of the pool: RR, WRR, RAND, WRAND or LU, whose load changes with every re-registration.
+    /// Policy of the pool: RR, WRR, RAND, WRAND or LU; with LU, the load changes with every re-registration.
     #[arg(long, default_value = "RR")]
     policy: PolicyKind,
-    /// Elements wanted in an answer; as many as the registrar says by default, 3.
+    /// Elements requested per answer; by default the registrar's choice, 3.
     #[arg(long)]
     items: Option<u32>,
     /// Divide the paper's numbers of elements and users by this.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     divide: u32,
-    /// How long the registrars let requests come, microseconds, instead of their own choice (`pause_us`).
+    /// Time for which the registrars collect requests, microseconds, instead of their own choice (`pause_us`).
     #[arg(long, value_name = "MICROSECONDS")]
     pause_us: Option<u32>,
-    /// SCTP inside UDP where the kernel has SCTP; without that it always is.
+    /// Use SCTP inside UDP even if the kernel has SCTP.
     #[arg(long)]
     udp: bool,
     /// Load this registrar of another program instead, at its ASAP address.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "pid")]
     external: Option<SocketAddr>,
-    /// Its UDP port, for SCTP inside UDP.
+    /// UDP port of that registrar, for SCTP inside UDP.
     #[arg(long, value_name = "PORT", requires = "external", default_value_t = 0)]
     external_udp: u16,
-    /// Its process, on this machine.
+    /// Process id of that registrar, on this machine.
     #[arg(long, requires = "external")]
     pid: Option<u32>,
     /// Write the rows to this file.
@@ -107,18 +109,18 @@ enum Part {
     },
 }
 
-/// How SCTP goes between the processes.
+/// Encapsulation of SCTP between the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// Over IP itself.
+    /// Directly over IP.
     Ip,
     /// Inside UDP (RFC 6951).
     Udp,
 }
 
 impl Carrier {
-    /// Over IP where the kernel has SCTP and nothing else is wanted. libusrsctp on a raw socket would see the packets of
-    /// all processes here.
+    /// Chooses IP if the kernel has SCTP and UDP is not requested. On a raw socket, libusrsctp would see the packets of
+    /// all processes of this host.
     #[must_use]
     pub fn here(udp_wanted: bool) -> Carrier {
         match provider() {
@@ -128,10 +130,10 @@ impl Carrier {
     }
 }
 
-/// This program in one of its hidden roles.
+/// Returns a command for this program in one of its hidden roles.
 ///
 /// # Errors
-/// The system does not say which program this is.
+/// The system does not tell the path of this program.
 fn part(name: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("find the running program")?);
     command.args(["bench", "registrar", name]);
@@ -141,7 +143,7 @@ fn part(name: &str) -> Result<Command> {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// No SCTP, associations that do not hold, or a request without its answer.
+/// SCTP is missing, an association fails, or a request has no answer.
 pub fn run(args: &RegistrarArgs) -> Result<()> {
     match &args.part {
         Some(Part::Echo(part)) => return echo::run_part(part),

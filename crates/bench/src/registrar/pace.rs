@@ -1,27 +1,27 @@
-//! When requests are made.
+//! Times of requests.
 
 use std::time::{Duration, Instant};
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-/// When the members of a group ask.
+/// Request times of the members of a group.
 #[derive(Debug)]
 pub(super) enum Pace {
-    /// Not at all.
+    /// No requests.
     Still,
-    /// Each as soon as it has its answer.
+    /// One request of each member as soon as it has its answer.
     Saturating,
-    /// Each once an interval.
+    /// One request of each member per interval.
     Regular(Regular),
 }
 
-/// Each member has a moment of its own within the interval, by chance.
+/// Request times with a random moment in the interval for each member.
 #[derive(Debug)]
 pub(super) struct Regular {
     start: Instant,
     interval: Duration,
-    /// In order of the moments.
+    /// Moments in the interval and their members, in order.
     moments: Vec<(Duration, usize)>,
     next: usize,
     rounds: u32,
@@ -44,7 +44,7 @@ impl Pace {
         })
     }
 
-    /// When the next request is due by itself.
+    /// Returns the time of the next request that does not depend on an answer.
     pub(super) fn next(&self) -> Option<Instant> {
         match self {
             Pace::Regular(regular) => Some(regular.due()?.0),
@@ -52,7 +52,7 @@ impl Pace {
         }
     }
 
-    /// Whose request is due at `now`.
+    /// Returns a member with a request due at `now`.
     pub(super) fn pop(&mut self, now: Instant) -> Option<usize> {
         let Pace::Regular(regular) = self else {
             return None;
@@ -91,7 +91,7 @@ mod tests {
         };
         let start = regular.start;
         let mut asked = [0; 50];
-        // All that is due until just before the end of the third interval.
+        // Take every request due before the end of the third interval.
         while let Some(place) = pace.pop(start + interval * 3 - Duration::from_nanos(1)) {
             asked[place] += 1;
         }

@@ -1,4 +1,4 @@
-//! Processes of the benchmark: started in a role, pinned to a processor, asked by lines.
+//! Processes of the benchmark: started in a role, pinned to a processor, controlled by lines of text.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -13,20 +13,20 @@ use nix::sys::signal::Signal;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
-/// Which processors do what.
+/// Processors of the benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct Processors {
-    /// The one of the registrar, or echo, that is measured.
+    /// Processor of the measured registrar or echo server.
     pub measured: usize,
-    /// That of everything else.
+    /// Processor of all other processes.
     pub others: usize,
 }
 
 impl Processors {
-    /// The first and the last that this process may use; the same one, where there is only one.
+    /// Returns the first and the last processor allowed for this process; one and the same if there is only one.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not tell the allowed processors.
     pub fn allowed() -> Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("the allowed processors")?;
         let is_allowed = |&processor: &usize| allowed.is_set(processor) == Ok(true);
@@ -45,10 +45,11 @@ pub(super) fn pin(processor: usize) -> Result<()> {
         .with_context(|| format!("pin to processor {processor}"))
 }
 
-/// Becomes another program on one processor: so are all its threads. It ends with who has started it.
+/// Replaces this process by another program, pinned to one processor with all its threads. The program ends with the
+/// process that started it.
 ///
 /// # Errors
-/// There is no such processor or program; otherwise it does not return.
+/// There is no such processor or program; otherwise the function does not return.
 pub(super) fn become_pinned(processor: usize, words: &[String]) -> Result<()> {
     pin(processor)?;
     set_pdeathsig(Signal::SIGTERM)?;
@@ -57,7 +58,7 @@ pub(super) fn become_pinned(processor: usize, words: &[String]) -> Result<()> {
     Err(error).with_context(|| format!("run {program}"))
 }
 
-/// The processor time that a process has used.
+/// Returns the processor time that a process has used.
 ///
 /// # Errors
 /// There is no such process.
@@ -67,7 +68,7 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from(clock.now()?))
 }
 
-/// Whose SCTP is used here.
+/// Returns the name of the SCTP implementation in use.
 pub(super) fn transport_name() -> &'static str {
     match transport::provider() {
         Provider::Kernel => "kernel",
@@ -75,7 +76,7 @@ pub(super) fn transport_name() -> &'static str {
     }
 }
 
-/// A child in a role. It ends with its input, and at the latest when this is dropped.
+/// A child process in a role. The child ends with its input, at the latest when this value is dropped.
 #[derive(Debug)]
 pub struct Role {
     child: Child,
@@ -83,10 +84,10 @@ pub struct Role {
 }
 
 impl Role {
-    /// Starts it.
+    /// Starts the child.
     ///
     /// # Errors
-    /// The program does not run.
+    /// The program cannot be run.
     pub fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command
@@ -99,18 +100,18 @@ impl Role {
         })
     }
 
-    /// The processor time that it has used.
+    /// Returns the processor time that the child has used.
     ///
     /// # Errors
-    /// It has ended.
+    /// The child has ended.
     pub fn cpu_time(&self) -> Result<Duration> {
         cpu_time(self.child.id())
     }
 
-    /// Its next line.
+    /// Reads the child's next line.
     ///
     /// # Errors
-    /// It has failed, and said why on standard error.
+    /// The child has failed; the reason is on its standard error.
     pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
@@ -118,7 +119,7 @@ impl Role {
         Ok(line)
     }
 
-    /// Tells it a line, and returns what it says to that.
+    /// Sends a line to the child, and returns the child's answer.
     ///
     /// # Errors
     /// As of [`line`](Self::line).
@@ -129,10 +130,10 @@ impl Role {
         self.line()
     }
 
-    /// Ends its input, and waits for its end.
+    /// Closes the child's input, and waits for its end.
     ///
     /// # Errors
-    /// The system does not tell of it.
+    /// wait(2) fails.
     pub fn end(mut self) -> Result<()> {
         drop(self.child.stdin.take());
         self.child.wait()?;

@@ -1,4 +1,4 @@
-//! Rows, what they are compared with, and the bars.
+//! Rows, their comparison with the echo, and the bars.
 
 use std::path::Path;
 
@@ -10,43 +10,43 @@ use super::loads::Load;
 use super::measure::Window;
 use crate::handoff::stats::Quantiles;
 
-/// One load with one number of registrars.
+/// Result of one load with one number of registrars.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// In words.
+    /// Text that describes the load.
     pub load: String,
     #[serde(skip)]
     which: Load,
-    /// In the scope.
+    /// Registrars in the scope.
     pub registrars: usize,
-    /// At the first of them.
+    /// Elements at the first registrar.
     pub elements: usize,
-    /// There too.
+    /// Users at the first registrar.
     pub users: usize,
-    /// Answered; medians of the rounds, as all below.
+    /// Re-registrations answered per second; like all values below, the median of the rounds.
     pub reregistrations_per_s: f64,
-    /// Answered.
+    /// Resolutions answered per second.
     pub resolutions_per_s: f64,
-    /// Of a processor, by the first registrar.
+    /// Share of a processor that the first registrar used.
     pub cpu_share: f64,
-    /// By the second, which only synchronises.
+    /// Share of a processor that the second registrar used, which only synchronises.
     pub sync_registrar_cpu_share: Option<f64>,
-    /// Of another processor, by the elements and users: near 1, it is they who cannot do more.
+    /// Share of another processor that the elements and users used: near 1, the load generators are the limit.
     pub groups_cpu_share: f64,
-    /// Whether updates were handed over once for all peers; unknown of another program's registrar.
+    /// True if updates were handed over once for all peers; unknown of another program's registrar.
     pub one_send: Option<bool>,
-    /// Whether re-registrations that change nothing were announced each, rather than those of some time together; unknown of another
+    /// True if each re-registration without a change was announced, instead of several together; unknown of another
     /// program's registrar.
     pub announce_each: Option<bool>,
-    /// Processor time of the first registrar for one operation.
+    /// Processor time of the first registrar per operation, nanoseconds.
     pub cpu_ns_per_operation: f64,
-    /// What of it the echo does not use: with one registrar at saturation.
+    /// Processor time per operation minus the echo's, nanoseconds; only with one registrar at saturation.
     pub own_ns_per_operation: Option<f64>,
-    /// Operations a second over those of the echo: with one registrar at saturation.
+    /// Operations per second divided by the echo's; only with one registrar at saturation.
     pub share_of_echo: Option<f64>,
-    /// Least and largest of the rounds.
+    /// Least and largest value of the rounds.
     pub operations_per_s_range: [f64; 2],
-    /// Least and largest of the rounds.
+    /// Least and largest value of the rounds.
     pub cpu_share_range: [f64; 2],
 }
 
@@ -97,7 +97,7 @@ impl Row {
     }
 }
 
-/// Everything that was measured.
+/// All results.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     bench: &'static str,
@@ -106,7 +106,7 @@ pub(super) struct Report {
     rows: Vec<Row>,
 }
 
-/// The echo with the messages of one operation.
+/// Results of the echo with the messages of one operation.
 #[derive(Debug, Serialize)]
 struct NamedEcho {
     operation: &'static str,
@@ -169,7 +169,7 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Says which of the project's bars this run meets.
+    /// Prints the project's bars that this run meets or misses.
     pub(super) fn bars(&self) {
         let mut bars = Vec::new();
         for row in &self.rows {
@@ -187,7 +187,8 @@ impl Report {
         }
     }
 
-    /// The processor time of one registrar against that of six, with and without the one send.
+    /// Compares the processor time of one registrar with the time of six, with and without the single send to all
+    /// peers.
     fn growth(&self) -> Vec<(String, bool)> {
         let ways = [(true, "with"), (false, "without")];
         let each = ways.into_iter().filter_map(|(one_send, how)| {

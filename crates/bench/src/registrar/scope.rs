@@ -15,24 +15,25 @@ use super::process::{Processors, cpu_time};
 use super::{Carrier, part};
 use crate::cluster::find_program;
 
-/// How long registrars may take to start, to meet and to be in step.
+/// Time limit for registrars to start, to connect and to synchronise.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// SCTP ports of the first one, inside UDP; the others' follow.
+/// First SCTP port of the first registrar, inside UDP; the ports of the others follow.
 const PORTS: usize = 20_000;
 
-/// What a scope is made of.
+/// Parameters of a scope.
 #[derive(Clone, Copy, Debug)]
 pub struct ScopeSpec {
-    /// How many.
+    /// Number of registrars.
     pub registrars: usize,
-    /// Whether an update is handed to the transport once for all peers (`registrar.one_send`).
+    /// True if an update is handed to the transport once for all peers (`registrar.one_send`).
     pub one_send: bool,
-    /// How long requests are let come, microseconds (`registrar.pause_us`); none: the registrar's own choice.
+    /// Time for which requests are collected, microseconds (`registrar.pause_us`); by default the registrar's own
+    /// choice.
     pub pause_us: Option<u32>,
-    /// Whether each re-registration is announced, even if it changes nothing (`registrar.refresh_delay_ms = 0`).
+    /// True if each re-registration is announced, even without a change (`registrar.refresh_delay_ms = 0`).
     pub announce_each: bool,
-    /// How SCTP goes.
+    /// Encapsulation of SCTP.
     pub carrier: Carrier,
 }
 
@@ -44,25 +45,25 @@ pub struct Scope {
     _directory: TempDir,
 }
 
-/// Where elements and users reach a registrar, and which process it is.
+/// Address and process of a registrar.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Where it has ASAP.
+    /// ASAP address.
     pub server: SocketAddr,
-    /// Its UDP port, 0 for SCTP over IP itself.
+    /// UDP port, 0 for SCTP directly over IP.
     pub encapsulation: u16,
-    /// The process, whose processor time is measured.
+    /// Process id, for the measurement of processor time.
     pub pid: u32,
 }
 
 struct Registrar {
     process: Process,
     client: BlockingClient,
-    /// As it was when it got ready.
+    /// Status at the time when the registrar became ready.
     status: RegistrarStatus,
 }
 
-/// Ends with this.
+/// A process that is killed when this value is dropped.
 struct Process(Child);
 
 impl std::fmt::Debug for Registrar {
@@ -79,10 +80,10 @@ impl Drop for Process {
 }
 
 impl Scope {
-    /// Starts them, one after the other, and waits until all know all others.
+    /// Starts the registrars, one after the other, and waits until all know all others.
     ///
     /// # Errors
-    /// There is no `holdfastd`, or it does not get that far.
+    /// `holdfastd` is missing, or the registrars do not become ready or do not find each other.
     pub fn start(spec: &ScopeSpec) -> Result<Scope> {
         let processors = Processors::allowed()?;
         let directory = tempfile::tempdir().context("a directory for the registrars")?;
@@ -110,7 +111,8 @@ impl Scope {
             Carrier::Ip => (true, false),
             Carrier::Udp => (false, true),
         };
-        // Inside UDP each has all ports to choose from: two that choose the same have one address, and are taken for one.
+        // Inside UDP, each process may choose any SCTP port: two with the same port would share an address, and count
+        // as one.
         let (asap, enrp) = match spec.carrier {
             Carrier::Ip => (0, 0),
             Carrier::Udp => {
@@ -173,10 +175,10 @@ filter = "error"
         )
     }
 
-    /// Waits until every registrar knows so many elements.
+    /// Waits until every registrar knows this number of elements.
     ///
     /// # Errors
-    /// They do not within a minute.
+    /// The wait takes more than a minute.
     pub fn in_step(&self, elements: u64) -> Result<()> {
         wait(
             &self.registrars,
@@ -185,7 +187,7 @@ filter = "error"
         )
     }
 
-    /// Where one of them is; the first has number 0.
+    /// Returns the address and process of a registrar; the first has number 0.
     #[must_use]
     pub fn target(&self, place: usize) -> Option<Target> {
         let registrar = self.registrars.get(place)?;
@@ -197,11 +199,12 @@ filter = "error"
         })
     }
 
-    /// Checks that the first has counted just so many re-registrations, and the one at `users_at` so many resolutions, and that
-    /// the others have heard all that it announced: each registration, unless those that change nothing are announced together.
+    /// Checks that the first registrar has counted exactly these re-registrations and the one at `users_at`
+    /// exactly these resolutions, and that the others have received every update of the first: one for each
+    /// registration, unless registrations without a change are announced together.
     ///
     /// # Errors
-    /// An operation is missing, or one that nobody asked for was done.
+    /// An operation is missing, or there was one without a request.
     pub fn has_counted(
         &self,
         reregistrations: u64,
@@ -292,7 +295,7 @@ impl Registrar {
         }
     }
 
-    /// What goes into the configuration of those that begin with this one.
+    /// Returns the configuration of this registrar as a peer of later ones.
     fn as_peer(&self, carrier: Carrier) -> String {
         let status = &self.status;
         let mut text = String::new();
@@ -312,10 +315,10 @@ impl Registrar {
 }
 
 impl Target {
-    /// The processor time that it has used.
+    /// Returns the processor time that the registrar has used.
     ///
     /// # Errors
-    /// It has ended.
+    /// The process has ended.
     pub fn cpu_time(&self) -> Result<Duration> {
         cpu_time(self.pid)
     }

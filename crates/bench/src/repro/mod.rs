@@ -1,7 +1,7 @@
-//! `holdfast repro`: tables and figures of the papers, measured anew.
+//! `holdfast repro`: repeats the measurements of the papers' tables and figures.
 //!
-//! An experiment is a module with a `pub const EXPERIMENT: Experiment`, named in `EXPERIMENTS`. It measures what
-//! [`Settings`] ask for and returns an [`Outcome`]; flags, the table, JSON and the plot are the same for all.
+//! An experiment is a module with a `pub(crate) const EXPERIMENT: Experiment`, listed in `EXPERIMENTS`. The experiment
+//! measures as [`Settings`] say and returns an [`Outcome`]; flags, table, JSON and plot are the same for all.
 
 mod dve;
 mod lu_dpf;
@@ -20,7 +20,7 @@ pub use holdfast_sim::Estimate;
 pub use plot::{Figure, Panel, Point, Series};
 pub use report::{Check, Outcome, Row};
 
-/// What asks for the names instead of an experiment.
+/// Argument that asks for the names instead of an experiment.
 const LIST: &str = "list";
 
 /// All experiments, one line each, in the order of papers and figures.
@@ -44,45 +44,46 @@ const EXPERIMENTS: &[Experiment] = &[
 pub struct Experiment {
     /// `PAPER/EXPERIMENT`.
     pub name: &'static str,
-    /// What it shows, in a line.
+    /// Description in one line.
     pub about: &'static str,
-    /// Measures it. Progress goes to standard error; the result is returned.
+    /// Runs the measurements. Progress goes to standard error.
     pub run: fn(&Settings) -> Result<Outcome>,
 }
 
-/// What an experiment is asked for.
+/// Settings of an experiment.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Repeats of each measurement (each simulation with another seed), for the confidence intervals; the paper's number
-    /// otherwise
+    /// Repeats of each measurement (each simulation with another seed), for the confidence intervals; by default the
+    /// paper's number
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: Option<u32>,
-    /// How long each is measured, milliseconds (virtual ones, where it is simulated); the experiment's own choice
-    /// otherwise, which keeps the whole to some minutes
+    /// Duration of each measurement, milliseconds (virtual time in simulations); by default the experiment's own
+    /// choice, with which the whole takes some minutes
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub milliseconds: Option<u64>,
-    /// Numbers of elements or users (of paper 004: users for each element) along the abscissa instead of the experiment's own, separated by commas
+    /// Numbers of elements or users (of paper 004: users per element) along the abscissa instead of the experiment's
+    /// own, separated by commas
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub sizes: Vec<u32>,
-    /// Elements of a pool whose size the experiment does not vary, instead of the paper's number
+    /// Elements of a pool that the experiment does not vary in size, instead of the paper's number
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub elements: Option<u32>,
-    /// In a lab instead of in simulation, with real daemons (lu-dpf/table1; needs root)
+    /// Measure in a lab instead of in simulation, with real daemons (lu-dpf/table1; needs root)
     #[arg(long)]
     pub live: bool,
-    /// By how much every time of a live experiment is shorter than the paper's, 1 to 20
+    /// Factor by which every time of a live experiment is shorter than the paper's, 1 to 20
     #[arg(long, value_name = "FACTOR", default_value_t = 15.0, requires = "live")]
     pub lapse: f64,
 }
 
 impl Settings {
-    /// The repeats asked for, or so many.
+    /// Returns the requested repeats, or a default.
     #[must_use]
     pub fn repeats_or(&self, otherwise: u32) -> u32 {
         self.repeats.unwrap_or(otherwise)
     }
 
-    /// The sizes asked for, or these.
+    /// Returns the requested sizes, or a default.
     #[must_use]
     pub fn sizes_or(&self, otherwise: &[u32]) -> Vec<u32> {
         if self.sizes.is_empty() {
@@ -93,7 +94,7 @@ impl Settings {
     }
 }
 
-/// A paper's table or figure measured on this machine, its stated numbers beside ours
+/// Measure a paper's table or figure on this machine, and show the stated numbers beside ours
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   holdfast repro list
@@ -104,7 +105,7 @@ pub struct ReproArgs {
     /// The experiment, or `list` for the names of all
     #[arg(value_name = "PAPER/EXPERIMENT", value_parser = names())]
     experiment: String,
-    /// How much is measured.
+    /// Settings of the experiment.
     #[command(flatten)]
     settings: Settings,
     /// Write the rows to this file
@@ -128,7 +129,7 @@ fn names() -> Vec<PossibleValue> {
 struct Report<'a> {
     repro: &'a str,
     rows: &'a [Row],
-    /// Of experiments whose paper's statements are checked.
+    /// Checks of the paper's statements, if the experiment has any.
     #[serde(skip_serializing_if = "<[Check]>::is_empty")]
     checks: &'a [Check],
 }
@@ -139,10 +140,10 @@ struct Listed {
     about: &'static str,
 }
 
-/// Carries out `holdfast repro`.
+/// Runs `holdfast repro`.
 ///
 /// # Errors
-/// What the experiment answers, or a file that cannot be written.
+/// The experiment fails, or a file cannot be written.
 pub fn run(args: &ReproArgs) -> Result<()> {
     if args.experiment == LIST {
         return list(args);
@@ -166,7 +167,7 @@ pub fn run(args: &ReproArgs) -> Result<()> {
         "{} is a table: --json has its numbers",
         experiment.name
     );
-    // Before some minutes of measurement, not after.
+    // The files are opened before some minutes of measurement, not after.
     for path in [&args.json, &args.plot].into_iter().flatten() {
         let opened = OpenOptions::new().create(true).append(true).open(path);
         opened.with_context(|| format!("write {}", path.display()))?;

@@ -9,7 +9,7 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use std::path::Path;
 
-/// Pixels of a panel.
+/// Width and height of a panel in pixels.
 const PANEL: (u32, u32) = (720, 520);
 /// Panels beside each other.
 const COLUMNS: usize = 2;
@@ -17,24 +17,24 @@ const COLUMNS: usize = 2;
 /// A figure of a paper, one or more panels.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// Above all panels.
+    /// Title above all panels.
     pub title: String,
-    /// In order, two beside each other.
+    /// Panels in order, two beside each other.
     pub panels: Vec<Panel>,
 }
 
-/// One pair of axes.
+/// A panel: one pair of axes.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Above it, and the beginning of its points' names.
+    /// Title above the panel, and the beginning of its points' names.
     pub title: String,
-    /// What is counted along the abscissa, such as `elements`.
+    /// Quantity along the abscissa, such as `elements`.
     pub x: String,
-    /// What is measured.
+    /// Measured quantity.
     pub y: String,
-    /// Its unit.
+    /// Unit of the measured quantity.
     pub unit: String,
-    /// The ordinate is logarithmic: for series that are far apart. Every mean must be above 0.
+    /// True for a logarithmic ordinate, for series that are far apart. Every mean must then be above 0.
     pub y_log: bool,
     /// The curves.
     pub series: Vec<Series>,
@@ -43,25 +43,25 @@ pub struct Panel {
 /// One curve.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// In the legend, and in its points' names.
+    /// Name in the legend and in the points' names.
     pub name: String,
-    /// From left to right.
+    /// Points from left to right.
     pub points: Vec<Point>,
 }
 
-/// One point of it.
+/// One point of a curve.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// Where.
+    /// Position on the abscissa.
     pub x: f64,
-    /// What was measured.
+    /// Our measurement.
     pub ours: Estimate,
-    /// What the paper's text states.
+    /// Value in the paper's text.
     pub paper: Option<f64>,
 }
 
 impl Figure {
-    /// Every point, in order.
+    /// Returns every point, in order.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
@@ -77,12 +77,13 @@ impl Figure {
         rows
     }
 
-    /// Writes it to a file. The paper's stated points are crosses.
+    /// Writes the figure to a file. Crosses show the values in the paper's text.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
-        // The drawing library's error borrows from the path, and panics where it is not told: written here instead.
+        // The library's file backend borrows the path in its error, and panics if an error is not reported: so the file
+        // is written here.
         let svg = self.svg()?;
         std::fs::write(path, svg)?;
         Ok(())
@@ -129,7 +130,7 @@ impl Panel {
                 .flatten()
         };
         let highest = values().fold(f64::MIN_POSITIVE, f64::max);
-        // Room above the curves for the legend.
+        // Space above the curves for the legend.
         let legend = 0.1 + 0.05 * self.series.len() as f64;
         let mut builder = ChartBuilder::on(area);
         builder
@@ -210,7 +211,7 @@ fn high(point: &Point) -> f64 {
     point.ours.mean + point.ours.ci95.unwrap_or(0.0)
 }
 
-/// A logarithmic axis has no place for an interval that reaches 0.
+/// Returns the low end of the interval; a logarithmic axis cannot show an interval that reaches 0.
 fn low(point: &Point, y_log: bool) -> f64 {
     let low = point.ours.mean - point.ours.ci95.unwrap_or(0.0);
     if y_log && low <= 0.0 {
@@ -267,7 +268,7 @@ mod tests {
         for y_log in [false, true] {
             let svg = figure(y_log).svg().unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-            // One a curve, in each panel; a curve of one point has none that is seen.
+            // One line per curve in each panel; the line of a single point is not visible.
             assert!(svg.matches("<polyline").count() >= 3, "{svg}");
             for text in ["Figure", "a &lt; b", "second", "stated in the paper"] {
                 assert!(svg.contains(text), "{text} is missing");

@@ -1,4 +1,4 @@
-//! What an experiment brings: the paper's figures beside ours.
+//! Result of an experiment: the paper's numbers beside ours.
 
 use super::plot::Figure;
 use holdfast_sim::Estimate;
@@ -7,20 +7,20 @@ use serde::Serialize;
 /// One point of a paper's table or figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Which, in words: panel, series and place.
+    /// Name of the point: panel, series and position.
     pub point: String,
-    /// What the paper's text states; none: it states nothing there.
+    /// Value in the paper's text; none if the text has no value for the point.
     pub paper: Option<f64>,
-    /// Ours, the mean of the repeats.
+    /// Our value, the mean of the repeats.
     pub ours: f64,
-    /// Half the width of its 95 % confidence interval; none of a single repeat.
+    /// Half the width of our value's 95 % confidence interval; none for a single repeat.
     pub ci95: Option<f64>,
-    /// Of both.
+    /// Unit of both values.
     pub unit: String,
 }
 
 impl Row {
-    /// A row that is no point of a figure, such as a table's.
+    /// Creates a row that is no point of a figure, such as a table's.
     pub fn new(
         point: impl Into<String>,
         paper: Option<f64>,
@@ -40,29 +40,29 @@ impl Row {
 /// A statement of the paper's text, or a bar set for it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// What is to be.
+    /// The expected result.
     pub statement: String,
-    /// Whether it is so.
+    /// True if the statement holds.
     pub holds: bool,
-    /// By what one sees that.
+    /// The values that decide.
     pub seen: String,
 }
 
 /// The result of an experiment.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What one must know to read the numbers: repeats, durations, the machine's other load, what was left out.
+    /// Facts needed to read the numbers: repeats, durations, the machine's other load, omissions.
     pub notes: Vec<String>,
     /// Every point.
     pub rows: Vec<Row>,
-    /// What the paper says about them.
+    /// Checks of the paper's statements.
     pub checks: Vec<Check>,
-    /// The same as curves, where there are curves.
+    /// The rows as curves, if there are curves.
     pub figure: Option<Figure>,
 }
 
 impl Outcome {
-    /// All points of `figure` as rows.
+    /// Creates an outcome with all points of `figure` as rows.
     #[must_use]
     pub fn of_figure(figure: Figure, notes: Vec<String>) -> Outcome {
         Outcome {
@@ -73,7 +73,7 @@ impl Outcome {
         }
     }
 
-    /// A table for people.
+    /// Returns the outcome as a table of text.
     pub(super) fn text(&self) -> String {
         let heading = ["point", "paper", "ours", "± (95 %)", "unit"];
         let mut lines = vec![heading.map(str::to_owned)];
@@ -114,7 +114,7 @@ fn cells(row: &Row) -> [String; 5] {
     ]
 }
 
-/// Three digits that count, or all before the point.
+/// Formats a value with three significant digits, or all digits before the point.
 pub(super) fn figure(value: f64) -> String {
     let digits = match value.abs() {
         small if small < 0.001 => 5,

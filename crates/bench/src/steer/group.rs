@@ -13,20 +13,20 @@ use holdfast_bpf::traffic::client_of;
 use super::Form;
 use super::place::{ENCAP, LINK, Place, link_address};
 
-/// The service; its first client is [`CLIENT`].
+/// Service address of the flows.
 pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 98, 255, 1);
-/// The service's port.
+/// Port of the service.
 pub const PORT: u16 = 7000;
 /// Address of the first flows' client.
 pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 98, 200, 1);
 
 const UDP: u8 = 17;
 const FLOWS_MAX: u32 = 1 << 20;
-/// The contact node's id; owner 0 and 1 have the next ones.
+/// Id of the contact node; owner 0 and 1 have the next ones.
 const CONTACT: u16 = 1;
 const BATCH: u32 = 10_000;
 
-/// The group's data planes; owner 0 and 1 after the contact node.
+/// The data planes of the group: the contact node's, then owner 0 and 1.
 pub struct Group {
     contact: Dataplane,
     owners: [Dataplane; 2],
@@ -82,7 +82,7 @@ impl Group {
         Ok(group)
     }
 
-    /// How the contact node reaches the owners from now on.
+    /// Sets the form in which the contact node sends to the owners.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -116,7 +116,7 @@ impl Group {
         Ok(())
     }
 
-    /// A counter of the contact node.
+    /// Returns a counter of the contact node.
     #[must_use]
     pub fn count(&self, name: &str) -> u64 {
         self.contact
@@ -127,7 +127,7 @@ impl Group {
     }
 }
 
-/// Every other flow belongs to owner 1.
+/// Returns the record of a flow: every other flow belongs to owner 1.
 fn record(index: u32) -> Record {
     let owner = CONTACT + 1 + u16::from(index % 2 == 1);
     Record {
@@ -138,7 +138,7 @@ fn record(index: u32) -> Record {
     }
 }
 
-/// A node at the far (1) or near (0) end of a pair, reached by the contact node's interface.
+/// Returns the node at the far (1) or near (0) end of a pair, as reached by the contact node's interface.
 fn node(pair: u8, end: u8, ifindex: u32, form: Form) -> Node {
     let encap = if form == Form::Encap { NODE_ENCAP } else { 0 };
     let address = Ipv4Addr::new(10, 98, pair, 1 + end);

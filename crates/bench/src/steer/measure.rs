@@ -1,4 +1,5 @@
-//! One measurement: packets for a while, what of them arrived, and the processor time of the contact node's thread.
+//! One measurement: packets for some time, the packets that arrived, and the processor time of the contact node's
+//! thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,30 +12,30 @@ use nix::unistd::Pid;
 use super::group::{CLIENT, PORT, SERVICE};
 use super::place::{GENERATOR_CPU, Place, link_address, pin};
 
-/// How long packets flow before a measurement begins.
+/// Time under traffic before a measurement begins.
 const WARM_UP: Duration = Duration::from_millis(30);
-/// One packet in this many is looked at while measuring.
+/// One packet in this many is checked during a measurement.
 const SAMPLE: u32 = 64;
-/// How often every flow is sent, at most, until one packet of each has come through full queues.
+/// Most passes over all flows until a packet of each has passed the full queues.
 const PASSES: u32 = 4000;
-/// Passes of one system call, while few flows take turns.
+/// Packets of one system call, if there are fewer flows.
 const BURST: u32 = 1 << 18;
 
-/// Which of the contact node's two interfaces the packets come in by.
+/// Interface of the contact node at which the packets arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To the kernel's IP forwarding.
+    /// The interface of the kernel's IP forwarding.
     Kernel,
-    /// To the steering program.
+    /// The interface of the steering program.
     Steer,
 }
 
-/// What one measurement gave.
+/// Result of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// Packets a second that arrived at the owners.
+    /// Packets per second that arrived at the owners.
     pub pps: f64,
-    /// Processor time of the contact node's thread for each of them, nanoseconds; the owner's receipt is in it.
+    /// Processor time of the contact node's thread per packet, nanoseconds, including the owner's receipt.
     pub cpu_ns: f64,
 }
 
@@ -43,7 +44,7 @@ pub struct Meter {
     traffic: Traffic,
     counts: Counts,
     ways: [(Pid, u32); 2],
-    /// Packets that last longer than a measurement, as far as is known.
+    /// Packets per send call; raised until the call outlasts a measurement.
     packets: u32,
     round: u32,
 }
@@ -102,10 +103,10 @@ impl Meter {
         Ok(self.traffic.set_plan(&plan)?)
     }
 
-    /// Sends as much as goes, and looks at a stretch of `duration` in the middle of it.
+    /// Sends at the highest rate, and measures for `duration` in the middle of it.
     ///
     /// # Errors
-    /// The kernel refuses, nothing arrived, or what arrived is wrong.
+    /// The kernel refuses, no packet arrived, or a packet was wrong.
     pub fn measure(
         &mut self,
         place: &Place,
@@ -117,7 +118,7 @@ impl Meter {
             if let Some(rate) = self.attempt(place, way, flows, duration)? {
                 return Ok(rate);
             }
-            // The packets were sent before the time was over.
+            // All packets were sent before the end of the measurement.
             self.packets = self.packets.saturating_mul(2);
         }
     }
@@ -143,7 +144,7 @@ impl Meter {
                 sent
             });
             let sample = || Sample::take(&self.counts, self.ways[way as usize].0);
-            // The call makes its preparations first, and the kernel waits for quiescence meanwhile.
+            // The send call first prepares its packets, and the kernel waits for quiescence meanwhile.
             while sending.load(Ordering::Acquire) && total(&self.counts.read()?).packets == start {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -168,11 +169,11 @@ impl Meter {
             .transpose()
     }
 
-    /// Sends until a packet of every flow has arrived, and checks all that arrive: each at its owner, unchanged. Returns how
-    /// many that were.
+    /// Sends until a packet of every flow has arrived, and checks all that arrive: each at its owner, unchanged.
+    /// Returns the number of packets.
     ///
     /// # Errors
-    /// One is wrong, or a flow does not come through.
+    /// A packet is wrong, or a flow does not arrive.
     pub fn verify(&mut self, place: &Place, way: Way, flows: u32) -> Result<u64> {
         self.set_plan(way, flows, 0)?;
         let before = self.counts.read()?;
@@ -226,7 +227,7 @@ impl Meter {
     }
 }
 
-/// What is known at one moment.
+/// Counters and processor time at one moment.
 struct Sample {
     at: Instant,
     seen: Seen,
@@ -256,7 +257,7 @@ impl Sample {
     }
 }
 
-/// How many owners share the flows.
+/// Returns the number of owners that share the flows.
 pub fn owners(way: Way, flows: u32) -> u16 {
     if way == Way::Steer && flows > 1 { 2 } else { 1 }
 }

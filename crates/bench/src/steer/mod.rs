@@ -1,15 +1,17 @@
-//! `holdfast bench steer`: how fast the contact node sends packets on to owners, beside the kernel's IP forwarding.
+//! `holdfast bench steer`: the rate at which the contact node forwards packets to owners, beside the kernel's IP
+//! forwarding.
 //!
 //! Generator, contact node and two owners are namespaces. One generator (XDP live frames of 60 bytes, UDP, pinned to
-//! processor 0) feeds two interfaces of the contact node by turns: behind one is the kernel's IP forwarding, behind the other the
-//! steering program. Each has a NAPI thread of its own, pinned to processor 1, at nice -20. The thread forwards, and then
-//! takes in what the owner receives: for `link` XDP at the owner counts, for `encap` the owner's own steering program unpacks and the
-//! packet is counted where its stack begins, as is what the kernel forwards. More is sent than can be forwarded, so the
-//! rate is what one processor does; the processor time per packet is that thread's, the owner's part included.
+//! processor 0) feeds two interfaces of the contact node in turns: the kernel's IP forwarding serves one, the steering
+//! program the other. Each has a NAPI thread of its own, pinned to processor 1, at nice -20. The thread forwards a
+//! packet, and then performs the owner's receipt: for `link`, XDP at the owner counts; for `encap`, the owner's own
+//! steering program decapsulates, and the packet is counted at the beginning of the owner's stack, as are packets
+//! forwarded by the kernel. The generator sends more than can be forwarded, so the rate is the capacity of one
+//! processor; the processor time per packet is that thread's, including the owner's part.
 //!
-//! Before anything is timed, packets of every flow arrive and are all checked (addresses, ports, checksums, content, owner);
-//! while it is timed, all are counted and one in 64 is checked. The steering table holds all flows of the largest row throughout, and
-//! the rows are measured in turn, round by round, so that what else the machine does falls on all alike.
+//! Before the timing, packets of every flow arrive and are all checked (addresses, ports, checksums, content, owner);
+//! during the timing, all are counted and one in 64 is checked. The steering table always holds all flows of the
+//! largest row, and the rows are measured in turn, round by round, so that other work of the machine affects all alike.
 
 mod group;
 mod measure;
@@ -29,13 +31,13 @@ use place::Place;
 /// Flags of `holdfast bench steer`.
 #[derive(Debug, clap::Args)]
 pub struct SteerArgs {
-    /// How many flows take turns; several, separated by commas.
+    /// Flows that take turns; several numbers, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,1000,100000")]
     flows: Vec<u32>,
-    /// Measurements of each kind; medians are told.
+    /// Measurements of each kind; the results are medians.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// How long each measurement lasts, milliseconds.
+    /// Duration of each measurement, milliseconds.
     #[arg(long, default_value_t = 300)]
     milliseconds: u64,
     /// Write the rows to this file.
@@ -43,13 +45,13 @@ pub struct SteerArgs {
     json: Option<PathBuf>,
 }
 
-/// How a packet gets from the contact node to the owner.
+/// Form in which a packet gets from the contact node to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// By link address, on one segment.
     Link,
-    /// IP in IP, across segments; unpacked by the owner.
+    /// IP in IP, across segments; decapsulated by the owner.
     Encap,
 }
 
@@ -62,7 +64,7 @@ impl Form {
     }
 }
 
-/// One line of the result: medians, and the lowest and highest of each rate.
+/// Result of one combination: medians, and the lowest and highest value of each rate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     flows: u32,
@@ -83,7 +85,7 @@ struct Report<'a> {
     rows: &'a [Row],
 }
 
-/// What is measured for one row.
+/// Measurements of one row.
 struct Cell {
     flows: u32,
     form: Form,
@@ -95,7 +97,8 @@ struct Cell {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// Not root, fewer than two processors, a kernel without what is needed, or packets that did not arrive as they were sent.
+/// The user is not root, there are fewer than two processors, the kernel lacks a feature, or packets did not arrive as
+/// sent.
 pub fn run(args: SteerArgs) -> Result<()> {
     let processors = std::thread::available_parallelism()?.get();
     ensure!(
@@ -109,7 +112,7 @@ pub fn run(args: SteerArgs) -> Result<()> {
         "from 1 to {MAX_FLOWS} flows can be measured"
     );
     let place = Place::new()?;
-    // The threads come before the programs: a measurement without its own thread would say nothing.
+    // The threads come before the programs: a measurement without its own thread would be worthless.
     let mut meter = Meter::new(&place)?;
     let group = Group::new(&place, args.flows.iter().copied().max().unwrap_or(1))?;
     let mut cells = Vec::new();
@@ -145,7 +148,8 @@ pub fn run(args: SteerArgs) -> Result<()> {
     Ok(())
 }
 
-/// Every flow comes through, to its owner and unchanged, on the way it should; returns how many packets were looked at.
+/// Checks that every flow arrives at its owner, unchanged and in the expected form; returns the number of checked
+/// packets.
 fn verify(place: &Place, meter: &mut Meter, group: &Group, flows: u32, form: Form) -> Result<u64> {
     group.reach_by(form)?;
     let before = group.count(counter_of(form));
@@ -168,7 +172,7 @@ fn measure(
 ) -> Result<()> {
     group.reach_by(cell.form)?;
     let duration = Duration::from_millis(args.milliseconds);
-    // Each goes first every other time.
+    // Each way goes first in every other round.
     let ways = if round.is_multiple_of(2) {
         [Way::Kernel, Way::Steer]
     } else {

@@ -1,7 +1,7 @@
-//! Where it is measured: a generator, a contact node and two owners, each a namespace, with veth pairs between them.
+//! The test network: a generator, a contact node and two owners, each a namespace, with veth pairs between them.
 //!
-//! The contact node has two interfaces towards the generator, alike but for what takes the packets in: by `by-kernel` they
-//! go to the kernel's IP forwarding, by `by-steer` to the steering program.
+//! The contact node has two interfaces towards the generator, which differ only in the receiver of the packets: the
+//! kernel's IP forwarding at `by-kernel`, the steering program at `by-steer`.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,24 +14,25 @@ use nix::unistd::Pid;
 
 use crate::pools::system_program;
 
-/// The processor that generates.
+/// Processor of the generator.
 pub const GENERATOR_CPU: usize = 0;
-/// The processor that forwards, and receives at the owner.
+/// Processor of the contact node's forwarding and of the owners' receipt.
 pub const CONTACT_CPU: usize = 1;
 
-/// Link addresses by number: the near and far end of each pair.
+/// Returns a link address by the number of the pair, for its near (0) or far (1) end.
 pub fn link_address(pair: u8, end: u8) -> [u8; 6] {
     [2, 0x48, 0x46, 0, pair, end]
 }
 
-/// One veth pair: name of the interface at each end, and the namespaces.
+/// One veth pair: namespace and interface of each end.
 struct Pair {
     near: (&'static str, &'static str),
     far: (&'static str, &'static str),
 }
 
-/// Generator to contact for the kernel, the same for the steering program; contact to owner for what the kernel forwards,
-/// to both owners on one segment, and to both by encapsulation. (An owner's interface has only what its form needs.)
+/// Pairs of the network: generator to contact node for the kernel, and for the steering program; contact node to owner
+/// for packets forwarded by the kernel, to both owners on one segment, and to both owners by encapsulation. An owner's
+/// interface has only the programs of its form.
 const PAIRS: [Pair; 7] = [
     Pair {
         near: ("g", "to-kernel"),
@@ -69,23 +70,23 @@ pub const LINK: u8 = 3;
 /// Number of the pair to owner 0 by encapsulation; owner 1 has the next.
 pub const ENCAP: u8 = 5;
 
-/// Where each run has its own bpf file system.
+/// Directory of the runs' own bpf file systems.
 const PINS: &str = "/run/holdfast-bench";
 
-/// The namespaces; they end with the value.
+/// The namespaces; dropping this value removes them.
 pub struct Place {
     prefix: String,
-    /// Where the data planes pin their maps.
+    /// Directory in which the data planes pin their maps.
     pub pins: PathBuf,
 }
 
 impl Place {
-    /// Makes the namespaces and the links.
+    /// Creates the namespaces and the links.
     ///
     /// # Errors
     /// `ip` or `ethtool` is missing or fails.
     pub fn new() -> Result<Self> {
-        // Before anything is made: `ip netns exec` would only say that it could not.
+        // Checked first, because `ip netns exec` does not name a missing program.
         system_program("ip", "iproute2")?;
         system_program("ethtool", "ethtool")?;
         remove_remains();
@@ -93,7 +94,7 @@ impl Place {
         let pins = Path::new(PINS).join(&prefix);
         let place = Self { prefix, pins };
         std::fs::create_dir_all(&place.pins)?;
-        // One of its own: not every machine has one at /sys/fs/bpf.
+        // A bpf file system of its own: not every machine has one at /sys/fs/bpf.
         let (none, flags) = (None::<&str>, MsFlags::empty());
         mount(Some("bpf"), &place.pins, Some("bpf"), flags, none)
             .with_context(|| format!("mount a bpf file system at {}", place.pins.display()))?;
@@ -132,14 +133,14 @@ impl Place {
                 &format!("addr add 10.98.{number}.{end}/24 dev {device}"),
             )?;
             self.ip(host, &format!("link set dev {device} up"))?;
-            // Redirected frames are taken only with NAPI; the other end learns of it only while this one is up.
+            // veth accepts redirected frames only with NAPI, and the other end notices it only while this end is up.
             let exec = format!("netns exec {} ethtool -K {device} gro on", self.name(host));
             self.run("ip", &exec)?;
         }
         Ok(())
     }
 
-    /// The kernel's way to the service: by owner 0, whose link address there is known.
+    /// Adds the kernel's route to the service: by owner 0, with a permanent neighbour entry.
     fn route(&self) -> Result<()> {
         let link = link_address(PLAIN, 1)
             .map(|byte| format!("{byte:02x}"))
@@ -154,7 +155,8 @@ impl Place {
         )
     }
 
-    /// Gives an interface's NAPI a thread of its own on [`CONTACT_CPU`], at the highest ordinary priority; returns its id.
+    /// Gives an interface's NAPI a thread of its own on [`CONTACT_CPU`], at the highest ordinary priority; returns the
+    /// thread's id.
     ///
     /// # Errors
     /// The kernel has no threaded NAPI.
@@ -183,7 +185,7 @@ impl Place {
         Ok(thread)
     }
 
-    /// Runs `work` on a thread inside a namespace.
+    /// Runs `work` on a thread in a namespace.
     ///
     /// # Errors
     /// The namespace cannot be entered, or `work` fails.
@@ -204,10 +206,10 @@ impl Place {
         })
     }
 
-    /// The index of an interface.
+    /// Returns the index of an interface.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// There is no interface of this name.
     pub fn ifindex(&self, host: &str, device: &str) -> Result<u32> {
         self.inside(host, || Ok(nix::net::if_::if_nametoindex(device)?))
     }
@@ -245,14 +247,14 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for host in ["g", "s", "o0", "o1"] {
-            // One that was never made cannot be removed.
+            // A namespace that was never created cannot be removed.
             let _ = self.run("ip", &format!("netns del {}", self.name(host)));
         }
         unpin(&self.pins);
     }
 }
 
-/// What an earlier run left that was killed.
+/// Removes the remains of runs that were killed.
 fn remove_remains() {
     let names = |directory: &str| -> Vec<String> {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
@@ -268,7 +270,7 @@ fn remove_remains() {
             .and_then(|pid| pid.parse::<u32>().ok())
             .is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists())
     };
-    // What cannot be removed does no harm: every run has names of its own.
+    // Remains that cannot be removed do no harm: every run has names of its own.
     for namespace in names("/run/netns").iter().filter(|name| is_dead(name)) {
         let _ = Command::new("ip")
             .args(["netns", "del", namespace])
@@ -294,7 +296,7 @@ pub fn pin(thread: Pid, cpu: usize) -> Result<()> {
     sched_setaffinity(thread, &set).with_context(|| format!("pin to processor {cpu}"))
 }
 
-/// Kernel threads that poll network interfaces.
+/// Returns the kernel threads that poll network interfaces.
 fn napi_threads() -> Result<Vec<Pid>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
@@ -305,7 +307,7 @@ fn napi_threads() -> Result<Vec<Pid>> {
         else {
             continue;
         };
-        // A process that has ended meanwhile is none.
+        // A process that has ended meanwhile does not count.
         let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         if name.starts_with("napi/") {
             found.push(Pid::from_raw(pid));

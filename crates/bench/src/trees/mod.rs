@@ -1,4 +1,4 @@
-//! The handlespace as paper 001 section 3 has it: sets that are balanced trees, red-black or treap. To compare with, no part of
+//! The handlespace of paper 001 section 3, with sets as balanced trees, red-black or treap: for comparison, no part of
 //! the product.
 
 mod red_black;
@@ -11,20 +11,21 @@ pub use treap::Treap;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// No node: number 0, whose sum is 0 and which is black.
+/// Number 0 means no node; its sum is 0 and its colour black.
 const NIL: u32 = 0;
 
-/// How a tree is kept balanced.
+/// Balancing of a tree.
 pub trait Balance: Debug + Default {
-    /// A new leaf has been linked.
+    /// Rebalances the tree after a new leaf was linked.
     fn linked<K>(nodes: &mut Nodes<K>, node: u32);
-    /// Takes a node out of the tree.
+    /// Removes a node from the tree.
     fn unlink<K>(nodes: &mut Nodes<K>, node: u32);
-    /// What a new node is marked with; `random` is a random number.
+    /// Returns the mark of a new node; `random` is a random number.
     fn mark(random: u32) -> u32;
 }
 
-/// An ordered set of keys that stand for something. Each has a weight, and each node the sum of its subtree's (paper 001 section 3.2).
+/// An ordered map of keys to values. Each key has a weight, and each node the sum of its subtree's weights (paper 001
+/// section 3.2).
 #[derive(Debug)]
 pub struct Tree<K, B> {
     nodes: Nodes<K>,
@@ -40,22 +41,22 @@ pub struct Nodes<K> {
     root: u32,
 }
 
-/// A key in its place.
+/// A key with its value, weight and links.
 #[derive(Debug)]
 pub struct Node<K> {
-    /// None in node 0 alone.
+    /// `None` only in node 0.
     key: Option<K>,
     value: u32,
     weight: u64,
     sum: u64,
     children: [u32; 2],
     parent: u32,
-    /// A colour, or a priority.
+    /// Colour or priority.
     mark: u32,
 }
 
 impl<K: Copy + Ord, B: Balance> Tree<K, B> {
-    /// Empty.
+    /// Creates an empty tree.
     pub fn new() -> Tree<K, B> {
         Tree {
             nodes: Nodes::new(),
@@ -65,7 +66,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
         }
     }
 
-    /// Adds a key, which is not there yet, and what it stands for. Returns its node, to be named by it until it is removed.
+    /// Adds a new key with its value. Returns its node, which stays valid until removal.
     pub fn insert(&mut self, key: K, value: u32, weight: u64) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
@@ -100,7 +101,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
         self.free.push(node);
     }
 
-    /// The node of a key.
+    /// Returns the node of a key.
     pub fn find(&self, key: &K) -> Option<u32> {
         let mut at = self.nodes.root;
         while at != NIL {
@@ -113,7 +114,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
         None
     }
 
-    /// The key of a node.
+    /// Returns the key of a node.
     pub fn key(&self, node: u32) -> K {
         let Some(key) = self.nodes[node].key else {
             unreachable!("every node but the one that is none has a key");
@@ -121,18 +122,18 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
         key
     }
 
-    /// What a node's key stands for.
+    /// Returns the value of a node's key.
     pub fn value(&self, node: u32) -> u32 {
         self.nodes[node].value
     }
 
-    /// The node of the lowest key.
+    /// Returns the node of the lowest key.
     pub fn first(&self) -> Option<u32> {
         let root = self.nodes.root;
         (root != NIL).then(|| self.nodes.end(root, 0))
     }
 
-    /// The node of the next key.
+    /// Returns the node of the next key.
     pub fn next(&self, node: u32) -> Option<u32> {
         let right = self.nodes[node].children[1];
         if right != NIL {
@@ -151,12 +152,13 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
         }
     }
 
-    /// The sum of all weights.
+    /// Returns the sum of all weights.
     pub fn total(&self) -> u64 {
         self.nodes[self.nodes.root].sum
     }
 
-    /// The node at whose weight the sum of the weights up to it first exceeds `point`, which is below the total.
+    /// Returns the first node at which the sum of the weights up to and including it exceeds `point`, which must be
+    /// below the total.
     pub fn at(&self, mut point: u64) -> u32 {
         let mut at = self.nodes.root;
         loop {
@@ -175,7 +177,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
         }
     }
 
-    /// Changes a node's weight.
+    /// Changes a node's weight, and the sums above it.
     pub fn set_weight(&mut self, node: u32, weight: u64) {
         self.nodes[node].weight = weight;
         self.nodes.sum_up(node);
@@ -213,13 +215,13 @@ impl<K> Nodes<K> {
         }
     }
 
-    /// Which child of its parent it is.
+    /// Returns the index of a node among its parent's children.
     fn side(&self, node: u32) -> usize {
         let parent = self[node].parent;
         usize::from(self[parent].children[1] == node)
     }
 
-    /// The last node on one side of a subtree.
+    /// Returns the last node on one side of a subtree.
     fn end(&self, mut node: u32, side: usize) -> u32 {
         while self[node].children[side] != NIL {
             node = self[node].children[side];
@@ -227,7 +229,7 @@ impl<K> Nodes<K> {
         node
     }
 
-    /// Puts a node into the place of another, without what is below that.
+    /// Puts node `by` into the place of `node`, without the subtree of `node`.
     fn replace(&mut self, node: u32, by: u32) {
         let parent = self[node].parent;
         if parent == NIL {
@@ -239,7 +241,7 @@ impl<K> Nodes<K> {
         self[by].parent = parent;
     }
 
-    /// Turns a node down to a side; its child of the other side takes its place.
+    /// Rotates a node down to a side; its child of the other side takes its place.
     fn rotate(&mut self, node: u32, side: usize) {
         let up = self[node].children[1 - side];
         let inner = self[up].children[side];
@@ -269,7 +271,7 @@ impl<K> Nodes<K> {
 }
 
 impl<K: Ord> Nodes<K> {
-    /// Makes a node a leaf where its key belongs.
+    /// Links a node as a leaf at the position of its key.
     fn link(&mut self, node: u32) {
         let (mut parent, mut side) = (NIL, 0);
         let mut at = self.root;

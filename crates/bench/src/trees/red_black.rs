@@ -1,9 +1,9 @@
-//! Red-black trees (Guibas and Sedgewick 1978): the paths to the leaves have the same number of black nodes, no red one
-//! has a red child.
+//! Red-black trees (Guibas and Sedgewick 1978): all paths to the leaves have the same number of black nodes, and no red
+//! node has a red child.
 
 use super::{Balance, NIL, Nodes};
 
-/// Balanced by colours.
+/// Balance by colours.
 #[derive(Debug, Default)]
 pub struct RedBlack;
 
@@ -81,7 +81,7 @@ impl Balance for RedBlack {
     }
 }
 
-/// The paths through a node, perhaps none, have lost a black one.
+/// Restores the balance after the paths through a node, possibly [`NIL`], have lost a black node.
 fn restore<K>(nodes: &mut Nodes<K>, mut node: u32) {
     while node != nodes.root && nodes[node].mark == BLACK {
         let parent = nodes[node].parent;
@@ -117,7 +117,7 @@ fn restore<K>(nodes: &mut Nodes<K>, mut node: u32) {
 
 #[cfg(test)]
 impl RedBlack {
-    /// How many black nodes each path below a node has.
+    /// Checks a subtree; returns the number of black nodes on each path.
     pub(super) fn check<K>(nodes: &Nodes<K>, node: u32) -> usize {
         if node == NIL {
             return 0;

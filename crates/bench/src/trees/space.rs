@@ -2,7 +2,7 @@
 
 use super::{Balance, Tree};
 
-/// Bytes of a pool handle, stored inside the pool (section 5.1.6).
+/// A pool handle, stored inside the pool (section 5.1.6).
 pub type Handle = [u8; 32];
 
 /// A policy: a sorting order and a selection procedure (section 3.2).
@@ -12,13 +12,13 @@ pub enum Order {
     Turn,
     /// By load, then by sequence number: least used.
     Load,
-    /// By weight, all the same: random.
+    /// By equal weights: random.
     Weight,
 }
 
-/// Where a selection set has an element: its value, its sequence number.
+/// Position of an element in a selection set: its value, and its sequence number.
 type Rank = (u64, u64);
-/// A registrar, a pool, an element's id.
+/// Home registrar, pool, and id of an element.
 type Owned = (u32, u32, u32);
 
 /// A set of pools, and the sets over all elements.
@@ -38,7 +38,7 @@ pub struct Space<B> {
 struct Element {
     id: u32,
     pool: u32,
-    /// Its nodes.
+    /// Nodes of the element in the sets.
     in_index: u32,
     in_selection: u32,
     in_owned: u32,
@@ -54,7 +54,7 @@ struct Pool<B> {
 }
 
 impl<B: Balance> Space<B> {
-    /// Empty.
+    /// Creates an empty handlespace.
     pub fn new() -> Space<B> {
         Space {
             elements: Vec::new(),
@@ -68,7 +68,7 @@ impl<B: Balance> Space<B> {
         }
     }
 
-    /// Makes a pool, for good.
+    /// Adds a pool, which is never removed.
     pub fn add_pool(&mut self, handle: Handle, order: Order) {
         let number = self.pools.len() as u32;
         self.pools_by_handle.insert(handle, number, 1);
@@ -80,7 +80,7 @@ impl<B: Balance> Space<B> {
         });
     }
 
-    /// Registers an element, or registers it again with another load. False if there is no such pool.
+    /// Registers an element, or registers it again with another load. Returns false if the pool does not exist.
     pub fn register(&mut self, handle: &Handle, id: u32, home: u32, load: u32) -> bool {
         let Some(number) = self.pool(handle) else {
             return false;
@@ -108,7 +108,7 @@ impl<B: Balance> Space<B> {
         true
     }
 
-    /// Removes an element. False if it is not there.
+    /// Removes an element. Returns false if it does not exist.
     pub fn deregister(&mut self, handle: &Handle, id: u32) -> bool {
         let Some(slot) = self.element(handle, id) else {
             return false;
@@ -123,7 +123,7 @@ impl<B: Balance> Space<B> {
         true
     }
 
-    /// Sets an element's one timer anew. False if there is no such element.
+    /// Sets an element's only timer. Returns false if the element does not exist.
     pub fn set_timer(&mut self, handle: &Handle, id: u32, at_us: u64) -> bool {
         let Some(slot) = self.element(handle, id) else {
             return false;
@@ -132,20 +132,20 @@ impl<B: Balance> Space<B> {
         true
     }
 
-    /// Sets the timer of an element by its place.
+    /// Sets the timer of an element by its slot.
     pub fn set_timer_of(&mut self, slot: u32, at_us: u64) {
         self.stop_timer(slot);
         self.elements[slot as usize].in_timers = Some(self.timers.insert((at_us, slot), slot, 1));
     }
 
-    /// Takes the first timer: when it was to expire, and whose it was.
+    /// Removes the first timer; returns its expiry time and its element's slot.
     pub fn pop_timer(&mut self) -> Option<(u64, u32)> {
         let (at_us, slot) = self.timers.key(self.timers.first()?);
         self.stop_timer(slot);
         Some((at_us, slot))
     }
 
-    /// Shows the ids of up to `items` elements by the pool's policy.
+    /// Passes the ids of up to `items` elements to `visit`, by the pool's policy.
     pub fn resolve(&mut self, handle: &Handle, items: usize, mut visit: impl FnMut(u32)) {
         let Some(number) = self.pool(handle) else {
             return;
@@ -176,7 +176,7 @@ impl<B: Balance> Space<B> {
         }
     }
 
-    /// Walks through the elements of a registrar.
+    /// Passes the ids of a registrar's elements to `visit`.
     pub fn synchronize(&self, home: u32, mut visit: impl FnMut(u32)) {
         let mut next = self.owned.first();
         while let Some(node) = next {
@@ -188,7 +188,7 @@ impl<B: Balance> Space<B> {
         }
     }
 
-    /// Draws elements without repetition: who is drawn weighs nothing until all are.
+    /// Draws elements without repetition: a drawn element has weight 0 until all are drawn.
     fn draw(&mut self, pool: u32, items: usize) {
         let pool = &mut self.pools[pool as usize];
         while self.chosen.len() < items && pool.selection.total() > 0 {
@@ -223,7 +223,7 @@ impl<B: Balance> Space<B> {
 }
 
 impl<B> Pool<B> {
-    /// Where an element is put that registers or has been selected (equation 1).
+    /// Returns the position of an element that registers or was selected (equation 1).
     fn rank(&mut self, load: u32) -> Rank {
         self.sequence += 1;
         match self.order {
@@ -260,7 +260,7 @@ mod tests {
         ]
     }
 
-    /// An element of a vector: id, load, sequence number, timer.
+    /// An element of the model: id, load, sequence number, timer.
     #[derive(Clone, Copy)]
     struct Plain(u32, u32, u64, Option<u64>);
 

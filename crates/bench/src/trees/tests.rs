@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Order, links and sums of a subtree; its keys in order.
+/// Checks order, links and sums of a subtree; collects its keys in order.
 fn walk(nodes: &Nodes<u32>, node: u32, keys: &mut Vec<u32>) -> u64 {
     if node == NIL {
         return 0;

@@ -2,7 +2,7 @@
 
 use super::{Balance, NIL, Nodes};
 
-/// Balanced by random priorities.
+/// Balance by random priorities.
 #[derive(Debug, Default)]
 pub struct Treap;
 

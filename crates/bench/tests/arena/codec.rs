@@ -1,4 +1,4 @@
-//! The protocol's bytes, and a client beside a server of a few lines, without sockets.
+//! Tests of the protocol's encoding, and of a client against a minimal server, without sockets.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use holdfast_bench::arena::protocol::{Malformed, connectionless, from_server};
 use holdfast_bench::arena::{Client, Phase, Settings};
 use proptest::prelude::*;
 
-/// A message in the datagrams in which a server sends it.
+/// Splits a message into the datagrams that a server sends.
 fn datagrams(sequence: u32, message: &[u8]) -> Vec<Vec<u8>> {
     if message.len() < FRAGMENT_BYTES {
         return vec![[&sequence.to_le_bytes(), message].concat()];
@@ -134,7 +134,7 @@ fn connected() -> Client {
     let mut client = Client::new(settings, ms(0));
     client.handle_timeout(ms(0));
     assert!(client.poll_transmit().unwrap().ends_with(b"getchallenge"));
-    // What is lost is asked again.
+    // A lost request is repeated.
     client.handle_timeout(ms(500));
     assert!(client.poll_transmit().unwrap().ends_with(b"getchallenge"));
     client.handle_datagram(ms(501), b"\xff\xff\xff\xffchallengeResponse 77 0 71");
@@ -149,7 +149,8 @@ fn connected() -> Client {
     client
 }
 
-/// A message with what `body` says in it; the client has said nothing, so only the challenge scrambles it.
+/// Builds a message with a body written by `body`. The client has sent nothing yet, so only the challenge scrambles the
+/// message.
 fn message(sequence: u32, body: impl Fn(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.long(0);
@@ -165,7 +166,7 @@ fn snapshot(sequence: u32, server_time_ms: i32) -> Vec<u8> {
     message(sequence, |writer| {
         writer.byte(7);
         writer.long(server_time_ms);
-        // Of no other snapshot, no flags, no areas, no field of the player.
+        // Not relative to another snapshot, no flags, no areas, no field of the player.
         (0..4).for_each(|_| writer.byte(0));
     })
 }

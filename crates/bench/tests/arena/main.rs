@@ -1,4 +1,4 @@
-//! OpenArena's dedicated server with players that speak its protocol, as the load for migrations.
+//! OpenArena's dedicated server with players that speak its protocol: a load for migrations.
 
 mod codec;
 mod play;

@@ -1,21 +1,21 @@
-//! The real server: needs root and OpenArena's packages, so `./x test-real` runs these.
+//! Tests with the real server: they need root and OpenArena's packages, so `./x test-real` runs them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_bench::arena::{Game, Match, Phase, now};
 
-/// Two servers at once would disturb each other's timing.
+/// Serializes the tests: two servers at once would disturb each other's timing.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 const PLAYERS: u16 = 24;
-/// Snapshots a second: the paper's and the server's default.
+/// Snapshots per second: the default of the paper and of the server.
 const SNAPSHOTS: u32 = 20;
-/// User commands a second.
+/// User commands per second.
 const COMMANDS: u32 = 40;
-/// How long the server may be silent.
+/// Silence of the server after which a player gives up.
 const SILENCE: Duration = Duration::from_secs(3);
-/// How long they play.
+/// Duration of play.
 const PLAY: Duration = Duration::from_secs(5);
 
 fn a_match(name: &str, seats: u16) -> Match {
@@ -33,7 +33,7 @@ fn twenty_four_players_play_and_nothing_is_lost() {
     let begin = now();
     std::thread::sleep(PLAY);
     let window = begin..=now();
-    // A datagram, and another if the server does not answer at once.
+    // The status query repeats its datagram if the server does not answer at once.
     let ask = || arena.status("c1").ok();
     let status = arena
         .lab()
@@ -50,12 +50,12 @@ fn twenty_four_players_play_and_nothing_is_lost() {
         let median = trace.median_gap(window.clone()).unwrap();
         let off = median.abs_diff(arena.interval());
         assert!(off < arena.interval() / 4, "player {number}: {median:?}");
-        // The game carries out what the player does, and the player gets somewhere.
+        // The game carries out the player's commands, and the player moves.
         let newest = trace.arrivals.last().unwrap().server_time_ms;
         let behind = newest - trace.command_time_ms;
         assert!(behind < 500, "player {number}: {behind} ms behind");
         assert!(trace.steps > 20, "player {number}: {} steps", trace.steps);
-        // It hears what the others say, and its own words are heard.
+        // The player receives the others' chat, and its own chat reaches them.
         assert!(trace.commands_done > 0, "player {number}");
         assert!(
             trace.server_commands > u64::from(PLAYERS) / 2,
@@ -80,7 +80,7 @@ fn a_player_that_is_cut_off_is_disconnected_and_what_it_missed_is_seen() {
     let arena = a_match("cut", 2);
     let players = arena.join(COMMANDS, SILENCE).unwrap();
     let lab = arena.lab();
-    // For a moment: the player goes on, and both sides see what was lost.
+    // A short cut: the player goes on, and both sides count the lost datagrams.
     lab.lab().cut("c2").unwrap();
     std::thread::sleep(Duration::from_secs(1));
     let begin = now();
@@ -94,7 +94,7 @@ fn a_player_that_is_cut_off_is_disconnected_and_what_it_missed_is_seen() {
     assert_eq!(report.phase, Phase::Playing);
     let delay = report.trace.added_delay(begin..=now(), arena.interval());
     assert!(delay.unwrap() > Duration::from_millis(500), "{delay:?}");
-    // For good.
+    // A permanent cut.
     lab.lab().cut("c2").unwrap();
     lab.until("the player is gone", PLAY * 10, || {
         matches!(players.reports()[1].phase, Phase::Disconnected(_)).then_some(())

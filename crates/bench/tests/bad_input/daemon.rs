@@ -1,4 +1,4 @@
-//! Daemons that cannot start, or run out of room.
+//! Daemons that cannot start, or run out of resources.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ fn holdfastd() -> String {
     find_program("holdfastd").unwrap().display().to_string()
 }
 
-/// n2's configuration with some text replaced, in a file of its own.
+/// Writes n2's configuration, with some text replaced, to a file of its own.
 fn config(world: &World, name: &str, changes: &[(&str, &str)]) -> PathBuf {
     let directory = world.cluster.directory();
     let mut text = fs::read_to_string(directory.join("n2.toml")).unwrap();
@@ -65,7 +65,7 @@ fn missing_capabilities(world: &World) {
     world.unharmed();
 }
 
-/// One that is started by mistake beside another does not touch its filters.
+/// A second daemon, started by mistake on the same node, does not touch the filters of the first.
 fn second_daemon(world: &World) {
     let path = config(world, "second.toml", &[]).display().to_string();
     let pid = world.cluster.daemon_pid("n2").unwrap();
@@ -89,7 +89,7 @@ fn run_dir_that_cannot_be_written(world: &World) {
     world.unharmed();
 }
 
-/// What is replaced in a good file by what, and what the error says.
+/// Replacements (old, new) in a valid file, and parts of the expected error.
 type Case = (
     &'static [(&'static str, &'static str)],
     &'static [&'static str],
@@ -151,8 +151,8 @@ fn bad_configurations(world: &World) {
     world.unharmed();
 }
 
-/// n3's run directory has no room: connections come and go as before, and the log says what is not as it should be. A
-/// daemon that starts there serves again, or says what is missing.
+/// n3's run directory is full: connections still move to and from n3, and the log names the problem. A daemon that
+/// starts there serves again, or names the missing space.
 fn full_disk(world: &World) {
     let fill = "mount -o remount,size=64k /run; dd if=/dev/zero of=/run/full bs=4k 2>&1; df /run >&2; exit 0";
     let filled = world.run("n3", &["sh", "-c", fill]);

@@ -1,4 +1,4 @@
-//! Programs and daemons that can open no more files.
+//! Programs and daemons that reach their limit of open files.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::process::Command;
 use crate::common::{World, says};
 use crate::strange::{Strange, both_speak, connection, listener_in};
 
-/// So many files may the process have, of which it has more.
+/// Limit of open files, below the number that the process has open.
 const NO_MORE: &str = "3";
 
-/// Takes a process's room for further files, and gives it back when dropped.
+/// Lowers a process's limit of open files, and restores the limit when dropped.
 struct Full {
     pid: i32,
     before: String,
@@ -33,7 +33,7 @@ impl Drop for Full {
     }
 }
 
-/// The soft limit alone.
+/// Sets the soft limit only.
 fn set_limit(pid: i32, soft: &str) {
     let mut command = Command::new("prlimit");
     command.args(["--pid", &pid.to_string(), &format!("--nofile={soft}:")]);
@@ -74,7 +74,7 @@ fn no_descriptor_left() {
     says(odd.kept(of_odd), &["the daemon has no descriptor left"]);
     drop(full);
     both_speak(&mut client, &mut server);
-    // Its session goes on.
+    // The program's session with the daemon goes on.
     odd.hand_off(of_odd, "n3", Some(server.as_fd()));
     says(odd.kept(of_odd), &["no server program on node n3 serves"]);
     world.unharmed();

@@ -1,5 +1,5 @@
-//! What cannot be done is refused with a clear error, whoever asks and however wrongly: and the connections of a running
-//! group, verified all the while, do not notice. Needs root.
+//! Impossible and malformed requests from any source are refused with a clear error, and the connections of a running
+//! group, verified all the time, are not affected. Needs root.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Strangers and broken nodes on the port between nodes.
+//! Strangers and faulty nodes on the port between nodes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ fn strangers_among_the_nodes() {
         socket.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         read_to_end(&mut socket);
     });
-    // Cut off in the middle of a record: closed, and that is all.
+    // A connection cut off in the middle of a record is closed without further effect.
     let mut cut = reach_n2(&world);
     cut.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
     cut.shutdown(std::net::Shutdown::Write).unwrap();
@@ -46,7 +46,7 @@ fn strangers_among_the_nodes() {
     world.end();
 }
 
-/// `act` gets a connection to n2, and ends when n2 has closed it. That must be counted as `reason`.
+/// Runs `act` with a connection to n2 until n2 closes it, and asserts that the rejection is counted under `reason`.
 fn counted(world: &World, reason: &str, act: impl FnOnce(TcpStream)) {
     let line = format!("holdfast_frames_rejected_total{{reason=\"{reason}\"}}");
     let before = world.metric("n2", &line);
@@ -70,7 +70,7 @@ fn wrong_certificates(world: &World, ca: &Path) {
         .unwrap()
         .issue("n3", &[], NODE_DAYS)
         .unwrap();
-    // It trusts the group, which has no reason to trust it.
+    // A stranger that trusts the group's authority, but has a certificate of another authority.
     let files = TlsConfig {
         ca: ca.join("ca.pem"),
         ..files(&other, "n3")
@@ -81,13 +81,13 @@ fn wrong_certificates(world: &World, ca: &Path) {
         let _ = stream.write_all(&hello(3, "lab"));
         read_to_end(&mut stream);
     });
-    // No certificate at all, and a certificate of another node than it says it is.
+    // A valid certificate, with a node number that belongs to another node.
     for claimed in [2, 3] {
         greets(world, ca, "n9", hello(claimed, "lab"), "node");
     }
 }
 
-/// First words that do not fit, from the holder of a valid certificate.
+/// Invalid first frames from the holder of a valid certificate.
 fn greetings(world: &World, ca: &Path) {
     greets(world, ca, "n3", hello(3, "mails"), "group");
     greets(world, ca, "n3", hello(1, "lab"), "node");
@@ -102,7 +102,7 @@ fn greetings(world: &World, ca: &Path) {
     greets(world, ca, "n3", malformed, "malformed");
 }
 
-/// After a good greeting as n3, frames that are none. The real n3 is connected again afterwards.
+/// Invalid frames after a valid greeting as n3. The real n3 is connected again afterwards.
 fn frames(world: &World, ca: &Path) {
     let mut version = ping();
     version[4] = VERSION + 1;
@@ -130,7 +130,7 @@ fn frames(world: &World, ca: &Path) {
     }
 }
 
-/// A revoked certificate is refused once the daemon has read the list anew; a list that is none changes nothing.
+/// A revoked certificate is refused once the daemon has reloaded the revocation list; an invalid list changes nothing.
 fn revocation(world: &World, ca: &Path, authority: &Authority) {
     let n9 = Tls::from_files(&files(ca, "n9"), "n9").unwrap();
     let greet = |socket| {
@@ -159,7 +159,7 @@ fn revocation(world: &World, ca: &Path, authority: &Authority) {
     counted(world, "certificate", greet);
 }
 
-/// `bytes` from the holder of `name`'s certificate.
+/// Sends `bytes` as the holder of `name`'s certificate, and asserts that they are rejected for `reason`.
 fn greets(world: &World, ca: &Path, name: &str, bytes: Vec<u8>, reason: &str) {
     counted(world, reason, |socket| {
         let mut stream = dial(ca, name, socket);
@@ -200,7 +200,7 @@ fn bytes(frame: &Frame) -> Vec<u8> {
     bytes
 }
 
-/// Reads until the other side closes, in whatever way.
+/// Reads until the other side closes, with or without an error.
 fn read_to_end(stream: &mut impl Read) {
     let mut buffer = [0; 4096];
     loop {

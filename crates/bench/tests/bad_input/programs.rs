@@ -1,4 +1,4 @@
-//! Server programs that hang or die in the middle of giving and of taking.
+//! Server programs that hang or die while they give or take connections.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -32,7 +32,7 @@ fn programs_that_hang_or_die() {
 
 type Connected = (TcpStream, TcpStream, FlowText);
 
-/// The program never comes to a safe point: the operator hears so in bounded time, and a late answer moves nothing.
+/// The program never reaches a safe point: the operator gets an error within 10 s, and a late answer moves nothing.
 fn never_gives(world: &World, (mut client, mut server, flow): Connected) {
     let program = Strange::open(world, "n2");
     program.serves(world);
@@ -40,7 +40,7 @@ fn never_gives(world: &World, (mut client, mut server, flow): Connected) {
     known(world, flow);
     let id = world.hand_off("n2", &[flow], "n3").unwrap().id;
     assert!(matches!(program.hear(), FromDaemon::Asked { flows, .. } if flows == [flow]));
-    // Others do not wait for it.
+    // Handoffs of other programs do not wait for this program.
     world.moves("n2", world.flow(0), "n3");
     world.moves("n3", world.flow(0), "n2");
     match world.ended("n2", id).results.remove(0).outcome {
@@ -53,7 +53,8 @@ fn never_gives(world: &World, (mut client, mut server, flow): Connected) {
     world.unharmed();
 }
 
-/// The program on the acceptor never says that it has what it needs; told of the end, it goes on as well.
+/// The acceptor's program never confirms that it has received the connection; after the daemon cancels, the program
+/// goes on as well.
 fn never_takes(world: &World, (mut client, mut server, flow): Connected) {
     let program = Strange::open(world, "n2");
     program.accepted(flow);
@@ -69,12 +70,12 @@ fn never_takes(world: &World, (mut client, mut server, flow): Connected) {
     let cancelled = taker.hear();
     assert!(matches!(cancelled, FromDaemon::Cancel { ids, .. } if ids == [id]));
     drop(socket);
-    // Too late, and to no effect.
+    // A late confirmation has no effect.
     taker.say(&ToDaemon::Received { ids: vec![id] });
     both_speak(&mut client, &mut server);
     world.unharmed();
 
-    // The next one arrives.
+    // The next connection arrives.
     program.hand_off(flow, "n3", Some(server.as_fd()));
     let (id, socket) = incoming(&taker);
     taker.say(&ToDaemon::Received { ids: vec![id] });
@@ -92,7 +93,7 @@ fn dies_while_taking(world: &World, (mut client, mut server, flow): Connected) {
     taker.serves(world);
     taking(world);
     program.hand_off(flow, "n3", Some(server.as_fd()));
-    // All its descriptors go, as when it is killed.
+    // All descriptors of the program close at once, as when it is killed.
     drop(incoming(&taker));
     drop(taker);
     says(
@@ -103,7 +104,7 @@ fn dies_while_taking(world: &World, (mut client, mut server, flow): Connected) {
     world.unharmed();
 }
 
-/// The daemon has what it needs: the connection outlives the program that gave it.
+/// Once the daemon has the descriptor and state, the connection outlives the program that gave it.
 fn dies_while_giving(world: &World, (mut client, server, flow): Connected) {
     let program = Strange::open(world, "n2");
     program.accepted(flow);
@@ -121,7 +122,8 @@ fn dies_while_giving(world: &World, (mut client, server, flow): Connected) {
     world.unharmed();
 }
 
-/// Nobody is left to answer: the operator hears so at once. (The connection ends with its program, as anywhere.)
+/// The program ends before it answers: the operator gets an error at once. (The connection ends with its program, as on
+/// any host.)
 fn dies_when_asked(world: &World, (mut client, server, flow): Connected) {
     let program = Strange::open(world, "n2");
     program.accepted(flow);
@@ -138,7 +140,7 @@ fn dies_when_asked(world: &World, (mut client, server, flow): Connected) {
     world.unharmed();
 }
 
-/// A real one, killed while many connections come: all of them stay with the donor.
+/// A real echo program is killed while many connections arrive: all of them stay with the donor.
 fn echo_killed_while_taking(world: &World) {
     let pid = || world.cluster.program_pid("n3", "echo").unwrap();
     let program = Pid::from_raw(pid().unwrap());
@@ -184,7 +186,7 @@ fn taking(world: &World) {
     });
 }
 
-/// The next connection that comes, with its state.
+/// Receives the next incoming connection and its state.
 fn incoming(taker: &Strange) -> (u64, OwnedFd) {
     let (message, descriptors) = taker.hear_with();
     let FromDaemon::Incoming { items } = message else {

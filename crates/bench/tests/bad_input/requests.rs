@@ -1,4 +1,4 @@
-//! The operator asks for what cannot be.
+//! Impossible requests by the operator.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -39,7 +39,7 @@ fn names_that_are_not_there(world: &World) {
     says(refused, &["no flow of this node matches"]);
     world.unharmed();
 
-    // One of several does not keep the others.
+    // One unknown flow of several does not affect the others.
     let id = world.hand_off("n2", &[flow, unknown], "n3").unwrap().id;
     for result in world.ended("n2", id).results {
         match result.outcome {
@@ -72,7 +72,8 @@ fn named_twice(world: &World) {
     world.unharmed();
 }
 
-/// While the acceptor's program sleeps, the flow is on its way; then it is refused, by name.
+/// While the acceptor's program is stopped, the flow is in transit and a second handoff is refused; the first then
+/// fails with a named reason.
 fn moving_already(world: &World) {
     let flow = world.flow(2);
     let program = world.cluster.program_pid("n3", "echo").unwrap().unwrap();
@@ -155,15 +156,15 @@ fn malformed(world: &World) {
     world.unharmed();
 }
 
-/// What n2's control socket answers to these bytes.
+/// Sends bytes to n2's control socket and returns the answer.
 fn speak(world: &World, request: &str) -> String {
     let path = world.cluster.run_file("n2", "control.sock").unwrap();
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // Who refuses what is too long does not read it to its end.
+    // A server that refuses an oversized request does not read it to the end, so the write may fail.
     let _ = stream.write_all(request.as_bytes());
     let mut answer = Vec::new();
-    // What was sent and not read makes the end a reset; the answer came before.
+    // Unread request data turns the close into a reset; the answer arrives before it.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
 }

@@ -1,4 +1,4 @@
-//! Sockets and states that cannot move, and programs that give what they must not.
+//! Sockets and states that cannot move, and programs that give invalid descriptors.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
@@ -93,7 +93,7 @@ fn multipath(world: &World) {
         eprintln!("left out: this kernel speaks no Multipath TCP");
         return;
     }
-    // The listener of before is closed, but not all that came by it.
+    // The listener used before is closed, but connections accepted from it remain.
     let listener = listener_in(world, "n2", world.odd(), true);
     let program = Strange::open(world, "n2");
     let connect = || -> TcpStream {
@@ -119,11 +119,11 @@ fn multipath(world: &World) {
     world.unharmed();
 }
 
-/// What comes on the socket of server programs and is no message.
+/// Invalid messages on the socket for server programs.
 fn messages_that_are_none(world: &World) {
     let told = |bytes: &[u8]| -> String {
         let program = Strange::open(world, "n2");
-        // One that is too long cannot be sent in this way.
+        // A message beyond the maximum length cannot be sent in this way.
         nix::unistd::write(&program.channel, bytes).unwrap();
         match program.hear() {
             FromDaemon::Error { text } => {

@@ -1,4 +1,4 @@
-//! A node of the group that was taken over wants the flows of others, and their epochs.
+//! A compromised node of the group tries to take flows of other nodes, and to use up their epochs.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -11,12 +11,12 @@ use holdfast_wire::{
 use crate::common::member::Member;
 use crate::common::{World, eventually};
 
-/// The member's number, and its peers: who holds the table, and who owns the flows.
+/// Number of the compromised member, and indices of its peers: the holder of the table and the owner of the flows.
 const OWN: NodeId = NodeId(3);
 const HOLDER: usize = 0;
 const OWNER: usize = 1;
 
-/// Epochs that are left to a flow, whatever a member has asked for: one a second for 17 years.
+/// Number of epochs left to a flow, whatever a member has requested: one per second for 17 years.
 const LEFT: Epoch = 1 << 29;
 
 type Answer = Result<Option<Record>, Refusal>;
@@ -43,7 +43,7 @@ fn flow(of: holdfast_api::FlowText) -> Flow {
     of.to_string().parse().unwrap()
 }
 
-/// Asks the holder for changes, and waits for its answer.
+/// Requests changes from the holder, and returns its answer.
 fn asked(member: &mut Member, changes: Vec<Change>) -> Vec<Answer> {
     let request = 42;
     member
@@ -59,7 +59,7 @@ fn asked(member: &mut Member, changes: Vec<Change>) -> Vec<Answer> {
     answer.unwrap()
 }
 
-/// The holder's records.
+/// Returns the holder's records of flows.
 fn records(member: &mut Member, flows: Vec<Flow>) -> Vec<Option<Record>> {
     let request = 43;
     member
@@ -75,7 +75,7 @@ fn records(member: &mut Member, flows: Vec<Flow>) -> Vec<Option<Record>> {
     answer.unwrap()
 }
 
-/// Whatever it asks for a flow that is another's, the record stays what it is.
+/// No request for another node's flow changes the record.
 fn flows_of_others(world: &World, member: &mut Member) {
     let wanted = flow(world.flow(1));
     let before = records(member, vec![wanted])[0].expect("a record");
@@ -104,7 +104,7 @@ fn flows_of_others(world: &World, member: &mut Member) {
     world.unharmed();
 }
 
-/// The member offers the owner its own flow: the owner keeps it, and its connection.
+/// The member offers the owner a flow that the owner has: the owner keeps the flow and its connection.
 fn prepared_for_others(world: &World, member: &mut Member) {
     let wanted = flow(world.flow(2));
     for epoch in [1, 5, Epoch::MAX] {
@@ -132,7 +132,7 @@ fn prepared_for_others(world: &World, member: &mut Member) {
     }
 }
 
-/// The member names the last epochs for flows that nobody has, so that none would be left for their owners.
+/// The member requests the highest epochs for flows without a record, so that no epochs would be left for later owners.
 fn epochs(world: &World, member: &mut Member) {
     let service = world.service;
     let client = |number: u16| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 200, 0, 1)), number);
@@ -150,7 +150,7 @@ fn epochs(world: &World, member: &mut Member) {
         });
         asked(member, changes.collect());
     }
-    // Connections that are established now still have epochs to move with.
+    // Connections established afterwards still have epochs to move with.
     let changes = flows.iter().map(|flow| Change {
         flow: *flow,
         kind: ChangeKind::Establish,
@@ -160,7 +160,7 @@ fn epochs(world: &World, member: &mut Member) {
         let record = answer.expect("a new flow").expect("a record");
         assert!(record.epoch < Epoch::MAX - LEFT, "{record}");
     }
-    // So do new connections, which the holder still learns of.
+    // The holder still learns of new connections, and they can move.
     let stream = connect(world.cluster.lab(), "c1", service, 1)
         .unwrap()
         .remove(0);

@@ -1,4 +1,4 @@
-//! A server program driven by hand: it speaks the daemon's protocol as it likes.
+//! A server program driven by the test: it sends any messages of the daemon's protocol.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,11 +9,12 @@ use holdfast_api::{Drain, FlowText, Protocol};
 
 use crate::common::World;
 
-/// Tells the helper in a host where to give its listener, and what kind of socket it is to be.
+/// Environment variable of the helper process: where to pass the listener, its address, and true for a Multipath TCP
+/// socket.
 const HELPER: &str = "HOLDFAST_TEST_LISTENER";
 
-/// The daemon watches sockets made in its host, and what is accepted from them. So a process in the host makes the
-/// listener, and this process gets it.
+/// Returns a listener made in a host. The daemon only watches sockets made in its host, and connections accepted from
+/// them, so a helper process in the host makes the listener and passes it to this process.
 pub fn listener_in(world: &World, host: &str, address: SocketAddr, multipath: bool) -> TcpListener {
     let path = world.cluster.directory().join(format!("{host}.listener"));
     let passed = Listener::bind(&path).unwrap();
@@ -28,7 +29,7 @@ pub fn listener_in(world: &World, host: &str, address: SocketAddr, multipath: bo
     TcpListener::from(packet.descriptors.into_iter().next().unwrap())
 }
 
-/// Runs in a host, in a process of its own; see [`listener_in`].
+/// Runs as a separate process in a host; see [`listener_in`].
 #[test]
 #[ignore = "only of use to other tests"]
 fn makes_a_listener() {
@@ -50,7 +51,7 @@ fn makes_a_listener() {
     channel.send(&[1], &[listener.as_fd()]).unwrap();
 }
 
-/// A session of a program.
+/// A session of a server program with the daemon of a node.
 pub struct Strange {
     pub channel: Channel,
 }
@@ -76,7 +77,7 @@ impl Strange {
         strange
     }
 
-    /// Takes flows of the pool `odd` from now on.
+    /// Registers the program as a server of the pool `odd`.
     pub fn serves(&self, world: &World) {
         self.say(&ToDaemon::Serve {
             service: 1,
@@ -96,7 +97,7 @@ impl Strange {
             .unwrap();
     }
 
-    /// The next message.
+    /// Receives the next message.
     pub fn hear(&self) -> FromDaemon {
         self.hear_with().0
     }
@@ -106,7 +107,7 @@ impl Strange {
         (decode(&packet.bytes).unwrap(), packet.descriptors)
     }
 
-    /// Says that it has accepted a connection.
+    /// Reports that the program has accepted a connection.
     pub fn accepted(&self, flow: FlowText) {
         self.say(&ToDaemon::Accepted {
             service: 1,
@@ -114,13 +115,13 @@ impl Strange {
         });
     }
 
-    /// Hands a flow off, whatever the descriptor is.
+    /// Hands a flow off, with any descriptor.
     pub fn hand_off(&self, flow: FlowText, to: &str, descriptor: Option<BorrowedFd<'_>>) {
         let message = hand_off(flow, to, descriptor.is_some(), Vec::new());
         self.say_with(&message, descriptor.as_slice());
     }
 
-    /// Why the daemon does not move a flow.
+    /// Receives the reason for which the daemon keeps a flow.
     #[track_caller]
     pub fn kept(&self, flow: FlowText) -> String {
         match self.hear() {
@@ -133,7 +134,7 @@ impl Strange {
     }
 }
 
-/// A `HandOff` of one flow.
+/// Builds a `HandOff` of one flow.
 pub fn hand_off(flow: FlowText, to: &str, descriptor: bool, state: Vec<u8>) -> ToDaemon {
     ToDaemon::HandOff {
         batch: 1,
@@ -148,7 +149,7 @@ pub fn hand_off(flow: FlowText, to: &str, descriptor: bool, state: Vec<u8>) -> T
     }
 }
 
-/// A connection to the pool `odd`: the client's end, the program's end, and its flow.
+/// Opens a connection to the pool `odd`: the client's end, the program's end, and its flow.
 pub fn connection(world: &World, listener: &TcpListener) -> (TcpStream, TcpStream, FlowText) {
     let client = world.odd_connection();
     let (server, remote) = listener.accept().unwrap();
@@ -158,7 +159,7 @@ pub fn connection(world: &World, listener: &TcpListener) -> (TcpStream, TcpStrea
     (client, server, world.flow_of(world.odd(), remote))
 }
 
-/// Both ends still speak with each other.
+/// Asserts that data passes in both directions.
 #[track_caller]
 pub fn both_speak(client: &mut TcpStream, server: &mut TcpStream) {
     let mut got = [0; 5];

@@ -1,4 +1,4 @@
-//! A node of a group that was taken over: it has the node's certificate and address, and says whatever a test has it say.
+//! A compromised group member: has a node's certificate and address, and sends any frames that a test chooses.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,23 +13,24 @@ use holdfast_wire::migration::MoveFrame;
 use holdfast_wire::{Decoder, Frame, MoveId, NodeId, encode};
 use rustls::{ClientConnection, StreamOwned};
 
-/// Longest wait for an answer; the machine may be very busy.
+/// Longest wait for an answer, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the group is called in a [`Cluster`].
+/// Name of the group in a [`Cluster`].
 const GROUP: &str = "lab";
 
-/// See the module's text.
+/// The compromised member: its identity, and its TLS connections to and from its peers.
 pub struct Member {
     number: NodeId,
     boot: u64,
     moves: u64,
-    /// Its connections to peers.
+    /// Outgoing connections, one per peer.
     to: Vec<StreamOwned<ClientConnection, TcpStream>>,
     heard: Receiver<Frame>,
 }
 
 impl Member {
-    /// Takes node `own` (of this number) over, whose daemon ends for good, and connects to the daemons of `peers`.
+    /// Takes over node `own` with number `number`, stops that node's daemon for good, and connects to the daemons of
+    /// `peers`.
     pub fn take_over(
         cluster: &Cluster,
         (own, number): (&str, u16),
@@ -44,7 +45,7 @@ impl Member {
         let deadline = Instant::now() + PATIENCE;
         let bind = || loop {
             match TcpListener::bind(here) {
-                // Its daemon is just ending.
+                // The old daemon's listener is still closing.
                 Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -80,7 +81,7 @@ impl Member {
             to.push(stream);
             heeded.push(there.ip());
         }
-        // All peers connect to it; what these say is heard.
+        // All daemons of the group connect back to the member; only frames from `peers` are recorded.
         std::thread::spawn(move || {
             for socket in listener.incoming().flatten() {
                 let (tls, hello, teller) = (tls.accept(), hello.clone(), teller.clone());
@@ -120,7 +121,7 @@ impl Member {
         Ok(member)
     }
 
-    /// A move that it has not named yet.
+    /// Returns a move ID that this member has not used.
     pub fn new_move(&mut self) -> MoveId {
         self.moves += 1;
         MoveId {
@@ -130,27 +131,27 @@ impl Member {
         }
     }
 
-    /// Its boot, which names what it begins.
+    /// Returns the member's boot number, part of the name of each move that it starts.
     pub fn boot(&self) -> u64 {
         self.boot
     }
 
-    /// Says something to the first of its peers.
+    /// Sends a frame to the first peer.
     pub fn say(&mut self, frame: &Frame) -> Result<()> {
         self.say_to(0, frame)
     }
 
-    /// Says something to one of its peers, counted from 0.
+    /// Sends a frame to the peer at an index, counted from 0.
     pub fn say_to(&mut self, peer: usize, frame: &Frame) -> Result<()> {
         Ok(self.to[peer].write_all(&bytes(frame)?)?)
     }
 
-    /// Says something of a move.
+    /// Sends a frame about a move to the first peer.
     pub fn say_of(&mut self, id: MoveId, frame: MoveFrame) -> Result<()> {
         self.say(&Frame::Move { id, frame })
     }
 
-    /// Waits for a frame of the peer's that `look` takes.
+    /// Waits for a frame that `look` accepts.
     pub fn hear<T>(&self, what: &str, mut look: impl FnMut(Frame) -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -164,7 +165,7 @@ impl Member {
         }
     }
 
-    /// Waits until the peer has connected back: it denies a move that it does not know.
+    /// Waits until the peer has connected back: the peer's denial of an unknown move arrives over that connection.
     fn wait_for_answers(&mut self, peer: usize) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let id = self.new_move();

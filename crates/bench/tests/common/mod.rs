@@ -1,4 +1,4 @@
-//! A group with busy connections whose bytes are verified all the while: what is done to it must not harm them.
+//! A group with busy connections. Every byte of the connections is verified while a test acts on the group.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -21,19 +21,20 @@ use holdfast_sys::process::procfs::{Stat, threads};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Busy connections.
+/// Number of busy connections.
 pub const CONNECTIONS: usize = 64;
 /// The port of the echo server.
 pub const PORT: u16 = 7;
 /// The port of the pool `odd`, which nothing serves unless a test does.
 pub const ODD_PORT: u16 = 8007;
 
-/// Whatever is waited for; the machine may be very busy.
+/// Longest wait for any condition, with a margin for a heavily loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Labs run one after another, since they would disturb each other's timing. None without root.
+/// Returns a guard that makes labs run one after another, since labs would disturb each other's timing. None without
+/// root.
 pub fn alone() -> Option<MutexGuard<'static, ()>> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
@@ -42,7 +43,7 @@ pub fn alone() -> Option<MutexGuard<'static, ()>> {
     Some(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Three nodes with echo servers, and connections that are all at n2 in the beginning.
+/// Three nodes with echo servers, and client connections, all of them at n2 in the beginning.
 pub struct World {
     pub cluster: Cluster,
     pub load: Load,
@@ -51,7 +52,7 @@ pub struct World {
 }
 
 impl World {
-    /// Brings it up; none without root.
+    /// Brings the group and its load up; none without root.
     pub fn up(name: &str) -> Option<Self> {
         let alone = alone()?;
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()))
@@ -77,12 +78,13 @@ impl World {
         Some(world)
     }
 
-    /// Every connection has had an answer to what it sent from now on; no byte was wrong, no connection reset.
+    /// Asserts that every connection answers data sent after this call, that no byte was wrong, and that no connection
+    /// was reset.
     #[track_caller]
     pub fn unharmed(&self) {
         let turns = || self.load.members().iter().map(|member| member.turns());
         let before: Vec<u64> = turns().collect();
-        // One exchange was perhaps under way.
+        // One exchange may have been under way already, so two are needed.
         eventually("every connection goes on", || {
             let broken = self.load.members().iter().filter(|m| m.is_broken());
             assert_eq!(broken.count(), 0, "connections are broken");
@@ -92,7 +94,7 @@ impl World {
         assert_eq!(self.resets(), 0, "the client saw resets");
     }
 
-    /// Established connections of the client that were reset (`EstabResets` of RFC 4022).
+    /// Returns the number of the client's established connections that were reset (`EstabResets` of RFC 4022).
     fn resets(&self) -> u64 {
         let pid = self.cluster.lab().init_process("c1").unwrap();
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/snmp")).unwrap();
@@ -103,7 +105,7 @@ impl World {
         found.1.parse().unwrap()
     }
 
-    /// Ends the load, which must have been well to the end.
+    /// Ends the load after checking that no connection is broken and no byte is wrong.
     pub fn end(self) {
         self.unharmed();
         let compared = self.load.compared.clone();
@@ -111,17 +113,17 @@ impl World {
         assert_eq!(compared.wrong.load(Ordering::Relaxed), 0);
     }
 
-    /// A connection's flow.
+    /// Returns the flow of one connection of the load.
     pub fn flow(&self, member: usize) -> FlowText {
         self.flow_of(self.service, self.load.members()[member].client)
     }
 
-    /// The flow of a TCP connection to a service.
+    /// Returns the flow of a client's TCP connection to a service.
     pub fn flow_of(&self, service: SocketAddr, client: SocketAddr) -> FlowText {
         FlowText::new(Protocol::Tcp, service, client).unwrap()
     }
 
-    /// A client's connection to the pool `odd`.
+    /// Opens a client's connection to the pool `odd`.
     pub fn odd_connection(&self) -> TcpStream {
         let stream = connect(self.cluster.lab(), "c1", self.odd(), 1)
             .unwrap()
@@ -130,7 +132,7 @@ impl World {
         stream
     }
 
-    /// The address of the pool `odd`.
+    /// Returns the address of the pool `odd`.
     pub fn odd(&self) -> SocketAddr {
         SocketAddr::new(self.service.ip(), ODD_PORT)
     }
@@ -155,7 +157,7 @@ impl World {
         }
     }
 
-    /// Waits for the end of a handoff; gives what became of each flow.
+    /// Waits for the end of a handoff and returns the result for each flow.
     #[track_caller]
     pub fn ended(&self, node: &str, id: u64) -> HandoffStatus {
         let control = self.cluster.control_blocking(node).unwrap();
@@ -175,7 +177,7 @@ impl World {
         }
     }
 
-    /// Hands one flow off, which must move.
+    /// Hands one flow off and asserts that the flow moves.
     #[track_caller]
     pub fn moves(&self, node: &str, flow: FlowText, to: &str) {
         let mut late = 0;
@@ -190,7 +192,7 @@ impl World {
         }
     }
 
-    /// Hands one flow off, which must stay; gives why.
+    /// Hands one flow off, asserts that the flow stays, and returns the reason.
     #[track_caller]
     pub fn stays(&self, node: &str, flow: FlowText, to: &str) -> String {
         let id = self.hand_off(node, &[flow], to).unwrap().id;
@@ -200,7 +202,7 @@ impl World {
         }
     }
 
-    /// Who owns a flow, as the holder says.
+    /// Returns the owner of a flow according to the holder of the steering table.
     pub fn owner(&self, flow: FlowText) -> Option<String> {
         let control = self.cluster.control_blocking("n1").unwrap();
         let query = FlowQuery {
@@ -217,7 +219,7 @@ impl World {
         }
     }
 
-    /// A metric's value at a node; 0 when there is none of these labels.
+    /// Returns the value of a node's metric, or 0 if no line has this name and these labels.
     pub fn metric(&self, node: &str, line: &str) -> u64 {
         let control = self.cluster.control_blocking(node).unwrap();
         let text = control.run(async |client| client.metrics().await).unwrap();
@@ -227,14 +229,14 @@ impl World {
         value.map_or(0, |value| value.parse().unwrap())
     }
 
-    /// Runs a command in a host to its end.
+    /// Runs a command on a host to its end.
     pub fn run(&self, host: &str, command: &[&str]) -> Output {
         let mut run = self.cluster.lab().command(host).unwrap();
         run.args(command).output().unwrap()
     }
 }
 
-/// Waits until it is so.
+/// Waits until a condition is true.
 #[track_caller]
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -247,7 +249,8 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Stops a process. The signal stops one thread at first, and that the others: on a busy machine they go on for a while.
+/// Stops a process and waits until all its threads are stopped. SIGSTOP reaches one thread first, and that thread
+/// signals the others, so on a busy machine the others run on for a while.
 #[track_caller]
 pub fn stop(process: Pid) {
     kill(process, Signal::SIGSTOP).unwrap();
@@ -258,7 +261,7 @@ pub fn stop(process: Pid) {
     });
 }
 
-/// All these words are in it.
+/// Asserts that a text contains all these words.
 #[track_caller]
 pub fn says(text: impl ToString, words: &[&str]) {
     let text = text.to_string();

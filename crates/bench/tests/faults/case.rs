@@ -1,4 +1,4 @@
-//! One fault at one step of a handoff.
+//! Faults at single steps of a handoff.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,16 +11,18 @@ use holdfast_bench::load::HUNG;
 use crate::wire::{speakers, violations};
 use crate::world::{ACCEPTOR, CONNECTIONS, DONOR, HOLDER, World, recorded};
 
-/// How long a daemon waits at a step until it is disturbed: longer than it takes to disturb it.
+/// Time in milliseconds for which a daemon waits at a step, longer than causing the fault takes.
 const PAUSE_MS: u32 = 600;
 
-/// A fault waits for a batch of so many connections. (The first may go alone, before the others are ready.)
+/// Smallest batch of connections that triggers a fault. (The first connection may move alone, before the others are
+/// ready.)
 const TOGETHER: usize = 8;
 
-/// How long a link stays cut: longer than a transfer may take, so that both sides give up.
+/// Time for which a link stays cut: longer than a transfer may take, so that both sides give up.
 const CUT: Duration = Duration::from_millis(1500);
 
-/// Connections that come while a daemon is down; as many were there before and go meanwhile.
+/// Number of connections that are opened before a daemon is stopped and closed while it is down; twice as many are
+/// opened while it is down.
 const COMERS: usize = 8;
 
 /// A point in a daemon's work: see `HOLDFAST_TEST_FAULTS`.
@@ -30,16 +32,16 @@ pub struct Point {
     pub command: &'static str,
 }
 
-/// What happens there.
+/// A fault to cause at a point.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
     /// The daemon of this node is killed.
     Kill(&'static str),
-    /// The same, and its successor at the same point.
+    /// The daemon is killed, and its successor is killed at the same point.
     KillTwice(&'static str),
     /// The daemons of donor and acceptor are killed.
     KillBoth,
-    /// These two no longer reach each other, for a while.
+    /// The link between two nodes is cut for [`CUT`].
     Cut(&'static str, &'static str),
 }
 
@@ -50,13 +52,13 @@ pub struct Way {
     pub acceptor: &'static str,
 }
 
-/// Neither is the holder.
+/// A handoff between two nodes other than the holder.
 pub const PLAIN: Way = Way {
     donor: DONOR,
     acceptor: ACCEPTOR,
 };
 
-/// The six steps of DESIGN.md, each at the moment when it is under way.
+/// The six steps of DESIGN.md, each at a moment when the step is under way.
 pub const STEPS: [(&str, Point); 6] = [
     ("prepare", point(ACCEPTOR, "prepare after")),
     ("divert", point(DONOR, "freeze before")),
@@ -70,7 +72,7 @@ pub const fn point(node: &'static str, command: &'static str) -> Point {
     Point { node, command }
 }
 
-/// A handoff of all connections, disturbed; everything must go on, and be well afterwards.
+/// Hands off all connections with one fault; every connection must go on, and the group must be healthy afterwards.
 pub fn run(world: &World, name: &str, way: Way, at: Point, fault: Fault) -> Result<()> {
     let since = Instant::now();
     let result = disturb(world, way, at, fault);
@@ -98,7 +100,7 @@ fn disturb(world: &World, way: Way, at: Point, fault: Fault) -> Result<()> {
     world.start_handoff(way.donor, way.acceptor)?;
     world.wait_fault(at.node)?;
     if let Fault::KillTwice(node) = fault {
-        // Its successor comes to the same point when it finishes what was begun.
+        // The successor reaches the same point when it completes the unfinished work.
         world.set_fault(node, &format!("{} die", at.command))?;
         world.cluster.restart_daemon(node, true);
         world.wait_fault(node)?;
@@ -118,7 +120,7 @@ fn disturb(world: &World, way: Way, at: Point, fault: Fault) -> Result<()> {
             Ok(down.then(|| format!("the daemon of {node} was not restarted")))
         })?;
     }
-    // What was on the wire tells more than that it does not settle.
+    // A violation on the wire tells more than the failure to settle, so both are reported.
     let settled = world.settle();
     let seen = check_wire(world, way, capture);
     match (settled, seen) {
@@ -128,7 +130,7 @@ fn disturb(world: &World, way: Way, at: Point, fault: Fault) -> Result<()> {
     prove_health(world)
 }
 
-/// Two nodes never spoke for one connection, and each went on where the holder says.
+/// Checks that never two nodes spoke for one connection, and that the last speaker is the owner in the holder's table.
 fn check_wire(world: &World, way: Way, capture: Capture<'_>) -> Result<()> {
     let owners = world.owners()?;
     let speakers = speakers(&world.cluster, world.service, &recorded(capture)?);
@@ -146,7 +148,7 @@ fn check_wire(world: &World, way: Way, capture: Capture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Everything can still go round, and nothing was left behind.
+/// Checks that all connections can move to every node, and that nothing is left behind.
 fn prove_health(world: &World) -> Result<()> {
     for node in [HOLDER, ACCEPTOR, DONOR] {
         world.gather(node).with_context(|| format!("to {node}"))?;
@@ -155,8 +157,8 @@ fn prove_health(world: &World) -> Result<()> {
     world.nothing_is_left()
 }
 
-/// A daemon is down while connections are established and nothing moves: one node goes on speaking. Connections that
-/// begin and end meanwhile are told to the holder when it is back.
+/// A daemon is down while connections are established and nothing moves: only one node speaks for each connection. The
+/// holder learns of connections that began or ended meanwhile when the daemon is back.
 pub fn restart(world: &World, node: &'static str) -> Result<()> {
     world.gather(DONOR)?;
     let capture = world.capture("restart")?;
@@ -189,7 +191,7 @@ pub fn restart(world: &World, node: &'static str) -> Result<()> {
     prove_health(world).with_context(|| format!("after a restart of the daemon of {node}"))
 }
 
-/// One message there and back.
+/// Sends one message and reads its echo.
 fn echo(stream: &mut TcpStream) -> Result<()> {
     let mut answer = [0; 5];
     stream.set_read_timeout(Some(HUNG))?;

@@ -1,5 +1,5 @@
-//! Daemons die and links break at every step of a handoff of 64 busy connections: each connection goes on, byte by byte,
-//! and never has two owners. Needs root.
+//! Faults at every step of a handoff of 64 busy connections: daemons die and links break. Each connection goes on, byte
+//! by byte, and never has two owners. Needs root.
 
 mod case;
 mod wire;
@@ -12,7 +12,7 @@ use anyhow::Result;
 use case::{Fault, PLAIN, Point, STEPS, Way, point, restart, run};
 use world::{ACCEPTOR, DONOR, HOLDER, World};
 
-/// Two groups at once would keep each other waiting.
+/// Serializes the tests: two groups at once would slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Brings a group up and runs cases in it.
@@ -28,7 +28,7 @@ fn in_world(name: &str, cases: impl FnOnce(&World) -> Result<()>) {
     }
 }
 
-/// `HOLDFAST_FAULT` runs only the cases whose name it is part of.
+/// Returns true if the name contains `HOLDFAST_FAULT`, or if this variable is not set.
 fn wanted(name: &str) -> bool {
     std::env::var("HOLDFAST_FAULT").map_or(true, |part| name.contains(&part))
 }
@@ -46,7 +46,7 @@ fn at_each_step(world: &World, name: &str, fault: Fault) -> Result<()> {
         .try_for_each(|(step, at)| one(world, &format!("{name} at {step}"), PLAIN, *at, fault))
 }
 
-/// A daemon dies before or after what it does itself.
+/// Kills a daemon at each of these points, before or after a step that the daemon itself performs.
 fn dies(world: &World, way: Way, node: &'static str, commands: &[&'static str]) -> Result<()> {
     commands.iter().try_for_each(|command| {
         let name = format!("{node} dies at {command}");
@@ -136,7 +136,7 @@ fn the_holders_daemon_dies() {
             HOLDER,
             &["arbitrate before", "arbitrate after"],
         )?;
-        // The one that matters most: the acceptor is about to ask for the commit.
+        // The most critical point: the acceptor is about to request the commit.
         let restored = point(ACCEPTOR, "restore after");
         one(
             world,

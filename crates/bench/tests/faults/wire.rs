@@ -1,4 +1,4 @@
-//! Who spoke for each connection, as the client's interface saw it.
+//! The nodes that sent segments of each connection, as captured at the client's interface.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,11 +7,11 @@ use holdfast_bench::capture::Segment;
 use holdfast_bench::cluster::Cluster;
 use holdfast_lab::Kind;
 
-/// The nodes that spoke for a connection, in order, each as often as it began to.
+/// For each client, the nodes that sent segments, in order; a node occurs once for each run of its segments.
 pub type Speakers = BTreeMap<SocketAddr, Vec<String>>;
 
-/// Sorts what the service sent by client. A node speaks where its link address is the source: on one segment nothing is
-/// between it and the client. Resets are told apart.
+/// Groups by client the segments that the service sent. The source link address identifies the node, since client and
+/// nodes are on one segment. Resets are marked.
 pub fn speakers(cluster: &Cluster, service: SocketAddr, segments: &[Segment]) -> Speakers {
     let nodes: BTreeMap<[u8; 6], &str> = cluster
         .lab()
@@ -35,8 +35,8 @@ pub fn speakers(cluster: &Cluster, service: SocketAddr, segments: &[Segment]) ->
     speakers
 }
 
-/// A connection may have passed from the first of `way` towards the last, never back: the donor before the acceptor,
-/// and only the node that has it in the end last.
+/// Returns the connections with a speaker out of order. A connection may pass from the first node of `way` towards the
+/// last, never back: the donor speaks before the acceptor.
 pub fn violations(speakers: &Speakers, way: &[&str]) -> Vec<String> {
     let wrong = speakers.iter().filter(|(_, of)| {
         let mut rest = way.iter();

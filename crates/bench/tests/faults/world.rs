@@ -1,4 +1,4 @@
-//! A group with busy connections, and the ways to disturb it and to see that it is well.
+//! A group with busy connections, and the means to cause faults and to check its health.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -16,38 +16,38 @@ use holdfast_bench::capture::{Capture, Segment, segments};
 use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, LATE_MAX, Program, was_late};
 use holdfast_bench::load::{Load, connect};
 
-/// Busy connections.
+/// Number of busy connections.
 pub const CONNECTIONS: usize = 64;
 
-/// The node that has them at the beginning of a case, and the one that they go to.
+/// The node that has the connections at the beginning of a case, and the node that they move to.
 pub const DONOR: &str = "n2";
 pub const ACCEPTOR: &str = "n3";
 
-/// The contact node, which keeps the steering table; in the end everything goes there and back.
+/// The contact node, which keeps the steering table; at the end of a case all connections move there and back.
 pub const HOLDER: &str = "n1";
 
 const PORT: u16 = 7;
 
-/// Whatever is waited for; the machine may be very busy.
+/// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often is looked.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Answers each connection must have had before all counts as well.
+/// Answers that each connection must receive before the group counts as healthy.
 const TURNS: u64 = 3;
 
-/// See the module's text.
+/// The group, its load and its service.
 pub struct World {
     pub cluster: Cluster,
     pub load: Load,
     pub service: SocketAddr,
-    /// Descriptors of each daemon and server program, without connections.
+    /// Number of sockets of each node's daemon and server program when they have no connections.
     idle: BTreeMap<String, (usize, usize)>,
 }
 
 impl World {
-    /// Brings everything up, all connections at the donor.
+    /// Brings the group up, with all connections at the donor.
     pub fn up(name: &str) -> Result<Self> {
         let name = format!("f-{name}-{}", std::process::id());
         let mut spec = ClusterSpec::new(name).program(Program::Echo { port: PORT });
@@ -56,7 +56,7 @@ impl World {
                 .map(|(node, weight)| (node.to_owned(), weight))
                 .into();
         }
-        // Large batches, so that each fault meets most of the connections.
+        // Large batches, so that each fault affects most of the connections.
         spec.daemon_environment = [
             ("HOLDFAST_TEST_FAULTS", "1"),
             ("HOLDFAST_TEST_FREEZE_MS", "1000"),
@@ -79,7 +79,7 @@ impl World {
         Ok(world)
     }
 
-    /// All flows a node knows.
+    /// Returns all flows that a node knows.
     pub fn flows(&self, node: &str) -> Result<Vec<FlowEntry>> {
         let query = FlowQuery {
             limit: Some(1_000_000),
@@ -91,7 +91,7 @@ impl World {
             .flows)
     }
 
-    /// What the holder says of each connection: its owner, or none while it is in transit.
+    /// Returns the owner of each connection according to the holder, or none while the connection is in transit.
     pub fn owners(&self) -> Result<BTreeMap<SocketAddr, Option<String>>> {
         let flows = self.flows(HOLDER)?.into_iter();
         let owner = |entry: FlowEntry| match entry.state {
@@ -101,7 +101,7 @@ impl World {
         Ok(flows.map(owner).collect())
     }
 
-    /// Waits until all is well: daemons and programs connected, nothing in transit anywhere, and each connection busy.
+    /// Waits until the group is healthy: daemons and programs connected, nothing in transit, and every connection busy.
     pub fn settle(&self) -> Result<()> {
         self.cluster.wait_ready()?;
         self.wait(|| self.unsettled())?;
@@ -131,7 +131,7 @@ impl World {
                 }
             }
         }
-        // The holder lists the flows of all; the others must agree with it.
+        // The holder lists the flows of all nodes; the other nodes' lists must agree with it.
         let at_holder = self.owners()?;
         let elsewhere = at_holder
             .values()
@@ -146,7 +146,7 @@ impl World {
         })
     }
 
-    /// Looks until `lacks` has nothing to say.
+    /// Calls `lacks` until it reports no problem.
     pub fn wait(&self, lacks: impl Fn() -> Result<Option<String>>) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// Asks a node to hand everything it has to another. Nobody waits for the end.
+    /// Asks a node to hand all its flows to another, without waiting for the end.
     pub fn start_handoff(&self, from: &str, to: &str) -> Result<u64> {
         let request = HandoffRequest {
             selection: Selection::AllOf(FlowFilter::default()),
@@ -185,7 +185,7 @@ impl World {
             .id)
     }
 
-    /// Hands everything from one node to another; all of it must go.
+    /// Hands all flows from one node to another, and asserts that all of them move.
     pub fn hand_over(&self, from: &str, to: &str) -> Result<()> {
         for late in 0.. {
             let kept = self.hand_over_once(from, to)?;
@@ -200,7 +200,7 @@ impl World {
         Ok(())
     }
 
-    /// What stayed, and why.
+    /// Returns the flows that stayed, and the reasons.
     fn hand_over_once(&self, from: &str, to: &str) -> Result<Vec<(FlowText, String)>> {
         let id = self.start_handoff(from, to)?;
         let control = self.cluster.control_blocking(from)?;
@@ -217,12 +217,12 @@ impl World {
         Ok(status.results.into_iter().filter_map(kept).collect())
     }
 
-    /// Brings everything to one node.
+    /// Moves all connections to one node.
     pub fn gather(&self, to: &str) -> Result<()> {
         self.gather_all(to, CONNECTIONS)
     }
 
-    /// Brings so many connections, and no others, to one node.
+    /// Moves the connections, exactly `count` of them, to one node.
     pub fn gather_all(&self, to: &str, count: usize) -> Result<()> {
         let owners = self.owners()?;
         for from in self.cluster.nodes() {
@@ -239,12 +239,12 @@ impl World {
         Ok(())
     }
 
-    /// More connections, which are not busy.
+    /// Opens more connections, which stay idle.
     pub fn connect(&self, count: usize) -> Result<Vec<TcpStream>> {
         connect(self.cluster.lab(), "c1", self.service, count)
     }
 
-    /// Waits until the holder knows exactly so many connections.
+    /// Waits until the holder knows exactly this number of connections.
     pub fn wait_known(&self, count: usize) -> Result<()> {
         self.wait(|| {
             let known = self.owners()?.len();
@@ -253,7 +253,7 @@ impl World {
         })
     }
 
-    /// Waits until the donor's kernel has let go of connections whose clients have ended.
+    /// Waits until the donor's kernel has freed the connections of clients that have closed.
     pub fn wait_ended(&self) -> Result<()> {
         let pid = self.cluster.lab().init_process(DONOR)?;
         self.wait(|| {
@@ -261,7 +261,7 @@ impl World {
             let local = format!(":{PORT:04X}");
             let ending = |line: &&str| {
                 let fields: Vec<&str> = line.split_whitespace().collect();
-                // Established (1) and listening (0A) ones are not ending.
+                // Established (01) and listening (0A) sockets are not closing.
                 fields.len() > 3
                     && fields[1].ends_with(&local)
                     && !["01", "0A"].contains(&fields[3])
@@ -271,7 +271,7 @@ impl World {
         })
     }
 
-    /// How often a node's daemon was started.
+    /// Returns the number of starts of a node's daemon.
     pub fn starts(&self, node: &str) -> u32 {
         self.cluster.daemon_starts(node)
     }
@@ -296,14 +296,14 @@ impl World {
         self.cluster.run_file(node, "fault")
     }
 
-    /// Begins to record what the client's interface sees.
+    /// Starts a capture at the client's interface.
     pub fn capture(&self, name: &str) -> Result<Capture<'_>> {
         let file = self.cluster.directory().join(format!("{name}.pcap"));
         let filter = format!("tcp port {PORT}");
         Capture::start(self.cluster.lab(), "c1", &filter, &file)
     }
 
-    /// Waits until nothing is left of what was on its way: no descriptors too many, no files.
+    /// Waits until no handoff has left anything behind: no extra sockets, no files.
     pub fn nothing_is_left(&self) -> Result<()> {
         self.wait(|| {
             let owners = self.owners()?;
@@ -345,12 +345,12 @@ impl World {
     }
 }
 
-/// The TCP segments of a recording.
+/// Ends a capture and returns its TCP segments.
 pub fn recorded(capture: Capture<'_>) -> Result<Vec<Segment>> {
     segments(&capture.finish()?.file)
 }
 
-/// How many sockets each node's daemon and server program have open.
+/// Counts the open sockets of each node's daemon and server program.
 fn descriptors(cluster: &Cluster) -> Result<BTreeMap<String, (usize, usize)>> {
     let count = |pid: Option<i32>| -> Result<usize> {
         let pid = pid.context("a daemon or program is down")?;

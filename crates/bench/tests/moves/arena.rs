@@ -1,4 +1,4 @@
-//! OpenArena's dedicated server moves while 24 players play: paper 002, section VI-B.
+//! Migration of OpenArena's dedicated server while 24 players play: paper 002, section VI-B.
 
 use anyhow::{Result, ensure};
 use holdfast_bench::arena::Phase;
@@ -6,7 +6,7 @@ use holdfast_bench::moves::game::{GameSpec, Losses, Playing};
 
 const MOVES: usize = 10;
 
-/// Nobody is disconnected, and nothing is lost in either direction.
+/// Moves the server ten times; no player is disconnected, and nothing is lost in either direction.
 pub fn ten_times() -> Result<()> {
     let spec = GameSpec {
         name: format!("m-arena-{}", std::process::id()),

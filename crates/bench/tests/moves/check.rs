@@ -1,4 +1,4 @@
-//! What a node says of processes before they move, asked as `holdfast check` does.
+//! Checks of processes before they move, requested as `holdfast check` requests them.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,7 +10,8 @@ use crate::faults::{ACCEPTOR, DONOR, HOLDER};
 use crate::session;
 use crate::world::{Counter, World};
 
-/// Commands that become the program with something that cannot move, and what is said of it.
+/// Commands that become the program with a property that prevents its migration, and the blocker that the check
+/// reports.
 const BLOCKED: [(&[&str], &str); 4] = [
     (&["unshare", "--uts"], "a uts namespace of its own"),
     (
@@ -21,7 +22,8 @@ const BLOCKED: [(&[&str], &str); 4] = [
     (&["python3", "-c", IN_A_DOMAIN], "in a Landlock domain"),
 ];
 
-/// A program may do all but make block devices from then on: nothing shows it.
+/// Python code that enters a Landlock domain, then becomes the program. The domain forbids only making block devices,
+/// and nothing in procfs shows it.
 const IN_A_DOMAIN: &str = "import ctypes, os, sys\n\
     kernel = ctypes.CDLL(None)\n\
     ruleset = kernel.syscall(444, (ctypes.c_uint64 * 1)(1 << 11), ctypes.c_size_t(8), 0)\n\
@@ -29,14 +31,14 @@ const IN_A_DOMAIN: &str = "import ctypes, os, sys\n\
     kernel.syscall(446, ruleset, 0)\n\
     os.execvp(sys.argv[1], sys.argv[1:])\n";
 
-/// The process of a program that runs where it was started.
+/// Checks the program's process on the node where it was started.
 fn ask(world: &World, counter: &Counter) -> Result<ProcessCheck> {
     let pid = world.pid_on(DONOR, counter)?;
     let control = world.cluster.control_blocking(DONOR)?;
     Ok(control.run(async |client| client.check(pid).await)?)
 }
 
-/// They move, as was said.
+/// Processes that the check calls movable do move.
 pub fn movable(world: &World) -> Result<()> {
     let remote = session::database(world, "c1")?;
     let counters = [world.start(DONOR)?, session::client(world, DONOR, remote)?];
@@ -55,7 +57,7 @@ pub fn movable(world: &World) -> Result<()> {
             "{check:?}"
         );
         ensure!(check.forwarded.len() as u64 == sockets, "{check:?}");
-        // The acceptor is asked too, and forgets what it was asked.
+        // A check with an acceptor asks the acceptor too, and leaves no state there.
         let asked = world.check_to(check.pid, DONOR, ACCEPTOR)?;
         ensure!(asked.movable && asked.refusals.is_empty(), "{asked:?}");
         ensure!(asked.to.as_deref() == Some(ACCEPTOR), "{asked:?}");
@@ -73,7 +75,7 @@ pub fn movable(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// They do not, and what is in the way is the same for who asks and for who tries.
+/// Blocked processes stay, and a check and an attempt name the same reason.
 pub fn blocked(world: &World) -> Result<()> {
     for (by, reason) in BLOCKED {
         let counter = world.start_by(DONOR, by)?;
@@ -83,7 +85,8 @@ pub fn blocked(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A session with a database on the same host, over the loopback device, would end without a word.
+/// A process with a session to a database on its own host over the loopback device stays: the session would break
+/// silently.
 pub fn over_loopback(world: &World) -> Result<()> {
     let addresses = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     for address in addresses.map(|ip| SocketAddr::new(ip, session::PORT)) {
@@ -91,14 +94,14 @@ pub fn over_loopback(world: &World) -> Result<()> {
         let counter = session::client(world, DONOR, address)?;
         let reason = format!("to {address} cannot leave this host, and another process has");
         stays(world, &counter, &reason)?;
-        // A copy has no connections: it comes, and ends by itself.
+        // A copy keeps no connections: the copy is made, and ends by itself.
         let pid = world.pid_on(DONOR, &counter)?;
         let copied = world.ended(DONOR, world.begin_copy(pid, DONOR, ACCEPTOR)?)?;
         ensure!(copied.outcome == MigrationOutcome::Cloned, "{copied:?}");
         original_goes_on(world, &counter)?;
         world.end(&counter)?;
     }
-    // At an address of the host itself it is named as ever.
+    // A session to an address of the host itself is named too.
     let own = world.cluster.address(DONOR, Family::V4)?;
     let own = SocketAddr::new(own, session::PORT + 1);
     session::serve(world, DONOR, own)?;
@@ -107,8 +110,8 @@ pub fn over_loopback(world: &World) -> Result<()> {
     world.end(&counter)
 }
 
-/// The copy may write once what the original writes too, before it finds that its connection has ended: under the original's host if
-/// it had asked for that already.
+/// Checks that the original goes on. The copy may write one count that the original writes too, before it finds its
+/// connection ended; if it had read the host name before the copy was made, the count is under the original's host.
 fn original_goes_on(world: &World, counter: &Counter) -> Result<()> {
     let numbers = || -> Result<Vec<u64>> {
         let counts = counter.counts()?.into_iter();
@@ -133,7 +136,7 @@ fn original_goes_on(world: &World, counter: &Counter) -> Result<()> {
     Ok(())
 }
 
-/// What stays within the host goes along, whatever stage it is at, and in each way.
+/// Connections within the host move with the process, in any state and in each socket transfer mode.
 pub fn near(world: &World) -> Result<()> {
     let counter = world.start_program(DONOR, &[], "near", &[])?;
     world.wait("it has not had all", || Ok(counter.counts()?.len() > 60))?;

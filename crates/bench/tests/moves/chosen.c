@@ -1,6 +1,5 @@
-/* Four listeners that share an address and a port, and a program of their group that sends every connection to the third. A
- * connection gets the number of its listener.
- */
+/* Runs four listeners that share an address and a port, with a reuseport program that sends every connection to the
+ * third. Each connection receives the number of its listener. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <linux/filter.h>

@@ -1,12 +1,12 @@
-//! Clients come and go while their server moves.
+//! Clients connect and disconnect while their server moves.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_bench::churn::{Plan, measure, program};
 
-/// A stock server with two kinds of processes, whose clients see nothing of its moves but that some answers come later. A move that
-/// is not made at once is made when it is asked for again.
+/// Moves a stock server with two kinds of processes; its clients notice only that some answers arrive later. A
+/// move that does not succeed at once succeeds when requested again.
 pub fn moves() -> Result<()> {
     let row = measure(Plan {
         program: program("nginx")?,
@@ -16,7 +16,7 @@ pub fn moves() -> Result<()> {
         after: Duration::from_secs(1),
     })?;
     ensure!(row.errors == 0 && row.bytes_wrong == 0, "{row}");
-    // What the program closes is to be closed.
+    // Connections that the program closes must be closed at every node.
     ensure!(row.held_elsewhere == 0, "{row}");
     let at_once = row.moved;
     ensure!(

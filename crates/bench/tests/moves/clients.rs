@@ -1,4 +1,4 @@
-//! A server that knows nothing of moves goes round while clients talk to it.
+//! Migrations of a server without any support for them, around the group, while clients talk to it.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -16,28 +16,28 @@ use crate::common::PORT;
 use crate::numbered::Datagrams;
 use crate::world::{World, compile};
 
-/// Clients with datagrams, and connections.
+/// Number of clients that send datagrams, and number of connections.
 pub const CLIENTS: usize = 8;
 
-/// A kernel sends a tail-loss probe after this at the earliest (4.1 ms, measured).
+/// Shortest time after which a kernel sends a tail-loss probe (4.1 ms, measured).
 const PROBE_MIN: Duration = Duration::from_millis(4);
-/// And after this it sends again what nobody has acknowledged (`TCP_RTO_MIN`).
+/// Shortest time after which a kernel retransmits unacknowledged data (`TCP_RTO_MIN`).
 const TIMEOUT_MIN: Duration = Duration::from_millis(200);
 
-/// For how long a move is held up before the freeze: long enough to connect.
+/// Delay of a move before its freeze, in milliseconds: long enough for clients to connect.
 const LATE_MS: u32 = 300;
 
-/// A group that serves echoes at n2 over IPv4, by a program without a session.
+/// Brings up a group with an echo server at n2 over IPv4; the server runs in the background without a terminal.
 pub fn serving(name: &str) -> Result<(World, tempfile::TempDir)> {
     serving_over(name, Family::V4)
 }
 
-/// The same over one family.
+/// Brings up the group of [`serving`] with the server on one address family.
 pub fn serving_over(name: &str, family: Family) -> Result<(World, tempfile::TempDir)> {
     serving_by(name, family, ("", "</dev/null"))
 }
 
-/// The same of a server with this in front of its command and behind it, for a shell.
+/// Brings up the group of [`serving_over`] with shell text before and after the server's command.
 pub fn serving_by(
     name: &str,
     family: Family,
@@ -46,7 +46,8 @@ pub fn serving_by(
     serving_program("echo", name, family, around)
 }
 
-/// The same of a server that is another program of this folder, which takes an address, a port, and a file for its PID.
+/// Brings up a group with a program of this folder as the server at n2, started by a shell with text before and after
+/// its command. The program takes an address, a port, and a file for its PID.
 pub fn serving_program(
     program: &str,
     name: &str,
@@ -89,7 +90,7 @@ pub fn pid(folder: &tempfile::TempDir) -> Result<i32> {
     text.parse().context("no PID")
 }
 
-/// Moves the server round, its sockets in each way once, and looks at clients after each move.
+/// Moves the server around the group, once in each socket transfer mode, and checks the clients after each move.
 fn round(
     world: &World,
     folder: &tempfile::TempDir,
@@ -119,7 +120,7 @@ fn round(
     Ok(())
 }
 
-/// Both nodes say what took how long, and no more than there was.
+/// Asserts that both nodes report the duration of their steps, and that the donor's steps fit into the freeze.
 fn steps_are_told(status: &MigrationStatus) {
     let steps = &status.steps_us;
     assert!(!steps.donor.is_empty() && !steps.acceptor.is_empty());
@@ -146,7 +147,7 @@ pub fn datagrams(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// No byte of a connection is wrong, none ends, and what came meanwhile need not be sent again.
+/// No byte of a connection is wrong, no connection ends, and packets that arrive during a move need no retransmission.
 pub fn connections(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let load = connected(&world, CLIENTS)?;
@@ -155,7 +156,7 @@ pub fn connections(name: &str) -> Result<()> {
     round(&world, &folder, |status| {
         all_go_on(&world, &load)?;
         again.judge(status)?;
-        // New clients find it too: the weights name the node where it began.
+        // New clients find the server too, although the weights name the node where it began.
         let new = connected(&world, CLIENTS).context("new clients")?;
         all_go_on(&world, &new).context("new clients")?;
         new.stop()?;
@@ -168,12 +169,12 @@ pub fn connections(name: &str) -> Result<()> {
     load.stop()
 }
 
-/// What the clients' kernel has sent again.
+/// Retransmissions of the clients' kernel.
 struct Again<'a> {
     world: &'a World,
     /// Retransmissions and timeouts at the beginning of a move.
     before: Cell<[u64; 2]>,
-    /// Moves without any.
+    /// Number of moves without retransmissions.
     clean: Cell<u32>,
 }
 
@@ -199,8 +200,9 @@ impl Again<'_> {
         Ok([of("Tcp.RetransSegs")?, of("TcpExt.TCPTimeouts")?])
     }
 
-    /// A packet that was lost is sent again, however short the freeze was: in no move can that be said of every one. What was held is not,
-    /// unless it was held for longer than the kernel waits; and then once, by a probe.
+    /// Checks the retransmissions of one move. A packet lost in a move is retransmitted however short the freeze is, so
+    /// the caller also requires at least one move without retransmissions. A held packet is only retransmitted if the
+    /// hold lasts longer than the kernel waits, and then once, by a probe.
     fn judge(&self, status: &MigrationStatus) -> Result<()> {
         let (before, now) = (self.before.get(), self.counts()?);
         let [again, timeouts] = [0, 1].map(|at| now[at] - before[at]);
@@ -219,7 +221,7 @@ impl Again<'_> {
     }
 }
 
-/// Connections that exchange messages all the time.
+/// Opens connections that exchange messages all the time.
 pub fn connected(world: &World, count: usize) -> Result<Load> {
     let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
     let streams = connect(world.cluster.lab(), "c1", service, count)?;
@@ -236,7 +238,7 @@ pub fn all_go_on(world: &World, load: &Load) -> Result<()> {
     Ok(())
 }
 
-/// A connection that begins after the last round goes along.
+/// A connection that begins after the last pre-copy round moves with the server.
 pub fn late(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let early = connected(&world, CLIENTS)?;
@@ -258,7 +260,7 @@ pub fn late(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Freezes with as many connections as `HOLDFAST_CONNECTIONS` says (1,024), in each way.
+/// Measures freezes with `HOLDFAST_CONNECTIONS` connections (default 1,024), in each socket transfer mode.
 pub fn measure(name: &str) -> Result<()> {
     let count = std::env::var("HOLDFAST_CONNECTIONS").map_or(Ok(1024), |count| count.parse())?;
     let (world, folder) = serving(name)?;

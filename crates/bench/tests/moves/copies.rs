@@ -1,4 +1,4 @@
-//! Copies of programs: the original goes on as if nothing had been, and the copy by itself.
+//! Copies of programs: the original goes on undisturbed, and the copy runs independently of it.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{MigrationOutcome, PlacementRequest};
@@ -9,10 +9,10 @@ use crate::faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, disturb, nothing_is_w
 use crate::numbered::Datagrams;
 use crate::world::{COUNTS, Count, Counter, World};
 
-/// The sockets of the server that are no connections: a listener, and one for datagrams.
+/// Number of the server's sockets that are not connections: a listener and a datagram socket.
 const LISTENING: usize = 2;
 
-/// A copy counts on from where the original was, and moves on; the original counts as ever.
+/// A copy counts on from the original's count and can move; the original counts on without a gap.
 pub fn beside(world: &World) -> Result<()> {
     let counter = world.start(DONOR)?;
     copy(world, &counter, ACCEPTOR)?;
@@ -35,7 +35,7 @@ fn copy(world: &World, counter: &Counter, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the original and a copy of it on this node have counted on.
+/// Waits until the original and its copy on this node have counted on.
 fn both_go_on(world: &World, counter: &Counter, at: &str) -> Result<()> {
     let before = counter.counts()?.len();
     for node in [DONOR, at] {
@@ -48,12 +48,13 @@ fn both_go_on(world: &World, counter: &Counter, at: &str) -> Result<()> {
     check(counter)
 }
 
-/// The original counted as if nothing had been, and each copy from some count of it on; all under one PID.
+/// Checks that the original counted without a gap, and each copy from some count of the original on, all under one PID.
 fn check(counter: &Counter) -> Result<()> {
     let counts = counter.counts()?;
     let (mut original, mut copies): (Vec<Count>, Vec<Count>) =
         counts.into_iter().partition(|count| count.host == DONOR);
-    // A copy of a program that had asked for the host's name, and had not written it yet, writes the original's once.
+    // If the program was copied between reading the host name and writing the count, the copy writes its first count
+    // under the original's host.
     let strange = (1..)
         .zip(&original)
         .position(|(expected, count)| count.number != expected);
@@ -85,7 +86,8 @@ fn in_order(counts: &[Count], from: u64) -> Result<()> {
     Ok(())
 }
 
-/// One fault at one step of a copy: the original goes on where it is, there is a copy or none, and nothing else is left.
+/// Causes one fault at one step of a copy: the original goes on where it is, there is one copy or none, and nothing
+/// else is left.
 pub fn disturbed(world: &World, at: Point, fault: Fault) -> Result<()> {
     let began = std::time::Instant::now();
     let counter = world.start(DONOR)?;
@@ -98,7 +100,7 @@ pub fn disturbed(world: &World, at: Point, fault: Fault) -> Result<()> {
 
 fn settled(world: &World, counter: &Counter) -> Result<()> {
     world.wait("something is written down", || nothing_is_written(world))?;
-    // What is ended may take a moment until it is gone.
+    // A process that was killed may exist for a moment longer.
     world.wait("it is elsewhere, or twice", || {
         let copies = (world.runs_on(ACCEPTOR)?, world.residents(ACCEPTOR)?.len());
         let others = (world.runs_on(DONOR)?, world.runs_on(HOLDER)?);
@@ -110,7 +112,7 @@ fn settled(world: &World, counter: &Counter) -> Result<()> {
         true => both_go_on(world, counter, ACCEPTOR)?,
         false => world.goes_on(counter, DONOR)?,
     }
-    // The original is none the worse for it.
+    // The original can still be copied.
     let pid = world.pid_on(DONOR, counter)?;
     let id = world.begin_copy(pid, DONOR, HOLDER)?;
     let status = world.ended(DONOR, id)?;
@@ -118,7 +120,7 @@ fn settled(world: &World, counter: &Counter) -> Result<()> {
     world.end(counter)
 }
 
-/// Connections and datagrams stay with the original; for the copy, connections are closed, and new clients come to it.
+/// Connections and datagrams stay with the original. In the copy the connections are closed, and new clients reach it.
 pub fn clients(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let connections = connected(&world, CLIENTS)?;
@@ -159,7 +161,7 @@ pub fn clients(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many sockets a process has, by its PID on that node.
+/// Counts the sockets of a process, by its PID on that node.
 fn sockets(world: &World, node: &str, pid: i32) -> Result<usize> {
     let mut list = world.cluster.lab().command(node)?;
     let output = list

@@ -1,11 +1,11 @@
-//! A program that counts moves.
+//! Migrations of a program that counts.
 
 use anyhow::{Context, Result, ensure};
 
 use crate::faults::{ACCEPTOR, DONOR, PAUSE_MS};
 use crate::world::World;
 
-/// From node to node, and what each says of it.
+/// Moves the program from node to node, and checks each node's list of residents.
 pub fn there_and_back(world: &World) -> Result<()> {
     let counter = world.start("n2")?;
     for (from, to) in [("n2", "n3"), ("n3", "n2"), ("n2", "n1"), ("n1", "n3")] {
@@ -15,7 +15,7 @@ pub fn there_and_back(world: &World) -> Result<()> {
             status.freeze_us, status.phases_us
         );
         world.wait("it is left", || Ok(world.runs_on(from)? == 0))?;
-        // It has ended before its daemon has heard of that.
+        // The process may have ended before the daemon learns of its exit.
         let is_listed = || Ok(world.residents(from)?.is_empty());
         world.wait("it is still listed", is_listed)?;
     }
@@ -28,10 +28,11 @@ pub fn there_and_back(world: &World) -> Result<()> {
     world.end(&counter)
 }
 
-/// What passes before it stands still, and behind its first instruction, is not its freeze.
+/// Time that passes before the process is stopped, or after its first instruction at the acceptor, is not part of the
+/// freeze.
 pub fn freezes(world: &World) -> Result<()> {
     let counter = world.start(DONOR)?;
-    // It runs still, or already.
+    // The process still runs at the first step, and runs again at the second.
     let places = [(DONOR, ACCEPTOR, DONOR), (ACCEPTOR, DONOR, DONOR)];
     let commands = ["move-freeze before", "move-go after"];
     for ((from, to, daemon), command) in places.into_iter().zip(commands) {

@@ -1,5 +1,5 @@
-/* Counts, and appends each count with the host's name to a file, until it is told to end. What it wrote shows where it ran,
- * whether it ran twice, and whether it lost anything. */
+/* Counts, and appends each count with the host's name to a file, until told to end. The file shows where the program
+ * ran, whether it ran twice, and whether it lost anything. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,8 +13,8 @@
 
 static volatile long shared;
 
-/* Another thread, and memory that changes: each page holds what the round before wrote to it, as 2,048 pages are 8 times all
- * that a byte can hold. */
+/* Another thread, which writes memory all the time. A round covers 2,048 pages, a multiple of 256, so in each later
+ * round a page must already hold the byte to be written. */
 static void *busy(void *memory) {
     char *bytes = memory;
     for (long at = 0;; at = (at + 4096) % (8 << 20)) {
@@ -26,7 +26,7 @@ static void *busy(void *memory) {
     return NULL;
 }
 
-/* System V memory that belongs to somebody else. */
+/* Attaches System V memory owned by another user. */
 static volatile long *elsewhere(void) {
     int id = shmget(IPC_PRIVATE, 4096, 0600);
     long *place = shmat(id, NULL, 0);
@@ -39,7 +39,7 @@ static volatile long *elsewhere(void) {
 
 int main(int count, char **words) {
     if (count != 2) return 2;
-    /* Of who started it. */
+    /* Descriptors inherited from the parent. */
     close_range(3, ~0U, 0);
     char end[512];
     snprintf(end, sizeof end, "%s.end", words[1]);

@@ -1,6 +1,5 @@
-/* Echoes datagrams and bytes of connections: a server that knows nothing of moves. A datagram "wait" has it accept no connections, one
- * "accept" has it accept them again.
- */
+/* Echoes datagrams and bytes of connections: a server without any support for moves. The datagram "wait" makes it stop
+ * accepting connections, and "accept" makes it accept them again. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,7 +24,7 @@ static int bound(int kind, const char *address, int port) {
 
 static void watch(int epoll, int fd) {
     struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
-    /* Who is not answered asks twice. */
+    /* A client repeats an unanswered "accept", so the descriptor may be in the set already. */
     if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) && errno != EEXIST) exit(4);
 }
 
@@ -53,7 +52,8 @@ int main(int words, char **word) {
         } else if (fd == datagrams) {
             struct sockaddr_storage from;
             socklen_t length = sizeof from;
-            /* That it can be read is a hint, as ever: a copy has nothing of what the original was just told of. */
+            /* Readability is only a hint, so the read must not block: a copy lacks the datagram that the original was
+             * notified of. */
             long got = recvfrom(fd, bytes, sizeof bytes, MSG_DONTWAIT, (struct sockaddr *)&from, &length);
             if (got == 4 && !memcmp(bytes, "wait", 4)) epoll_ctl(epoll, EPOLL_CTL_DEL, listener, NULL);
             if (got == 6 && !memcmp(bytes, "accept", 6)) watch(epoll, listener);

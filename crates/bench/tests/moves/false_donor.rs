@@ -1,5 +1,5 @@
-//! A donor that was taken over offers an ordinary user's processes, and sends what no honest donor sends: all of it is refused by
-//! name, nothing of it stays, and the acceptor's daemon goes on.
+//! A compromised donor offers an ordinary user's processes and sends messages that no honest donor sends. The acceptor
+//! refuses each with its reason, keeps nothing of it, and its daemon goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,16 +23,16 @@ use crate::common::member::Member;
 use crate::faults::{ACCEPTOR, DONOR};
 use crate::world::World;
 
-/// Nobody's number, and group.
+/// User and group ID of nobody.
 const NOBODY: u32 = 65534;
-/// The process that is offered.
+/// PID of the offered process.
 const PID: i32 = 4242;
-/// Where its memory is.
+/// Address of the offered process's memory.
 const HEAP: u64 = 0x7f00_0000_0000;
-/// Where a restorer has code of its own.
+/// Address of the restorer's own code.
 const STUB: u64 = 0x1_4000_0000;
 
-/// Numbers of messages, as the daemon has them.
+/// Message numbers, as the daemon defines them.
 const TREE: u8 = 1;
 const PAGES: u8 = 2;
 const FROZEN: u8 = 3;
@@ -44,10 +44,10 @@ const OUTLOOK: u8 = 15;
 
 type Message = (u8, Vec<u8>);
 
-/// Messages of a donor, and the acceptor's answer to them.
+/// The expected part of the acceptor's refusal, and the donor's messages.
 type Attack = (&'static str, Vec<Message>);
 
-/// All of them, one after the other.
+/// Runs all attacks, one after the other.
 pub fn refused() -> Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::set_permissions(
@@ -91,7 +91,7 @@ pub fn refused() -> Result<()> {
         })?;
     }
     ensure!(world.cluster.daemon_pid(ACCEPTOR)? == daemon, "it has died");
-    // A process of an honest node still comes.
+    // A process of an honest node is still accepted.
     let as_nobody = [
         "setpriv",
         "--reuid=65534",
@@ -103,7 +103,7 @@ pub fn refused() -> Result<()> {
     world.goes_on(&counter, ACCEPTOR)
 }
 
-/// Offers the process and sends these messages; gives what the acceptor says when it takes no more.
+/// Offers the process, sends these messages, and returns the reason with which the acceptor refuses.
 fn attacked(member: &mut Member, program: &Path, messages: &[Message]) -> Result<String> {
     let id = member.new_move();
     member.say_of(id, MoveFrame::Offer(offer(program)?))?;
@@ -178,7 +178,7 @@ fn attacks(program: &Path) -> Result<Vec<Attack>> {
     of_root.processes[0].credentials.uids = [0; 4];
     let mut of_another = tree()?;
     of_another.files[0].path = b"/bin/true".to_vec();
-    // No clients of shared ports, and no programs of those.
+    // No clients of shared ports, and no reuseport programs.
     let nothing = BTreeMap::<u32, u8>::new();
     let no_states = BTreeMap::<u32, SocketState>::new();
     let no_states = postcard::to_stdvec(&(0u64, no_states, &nothing, &nothing))?;
@@ -190,13 +190,13 @@ fn attacks(program: &Path) -> Result<Vec<Attack>> {
     let honest = first(&tree()?)?;
     let and = |rest: &[Message]| [&honest[..], rest].concat();
     Ok(vec![
-        // A donor that says less than it sends.
+        // A donor that declares less than it sends.
         ("user 0 is not in its list", first(&of_root)?),
         ("program /bin/true is not below", first(&of_another)?),
-        // Memory over what is not the process's own.
+        // Pages outside the process's own memory.
         ("pages outside the mappings", and(&[over(STUB)?])),
         ("pages outside the mappings", and(&[over(HEAP + 4096)?])),
-        // Out of order, and too often.
+        // Messages out of order, or too many.
         ("is out of order", vec![over(HEAP)?]),
         ("is out of order", vec![message(FROZEN, &frozen())?]),
         ("is out of order", vec![honest[0].clone(), over(HEAP)?]),
@@ -206,7 +206,7 @@ fn attacks(program: &Path) -> Result<Vec<Attack>> {
             and(&[&stopped[..], &[message(TREE, &tree()?)?]].concat()),
         ),
         ("came too often", and(&honest[2..])),
-        // State that only root may set, when it is asked for and when it stands still.
+        // State that only root may set, both in the forecast and after the freeze.
         (
             "seccomp filters without no_new_privs",
             vec![
@@ -238,7 +238,7 @@ fn message<T: Checked>(kind: u8, of: &T) -> Result<Message> {
     Ok((kind, encode(of)?))
 }
 
-/// An offer with the description of an ordinary user's process, as the acceptor's daemon reads it.
+/// Returns an offer with the description of an ordinary user's process, as the acceptor's daemon reads it.
 fn offer(program: &Path) -> Result<Offer> {
     let identity = Identity {
         user: NOBODY,

@@ -1,4 +1,4 @@
-//! One fault at one step of a move: the program goes on at exactly one place, and nothing else is left anywhere.
+//! Faults at single steps of a move: the program goes on at exactly one node, and nothing else is left at any node.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ pub const DONOR: &str = "n2";
 pub const ACCEPTOR: &str = "n3";
 pub const HOLDER: &str = "n1";
 
-/// How long a daemon waits at a step until it is disturbed: longer than it takes to disturb it.
+/// Time in milliseconds for which a daemon waits at a step, longer than causing the fault takes.
 pub const PAUSE_MS: u32 = 600;
 
-/// How long a link stays cut: longer than a transfer may take, so that both sides give up.
+/// Time for which a link stays cut: longer than a transfer may take, so that both sides give up.
 pub const CUT: Duration = Duration::from_millis(1500);
 
-/// What happens.
+/// A fault to cause.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
     /// The daemon of this node is killed.
     Kill(&'static str),
-    /// Those of donor and acceptor are.
+    /// The daemons of donor and acceptor are killed.
     KillBoth,
-    /// These two no longer reach each other, for a while.
+    /// The link between two nodes is cut for [`CUT`].
     Cut(&'static str, &'static str),
 }
 
@@ -38,7 +38,7 @@ pub const fn point(node: &'static str, command: &'static str) -> Point {
     Point { node, command }
 }
 
-/// The steps of a move, each at the moment when it is under way.
+/// The steps of a move, each at a moment when the move is under way.
 pub const STEPS: [Point; 7] = [
     point(DONOR, "move-round after"),
     point(ACCEPTOR, "move-build after"),
@@ -49,18 +49,18 @@ pub const STEPS: [Point; 7] = [
     point(ACCEPTOR, "move-go before"),
 ];
 
-/// Whether long tests run in their whole form.
+/// Returns true if long tests run in full (`HOLDFAST_WHOLE`).
 pub fn is_whole() -> bool {
     std::env::var_os("HOLDFAST_WHOLE").is_some()
 }
 
-/// Every second case; all of them in the whole form.
+/// Returns every second case, or all cases if long tests run in full.
 pub fn sample<T: Copy>(cases: &[T]) -> Vec<T> {
     let step = if is_whole() { 1 } else { 2 };
     cases.iter().copied().step_by(step).collect()
 }
 
-/// A move of a program that begins at the donor, disturbed.
+/// Moves a program from the donor with one fault, and checks the outcome.
 pub fn run(world: &World, at: Point, fault: Fault) -> Result<()> {
     let began = std::time::Instant::now();
     let counter = world.start(DONOR)?;
@@ -71,7 +71,8 @@ pub fn run(world: &World, at: Point, fault: Fault) -> Result<()> {
     result
 }
 
-/// What begins here (`begin`) from the donor to the acceptor, disturbed; afterwards all daemons run again.
+/// Starts an operation (`begin`) from the donor to the acceptor, and causes the fault. All daemons run again
+/// afterwards.
 pub fn disturb(
     world: &World,
     counter: &Counter,
@@ -109,7 +110,8 @@ pub fn disturb(
     world.cluster.wait_ready()
 }
 
-/// It runs at one place, is nowhere else, nothing is written down of the move, and it can move again.
+/// Checks that the program runs at one node and nowhere else, that no record of the move is left, and that it can move
+/// again.
 fn settled(world: &World, counter: &Counter) -> Result<()> {
     let places = || -> Result<Vec<String>> {
         let mut places = Vec::new();
@@ -119,7 +121,7 @@ fn settled(world: &World, counter: &Counter) -> Result<()> {
         }
         Ok(places)
     };
-    // While something is written down the move may go on, and the one place that has it now be left.
+    // While a record exists the move may still proceed, and the program may still leave the node where it is.
     world.wait("something is written down", || nothing_is_written(world))?;
     let mut last = Vec::new();
     world
@@ -153,7 +155,7 @@ pub fn nothing_is_written(world: &World) -> Result<bool> {
     Ok(true)
 }
 
-/// The program is killed at this point: it is nowhere in the end, or where it went.
+/// Kills the program at this point of its move: in the end it runs nowhere, or only at the acceptor.
 pub fn kill_the_process(world: &World, at: Point) -> Result<()> {
     let counter = world.start(DONOR)?;
     let file = world.cluster.run_file(at.node, "fault")?;

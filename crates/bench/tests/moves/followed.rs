@@ -1,5 +1,5 @@
-//! Memory follows a process that runs already, whatever happens meanwhile: it goes on at one place with the memory that it had, or it
-//! has ended; never anything else.
+//! Post-copy migrations with faults: the process goes on at one node with its memory intact, or has ended. No other
+//! outcome is allowed.
 
 use std::time::{Duration, Instant};
 
@@ -14,25 +14,25 @@ use nix::sys::signal::Signal;
 use crate::faults::{ACCEPTOR, DONOR, Fault, Point, disturb, is_whole, nothing_is_written, point};
 use crate::world::{Counter, World};
 
-/// Connections, one of them the probe.
+/// Number of connections, one of them the probe.
 const CONNECTIONS: usize = 16;
 
-/// For how long a daemon is held up while memory is to follow.
+/// Time in milliseconds for which a daemon is held up before it sends the remaining pages.
 const HELD_MS: u32 = 1500;
 
-/// No move takes so long on a machine that is not late.
+/// Longest duration of a move on a machine that is not overloaded.
 const LONGEST_MOVE: Duration = Duration::from_secs(10);
 
-/// What a process may be in the end.
+/// A state that a process may be in at the end of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It goes on, wherever.
+    /// The process goes on, at any node.
     Goes,
-    /// It has ended.
+    /// The process has ended.
     Ended,
 }
 
-/// A server whose connections and memory are verified all the while, there and back.
+/// Moves a server there and back; its connections and memory are verified all the time.
 pub fn a_server() -> Result<()> {
     let mut loaded = Loaded::begin(&LoadSpec {
         name: format!("m-hot-{}", std::process::id()),
@@ -41,12 +41,12 @@ pub fn a_server() -> Result<()> {
         memory_mib: 64,
         dirty_mib_per_s: 200,
         database: false,
-        // None is so short, so that memory always follows.
+        // No freeze is as short as 1 µs, so post-copy always happens.
         post_copy: Some(PostCopy {
             max_freeze_us: Some(1),
         }),
     })?;
-    // Nothing is left to follow where the server got no processor since the last look.
+    // No page remains for post-copy if the server got no processor time since the last round.
     let (wanted, mut followed) = (if is_whole() { 4 } else { 2 }, 0);
     for _ in 0..12 {
         let moved = loaded.next_move(SocketsWay::default())?;
@@ -69,7 +69,7 @@ pub fn a_server() -> Result<()> {
     Ok(())
 }
 
-/// There and back, and then as any other.
+/// Moves a program by post-copy there and back, and then by pre-copy alone.
 pub fn there_and_back(world: &World) -> Result<()> {
     let program = start(world)?;
     for (from, to) in [(DONOR, ACCEPTOR), (ACCEPTOR, DONOR)] {
@@ -84,7 +84,7 @@ pub fn there_and_back(world: &World) -> Result<()> {
     world.end(&program)
 }
 
-/// What memory cannot follow is said before anything is touched.
+/// Operations that post-copy does not support are refused before anything is touched.
 pub fn refused(world: &World) -> Result<()> {
     let program = start(world)?;
     let pid = world.pid_on(DONOR, &program)?;
@@ -99,7 +99,7 @@ pub fn refused(world: &World) -> Result<()> {
         let error = asked.err().context("it was not refused")?.to_string();
         ensure!(error.contains("post-copy"), "{error}");
     }
-    // While memory follows it, it does not move on.
+    // While its remaining pages arrive, the process cannot move on.
     hold(world)?;
     let (id, there) = came(world, pid)?;
     let again = world.begin(there, ACCEPTOR, DONOR)?;
@@ -124,7 +124,7 @@ fn moves(world: &World, program: &Counter, from: &str, to: &str) -> Result<Follo
     status.followed.context("no memory followed")
 }
 
-/// The donor's daemon stands still when it is to send what follows.
+/// Makes the donor's daemon wait before it sends the remaining pages.
 fn hold(world: &World) -> Result<()> {
     let file = world.cluster.run_file(DONOR, "fault")?;
     Ok(std::fs::write(
@@ -133,7 +133,8 @@ fn hold(world: &World) -> Result<()> {
     )?)
 }
 
-/// Moves a process whose memory follows, until it runs there: the number of the move, and its PID there. Nodes may have been late.
+/// Moves a process by post-copy until it runs at the acceptor. Returns the number of the move and the PID at the
+/// acceptor. A move that a node was late for is repeated.
 fn came(world: &World, pid: i32) -> Result<(u64, i32)> {
     let donor = world.cluster.control_blocking(DONOR)?;
     for late in 0.. {
@@ -143,7 +144,7 @@ fn came(world: &World, pid: i32) -> Result<(u64, i32)> {
         let mut kept = None;
         world.wait("it does not run there", || {
             there = (world.residents(ACCEPTOR)?.first()).map(|resident| resident.pid);
-            // It does not answer while it is held up.
+            // The donor's daemon does not answer while it is held up.
             if there.is_none() && began.elapsed() > LONGEST_MOVE {
                 let status = donor.run(async |client| client.migration(id).await)?;
                 if let MigrationOutcome::Kept { reason } = status.outcome {
@@ -161,7 +162,7 @@ fn came(world: &World, pid: i32) -> Result<(u64, i32)> {
     unreachable!()
 }
 
-/// One fault at one step: in the end it is what it may be, and nothing is left anywhere.
+/// Causes one fault at one step: the process ends in an allowed state, and nothing is left at any node.
 pub fn disturbed(world: &World, at: Point, fault: Fault, may: &[End]) -> Result<()> {
     let began = Instant::now();
     let program = start(world)?;
@@ -176,8 +177,8 @@ pub fn disturbed(world: &World, at: Point, fault: Fault, may: &[End]) -> Result<
     result.map(drop)
 }
 
-/// A daemon is asked to end while memory follows, and comes back: the original stays stopped meanwhile, and the copy has ended where its
-/// daemon has.
+/// Asks a daemon to end during post-copy; the daemon is restarted. The original stays stopped meanwhile, and the copy
+/// ends if the acceptor's daemon did.
 pub fn terminated(world: &World, node: &str, end: End) -> Result<()> {
     let program = start(world)?;
     let pid = world.pid_on(DONOR, &program)?;
@@ -195,7 +196,7 @@ pub fn terminated(world: &World, node: &str, end: End) -> Result<()> {
         .with_context(|| format!("the daemon of {node} ended"))
 }
 
-/// The restorer, which is the first process of the tree's namespace, is killed while memory follows.
+/// Kills the restorer, the first process of the tree's PID namespace, during post-copy.
 pub fn the_restorer_dies(world: &World) -> Result<()> {
     let program = start(world)?;
     let pid = world.pid_on(DONOR, &program)?;
@@ -215,8 +216,8 @@ pub fn the_restorer_dies(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The donor's daemon does not come back while somebody waits for memory: the process ends, and so does the original when the daemon
-/// is back.
+/// Kills the donor's daemon without a restart while the process waits for pages: the process ends, and the original
+/// ends when the daemon is started again.
 pub fn the_donor_is_lost(world: &World) -> Result<()> {
     let program = start(world)?;
     let pid = world.pid_on(DONOR, &program)?;
@@ -239,11 +240,11 @@ pub fn the_donor_is_lost(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// What became of it: at one place and going on, or nowhere; nothing written down.
+/// Checks that the process is at one node and going on, or nowhere, and that no record is left. Returns the state.
 fn settled(world: &World, program: &Counter, may: &[End]) -> Result<End> {
     world.wait("something is written down", || nothing_is_written(world))?;
     let mut places = Vec::new();
-    // A process that is killed is there for some moments more.
+    // A killed process may exist for a moment longer.
     let most = usize::from(may.contains(&End::Goes));
     world.wait("it is at more places than it may be", || {
         places.clear();
@@ -253,7 +254,7 @@ fn settled(world: &World, program: &Counter, may: &[End]) -> Result<End> {
         }
         Ok(places.len() <= most)
     })?;
-    // Also that no page was wrong.
+    // The check also reports wrong pages.
     program.check()?;
     let end = match places.first() {
         Some(node) => {
@@ -275,7 +276,7 @@ fn settled(world: &World, program: &Counter, may: &[End]) -> Result<End> {
     Ok(end)
 }
 
-/// Faults while memory follows, and what may come of them.
+/// Causes faults during post-copy, each with its allowed end states.
 pub fn while_it_follows(world: &World) -> Result<()> {
     let donor = point(DONOR, "move-release before");
     disturbed(world, donor, Fault::Kill(DONOR), &[End::Goes])?;

@@ -1,5 +1,5 @@
-/* Counts as `counter` does, while two threads write a large memory all the time, each page of which says what it must be. What is not so
- * is written instead of a count. */
+/* Counts as `counter` does, while two threads write a large memory all the time. Each page has an expected content; a
+ * mismatch is written in place of a count. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -41,7 +41,7 @@ static void *busy(void *part) {
             }
             words[at] = expected(page, version + 1, at);
         }
-        /* A slow machine is not to be kept busy by this alone. */
+        /* The nap keeps this program from occupying a slow machine on its own. */
         struct timespec nap = { 0, 20000 };
         if (turn % 16 == 0) nanosleep(&nap, NULL);
     }

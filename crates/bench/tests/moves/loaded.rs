@@ -1,4 +1,4 @@
-//! What migrations are measured with must itself be right: a server whose connections and memory are verified all the while.
+//! Tests of the loaded server with which migrations are measured: its connections and memory are verified all the time.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use holdfast_api::control::SocketsWay;
 use holdfast_bench::moves::zone::{LoadSpec, Loaded};
 use holdfast_lab::Topology;
 
-/// Connections, one of them the probe.
+/// Number of connections, one of them the probe.
 const CONNECTIONS: usize = 16;
 
-/// There and back, with a figure for each move, and no byte wrong.
+/// Moves the server there and back, with a freeze time for each move and no wrong byte.
 pub fn there_and_back() -> Result<()> {
     go(false)
 }
 
-/// The same, with a session to a database that is asked all the while.
+/// Moves the server there and back with a session to a database that is queried all the time.
 pub fn with_a_database() -> Result<()> {
     go(true)
 }
@@ -34,7 +34,7 @@ fn go(database: bool) -> Result<()> {
         let moved = loaded.next_move(SocketsWay::default())?;
         ensure!((moved.from, moved.to) == (from, to), "{moved:?}");
         ensure!(moved.status.freeze_us > Some(0.0), "{moved:?}");
-        // Its memory is not what connections leave behind.
+        // The amount shows that the server's memory was copied, not only the traces of connections.
         let memory = moved.status.copied_bytes + moved.status.saved_bytes;
         ensure!(memory > 8 << 20, "{moved:?}");
         std::thread::sleep(Duration::from_millis(200));

@@ -1,5 +1,6 @@
-/* Has locks of every kind on files beside the one it writes counts to, as counter.c does (hold); tries all the time to get what these
- * exclude (try); or waits for it, to write or to read (wait, read). What it gets it writes to its last word's file. */
+/* Holds locks of every kind on files beside its file of counts, as counter.c writes it (hold); tries all the time to
+ * get the locks that these exclude (try); or waits for a lock on one file, to write or to read (wait, read). Each
+ * lock that it gets is written to the file named by its last argument. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +32,7 @@ static const struct lock held[] = {
     { "journal", O_WRONLY, OPEN_FILE, F_WRLCK, 0, 0 },
     { "log", O_WRONLY, RECORD, F_WRLCK, 3, 50 },
 };
-/* Writers of any part, and readers of all of a range, are kept out at every instant. */
+/* Locks that must be refused at every instant: for writers of any part, and for readers of a whole range. */
 static const struct lock excluded[] = {
     { "whole", O_RDWR, WHOLE, F_WRLCK, 0, 0 },
     { "appended", O_RDWR, WHOLE, F_WRLCK, 0, 0 },
@@ -84,7 +85,7 @@ static int got(const char *path, const struct lock *of) {
 
 static int hold(const char *counts) {
     for (int at = 0; at < HELD; at++) {
-        /* No descriptor of a file may be closed: a process's locks on the file would go with it. */
+        /* No descriptor of a file may be closed: the process's locks on the file would be released. */
         int again = at > 0 && !strcmp(held[at].name, held[at - 1].name);
         static int file;
         if (!again) file = open_beside(counts, &held[at]);
@@ -104,7 +105,7 @@ static int hold(const char *counts) {
     return 0;
 }
 
-/* Each is written once. The number of rounds is in the file FILE.rounds. */
+/* Writes each lock that it gets once. The file FILE.rounds holds the number of rounds. */
 static int try(const char *counts, const char *path) {
     int files[EXCLUDED], had[EXCLUDED] = { 0 }, left = EXCLUDED;
     char name[512];
@@ -147,7 +148,7 @@ static int await(const char *counts, const char *path, int type) {
 }
 
 int main(int count, char **words) {
-    /* Of who started it. */
+    /* Descriptors inherited from the parent. */
     close_range(3, ~0U, 0);
     if (count == 3 && !strcmp(words[2], "hold")) return hold(words[1]);
     if (count != 4) return 2;

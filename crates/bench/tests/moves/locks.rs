@@ -1,4 +1,5 @@
-//! A program with locks on files that all nodes see: nobody else gets them, at no instant of a move.
+//! Migrations of a program with locks on files that all nodes share: no other process gets the locks at any instant of
+//! a move.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,15 +13,15 @@ use crate::faults::{
 };
 use crate::world::{Counter, World, compile};
 
-/// Moves; `HOLDFAST_MOVES` says another number.
+/// Default number of moves; `HOLDFAST_MOVES` overrides it.
 const MOVES: usize = 6;
-/// Rounds that show that a rival tries.
+/// Number of rounds that prove that a rival keeps trying.
 const ROUNDS: u64 = 20;
-/// Locks that a rival tries to get, and those that it waits for.
+/// Numbers of locks that a rival tries to get, and of locks that it waits for.
 const TRIED: usize = 17;
 const WAITED: usize = 6;
 
-/// Where a daemon dies while locks are between two nodes.
+/// Points at which a daemon dies while the locks pass from one node to the other.
 const FAULTS: [(Point, Fault); 7] = [
     (point(DONOR, "move-freeze after"), Fault::Kill(DONOR)),
     (point(ACCEPTOR, "move-restore before"), Fault::Kill(DONOR)),
@@ -31,7 +32,8 @@ const FAULTS: [(Point, Fault); 7] = [
     (point(ACCEPTOR, "move-go before"), Fault::KillBoth),
 ];
 
-/// What whoever tries may get when a daemon dies behind the commit: the original ends, and its part of the locks goes as a whole.
+/// Locks that a rival may get when a daemon dies after the commit: the original ends, and its share of the locks is
+/// released all at once.
 const LEFT: [&str; 5] = [
     "open read 0 0",
     "open write 0 1",
@@ -40,11 +42,11 @@ const LEFT: [&str; 5] = [
     "ranges write 0 1",
 ];
 
-/// Another process, which wants the locks.
+/// Another process that competes for the locks.
 struct Rival {
     process: Child,
     file: PathBuf,
-    /// What it may get.
+    /// Locks that the rival may get.
     allowed: &'static [&'static str],
 }
 
@@ -62,7 +64,7 @@ impl Rival {
         })
     }
 
-    /// What it got so far.
+    /// Returns the locks that the rival has got so far.
     fn got(&self) -> BTreeSet<String> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -73,7 +75,7 @@ impl Rival {
         bytes.try_into().map_or(0, u64::from_ne_bytes)
     }
 
-    /// Waits until it has tried some more.
+    /// Waits until the rival has tried some more.
     fn tries(&self, world: &World) -> Result<()> {
         let before = self.rounds();
         world.wait("a rival does not try", || {
@@ -101,7 +103,7 @@ fn start(world: &World) -> Result<Counter> {
     world.start_program(DONOR, &[], "locks", &["hold"])
 }
 
-/// Whoever tries or waits gets them when the program has ended, and not before.
+/// Rivals that try or wait get the locks when the program has ended, and not before.
 pub fn never_free(world: &World) -> Result<()> {
     let counter = start(world)?;
     let (rival, waiter) = (
@@ -127,7 +129,7 @@ pub fn never_free(world: &World) -> Result<()> {
     })
 }
 
-/// How many wait for locks on files that begin so.
+/// Counts the processes that wait for locks on files in the folder of `counts`.
 fn waiters(counts: &Path) -> Result<usize> {
     use std::os::unix::fs::MetadataExt;
     let folder = counts.parent().context("a folder")?;
@@ -150,7 +152,7 @@ fn waiters(counts: &Path) -> Result<usize> {
         .count())
 }
 
-/// A reader that waits would get what is shared for a moment: the move is refused.
+/// A waiting reader could get the lock for the moment in which it is held as a read lock, so the move is refused.
 pub fn refused(world: &World) -> Result<()> {
     let counter = start(world)?;
     let rival = Rival::start(world, &counter, "try")?;
@@ -178,8 +180,8 @@ pub fn refused(world: &World) -> Result<()> {
     world.end(&counter)
 }
 
-/// A daemon dies while locks are between two nodes: whoever runs the program in the end has them all, and nobody else had one as a
-/// whole to write.
+/// A daemon dies while the locks pass between nodes: the surviving program holds them all, and no other process had a
+/// write lock on a whole file.
 pub fn disturbed(world: &World) -> Result<()> {
     for (at, fault) in sample(&FAULTS) {
         let counter = start(world)?;

@@ -1,4 +1,4 @@
-//! Processes move between the nodes of a group by their daemons, there and back. Needs root.
+//! Migrations of processes between the nodes of a group by their daemons, there and back. Needs root.
 #![cfg(target_arch = "x86_64")]
 
 mod arena;
@@ -37,10 +37,10 @@ use holdfast_bench::migrate::topology;
 use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point, sample};
 use world::World;
 
-/// A link that is slower than any processor compresses.
+/// Rate of a link that is slower than any processor compresses, in Mbit/s.
 const SLOW_MBIT: u32 = 50;
 
-/// Two groups at once would keep each other waiting.
+/// Serializes the tests: two groups at once would slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Brings a group up and runs a case in it.
@@ -78,7 +78,7 @@ fn a_freeze_is_while_nobody_runs() {
     in_world("freeze", counted::freezes);
 }
 
-/// `HOLDFAST_FAULT` runs only the points whose command it is part of.
+/// Runs the points that contain `HOLDFAST_FAULT` in their command, or all points without this variable.
 fn at(world: &World, points: &[Point], fault: Fault) -> Result<()> {
     let part = std::env::var("HOLDFAST_FAULT").unwrap_or_default();
     let wanted = points.iter().filter(|at| at.command.contains(&part));
@@ -120,7 +120,7 @@ fn the_acceptors_daemon_dies() {
 #[test]
 fn the_link_between_them_breaks() {
     in_world("cut", |world| {
-        // Until the freeze nothing has changed that a cut could tear: one point stands for all.
+        // Before the freeze nothing has changed that a cut could make inconsistent: one point stands for all.
         let stopped = [&STEPS[..1], &STEPS[3..]].concat();
         at(world, &stopped, Fault::Cut(DONOR, ACCEPTOR))?;
         let alone = [point(DONOR, "move-freeze after")];
@@ -339,7 +339,7 @@ fn memory_is_compressed_on_its_way_over_a_slow_link() {
         let world = World::up_over("packed", topology(Some(SLOW_MBIT)))?;
         let counter = world.start("n2")?;
         world.wait("its memory is small", || Ok(counter.counts()?.len() > 400))?;
-        // A node that stands still while it compresses takes its link for the faster one, for a while.
+        // A node that is not scheduled while it compresses estimates its link as faster than compression, for a while.
         let mut compressed = [false; 2];
         for turn in 0..2 * 4 {
             let (from, to) = [("n2", "n3"), ("n3", "n2")][turn % 2];
@@ -405,7 +405,8 @@ fn what_memory_cannot_follow_is_refused() {
 fn daemons_die_before_memory_follows() {
     in_world("hot-early", |world| {
         let goes = [followed::End::Goes];
-        // Their number is odd: a sample has the first, the third ... with one node, the others with the other.
+        // The number of steps is odd, so a sample has steps 1, 3, ... with one node, and the others with the other
+        // node.
         let kills = [DONOR, ACCEPTOR].map(|node| STEPS.map(|at| (at, Fault::Kill(node))));
         for (at, fault) in sample(kills.as_flattened()) {
             followed::disturbed(world, at, fault, &goes)?;

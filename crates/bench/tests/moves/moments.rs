@@ -1,4 +1,4 @@
-//! Connections that begin or end in the moment of a move.
+//! Connections that begin or end during a move.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -14,15 +14,16 @@ use crate::clients::{CLIENTS, pid, serving};
 use crate::common::{PATIENCE, PORT};
 use crate::world::World;
 
-/// How long a daemon waits at a step: long enough to connect, and to end connections.
+/// Time in milliseconds for which a daemon waits at a step: long enough to open and to close connections.
 const PAUSE_MS: u32 = 400;
 
-/// More than a client's kernel takes for it, and less than the server's does.
+/// Number of bytes that exceeds the receive buffer of a slow client, and fits into the server's send buffer.
 const MUCH: usize = 24_000;
-/// How much the kernel of a client takes that does not read, about.
+/// Receive buffer of a client that does not read, about.
 const LITTLE: usize = 4_096;
 
-/// A server closes connections after the last round, with data that clients have not taken: the data and the end come all the same.
+/// A server closes connections after the last pre-copy round, with unread data in flight: clients still receive the
+/// data and the end.
 pub fn ends(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let mut clients = slow_clients(&world)?;
@@ -49,13 +50,14 @@ pub fn ends(name: &str) -> Result<()> {
         ensure!(back == said, "client {number}: wrong bytes");
     }
     world.nothing_is_in_transit()?;
-    // Nothing of them is left where the server is: the clients' ports are free.
+    // No flow is left at the server's node, so the clients' ports are free.
     world.wait("flows are left at n3", || {
         Ok(flows(&world, "n3")? == 0 && flows(&world, "n1")? == 0)
     })
 }
 
-/// Clients connect by the node to which their server is on its way, when all of it is there; the move is given up.
+/// Clients connect through the node that their server moves to, when the server is complete there; then the move is
+/// cancelled.
 pub fn begin_before_it_stays(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     world.move_to(pid(&folder)?, "n2", "n3")?;
@@ -91,12 +93,12 @@ fn clients(world: &World) -> Result<Vec<TcpStream>> {
     Ok(streams)
 }
 
-/// Clients for which little can wait.
+/// Opens connections of clients with a small receive buffer.
 fn slow_clients(world: &World) -> Result<Vec<TcpStream>> {
     let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
     let slow = || -> Result<TcpStream> {
         let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
-        // Before it connects: what it has offered to take it takes.
+        // The size must be set before the connection: a window once offered cannot be taken back.
         net::sockopt::set_socket_recv_buffer_size(&socket, LITTLE)?;
         net::connect(&socket, &service)?;
         let stream = TcpStream::from(socket);
@@ -107,7 +109,7 @@ fn slow_clients(world: &World) -> Result<Vec<TcpStream>> {
     world.cluster.lab().in_net("c1", all)?
 }
 
-/// Connections that a node's server has closed, and whose data or end are not acknowledged.
+/// Counts the connections that a node's server has closed, with data or FIN not acknowledged yet.
 fn closing(world: &World, node: &str) -> Result<usize> {
     let mut command = world.cluster.lab().command(node)?;
     command.args(["ss", "-Htn", "state", "last-ack", "sport", "="]);
@@ -119,7 +121,7 @@ fn closing(world: &World, node: &str) -> Result<usize> {
     Ok(output.stdout.iter().filter(|byte| **byte == b'\n').count())
 }
 
-/// Flows of connections that a node knows.
+/// Counts the TCP flows that a node knows.
 fn flows(world: &World, node: &str) -> Result<u64> {
     let control = world.cluster.control_blocking(node)?;
     let query = holdfast_api::control::FlowQuery {

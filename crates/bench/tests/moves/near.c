@@ -1,5 +1,5 @@
-/* Talks to itself over the loopback device, over IPv4 and IPv6, and has connections in all stages of their ends; looks at every byte,
- * and appends to a file with each turn where it runs, until it is told to end. */
+/* Talks to itself over the loopback device, over IPv4 and IPv6, with connections in all stages of closing. Checks every
+ * byte, and appends its host to a file in each round, until told to end. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -73,7 +73,7 @@ static void begin(int slot, long number) {
     }
     if (kind != OPEN) CHECK(!close(far));
     if (kind == CLOSED) {
-        /* The listener's side is not to be the one that waits a minute for stragglers. */
+        /* The listener's side closes last, so that it does not stay in TIME-WAIT for a minute. */
         struct pollfd come = { near, POLLRDHUP, 0 };
         CHECK(poll(&come, 1, -1) == 1 && !shutdown(near, SHUT_WR));
     }
@@ -92,7 +92,7 @@ static void end(int slot) {
     if (slots[slot].kind == RESET) CHECK(read(near, &one, 1) == -1 && errno == ECONNRESET);
     CHECK(read(near, &one, 1) == 0);
     if (slots[slot].kind == ENDED) {
-        /* Its other end is with the kernel, which takes what comes; this one can still be shut. */
+        /* The other end is closed and only the kernel still receives for it; this end can still be shut down. */
         struct pollfd come = { near, POLLIN | POLLRDHUP, 0 };
         struct sockaddr_storage peer;
         socklen_t length = sizeof peer;

@@ -1,5 +1,5 @@
-//! What stands in the way at the acceptor: the move is refused and says why, the process and its clients go on where they are, and
-//! without it the next move succeeds.
+//! Obstacles at the acceptor: the move is refused with a reason, the process and its clients go on where they are, and
+//! the next move without the obstacle succeeds.
 
 use std::path::Path;
 
@@ -14,25 +14,25 @@ use crate::faults::{ACCEPTOR, DONOR};
 use crate::numbered::Datagrams;
 use crate::world::{World, compile};
 
-/// Address space that the server has and never touches.
+/// Address space in bytes that the server reserves and never touches.
 const EMPTY_BYTES: u64 = 4 << 30;
-/// What is left of the address space that the acceptor's restorer may have.
+/// Address space in bytes that the acceptor's restorer has left.
 const SPARE_BYTES: u64 = 1 << 30;
-/// Bytes of a file of the server's that has no name.
+/// Size in KiB of an unnamed file of the server.
 const FILE_KIB: u32 = 512;
 
-/// A library that a server can be started with; two that differ have the same size.
+/// Source of a library that the server is started with; two versions of it have the same size.
 const LIBRARY: &str = "#include <sys/mman.h>\n\
     int version = VERSION;\n\
     __attribute__((constructor)) static void begin(void) {\n\
         mmap(0, EMPTY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);\n\
     }\n";
 
-/// Something that a shell puts in the way, and takes away again.
+/// An obstacle that a shell command creates, and another removes.
 struct Obstacle<'a> {
     put: String,
     remove: String,
-    /// What the reason has in it.
+    /// Parts of the expected reason.
     says: Vec<&'a str>,
 }
 
@@ -45,7 +45,7 @@ fn over(what: &Path, mount: &str, says: &'static str) -> Obstacle<'static> {
     }
 }
 
-/// A server with clients, and whoever looks after all of it.
+/// A server with clients, and the means to check all of them.
 struct Served<'a> {
     world: &'a World,
     folder: &'a tempfile::TempDir,
@@ -53,7 +53,7 @@ struct Served<'a> {
     datagrams: Datagrams,
 }
 
-/// All of them, one after the other.
+/// Tries all obstacles, one after the other.
 pub fn refused(name: &str) -> Result<()> {
     let place = tempfile::tempdir()?;
     let path = |name: &str| place.path().join(name);
@@ -131,7 +131,7 @@ impl Served<'_> {
         Ok(())
     }
 
-    /// It stays, for this reason, and nothing of the move does.
+    /// Asserts that the process stays for this reason, and that nothing of the move is left.
     fn kept(&self, id: u64, says: &[&str]) -> Result<String> {
         let status = self.world.ended(DONOR, id)?;
         let MigrationOutcome::Kept { reason } = &status.outcome else {
@@ -148,7 +148,8 @@ impl Served<'_> {
         Ok(reason.clone())
     }
 
-    /// As the kernel does that has no memory left. Datagrams that have gone to the acceptor by then are lost, no others.
+    /// Kills the restorer, as the kernel does when it is out of memory. Only datagrams that have reached the acceptor
+    /// by then are lost.
     fn restorer_killed(mut self) -> Result<Self> {
         let world = self.world;
         let begin = || Datagrams::start(&world.cluster, Family::V4, CLIENTS);
@@ -170,7 +171,8 @@ impl Served<'_> {
         Ok(self)
     }
 
-    /// A process of that host has its PID, which is no obstacle: it keeps it, in a namespace of its own.
+    /// A process of the acceptor's host has the same PID, which is no obstacle: the server keeps its PID in a namespace
+    /// of its own.
     fn moves_in_the_end(self) -> Result<()> {
         let pid = pid(self.folder)?;
         let other = format!(
@@ -196,7 +198,7 @@ impl Served<'_> {
     }
 }
 
-/// A reason without the name of the move's record, in which each move has a number of its own.
+/// Returns a reason without the name of the move's record, which contains a different number for each move.
 fn unnumbered(reason: &str) -> Vec<&str> {
     let words = reason.split(' ');
     words.filter(|word| !word.contains(".takes")).collect()
@@ -225,7 +227,7 @@ fn build(library: &Path, version: u32) -> Result<()> {
     Ok(())
 }
 
-/// Another program has the server's port.
+/// Another program is bound to the server's port.
 fn port_taken(world: &World, kind: &str) -> Obstacle<'static> {
     let address = world.cluster.service_address(Family::V4);
     let program = format!(
@@ -258,7 +260,7 @@ fn full_run_directory() -> Obstacle<'static> {
     }
 }
 
-/// What the daemon starts from now on has less address space than the server.
+/// Limits processes that the daemon starts to less address space than the server uses.
 fn no_memory(world: &World) -> Result<Obstacle<'static>> {
     let daemon = world.cluster.daemon_pid(ACCEPTOR)?.context("no daemon")?;
     let status = std::fs::read_to_string(format!("/proc/{daemon}/status"))?;

@@ -1,4 +1,4 @@
-//! The node that takes a process decides what it may be and have.
+//! The acceptor's policy: an acceptor decides which users' processes it accepts, and which resources they may have.
 
 use std::fs::Permissions;
 use std::net::{TcpListener, TcpStream};
@@ -12,20 +12,22 @@ use toml::Value;
 
 use crate::world::{Counter, World};
 
-/// Nobody's number, and group.
+/// User and group ID of nobody.
 const NOBODY: i64 = 65534;
 
-/// What makes the words behind it nobody's program: in the directory that is its first word, from a file that it cannot open.
+/// Shell text that runs the words after it as nobody: in the directory given first, with standard input from a
+/// file that nobody cannot open.
 const AS_NOBODY: &str = "cd \"$0\" && file=$1 && shift && \
     exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$@\" <\"$file\"";
 
-/// A group with users = [0], to which nobody's process does not come.
+/// A group with users = [0] refuses a process of nobody.
 pub fn a_user(world: &World) -> Result<()> {
     let counter = start(world, Path::new("/tmp"), Path::new("/dev/null"))?;
     stays(world, &counter, "user 65534")
 }
 
-/// Nobody's processes may come, with what nobody may open and what is in a directory of the policy's.
+/// A policy that admits nobody's processes admits descriptors that nobody could not open, if the file is in a listed
+/// directory.
 pub fn files() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [listed, other] = ["listed", "other"].map(|name| folder.path().join(name));
@@ -39,7 +41,7 @@ pub fn files() -> Result<()> {
     let files = [&*listed, Path::new(env!("CARGO_TARGET_TMPDIR"))];
     let world = world("files", &files, &["unix"])?;
 
-    // Nobody's own, and what is in the directory that is listed.
+    // A file of nobody's own, and a file in the listed directory.
     for (directory, file) in [
         ("/tmp".as_ref(), "/dev/null".into()),
         (&*listed, listed.join("roots")),
@@ -68,7 +70,7 @@ pub fn files() -> Result<()> {
     Ok(())
 }
 
-/// What an ordinary user's process may not have at another node, and what makes it so.
+/// State that an ordinary user's process may not have at another node, and the command that creates it.
 const PRIVILEGED: [(&[&str], &str); 7] = [
     (
         &["setpriv", "--inh-caps=+chown", "--ambient-caps=+chown"],
@@ -94,20 +96,21 @@ const PRIVILEGED: [(&[&str], &str); 7] = [
     ),
 ];
 
-/// A filter that allows everything, by which root's programs could be told that a call has succeeded.
+/// Python code that installs a seccomp filter without no_new_privs. The filter allows everything, but another one could
+/// make root's programs believe that a forbidden call has succeeded.
 const WITH_A_FILTER: &str = "import ctypes, os, sys\n\
     code = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]))\n\
     program = (ctypes.c_uint64 * 2)(1, ctypes.addressof(code))\n\
     if ctypes.CDLL(None).syscall(317, 1, 0, program): sys.exit('seccomp')\n\
     os.execvp(sys.argv[1], sys.argv[1:])\n";
 
-/// A listener in the place of the standard input.
+/// Python code that puts a listener in place of standard input.
 const AT_A_LOW_PORT: &str = "import os, socket, sys\n\
     listener = socket.create_server(('127.0.0.1', 22))\n\
     os.dup2(listener.fileno(), 0)\n\
     os.execvp(sys.argv[1], sys.argv[1:])\n";
 
-/// State that only root may set: it is refused before anything stands still.
+/// State that only root may set is refused before any process is stopped.
 pub fn state() -> Result<()> {
     let files = [Path::new(env!("CARGO_TARGET_TMPDIR"))];
     let world = world("state", &files, &["unix", "ipv4"])?;
@@ -124,8 +127,8 @@ pub fn state() -> Result<()> {
     easily_ended(&world)
 }
 
-/// The kernel ends processes of the acceptor's host sooner than the one that would come. (A lower value at the donor takes
-/// `CAP_SYS_RESOURCE`.)
+/// With this setting the acceptor's kernel would kill its own processes before the migrated one. (A lower value at the
+/// donor takes `CAP_SYS_RESOURCE`.)
 fn easily_ended(world: &World) -> Result<()> {
     const SETTING: &str = "/proc/self/oom_score_adj";
     let setting = std::fs::read_to_string(SETTING)?;
@@ -146,7 +149,7 @@ fn easily_ended(world: &World) -> Result<()> {
     stays(world, &counter, &why)
 }
 
-/// A socket of a family that is not listed.
+/// A socket of an unlisted family is refused.
 pub fn family() -> Result<()> {
     let files = [Path::new(env!("CARGO_TARGET_TMPDIR"))];
     let world = world("family", &files, &["unix"])?;
@@ -191,7 +194,7 @@ fn start(world: &World, directory: &Path, file: &Path) -> Result<Counter> {
     world.start_by("n2", &["sh", "-c", AS_NOBODY, &directory, &file])
 }
 
-/// It does not come, the reason is named, and it goes on where it is.
+/// Asserts that the process is refused for this reason, and goes on where it is.
 fn stays(world: &World, counter: &Counter, why: &str) -> Result<()> {
     let pid = world.pid_on("n2", counter)?;
     let check = world.check_to(pid, "n2", "n3")?;
@@ -203,7 +206,7 @@ fn stays(world: &World, counter: &Counter, why: &str) -> Result<()> {
     };
     eprintln!("{reason}");
     ensure!(reason.contains(why), "{reason}");
-    // The acceptor says the same when it is only asked, and the process never stands still for it.
+    // The acceptor gives the same reason to a check, and the process is never stopped for the refused move.
     let said = format!("node 3 refused: {}", check.refusals.join("; "));
     ensure!(*reason == said, "{reason}, but before: {said}");
     ensure!(status.freeze_bytes == 0, "{status:?}");

@@ -1,4 +1,4 @@
-//! The daemon has the capabilities that its documentation lists, and no others.
+//! The daemon has exactly the capabilities that its documentation lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use holdfast_bench::cluster::{Cluster, ClusterSpec};
 
 const DOCUMENTATION: &str = include_str!("../../../../docs/configuration.md");
 
-/// Those of `linux/capability.h`, in the order of their numbers.
+/// Names of the capabilities in `linux/capability.h`, in the order of their numbers.
 const NAMES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -52,7 +52,7 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// With migration and without it.
+/// Compares a daemon with migration and one without it.
 pub fn as_documented() -> Result<()> {
     let (needed, optional) = documented(true)?;
     ensure!(needed.len() == 16, "not all are read: {needed:?}");
@@ -87,7 +87,7 @@ pub fn as_documented() -> Result<()> {
     Ok(())
 }
 
-/// The sets of each thread of a process, by what procfs calls them.
+/// Returns the capability sets of each thread of a process, by their names in procfs.
 fn threads(pid: i32) -> Result<Vec<BTreeMap<String, BTreeSet<String>>>> {
     let mut found = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -113,7 +113,7 @@ fn threads(pid: i32) -> Result<Vec<BTreeMap<String, BTreeSet<String>>>> {
     Ok(found)
 }
 
-/// What the daemon is documented to keep, and what it may keep.
+/// Returns the capabilities that the documentation says the daemon keeps, and the optional ones.
 fn documented(migration: bool) -> Result<(BTreeSet<String>, BTreeSet<String>)> {
     let (_, section) = DOCUMENTATION
         .split_once("\n## Capabilities\n")

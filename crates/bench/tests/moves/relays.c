@@ -1,6 +1,5 @@
-/* Four threads with a UDP socket each, that share an address and a port: a server of relays. Each answers a datagram with its own
- * number and how many it has had of that client, which it alone knows.
- */
+/* Runs four threads with a UDP socket each, all on one address and port: a server of relays. A thread answers a
+ * datagram with its own number and its count of datagrams from that client, a count that no other thread knows. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <pthread.h>

@@ -1,2 +1,2 @@
-/* The same program under another name, so that its processes are told apart. */
+/* Builds locks.c under another name, so that processes of rivals can be told apart. */
 #include "locks.c"

@@ -1,4 +1,5 @@
-//! One fault at one step of a move of a server with clients: they go on, wherever it is, and nothing of the move is left.
+//! Faults at single steps of a move of a server with clients: the clients go on, wherever the server is, and nothing of
+//! the move is left.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,17 +15,17 @@ use crate::faults::{CUT, HOLDER, PAUSE_MS, is_whole, nothing_is_written, sample}
 use crate::numbered::Datagrams;
 use crate::world::World;
 
-/// Where the weights send new clients.
+/// Node to which the weights send new clients.
 const HOME: &str = "n2";
 
-/// Connections that take some milliseconds.
+/// Number of connections that take some milliseconds to read or restore.
 const MANY: usize = 150;
-/// How many daemons are killed in the whole form.
+/// Number of daemons killed when long tests run in full.
 const MOMENTS: u64 = 8;
-/// How long a freeze waits before it begins.
+/// Time in milliseconds for which a freeze waits before it begins.
 const BEFORE_MS: u32 = 40;
 
-/// Who dies, or does not reach whom.
+/// A node with a part in the move, or the link between donor and acceptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Donor,
@@ -34,16 +35,16 @@ pub enum Role {
     Link,
 }
 
-/// A step of a role's daemon, and what happens there.
+/// A role, a step of its daemon, and the part that fails at this step.
 type Case = (Role, &'static str, Role);
 
-/// The daemons die.
+/// Cases in which daemons die.
 pub const KILLS: [Case; 14] = [
     (Role::Donor, "move-round after", Role::Donor),
     (Role::Acceptor, "move-build after", Role::Acceptor),
     (Role::Donor, "move-freeze before", Role::Donor),
     (Role::Donor, "move-freeze before", Role::Acceptor),
-    // Twice, so that both ways are met.
+    // Twice, so that both socket transfer modes are covered.
     (Role::Donor, "move-freeze after", Role::Donor),
     (Role::Donor, "move-freeze after", Role::Donor),
     (Role::Acceptor, "move-restore before", Role::Donor),
@@ -56,7 +57,7 @@ pub const KILLS: [Case; 14] = [
     (Role::Donor, "move-release before", Role::Donor),
 ];
 
-/// They do not reach each other.
+/// Cases in which donor and acceptor do not reach each other.
 pub const CUTS: [Case; 6] = [
     (Role::Acceptor, "move-build after", Role::Link),
     (Role::Donor, "move-freeze before", Role::Link),
@@ -66,7 +67,7 @@ pub const CUTS: [Case; 6] = [
     (Role::Acceptor, "move-go before", Role::Link),
 ];
 
-/// A server, where it is, and its clients.
+/// A server, the node where it runs, and its clients.
 struct Served {
     world: World,
     folder: tempfile::TempDir,
@@ -74,13 +75,14 @@ struct Served {
     datagrams: Datagrams,
     at: &'static str,
     to: &'static str,
-    /// The daemon of the node where new clients come to has died since the server left it, so that nobody sends them on.
+    /// True if the daemon of the node that receives new clients has died since the server left it, so that this node
+    /// does not forward new clients.
     forgotten: bool,
     /// Sockets of each daemon before the first move.
     sockets: BTreeMap<String, usize>,
 }
 
-/// Each of these, one after the other, from wherever the server is.
+/// Runs these cases one after the other, each from the node where the server is.
 pub fn disturbed(name: &str, cases: &[Case]) -> Result<()> {
     let mut served = Served::begin(name, CLIENTS)?;
     let ways = [SocketsWay::Incremental, SocketsWay::Collective];
@@ -100,10 +102,10 @@ pub fn disturbed(name: &str, cases: &[Case]) -> Result<()> {
     served.end(name)
 }
 
-/// A daemon is killed at a moment of the freeze that chance chooses, while many connections are read or restored.
+/// Kills a daemon at an arbitrary moment of the freeze, while many connections are read or restored.
 pub fn at_any_moment(name: &str) -> Result<()> {
     let mut served = Served::begin(name, MANY)?;
-    // Four meet both daemons in both ways.
+    // Four turns cover both daemons in both modes.
     let turns = if is_whole() { MOMENTS } else { 4 };
     for turn in 0..turns {
         let way = [SocketsWay::Incremental, SocketsWay::Collective][turn as usize % 2];
@@ -157,7 +159,7 @@ impl Served {
         })
     }
 
-    /// No byte was wrong, and no datagram came twice.
+    /// Asserts that no byte was wrong, and no datagram arrived twice.
     fn end(self, name: &str) -> Result<()> {
         let counts = self.datagrams.end(name);
         ensure!(counts.doubled == 0, "{counts:?}");
@@ -172,7 +174,7 @@ impl Served {
         }
     }
 
-    /// Whose daemons die.
+    /// Returns the nodes on which daemons die.
     fn victims(&self, fault: Role) -> Vec<&'static str> {
         match fault {
             Role::Both => vec![self.at, self.to],
@@ -181,7 +183,7 @@ impl Served {
         }
     }
 
-    /// Its PID where it is: where it began, or as a resident.
+    /// Returns the server's PID at its node: its original PID, or the PID of the resident.
     fn pid(&self) -> Result<i32> {
         match &self.world.residents(self.at)?[..] {
             [] => pid(&self.folder),
@@ -221,7 +223,7 @@ impl Served {
         cluster.wait_ready()
     }
 
-    /// The server is at one place, its clients and new ones go on, nothing else is left, and it can move.
+    /// Checks that the server is at one node, that its clients and new ones go on, and that nothing else is left.
     fn settled(&mut self, victims: &[&str]) -> Result<()> {
         self.world.wait("something is written down", || {
             nothing_is_written(&self.world)
@@ -240,7 +242,7 @@ impl Served {
         }
         self.forgotten = self.at != HOME && (self.forgotten || victims.contains(&HOME));
         all_go_on(&self.world, &self.connections).context("connections")?;
-        // Those that were on their way when something died are lost.
+        // Datagrams in flight when a daemon died are lost.
         self.datagrams.all_answered_again();
         self.world.nothing_is_in_transit()?;
         let expected = usize::from(!self.world.residents(self.at)?.is_empty());
@@ -251,7 +253,7 @@ impl Served {
         self.world
             .wait("a daemon has more sockets than before", || {
                 now = sockets(&self.world)?;
-                // It has one for each process that came.
+                // A daemon has one more socket for each resident process.
                 let more = |node: &String| if node == self.at { expected } else { 0 };
                 let few =
                     |(node, count): (&String, &usize)| *count <= self.sockets[node] + more(node);
@@ -264,7 +266,7 @@ impl Served {
         }
     }
 
-    /// Connections and datagrams of others.
+    /// Checks that new connections and datagrams reach the server.
     fn new_clients(&self) -> Result<()> {
         let new = connected(&self.world, CLIENTS).context("new connections")?;
         let datagrams = Datagrams::start(&self.world.cluster, Family::V4, CLIENTS);
@@ -276,7 +278,7 @@ impl Served {
     }
 }
 
-/// How many sockets each daemon has.
+/// Counts the sockets of each daemon.
 fn sockets(world: &World) -> Result<BTreeMap<String, usize>> {
     let count = |node: String| -> Result<(String, usize)> {
         let daemon = world.cluster.daemon_pid(&node)?.context("no daemon")?;

@@ -1,5 +1,5 @@
-/* A client of a database on another host: asks in turn, looks at every byte of the answer, and appends to a file with each where
- * it runs, until it is told to end. */
+/* A client of a database on another host: sends one request after another, checks every byte of the answers, and
+ * appends its host to a file with each answer, until told to end. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ static int ask(int fd, long number) {
 
 int main(int count, char **words) {
     if (count != 4) return 2;
-    /* Of who started it. */
+    /* Descriptors inherited from the parent. */
     close_range(3, ~0U, 0);
     char end[512];
     snprintf(end, sizeof end, "%s.end", words[1]);

@@ -1,4 +1,5 @@
-//! A process with a session to a database on another host moves: the session goes on, from the address where it began.
+//! Migrations of a process with a session to a database on another host: the session goes on, from the address where it
+//! began.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -13,17 +14,18 @@ use crate::clients::pid;
 use crate::faults::nothing_is_written;
 use crate::world::{Counter, World, compile};
 
-/// The database's port.
+/// Port of the database.
 pub const PORT: u16 = 3306;
 
-/// A database that gives back what it is asked, on a host; the daemon's, if it is a node, knows nothing of it.
+/// Starts a database on a host that echoes its requests. If the host is a node, the node's daemon does not know of the
+/// database.
 pub fn database(world: &World, host: &str) -> Result<SocketAddr> {
     let address = SocketAddr::new(world.cluster.address(host, Family::V4)?, PORT);
     serve(world, host, address)?;
     Ok(address)
 }
 
-/// The same at some address of that host.
+/// Starts the same database at one address of that host.
 pub fn serve(world: &World, host: &str, address: SocketAddr) -> Result<()> {
     let listener = world
         .cluster
@@ -51,7 +53,7 @@ pub fn client(world: &World, node: &str, database: SocketAddr) -> Result<Counter
     world.start_program(node, &[], "session", &[&address, &port])
 }
 
-/// There and back and round, with the session to each kind of host.
+/// Moves the client around the group, with the session to each kind of host.
 pub fn goes_round(world: &World) -> Result<()> {
     for host in ["c1", "n1", "n3"] {
         let counter = client(world, "n2", database(world, host)?)?;
@@ -75,7 +77,7 @@ pub fn goes_round(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The node that forwards the session learns where it is, by whatever way it went there.
+/// Waits until the node that forwards the session knows where the process is, by whichever way it moved there.
 fn learnt(world: &World, home: &str, wanted: &str) -> Result<()> {
     let address = world.cluster.address(home, Family::V4)?;
     let control = world.cluster.control_blocking(home)?;
@@ -92,7 +94,7 @@ fn learnt(world: &World, home: &str, wanted: &str) -> Result<()> {
     })
 }
 
-/// What has no daemon is forwarded, and the tool says so.
+/// Asserts that the session is reported as forwarded if the database's host has no daemon.
 fn told(moved: &MigrationStatus, forwarded: bool) -> Result<()> {
     let named = moved
         .forwarded
@@ -103,7 +105,7 @@ fn told(moved: &MigrationStatus, forwarded: bool) -> Result<()> {
     Ok(())
 }
 
-/// A daemon dies at a step of the move: the session goes on, and its process is at one place.
+/// A daemon dies at a step of the move: the session goes on, and its process is at one node.
 pub fn survives(world: &World, points: &[(&str, &str)]) -> Result<()> {
     for host in ["c1", "n1"] {
         let database = database(world, host)?;
@@ -157,7 +159,8 @@ pub fn both_ends(world: &World) -> Result<()> {
     let counter = client(world, "n2", SocketAddr::new(address, PORT))?;
     let mut client_at = ("n2", counter.last()?.pid);
     let mut database_at = ("n1", pid(&folder)?);
-    // At each other's homes, at a third node together, and back; a node that one has left is closed to the other.
+    // The steps place the ends at each other's homes, at a third node together, and back. After each step the node that
+    // an end has left is closed to the other end.
     let steps = [
         ("client", "n3"),
         ("database", "n3"),
@@ -186,7 +189,7 @@ pub fn both_ends(world: &World) -> Result<()> {
             .goes_on(&counter, client_at.0)
             .with_context(|| format!("after the {who} moved from {from} to {to}"))?;
         eprintln!("the {who} from {from} to {to}: {:?} us", status.freeze_us);
-        // What was missed is learnt within that, and must be right too.
+        // Within this time a node catches up on missed updates; the session must be right afterwards too.
         std::thread::sleep(Duration::from_millis(300));
     }
     std::fs::write(counter.end_file(), "")?;
@@ -199,7 +202,7 @@ pub fn both_ends(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Starts a database that is a program which can move, at its node's own address.
+/// Starts a database that is a movable program, at its node's own address.
 fn start_echo(world: &World, folder: &tempfile::TempDir) -> Result<()> {
     let mut command = world.cluster.lab().command("n1")?;
     let in_background = "setsid \"$0\" \"$@\" </dev/null >/dev/null 2>&1 &";
@@ -213,7 +216,7 @@ fn start_echo(world: &World, folder: &tempfile::TempDir) -> Result<()> {
     world.wait("the database does not start", || Ok(pid(folder).is_ok()))
 }
 
-/// The PID of a program that came to this node.
+/// Returns the PID of a program that has moved to this node.
 fn resident(world: &World, node: &str, program: &str) -> Result<i32> {
     let residents = world.residents(node)?;
     let mut found = residents.iter().filter(|of| of.name.starts_with(program));

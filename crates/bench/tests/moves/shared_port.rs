@@ -1,5 +1,5 @@
-//! Servers whose sockets share a port (`SO_REUSEPORT`): each client of UDP sockets comes to the one that knows it, wherever the server
-//! is, and a group goes on choosing by its program.
+//! Servers with sockets that share a port (`SO_REUSEPORT`): each UDP client keeps reaching the socket that knows it,
+//! wherever the server is, and a reuseport program goes on selecting the socket.
 
 use std::io::Read;
 use std::net::{SocketAddr, UdpSocket};
@@ -14,13 +14,13 @@ use crate::common::PORT;
 use crate::numbered::client;
 use crate::world::World;
 
-/// Enough for each of four sockets to have some.
+/// Number of clients, enough for each of four sockets to have some.
 const CLIENTS: usize = 40;
-/// Datagrams may be lost while the machine is busy; a server that does not answer a client at all is another matter.
+/// Number of attempts: datagrams may be lost while the machine is busy, but a client without any answer shows a fault.
 const TRIES: usize = 30;
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// A client, and what its socket of the server has told it.
+/// A client, with the number of its socket at the server and the count that the socket reported.
 struct Client {
     socket: UdpSocket,
     relay: usize,
@@ -42,7 +42,7 @@ impl Client {
         Ok(client)
     }
 
-    /// The socket's number, how many datagrams it has had, and how many were sent.
+    /// Asks for the socket's number and its count of datagrams. The third value is the number of datagrams sent.
     fn ask(&mut self) -> Result<(usize, u64, u64)> {
         for sent in 1..=TRIES as u64 {
             self.socket.send(b"count")?;
@@ -57,7 +57,7 @@ impl Client {
         anyhow::bail!("exceeded time: a client has no answer")
     }
 
-    /// It is the same socket, which has had all datagrams but those that were lost.
+    /// Asserts that the same socket answers, with a count that misses at most the lost datagrams.
     fn is_known(&mut self) -> Result<()> {
         let (relay, count, sent) = self.ask()?;
         let expected = self.count + 1..=self.count + sent;
@@ -72,7 +72,7 @@ impl Client {
     }
 }
 
-/// Clients that come before moves, and between them, stay with their sockets.
+/// Clients that connect before or between moves stay with their sockets.
 pub fn clients_keep_their_sockets(name: &str) -> Result<()> {
     let (world, folder) = serving_program("relays", name, Family::V4, ("", "</dev/null"))?;
     let mut pid = pid(&folder)?;
@@ -96,9 +96,9 @@ pub fn clients_keep_their_sockets(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The group's program sends all connections to one of its listeners, before and after moves.
+/// A reuseport program sends all connections to one listener, before and after moves.
 pub fn groups_choose_as_before(name: &str) -> Result<()> {
-    /// What the program chooses.
+    /// Number of the listener that the program selects.
     const CHOSEN: &str = "2";
     let (world, folder) = serving_program("chosen", name, Family::V4, ("", "</dev/null"))?;
     let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);

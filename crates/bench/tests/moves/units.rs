@@ -1,4 +1,5 @@
-//! Units move with their control groups. No systemd runs here: a unit is what systemd makes of it, a control group of its name.
+//! Migrations of units with their control groups. No systemd runs here: a unit is represented by a control group of its
+//! name, as systemd would create.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{MigrationOutcome, UnitEntry};
@@ -8,11 +9,11 @@ use crate::world::{Counter, World};
 
 const UNIT: &str = "game.service";
 
-/// Where the group of the unit is on every host, and a limit that it has, which a group has on any kernel.
+/// Path of the unit's control group on every host, and a limit of the group that every kernel supports.
 const GROUP: &str = "/sys/fs/cgroup/system.slice/game.service";
 const LIMIT: (&str, &str) = ("cgroup.max.descendants", "3");
 
-/// Becomes the unit, and then a program.
+/// Shell text that enters the unit's group, then becomes a program.
 const ENTER: &str =
     "mkdir -p $0 && echo $2 >$0/$1 && echo 0 >$0/cgroup.procs && shift 2 && exec \"$@\"";
 
@@ -21,7 +22,7 @@ fn start(world: &World) -> Result<Counter> {
     world.start_by(DONOR, &enter)
 }
 
-/// A unit moves on twice; its group follows each time, and is left nowhere.
+/// Moves a unit twice; its control group moves each time, and is left at no other node.
 pub fn follow(world: &World) -> Result<()> {
     let counter = start(world)?;
     for (from, to) in [(DONOR, ACCEPTOR), (ACCEPTOR, HOLDER)] {
@@ -44,7 +45,8 @@ pub fn follow(world: &World) -> Result<()> {
     is_left(world, HOLDER)
 }
 
-/// Where the unit runs already, or the daemon dies, the group is not touched, or not left.
+/// If the unit already runs at the acceptor, its group there is not touched. If the acceptor's daemon dies, no group is
+/// left there.
 pub fn stay(world: &World) -> Result<()> {
     let counter = start(world)?;
     let other = world.start_by(ACCEPTOR, &["sh", "-c", ENTER, GROUP, LIMIT.0, "7"])?;
@@ -80,7 +82,7 @@ fn unit(world: &World, node: &str) -> Result<UnitEntry> {
     unit.with_context(|| format!("{UNIT} on {node}"))
 }
 
-/// What a file of the group says on a host; none where there is no group.
+/// Returns the content of a file of the group on a host; none if the host has no such group.
 fn read(world: &World, node: &str, file: &str) -> Result<Option<String>> {
     let mut cat = world.cluster.lab().command(node)?;
     let output = cat.args(["cat", &format!("{GROUP}/{file}")]).output()?;
@@ -88,7 +90,7 @@ fn read(world: &World, node: &str, file: &str) -> Result<Option<String>> {
     Ok(output.status.success().then(|| text.trim().to_owned()))
 }
 
-/// Waits until nobody has the group there.
+/// Waits until the host has no such group.
 fn is_left(world: &World, node: &str) -> Result<()> {
     world
         .wait("its group is left", || {

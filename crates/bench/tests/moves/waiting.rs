@@ -1,4 +1,4 @@
-//! Connections that nobody has accepted yet when their server moves.
+//! Connections that are not accepted yet when their server moves.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
@@ -13,10 +13,11 @@ use crate::clients::{CLIENTS, pid, serving, serving_over};
 use crate::common::{PATIENCE, PORT};
 use crate::world::World;
 
-/// More than the first segment, less than a new window.
+/// Number of bytes: more than the first segment, less than the initial window.
 const MUCH: usize = 20_000;
 
-/// Clients connect and write to a server that does not accept; it moves there and back, and then accepts them.
+/// Clients connect and write to a server that does not accept. The server moves twice, to another node each time, and
+/// accepts the clients after each move.
 pub fn follow(name: &str, family: Family) -> Result<()> {
     let (world, folder) = serving_over(name, family)?;
     let service = SocketAddr::new(world.cluster.service_address(family), PORT);
@@ -35,7 +36,7 @@ pub fn follow(name: &str, family: Family) -> Result<()> {
     Ok(())
 }
 
-/// The daemon that takes them dies on the way.
+/// The acceptor's daemon dies before it activates the moved connections; the connections survive.
 pub fn survive(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
@@ -59,10 +60,10 @@ pub fn survive(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client, what it has written, and whether that was all.
+/// A client, the bytes that it has written, and true if it has shut down its sending side.
 type Client = (TcpStream, Vec<u8>, bool);
 
-/// Clients that have written nothing, a little, much, and all they had to say.
+/// Opens clients that have written nothing, a little, much, and a little followed by FIN.
 fn clients(world: &World, service: SocketAddr) -> Result<Vec<Client>> {
     let streams = connect(world.cluster.lab(), "c1", service, CLIENTS)?;
     let mut clients = Vec::new();
@@ -80,7 +81,7 @@ fn clients(world: &World, service: SocketAddr) -> Result<Vec<Client>> {
     Ok(clients)
 }
 
-/// Everything comes back, and then what is written now.
+/// Asserts that the server echoes everything, including data written after the move.
 fn served((stream, said, is_all): &mut Client) -> Result<()> {
     if !*is_all {
         stream.write_all(b"and now this")?;
@@ -95,7 +96,7 @@ fn served((stream, said, is_all): &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// Tells the server something, which it answers.
+/// Sends a datagram to the server and waits for its answer.
 fn tell(world: &World, service: SocketAddr, what: &[u8]) -> Result<()> {
     let socket: UdpSocket = crate::numbered::client(&world.cluster, service);
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;

@@ -1,4 +1,4 @@
-//! A group whose nodes move processes, and a program that tells where it runs.
+//! A group with nodes that move processes, and a program that records where it runs.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -18,24 +18,25 @@ use holdfast_sys::process::REAPER_NAME;
 
 use crate::faults::nothing_is_written;
 
-/// Whatever is waited for; the machine may be very busy.
+/// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Before this a daemon does not give up what an earlier one left, if nobody tells it what became of that.
+/// Time limit for held packets and flows in transit to disappear. The limit is below the time after which a restarted
+/// daemon gives up the leftovers of its predecessor, so the leftovers must be settled by a peer's report.
 const GIVEN_UP: Duration = Duration::from_secs(20);
 
-/// How often is looked.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Counts that show that it goes on.
+/// Number of new counts that prove that the program goes on.
 pub const COUNTS: usize = 5;
 
-/// See the module's text.
+/// A running group.
 pub struct World {
     pub cluster: Cluster,
 }
 
-/// A count as the program wrote it.
+/// One count, as the program wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Count {
     pub host: String,
@@ -43,7 +44,7 @@ pub struct Count {
     pub pid: i32,
 }
 
-/// The program, wherever it is.
+/// The program, on whichever node it runs.
 pub struct Counter {
     file: PathBuf,
     program: &'static str,
@@ -51,12 +52,12 @@ pub struct Counter {
 }
 
 impl World {
-    /// Brings a group up.
+    /// Brings a group of nodes up.
     pub fn up(name: &str) -> Result<World> {
         World::up_over(name, Topology::default())
     }
 
-    /// The same over such links.
+    /// Brings a group of nodes up over links of this topology.
     pub fn up_over(name: &str, topology: Topology) -> Result<World> {
         let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
         spec.topology = topology;
@@ -71,12 +72,12 @@ impl World {
         self.start_by(node, &[])
     }
 
-    /// The same, by a command that changes who it is.
+    /// Starts the program through a command that changes its identity.
     pub fn start_by(&self, node: &str, by: &[&str]) -> Result<Counter> {
         self.start_program(node, by, "counter", &[])
     }
 
-    /// The same of another program that counts, with more words.
+    /// Starts another counting program, with further arguments.
     pub fn start_program(
         &self,
         node: &str,
@@ -106,7 +107,7 @@ impl World {
         Ok(counter)
     }
 
-    /// Where the program runs, and its PID there: a resident, or what was started there.
+    /// Returns the program's PID on this node: the PID of the resident, or of the process that was started there.
     pub fn pid_on(&self, node: &str, counter: &Counter) -> Result<i32> {
         match self.residents(node)?.as_slice() {
             [] => Ok(counter.last()?.pid),
@@ -120,22 +121,22 @@ impl World {
         Ok(control.run(async |client| client.status().await)?.residents)
     }
 
-    /// Asks for a migration, and gives its number.
+    /// Requests a migration, and returns its number.
     pub fn begin(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
         self.begin_by(pid, from, to, SocketsWay::default())
     }
 
-    /// The same, with its sockets in one of the three ways.
+    /// Requests a migration in one of the three socket transfer modes.
     pub fn begin_by(&self, pid: i32, from: &str, to: &str, sockets: SocketsWay) -> Result<u64> {
         self.ask(pid, from, to, sockets, [false; 3])
     }
 
-    /// Asks for a copy, and gives its number.
+    /// Requests a copy, and returns its number.
     pub fn begin_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
         self.ask(pid, from, to, SocketsWay::default(), [true, false, false])
     }
 
-    /// Asks for a migration that memory follows, and gives its number.
+    /// Requests a post-copy migration, and returns its number.
     pub fn begin_post_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
         self.ask(pid, from, to, SocketsWay::default(), [false, false, true])
     }
@@ -154,7 +155,7 @@ impl World {
             to: to.to_owned(),
             sockets,
             clone,
-            // None is so short, so that memory always follows.
+            // No freeze is as short as 1 µs, so post-copy always happens.
             max_freeze_us: post_copy.then_some(1),
             post_copy,
             verify,
@@ -163,13 +164,13 @@ impl World {
         Ok(accepted.id)
     }
 
-    /// What a node says of a process that is to move, and what the acceptor says.
+    /// Checks a process on its node and at the acceptor that it is to move to.
     pub fn check_to(&self, pid: i32, from: &str, to: &str) -> Result<ProcessCheck> {
         let control = self.cluster.control_blocking(from)?;
         Ok(control.run(async |client| client.check_to(pid, to).await)?)
     }
 
-    /// What became of a migration.
+    /// Waits for the end of a migration, and returns its status.
     pub fn ended(&self, from: &str, id: u64) -> Result<MigrationStatus> {
         let control = self.cluster.control_blocking(from)?;
         let mut last = None;
@@ -182,7 +183,7 @@ impl World {
         last.context("no status")
     }
 
-    /// Moves the program, which must succeed and be what it was.
+    /// Moves the program, and asserts that the move succeeds and the program goes on unchanged.
     pub fn migrate(&self, counter: &Counter, from: &str, to: &str) -> Result<MigrationStatus> {
         let pid = self.pid_on(from, counter)?;
         let begin = || self.ask(pid, from, to, SocketsWay::default(), [false, true, false]);
@@ -196,7 +197,7 @@ impl World {
         self.move_by(pid, from, to, SocketsWay::default())
     }
 
-    /// The same, with its sockets in one of the three ways.
+    /// Moves a process in one of the three socket transfer modes.
     pub fn move_by(
         &self,
         pid: i32,
@@ -224,7 +225,7 @@ impl World {
         unreachable!()
     }
 
-    /// Waits until the program has counted some more on this node, and checks all that it wrote.
+    /// Waits until the program has counted some more on this node, and checks everything that it wrote.
     pub fn goes_on(&self, counter: &Counter, node: &str) -> Result<()> {
         let before = counter.counts()?.len();
         self.wait("it does not go on", || {
@@ -236,7 +237,7 @@ impl World {
         counter.check()
     }
 
-    /// Ends the program, and waits until nobody has it.
+    /// Ends the program, and waits until it is at no node.
     pub fn end(&self, counter: &Counter) -> Result<()> {
         std::fs::write(counter.end_file(), "")?;
         self.wait("it does not end", || {
@@ -249,12 +250,12 @@ impl World {
         })
     }
 
-    /// How many processes of the program are on a node, stopped ones and husks too.
+    /// Counts the program's processes on a node, including stopped ones and the empty processes of a restore.
     pub fn runs_on(&self, node: &str) -> Result<usize> {
         self.runs(node, "counter")
     }
 
-    /// The same of another program.
+    /// Counts the processes of another program.
     pub fn runs(&self, node: &str, program: &str) -> Result<usize> {
         let program = compile(program)?;
         let is_it = |pid: &i32| {
@@ -264,20 +265,21 @@ impl World {
         Ok(processes.into_iter().filter(is_it).count())
     }
 
-    /// Restorers of a node, by the PIDs that the test sees.
+    /// Returns the restorers of a node, by their PIDs in the test's namespace.
     pub fn restorers(&self, node: &str) -> Result<Vec<i32>> {
         let mut found = self.cluster.lab().processes(node)?;
         found.retain(|pid| {
             let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             let said = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
-            // What it makes has its name at first, but is not first in its PID namespace.
+            // A process that the restorer makes has the restorer's name at first, but is not the first of its PID
+            // namespace.
             let is_first = said("NSpid:").is_some_and(|pids| pids.ends_with("\t1"));
             is_first && said("Name:\t") == Some(REAPER_NAME)
         });
         Ok(found)
     }
 
-    /// Waits until nothing is left of a program, nor of a move, on a node where it did not come.
+    /// Waits until nothing is left of a program or of its move, on a node that it did not move to.
     pub fn nothing_is_left(&self, node: &str, program: &str) -> Result<()> {
         self.wait("something is written down", || nothing_is_written(self))?;
         self.wait("something of it is left", || {
@@ -288,7 +290,7 @@ impl World {
         })
     }
 
-    /// Waits until no node holds packets, or has a flow between two.
+    /// Waits until no node holds packets or has a flow in transit.
     pub fn nothing_is_in_transit(&self) -> Result<()> {
         for node in self.cluster.nodes() {
             let control = self.cluster.control_blocking(&node)?;
@@ -328,7 +330,7 @@ impl World {
 }
 
 impl Counter {
-    /// All that it wrote so far; an error if it has failed, and said why.
+    /// Returns all counts written so far; an error if the program has failed and wrote a reason.
     pub fn counts(&self) -> Result<Vec<Count>> {
         if let Ok(why) = std::fs::read_to_string(self.end_file().with_extension("failed")) {
             bail!("the program says: {}", why.trim_end());
@@ -338,14 +340,14 @@ impl Counter {
         whole.lines().map(parse).collect()
     }
 
-    /// What ends it, once it is there.
+    /// Returns the path of the file that ends the program by its existence.
     pub fn end_file(&self) -> PathBuf {
         let mut name = self.file.clone().into_os_string();
         name.push(".end");
         name.into()
     }
 
-    /// Which program it is.
+    /// Returns the program's name.
     pub fn program(&self) -> &'static str {
         self.program
     }
@@ -354,7 +356,8 @@ impl Counter {
         self.counts()?.pop().context("it wrote nothing")
     }
 
-    /// Each number came once and in order, under one PID: it ran at one place at a time, and lost nothing.
+    /// Checks that each number occurs once and in order, under one PID: the program ran at one node at a time, and lost
+    /// nothing.
     pub fn check(&self) -> Result<()> {
         let counts = self.counts()?;
         for (expected, count) in (1..).zip(&counts) {
@@ -379,7 +382,7 @@ fn parse(line: &str) -> Result<Count> {
     })
 }
 
-/// A program of this folder, compiled anew for each run of tests.
+/// Compiles a program of this folder, once per test run.
 pub fn compile(name: &str) -> Result<PathBuf> {
     static COMPILED: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -388,7 +391,7 @@ pub fn compile(name: &str) -> Result<PathBuf> {
     }
     let program =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-    // One of an earlier run with this PID may be of another source.
+    // A file of an earlier run with this PID may have another source.
     let _ = std::fs::remove_file(&program);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/moves");
     let status = std::process::Command::new("gcc")

@@ -1,4 +1,4 @@
-//! `holdfast pool connect` with elements that fail. The elements are threads of the test.
+//! Tests of `holdfast pool connect` with failing elements. The elements are threads of the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use holdfast_bench::pools::words;
 
 use super::{Host, PATIENCE};
 
-/// Seconds to wait for an answer: as long as for anything.
+/// Time limit for an answer in seconds, equal to [`PATIENCE`].
 pub const LONG: &str = "120";
 
-/// A host with registrar and pool daemon, and the daemon's socket for programs.
+/// Brings up a host with registrar and pool daemon; the path is the daemon's socket for programs.
 pub fn scene(name: &str) -> Option<(Host, PathBuf)> {
     let mut host = Host::up(name)?;
     let daemon = find_program("holdfastd").expect("holdfastd");
@@ -28,7 +28,7 @@ pub fn scene(name: &str) -> Option<(Host, PathBuf)> {
     Some((host, socket))
 }
 
-/// A session whose input the test writes.
+/// A session of `holdfast pool connect` with input from the test.
 pub struct Session {
     child: Child,
     pub input: Option<ChildStdin>,
@@ -58,9 +58,9 @@ impl Session {
         input.write_all(text.as_bytes()).expect("written");
     }
 
-    /// Ends the input, and waits until that was seen: the thread that reads it is gone then.
+    /// Closes the input, and waits until the command has seen its end: the thread that reads the input has ended then.
     pub fn finish(&mut self, host: &Host) {
-        // It is with an element: both of its threads run.
+        // The session has an element, so both threads of the command run.
         self.noted(": element ");
         self.input = None;
         let tasks = format!("/proc/{}/task", self.child.id());
@@ -76,7 +76,7 @@ impl Session {
         line
     }
 
-    /// Waits for a note that says this.
+    /// Waits for a note with this text.
     pub fn noted(&mut self, what: &str) {
         let mut note = String::new();
         while !note.contains(what) {
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// The rest of the output and of the notes, and whether it went well.
+    /// Returns the rest of the output and of the notes, and true if the command succeeded.
     pub fn end(mut self) -> (String, String, bool) {
         let (mut rest, mut notes) = (String::new(), String::new());
         self.output.read_to_string(&mut rest).expect("its output");
@@ -96,7 +96,7 @@ impl Session {
     }
 }
 
-/// What elements tell the test.
+/// Messages from elements to the test.
 struct Told(Receiver<&'static str>);
 
 impl Told {
@@ -106,8 +106,8 @@ impl Told {
     }
 }
 
-/// Two elements that number lines. The first of them to have `asked` lines answers `answers` of them, and dies when it is told
-/// to; the other one ends the session when it has answered them all.
+/// Two elements that number lines. The first element that has received `asked` lines answers `answers` of them, and
+/// dies when told to; the other element answers all lines and ends the session.
 #[derive(Clone)]
 struct Numbers {
     asked: u64,
@@ -183,7 +183,7 @@ fn lines_without_an_answer_go_to_the_next_element_though_the_input_has_ended() {
     session.write("a\nb\nc\n");
     session.finish(&host);
     told.wait("asked");
-    // It has the answer to one of three, and the state that goes with it.
+    // The session has one answer of three, and the state cookie that goes with it.
     assert_eq!(session.line(), "1 a\n");
     die.send(()).expect("an element");
     let (rest, notes, success) = session.end();

@@ -1,4 +1,5 @@
-//! `holdfast pool register`, `resolve` and `connect`, and `holdfast demo pool`, as a user runs them. In labs; needs root.
+//! Tests of `holdfast pool register`, `resolve` and `connect`, and of `holdfast demo pool`, as a user runs them. In
+//! labs; need root.
 
 mod connect;
 mod prequal;
@@ -18,12 +19,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Whatever is waited for; the machine may be very busy.
+/// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Labs run one after another. None without root.
+/// Returns a guard that makes labs run one after another. None without root.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
@@ -36,7 +37,7 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     )
 }
 
-/// One host with everything, as a newcomer has it.
+/// One host with registrar, elements and users, as in a new user's first trial.
 struct Host {
     lab: PoolLab,
     _alone: MutexGuard<'static, ()>,
@@ -88,7 +89,7 @@ impl Host {
         command.spawn().expect("a command that runs")
     }
 
-    /// What a resolution brings; none if that fails.
+    /// Returns the result of a resolution; none if the command fails.
     fn resolve(&self, handle: &str) -> Option<Value> {
         let output = self.run(&["pool", "resolve", handle, "--json"]);
         output
@@ -101,7 +102,7 @@ impl Host {
         self.lab.until(what, PATIENCE, look).expect(what)
     }
 
-    /// How many elements the registrar lists.
+    /// Returns the number of elements that the registrar lists.
     fn elements(&self, handle: &str) -> usize {
         let client = self.lab.control("n1", "registrar").expect("a client");
         let query = PoolQuery::default();
@@ -159,12 +160,12 @@ fn a_terminal_session_goes_on_where_an_element_ends() {
     let at = line(&mut notes);
     input.write_all(b"one\n").expect("written");
     assert_eq!(line(&mut output), "one\n");
-    // The one that it is with.
+    // The element that serves the session.
     let index = usize::from(at.contains(":7008"));
     let ended = elements[index].take().expect("an element");
     terminate(&ended);
     ended.wait_with_output().expect("its end");
-    // The system ends a killed program's connections in order.
+    // The kernel closes a killed program's connections in an orderly way, so the end is seen at once.
     let ended = "has ended the session, going on at another";
     assert!(line(&mut notes).contains(ended));
     let next = line(&mut notes);

@@ -1,4 +1,4 @@
-//! Users that choose by probes, and unmodified servers on other hosts.
+//! Users that choose elements by probes, and unmodified servers on other hosts.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -15,15 +15,16 @@ use super::{PATIENCE, alone, echo, text};
 
 const ELEMENTS: [&str; 2] = ["n2", "n3"];
 const PORT: u16 = 7007;
-/// Connections that somebody else has with the busy server.
+/// Number of other clients' connections to the busy server.
 const OTHERS: u32 = 3;
-/// Sessions, and how many of them may go to the busy server: answers to probes may come too late on a busy machine.
+/// Number of sessions, and the number of them that may reach the busy server: answers to probes may be late on a busy
+/// machine.
 const SESSIONS: usize = 16;
 const ASTRAY_MAX: usize = SESSIONS / 4;
-/// How long answers to probes are believed, and a little more.
+/// Lifetime of answers to probes, plus a margin.
 const TOO_OLD: Duration = Duration::from_millis(1_100);
 
-/// A registrar, two servers on hosts of their own, and a daemon for users.
+/// Brings up a registrar, two servers on separate hosts, and a pool daemon for users.
 fn scene() -> PoolLab {
     let name = format!("prequal-{}", std::process::id());
     let mut lab = PoolLab::up(&name, 3).expect("a lab");
@@ -48,7 +49,7 @@ fn scene() -> PoolLab {
     lab
 }
 
-/// What a thread in a host's network makes.
+/// Returns the result of a closure that runs in a host's network namespace.
 fn in_host<T: Send>(lab: &PoolLab, host: &str, make: impl FnOnce() -> T + Send) -> T {
     let inside = || {
         lab.lab().enter_net(host).expect("a host");
@@ -57,7 +58,7 @@ fn in_host<T: Send>(lab: &PoolLab, host: &str, make: impl FnOnce() -> T + Send) 
     std::thread::scope(|scope| scope.spawn(inside).join().expect("a thread"))
 }
 
-/// Waits until a server has so many connections.
+/// Waits until a server has this number of connections.
 fn has(lab: &PoolLab, host: &str, connections: u32) {
     let at = SocketAddr::new(lab.address(host).expect("a host"), PORT);
     let are_there = || {
@@ -67,7 +68,7 @@ fn has(lab: &PoolLab, host: &str, connections: u32) {
     lab.until("connections", PATIENCE, are_there).expect("them");
 }
 
-/// A session that asks once. Where its element is.
+/// Opens a session that sends one request, and returns its element's address.
 fn ask(lab: &PoolLab) -> IpAddr {
     let socket = lab.run_file("c1", "pool-app.sock").expect("a host");
     let options = SessionOptions {
@@ -96,7 +97,7 @@ fn ask(lab: &PoolLab) -> IpAddr {
 fn users_who_probe_go_where_fewer_connections_are() {
     let Some(_alone) = alone() else { return };
     let lab = scene();
-    // The hosts are called: until then chance chooses.
+    // A first session makes the daemon probe the hosts; until then elements are chosen at random.
     ask(&lab);
     for busy in ELEMENTS {
         let at = SocketAddr::new(lab.address(busy).expect("a host"), PORT);
@@ -113,7 +114,7 @@ fn users_who_probe_go_where_fewer_connections_are() {
     }
 }
 
-/// `holdfast pool connect` with a daemon of its own, which knows nothing before it has asked.
+/// Runs `holdfast pool connect` with a daemon of its own, which has no answers to probes yet.
 fn command(lab: &PoolLab) {
     let mut command = lab.lab().command("c1").expect("a host");
     command

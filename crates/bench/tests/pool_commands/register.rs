@@ -1,4 +1,4 @@
-//! `holdfast pool register` and `watch`.
+//! Tests of `holdfast pool register` and `watch`.
 
 use std::io::{BufRead, Write};
 use std::process::Stdio;
@@ -22,7 +22,7 @@ fn a_program_is_an_element_as_long_as_it_runs() {
     assert_eq!(element["addresses"][0], "127.0.0.1:7007");
     assert_eq!(element["transport"], "tcp");
 
-    // A session with it.
+    // A session with the element.
     let mut session = host
         .command(&["pool", "connect", "echo", "--linger", LONG])
         .stdin(Stdio::piped())
@@ -37,7 +37,7 @@ fn a_program_is_an_element_as_long_as_it_runs() {
     assert_eq!(text(&output.stdout), "there and back\n");
     assert!(output.status.success(), "{}", text(&output.stderr));
 
-    // A table, a report, and what is not there.
+    // A table of elements, a report of an unreachable element, and an unknown pool.
     let id = element["id"].as_str().expect("a number");
     let output = host.run(&["pool", "resolve", "echo", "--report-unreachable", id]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -61,7 +61,7 @@ fn a_program_is_an_element_as_long_as_it_runs() {
         "{}",
         text(&output.stderr)
     );
-    // Killed by the signal that was passed on.
+    // The program was killed by the signal that the command passed on.
     assert_eq!(output.status.code(), Some(143));
     assert_eq!(host.elements("echo"), 0);
 }
@@ -69,12 +69,12 @@ fn a_program_is_an_element_as_long_as_it_runs() {
 #[test]
 fn the_program_s_end_is_the_element_s_and_its_exit_code_the_command_s() {
     let Some(host) = Host::up("ends") else { return };
-    // A program that ends before it listens anywhere.
+    // A program that ends before it listens on any port.
     let flags = ["pool", "register", "--handle", "p", "--"];
     let output = host.run(&[flags.as_slice(), &["sh", "-c", "exit 7"]].concat());
     assert_eq!(output.status.code(), Some(7));
 
-    // One that is killed while it is an element, behind the back of the command.
+    // A program that is killed while it is an element, without a signal to the command.
     let echo = echo();
     let program = [&echo, "--listen", "0.0.0.0:7007"];
     let registered = host.start(&[flags.as_slice(), &program].concat());
@@ -86,7 +86,7 @@ fn the_program_s_end_is_the_element_s_and_its_exit_code_the_command_s() {
         (host.elements("p") == 0).then_some(())
     });
 
-    // The command itself is killed, and nobody can say goodbye: the daemon ends with it, and says so.
+    // The command itself is killed and cannot deregister: its daemon ends with it and deregisters the element.
     let mut registered = host.start(&[flags.as_slice(), &program].concat());
     host.until("the element", || host.resolve("p"));
     host.lab.kill("n1", "holdfast").expect("killed");
@@ -137,7 +137,7 @@ fn the_load_is_told_and_mistakes_are_named() {
     assert!(said.contains("--port"), "{said}");
 }
 
-/// Whether what a command says comes to have these words; gives all that it has said.
+/// Reads a command's notes until they contain these words, and returns all notes read.
 fn says(child: &mut std::process::Child, words: &'static str) -> String {
     let mut said = String::new();
     let mut notes = std::io::BufReader::new(child.stderr.as_mut().expect("its notes"));
@@ -159,7 +159,7 @@ fn a_server_runs_on_whatever_becomes_of_its_registration() {
     let mut registered = host.start(&[flags.as_slice(), &program].concat());
     says(&mut registered, "only users on this host");
 
-    // The registrar comes back as another that refuses whoever registers.
+    // Restarts the registrar with a configuration that refuses every registration.
     host.lab.end("n1", "registrar").expect("killed");
     let config = host.lab.directory().join("closed.toml");
     std::fs::write(&config, "[access]\nregister = [\"192.0.2.1\"]\n").expect("a file");
@@ -168,7 +168,7 @@ fn a_server_runs_on_whatever_becomes_of_its_registration() {
     says(&mut registered, "trying again");
     assert!(registered.try_wait().expect("its state").is_none());
 
-    // And as one that takes all.
+    // Restarts the registrar with a configuration that accepts all registrations.
     host.lab.end("n1", "registrar").expect("killed");
     host.registrar(&["registrar"]);
     host.until("the element", || host.resolve("p"));
@@ -181,7 +181,7 @@ fn a_command_for_the_load_that_hangs_keeps_nothing_waiting() {
     let Some(host) = Host::up("hangs") else {
         return;
     };
-    // A busy machine may be slower than the time that a command has, but not each time.
+    // The command has a time limit that a busy machine may exceed, but not in every attempt.
     assert!((0..5).any(|_| death_is_told_while_the_command_hangs(&host)));
 }
 

@@ -1,5 +1,5 @@
-//! `holdfast pool connect` with elements over TCP, UDP, and SCTP of their own, which end sessions or say nothing. They are threads of
-//! the test.
+//! Tests of `holdfast pool connect` with elements over TCP, UDP and native SCTP that end sessions or do not answer. The
+//! elements are threads of the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -16,7 +16,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::connect::{LONG, Session, scene};
 use super::{Host, PATIENCE};
 
-/// An element over TCP, served by a thread in the host: each connection by `serve`, until that says that it was the last.
+/// Registers a TCP element, served by a thread in the host: `serve` handles each connection, and returns false after
+/// the last one.
 fn over_tcp(
     host: &Host,
     socket: &Path,
@@ -34,7 +35,7 @@ fn over_tcp(
     (element, served)
 }
 
-/// What a thread in the host's network makes.
+/// Returns the result of a closure that runs in the host's network namespace.
 fn in_host<T: Send>(host: &Host, make: impl FnOnce() -> T + Send) -> T {
     let inside = || {
         host.lab.lab().enter_net("n1").expect("a host");
@@ -54,7 +55,7 @@ fn registered(socket: &Path, service: Service) -> Element {
     }
 }
 
-/// A whole session: what is sent, then the end.
+/// Runs a whole session: sends the question, closes the input, and returns output, notes and success.
 fn asks(host: &Host, question: &str) -> (String, String, bool) {
     let mut session = Session::start(host, "p", LONG);
     session.write(question);
@@ -73,7 +74,7 @@ fn what_has_no_answer_over_tcp_is_no_success() {
     let Some((host, socket)) = scene("tcp") else {
         return;
     };
-    // It answers who asks for it, and only then.
+    // The element answers the line "ask", and no other line.
     let (_element, served) = over_tcp(&host, &socket, |mut stream| {
         match all(&mut stream).as_str() {
             "ask\n" => stream.write_all(b"answer\n").expect("sent"),
@@ -122,7 +123,7 @@ fn an_element_that_ends_idle_sessions_is_not_reported() {
     let Some((host, socket)) = scene("idle") else {
         return;
     };
-    // One question a connection.
+    // One question per connection.
     let (_element, served) = over_tcp(&host, &socket, |stream| {
         let mut stream = BufReader::new(stream);
         let mut line = String::new();
@@ -135,7 +136,7 @@ fn an_element_that_ends_idle_sessions_is_not_reported() {
     });
     let mut session = Session::start(&host, "p", LONG);
     for line in ["one\n", "two\n", "last\n"] {
-        // It is with an element.
+        // The session has an element.
         session.noted(" at tcp ");
         session.write(line);
         assert_eq!(session.line(), line);
@@ -171,7 +172,7 @@ fn elements_over_udp_answer_or_are_no_success() {
             }
         }
     });
-    // Nothing says that it is over but that nothing comes.
+    // UDP has no end of a session: only the absence of datagrams ends it.
     let mut session = Session::start(&host, "p", "0.1");
     session.write("there and back\n");
     assert_eq!(session.line(), "there and back\n");

@@ -1,4 +1,4 @@
-//! Sessions with pool elements go on where elements and registrars are killed. Real processes in a lab; needs root.
+//! Sessions with pool elements continue when elements and registrars are killed. Real processes in a lab; needs root.
 
 mod wire;
 
@@ -13,12 +13,12 @@ use holdfast_bench::capture::Capture;
 use holdfast_bench::cluster::find_program;
 use holdfast_bench::pools::{PoolLab, words};
 
-/// Whatever is waited for; the machine may be very busy.
+/// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const REGISTRARS: [&str; 2] = ["n1", "n2"];
 const ELEMENTS: [&str; 3] = ["n3", "n4", "n5"];
 
-/// Registrars, and elements that number lines.
+/// Brings up registrars, and elements that number lines.
 fn scene(name: &str) -> PoolLab {
     let name = format!("{name}-{}", std::process::id());
     let mut lab = PoolLab::up(&name, 5).expect("a lab");
@@ -53,7 +53,7 @@ fn ready(lab: &PoolLab, host: &str) {
         .expect("a registrar");
 }
 
-/// The pool daemon's socket for programs, once it is there.
+/// Returns the path of the pool daemon's socket for programs, once the socket exists.
 fn socket(lab: &PoolLab, host: &str) -> PathBuf {
     let path = lab.run_file(host, "pool-app.sock").expect("a host");
     let is_there = || path.exists().then_some(());
@@ -82,13 +82,13 @@ fn listed(lab: &PoolLab, registrar: &str, count: usize) {
         .expect("a pool");
 }
 
-/// The host that an address belongs to.
+/// Returns the host with this address.
 fn host_at(lab: &PoolLab, address: std::net::IpAddr) -> String {
     let own = |host: &&&str| lab.address(host).is_ok_and(|own| own == address);
     (*ELEMENTS.iter().find(own).expect("an element")).to_owned()
 }
 
-/// A user that sends lines one by one, and those without an answer again.
+/// A pool user that sends one line at a time, and repeats lines without an answer.
 struct User {
     session: Arc<PoolSession>,
     events: Receiver<SessionEvent>,
@@ -125,7 +125,7 @@ impl User {
         self.events.recv_timeout(PATIENCE).expect("an event")
     }
 
-    /// Waits for an element.
+    /// Waits until the session has an element.
     fn up(&mut self, lab: &PoolLab, as_resumed: bool) {
         loop {
             match self.event() {
@@ -152,7 +152,7 @@ impl User {
         sent.expect("sent");
     }
 
-    /// Waits for the answer to the line that was sent.
+    /// Waits for the answer to the last line.
     fn answered(&mut self) {
         self.line += 1;
         let wanted = format!("{} line {}\n", self.line, self.line);
@@ -178,11 +178,12 @@ fn is_root() -> bool {
     is_root
 }
 
-/// Labs run one after another.
+/// Serializes the labs.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Kills the element by `kill`, and follows the session to the next one: the element there has the state, and the user goes on two
-/// round trips after the loss was seen, counted in the packets between them.
+/// Kills the element with `kill`, and follows the session to the next element, which has the session's state. The user
+/// goes on within two round trips after the loss was detected, counted in the captured packets between user and
+/// element.
 fn dies(lab: &PoolLab, user: &mut User, what: &str, kill: impl FnOnce(&PoolLab, &str)) {
     let file = lab.directory().join(format!("{}.pcap", user.at));
     let capture = Capture::start(lab.lab(), "c1", "sctp or udp port 9899", &file);
@@ -220,7 +221,7 @@ fn a_session_goes_on_at_another_element_with_its_state() {
     dies(&lab, &mut user, "the program is killed", |lab, host| {
         lab.kill(host, "lines").expect("killed");
     });
-    // Its host's daemon has taken it out of the pool; another takes its place.
+    // The host's daemon has deregistered the element; another element takes its place.
     start_lines(&mut lab, &first);
     listed(&lab, "n1", ELEMENTS.len());
     dies(
@@ -234,7 +235,7 @@ fn a_session_goes_on_at_another_element_with_its_state() {
     assert_eq!(user.line, 13, "no line is counted twice, none is lost");
 }
 
-/// Kills the registrar at `victim`: the one at `other` has all elements then, and at no time fewer; the user resolves there.
+/// Kills the registrar at `victim`: the registrar at `other` lists all elements at all times, and users resolve there.
 fn registrar_dies(lab: &PoolLab, user: &mut User, victim: &str, other: &str) {
     let client = lab.control(other, "registrar").expect("a client");
     let status = || client.run(|client| client.registrar()).expect("a status");
@@ -256,7 +257,7 @@ fn registrar_dies(lab: &PoolLab, user: &mut User, victim: &str, other: &str) {
     lab.until("the elements at the other registrar", PATIENCE, all_there)
         .expect("a takeover");
     assert_eq!(fewest, ELEMENTS.len(), "an element was lost");
-    // The session needs no registrar; a resolution does.
+    // The session needs no registrar, but a resolution does.
     user.lines(3);
     let daemon = lab.control("c1", "pool").expect("a client");
     let resolved = || {
@@ -266,7 +267,7 @@ fn registrar_dies(lab: &PoolLab, user: &mut User, victim: &str, other: &str) {
     };
     lab.until("a resolution by the other registrar", PATIENCE, resolved)
         .expect("a resolution");
-    // Those that lost their home have registered anew, or follow the one that has taken them over.
+    // Elements of the killed home registrar have reregistered, or use the registrar that took them over as their home.
     let follows = |host: &&str| {
         let client = lab.control(host, "pool").expect("a client");
         let own = client.run(|client| client.own_elements()).ok();
@@ -298,7 +299,7 @@ fn a_registrar_dies_and_no_pool_loses_an_element() {
     let mut user = User::open(&lab);
     user.lines(3);
     registrar_dies(&lab, &mut user, "n1", "n2");
-    // One of both was everybody's.
+    // One of the two registrars was home of all elements.
     lab.registrar("n1", Some("n2")).expect("a registrar");
     ready(&lab, "n1");
     listed(&lab, "n1", ELEMENTS.len());

@@ -1,4 +1,4 @@
-//! Round trips between two hosts that begin an SCTP association, from a capture.
+//! Counts the round trips between two hosts at the beginning of an SCTP association, from a capture.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -6,22 +6,22 @@ use std::path::Path;
 /// Chunk types and lengths of headers (RFC 9260 section 3).
 const DATA: u8 = 0;
 const INIT: u8 = 1;
-/// SACK, HEARTBEAT, HEARTBEAT ACK: what the stacks say to each other when time has passed, for which nobody waits.
+/// SACK, HEARTBEAT, HEARTBEAT ACK: chunks that the stacks send by timers, and that delay nothing.
 const ASIDE: std::ops::RangeInclusive<u8> = 3..=5;
 const COMMON_HEADER: usize = 12;
 
-/// An SCTP packet, by the first chunk that is not [`ASIDE`]; there is one.
+/// An SCTP packet, represented by the first chunk outside [`ASIDE`]. A packet without such a chunk is left out.
 struct Packet {
     from: IpAddr,
     to: IpAddr,
     chunk: u8,
-    /// If that has data: the payload protocol identifier.
+    /// Payload protocol identifier, if the chunk is DATA.
     ppid: Option<u32>,
 }
 
-/// How many round trips pass from the first packet of `own` to `other` (the INIT) until `own` sends data of its program there: by
-/// then it knows that the association is up and the other end has its state. A round trip is one packet of
-/// `own` or more, and then an answer.
+/// Returns the number of round trips from the first packet of `own` to `other` (the INIT) until `own` sends data of its
+/// program: by then the association is up and the other end has its state. A round trip is one or more packets of
+/// `own`, followed by an answer.
 pub fn round_trips(file: &Path, own: IpAddr, other: IpAddr) -> usize {
     let packets = read(file);
     let between = packets.iter().filter(|packet| {
@@ -44,7 +44,7 @@ pub fn round_trips(file: &Path, own: IpAddr, other: IpAddr) -> usize {
     panic!("no data of the program in {}", file.display());
 }
 
-/// The classic format of pcap with a header of 24 bytes, and one of 16 before each packet.
+/// Reads a classic pcap file: a file header of 24 bytes, and a header of 16 bytes before each packet.
 fn read(file: &Path) -> Vec<Packet> {
     let bytes = std::fs::read(file).expect("the capture");
     let mut rest = &bytes[24..];
@@ -57,7 +57,7 @@ fn read(file: &Path) -> Vec<Packet> {
     packets
 }
 
-/// Ethernet, IPv4, perhaps UDP, SCTP. What the snapshot cut off is missing at the end only.
+/// Parses Ethernet, IPv4, optional UDP, and SCTP. The snapshot length truncates only the end of a packet.
 fn parse(frame: &[u8]) -> Option<Packet> {
     const UDP: u8 = 17;
     const SCTP: u8 = 132;

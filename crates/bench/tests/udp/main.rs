@@ -1,6 +1,6 @@
-//! Datagram associations move between servers while their clients go on. Needs root.
+//! Datagram associations move between servers while their clients continue. Needs root.
 //!
-//! Every datagram has a number, and its answer repeats it: so what a handoff loses or doubles is counted.
+//! Every datagram has a number that its answer repeats, so that lost and duplicated datagrams are counted.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -22,9 +22,9 @@ use common::{PORT, alone, eventually, says};
 use numbered::Datagrams;
 use odd::{Odd, hear, say, socket_in};
 
-/// Clients.
+/// Number of clients.
 const ASSOCIATIONS: usize = 24;
-/// The port of a service that only tests serve.
+/// Port of a service that only tests serve.
 const ODD_PORT: u16 = 8007;
 
 #[test]
@@ -42,8 +42,8 @@ fn associations_move_with_broadcast() {
     associations_move("udpb", Reach::Broadcast, Family::V4);
 }
 
-/// Placed on several nodes, moved one by one and many at once: no datagram is lost. None is doubled where only the owner
-/// receives it; with broadcast, acceptor and donor both receive what comes while the handoff is prepared.
+/// Associations are placed on several nodes and moved one by one and many at once: no datagram is lost. With steering
+/// none is duplicated. With broadcast, acceptor and donor both receive datagrams that arrive during the prepare step.
 fn associations_move(name: &str, reach: Reach, family: Family) {
     let Some(_alone) = alone() else { return };
     let cluster = group(name, reach, &[]);
@@ -85,7 +85,7 @@ fn associations_move(name: &str, reach: Reach, family: Family) {
     }
 }
 
-/// What the donor's program has not read goes along, and is read at the acceptor before what came later.
+/// Datagrams that the donor's program has not read move too, and are read at the acceptor before later ones.
 #[test]
 fn queued_datagrams_move() {
     let Some(_alone) = alone() else { return };
@@ -135,7 +135,7 @@ fn queued_datagrams_move() {
     assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
 }
 
-/// A program that never says what it has not read keeps its association, and keeps up nobody else.
+/// A program that never reports its unread datagrams keeps its association, and delays no other handoff.
 #[test]
 fn a_program_that_hangs_when_frozen() {
     let Some(_alone) = alone() else { return };
@@ -144,7 +144,7 @@ fn a_program_that_hangs_when_frozen() {
     load.all_answered_again();
     let odd = Odd::new(&cluster);
     odd.give();
-    // And no answer.
+    // The program does not answer the freeze.
     match hear(&odd.giver) {
         FromDaemon::Kept { reason, .. } => says(reason, &["did not say what it had not read"]),
         other => panic!("{other:?}"),
@@ -157,7 +157,7 @@ fn a_program_that_hangs_when_frozen() {
     assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
 }
 
-/// Three nodes with echo servers. New flows go to the nodes named, to all where none is.
+/// Brings up three nodes with echo servers. New flows are placed on the named nodes, or on all nodes if none is named.
 fn group(name: &str, reach: Reach, places: &[&str]) -> Cluster {
     let name = format!("{name}-{}", std::process::id());
     let mut spec = ClusterSpec::new(name).program(Program::Echo { port: PORT });
@@ -192,7 +192,7 @@ fn ended(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
     eventually("the handoff ends", || {
         status().summary.state == HandoffState::Finished
     });
-    // The bytes of the last batch are told right after its outcomes.
+    // The daemon reports the freeze times of the last batch just after its outcomes.
     eventually("the times are told", || {
         let moved =
             |result: &holdfast_api::control::FlowResult| result.outcome == FlowOutcome::Moved;
@@ -202,7 +202,7 @@ fn ended(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
     status()
 }
 
-/// Hands off what is selected; all of it must move. Says how many flows that were.
+/// Hands off the selected flows, asserts that all of them move, and returns their number.
 fn all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: &str) -> u64 {
     let (mut late, mut moved) = (0, 0);
     loop {
@@ -223,7 +223,7 @@ fn all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: &str) -
     }
 }
 
-/// Who owns each datagram flow, as the holder says.
+/// Returns the owner of each datagram flow according to the holder.
 fn flows(cluster: &Cluster) -> Vec<(FlowText, Option<String>)> {
     let query = FlowQuery {
         protocol: Some(Protocol::Udp),
@@ -246,14 +246,14 @@ fn owner(cluster: &Cluster, flow: FlowText) -> Option<String> {
     flows.find(|(other, _)| *other == flow)?.1
 }
 
-/// The nodes that own flows of the load.
+/// Returns the nodes that own flows of the load.
 fn owners(cluster: &Cluster, load: &Datagrams) -> BTreeSet<String> {
     let flows = flows(cluster).into_iter();
     let ours = flows.filter(|(flow, _)| load.flows.contains(flow));
     ours.filter_map(|(_, owner)| owner).collect()
 }
 
-/// Whether each owner knows whose its flows of the load are.
+/// Returns true if each owner knows the server program of each of its flows of the load.
 fn all_have_programs(cluster: &Cluster, load: &Datagrams) -> bool {
     flows(cluster).into_iter().all(|(flow, owner)| {
         let Some(owner) = owner.filter(|_| load.flows.contains(&flow)) else {
@@ -265,7 +265,7 @@ fn all_have_programs(cluster: &Cluster, load: &Datagrams) -> bool {
     })
 }
 
-/// How many flows of the load have an owner.
+/// Returns the number of flows of the load that have an owner.
 fn all_owned(cluster: &Cluster, load: &Datagrams) -> usize {
     let flows = flows(cluster).into_iter();
     flows
@@ -273,7 +273,7 @@ fn all_owned(cluster: &Cluster, load: &Datagrams) -> usize {
         .count()
 }
 
-/// How many flows of the load a node owns.
+/// Returns the number of flows of the load that a node owns.
 fn owners_now(cluster: &Cluster, load: &Datagrams, node: &str) -> usize {
     let flows = flows(cluster).into_iter();
     let ours = flows.filter(|(flow, _)| load.flows.contains(flow));

@@ -11,19 +11,19 @@ use holdfast_bench::cluster::{Cluster, Family};
 
 use crate::common::{PORT, eventually};
 
-/// The most datagrams of a client.
+/// Largest number of datagrams of a client.
 const NUMBERS: usize = 20_000;
-/// Each client sends one so often.
+/// Interval between two datagrams of a client.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The most of a client's that wait for their answers: those of all clients fit into a socket's buffer, however long its program stands
-/// still.
+/// Largest number of unanswered datagrams of a client. The unanswered datagrams of all clients fit into the server's
+/// socket buffer, however long its program is stopped.
 const WAITING_MAX: u64 = 4;
-/// After which one that waits may be lost, and keeps up no other.
+/// Age after which an unanswered datagram may be lost, and does not delay the next one.
 const LOST_AFTER: Duration = Duration::from_secs(1);
-/// Bytes of a datagram.
+/// Size of a datagram in bytes.
 const SIZE: usize = 200;
 
-/// A client's socket, connected to a service.
+/// Opens a client's socket, connected to a service.
 pub fn client(cluster: &Cluster, service: SocketAddr) -> UdpSocket {
     let any: SocketAddr = match service {
         SocketAddr::V4(_) => "0.0.0.0:0".parse().unwrap(),
@@ -37,14 +37,14 @@ pub fn client(cluster: &Cluster, service: SocketAddr) -> UdpSocket {
     cluster.lab().in_net("c1", open).unwrap().unwrap()
 }
 
-/// What a client knows.
+/// Counters of one client.
 struct Client {
     sent: AtomicU64,
-    /// Answers to each number.
+    /// Number of answers to each datagram.
     answers: Vec<AtomicU8>,
-    /// How many have one.
+    /// Number of datagrams with an answer.
     answered: AtomicU64,
-    /// Answers that came after a later one.
+    /// Number of answers that arrived after the answer to a later datagram.
     overtaken: AtomicU64,
 }
 
@@ -108,7 +108,7 @@ impl Datagrams {
         self.clients[client].sent.load(Ordering::Relaxed)
     }
 
-    /// Waits until every client has had answers to what it sent from now on.
+    /// Waits until every client has an answer to a datagram sent after this call.
     pub fn all_answered_again(&self) {
         let sent: Vec<usize> = (0..self.clients.len())
             .map(|client| self.sent(client) as usize)
@@ -124,7 +124,7 @@ impl Datagrams {
         });
     }
 
-    /// Stops, and counts what has not exactly one answer.
+    /// Stops the load, and counts the datagrams without exactly one answer.
     pub fn end(self, name: &str) -> Counts {
         self.stop.store(true, Ordering::Relaxed);
         self.sender.join().expect("everything was sent");
@@ -138,7 +138,7 @@ impl Datagrams {
                 .map(|client| client.answered.load(Ordering::Relaxed))
                 .sum()
         };
-        // What is lost does not come: no need to wait longer once nothing comes any more.
+        // Lost datagrams get no answer, so the wait ends after 3 s without any answer.
         let mut last = (answered(), Instant::now());
         while answered() < total && last.1.elapsed() < Duration::from_secs(3) {
             if answered() > last.0 {
@@ -178,15 +178,15 @@ impl Datagrams {
     }
 }
 
-/// What became of the datagrams.
+/// Counts of the results of all datagrams.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub total: u64,
-    /// Which had no answer, by client.
+    /// Datagrams without an answer, as pairs of client and number.
     pub lost: Vec<(usize, usize)>,
-    /// Answers beyond the first.
+    /// Number of answers beyond the first.
     pub doubled: u64,
-    /// Answers that came after a later one.
+    /// Number of answers that arrived after the answer to a later datagram.
     pub overtaken: u64,
 }
 
@@ -201,7 +201,7 @@ fn send(sockets: &[Arc<UdpSocket>], clients: &[Client], stop: &AtomicBool) {
             }
             last[number] = Instant::now();
             assert!((next as usize) < NUMBERS, "the test takes too long");
-            // Counted first: the answer may be faster than the count.
+            // Counted before sending, because the answer may arrive before a later count.
             client.sent.store(next + 1, Ordering::Relaxed);
             socket.send(&datagram(number, next)).unwrap();
         }
@@ -233,7 +233,7 @@ fn receive(socket: &UdpSocket, number: usize, client: &Client, finish: &AtomicBo
     }
 }
 
-/// Bytes that no other datagram has.
+/// Returns the content of a datagram, different for each datagram.
 fn datagram(client: usize, turn: u64) -> [u8; SIZE] {
     let mut bytes = [client as u8; SIZE];
     bytes[..8].copy_from_slice(&turn.to_be_bytes());

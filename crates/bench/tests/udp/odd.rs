@@ -1,4 +1,4 @@
-//! An association whose server programs the test drives by hand.
+//! An association with server programs that the test drives.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -10,16 +10,16 @@ use crate::common::{PATIENCE, eventually};
 use crate::numbered::client;
 use crate::{ODD_PORT, owner};
 
-/// An association of the pool `odd`, with programs on n2 and n3 that the test drives by hand.
+/// An association of the pool `odd`, with server programs on n2 and n3 that the test drives.
 pub struct Odd {
     pub service: SocketAddr,
     pub client: UdpSocket,
-    /// The program's socket on n2.
+    /// The socket of the program on n2.
     pub server: UdpSocket,
     pub flow: FlowText,
     /// The session of the program on n2.
     pub giver: Channel,
-    /// On n3.
+    /// The session of the program on n3.
     pub taker: Channel,
 }
 
@@ -61,7 +61,7 @@ impl Odd {
         }
     }
 
-    /// Hands it to n3, as far as the freeze; gives its number there.
+    /// Hands the association to n3, up to the freeze; returns its number there.
     pub fn give(&self) -> u64 {
         let item = HandOffItem {
             flow: self.flow,

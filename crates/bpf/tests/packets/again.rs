@@ -1,4 +1,4 @@
-//! A client that comes again from the port of a connection that has ended, after the server has gone to another node.
+//! A client reuses the port of a closed connection after the server has moved to another node.
 
 use std::net::Shutdown;
 
@@ -12,7 +12,8 @@ use super::support::{self, *};
 
 const CLIENT_PORT: u16 = 5000;
 
-/// The server of a service has gone from n2 to n3; whoever listens at n2 still does so for handshakes that had begun, if it `drains`.
+/// Records that a service's server has moved from n2 to n3. With `drains`, the listener at n2 stays only for
+/// handshakes that had begun.
 fn server_goes(pool: &Pool, v6: bool, drains: bool) {
     let role = if drains {
         SUCCESSOR_ALONE
@@ -22,7 +23,7 @@ fn server_goes(pool: &Pool, v6: bool, drains: bool) {
     is_with_n3(pool, v6, role);
 }
 
-/// What n2 knows of n3 as another node of the server.
+/// Records at n2 that n3 is another node of the server, with this role.
 fn is_with_n3(pool: &Pool, v6: bool, role: u16) {
     let to = service(v6);
     let key = ServiceKey {
@@ -36,7 +37,7 @@ fn is_with_n3(pool: &Pool, v6: bool, role: u16) {
     pool.node("n2").plane(set).expect("successor");
 }
 
-/// The next answer with one of these flags.
+/// Returns the next answer with one of these flags.
 fn answer(peer: &RawPeer, flags: u8) -> Segment {
     loop {
         let answer = peer.answer(CLIENT_PORT, 60_000).expect("an answer");
@@ -47,7 +48,7 @@ fn answer(peer: &RawPeer, flags: u8) -> Segment {
     }
 }
 
-/// A handshake from the port, which a node answers.
+/// Performs a handshake from the port, and asserts that this node answers.
 fn begins_at(pool: &Pool, peer: &mut RawPeer, name: &str) {
     peer.seq = peer.seq.wrapping_add(100_000);
     peer.ack = 0;
@@ -68,7 +69,7 @@ fn begins_at(pool: &Pool, peer: &mut RawPeer, name: &str) {
     peer.segment(CLIENT_PORT, ACK, 0, &[]);
 }
 
-/// The server closes first: its end waits in TIME-WAIT.
+/// The server closes first, so its socket waits in TIME-WAIT.
 fn server_closes(pool: &Pool, peer: &mut RawPeer, name: &str) {
     let node = pool.node(name);
     let connection = node.server.connection(peer.address(CLIENT_PORT));
@@ -79,7 +80,7 @@ fn server_closes(pool: &Pool, peer: &mut RawPeer, name: &str) {
     closed(pool, peer, name);
 }
 
-/// The client closes first: nothing waits at the server's end.
+/// The client closes first, so no socket waits at the server.
 fn client_closes(pool: &Pool, peer: &mut RawPeer, name: &str) {
     peer.segment(CLIENT_PORT, FIN | ACK, 0, &[]);
     answer(peer, FIN);
@@ -109,25 +110,25 @@ fn a_client_that_comes_again_finds_the_server_where_it_is() {
         begins_at(&pool, &mut peer, "n2");
         server_closes(&pool, &mut peer, "n2");
 
-        // Another server listens where one has left.
+        // Another server listens at the node that the first server left.
         server_goes(&pool, v6, false);
         begins_at(&pool, &mut peer, "n2");
         server_closes(&pool, &mut peer, "n2");
         server_goes(&pool, v6, true);
 
-        // The first end of the connection is remembered here still.
+        // n2 still has the socket of the closed connection.
         begins_at(&pool, &mut peer, "n3");
         let left = old.flow(&key).expect("it sends on what comes");
         assert_eq!((left.state, left.peer), (FlowState::Moved as u8, 3));
         assert!(old.has_event(EVENT_FOLLOWED, &key));
 
-        // As that of a flow that has left.
+        // n2 also has the flow's entry in the state Moved.
         client_closes(&pool, &mut peer, "n3");
         let forget = |node: &support::node::Node| node.plane(|plane| plane.flows.remove(&key));
         forget(new).expect("forgotten");
         begins_at(&pool, &mut peer, "n3");
 
-        // The entry has gone before the socket in TIME-WAIT.
+        // The entry is removed before the socket in TIME-WAIT.
         client_closes(&pool, &mut peer, "n3");
         forget(new).expect("forgotten");
         forget(old).expect("forgotten");
@@ -156,7 +157,7 @@ fn a_handshake_ends_where_it_began_when_the_server_comes_meanwhile() {
         eventually("established", || {
             pool.node("n3").state(&key) == Some(FlowState::Owned)
         });
-        // A new client is n2's.
+        // A new client reaches n2.
         let mut next = RawPeer::new(&pool, "c1", number + 2, v6, pool.lab.place("n1").link());
         begins_at(&pool, &mut next, "n2");
     }

@@ -1,4 +1,4 @@
-//! Reach `broadcast`: every node receives every packet, exactly one answers.
+//! Reach `broadcast`: every node receives every packet, and exactly one answers.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ fn exactly_one_node_answers_a_syn() {
             eventually("two refuse", || {
                 sum(&pool, "drop_other_owner") >= refused + 2
             });
-            // The same SYN again: again the same node, and no other.
+            // A retransmitted SYN is answered by the same node, and by no other.
             peer.segment(port, SYN, 0, &[]);
             let again = peer.answer(port, 60_000).expect("a SYN-ACK");
             assert_eq!((again.link, again.seq), (answer.link, answer.seq));
@@ -115,7 +115,7 @@ fn connections_and_datagrams_work_by_hash_and_by_port() {
     }
 }
 
-/// What is known of a flow comes before the table, where a node knows it.
+/// A node that has a record of a flow uses the record, not the placement table.
 #[test]
 fn a_record_comes_before_the_table() {
     let pool = pool();
@@ -152,7 +152,8 @@ fn neighbours_learn_the_shared_link_address() {
     }
 }
 
-/// Frames with the node's own source, so that no switch learns where the shared address is; one answer only.
+/// Only one node answers, with its own link address as the source of its frames, so that no switch learns a port for
+/// the shared address.
 #[test]
 fn one_node_answers_for_the_shared_link_address() {
     let pool = pool();
@@ -198,7 +199,7 @@ fn one_node_answers_for_the_shared_link_address() {
     assert_eq!(replies[0][80..86], SHARED_LINK);
 }
 
-/// The frames to the peer that satisfy `wanted`, until there has been one and then silence.
+/// Returns the frames to the peer that satisfy `wanted`, up to a silence of 100 ms after the first.
 fn collect(peer: &RawPeer, wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
     let own = Place {
         number: 14,
@@ -217,7 +218,7 @@ fn collect(peer: &RawPeer, wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
     }
 }
 
-/// Every node has its own copy of each packet: a donor has nothing to forward.
+/// Every node receives its own copy of each packet, so a donor does not forward stragglers.
 #[test]
 fn stragglers_are_not_forwarded() {
     let pool = pool();

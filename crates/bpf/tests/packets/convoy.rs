@@ -1,4 +1,5 @@
-//! Flows that move together: one word turns all of them, and each has its own state before and afterwards.
+//! Flows that move together (a convoy): one map entry changes the state of all of them, and each flow has its own state
+//! before and afterwards.
 
 use std::io::Write;
 
@@ -49,7 +50,7 @@ fn a_convoy_leaves_with_what_brings_data_and_keeps_what_acknowledges() {
         clients[0].echo(b"each has its own state still");
         turn(donor, Some(FlowState::Leaving), 3, 0);
         for client in &mut clients {
-            // What the server says leaves, and the acknowledgement comes to it.
+            // Data of the server still leaves, and the acknowledgement reaches the server.
             let mut server = donor.server.connection(client.address());
             server.write_all(b"a last word").expect("write");
             client.expect(b"a last word");
@@ -66,7 +67,7 @@ fn a_convoy_leaves_with_what_brings_data_and_keeps_what_acknowledges() {
             donor.count("drop_egress_transit") > dropped
         });
         assert!(unsent(&server) > 0, "TCP knows that it was not sent");
-        // All come home; what was held there is sent again by the clients.
+        // All flows return to the donor; the clients retransmit the packets that were held.
         for client in &clients {
             let removed = acceptor.plane(|plane| plane.flows.remove(&client.key()));
             removed.expect("removed");
@@ -93,7 +94,8 @@ fn a_flow_that_ends_in_a_convoy_says_so_at_the_epoch_it_has_there() {
     let (key, address) = (client.key(), client.address());
     node.server.settle(address);
     let epoch = node.flow(&key).expect("known").epoch;
-    // As an acceptor has it whose process runs: held before, and ours since the convoy was turned.
+    // The state of an acceptor with a running process: the flow was held, and is owned here since the convoy changed
+    // state.
     node.set_state(&key, FlowState::TransitIn, 0, 0);
     join(node, &clients, CONVOY);
     turn(node, Some(FlowState::Flushing), 0, 1);
@@ -139,7 +141,7 @@ fn flows_in_transit_by_way_of_their_donor_are_steered_to_it() {
         let set = contact.plane(|plane| plane.steering.set_many(&keys, &[to_acceptor]));
         set.expect("set");
         client.send(b"held");
-        // Behind what only acknowledges.
+        // Pure acknowledgements may precede the data.
         eventually("held at the acceptor", || {
             let packet = acceptor.tun.read(1000);
             packet.is_some_and(|packet| packet[VNET..].ends_with(b"held"))

@@ -64,7 +64,8 @@ fn the_offered_mss_leaves_room_for_the_outer_header() {
     }
 }
 
-/// Without the clamp a full segment does not fit: the client is told, and goes on with smaller ones.
+/// Without the MSS clamp a full segment does not fit into the tunnel: the client gets an error, and continues with
+/// smaller segments.
 #[test]
 fn a_client_is_told_what_is_too_big_and_recovers() {
     for outer_v6 in [false, true] {
@@ -82,7 +83,8 @@ fn a_client_is_told_what_is_too_big_and_recovers() {
     }
 }
 
-/// Datagrams that must not be fragmented, from clients that know nothing of the path yet; then those that may.
+/// Sends datagrams that must not be fragmented, from clients that do not know the path MTU yet, then datagrams that may
+/// be fragmented.
 #[test]
 fn datagrams_that_do_not_fit_are_answered_too() {
     let pool = pool(false, true);
@@ -108,13 +110,14 @@ fn datagrams_that_do_not_fit_are_answered_too() {
             refused.expect_err("too long now").raw_os_error(),
             Some(libc::EMSGSIZE)
         );
-        // What may be fragmented is, to the size that fits.
+        // Datagrams that may be fragmented are cut to the size that fits.
         set_option(&datagrams.socket, level, name, libc::IP_PMTUDISC_WANT);
         assert_eq!(datagrams.ask(&pattern(4000)), 2);
     }
 }
 
-/// The first fragment of a datagram is answered, so that the next datagram's fragments fit; this one is lost.
+/// An oversized first fragment is answered with an error, so the fragments of the next datagram fit; the first datagram
+/// is lost.
 #[test]
 fn fragments_that_do_not_fit_teach_the_client() {
     let pool = pool(false, true);

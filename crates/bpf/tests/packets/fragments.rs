@@ -1,4 +1,4 @@
-//! Fragments and ICMP errors find their owner.
+//! Fragments and ICMP errors reach the owner of their flow.
 
 use super::support::raw::{fragment, udp_message};
 use super::support::*;
@@ -15,7 +15,7 @@ fn a_datagram_in_fragments_is_put_together_at_its_owner() {
     }
 }
 
-/// Without the first fragment the others have no ports: such a datagram is lost, and counted.
+/// Later fragments contain no ports: a datagram with a missing first fragment is lost, and counted.
 #[test]
 fn fragments_before_the_first_are_dropped_and_counted() {
     let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
@@ -32,7 +32,7 @@ fn fragments_before_the_first_are_dropped_and_counted() {
         eventually("counted", || {
             contact.count("drop_fragment_without_first") == before + 1
         });
-        // The first has been seen now: what comes after it passes, and the owner answers the whole datagram.
+        // With the first fragment seen, later fragments pass, and the owner answers the whole datagram.
         for offset in [0, 2000, 1000] {
             peer.send(&piece(offset));
         }
@@ -43,7 +43,7 @@ fn fragments_before_the_first_are_dropped_and_counted() {
     }
 }
 
-/// A router between the owner and the client tells the service address that a packet was too big: the owner learns it.
+/// A router between owner and client reports a too large packet to the service address: the owner learns the path MTU.
 #[test]
 fn path_mtu_errors_reach_the_owner() {
     let pool = Pool::new(&[&["n1", "n2"], &["c1", "c2", "c3"]], Options::default());
@@ -59,8 +59,9 @@ fn path_mtu_errors_reach_the_owner() {
         client.echo(&pattern(100_000));
         assert_eq!(path_mtu(&server, v6), 1300);
 
-        // The same for an owner of datagrams: some that must not be fragmented, and some that it sent in fragments itself. (What
-        // is known of a path is known of the client, so each has its own.)
+        // The owner of a datagram flow learns the path MTU too: some datagrams must not be fragmented, and some are
+        // fragmented by the owner itself. Each case has its own client, because a path MTU is stored per client
+        // address.
         for (host, length) in [("c2", 1400), ("c3", 4000)] {
             let datagrams = Datagrams::new(pool.lab.host(host), any(v6));
             assert_eq!(datagrams.ask(&pattern(length)), 2);

@@ -1,5 +1,5 @@
-//! The data plane on real packets: namespaces, bridges and sockets made by the tests themselves. Needs root, `ip` and
-//! `ethtool`.
+//! Tests of the data plane with real packets: namespaces, bridges and sockets made by the tests themselves. Need root,
+//! `ip` and `ethtool`.
 
 mod again;
 mod broadcast;

@@ -1,4 +1,4 @@
-//! What is not ours reaches no stack, and what we do not own is not said.
+//! Packets of flows owned by other nodes do not reach the stack, and the stack sends nothing for such flows.
 
 use std::io::{ErrorKind, Write};
 use std::net::{Ipv6Addr, SocketAddr};
@@ -63,7 +63,7 @@ fn a_handshake_leaves_an_entry_only_when_complete() {
             peer.segment(port, SYN, 0, &[]);
             let answer = peer.answer(port, 60_000).expect("a SYN-ACK");
             assert_eq!(node.flow(&key), None);
-            // An acknowledgement of something else is no end of a handshake.
+            // An acknowledgement with another number completes no handshake.
             let dropped = node.count("drop_no_socket");
             if cookies == "2" {
                 peer.ack = answer.seq.wrapping_add(77_777);
@@ -107,7 +107,7 @@ fn a_port_without_listener_refuses() {
     assert_eq!(pool.node("n2").count("drop_egress_not_owner"), 0);
 }
 
-/// A listener for both families: its IPv4 connections have IPv4 flows.
+/// IPv4 connections of a dual-stack listener have IPv4 flows.
 #[test]
 fn a_dual_stack_listener_makes_flows_of_both_families() {
     let pool = pool();
@@ -191,7 +191,7 @@ fn a_node_nobody_knows_gets_nothing() {
     eventually("counted", || pool.node("n1").count("drop_no_node") == 1);
 }
 
-/// What has no room in the table is counted, and says nothing: nobody could take it over.
+/// A flow without a free table entry is counted and sends nothing, because no other node could take it over.
 #[test]
 fn a_full_table_is_counted() {
     let pool = Pool::new(
@@ -216,7 +216,7 @@ fn a_full_table_is_counted() {
     assert!(node.count("drop_flows_full") > 1);
 }
 
-/// A flood of datagrams from ever new addresses leaves other services their room.
+/// A flood of datagrams from ever new addresses leaves other services their capacity.
 #[test]
 fn a_flooded_service_leaves_others_their_room() {
     const CAPACITY: u32 = 96;
@@ -247,7 +247,7 @@ fn a_flooded_service_leaves_others_their_room() {
     }
 }
 
-/// Malformed headers are the stack's to drop; they reach no socket and harm nothing.
+/// Packets with malformed headers are left to the stack to drop; they reach no socket and harm nothing.
 #[test]
 fn malformed_packets_harm_nothing() {
     let pool = pool();

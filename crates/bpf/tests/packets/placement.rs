@@ -1,4 +1,4 @@
-//! Who gets a new flow, and that no table moves an old one.
+//! Placement of new flows; a change of the table moves no existing flow.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -84,7 +84,7 @@ fn the_steering_table_comes_before_the_placement() {
         );
         assert_eq!(transit.ask(b"who?"), 1);
 
-        // A recorded connection stays where it is, whatever the table says now.
+        // A recorded connection stays at its owner, whatever the table says.
         let mut client = Client::connect(pool.lab.host("c1"), v6);
         let record = Record {
             epoch: 1,
@@ -103,7 +103,7 @@ fn the_steering_table_comes_before_the_placement() {
     assert_eq!(pool.node("n3").count("passed_previous"), 0);
 }
 
-/// Flows that the holder has no record of yet, on one segment and across two.
+/// Flows without a record at the holder, on one segment and across two.
 #[test]
 fn a_change_of_the_table_moves_no_flow() {
     for segments in [ONE, TWO] {
@@ -134,7 +134,8 @@ fn a_change_of_the_table_moves_no_flow() {
     }
 }
 
-/// Tables change one node at a time: until the second has changed, each may think the other knows. The packet dies of age.
+/// Tables change one node at a time, so for a moment two nodes may forward a packet to each other; the packet is
+/// dropped when its hops are used up.
 #[test]
 fn nodes_that_disagree_do_not_pass_a_packet_for_ever() {
     let pool = Pool::new(ONE, Options::default());
@@ -161,8 +162,8 @@ fn nodes_that_disagree_do_not_pass_a_packet_for_ever() {
     eventually("dead of age", || died() == 1);
 }
 
-/// The program remembers where it sent a flow; a change of the record takes effect with the next packet, also when there are
-/// packets all the time.
+/// The program caches the destination of a flow; a changed record takes effect with the next packet, even under
+/// continuous traffic.
 #[test]
 fn a_changed_record_takes_effect_at_once() {
     let pool = Pool::new(ONE, Options::default());

@@ -1,4 +1,4 @@
-//! The daemon goes and comes back; the data plane stays.
+//! The daemon ends and restarts; the data plane stays in force.
 
 use holdfast_bpf::shared::{EVENT_ESTABLISHED, FlowState};
 
@@ -32,7 +32,7 @@ fn traffic_goes_on_while_no_daemon_runs() {
             client.echo(&pattern(50_000));
         }
         assert_eq!(Client::connect(host, v6).owner, 2);
-        // The filters are the new programs': still there, still one of each.
+        // The filters are replaced by the new programs, with one of each.
         let counted = pool.node("n2").count("drop_no_socket");
         let peer = RawPeer::new(
             &pool,
@@ -50,7 +50,7 @@ fn traffic_goes_on_while_no_daemon_runs() {
     }
 }
 
-/// Two connections, of which n2 tells the first exactly once.
+/// Opens two connections, and asserts that n2 reports the first exactly once.
 fn told_once(pool: &Pool, v6: bool) {
     let [first, second] = [(); 2].map(|()| Client::connect(pool.lab.host("c1"), v6));
     let told = |client: &Client| {
@@ -58,7 +58,7 @@ fn told_once(pool: &Pool, v6: bool) {
         let of_flow = events.iter().filter(|event| event.flow == client.key());
         of_flow.map(|event| event.kind).collect::<Vec<_>>()
     };
-    // Once the second is told, all has been said of the first.
+    // Once the second connection is reported, all events of the first are there.
     eventually("told", || !told(&second).is_empty());
     assert_eq!(told(&first), [EVENT_ESTABLISHED]);
 }
@@ -78,11 +78,11 @@ fn detaching_leaves_nothing() {
             device.contains("eth0") && !device.contains("xdp")
         });
     }
-    // Nothing steers, and nothing keeps the stack from refusing what it does not know.
+    // No program steers, and the stack resets unknown connections.
     assert_eq!(Client::connect(client, false).owner, 1);
     let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.place("n2").link());
     let resets = pool.lab.host("n2").snmp("Tcp", "OutRsts");
-    // The filters too may go later, and take a packet until then.
+    // The filters may be freed later too, and take a packet until then.
     eventually("reset", || {
         peer.segment(5000, ACK, 0, &[]);
         pool.lab.host("n2").snmp("Tcp", "OutRsts") > resets

@@ -30,7 +30,7 @@ fn a_connection_lives_at_its_owner_from_syn_to_close() {
             assert_eq!(event.epoch, entry.epoch);
             assert!(entry.epoch > 0);
             drop(client);
-            // The state changes before the event.
+            // The state changes before the event is written.
             eventually("closed", || node.has_event(EVENT_CLOSED, &key));
             assert_eq!(node.state(&key), Some(FlowState::Closing));
         }

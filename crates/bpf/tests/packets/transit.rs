@@ -1,4 +1,4 @@
-//! Flows on their way: held at the acceptor, forwarded by the donor, copied where the order is broken.
+//! Flows in transit: held at the acceptor, forwarded by the donor, and copied when out of order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::support::*;
 
 const SLOT: u32 = 5;
 
-/// Gives back what the hold has until `done`; returns how many packets that were.
+/// Replays held packets until `done` and the hold is empty; returns the number of packets.
 fn replay(node: &Node, done: &AtomicBool) -> u64 {
     let mut replayed = 0;
     while !done.load(Ordering::Relaxed) || node.held(SLOT) > 0 {
@@ -33,7 +33,8 @@ fn a_flow_in_transit_is_held_whole_and_released_in_order() {
     };
     let pool = Pool::new(&[&["n1", "n2", "c1"]], options);
     let (node, client_host) = (pool.node("n2"), pool.lab.host("c1"));
-    // Straight to the acceptor, segments not yet cut: what a NIC's receive offload makes of a burst.
+    // The client sends directly to the acceptor, with segments not cut yet, as a NIC's receive offload makes them from
+    // a burst.
     client_host.feature("eth0", "tx", "on");
     client_host.feature("eth0", "tso", "on");
     for v6 in [false, true] {
@@ -95,7 +96,7 @@ fn datagrams_in_transit_are_held_too() {
     }
 }
 
-/// Where the acceptor n3 is, seen from the donor n2.
+/// Segments that place the acceptor n3 beside the donor n2, or behind a router.
 const BESIDE: &[&[&str]] = &[&["n1", "n2", "n3", "c1"]];
 const BEHIND_A_ROUTER: &[&[&str]] = &[&["n1", "n2", "c1"], &["n3"]];
 
@@ -126,7 +127,7 @@ fn stragglers_follow_the_flow() {
                 let packet = acceptor.tun.read(60_000).expect("held at the acceptor");
                 let ip = &packet[VNET..];
                 assert!(ip.ends_with(b"where are you?"), "{ip:?}");
-                // The router before the contact node ages it too, where there is one.
+                // A router before the contact node decrements the hop limit too.
                 let aged = 63 - u8::from(pool.lab.router.is_some());
                 assert_eq!(
                     ip[if v6 { 7 } else { 8 }],
@@ -134,7 +135,7 @@ fn stragglers_follow_the_flow() {
                     "a forwarder ages what it forwards"
                 );
                 assert!(donor.count("forwarded_straggler") > forwarded);
-                // The flow comes home; what was held there is sent again by the client.
+                // The flow returns to the donor; the client retransmits the held packet.
                 acceptor
                     .plane(|plane| plane.flows.remove(&client.key()))
                     .expect("remove");
@@ -176,7 +177,7 @@ fn stragglers_that_cannot_go_on_are_counted() {
     assert_eq!(donor.count("forwarded_straggler"), 0);
 }
 
-/// The same ports again, steered to the node that still has the tombstone of the connection before.
+/// The ports are reused by a new connection, steered to the node that still has the previous connection's tombstone.
 #[test]
 fn a_new_connection_begins_beside_a_tombstone() {
     let pool = Pool::new(BESIDE, Options::default());
@@ -213,7 +214,7 @@ fn segments_out_of_order_are_copied_from_prepare_on() {
         let copied = node.count("copied_out_of_order");
         let queued = host.snmp("TcpExt", "TCPOFOQueue");
         peer.segment(5000, ACK, 20, b"before prepare");
-        // One that is still on its way would be copied.
+        // A segment still in flight would be copied too.
         eventually("queued", || host.snmp("TcpExt", "TCPOFOQueue") > queued);
         node.set_state(&key, FlowState::Prepared, 1, 0);
         peer.segment(5000, ACK, 0, b"in order");
@@ -222,7 +223,7 @@ fn segments_out_of_order_are_copied_from_prepare_on() {
         assert!(packet.ends_with(b"out of order"), "only this one");
         assert_eq!(node.count("copied_out_of_order"), copied + 1);
         assert!(node.tun.read(0).is_none());
-        // The stack has them all: the gaps filled, it acknowledges the end.
+        // The stack has all segments: once the gaps are filled, it acknowledges the end.
         peer.segment(5000, ACK, 8, &[b'.'; 32]);
         let end = peer.seq.wrapping_add(52);
         eventually("acknowledged", || {

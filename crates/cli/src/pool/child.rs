@@ -1,4 +1,4 @@
-//! The program that is made an element.
+//! The program that is registered as an element.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitStatus;
@@ -12,20 +12,20 @@ use tokio::process::{Child, Command};
 
 use super::ports;
 
-/// From one look at the program's sockets to the next.
+/// Interval between checks of the program's sockets.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A program that runs, in a process group of its own.
+/// A running program, in its own process group.
 pub struct Program {
     child: Child,
     group: i32,
 }
 
 impl Program {
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
-    /// There is no such program.
+    /// The program is not found.
     pub fn start(words: &[String]) -> Result<Program> {
         let (name, arguments) = words.split_first().context("no program is named")?;
         let child = Command::new(name)
@@ -40,31 +40,31 @@ impl Program {
         })
     }
 
-    /// Its process group.
+    /// Returns the process group.
     pub fn group(&self) -> i32 {
         self.group
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub async fn ended(&mut self) -> Result<ExitStatus> {
         Ok(self.child.wait().await?)
     }
 
-    /// Sends a signal to all of its group.
+    /// Sends a signal to all processes of the group.
     pub fn signal(&self, signal: Signal) {
-        // If all are gone already, there is nobody to tell.
+        // An empty group is no error.
         let _ = killpg(Pid::from_raw(self.group), signal);
     }
 }
 
-/// Waits until a program of the process group accepts TCP connections: at `port`, if that is said, else wherever it listens;
-/// gives the address.
+/// Waits until a program of the process group accepts TCP connections, at `port` if given, otherwise at the port
+/// on which it listens; returns the address.
 ///
 /// # Errors
-/// It listens at several ports and none is said.
+/// The group listens on several ports and none is given.
 pub async fn accepts(group: i32, address: Option<IpAddr>, port: Option<u16>) -> Result<SocketAddr> {
     loop {
         if let Some(at) = candidate(group, address, port)?
@@ -83,7 +83,7 @@ fn candidate(group: i32, address: Option<IpAddr>, port: Option<u16>) -> Result<O
     if ports.len() > 1 {
         bail!("the program listens at ports {ports:?}; say which is the pool's with --port");
     }
-    // One that listens on all addresses is best; a program that left the group may listen all the same.
+    // Prefer a listener on all addresses. A program that left the group may listen too, unseen here.
     let any = found.iter().find(|at| at.ip().is_unspecified());
     let own = any.or(found.first()).copied();
     let unseen = port.map(|port| (Ipv4Addr::UNSPECIFIED, port).into());
@@ -93,7 +93,7 @@ fn candidate(group: i32, address: Option<IpAddr>, port: Option<u16>) -> Result<O
     }))
 }
 
-/// Where this process reaches it.
+/// Returns the address at which this process can connect.
 fn reachable(at: SocketAddr) -> SocketAddr {
     match at.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => (Ipv4Addr::LOCALHOST, at.port()).into(),

@@ -1,4 +1,4 @@
-//! `holdfast pool connect`: a terminal session with an element of a pool, at one after another if need be.
+//! `holdfast pool connect`: a terminal session with a pool, served by one element at a time.
 
 mod unanswered;
 
@@ -15,18 +15,20 @@ use holdfast_api::pool::{Choose, DATA_BYTES_MAX, PoolSession, SessionEvent, Sess
 use super::daemon::PoolDaemon;
 use unanswered::Unanswered;
 
-/// What was heard and is not written yet: whoever reads slowly slows the element, as far as its transport can.
+/// Maximum number of received messages not yet written: slow output slows the element down, as far as its transport
+/// can.
 const HEARD_MAX: usize = 16;
 
-/// Have a session with an element of a pool: standard input goes to it, what it says comes out
+/// Open a session with an element of a pool: sends standard input to it and prints its messages
 ///
-/// When the element fails or ends the session, that goes on at another, which is told on the standard error. With elements over
-/// SCTP each line is a message, and each message of the element the answer to one: lines that have no answer are sent to the next
-/// element again. One that has the session layer has given its state to be kept, and the next resumes with it; a line that was in
-/// that state already, its answer lost, is taken twice. Over TCP and UDP the connection is made anew, and what had no answer is
-/// lost; an element over UDP that is silent counts as there.
+/// When the element fails or ends the session, the session continues at another element, as reported on standard error.
+/// With elements over SCTP each line is a message, and each message of the element answers one line: lines without an
+/// answer are sent to the next element again. An element with the session layer has stored its state with the user, and
+/// the next element resumes from it; a line that was already included in that state, with its answer lost, is processed
+/// twice. Over TCP and UDP a new connection is made, and unanswered data is lost; a silent element over UDP counts as
+/// reachable.
 ///
-/// The exit status is 0 if all had an answer: over SCTP each line, over TCP and UDP anything that was sent to an element.
+/// The exit status is 0 if everything was answered: over SCTP each line, over TCP and UDP anything sent to an element.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast pool connect echo
@@ -36,11 +38,12 @@ pub struct ConnectArgs {
     daemon: PoolDaemon,
     /// The pool's handle
     handle: String,
-    /// Who chooses the element: the registrar, by the pool's policy; p2c, of two drawn by chance the one that has answered this
-    /// host's users sooner; or prequal, by what a few elements that are asked say of their requests in flight and latency
+    /// Rule for choosing the element: registrar, by the pool's policy; p2c, of two drawn at random the one that has
+    /// answered this host's users sooner; or prequal, by requests in progress and latency as reported by a few probed
+    /// elements
     #[arg(long, value_enum, default_value_t)]
     choose: Chooser,
-    /// Seconds to wait for more of the element after the end of the input
+    /// Seconds to wait for further messages of the element after the end of the input
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     linger: f64,
 }
@@ -53,7 +56,7 @@ enum Chooser {
     Prequal,
 }
 
-/// What the thread that reads the input and the one that hears the element share.
+/// State shared by the thread that reads the input and the one that receives from the element.
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -62,11 +65,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The one with the element that there is.
+    /// Number of the current connection with an element.
     connection: Option<u64>,
     over: bool,
     input_ended: bool,
-    /// None until there was an element.
+    /// None until the first element is connected.
     unanswered: Option<Unanswered>,
 }
 
@@ -81,7 +84,7 @@ impl Shared {
         changed
     }
 
-    /// As soon as there is an element; none when the session is over.
+    /// Waits for a connected element, then runs `take`; none when the session is over.
     fn when_up<T>(&self, take: impl FnOnce(u64, &mut Unanswered) -> T) -> Option<T> {
         let waits = |state: &mut State| state.connection.is_none() && !state.over;
         let state = self.changed.wait_while(self.lock(), waits);
@@ -90,20 +93,21 @@ impl Shared {
         Some(take(connection, state.unanswered.as_mut()?))
     }
 
-    /// Sends as soon as there is an element. False: the session is over.
+    /// Waits for a connected element, then sends. Returns false if the session is over.
     fn send(&self, session: &PoolSession, bytes: &[u8]) -> bool {
         let noted = |connection, unanswered: &mut Unanswered| {
             unanswered.sent(bytes);
             connection
         };
-        // Not under the lock: it may have to wait for the element, and that for what it says to be heard. If the connection ends
-        // meanwhile, this goes nowhere, and is sent again with the rest.
+        // Do not hold the lock: sending may block until the element reads, and the element may block until its messages
+        // are received. If the connection ends meanwhile, this message is dropped, and sent again with the other
+        // unanswered ones.
         self.when_up(noted)
             .is_some_and(|connection| session.send(connection, bytes).is_ok())
     }
 }
 
-/// What is heard.
+/// An event for the main thread.
 enum Heard {
     Event(SessionEvent),
     InputEnded,
@@ -111,10 +115,10 @@ enum Heard {
     Ended,
 }
 
-/// Carries out `holdfast pool connect`.
+/// Runs `holdfast pool connect`.
 ///
 /// # Errors
-/// There is no such pool, no element of it could be reached for too long, or something has no answer.
+/// The pool does not exist, none of its elements could be reached in time, or something was not answered.
 pub fn run(args: &ConnectArgs) -> Result<()> {
     let linger = Duration::try_from_secs_f64(args.linger).context("--linger")?;
     let daemon = args.daemon.reach()?;
@@ -176,12 +180,12 @@ fn read_input(session: &PoolSession, shared: &Shared) {
         state.connection
     });
     if let Some(connection) = connection {
-        // Where there is no session any more, that is told otherwise.
+        // The end of a session is reported elsewhere.
         let _ = session.finish(connection);
     }
 }
 
-/// A line, or as much of it as a message takes. Empty: the end.
+/// Reads a line, or its first part if longer than a message. Empty at the end of input.
 fn line(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
     let mut line = Vec::new();
     let most = DATA_BYTES_MAX as u64;
@@ -189,7 +193,7 @@ fn line(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Whatever is there. Empty: the end.
+/// Reads the available input. Empty at its end.
 fn piece(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
     let mut piece = vec![0; DATA_BYTES_MAX];
     let length = input.read(&mut piece)?;
@@ -206,7 +210,7 @@ fn follow(
 ) -> Result<()> {
     let mut out = std::io::stdout().lock();
     loop {
-        // A session that has not begun yet, or has lost its element, is waited for.
+        // Wait without limit for a session that has not started, or has lost its element.
         let quiet = shared.with(|state| state.input_ended && state.connection.is_some());
         let next = match quiet {
             true => heard.recv_timeout(linger),
@@ -216,7 +220,7 @@ fn follow(
             Ok(Heard::Event(SessionEvent::Data { bytes })) => {
                 shared.with(|state| state.unanswered.as_mut().map(Unanswered::answered));
                 match out.write_all(&bytes).and_then(|()| out.flush()) {
-                    // Nobody reads any more: the end, as with any program.
+                    // The reader closed the output: end, like any program.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
                     written => written?,
                 }
@@ -239,7 +243,7 @@ fn follow(
     }
 }
 
-/// Whether the session is over.
+/// Handles an event; returns true if the session is over.
 fn told(
     args: &ConnectArgs,
     session: &PoolSession,
@@ -296,7 +300,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether the session is over with that; what becomes of what has no answer.
+    /// Handles a lost connection; returns true if the session is over, and the fate of unanswered data in words.
     fn broken(&mut self, in_order: bool) -> (bool, &'static str) {
         self.connection = None;
         let Some(unanswered) = &mut self.unanswered else {
@@ -305,7 +309,7 @@ impl State {
         let is_left = unanswered.broken(self.input_ended && !in_order);
         match (unanswered.is_by_message(), is_left) {
             (true, true) => (false, "; lines without an answer are sent again"),
-            // Another element would be asked nothing.
+            // Another element would receive no request.
             (_, false) => (self.input_ended, ""),
             (false, true) => (self.input_ended, "; what it has not answered is lost"),
         }

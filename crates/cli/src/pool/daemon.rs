@@ -1,4 +1,4 @@
-//! The pool daemon that a command speaks to: the host's, else one of its own for as long as it runs.
+//! The pool daemon of a command: the host's, or a temporary one for the duration of the command.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use tempfile::TempDir;
 
 use crate::node::{daemon_command, no_daemon};
 
-/// How long a daemon may take to start, and to end.
+/// Maximum time for a daemon to start, and to end.
 const START: Duration = Duration::from_secs(20);
 const END: Duration = Duration::from_secs(5);
-/// From one look to the next.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Which pool daemon is spoken to
+/// Options that select the pool daemon
 #[derive(Clone, Debug, Args)]
 pub struct PoolDaemon {
-    /// Where the host's pool daemon (`holdfastd --role pool`) has its sockets; if none runs there, the command starts one of its
-    /// own
+    /// Directory with the sockets of the host's pool daemon (`holdfastd --role pool`); if none runs there, the command
+    /// starts a temporary one
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/holdfast")]
     run_dir: PathBuf,
     #[arg(
@@ -36,24 +36,24 @@ pub struct PoolDaemon {
     registrar: Vec<String>,
     #[command(flatten)]
     tls: TlsFiles,
-    /// Believe registrars that announce themselves by multicast. Starts a daemon of the command's own
+    /// Trust registrars that announce themselves by multicast. Starts a temporary daemon
     #[arg(long)]
     announces: bool,
-    /// The configuration file of a daemon of the command's own; docs/configuration.md describes it
+    /// Configuration file of a temporary daemon; docs/configuration.md describes it
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
 }
 
-/// What a daemon of the command's own speaks TLS with
+/// TLS files of a temporary daemon
 #[derive(Clone, Debug, Args)]
 struct TlsFiles {
     /// For tls:// registrars: the group's authority (`holdfast ca`)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
-    /// The certificate of who registers or resolves
+    /// The certificate of the registering or resolving host
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its private key
+    /// The certificate's private key
     #[arg(long, value_name = "FILE", requires = "tls_ca")]
     tls_key: Option<PathBuf>,
     /// The authority's revocation list
@@ -74,7 +74,7 @@ impl TlsFiles {
     }
 }
 
-/// A daemon that answers.
+/// A daemon that answers requests.
 #[derive(Debug)]
 pub struct Running {
     directory: PathBuf,
@@ -89,10 +89,10 @@ struct Own {
 }
 
 impl PoolDaemon {
-    /// Finds the host's daemon, or starts one.
+    /// Finds the host's daemon, or starts a temporary one.
     ///
     /// # Errors
-    /// There is no `holdfastd`, or it does not start; it says why itself.
+    /// `holdfastd` is not found, or does not start and reports the reason itself.
     pub fn reach(&self) -> Result<Running> {
         let wants_own = !self.registrar.is_empty()
             || self.announces
@@ -160,12 +160,12 @@ impl Running {
         Ok(())
     }
 
-    /// Where programs open channels.
+    /// Returns the path at which programs open channels.
     pub fn programs(&self) -> PathBuf {
         self.directory.join("pool-app.sock")
     }
 
-    /// Whether it still runs, as far as that is known here.
+    /// Returns true if the daemon still runs, as far as known.
     pub fn is_there(&mut self) -> bool {
         match &mut self.own {
             Some(own) => matches!(own.child.try_wait(), Ok(None)),
@@ -173,10 +173,10 @@ impl Running {
         }
     }
 
-    /// A client of its control API.
+    /// Returns a client of the daemon's control API.
     ///
     /// # Errors
-    /// The system gives no descriptors.
+    /// The system has no descriptors.
     pub fn client(&self) -> Result<BlockingClient> {
         let socket: &Path = &self.directory.join("pool.sock");
         BlockingClient::new(socket).context("no descriptors for a connection to the daemon")
@@ -195,7 +195,7 @@ impl Drop for Own {
             }
             sleep(LOOK);
         }
-        // The directory goes after the daemon.
+        // The directory is removed after the daemon has ended.
         let _ = &self.directory;
     }
 }

@@ -1,5 +1,5 @@
-//! Keeps an element registered whatever becomes of daemons and registrars, on a thread of its own: the program is not kept
-//! waiting, and does not end for it.
+//! Keeps an element registered across failures of daemons and registrars, on its own thread: the program neither waits
+//! nor ends because of a failure.
 
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,18 +13,19 @@ use tokio::sync::mpsc;
 
 use super::daemon::{PoolDaemon, Running};
 
-/// From one attempt to the next where the daemon has gone, and where a registrar refuses what another had taken.
+/// Delays before the next attempt: after the daemon ended, and after a registrar refused an element that another had
+/// accepted.
 const AGAIN: Duration = Duration::from_secs(1);
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// What is told of an element.
+/// A report about an element.
 #[derive(Debug)]
 pub enum Told {
-    /// Something happened to it.
+    /// An event of the element.
     Event(ElementEvent),
-    /// It is not registered now, for this reason; it is tried again.
+    /// The element is not registered, for this reason; registration is retried.
     Trouble(String),
-    /// It was never registered, and will not be.
+    /// The first registration failed, and is not retried.
     Failed(Error),
 }
 
@@ -44,7 +45,7 @@ struct State {
 }
 
 impl Enrolment {
-    /// Begins at a daemon that runs; where it goes, another is looked for.
+    /// Starts with a running daemon; if that ends, another one is found or started.
     pub fn begin(daemon: PoolDaemon, running: Running, registration: Registration) -> Enrolment {
         let state = State {
             registration,
@@ -64,7 +65,7 @@ impl Enrolment {
         Enrolment { shared, told }
     }
 
-    /// What is told next; waits for ever once it has failed.
+    /// Waits for the next report; forever after a final failure.
     pub async fn next(&mut self) -> Told {
         match self.told.recv().await {
             Some(told) => told,
@@ -72,17 +73,17 @@ impl Enrolment {
         }
     }
 
-    /// Tells how things stand with the element, now and when it is registered again.
+    /// Sets the element's policy figures, for the present and later registrations.
     pub fn set_policy(&self, policy: &PolicyDetail) {
         let mut state = self.shared.state();
         state.registration.policy = policy.clone();
         if let Some(element) = &state.element {
-            // If the daemon is gone, its events say so.
+            // If the daemon has ended, its events report that.
             let _ = element.set_policy(policy.clone());
         }
     }
 
-    /// Leaves the pool: how, or none where it was in no pool.
+    /// Leaves the pool; returns the result, or none if the element was in no pool.
     pub async fn leave(mut self) -> Option<Departure> {
         let element = {
             let mut state = self.shared.state();
@@ -106,17 +107,17 @@ impl Shared {
     }
 }
 
-/// The thread.
+/// The thread's state.
 struct Keeper {
     daemon: PoolDaemon,
     running: Option<Running>,
     shared: Arc<Shared>,
     sender: mpsc::UnboundedSender<Told>,
-    /// It was registered before.
+    /// True if the element was registered at least once.
     registered: bool,
 }
 
-/// Why an element is not registered any more.
+/// The reason that a registration ended.
 enum Over {
     Left,
     Gone,
@@ -146,7 +147,7 @@ impl Keeper {
         }
     }
 
-    /// From one registration to its end.
+    /// Registers once and follows the registration until it ends.
     fn registered_once(&mut self) -> Result<Over> {
         if !self.running.as_mut().is_some_and(Running::is_there) {
             self.running = None;
@@ -179,7 +180,8 @@ impl Keeper {
     }
 }
 
-/// A channel that breaks has lost its daemon; else it is the daemon that says what was wrong with what was said.
+/// Interprets a channel's error: a broken channel means that the daemon ended; any other error is the daemon's refusal
+/// of a request.
 fn over_by(error: &io::Error) -> Over {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Over::Gone,

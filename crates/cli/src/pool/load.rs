@@ -1,4 +1,4 @@
-//! How an element's load is found out.
+//! Measurement of an element's load.
 
 use std::collections::HashMap;
 use std::process::Stdio;
@@ -11,19 +11,19 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::ports::{self, Process};
 
-/// How long a command may take to tell the load.
+/// Maximum duration of a command that prints the load.
 const COMMAND: Duration = Duration::from_secs(10);
-/// Units of a processor's time in /proc, per second.
+/// Clock ticks per second of processor time in /proc.
 const TICKS: f64 = 100.0;
 
-/// Where the load comes from.
+/// Source of the load.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// It is always so much, 0 to 1.
+    /// A fixed load, 0 to 1.
     Fixed(f64),
-    /// Processor time of the program's process group, as a share of what all processors have.
+    /// Processor time of the program's process group, as a share of all processors.
     Cpu,
-    /// What a command of the shell prints.
+    /// Output of a shell command.
     Command(String),
 }
 
@@ -45,7 +45,7 @@ impl FromStr for Source {
     }
 }
 
-/// 0 to 1, from such a number, or from a percentage: a number above 1, or with a percent sign.
+/// Parses a share: a number of 0 to 1, or a percentage (a number above 1, or with a percent sign).
 pub fn share(text: &str) -> Result<f64> {
     let text = text.trim();
     let (number, percent) = match text.strip_suffix('%') {
@@ -61,11 +61,11 @@ pub fn share(text: &str) -> Result<f64> {
     Ok(value)
 }
 
-/// The loads that are found, one after another. In a task of its own, since a command may hang.
+/// Receiver of measured loads. Measuring runs in its own task, because a command may hang.
 pub struct Loads(mpsc::Receiver<Result<f64>>);
 
 impl Loads {
-    /// Of the program whose process group is `group`, so often.
+    /// Starts measuring the program with process group `group`, at this interval.
     pub fn watch(source: Source, group: i32, every: Duration) -> Loads {
         let (sender, loads) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -82,10 +82,10 @@ impl Loads {
         Loads(loads)
     }
 
-    /// The next; waits for ever where the load does not change any more.
+    /// Waits for the next load; forever if the load is fixed.
     ///
     /// # Errors
-    /// The command fails, or prints no load; the program has left its process group.
+    /// The command fails or prints no load, or the program has left its process group.
     pub async fn next(&mut self) -> Result<f64> {
         match self.0.recv().await {
             Some(load) => load,
@@ -94,7 +94,7 @@ impl Loads {
     }
 }
 
-/// Finds the load out again and again.
+/// Measures the load repeatedly.
 struct Meter {
     source: Source,
     group: i32,
@@ -102,7 +102,7 @@ struct Meter {
     before: Option<Look>,
 }
 
-/// The processes of a group at one time, by number.
+/// A snapshot of a group's processes, by PID.
 struct Look {
     at: Instant,
     processes: HashMap<i32, Process>,
@@ -119,12 +119,12 @@ impl Meter {
         }
     }
 
-    /// Whether the load changes.
+    /// Returns true if the load can change.
     fn changes(&self) -> bool {
         !matches!(self.source, Source::Fixed(_))
     }
 
-    /// The load now, 0 to 1. Of the processor: since the last call.
+    /// Returns the load, 0 to 1. For processor time: since the last call.
     async fn read(&mut self) -> Result<f64> {
         match &self.source {
             Source::Fixed(load) => Ok(*load),
@@ -155,7 +155,7 @@ impl Meter {
     }
 }
 
-/// What the processes of a group have used from one look to the next, with what those used that ended between.
+/// Returns the ticks used by a group's processes between two snapshots, including processes that ended between them.
 fn used_ticks(before: &HashMap<i32, Process>, now: &HashMap<i32, Process>) -> u64 {
     let mut own = 0;
     let mut of_children = 0;
@@ -166,7 +166,7 @@ fn used_ticks(before: &HashMap<i32, Process>, now: &HashMap<i32, Process>) -> u6
         own += process.used_ticks.saturating_sub(used);
         of_children += process.children_ticks.saturating_sub(children);
     }
-    // Who has ended is in its parent's account, whole: what it had used before was counted then.
+    // The total of an ended process is in its parent's figure: subtract the part that the first snapshot counted.
     let ended = before.iter().filter(|(id, _)| !now.contains_key(*id));
     let counted: u64 = ended
         .map(|(_, process)| process.used_ticks + process.children_ticks)
@@ -249,11 +249,11 @@ mod tests {
             processes.iter().map(process).collect::<HashMap<_, _>>()
         };
         let before = look(&[(1, 100, 0), (2, 500, 0)]);
-        // Its worker went on for 20, and ended.
+        // Its worker used 20 more ticks, and ended.
         assert_eq!(used_ticks(&before, &look(&[(1, 110, 520)])), 30);
-        // Nobody waited for it: what it used last is not known.
+        // No process waited for the worker: its last use is unknown.
         assert_eq!(used_ticks(&before, &look(&[(1, 110, 0)])), 10);
-        // One for each request, never seen.
+        // One worker per request, none of them in a snapshot.
         assert_eq!(used_ticks(&before, &look(&[(1, 100, 40), (2, 500, 0)])), 40);
         // A new worker.
         assert_eq!(
@@ -273,7 +273,7 @@ mod tests {
         let own = nix::unistd::getpgrp().as_raw();
         let mut meter = Meter::new(Source::Cpu, own);
         assert_eq!(meter.read().await.unwrap(), 0.0);
-        // However slow the machine is, this process has some of its time at last.
+        // Even on a slow machine, this process eventually gets some processor time.
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut sum = 0_u64;
         loop {

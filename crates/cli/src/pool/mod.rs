@@ -1,4 +1,4 @@
-//! `holdfast pool`: pools and their elements, to look at and to take part in.
+//! `holdfast pool`: shows pools and their elements, registers elements, and uses pools.
 
 mod child;
 mod connect;
@@ -23,7 +23,7 @@ use crate::Ending;
 use crate::control::{RegistrarDaemon, print_json, put};
 use crate::table::Table;
 
-/// Pools and their elements: make a program an element, use pools, look at what a registrar knows
+/// Pools and their elements: register programs as elements, use pools, show a registrar's state
 #[derive(Debug, Args)]
 pub struct PoolArgs {
     #[command(subcommand)]
@@ -47,7 +47,7 @@ enum Action {
 struct ListArgs {
     #[command(flatten)]
     daemon: RegistrarDaemon,
-    /// At most so many
+    /// Maximum number of pools
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Print JSON
@@ -61,24 +61,24 @@ struct ListArgs {
 struct ShowArgs {
     #[command(flatten)]
     daemon: RegistrarDaemon,
-    /// The pool's handle, as `holdfast pool list` writes it
+    /// The pool's handle, as printed by `holdfast pool list`
     handle: String,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Show a pool, or the list of pools, each time that it changes
+/// Show a pool, or the list of pools, each time it changes
 ///
-/// A pool that is not there has no elements; it is waited for, and so is a registrar that ends meanwhile.
+/// A missing pool is shown without elements; the command waits for it, and for a registrar that ends meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  holdfast pool watch\n  holdfast pool watch echo --json")]
 struct WatchArgs {
     #[command(flatten)]
     daemon: RegistrarDaemon,
-    /// The pool's handle; none: the list
+    /// The pool's handle; without it, the list of pools
     handle: Option<String>,
-    /// Seconds between two looks
+    /// Seconds between two queries
     #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
     /// Print JSON
@@ -97,10 +97,10 @@ struct PeersArgs {
     json: bool,
 }
 
-/// Carries out `holdfast pool`.
+/// Runs `holdfast pool`.
 ///
 /// # Errors
-/// The daemon does not answer, or what is asked for is not there.
+/// The daemon does not answer, or the requested object does not exist.
 pub fn run(args: &PoolArgs) -> Result<Ending> {
     let done = |result: Result<()>| result.map(|()| Ending::Done);
     match &args.action {
@@ -111,7 +111,7 @@ pub fn run(args: &PoolArgs) -> Result<Ending> {
     }
 }
 
-/// What a registrar knows.
+/// Shows a registrar's state.
 fn look_at(action: &Action) -> Result<()> {
     match action {
         Action::Register(_) | Action::Resolve(_) | Action::Connect(_) => Ok(()),
@@ -142,7 +142,7 @@ fn print<T: Serialize>(value: &T, json: bool, text: fn(&T) -> String) -> Result<
 fn list(daemon: &RegistrarDaemon, limit: Option<u64>) -> Result<PoolList> {
     let client = daemon.client()?;
     let query = PoolQuery { limit, after: None };
-    // With a limit, one answer is enough; without, all of them.
+    // With a limit, one page is enough; without, fetch all pages.
     match limit {
         Some(_) => daemon.ask(&client, |client| client.pools(&query)),
         None => daemon.ask(&client, |client| client.all_pools(&query)),
@@ -161,7 +161,7 @@ fn watch(args: &WatchArgs) -> Result<()> {
     }
 }
 
-/// A pool that is not there has no elements.
+/// Returns a pool; without elements if it does not exist.
 fn show_or_none(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
     let shown = show(daemon, handle);
     let absent = |error: &anyhow::Error| {
@@ -179,7 +179,8 @@ fn show_or_none(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
     }
 }
 
-/// Looks again and again. A registrar that is not there at first is an error; later it is waited for.
+/// Queries repeatedly and prints changes. A registrar that is missing at the start is an error; later, the function
+/// waits for it.
 fn on_change<T: Serialize + PartialEq>(
     args: &WatchArgs,
     look: impl Fn() -> Result<T>,

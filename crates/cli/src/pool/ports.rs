@@ -1,4 +1,4 @@
-//! Where a process group listens, from /proc.
+//! Listening addresses and processor time of a process group, from /proc.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -8,17 +8,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// State LISTEN in /proc/net/tcp.
 const LISTEN: &str = "0A";
 
-/// A process, as far as it matters here.
+/// A process.
 pub struct Process {
-    /// Its number.
+    /// The process's PID.
     pub id: i32,
-    /// Time that it has used, user and system, in hundredths of a second (`USER_HZ`).
+    /// Processor time, user and system, in hundredths of a second (`USER_HZ`).
     pub used_ticks: u64,
-    /// The same of its children that have ended and were waited for.
+    /// Processor time of its children that have ended and were waited for, in hundredths of a second.
     pub children_ticks: u64,
 }
 
-/// The processes of a group.
+/// Returns the processes of a group.
 pub fn group(id: i32) -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| {
@@ -34,9 +34,9 @@ pub fn group(id: i32) -> Vec<Process> {
     processes.collect()
 }
 
-/// Process group, and time used by itself and by its children, from /proc/PID/stat (proc(5)).
+/// Parses process group, own and children's processor time from /proc/PID/stat (proc(5)).
 fn parse_stat(stat: &str) -> Option<(i32, u64, u64)> {
-    // The name before may have any characters, but no process has a parenthesis after its own.
+    // The process name may contain any characters, but no later field contains a parenthesis.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
@@ -45,7 +45,7 @@ fn parse_stat(stat: &str) -> Option<(i32, u64, u64)> {
     Some((group, used, number(13)? + number(14)?))
 }
 
-/// TCP addresses at which processes of the group listen, each in its network namespace.
+/// Returns the TCP addresses on which processes of the group listen, each in its network namespace.
 pub fn listeners(group_id: i32) -> BTreeSet<SocketAddr> {
     let processes = group(group_id);
     let sockets: HashSet<u64> = processes.iter().flat_map(sockets).collect();
@@ -56,7 +56,7 @@ pub fn listeners(group_id: i32) -> BTreeSet<SocketAddr> {
         if namespace.as_ref().is_none_or(|known| seen.contains(known)) {
             continue;
         }
-        // The process may end at any time: another one of its namespace is asked then.
+        // The process may end at any time: then read from another one of its namespace.
         let Ok(lines) = tables(process) else { continue };
         seen.extend(namespace);
         let listeners = lines.lines().filter_map(parse_listener);
@@ -66,13 +66,13 @@ pub fn listeners(group_id: i32) -> BTreeSet<SocketAddr> {
     found
 }
 
-/// The TCP sockets of a process's network namespace, a line each.
+/// Returns the TCP sockets of a process's network namespace, one per line.
 fn tables(process: &Process) -> io::Result<String> {
     let table = |name| fs::read_to_string(format!("/proc/{}/net/{name}", process.id));
     Ok(table("tcp")? + &table("tcp6").unwrap_or_default())
 }
 
-/// The inodes of a process's sockets.
+/// Returns the inodes of a process's sockets.
 fn sockets(process: &Process) -> Vec<u64> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id));
     let descriptors = descriptors.into_iter().flatten().flatten();
@@ -84,7 +84,7 @@ fn sockets(process: &Process) -> Vec<u64> {
     descriptors.filter_map(inode).collect()
 }
 
-/// Address and inode of a listener, from a line of /proc/net/tcp or tcp6.
+/// Parses the address and inode of a listener from a line of /proc/net/tcp or tcp6.
 fn parse_listener(line: &str) -> Option<(SocketAddr, u64)> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     if *fields.get(3)? != LISTEN {
@@ -96,7 +96,7 @@ fn parse_listener(line: &str) -> Option<(SocketAddr, u64)> {
     Some((SocketAddr::new(address, port), fields.get(9)?.parse().ok()?))
 }
 
-/// Words of 32 bits, each as the machine has it in memory.
+/// Parses words of 32 bits in native byte order.
 fn parse_address(text: &str) -> Option<IpAddr> {
     let mut bytes = Vec::new();
     for start in (0..text.len()).step_by(8) {
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// A process of a group, ended with the test.
+    /// A process in a group, killed at the end of the test.
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// A listener, and a process that has it from now on, in a group.
+    /// Returns a listener's address, and a process in a group that owns the listener.
     fn listening(group: i32) -> (SocketAddr, Sleeper) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! `holdfast pool register`: makes any program an element of a pool.
+//! `holdfast pool register`: registers any program as an element of a pool.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
@@ -19,16 +19,16 @@ use super::enrol::{Enrolment, Told};
 use super::load::{Loads, Source, share};
 use crate::Ending;
 
-/// How long the registrar may take to confirm that the element leaves.
+/// Maximum time for the registrar to confirm a deregistration.
 const LEAVE: Duration = Duration::from_secs(5);
-/// A load that has changed by less is not told.
+/// Minimum change of the load that is reported.
 const CHANGE: f64 = 0.005;
 
-/// Make any program an element of a pool, as long as it runs
+/// Register any program as an element of a pool for as long as it runs
 ///
-/// Starts the program unmodified, waits until its TCP port answers (UDP and SCTP ports are not waited for), registers it and keeps
-/// it registered. It leaves the pool when it ends, or on SIGTERM or SIGINT, which it is then given. Ends as the program does: its
-/// exit code, 128 and the number of a signal that killed it.
+/// Starts the unmodified program, waits until its TCP port answers (not for UDP and SCTP ports), registers it and
+/// keeps it registered. The element leaves the pool when the program ends, or on SIGTERM or SIGINT, which is then
+/// passed to the program. The exit code is the program's, or 128 plus the number of the signal that killed it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast pool register --handle web --policy RR -- nginx -g 'daemon off;'
@@ -41,42 +41,43 @@ pub struct RegisterArgs {
     /// The pool's handle
     #[arg(long)]
     handle: String,
-    /// The pool's policy: RR, WRR, RAND, WRAND, PRIO, LU, LUD, PLU, PLUD, RLU, RLUD, RPLU, RPLUD, WRAND-DPF, LU-DPF, LUD-DPF,
-    /// PLU-DPF, PLUD-DPF
+    /// The pool's policy: RR, WRR, RAND, WRAND, PRIO, LU, LUD, PLU, PLUD, RLU, RLUD, RPLU, RPLUD, WRAND-DPF, LU-DPF,
+    /// LUD-DPF, PLU-DPF, PLUD-DPF
     #[arg(long, default_value = "RR")]
     policy: String,
-    /// Share of the sessions, for policies with weights [default: 1]
+    /// Weight: relative share of the sessions, for policies with weights [default: 1]
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
-    /// The higher, the sooner chosen, for PRIO [default: 0]
+    /// Priority for PRIO: elements of higher priority are chosen first [default: 0]
     #[arg(long, value_name = "N")]
     priority: Option<u32>,
-    /// The load, for policies with one: cpu (the program's processor time), cmd:COMMAND (what it prints), or a fixed one. As 0 to 1 or
-    /// in percent [default: 0]
+    /// The load, for policies with one: cpu (the program's processor time), cmd:COMMAND (the command's output), or a
+    /// fixed value. As 0 to 1 or in percent [default: 0]
     #[arg(long, value_name = "cpu|cmd:COMMAND|LOAD")]
     load: Option<Source>,
-    /// What one more session adds to the load, 0 to 1 or in percent
+    /// Increase of the load by one more session, 0 to 1 or in percent
     #[arg(long, value_name = "SHARE", value_parser = share)]
     load_degradation: Option<f64>,
-    /// What a millisecond of distance adds to the load or takes from the weight, 0 to 1 or in percent, for the DPF policies
+    /// Increase of the load (or decrease of the weight) per millisecond of distance, 0 to 1 or in percent, for the DPF
+    /// policies
     #[arg(long, value_name = "SHARE", value_parser = share)]
     load_dpf: Option<f64>,
-    /// Seconds from one look at the load to the next
+    /// Seconds between measurements of the load
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     every: f64,
-    /// What users speak to the program
+    /// Transport protocol of the program's service
     #[arg(long, value_enum, default_value_t)]
     transport: Transport,
-    /// Where users reach it [default: where it listens, else the address that the registrar is reached from]
+    /// Address for users [default: the listening address, otherwise the address used towards the registrar]
     #[arg(long, value_name = "ADDRESS")]
     address: Option<IpAddr>,
-    /// Its port; needed for UDP and SCTP [default: the one it listens at]
+    /// Port for users; required for UDP and SCTP [default: the listening port]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Seconds that a registration holds [default: 300]
+    /// Lifetime of a registration, in seconds [default: 300]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..))]
     life: Option<u32>,
-    /// Seconds that the program may take until its port answers
+    /// Maximum time until the program's port answers, in seconds
     #[arg(long, value_name = "S", default_value_t = 60)]
     wait: u64,
     /// The program and its arguments
@@ -92,10 +93,10 @@ enum Transport {
     Sctp,
 }
 
-/// Carries out `holdfast pool register`.
+/// Runs `holdfast pool register`.
 ///
 /// # Errors
-/// The program or the daemon does not start, its port does not answer, or the registrar refuses.
+/// The program or the daemon does not start, the program's port does not answer, or the registrar refuses.
 pub fn run(args: &RegisterArgs) -> Result<Ending> {
     if !(0.01..=86_400.0).contains(&args.every) {
         bail!("--every must be 0.01 to 86400, not {}", args.every);
@@ -152,21 +153,21 @@ async fn serve(args: &RegisterArgs) -> Result<ExitStatus> {
         Err(error) => Err(error),
     };
     if kept.is_err() {
-        // It would run on without a pool.
+        // Without a pool, the program must not keep running.
         program.signal(Signal::SIGTERM);
         let _ = program.ended().await;
     }
     kept
 }
 
-/// Where users reach the program, once it answers, and how loaded it is.
+/// Returns the program's service address, after it answers, and its load.
 async fn started(args: &RegisterArgs, group: i32, loads: &mut Loads) -> Result<(Service, f64)> {
     let service = service(args, group).await?;
     let load = loads.next().await.context("the load is not known")?;
     Ok((service, load))
 }
 
-/// Where users reach the program, once it answers.
+/// Returns the program's service address, after it answers.
 async fn service(args: &RegisterArgs, group: i32) -> Result<Service> {
     let any = args.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     let port = || {
@@ -222,7 +223,7 @@ async fn keep(
                 return status;
             }
             asked = stop.asked() => {
-                // First no new users, then the end.
+                // Deregister first, so that no new users arrive, and then end the program.
                 leave(&args.handle, enrolment).await;
                 program.signal(asked);
                 return program.ended().await;
@@ -252,7 +253,7 @@ async fn keep(
     }
 }
 
-/// Leaves the pool, and waits until that is confirmed.
+/// Leaves the pool, and waits for the confirmation.
 async fn leave(handle: &str, enrolment: Enrolment) {
     match timeout(LEAVE, enrolment.leave()).await {
         Ok(None) => {}
@@ -277,7 +278,7 @@ fn policy(args: &RegisterArgs) -> PolicyDetail {
     }
 }
 
-/// Says what happened.
+/// Prints an event.
 fn hear(handle: &str, service: &Service, event: ElementEvent) {
     match event {
         ElementEvent::Registered { id, at, warnings } => {

@@ -1,4 +1,4 @@
-//! `holdfast pool resolve`: elements of a pool, as a registrar chooses them.
+//! `holdfast pool resolve`: a registrar's selection of elements of a pool.
 
 use anyhow::Result;
 use clap::Args;
@@ -9,7 +9,7 @@ use super::{policy_text, service_text};
 use crate::control::print_json;
 use crate::table::Table;
 
-/// Resolve a pool's handle: elements in the order in which to use them
+/// Resolve a pool's handle: print elements in the order in which to use them
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast pool resolve web
@@ -21,13 +21,13 @@ pub struct ResolveArgs {
     daemon: PoolDaemon,
     /// The pool's handle
     handle: String,
-    /// At most so many elements [default: as many as the registrar gives]
+    /// Maximum number of elements [default: as many as the registrar gives]
     #[arg(short = 'n', long = "items", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     items: Option<u32>,
-    /// An answer that the host's daemon has had in the last seconds is good enough
+    /// Accept the host daemon's cached answer of the last seconds
     #[arg(long)]
     cached: bool,
-    /// Report that this element was not reached; several times for several
+    /// Report that this element could not be reached; repeatable
     #[arg(long, value_name = "ID")]
     report_unreachable: Vec<String>,
     /// Print JSON
@@ -35,10 +35,10 @@ pub struct ResolveArgs {
     json: bool,
 }
 
-/// Carries out `holdfast pool resolve`.
+/// Runs `holdfast pool resolve`.
 ///
 /// # Errors
-/// No registrar answers, or there is no such pool.
+/// No registrar answers, or the pool does not exist.
 pub fn run(args: &ResolveArgs) -> Result<()> {
     let daemon = args.daemon.reach()?;
     let client = daemon.client()?;

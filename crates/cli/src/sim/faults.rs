@@ -1,4 +1,4 @@
-//! `holdfast sim seeds`: does all come right, whatever fails?
+//! `holdfast sim seeds`: simulates random faults and checks that all invariants hold.
 
 use anyhow::{Result, bail};
 use holdfast_sim::bugs::named;
@@ -8,16 +8,16 @@ use holdfast_sim::{Time, Violation, faults, pools, seeds};
 use super::{SeedsArgs, WrongSeed, scenario, seeds_from};
 use crate::Ending;
 
-/// How much of a failing seed's trace is printed.
+/// Number of lines printed from the end of a failing seed's trace.
 const LAST_LINES: usize = 40;
 
-/// Faults by chance.
+/// A simulation with random faults.
 enum Faults {
     Pools(Option<pools::Bug>),
     Group(Group),
 }
 
-/// What a failing seed still fails with.
+/// The smallest failing case of a seed.
 struct Shrunk {
     plan: Vec<(Time, String)>,
     violation: Violation,

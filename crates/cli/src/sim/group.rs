@@ -13,15 +13,15 @@ use crate::Ending;
 use crate::control::print_json;
 use crate::table::Table;
 
-/// What `sim run` says of a group.
+/// Report of `sim run` for a group.
 #[derive(Serialize)]
 struct Report<'a> {
     kind: &'static str,
     seeds: u32,
     first_seed: u64,
-    /// Frames, timers, steps of commands, actions; of the seeds that came right.
+    /// Number of frames, timers, steps of commands and actions, in the seeds without a violation.
     events: u64,
-    /// What happened there, how often.
+    /// Number of occurrences by kind of event, in the seeds without a violation.
     counts: &'a BTreeMap<String, u64>,
     wrong: Vec<WrongSeed>,
 }
@@ -84,7 +84,7 @@ fn sum(verdicts: &[Result<Outcome, Violation>]) -> (u64, BTreeMap<String, u64>) 
     (events, counts)
 }
 
-/// All that happens with one seed.
+/// Prints all events of one seed.
 fn trace(seed: u64, group: &Group) -> Ending {
     let mut trace = Vec::new();
     let verdict = group.try_seed(seed, Some(&mut trace));

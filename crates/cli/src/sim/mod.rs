@@ -1,4 +1,4 @@
-//! `holdfast sim`: the daemons' machines in virtual time.
+//! `holdfast sim`: runs the daemons' state machines in virtual time.
 
 mod faults;
 mod group;
@@ -17,7 +17,7 @@ use crate::Ending;
 use crate::control::print_json;
 use crate::table::Table;
 
-/// Simulate pools, handoffs and migrations: the machines of the daemons, in virtual time
+/// Simulate pools, handoffs and migrations: runs the daemons' state machines in virtual time
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast sim list
@@ -34,25 +34,25 @@ pub struct SimArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Simulate a scenario, and say how long requests took, or what became of handoffs and migrations
+    /// Simulate a scenario, and print the durations of requests, or the results of handoffs and migrations
     Run(RunArgs),
-    /// Name the scenarios that come with the program
+    /// List the built-in scenarios
     List(ListArgs),
-    /// Simulate faults by chance, one schedule for each seed, and say whether all came right in the end
+    /// Simulate random faults, one schedule for each seed, and check that all invariants hold in the end
     Seeds(SeedsArgs),
 }
 
 #[derive(Debug, Args)]
 struct RunArgs {
-    /// A file, or the name of one that comes with the program; docs/simulation.md says how to write one
+    /// A file, or the name of a built-in scenario; docs/simulation.md describes the format
     scenario: String,
-    /// How many seeds, for the confidence intervals or the counts
+    /// Number of seeds, for the confidence intervals or the counts
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
     seeds: u32,
-    /// The first of them
+    /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print all that happens with the first seed: of handoffs and migrations
+    /// Print all events of the first seed (handoffs and migrations only)
     #[arg(long, conflicts_with = "json")]
     trace: bool,
     /// Print JSON
@@ -69,20 +69,20 @@ struct ListArgs {
 
 #[derive(Debug, Args)]
 struct SeedsArgs {
-    /// Of handoffs or migrations, a file or a name; without it: pools
+    /// A file or name for handoffs or migrations; default: pools
     scenario: Option<String>,
-    /// How many
+    /// Number of seeds
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// The first of them
+    /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Break a rule on purpose, and see it found; docs/simulation.md says where they are
+    /// Break a rule deliberately, to see the violation found; docs/simulation.md lists the names
     #[arg(long, value_name = "NAME")]
     bug: Option<String>,
 }
 
-/// Carries out `holdfast sim`.
+/// Runs `holdfast sim`.
 ///
 /// # Errors
 /// The scenario cannot be read.
@@ -112,12 +112,12 @@ struct Line {
     handling_s: Spread,
     queuing_s: f64,
     startup_s: f64,
-    /// Of an element's capacity.
+    /// Share of an element's capacity.
     speed: Spread,
     utilisation: f64,
-    /// Requests that an element of the user's own zone did.
+    /// Share of requests served by an element in the user's own zone.
     local: f64,
-    /// Requests that an element lost and another did.
+    /// Share of requests that one element lost and another served.
     lost: f64,
 }
 
@@ -136,11 +136,11 @@ impl From<Estimate> for Spread {
     }
 }
 
-/// A seed that did not come right.
+/// A seed with a violation.
 #[derive(Serialize)]
 struct WrongSeed {
     seed: u64,
-    /// Virtual seconds.
+    /// Time of the violation, in virtual seconds.
     at_s: f64,
     what: String,
 }

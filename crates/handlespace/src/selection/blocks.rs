@@ -1,31 +1,32 @@
-//! Places in queues: arrays of thirteen, one cache line each, linked both ways.
+//! Queues of elements in arrays of thirteen places, one cache line each, doubly linked.
 //!
-//! A linked list of elements would make each selection wait for the memory of the one before, which says where the next
-//! one is. Here the places of the next elements are read ahead, so their records are fetched at the same time. A queue
-//! has no more lines than elements, however sparse they become; as elements leave at random, two of three lines are saved.
+//! With a linked list of elements, each selection would wait for the memory of the previous one, which holds the link
+//! to the next. Here the slots of the next elements are known ahead, so their records are fetched in parallel. A queue
+//! has at most as many lines as elements, however sparse they become; when elements leave at random, two lines of three
+//! are saved.
 
 use prefetch_index::prefetch_index;
 
-/// No block.
+/// Marks a missing block.
 const NONE: u32 = u32::MAX;
 
 const PLACES: usize = 13;
 
-/// A line of a queue: a ring of places. Its first element is there, others may have left.
+/// A line of a queue: a ring of places. The first place is taken, later ones may be empty.
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 struct Block {
     places: [u32; PLACES],
     before: u32,
     after: u32,
-    /// The first element's place.
+    /// Place of the first element.
     start: u16,
-    /// Which places are taken, counted from `start` on.
+    /// Bitmap of taken places, counted from `start`.
     live: u16,
 }
 
 impl Block {
-    /// The place so many behind the first element's.
+    /// Returns the place at this distance from the first element's.
     #[inline]
     fn place(&self, behind: usize) -> usize {
         let place = usize::from(self.start) + behind;
@@ -36,13 +37,13 @@ impl Block {
         }
     }
 
-    /// The places from the first element's to the last one's.
+    /// Returns the number of places from the first element to the last.
     #[inline]
     fn span(&self) -> usize {
         (u16::BITS - self.live.leading_zeros()) as usize
     }
 
-    /// Puts an element behind the last one, where there is room; returns its place.
+    /// Appends an element to a line that is not full; returns its place.
     #[inline]
     fn push(&mut self, slot: u32) -> usize {
         let span = self.span();
@@ -52,7 +53,7 @@ impl Block {
         place
     }
 
-    /// The first element is the first that is there.
+    /// Advances `start` to the first taken place.
     #[inline]
     fn settle(&mut self) {
         let gone = self.live.trailing_zeros();
@@ -61,7 +62,7 @@ impl Block {
     }
 }
 
-/// The ends of a queue. A queue that exists is not empty.
+/// The ends of a queue. An existing queue is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Queue {
     head: u32,
@@ -69,7 +70,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Whether it has more than one line.
+    /// Returns true if the queue has more than one line.
     #[inline]
     pub(super) fn is_long(self) -> bool {
         self.head != self.tail
@@ -81,11 +82,11 @@ impl Queue {
 pub(crate) struct Blocks {
     blocks: Vec<Block>,
     free: Vec<u32>,
-    /// See [`upcoming`](Blocks::upcoming).
+    /// Line to prefetch at the next selection, see [`upcoming`](Blocks::upcoming).
     upcoming: u32,
 }
 
-/// Where an element stands: the block's number and the place in it.
+/// Returns an element's position: the block's number and the place in the block.
 #[inline]
 fn spot(block: u32, place: usize) -> u32 {
     block << 4 | place as u32
@@ -100,7 +101,7 @@ impl Blocks {
         }
     }
 
-    /// A queue of one; returns it and the element's spot.
+    /// Creates a queue with one element; returns the queue and the element's spot.
     pub(crate) fn start(&mut self, slot: u32) -> (Queue, u32) {
         let block = self.allocate(slot, NONE);
         let queue = Queue {
@@ -110,7 +111,7 @@ impl Blocks {
         (queue, spot(block, 0))
     }
 
-    /// Puts an element at the end; returns its spot.
+    /// Appends an element; returns its spot.
     #[inline]
     pub(crate) fn push(&mut self, queue: &mut Queue, slot: u32) -> u32 {
         let tail = &mut self.blocks[queue.tail as usize];
@@ -123,26 +124,26 @@ impl Blocks {
         spot(block, 0)
     }
 
-    /// Fetches the line of a spot.
+    /// Prefetches the line of a spot.
     #[inline]
     pub(crate) fn fetch(&self, spot: u32) {
         prefetch_index(&self.blocks, (spot >> 4) as usize);
     }
 
-    /// Fetches the lines at both ends.
+    /// Prefetches the lines at both ends.
     #[inline]
     pub(crate) fn fetch_ends(&self, queue: &Queue) {
         prefetch_index(&self.blocks, queue.head as usize);
         prefetch_index(&self.blocks, queue.tail as usize);
     }
 
-    /// Fetches the last line.
+    /// Prefetches the last line.
     #[inline]
     pub(crate) fn fetch_tail(&self, queue: &Queue) {
         prefetch_index(&self.blocks, queue.tail as usize);
     }
 
-    /// Takes an element out of the queue it stands in; whether the queue still exists.
+    /// Removes an element from its queue; returns true if the queue still exists.
     #[inline]
     pub(crate) fn remove(&mut self, queue: &mut Queue, spot: u32) -> bool {
         let number = spot >> 4;
@@ -168,7 +169,7 @@ impl Blocks {
         true
     }
 
-    /// Moves the element at the head to the end; returns its slot and its new spot.
+    /// Moves the head element to the end; returns its slot and its new spot.
     #[inline]
     pub(crate) fn rotate(&mut self, queue: &mut Queue) -> (u32, u32) {
         let block = &mut self.blocks[queue.head as usize];
@@ -190,8 +191,8 @@ impl Blocks {
         (slot, self.push(queue, slot))
     }
 
-    /// Shows the slots of the line whose turn comes after the present one's, if a line has come to an end since this was last
-    /// asked: what is to be fetched.
+    /// Passes the slots of the next line to select from to `fetch`, if a line has been used up, or the queue has
+    /// changed, since the last call.
     #[inline]
     pub(crate) fn upcoming(&mut self, mut fetch: impl FnMut(u32)) {
         if self.upcoming == NONE {
@@ -208,16 +209,17 @@ impl Blocks {
         }
     }
 
-    /// Another queue is selected from.
+    /// Prepares for selections from another queue.
     pub(crate) fn turn_to(&mut self, queue: Queue) {
-        // A short one's elements are not worth it: of many such pools, another is selected from next.
+        // Prefetching for a short queue is not worthwhile: with many such pools, the next selection is from another
+        // one.
         if queue.is_long() {
             prefetch_index(&self.blocks, queue.head as usize);
             self.upcoming = queue.head;
         }
     }
 
-    /// Shows up to `items` elements from the head on. Returns how many of these there were not.
+    /// Passes up to `items` elements from the head on to `show`. Returns the number of elements that were missing.
     #[inline]
     pub(crate) fn first_of(
         &self,

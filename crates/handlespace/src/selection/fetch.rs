@@ -1,12 +1,12 @@
-//! What selections and changes of a selection set will touch is fetched, step by step: what one step fetches, the next reads.
-//! A few elements are in the pool's record, which has been fetched already.
+//! Prefetching for selections and for changes of a selection set, in steps: each step reads the data that the previous
+//! step requested. A small pool's elements are in the pool's record, which has been prefetched already.
 
 use super::{Blocks, Selection};
 use crate::element::Core;
 use prefetch_index::prefetch_index;
 
 impl Selection {
-    /// Fetches what a [`remove`](Self::remove) will touch of an element at this spot.
+    /// Prefetches the memory that [`remove`](Self::remove) uses for an element at this spot.
     #[inline]
     pub(crate) fn fetch(&self, blocks: &Blocks, spot: u32) {
         match self {
@@ -22,7 +22,7 @@ impl Selection {
         }
     }
 
-    /// Whether a selection of the first ones does without the keys, or weights, of a few.
+    /// Returns true if a selection of the first elements needs neither the keys nor the weights of a small pool.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         match self {
@@ -32,7 +32,7 @@ impl Selection {
         }
     }
 
-    /// Fetches what a selection of so many will look at first.
+    /// Prefetches the memory that a selection of this many elements reads first.
     #[inline]
     pub(crate) fn fetch_choice(&self, blocks: &Blocks, items: u32) {
         match self {
@@ -43,7 +43,7 @@ impl Selection {
         }
     }
 
-    /// Fetches what it will look at next.
+    /// Prefetches the memory that a selection reads next.
     #[inline]
     pub(crate) fn fetch_further(&self, blocks: &Blocks, items: u32) {
         if let Selection::Ordered(order) = self
@@ -53,7 +53,7 @@ impl Selection {
         }
     }
 
-    /// Fetches the elements that will be selected.
+    /// Prefetches the elements that will be selected.
     #[inline]
     pub(crate) fn fetch_chosen(&self, blocks: &Blocks, cores: &[Core], items: u32) {
         let fetch = |slot| prefetch_index(cores, slot as usize);
@@ -69,7 +69,7 @@ impl Selection {
         }
     }
 
-    /// Fetches what an insertion will look at.
+    /// Prefetches the memory that an insertion reads.
     #[inline]
     pub(crate) fn fetch_end(&self, blocks: &Blocks) {
         match self {
@@ -79,7 +79,7 @@ impl Selection {
         }
     }
 
-    /// Fetches where those go that get another key.
+    /// Prefetches the destinations of elements that get another key.
     #[inline]
     pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
         if let Selection::Ordered(order) = self {
@@ -87,7 +87,7 @@ impl Selection {
         }
     }
 
-    /// Fetches the elements that may move when one comes, leaves or changes.
+    /// Prefetches the elements that may move when an element is added, removed or changed.
     #[inline]
     pub(crate) fn fetch_movers(&self, cores: &[Core]) {
         if let Selection::Weighted(weights) = self {

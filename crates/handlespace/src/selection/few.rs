@@ -1,13 +1,13 @@
-//! Short arrays, moved as a whole: no loop ends early. Where it would is chance, and a processor that guesses wrong loses more than
-//! it takes to do all.
+//! Operations on short arrays, always on the whole array: no loop ends early. The end of a loop would be unpredictable,
+//! and a mispredicted branch costs more than processing all places.
 
-/// A pool of more elements than this has its selection set elsewhere than in its record.
+/// Maximum size of a selection set inside a pool's record; larger sets are stored elsewhere.
 pub(super) const FEW: usize = 16;
 
-/// No element.
+/// Marks a free place.
 pub(super) const FREE: u32 = u32::MAX;
 
-/// The place of an element that is there.
+/// Returns the place of an element, which must be in the array.
 #[inline]
 pub(super) fn place(slots: &[u32; FEW], slot: u32) -> usize {
     let mut at = 0;
@@ -17,14 +17,15 @@ pub(super) fn place(slots: &[u32; FEW], slot: u32) -> usize {
     at as usize
 }
 
-/// How many there are.
+/// Returns the number of elements.
 #[inline]
 pub(super) fn len(slots: &[u32; FEW]) -> usize {
     let taken = slots.iter().map(|&slot| u32::from(slot != FREE));
     taken.sum::<u32>() as usize
 }
 
-/// How many of ascending values are not above one: four blocks of four are told apart first, and no guess waits for another.
+/// Returns the number of ascending values that are at most `end`: first finds the block of four, without dependent
+/// branches.
 #[inline]
 pub(super) fn up_to(values: &[u64; FEW], end: u64) -> usize {
     let is_up_to = |at: usize| usize::from(values[at % FEW] <= end);
@@ -32,13 +33,13 @@ pub(super) fn up_to(values: &[u64; FEW], end: u64) -> usize {
     block + is_up_to(block) + is_up_to(block + 1) + is_up_to(block + 2) + is_up_to(block + 3)
 }
 
-/// Puts something at a place; what was there and behind it goes one further, the last out.
+/// Inserts a value at a place; the value there and the ones after it move up, and the last one drops out.
 #[inline]
 pub(super) fn open<V: Copy>(values: &mut [V; FEW], place: usize, value: V) {
     shift(values, FEW - 1, place, value);
 }
 
-/// Takes out what is at a place; what is behind it comes one nearer, and a free one comes last.
+/// Removes the value at a place; the values after it move down, and a free one is appended.
 #[inline]
 pub(super) fn close<V: Copy>(values: &mut [V; FEW], place: usize, free: V) {
     let old = *values;
@@ -49,7 +50,7 @@ pub(super) fn close<V: Copy>(values: &mut [V; FEW], place: usize, free: V) {
     values[FEW - 1] = free;
 }
 
-/// Moves what is at a place to another, and changes it; what is between makes room.
+/// Moves a value from one place to another and replaces it; the values between them shift by one.
 #[inline]
 pub(super) fn shift<V: Copy>(values: &mut [V; FEW], from: usize, to: usize, value: V) {
     let old = *values;
@@ -67,7 +68,7 @@ pub(super) fn shift<V: Copy>(values: &mut [V; FEW], from: usize, to: usize, valu
     values[to] = value;
 }
 
-/// Puts the first of so many behind the others.
+/// Moves the first of `len` values to the end of them.
 #[inline]
 pub(super) fn rotate(values: &mut [u32; FEW], len: usize) {
     let old = *values;
@@ -81,7 +82,7 @@ pub(super) fn rotate(values: &mut [u32; FEW], len: usize) {
     values[len.wrapping_sub(1) % FEW] = old[0];
 }
 
-/// Adds something to all values from a place on.
+/// Adds an amount to all values from a place on.
 #[inline]
 pub(super) fn add(values: &mut [u64; FEW], place: usize, more: u64) {
     for (value, index) in values.iter_mut().zip(0u32..) {

@@ -3,11 +3,11 @@
 use super::few::{self, FEW, FREE};
 use super::numbers;
 
-/// Elements of which one is chosen as often as another. Free places come last.
+/// Elements with equal probability. Free places come last.
 #[derive(Debug, Clone)]
 #[repr(C)]
 pub(crate) struct FewAlike {
-    /// How far the random numbers have come.
+    /// State of the random number generator.
     random: u64,
     slots: [u32; FEW],
 }
@@ -20,7 +20,7 @@ impl FewAlike {
         }
     }
 
-    /// What the random numbers begin with.
+    /// Seeds the random number generator.
     pub(super) fn sow(&mut self, seed: u64) {
         self.random = seed;
     }
@@ -29,7 +29,7 @@ impl FewAlike {
         self.random
     }
 
-    /// Adds an element. False if there is no room.
+    /// Adds an element. Returns false if all places are taken.
     #[inline]
     pub(super) fn insert(&mut self, slot: u32) -> bool {
         let len = few::len(&self.slots);
@@ -40,7 +40,7 @@ impl FewAlike {
         true
     }
 
-    /// Takes out an element that is there; the last one gets its place.
+    /// Removes an element, which must be in the set; the last one moves to its place.
     #[inline]
     pub(super) fn remove(&mut self, slot: u32) {
         let last = few::len(&self.slots) - 1;
@@ -48,24 +48,24 @@ impl FewAlike {
         self.slots[last] = FREE;
     }
 
-    /// Draws up to so many different elements.
+    /// Draws up to `items` different elements.
     #[inline]
     pub(crate) fn draw(&mut self, items: usize, chosen: &mut Vec<u32>) {
         self.random = self.sample(items, |slot| chosen.push(slot));
     }
 
-    /// Shows the elements that will be drawn next, up to so many.
+    /// Passes up to `items` elements that will be drawn next to `show`.
     #[inline]
     pub(super) fn next_drawn(&self, items: usize, show: impl FnMut(u32)) {
         self.sample(items, show);
     }
 
-    /// All elements.
+    /// Returns all elements.
     pub(super) fn each(&self) -> impl Iterator<Item = u32> {
         self.slots.into_iter().take_while(|&slot| slot != FREE)
     }
 
-    /// Returns how far the random numbers come by that.
+    /// Draws a sample; returns the new state of the random number generator.
     #[inline]
     fn sample(&self, items: usize, mut show: impl FnMut(u32)) -> u64 {
         let mut random = self.random;

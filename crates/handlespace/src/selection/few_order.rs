@@ -1,7 +1,8 @@
 //! A small pool's elements in a policy's sorting order, in the pool's record itself.
 //!
-//! What is fast with a million elements has a piece of memory for each of its parts: of a pool of ten, an operation would fetch
-//! most of them, and with many pools none is in a cache. Here they are three lines behind the pool's first one.
+//! A structure that is fast with a million elements has a separate piece of memory for each of its parts. For a pool of
+//! ten, an operation would fetch most of them, and with many pools none is in a cache. Here all are in three lines
+//! after the pool's first one.
 
 use super::few::{self, FEW, FREE};
 use crate::policy::OUT;
@@ -10,10 +11,10 @@ use crate::policy::OUT;
 #[derive(Debug, Clone)]
 #[repr(C)]
 pub(crate) struct FewInOrder {
-    /// How many have the lowest key; 0 while nobody has asked since something changed.
+    /// Number of elements with the lowest key; 0 if not computed since the last change.
     equals: u64,
     slots: [u32; FEW],
-    /// Apart from the slots: to select from the lowest key, these are not read.
+    /// Separate from the slots, because a selection from the lowest key does not read the keys.
     keys: [u64; FEW],
 }
 
@@ -26,13 +27,14 @@ impl FewInOrder {
         }
     }
 
-    /// The lowest key, 0 if there is no element.
+    /// Returns the lowest key, 0 if there is no element.
     #[inline]
     pub(super) fn lowest(&self) -> u64 {
         if self.keys[0] == OUT { 0 } else { self.keys[0] }
     }
 
-    /// Puts an element behind all with keys up to its own, which is not [`OUT`]. False if there is no room.
+    /// Inserts an element after all elements with keys up to its own, which is not [`OUT`]. Returns false if all places
+    /// are taken.
     #[inline]
     pub(super) fn insert(&mut self, key: u64, slot: u32) -> bool {
         if self.slots[FEW - 1] != FREE {
@@ -45,7 +47,7 @@ impl FewInOrder {
         true
     }
 
-    /// Takes out an element that is there.
+    /// Removes an element, which must be in the set.
     #[inline]
     pub(super) fn remove(&mut self, slot: u32) {
         let place = few::place(&self.slots, slot);
@@ -54,7 +56,7 @@ impl FewInOrder {
         self.equals = 0;
     }
 
-    /// Gives an element that is there another key, and puts it behind all with keys up to that.
+    /// Gives an element of the set another key, and moves it after all elements with keys up to that key.
     #[inline]
     pub(super) fn set(&mut self, key: u64, slot: u32) {
         let from = few::place(&self.slots, slot);
@@ -65,14 +67,14 @@ impl FewInOrder {
         self.equals = 0;
     }
 
-    /// The first elements, up to so many.
+    /// Returns the first elements, up to `items`.
     #[inline]
     pub(crate) fn first(&self, items: usize) -> impl Iterator<Item = u32> {
         let slots = self.slots.iter().take(items);
         slots.copied().take_while(|&slot| slot != FREE)
     }
 
-    /// Puts the first element behind its equals.
+    /// Moves the first element after the others with the same key.
     #[inline]
     pub(crate) fn rotate(&mut self) {
         if self.equals == 0 {
@@ -81,13 +83,13 @@ impl FewInOrder {
         few::rotate(&mut self.slots, self.equals as usize);
     }
 
-    /// Whether to put the first one behind its equals does without the keys.
+    /// Returns true if [`rotate`](Self::rotate) does not need the keys.
     #[inline]
     pub(super) fn knows_equals(&self) -> bool {
         self.equals > 0
     }
 
-    /// Elements and their keys, in order.
+    /// Returns elements and their keys, in order.
     pub(super) fn each(&self) -> impl Iterator<Item = (u64, u32)> {
         self.keys.into_iter().zip(self.first(FEW))
     }
@@ -99,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a vector that is sorted anew after each step; equal keys stay in order of arrival.
+        /// Compares the set with a vector that is sorted after each step; equal keys stay in order of arrival.
         #[test]
         fn it_is_a_sorted_vector(steps in prop::collection::vec((0u8..4, 0u64..5, 0u32..24), 1..200)) {
             let mut few = FewInOrder::new();

@@ -3,17 +3,17 @@
 use super::few::{self, FEW, FREE};
 use super::numbers;
 
-/// How often an element is drawn in vain since it has been already; then those drawn go out of the way.
+/// Number of vain draws, of elements that were already drawn; beyond it, the drawn elements are excluded.
 const VAIN_MAX: usize = 2;
 
-/// Elements and their weights. Free places come last, and weigh nothing.
+/// Elements and their weights. Free places come last, with weight 0.
 #[derive(Debug, Clone)]
 #[repr(C)]
 pub(crate) struct FewByWeight {
-    /// How far the random numbers have come.
+    /// State of the random number generator.
     random: u64,
     slots: [u32; FEW],
-    /// The weights are lined up: where each one ends.
+    /// Cumulative weights: the end of each element's part of the line.
     ends: [u64; FEW],
 }
 
@@ -26,7 +26,7 @@ impl FewByWeight {
         }
     }
 
-    /// What the random numbers begin with.
+    /// Seeds the random number generator.
     pub(super) fn sow(&mut self, seed: u64) {
         self.random = seed;
     }
@@ -35,7 +35,7 @@ impl FewByWeight {
         self.random
     }
 
-    /// Adds an element. False if there is no room.
+    /// Adds an element. Returns false if all places are taken.
     #[inline]
     pub(super) fn insert(&mut self, weight: u32, slot: u32) -> bool {
         let len = few::len(&self.slots);
@@ -47,7 +47,7 @@ impl FewByWeight {
         true
     }
 
-    /// Takes out an element that is there.
+    /// Removes an element, which must be in the set.
     #[inline]
     pub(super) fn remove(&mut self, slot: u32) {
         let place = few::place(&self.slots, slot);
@@ -58,7 +58,7 @@ impl FewByWeight {
         few::add(&mut self.ends, place, weight.wrapping_neg());
     }
 
-    /// Changes the weight of an element that is there.
+    /// Changes the weight of an element, which must be in the set.
     #[inline]
     pub(super) fn set(&mut self, new: u32, slot: u32) {
         let place = few::place(&self.slots, slot);
@@ -66,7 +66,7 @@ impl FewByWeight {
         few::add(&mut self.ends, place, more);
     }
 
-    /// Draws different elements until there are so many, or no others.
+    /// Draws different elements until there are `items`, or no others.
     #[inline]
     pub(crate) fn draw(&mut self, items: usize, chosen: &mut Vec<u32>) {
         let sum = self.ends[FEW - 1];
@@ -83,7 +83,7 @@ impl FewByWeight {
         self.draw_others(items, chosen);
     }
 
-    /// Shows elements that will be drawn next: most likely up to so many.
+    /// Passes the elements that will be drawn next to `show`: usually `items` of them.
     #[inline]
     pub(super) fn next_drawn(&self, items: usize, mut show: impl FnMut(u32)) {
         let sum = self.ends[FEW - 1];
@@ -94,14 +94,14 @@ impl FewByWeight {
         }
     }
 
-    /// Elements and their weights.
+    /// Returns elements and their weights.
     pub(super) fn each(&self) -> impl Iterator<Item = (u32, u32)> {
         let slots = self.slots.iter().enumerate();
         let members = slots.map(|(place, &slot)| (weight(&self.ends, place) as u32, slot));
         members.take_while(|&(_, slot)| slot != FREE)
     }
 
-    /// Draws with those drawn already out of the way.
+    /// Draws after excluding the elements already drawn.
     #[cold]
     fn draw_others(&mut self, items: usize, chosen: &mut Vec<u32>) {
         let mut others = self.clone();
@@ -116,7 +116,7 @@ impl FewByWeight {
         }
     }
 
-    /// Whose part of the line a number below its end is in.
+    /// Returns the element with the part of the line that contains `number`, which is below the line's end.
     #[inline]
     fn slot_at(&self, number: u64) -> u32 {
         self.slots[few::up_to(&self.ends, number) % FEW]
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// The heavy one is drawn again and again before the others are.
+    /// The heavy element is drawn repeatedly before the others are.
     #[test]
     fn all_are_drawn_in_the_end() {
         let mut few = FewByWeight::new();

@@ -1,18 +1,18 @@
-//! Queues by key. Most pools have few keys, whose queues lie side by side; a pool of many keys has them in a tree.
+//! Queues by key. Most pools have few keys, with queues in one array; a pool of many keys has the queues in a tree.
 
 use super::blocks::{Blocks, Queue};
 use prefetch_index::prefetch_index;
 use std::collections::{BTreeMap, btree_map::Entry};
 
-/// With more keys, to move half of them aside is dearer than a tree.
+/// With more keys, moving half of the array costs more than a tree.
 const FEW: usize = 32;
-/// Keys a cache line.
+/// Number of keys per cache line.
 const PER_LINE: usize = 64 / size_of::<(u64, Queue)>();
 
-/// The queues of a pool, without that of the lowest key.
+/// The queues of a pool, without the queue of the lowest key.
 #[derive(Debug, Clone)]
 pub(super) enum Keys {
-    /// The lowest key last.
+    /// Sorted array, lowest key last.
     Few(Vec<(u64, Queue)>),
     Many(BTreeMap<u64, Queue>),
 }
@@ -24,7 +24,7 @@ impl Default for Keys {
 }
 
 impl Keys {
-    /// Puts an element at the end of a key's queue, which begins with it where there is none; returns its spot.
+    /// Appends an element to a key's queue, which is created if missing; returns its spot.
     #[inline]
     pub(super) fn push(&mut self, blocks: &mut Blocks, key: u64, slot: u32) -> u32 {
         match self {
@@ -75,7 +75,7 @@ impl Keys {
         }
     }
 
-    /// Takes the element at `spot` out of a key's queue, and with the last one the queue.
+    /// Removes the element at `spot` from a key's queue, and the queue with its last element.
     #[inline]
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: u64, spot: u32) {
         match self {
@@ -98,7 +98,7 @@ impl Keys {
         }
     }
 
-    /// Takes the queue of the lowest key.
+    /// Removes and returns the queue of the lowest key.
     #[inline]
     pub(super) fn pop_first(&mut self) -> Option<(u64, Queue)> {
         match self {
@@ -107,7 +107,7 @@ impl Keys {
         }
     }
 
-    /// The queues in the order of their keys, until `visit` says that it is enough.
+    /// Visits the queues in the order of their keys, until `visit` returns false.
     pub(super) fn each(&self, mut visit: impl FnMut(Queue) -> bool) {
         let _ = match self {
             Keys::Few(queues) => queues.iter().rev().all(|&(_, queue)| visit(queue)),
@@ -115,7 +115,7 @@ impl Keys {
         };
     }
 
-    /// The queues, if they are few and lie in memory side by side.
+    /// Returns the queues, if they are in one array.
     #[inline]
     pub(super) fn few(&self) -> &[(u64, Queue)] {
         match self {
@@ -124,7 +124,7 @@ impl Keys {
         }
     }
 
-    /// Fetches what an insertion will search, if that is in few lines.
+    /// Prefetches the lines that an insertion searches, if the queues are in one array.
     #[inline]
     pub(super) fn fetch(&self) {
         let queues = self.few();
@@ -136,14 +136,14 @@ impl Keys {
     pub(super) fn heap_bytes(&self) -> usize {
         let (places, bytes) = match self {
             Keys::Few(queues) => (queues.capacity(), size_of::<(u64, Queue)>()),
-            // A node of the standard library's map has eleven places, and two of three are taken.
+            // A node of the standard library's map has eleven places, of which two thirds are used.
             Keys::Many(queues) => (queues.len() * 3 / 2, size_of::<u64>() + size_of::<Queue>()),
         };
         places * bytes
     }
 }
 
-/// Where a key is, or belongs.
+/// Returns a key's place, or the place to insert it.
 #[inline]
 fn place(queues: &[(u64, Queue)], key: u64) -> Result<usize, usize> {
     queues.binary_search_by(|&(other, _)| key.cmp(&other))
@@ -155,7 +155,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a tree from the beginning, over as many keys as there may be few of, and more.
+        /// Compares the queues with a tree, with few enough keys for the array and with more.
         #[test]
         fn they_are_in_order(steps in prop::collection::vec((0u8..4, 0u64..100), 1..400)) {
             let mut blocks = Blocks::new();

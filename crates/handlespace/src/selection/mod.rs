@@ -23,8 +23,8 @@ use crate::element::Core;
 use crate::policy::{OUT, Procedure, Standing};
 use holdfast_wire::rserpool::PolicyKind;
 
-/// The elements of a pool as its policy's procedure wants them. A pool that has had more than a few elements keeps what it has
-/// got for them.
+/// The elements of a pool in the form that its policy's procedure needs. A pool that has grown beyond a few elements
+/// keeps the larger form.
 #[derive(Debug, Clone)]
 #[repr(C, u8)]
 pub(crate) enum Selection {
@@ -46,7 +46,7 @@ impl Selection {
         }
     }
 
-    /// The lowest key.
+    /// Returns the lowest key.
     #[inline]
     pub(crate) fn lowest(&self) -> u64 {
         match self {
@@ -88,7 +88,7 @@ impl Selection {
         }
     }
 
-    /// What random choices begin with.
+    /// Seeds the random choices.
     pub(crate) fn sow(&mut self, seed: u64) {
         match self {
             Selection::FewByWeight(few) => few.sow(seed),
@@ -97,7 +97,7 @@ impl Selection {
         }
     }
 
-    /// Takes an element out.
+    /// Removes an element.
     #[inline]
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, cores: &mut [Core], slot: u32) {
         let Core { standing, spot, .. } = cores[slot as usize];
@@ -113,7 +113,7 @@ impl Selection {
         }
     }
 
-    /// Gives an element another standing, and in an order the next sequence number.
+    /// Gives an element another standing, and in an ordered set the next sequence number.
     #[inline]
     pub(crate) fn update(
         &mut self,
@@ -151,7 +151,7 @@ impl Selection {
         }
     }
 
-    /// Keeps an element from being chosen by weight, until its next [`update`](Self::update).
+    /// Excludes an element from selection by weight, until its next [`update`](Self::update).
     pub(crate) fn rest(&mut self, cores: &mut [Core], slot: u32) {
         if let Selection::Weighted(weights) = self {
             let spot = cores[slot as usize].spot;
@@ -167,7 +167,7 @@ impl Selection {
         }
     }
 
-    /// The few become many.
+    /// Switches from the form for few elements to the form for many.
     #[cold]
     fn grow(&mut self, blocks: &mut Blocks, cores: &mut [Core]) {
         let many = match self {
@@ -198,13 +198,13 @@ impl Selection {
     }
 }
 
-/// Writes down where elements are.
+/// Returns a closure that stores the positions of elements.
 #[inline]
 fn spots(cores: &mut [Core]) -> impl FnMut(u32, u32) {
     |slot, spot| cores[slot as usize].spot = spot
 }
 
-/// Weights fit 32 bits by their policies' definitions.
+/// Returns the weight, which fits 32 bits by the policies' definitions.
 fn weight(standing: Standing) -> u32 {
     u32::try_from(standing.value).unwrap_or(u32::MAX)
 }

@@ -1,21 +1,21 @@
-//! Random numbers that are numbered (splitmix64): which come next is known, so what they choose can be fetched.
+//! Counter-based random numbers (splitmix64): the next ones are known, so the elements they select can be prefetched.
 
-/// What splitmix64 adds for the next number.
+/// Increment of splitmix64's state.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// How far the numbers have come with the next one.
+/// Returns the next state.
 #[inline]
 pub(super) fn next(random: u64) -> u64 {
     random.wrapping_add(GOLDEN)
 }
 
-/// How far they come with so many.
+/// Returns the state after `numbers` steps.
 #[inline]
 pub(super) fn ahead(random: u64, numbers: u32) -> u64 {
     random.wrapping_add(u64::from(numbers).wrapping_mul(GOLDEN))
 }
 
-/// The number to which they have come, below `end`.
+/// Returns the state's random number, below `end`.
 #[inline]
 pub(super) fn below(random: u64, end: u64) -> u64 {
     let mut mixed = random;

@@ -1,4 +1,4 @@
-//! Elements in a policy's sorting order: a queue for each key, the queue of the lowest key at hand.
+//! Elements in a policy's sorting order: a queue for each key, with the queue of the lowest key at hand.
 
 use super::blocks::{Blocks, Queue};
 use super::keys::Keys;
@@ -7,19 +7,19 @@ use super::keys::Keys;
 #[derive(Debug, Clone, Default)]
 #[repr(C)]
 pub(crate) struct Order {
-    /// The lowest key's: what is selected from, and all there is where every key is the same.
+    /// The queue of the lowest key: selections take from it, and it is the only one if all keys are the same.
     front: Option<(u64, Queue)>,
-    /// All others.
+    /// All other queues.
     later: Keys,
 }
 
 impl Order {
-    /// The lowest key, 0 if there is no element.
+    /// Returns the lowest key, 0 if there is no element.
     pub(crate) fn lowest(&self) -> u64 {
         self.front.map_or(0, |(key, _)| key)
     }
 
-    /// Puts an element behind all with keys up to its own; returns its spot.
+    /// Inserts an element after all elements with keys up to its own; returns its spot.
     #[inline]
     pub(crate) fn insert(&mut self, blocks: &mut Blocks, key: u64, slot: u32) -> u32 {
         match &mut self.front {
@@ -39,7 +39,7 @@ impl Order {
         }
     }
 
-    /// Takes out the element at `spot`, which has this key.
+    /// Removes the element at `spot`, which has this key.
     #[inline]
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, key: u64, spot: u32) {
         match &mut self.front {
@@ -55,13 +55,13 @@ impl Order {
         }
     }
 
-    /// Whether the lowest key's queue has many elements, most likely.
+    /// Returns true if the lowest key's queue probably has many elements.
     #[inline]
     pub(crate) fn is_long(&self) -> bool {
         self.front.is_some_and(|(_, queue)| queue.is_long())
     }
 
-    /// Fetches the ends of what is selected from.
+    /// Prefetches the ends of the lowest key's queue.
     #[inline]
     pub(crate) fn fetch_front(&self, blocks: &Blocks) {
         if let Some((_, queue)) = &self.front {
@@ -69,14 +69,14 @@ impl Order {
         }
     }
 
-    /// Fetches the ends of what is selected from, and where the other queues' are.
+    /// Prefetches the ends of the lowest key's queue, and the array of the other queues.
     #[inline]
     pub(crate) fn fetch(&self, blocks: &Blocks) {
         self.fetch_front(blocks);
         self.later.fetch();
     }
 
-    /// Fetches where the queues behind the first one begin, up to so many.
+    /// Prefetches the ends of up to `items` queues after the first one.
     #[inline]
     pub(crate) fn fetch_next(&self, blocks: &Blocks, mut items: usize) {
         self.later.each(|queue| {
@@ -88,7 +88,7 @@ impl Order {
         });
     }
 
-    /// Fetches where all queues end, if they are few.
+    /// Prefetches the ends of all queues, if they are few.
     #[inline]
     pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
         self.later
@@ -97,14 +97,14 @@ impl Order {
             .for_each(|(_, queue)| blocks.fetch_tail(queue));
     }
 
-    /// Puts the first element behind its equals; returns its slot and its new spot.
+    /// Moves the first element after the others with the same key; returns its slot and its new spot.
     #[inline]
     pub(crate) fn rotate(&mut self, blocks: &mut Blocks) -> Option<(u32, u32)> {
         let (_, queue) = self.front.as_mut()?;
         Some(blocks.rotate(queue))
     }
 
-    /// Shows the first elements, in order, up to so many. Returns how many.
+    /// Passes the first elements, up to `items` in order, to `show`. Returns their number.
     #[inline]
     pub(crate) fn first(&self, blocks: &Blocks, items: usize, mut show: impl FnMut(u32)) -> usize {
         let Some((_, front)) = self.front else {

@@ -1,21 +1,22 @@
-//! Elements by weight, chosen in a time that does not depend on how many there are.
+//! Random selection of elements by weight, in a time that does not depend on their number.
 //!
-//! Paper 001 section 3.2 lines the weights up, and a random point of the line says which element is chosen; to find it, a tree
-//! is walked down. Here each element has a part of the line as long as its weight's *ceiling*, a power of four, and those
-//! of equal ceiling stand together: so a division finds the element. A point in its part beyond its weight is drawn again; it is
-//! at most three parts of four, and one of three where weights are spread evenly.
+//! Paper 001 section 3.2 lines the weights up, and a random point of the line selects an element, found by descending a
+//! tree. Here each element has a part of the line as long as its weight's *ceiling*, a power of four, and elements of
+//! equal ceiling are adjacent: so a division finds the element. A point in an element's part beyond its weight is drawn
+//! again, which happens for at most three points of four, and for one of three if weights are spread evenly.
 
 use super::numbers;
 use prefetch_index::prefetch_index;
 use smallvec::SmallVec;
 
-/// How many draws ahead elements are fetched; and twice as many, what says which they are.
+/// Number of draws by which elements are prefetched ahead; their members (slot and weight) are prefetched at twice the
+/// distance.
 const AHEAD: u32 = 8;
-/// With fewer members there is nothing to fetch so far ahead.
+/// With fewer members, prefetching this far ahead is useless.
 const MANY: usize = 64;
 
 const ROW_BITS: u32 = 2;
-/// Of weight 0, never chosen; behind all others.
+/// Exponent for weight 0: never selected; after all others.
 const OUT: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
@@ -24,36 +25,36 @@ struct Member {
     weight: u32,
 }
 
-/// Members whose weights have the same ceiling, `1 << exponent`.
+/// Members with weights of the same ceiling, `1 << exponent`.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     exponent: u32,
-    /// It begins where the one before ends.
+    /// End of the row; its start is the end of the previous row.
     end: u32,
 }
 
-/// The weights of a pool's elements, in rows of ascending ceilings. None is empty.
+/// The weights of a pool's elements, in rows of ascending ceilings. No row is empty.
 #[derive(Debug, Clone, Default)]
 #[repr(C)]
 pub(crate) struct Weights {
-    /// The length of the line.
+    /// Length of the line.
     mass: u64,
-    /// How far the random numbers have come.
+    /// State of the random number generator.
     random: u64,
     members: Vec<Member>,
     rows: SmallVec<[Row; 4]>,
 }
 
-/// A point of the line, in an element's part.
+/// A point of the line, inside an element's part.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Point {
     pub(crate) position: u32,
-    /// How far into the part.
+    /// Distance from the start of the part.
     rest: u64,
 }
 
 impl Weights {
-    /// Empty; and how far the random numbers have come.
+    /// Creates an empty set, with the state of the random number generator.
     pub(crate) fn sown(random: u64) -> Weights {
         Weights {
             random,
@@ -61,14 +62,14 @@ impl Weights {
         }
     }
 
-    /// A random point, of the line.
+    /// Draws a random point of the line.
     #[inline]
     pub(crate) fn draw(&mut self) -> Point {
         self.random = numbers::next(self.random);
         self.draw_of(self.random)
     }
 
-    /// Fetches what the draw after so many others will read.
+    /// Prefetches the memory for the draw that follows `ahead` others.
     #[inline]
     pub(crate) fn fetch_draw(&self, ahead: u32) {
         if self.mass > 0 {
@@ -76,14 +77,14 @@ impl Weights {
         }
     }
 
-    /// The element of the draw after so many others, if it is one that is not in vain.
+    /// Returns the element of the draw that follows `ahead` others, unless that draw is vain.
     #[inline]
     fn peek(&self, ahead: u32) -> Option<u32> {
         let point = (self.mass > 0).then(|| self.upcoming(ahead))?;
         self.at(point)
     }
 
-    /// Shows the elements that will be drawn next, up to `items`.
+    /// Passes the elements that will be drawn next to `show`, up to `items`.
     #[inline]
     pub(crate) fn next_drawn(&self, items: usize, show: impl FnMut(u32)) {
         let draws = 0..2 * items as u32 + 1;
@@ -91,8 +92,8 @@ impl Weights {
         drawn.take(items).for_each(show);
     }
 
-    /// After so many draws: fetches what later ones will read, and shows elements that come before these. In a
-    /// small pool all that is near is fetched at once.
+    /// Prefetches for later draws after `draws` draws, and passes elements of earlier ones to `show`. Does nothing for
+    /// a small pool, for which all nearby memory is prefetched at once.
     #[inline]
     pub(crate) fn look_ahead(&self, draws: u32, mut show: impl FnMut(u32)) {
         if self.members.len() < MANY {
@@ -116,7 +117,7 @@ impl Weights {
         self.point(numbers::below(random, self.mass))
     }
 
-    /// Where a number below [`mass`](Self::mass) lies.
+    /// Returns the point of the line for a number below [`mass`](Self::mass).
     #[inline]
     pub(crate) fn point(&self, mut number: u64) -> Point {
         let mut rows = self.rows.as_slice();
@@ -137,14 +138,14 @@ impl Weights {
         unreachable!("the number is below the sum of the rows' lengths");
     }
 
-    /// The chosen element, unless the point is beyond its weight.
+    /// Returns the selected element, unless the point is beyond its weight.
     #[inline]
     pub(crate) fn at(&self, point: Point) -> Option<u32> {
         let member = self.members[point.position as usize];
         (point.rest < u64::from(member.weight)).then_some(member.slot)
     }
 
-    /// Shows the members at the rows' ends: those who move when another one leaves or changes.
+    /// Passes the members at the rows' ends to `show`: they move when another one is removed or changes.
     #[inline]
     pub(crate) fn movers(&self, mut show: impl FnMut(u32)) {
         for row in &self.rows {
@@ -155,19 +156,19 @@ impl Weights {
         }
     }
 
-    /// How many members there are.
+    /// Returns the number of members.
     #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// Fetches what there is at a position.
+    /// Prefetches the member at a position.
     #[inline]
     pub(crate) fn fetch(&self, position: u32) {
         prefetch_index(&self.members, position as usize);
     }
 
-    /// How many can be chosen.
+    /// Returns the number of members that can be selected.
     #[inline]
     pub(crate) fn eligible(&self) -> usize {
         let rows = match self.rows.as_slice() {
@@ -177,7 +178,7 @@ impl Weights {
         rows.last().map_or(0, |row| row.end as usize)
     }
 
-    /// Adds an element. Says the position of each that has got another, of the new one too.
+    /// Adds an element. Reports every changed position, including the new element's.
     pub(crate) fn insert(&mut self, weight: u32, slot: u32, mut moved: impl FnMut(u32, u32)) {
         let member = Member { slot, weight };
         self.members.push(member);
@@ -188,7 +189,7 @@ impl Weights {
         moved(slot, position as u32);
     }
 
-    /// Takes out the element at a position. Says the position of each that has got another.
+    /// Removes the element at a position. Reports every changed position.
     pub(crate) fn remove(&mut self, position: u32, mut moved: impl FnMut(u32, u32)) {
         let from = self.row_of(position);
         self.mass -= length(self.rows[from].exponent);
@@ -197,7 +198,7 @@ impl Weights {
         self.drop_empty(from);
     }
 
-    /// Changes the weight at a position. Says the position of each that has got another.
+    /// Changes the weight at a position. Reports every changed position.
     pub(crate) fn set(&mut self, position: u32, weight: u32, mut moved: impl FnMut(u32, u32)) {
         let mut from = self.row_of(position);
         let old = self.rows[from].exponent;
@@ -227,8 +228,8 @@ impl Weights {
         self.members.capacity() * size_of::<Member>() + rows
     }
 
-    /// Moves a gap from a row into another; returns where it is then. Behind the last row there is one without
-    /// members. Each row between gives its place at one end and gets one at the other, so one of its members moves.
+    /// Moves a gap from one row to another; returns its position there. An empty row follows the last one. Each row
+    /// between them gives a place at one end and gets one at the other, so one of its members moves.
     fn shift(
         &mut self,
         mut gap: usize,
@@ -265,7 +266,7 @@ impl Weights {
         row
     }
 
-    /// The row of an exponent; made if there is none.
+    /// Returns the row of an exponent, created if missing.
     fn reach(&mut self, exponent: u32) -> usize {
         let row = self.rows.iter().position(|row| row.exponent >= exponent);
         let row = row.unwrap_or(self.rows.len());
@@ -284,7 +285,7 @@ impl Weights {
     }
 }
 
-/// That of a weight's ceiling.
+/// Returns the exponent of a weight's ceiling.
 #[inline]
 fn exponent(weight: u32) -> u32 {
     match weight.checked_sub(1) {
@@ -293,7 +294,7 @@ fn exponent(weight: u32) -> u32 {
     }
 }
 
-/// How long an element's part of the line is.
+/// Returns the length of an element's part of the line.
 #[inline]
 fn length(exponent: u32) -> u64 {
     1u64.checked_shl(exponent).unwrap_or(0)
@@ -305,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    /// Every point of the line is an element's, and each element has as many as its weight.
+    /// Counts the points of the line per element, which must equal the element's weight.
     fn shares(weights: &Weights) -> HashMap<u32, u32> {
         let mut shares = HashMap::new();
         for number in 0..weights.mass {

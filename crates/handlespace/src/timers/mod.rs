@@ -1,7 +1,8 @@
-//! One timer for each element (paper 001 section 3.3): entries wait in a [wheel](wheel); those whose time is near are sorted.
+//! One timer for each element (paper 001 section 3.3): entries wait in a [wheel](wheel); entries that expire soon are
+//! sorted.
 //!
-//! Most timers are restarted before they expire. A timer that moves to a later time keeps its entry: restarting is one
-//! write. When the entry comes out of the wheel, it goes back in with the time it has by then.
+//! Most timers are restarted before they expire. A timer that moves to a later time keeps its entry, so a restart is
+//! one write. When the wheel returns the entry, it is put back with the timer's new time.
 
 mod wheel;
 
@@ -12,26 +13,26 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 use wheel::{Entry, SMALL_ENTRIES, Wheel, slot};
 
-/// What is to happen (paper 001 section 3.3).
+/// The purpose of a timer (paper 001 section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum TimerKind {
-    /// An own element is to be sent a keep-alive.
+    /// The registrar must send a keep-alive to an element that it owns.
     KeepAliveTransmission,
-    /// An own element has not answered one.
+    /// An owned element has not answered a keep-alive.
     KeepAliveTimeout,
     /// A registration has not been renewed in time.
     #[default]
     RegistrationExpiry,
 }
 
-/// A timer that has expired; it is no longer set.
+/// A timer that has expired, and is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expired {
-    /// Whose it was.
+    /// The timer's element.
     pub key: crate::ElementKey,
-    /// What it was set for.
+    /// The timer's purpose.
     pub kind: TimerKind,
-    /// When it was to expire.
+    /// The expiry time.
     pub at: Duration,
 }
 
@@ -39,7 +40,7 @@ pub struct Expired {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timer {
     pub(crate) at: u64,
-    /// The time of its entry, not later than `at`.
+    /// The time of the timer's entry, at most `at`.
     entry: u64,
 }
 
@@ -54,26 +55,26 @@ impl Default for Timer {
 
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// How many entries ahead their elements are fetched.
+/// Number of entries by which their elements are prefetched ahead.
 const AHEAD: usize = 32;
-/// If more than this came in late, what is sorted covers too much time.
+/// If more late entries than this arrive, the sorted part covers too much time.
 const NEAR_MAX: usize = 4 * SMALL_ENTRIES;
-/// Entries of no timer are cleared out when they are half of all, and more than this.
+/// Stale entries (without a timer) are removed when they are half of all entries, and more than this.
 const STALE_MIN: usize = 1024;
 
 /// The timers of all elements.
 #[derive(Debug, Clone)]
 pub(crate) struct Timers {
     wheel: Wheel,
-    /// What came out of the wheel last, in order, and how many of that are gone.
+    /// The sorted entries last taken from the wheel, and below the number of them already processed.
     due: Vec<Entry>,
     taken: usize,
-    /// When what came out last began, or the last that went.
+    /// Start time of the last entries taken, or time of the last entry processed.
     past: u64,
-    /// By time and slot: what came when the wheel had reached its time.
+    /// Entries, by time and slot, for times that the wheel had already reached when they were added.
     near: BinaryHeap<Reverse<(u64, u32)>>,
     entries: usize,
-    /// Entries at most whose timers have gone, or have an earlier entry.
+    /// Upper bound of the number of stale entries: without a timer, or with an earlier entry.
     stale: usize,
 }
 
@@ -90,7 +91,7 @@ impl Timers {
         }
     }
 
-    /// Sets the timer of the element in `slot`, whatever it was set to before.
+    /// Sets the timer of the element in `slot`, replacing its previous setting.
     #[inline]
     pub(crate) fn set(&mut self, cores: &mut [Core], slot: u32, at: u64) {
         let timer = &mut cores[slot as usize].timer;
@@ -106,7 +107,7 @@ impl Timers {
         }
     }
 
-    /// The element's timer is gone: it has been stopped and the element is about to go.
+    /// Removes the timer of an element that is about to be removed.
     pub(crate) fn remove(&mut self, cores: &mut [Core], slot: u32) {
         let timer = std::mem::take(&mut cores[slot as usize].timer);
         if timer.entry != NEVER {
@@ -114,7 +115,7 @@ impl Timers {
         }
     }
 
-    /// The element whose timer expires first, if that is not after `now`, and when that was. The timer is no longer set.
+    /// Stops and returns the timer that expires first, if its time is at most `now`: slot and time.
     #[inline]
     pub(crate) fn pop(&mut self, cores: &mut [Core], now: u64) -> Option<(u32, u64)> {
         while let Some((time, slot)) = self.pop_entry(cores, now) {
@@ -135,7 +136,7 @@ impl Timers {
         None
     }
 
-    /// A time before which nothing expires; the first one's own, or that of the bucket it is in.
+    /// Returns a time before which no timer expires: the first timer's own time, or the start of its bucket.
     pub(crate) fn next(&self) -> Option<u64> {
         let near = self.near.peek().map(|&Reverse((time, _))| time);
         let due = self.first_due();
@@ -152,14 +153,14 @@ impl Timers {
             + self.near.capacity() * size_of::<(u64, u32)>()
     }
 
-    /// The time of the first entry that has come out of the wheel.
+    /// Returns the time of the first entry taken from the wheel.
     #[inline]
     fn first_due(&self) -> Option<u64> {
         let entry = self.due.get(self.taken)?;
         Some(self.wheel.time(*entry))
     }
 
-    /// Takes the first entry out if its time is not after `now`.
+    /// Removes and returns the first entry if its time is at most `now`.
     #[inline]
     fn pop_entry(&mut self, cores: &mut [Core], now: u64) -> Option<(u64, u32)> {
         if self.taken == self.due.len() && self.near.is_empty() && !self.refill(cores, now) {
@@ -188,7 +189,8 @@ impl Timers {
         Some((time, slot))
     }
 
-    /// The next entries out of the wheel, with the times that their timers have by then. False if none is up to `now`.
+    /// Takes the next entries from the wheel, with the current times of their timers. Returns false if there is none up
+    /// to `now`.
     fn refill(&mut self, cores: &mut [Core], now: u64) -> bool {
         self.due.clear();
         self.taken = 0;
@@ -203,7 +205,7 @@ impl Timers {
         true
     }
 
-    /// Drops the entries that have come out for no timer, and gives those of moved timers their new times.
+    /// Drops the taken entries without a timer, and updates the entries of moved timers.
     fn sift(&mut self, cores: &mut [Core]) {
         let mut kept = 0;
         for &entry in self.due.iter().take(AHEAD) {
@@ -251,7 +253,7 @@ impl Timers {
         }
     }
 
-    /// Back into the wheel with what came out of it but lies in the future.
+    /// Puts taken entries with a future time back into the wheel.
     #[cold]
     fn go_back(&mut self) {
         self.wheel.rewind(self.past);
@@ -273,7 +275,7 @@ impl Timers {
         });
     }
 
-    /// An entry has lost its timer.
+    /// Counts an entry that has lost its timer.
     fn forget(&mut self, cores: &[Core]) {
         self.stale += 1;
         if self.stale > STALE_MIN && self.stale * 2 > self.entries {

@@ -1,10 +1,10 @@
-//! A hierarchical wheel (Varghese and Lauck): where a timer's entry waits until its time is near.
+//! A hierarchical timer wheel (Varghese and Lauck), in which an entry waits until its time is near.
 //!
-//! Four levels of 256 buckets cover 2^32 us, 71 minutes, from a multiple of that on; what comes later than that lies in a list for
-//! each such span. An entry lies at the level of the highest byte in which its time differs from what the wheel has
-//! reached. When its bucket's time has come and the bucket is small, it comes out; else it moves to a lower level. So it
-//! passes two or three places, whatever their number. All of a span have the upper half of their times in common:
-//! the lower half and the slot are one number of 64 bits, by which they are sorted.
+//! Four levels of 256 buckets cover a span of 2^32 us (71 minutes) that begins at a multiple of 2^32 us; later entries
+//! are in one list per span. An entry is at the level of the highest byte in which its time differs from the time
+//! reached. When its bucket's time is reached, the bucket is returned if it is small; otherwise its entries move to a
+//! lower level. So an entry is moved two or three times, for any number of entries. All entries of a span share the
+//! upper half of their times: the lower half and the slot form one 64-bit number, by which they are sorted.
 
 use prefetch_index::prefetch_index;
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ const DIGIT_BITS: u32 = 8;
 const BUCKETS: usize = 1 << DIGIT_BITS;
 const LEVELS: usize = 4;
 const SPAN_BITS: u32 = DIGIT_BITS * LEVELS as u32;
-/// A bucket of up to this many entries comes out whole.
+/// A bucket with at most this many entries is returned as a whole.
 pub(super) const SMALL_ENTRIES: usize = 256;
-/// Several buckets come out at once while they have no more than this.
+/// Several buckets are returned at once if they have at most this many entries together.
 const LITTLE_ENTRIES: usize = 64;
 const PLACES: usize = 15;
 const NONE: u32 = u32::MAX;
@@ -23,13 +23,13 @@ const NONE: u32 = u32::MAX;
 /// The lower half of the time, then the slot.
 pub(super) type Entry = u64;
 
-/// The entry of a time and a slot.
+/// Packs a time and a slot into an entry.
 #[inline]
 fn pack(time: u64, slot: u32) -> Entry {
     time << 32 | u64::from(slot)
 }
 
-/// The slot of an entry.
+/// Returns the slot of an entry.
 #[inline]
 pub(super) fn slot(entry: Entry) -> u32 {
     entry as u32
@@ -40,13 +40,13 @@ pub(super) fn slot(entry: Entry) -> u32 {
 #[repr(align(128))]
 struct Chunk {
     entries: [Entry; PLACES],
-    /// The bucket's next one, which is full; or the next free one.
+    /// The bucket's next chunk, which is full; or the next free chunk.
     after: u32,
-    /// The one after that: to be fetched while this one is read.
+    /// The chunk after `after`, for prefetching while this one is read.
     beyond: u32,
 }
 
-/// Entries in no order. All chunks but the first are full.
+/// Unordered entries. All chunks but the first are full.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     chunk: u32,
@@ -58,17 +58,17 @@ const EMPTY: Bucket = Bucket {
     len: 0,
 };
 
-/// The entries after a time.
+/// The entries after the time reached.
 #[derive(Debug, Clone)]
 pub(super) struct Wheel {
     reached: u64,
-    /// Which buckets are not empty.
+    /// Bitmap of buckets with entries.
     occupied: [[u64; BUCKETS / 64]; LEVELS],
-    /// Level by level.
+    /// The buckets, level by level.
     buckets: Vec<Bucket>,
     chunks: Vec<Chunk>,
     free: u32,
-    /// By the upper half of their times.
+    /// Entries of later spans, by the upper half of their times.
     later: BTreeMap<u32, Vec<Entry>>,
 }
 
@@ -84,32 +84,32 @@ impl Wheel {
         }
     }
 
-    /// All entries up to this time have come out.
+    /// Returns the time up to which all entries have been taken.
     #[inline]
     pub(super) fn reached(&self) -> u64 {
         self.reached
     }
 
-    /// Goes back to a time in what came out last; the entries after it must come in again.
+    /// Returns to an earlier time within the entries last taken; the caller must push the later ones again.
     pub(super) fn rewind(&mut self, to: u64) {
         debug_assert!(to >> SPAN_BITS == self.reached >> SPAN_BITS && to <= self.reached);
         self.reached = to;
     }
 
-    /// The entry of a time of the span that the wheel has reached.
+    /// Returns an entry for a time in the current span.
     #[inline]
     pub(super) fn entry(&self, time: u64, slot: u32) -> Entry {
         debug_assert_eq!(time >> SPAN_BITS, self.reached >> SPAN_BITS);
         pack(time, slot)
     }
 
-    /// The time of an entry that has come out.
+    /// Returns the time of an entry that was taken.
     #[inline]
     pub(super) fn time(&self, entry: Entry) -> u64 {
         self.reached >> SPAN_BITS << SPAN_BITS | entry >> 32
     }
 
-    /// Adds an entry for a time after the one reached.
+    /// Adds an entry for a time after the time reached.
     #[inline]
     pub(super) fn push(&mut self, time: u64, slot: u32) {
         let differs = time ^ self.reached;
@@ -122,13 +122,13 @@ impl Wheel {
         }
     }
 
-    /// When the first bucket that is not empty begins.
+    /// Returns the start time of the first nonempty bucket.
     pub(super) fn next(&self) -> Option<u64> {
         self.first().map(|(_, start)| start)
     }
 
-    /// Takes out the earliest entries, unless they are after `now`: all up to the time that is reached then. Returns the
-    /// time from which on they are; none if nothing came out.
+    /// Takes the earliest entries, unless they are after `now`, and advances the time reached past them. Returns the
+    /// time at which they start; none if there are none.
     pub(super) fn take(&mut self, now: u64, due: &mut Vec<Entry>) -> Option<u64> {
         loop {
             let (first, start) = self.first().filter(|&(_, start)| start <= now)?;
@@ -162,7 +162,7 @@ impl Wheel {
         }
     }
 
-    /// Takes out a bucket with all below it.
+    /// Takes all entries of a bucket, which covers all lower levels.
     fn take_whole(&mut self, bucket: usize, start: u64, due: &mut Vec<Entry>) {
         let level = (bucket / BUCKETS) as u32;
         self.reached = start | ((1 << (DIGIT_BITS * level)) - 1);
@@ -170,7 +170,8 @@ impl Wheel {
         self.gather(chunk, len, |_, entries| due.extend_from_slice(entries));
     }
 
-    /// Takes out the next buckets of a level too, as long as all is little: to come once for each is dearer than to sort more.
+    /// Takes the next buckets of a level too, as long as the total is small: a call for each costs more than sorting
+    /// more entries.
     fn take_neighbours(&mut self, level: usize, now: u64, due: &mut Vec<Entry>) {
         while let Some((Some(bucket), start)) = self.first()
             && bucket / BUCKETS == level
@@ -181,7 +182,7 @@ impl Wheel {
         }
     }
 
-    /// Keeps the entries for which `valid` holds, by time and slot. Returns how many.
+    /// Keeps the entries for which `valid` returns true. Returns their number.
     pub(super) fn retain(&mut self, valid: impl Fn(u64, u32) -> bool) -> usize {
         let span = self.reached >> SPAN_BITS << SPAN_BITS;
         let mut left = 0;
@@ -212,7 +213,7 @@ impl Wheel {
             + later * size_of::<Entry>()
     }
 
-    /// The first bucket that is not empty, none if that is a later span; and when it begins. What lies at a lower level is
+    /// Returns the first nonempty bucket, none if it is a later span; and its start time. Buckets of a lower level are
     /// earlier.
     #[inline]
     fn first(&self) -> Option<(Option<usize>, u64)> {
@@ -230,7 +231,7 @@ impl Wheel {
         Some((None, u64::from(upper) << SPAN_BITS))
     }
 
-    /// An entry of a bucket whose beginning has been reached.
+    /// Moves an entry of a bucket with a start time that has been reached.
     #[inline]
     fn lower(&mut self, entry: Entry, due: &mut Vec<Entry>) {
         match (entry >> 32) as u32 ^ self.reached as u32 {
@@ -266,7 +267,8 @@ impl Wheel {
         std::mem::replace(&mut self.buckets[number], EMPTY)
     }
 
-    /// Frees the chunks of a bucket and gives what was in them. What was read last is written first: it is in a cache.
+    /// Frees the chunks of a bucket and passes their entries to `take`. The chunk read last is reused first, because it
+    /// is in a cache.
     #[inline]
     fn gather(&mut self, mut chunk: u32, len: u32, mut take: impl FnMut(&mut Wheel, &[Entry])) {
         let mut places = match len as usize % PLACES {
@@ -288,7 +290,7 @@ impl Wheel {
         }
     }
 
-    /// Fetches both lines of a chunk.
+    /// Prefetches both lines of a chunk.
     #[inline]
     fn fetch(&self, chunk: u32) {
         if let Some(chunk) = self.chunks.get(chunk as usize) {

@@ -1,4 +1,4 @@
-//! The model: one vector of elements, and each policy by the sentences of RFC 5356 and paper 001.
+//! The model: one vector of elements, with each policy implemented literally from RFC 5356 and paper 001.
 
 use holdfast_wire::rserpool::Policy;
 
@@ -12,7 +12,7 @@ pub struct Element {
     timer: Option<u64>,
     sequence: u64,
     selections: u64,
-    /// Weighted round robin: rounds and turns of this round that are over.
+    /// Weighted round robin: completed rounds, and used turns of the current round.
     round: u64,
     turns: u64,
 }
@@ -24,7 +24,7 @@ pub struct Naive {
 
 pub const POLICIES: usize = 12;
 
-/// A deterministic policy of each kind.
+/// Returns a deterministic policy of each kind.
 pub fn policy(kind: usize, figure: u32) -> Policy {
     let load = figure << 20;
     let (degradation, dpf, distance) = ((figure % 2 + 1) << 20, 1 << 19, figure % 3);
@@ -62,7 +62,7 @@ pub fn policy(kind: usize, figure: u32) -> Policy {
             dpf,
             distance,
         },
-        // Loads up to the highest, where sums exceed 32 bits.
+        // Loads up to the highest, for which sums exceed 32 bits.
         _ => Policy::LeastUsedDegradation {
             load: u32::MAX - figure,
             degradation: u32::MAX,
@@ -70,7 +70,7 @@ pub fn policy(kind: usize, figure: u32) -> Policy {
     }
 }
 
-/// The sorting key without the sequence number: smaller comes first. None if it is never selected.
+/// Returns the sorting key without the sequence number: smaller keys come first. None if the element is never selected.
 fn key(e: &Element) -> Option<(u128, u128)> {
     let sum = |terms: &[u128]| (terms.iter().sum::<u128>(), 0);
     let n = u128::from(e.selections);
@@ -136,7 +136,7 @@ impl Naive {
         self.elements.iter().any(|e| e.pool == pool)
     }
 
-    /// The previous payload; none if it is refused.
+    /// Registers an element; returns the previous payload, or none if refused.
     pub fn register(
         &mut self,
         pool: usize,
@@ -184,7 +184,7 @@ impl Naive {
         Some(Some(std::mem::replace(&mut e.payload, payload)))
     }
 
-    /// Another distance, where the policy has one: gives the policy then.
+    /// Sets another distance, if the policy has one, and then returns the policy.
     pub fn adjust(&mut self, pool: usize, id: u32, to: u32) -> Option<Policy> {
         let next = self.next_sequence(pool);
         let e = self.find(pool, id)?;
@@ -280,7 +280,7 @@ impl Naive {
     }
 }
 
-/// RFC 5353 section 3.6.2, over all blocks from the beginning.
+/// RFC 5353 section 3.6.2, computed from all blocks.
 pub fn checksum<'a>(elements: impl Iterator<Item = (&'a [u8], u32)>) -> u16 {
     let mut bytes = Vec::new();
     for (handle, id) in elements {

@@ -1,10 +1,10 @@
-//! The link: delay, jitter, rate, queue and loss of one direction. Sans IO, time is an argument.
+//! The link: delay, jitter, rate, queue and loss of one direction. A sans-IO state machine: time is an argument.
 //!
-//! A packet that enters is lost with the configured probability, else joins the queue in front of the transmitter, else is
-//! dropped because that queue is full. The transmitter sends one packet after the other at the configured rate; the
-//! packet then travels for the configured delay. Order is kept: jitter never lets a packet overtake another.
+//! A packet that enters is lost with the configured probability, otherwise queued for the transmitter, or dropped
+//! if that queue is full. The transmitter sends packets in sequence at the configured rate; each packet then travels
+//! for the configured delay. Order is kept: jitter never lets a packet overtake another.
 //!
-//! Whether the n-th packet is lost depends on the seed and n alone, and its jitter too: same seed and same number of packets,
+//! The loss and jitter of the n-th packet depend on the seed and n alone: the same seed and number of packets give the
 //! same losses.
 
 mod random;
@@ -18,29 +18,30 @@ use random::SplitMix64;
 pub use shell::{DuplexCounters, PathCounters};
 pub(crate) use shell::{Splice, Task, run};
 
-/// How one direction of a link behaves.
+/// Properties of one direction of a link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkConfig {
-    /// From the end of a packet's transmission to its arrival.
+    /// Time from the end of a packet's transmission to its arrival.
     pub delay: Duration,
-    /// Up to this much is added to the delay, evenly distributed.
+    /// Maximum addition to the delay, uniformly distributed.
     pub jitter: Duration,
     /// Bits per second of Ethernet frames, from destination address to payload (no preamble, checksum or gap); none: no
     /// limit.
     pub rate_bits: Option<u64>,
-    /// How many packets may wait for the transmitter, the one being sent included. Without a rate nothing ever waits.
+    /// Maximum number of packets waiting for the transmitter, including the one being sent. Without a rate no packet
+    /// waits.
     pub queue_packets: usize,
-    /// The probability of loss in parts of 2^32, so that it survives a file unchanged: 0 never, 2^32 always.
+    /// The probability of loss in units of 2^-32, so that a file represents it exactly: 0 never, 2^32 always.
     pub loss: u64,
-    /// The start of the sequence that losses and jitter are drawn from.
+    /// Seed of the sequence of losses and jitter.
     pub seed: u64,
 }
 
-/// What [`LinkConfig::loss`] counts in.
+/// The [`LinkConfig::loss`] that loses every packet.
 pub const LOSS_ALWAYS: u64 = 1 << 32;
 
-/// The queue's length when none is given.
+/// Default length of the queue, in packets.
 pub const QUEUE_PACKETS_DEFAULT: usize = 1000;
 
 impl Default for LinkConfig {
@@ -56,18 +57,18 @@ impl Default for LinkConfig {
     }
 }
 
-/// What has happened to the packets of one direction. `entered = lost + dropped + left + inside`.
+/// Counters of one direction. `entered = lost + dropped + left + inside`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Packets that came in.
+    /// Packets that entered.
     pub entered: u64,
     /// Packets lost by chance.
     pub lost: u64,
     /// Packets dropped because the queue was full.
     pub dropped: u64,
-    /// Packets that went out.
+    /// Packets that left.
     pub left: u64,
-    /// Bytes of the packets that went out.
+    /// Bytes of the packets that left.
     pub left_bytes: u64,
     /// Packets that are queued or travelling.
     pub inside: u64,
@@ -91,17 +92,17 @@ impl std::iter::Sum for Counters {
 pub struct Link<P> {
     config: LinkConfig,
     random: SplitMix64,
-    /// When the transmitter has sent everything it was given.
+    /// Time at which the transmitter becomes idle.
     idle_at: Duration,
-    /// When the transmission of each waiting packet ends.
+    /// Time at which each waiting packet's transmission ends.
     transmissions: VecDeque<Duration>,
-    /// Packets on their way and when they arrive; never decreasing.
+    /// Travelling packets with their arrival times, which never decrease.
     travelling: VecDeque<(Duration, P)>,
     counters: Counters,
 }
 
 impl<P: AsRef<[u8]>> Link<P> {
-    /// An empty link.
+    /// Creates an empty link.
     #[must_use]
     pub fn new(config: LinkConfig) -> Link<P> {
         Link {
@@ -114,10 +115,10 @@ impl<P: AsRef<[u8]>> Link<P> {
         }
     }
 
-    /// A packet enters at `now`. Times must not decrease from call to call.
+    /// Handles a packet that enters at `now`. Times must not decrease from call to call.
     pub fn handle_packet(&mut self, now: Duration, packet: P) {
         self.counters.entered += 1;
-        // Both are drawn for every packet, so that the n-th packet's fate depends on n alone.
+        // Draw both for every packet, so that the n-th packet's fate depends on n alone.
         let (loss_draw, jitter_draw) = (self.random.draw(), self.random.draw());
         if loss_draw < self.config.loss {
             self.counters.lost += 1;
@@ -138,7 +139,7 @@ impl<P: AsRef<[u8]>> Link<P> {
         self.counters.inside += 1;
     }
 
-    /// The next packet that has arrived by `now`; call until none.
+    /// Returns the next packet that has arrived by `now`; call until none.
     pub fn poll_packet(&mut self, now: Duration) -> Option<P> {
         if self.poll_timeout()? > now {
             return None;
@@ -150,19 +151,19 @@ impl<P: AsRef<[u8]>> Link<P> {
         Some(packet)
     }
 
-    /// When `poll_packet` has something next.
+    /// Returns the time at which `poll_packet` has its next packet.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.travelling.front().map(|(at, _)| *at)
     }
 
-    /// What has happened so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Gives the packet to the transmitter; when it has been sent.
+    /// Passes the packet to the transmitter; returns the time at which its transmission ends.
     fn transmit(&mut self, now: Duration, bytes: usize) -> Duration {
         let Some(rate) = self.config.rate_bits else {
             return now;

@@ -1,4 +1,4 @@
-//! A small generator whose sequence is fixed by its definition, so that a seed means the same in every release.
+//! A small random number generator with a fixed algorithm, so that a seed gives the same sequence in every release.
 
 /// `SplitMix64` (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 #[derive(Clone, Debug)]
@@ -11,12 +11,12 @@ impl SplitMix64 {
         SplitMix64 { state: seed }
     }
 
-    /// A number below 2^32.
+    /// Returns a number below 2^32.
     pub(crate) fn draw(&mut self) -> u64 {
         self.next() >> 32
     }
 
-    /// A number of 64 bits.
+    /// Returns a number of 64 bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;

@@ -1,5 +1,5 @@
-//! The link program: carries frames between packet sockets and [`Link`]s. One process and one thread for all links of a
-//! lab.
+//! The link program: carries frames between packet sockets and [`Link`]s. One process with one thread serves all links
+//! of a lab.
 
 use std::{
     collections::BTreeMap,
@@ -34,30 +34,31 @@ use crate::{
     topology::Duplex,
 };
 
-/// The largest frame that can come in: the interfaces neither merge nor postpone segmentation, so this has room to spare.
+/// Maximum size of a received frame, in bytes: the interfaces neither merge packets nor defer segmentation, so real
+/// frames are smaller.
 const FRAME_MAX: usize = 65_536;
-/// How many frames are taken from one socket before the others have their turn.
+/// Number of frames taken from one socket before the others are served.
 const TURN: usize = 64;
-/// Room for bursts while the program waits for a processor.
+/// Socket buffer size, in bytes, for bursts while the program waits for a processor.
 const SOCKET_BYTES: usize = 32 << 20;
-/// How often the counters are written, if they change.
+/// Minimum interval between writes of the counters.
 const COUNTERS_EVERY: Duration = Duration::from_millis(100);
 
 const TIMER: u64 = u64::MAX;
 const OWNER: u64 = u64::MAX - 1;
 
-/// What the link program is told.
+/// Parameters of the link program.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Task {
     pub splices: Vec<Splice>,
     pub cgroup: PathBuf,
-    /// Where to write the counters.
+    /// The file for the counters.
     pub counters: PathBuf,
-    /// Live on after the owner.
+    /// Keep running after the owner has ended.
     pub keep: bool,
 }
 
-/// One host's link: what comes in at `near` goes up and out at `wire`, and down the other way.
+/// One host's link: frames received at `near` travel up and leave at `wire`, and frames received at `wire` travel down.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Splice {
     pub host: String,
@@ -68,21 +69,21 @@ pub(crate) struct Splice {
     pub duplex: Duplex,
 }
 
-/// One direction: where it begins, what happens, where it ends.
+/// One direction of a host's link.
 struct Path {
     host: String,
     up: bool,
     from: OwnedFd,
     to: OwnedFd,
     link: Link<Vec<u8>>,
-    /// Links to hosts that are further away, or less far, by their addresses.
+    /// Links to hosts at another distance, by their link addresses.
     toward: BTreeMap<MacAddress, Link<Vec<u8>>>,
-    /// Frames that the kernel did not take.
+    /// Number of frames that the kernel did not accept.
     refused: u64,
 }
 
 impl Path {
-    /// The link for this frame, which begins with where it goes.
+    /// Returns the link for this frame, which starts with its destination address.
     fn link_of(&mut self, frame: &[u8]) -> &mut Link<Vec<u8>> {
         let to = frame.first_chunk().map(|to| MacAddress(*to));
         to.and_then(|to| self.toward.get_mut(&to))
@@ -93,24 +94,24 @@ impl Path {
         std::iter::once(&self.link).chain(self.toward.values())
     }
 
-    /// The next frame that has arrived by `now`.
+    /// Returns the next frame that has arrived by `now`.
     fn poll_packet(&mut self, now: Duration) -> Option<Vec<u8>> {
         let mut links = std::iter::once(&mut self.link).chain(self.toward.values_mut());
         links.find_map(|link| link.poll_packet(now))
     }
 }
 
-/// What is shown of one direction.
+/// Counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathCounters {
-    /// What the link did.
+    /// The link's counters.
     #[serde(flatten)]
     pub link: Counters,
-    /// Frames that left the link and that the kernel did not take.
+    /// Number of frames that left the link and that the kernel did not accept.
     pub refused: u64,
 }
 
-/// What is shown of one host's link.
+/// Counters of one host's link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DuplexCounters {
     /// From the host to the switch.
@@ -119,7 +120,7 @@ pub struct DuplexCounters {
     pub down: PathCounters,
 }
 
-/// Plays the role `lab-link`.
+/// Runs the role `lab-link`.
 pub(crate) fn run() -> Result<i32> {
     let task: Task = read_task()?;
     join_cgroup(&task.cgroup)?;
@@ -136,7 +137,7 @@ struct Program {
     timer: TimerFd,
     buffer: Vec<u8>,
     counters: PathBuf,
-    /// Set while there are counters to write, to when.
+    /// Time of the next write of the counters, if they have changed.
     write_at: Option<Duration>,
 }
 
@@ -182,7 +183,7 @@ impl Program {
         })
     }
 
-    /// Waits for something, does it; false when the owner is gone.
+    /// Waits for events and handles them; returns false when the owner has ended.
     fn turn(&mut self) -> Result<bool> {
         let mut events = [EpollEvent::empty(); 64];
         let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
@@ -192,7 +193,7 @@ impl Program {
         for event in &events[..count] {
             match event.data() {
                 OWNER => return Ok(false),
-                // Reading clears it; that it rang is all there is to know.
+                // Reading clears the timer; the value is irrelevant.
                 TIMER => drop(self.timer.wait()),
                 index => self.take(index as usize)?,
             }
@@ -202,7 +203,7 @@ impl Program {
         Ok(true)
     }
 
-    /// Takes in what waits at the beginning of a path.
+    /// Receives the waiting frames at the start of a path.
     fn take(&mut self, index: usize) -> Result<()> {
         let path = &mut self.paths[index];
         for _ in 0..TURN {
@@ -216,7 +217,7 @@ impl Program {
             let (bytes, outgoing) = match received {
                 Ok(message) => (message.bytes, message.address.is_some_and(is_outgoing)),
                 Err(Errno::EAGAIN) => return Ok(()),
-                // An interface that goes down says so once; the frames come again when it is up.
+                // An interface that goes down reports one error; frames arrive again when it is up.
                 Err(Errno::ENETDOWN | Errno::EINTR) => continue,
                 Err(error) => return Err(error).context(|| format!("receive at {}", path.host)),
             };
@@ -230,7 +231,7 @@ impl Program {
         Ok(())
     }
 
-    /// Gives out what has arrived at the end of each path.
+    /// Sends the frames that have arrived at the end of each path.
     fn give(&mut self) -> Result<()> {
         for path in &mut self.paths {
             while let Some(frame) = path.poll_packet(now()?) {
@@ -256,7 +257,7 @@ impl Program {
         let Some(next) = arrivals.chain(self.write_at).min() else {
             return Ok(());
         };
-        // Zero would disarm it.
+        // A value of zero would disarm the timer.
         let at = TimeSpec::from_duration(next.max(Duration::from_nanos(1)));
         let set = self.timer.set(
             Expiration::OneShot(at),
@@ -322,7 +323,7 @@ fn open_paths(splice: Splice) -> Result<[Path; 2]> {
     ])
 }
 
-/// A socket that receives and sends whole frames at one interface.
+/// Opens a socket that receives and sends whole frames on one interface.
 fn open_socket(interface: &str) -> Result<OwnedFd> {
     let describe = || format!("open a packet socket on {interface}");
     let address = address_of(interface)?;
@@ -334,7 +335,7 @@ fn open_socket(interface: &str) -> Result<OwnedFd> {
         SockProtocol::EthAll,
     )
     .context(describe)?;
-    // The address names no protocol; the kernel then keeps that of the socket.
+    // The address names no protocol; the kernel then keeps the socket's protocol.
     bind(socket.as_raw_fd(), &address).context(describe)?;
     setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BYTES).context(describe)?;
     setsockopt(&socket, sockopt::SndBufForce, &SOCKET_BYTES).context(describe)?;
@@ -349,7 +350,7 @@ fn address_of(interface: &str) -> Result<LinkAddr> {
         .ok_or_else(|| Error::Machine(format!("there is no interface {interface}")))
 }
 
-/// A packet socket also sees what leaves by its interface.
+/// Returns true for a frame that leaves by its interface, which a packet socket also receives.
 fn is_outgoing(address: LinkAddr) -> bool {
     address.pkttype() == nix::libc::PACKET_OUTGOING
 }

@@ -1,4 +1,4 @@
-//! What a link promises, with the clock in the test's hand.
+//! Tests of the link with a simulated clock.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,8 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Sends `(time, size)` packets, numbered in their first bytes, through a link, and tells when each came out.
+/// Sends `(time, size)` packets, numbered in their first bytes, through a link, and returns the time at which each
+/// left.
 fn pass(config: &LinkConfig, packets: &[(Duration, usize)]) -> (Vec<(usize, Duration)>, Counters) {
     let mut link = Link::new(config.clone());
     let mut out = Vec::new();
@@ -99,7 +100,7 @@ fn a_full_queue_drops_what_comes_last() {
         queue_packets: 3,
         ..LinkConfig::default()
     };
-    // Five at once: three find room. One has been sent 1 ms later, so one more does.
+    // Of five packets at once, the queue takes three. One has been sent 1 ms later, so one more fits.
     let mut packets = vec![(Duration::ZERO, 1250); 5];
     packets.push((MS, 1250));
     packets.push((MS, 1250));
@@ -127,9 +128,9 @@ fn loss_is_the_same_for_the_same_seed_and_about_what_was_asked() {
     let (first, counters) = pass(&config(1), &packets);
     assert_eq!(pass(&config(1), &packets).0, first);
     assert_ne!(pass(&config(2), &packets).0, first);
-    // Mean 1000, standard deviation 31.5; the seed is fixed, so this cannot fail by chance.
+    // Mean 1000, standard deviation 31.5; the seed is fixed, so the test cannot fail by chance.
     assert!((850..1150).contains(&counters.lost), "{}", counters.lost);
-    // The very losses of this seed, for ever.
+    // The exact losses of this seed, which must never change.
     let arrived: std::collections::BTreeSet<_> = first.iter().map(|(n, _)| *n).collect();
     let lost: Vec<_> = (0..100_000)
         .filter(|n| !arrived.contains(n))
@@ -185,7 +186,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Packets whose times do not decrease.
+    /// Packets with times that do not decrease.
     fn traffic()(steps in proptest::collection::vec((0u64..3000, 4usize..1514), 0..200)) -> Vec<(Duration, usize)> {
         let mut now = Duration::ZERO;
         steps.into_iter().map(|(step, size)| { now += Duration::from_micros(step); (now, size) }).collect()
@@ -213,7 +214,7 @@ proptest! {
             prop_assert!(*at >= entered + Duration::from_nanos(sending) + config.delay);
         }
         if config.rate_bits.is_none() {
-            // Without a rate only jitter adds, be it that of an earlier packet.
+            // Without a rate only jitter adds to the delay, possibly that of an earlier packet.
             prop_assert!(out.iter().all(|(n, at)| *at <= packets[*n].0 + config.delay + config.jitter));
         }
     }
@@ -235,7 +236,7 @@ proptest! {
     fn the_queue_never_holds_more_than_its_length(config in configs(), packets in traffic()) {
         let (out, _) = pass(&LinkConfig { jitter: Duration::ZERO, ..config.clone() }, &packets);
         for (entered, _) in &packets {
-            // Waiting or being sent at that moment, the newcomer included.
+            // Waiting or being sent at that moment, including the new packet.
             let waiting = out.iter().filter(|(n, at)| packets[*n].0 <= *entered && *at - config.delay > *entered).count();
             prop_assert!(waiting <= config.queue_packets);
         }

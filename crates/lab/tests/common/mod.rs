@@ -1,4 +1,4 @@
-//! What the lab's tests share.
+//! Common functions of the lab's tests.
 #![allow(dead_code)]
 
 use std::io;
@@ -7,13 +7,13 @@ use std::process::{Command, Output};
 
 use holdfast_lab::{Lab, Spec};
 
-/// A spec whose lab no other test run on the machine has.
+/// Returns a spec with a name that no other test run on the machine uses.
 pub fn spec(test: &str) -> Spec {
     let name = format!("t-{test}-{}", std::process::id());
     Spec::new(&name).program(env!("CARGO_BIN_EXE_holdfast-lab"))
 }
 
-/// Whether the test can run at all; says so where it cannot.
+/// Returns true if the test can run; otherwise prints that it is skipped.
 pub fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -31,7 +31,7 @@ pub fn sh(lab: &Lab, host: &str, script: &str) -> Output {
         .unwrap()
 }
 
-/// The output of a shell script inside a host, which must succeed.
+/// Returns the output of a shell script inside a host; the script must succeed.
 #[track_caller]
 pub fn ask(lab: &Lab, host: &str, script: &str) -> String {
     let output = sh(lab, host, script);
@@ -47,7 +47,7 @@ pub fn ask(lab: &Lab, host: &str, script: &str) -> String {
     out.trim().to_owned()
 }
 
-/// Whether the machine lists a process with this in its command line.
+/// Returns true if the machine lists a process with `text` in its command line.
 pub fn runs(text: &str) -> bool {
     let output = Command::new("ps").args(["-eo", "args"]).output().unwrap();
     String::from_utf8_lossy(&output.stdout)
@@ -55,7 +55,7 @@ pub fn runs(text: &str) -> bool {
         .any(|line| line.contains(text))
 }
 
-/// What comes to a socket that has a limit of time. One that is stopped for a while and goes on has not reached it.
+/// Receives from a socket with a timeout. A stopped and continued process has not reached the timeout.
 pub fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match socket.recv(buffer) {

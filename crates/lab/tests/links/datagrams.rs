@@ -1,4 +1,4 @@
-//! Numbered datagrams over a link, and what its counters say of them.
+//! Sends numbered datagrams over a link, and reads its counters.
 
 use std::{
     net::UdpSocket,
@@ -14,8 +14,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::common::{self, ask};
 
-/// A socket in c1 that sends to one in n1. From then on c1 sends nothing else, so the link's counters are about these
-/// datagrams.
+/// Returns a socket in c1 that sends to one in n1. Afterwards c1 sends nothing else, so the link's counters count
+/// only these datagrams.
 pub fn datagrams(lab: &Lab) -> (UdpSocket, UdpSocket) {
     let (target, _) = lab.address("n1").unwrap();
     let mac = lab.host("n1").unwrap().mac;
@@ -39,7 +39,7 @@ pub fn datagrams(lab: &Lab) -> (UdpSocket, UdpSocket) {
         .unwrap()
         .unwrap();
     sender.connect((target, 7)).unwrap();
-    // The kernel counts nothing.
+    // A link enforced by the kernel has no counters.
     if counters(lab).is_some() {
         settled(lab);
     }
@@ -60,16 +60,16 @@ fn counters(lab: &Lab) -> Option<DuplexCounters> {
     c1.counters
 }
 
-/// The counters of the upward direction when nothing moves any more.
+/// Returns the counters of the upward direction when nothing is moving.
 pub fn settled(lab: &Lab) -> PathCounters {
     settled_after(lab, 0)
 }
 
-/// The same, once so many packets have entered since the lab is up.
+/// Returns the counters when nothing is moving, after this many packets have entered since the lab came up.
 pub fn settled_after(lab: &Lab, entered: u64) -> PathCounters {
     let deadline = Instant::now() + Duration::from_secs(60);
     let (mut last, mut same) = (up(lab), 0);
-    // The counters are written within 100 ms of a change; looked at so often, as they were not if the machine stood still.
+    // Counters are written within 100 ms of a change, later if the machine stalls; hence 25 equal polls (500 ms).
     while last.link.entered < entered || last.link.inside > 0 || same < 25 {
         assert!(
             Instant::now() < deadline,
@@ -83,7 +83,7 @@ pub fn settled_after(lab: &Lab, entered: u64) -> PathCounters {
     last
 }
 
-/// Receives numbered datagrams until one numbered `last` or more: the numbers, and when each came.
+/// Receives datagrams until the number is at least `last`: returns the numbers and arrival times.
 pub fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
     let mut buffer = [0; 2048];
     let mut seen = Vec::new();
@@ -97,7 +97,7 @@ pub fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
     }
 }
 
-/// The numbers of so many datagrams that have left the link; there are no more.
+/// Returns the numbers of this many datagrams that have left the link; checks that there are no more.
 pub fn received(receiver: &UdpSocket, count: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut number = || {
@@ -112,7 +112,7 @@ pub fn received(receiver: &UdpSocket, count: usize) -> Vec<u32> {
     numbers
 }
 
-/// Waits until so many packets have entered the upward direction since the lab is up.
+/// Waits until this many packets have entered the upward direction since the lab came up.
 pub fn entered(lab: &Lab, count: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while up(lab).link.entered < count {

@@ -1,4 +1,4 @@
-//! How exact the link program is. Bounds that depend on when a process gets to run are wide; the others are exact.
+//! Tests of the link program's accuracy. Bounds that depend on scheduling are wide; the others are exact.
 
 use std::{
     collections::BTreeSet,
@@ -17,13 +17,13 @@ mod datagrams;
 use common::{ask, is_root, spec};
 use datagrams::{datagrams, entered, numbered, receive, received, settled, settled_after};
 
-/// Datagrams for which every queue of the kernel has room.
+/// Number of datagrams that fit every queue of the kernel.
 const LOT: u32 = 200;
 
-/// What an Ethernet, IPv4 and UDP header add to a datagram.
+/// Size of the Ethernet, IPv4 and UDP headers of a datagram, in bytes.
 const HEADERS: usize = 42;
 
-/// A lab with n1 and c1, and one entry about c1.
+/// Returns a lab with n1 and c1, and one entry about c1.
 fn lab(test: &str, entry: LinkEntry) -> Lab {
     Lab::up(&spec(test).topology(Topology::default().with(entry))).unwrap()
 }
@@ -112,7 +112,7 @@ fn the_kernel_meets_a_rate() {
                 ..LinkEntry::of(host)
             },
         );
-        // What its bucket holds passes at once.
+        // The bucket lets its size in bytes pass at once.
         measure_rate(&lab, 100.0, 16_384 + 1514);
         lab.cut("c1").unwrap();
         lab.heal("c1").unwrap();
@@ -120,15 +120,15 @@ fn the_kernel_meets_a_rate() {
     }
 }
 
-/// Bytes of a datagram's content.
+/// Payload size of a datagram, in bytes.
 const SIZE: usize = 1400;
 
-/// So many datagrams pass in that time.
+/// Returns the number of datagrams that pass in three seconds.
 fn in_three_seconds(rate_mbit: f64) -> u32 {
     (rate_mbit * 1e6 * 3.0 / 8.0 / (SIZE + HEADERS) as f64) as u32
 }
 
-/// Sends datagrams as fast as they go, of which none may be earlier than the rate lets it be, but for so many bytes at once.
+/// Sends datagrams at full speed and checks that none arrives earlier than the rate allows, except for `at_once` bytes.
 fn measure_rate(lab: &Lab, rate_mbit: f64, at_once: usize) {
     let (sender, receiver) = datagrams(lab);
     let count = in_three_seconds(rate_mbit);
@@ -138,7 +138,7 @@ fn measure_rate(lab: &Lab, rate_mbit: f64, at_once: usize) {
         for number in 0..count {
             sender.send(&numbered(number, SIZE)).unwrap();
         }
-        // Behind the link the kernel may drop some of a burst: one of these comes.
+        // The kernel may drop a part of a burst after the link: one of these arrives.
         for number in count.. {
             if received.is_finished() {
                 break;
@@ -158,7 +158,7 @@ fn measure_rate(lab: &Lab, rate_mbit: f64, at_once: usize) {
             "{number} after {took} s, not {least}"
         );
     }
-    // Who else runs makes some of them late, not all.
+    // Other processes delay some datagrams, not all.
     let span = |some: &[(u32, Instant)]| {
         let (first, last) = (some[0], some[some.len() - 1]);
         (last.1 - first.1).as_secs_f64() / f64::from(last.0 - first.0)
@@ -189,7 +189,7 @@ fn losses_are_those_of_the_seed() {
         let (sender, receiver) = datagrams(&lab);
         let before = settled(&lab).link;
         let count = 2000;
-        // In lots, as a queue in the kernel may have no room for all.
+        // Send in lots, because a queue in the kernel may be too short for all.
         for lot in 0..count / LOT {
             for number in lot * LOT..(lot + 1) * LOT {
                 sender.send(&numbered(number, 60)).unwrap();
@@ -199,7 +199,7 @@ fn losses_are_those_of_the_seed() {
         let after = settled(&lab);
         assert_eq!(after.link.entered - before.entered, u64::from(count));
         assert_eq!((after.refused, after.link.dropped), (0, 0));
-        // What the machine says, told the same number of packets before.
+        // Compare with the model of the link, given the same number of earlier packets.
         let config = lab.status().unwrap().hosts[1].link.clone().unwrap().up;
         let mut model = Link::new(config);
         for _ in 0..before.entered {
@@ -236,7 +236,7 @@ fn a_full_queue_drops_and_counts() {
     );
     let (sender, receiver) = datagrams(&lab);
     let before = settled(&lab).link;
-    // Each takes 10 ms; all are sent within a few.
+    // Each datagram takes 10 ms; all are sent within a few milliseconds.
     for number in 0..100 {
         sender.send(&numbered(number, 1250 - HEADERS)).unwrap();
     }
@@ -250,7 +250,7 @@ fn a_full_queue_drops_and_counts() {
     received(&receiver, left as usize);
 }
 
-/// Bytes that are different at every position for a long way.
+/// Returns bytes that differ at every position over a long distance.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8)
@@ -262,7 +262,7 @@ fn a_stream_is_whole_both_ways_in_both_families() {
     if !is_root() {
         return;
     }
-    // Both ends are behind the link program, which must never meet a packet that is not whole.
+    // Both ends are behind the link program, which must never receive an incomplete packet.
     let entry = LinkEntry {
         delay_ms: Some(2.0),
         rate_mbit: Some(200.0),
@@ -309,7 +309,7 @@ fn every_packet_has_a_whole_checksum() {
     if !is_root() {
         return;
     }
-    // What c1 sends must be whole on the wire without a link program too: n1 sees it as a network card would give it.
+    // Packets from c1 must be complete on the wire even without a link program: n1 sees them as if from a network card.
     for topology in [
         Topology::default(),
         Topology::default().with(LinkEntry::of("all")),

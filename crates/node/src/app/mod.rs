@@ -1,8 +1,8 @@
 //! The socket of server programs: sessions with messages and descriptors (`holdfast_api::app`).
 //!
-//! One task for each session reads; [`AppServer::send`] writes at once, and a queue takes over when a program is slow to
-//! read. A session that breaks the protocol is told so and closed; the others do not notice. What the messages mean is
-//! the engine's business, except that `Open` is answered here.
+//! One task per session reads. [`AppServer::send`] writes at once, and queues a message only if the program is slow to
+//! read. A session that violates the protocol gets an error and is closed, without effect on other sessions. The engine
+//! interprets the messages, except `Open`, which is answered here.
 //!
 //! Everything runs on one thread, inside a `tokio::task::LocalSet`.
 
@@ -28,51 +28,52 @@ use crate::ready::Ready;
 use crate::socket_path::{Access, SocketPath, take};
 use session::Session;
 
-/// Sessions of one user at once, and those of them that have not been opened by a message: what connects more often is refused.
+/// Maximum number of sessions of one user, and of connections that have not sent `Open`; further connections are
+/// refused.
 const SESSIONS_OF_USER: usize = 1024;
 const UNOPENED_OF_USER: usize = 256;
 
-/// Why a request fails whose descriptors the kernel could not give to this process.
+/// Reason for failing a request whose descriptors the kernel could not give to this process.
 pub(crate) const NO_DESCRIPTOR: &str =
     "the daemon has no descriptor left; raise its limit of open files (LimitNOFILE) or try again";
 
-/// One program's connection; never used again for another.
+/// Id of one program's connection; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// What programs did. For one session: `Opened`, any number of `Message`, `Closed`.
+/// An event of the server programs. The order for one session: `Opened`, any number of `Message`, `Closed`.
 #[derive(Debug)]
 pub enum AppEvent {
     /// A program opened a session.
     Opened {
         /// The session.
         session: SessionId,
-        /// What the program calls itself.
+        /// Name given by the program.
         name: String,
-        /// Its process, as the kernel told.
+        /// Process id as reported by the kernel.
         pid: u32,
     },
-    /// A program said something (never `Open`), with as many descriptors as the message speaks of: or with fewer, if it is
-    /// `HandOff` and this process can have no more; the last are missing then.
+    /// A program sent a message (never `Open`), with as many descriptors as the message names. A `HandOff` may have
+    /// fewer, if this process can open no more; the last ones are missing then.
     Message {
         /// The session.
         session: SessionId,
         /// The message.
         message: ToDaemon,
-        /// In the order of the message's items; closed when dropped.
+        /// Descriptors in the order of the message's items; closed when dropped.
         descriptors: Vec<OwnedFd>,
     },
-    /// The session is over: the program closed it, died, or broke the protocol.
+    /// The session has ended: the program closed it, died, or violated the protocol.
     Closed {
         /// The session.
         session: SessionId,
     },
 }
 
-/// Why a message was not sent.
+/// Reason why a message was not sent.
 #[derive(Debug, thiserror::Error)]
 pub enum AppSendError {
-    /// No such session, or it ends.
+    /// The session does not exist, or is ending.
     #[error("session {} is closed", .0.0)]
     Closed(SessionId),
     /// The message is too long.
@@ -80,7 +81,7 @@ pub enum AppSendError {
     Encode(#[from] EncodeError),
 }
 
-/// The server of the socket.
+/// Server of the socket.
 pub struct AppServer {
     table: Rc<Table>,
     events: Receiver<AppEvent>,
@@ -88,7 +89,7 @@ pub struct AppServer {
     _path: SocketPath,
 }
 
-/// What the sessions' tasks share.
+/// State shared by the sessions' tasks.
 struct Table {
     node: String,
     allowed_uids: Vec<u32>,
@@ -98,7 +99,7 @@ struct Table {
 }
 
 impl AppServer {
-    /// Listens at `path` for the node called `node`. Call within a `LocalSet`.
+    /// Listens at `path` for the node with this name. Must be called within a `LocalSet`.
     ///
     /// # Errors
     /// Another daemon listens there, the path cannot be written, or the configured group does not exist.
@@ -130,20 +131,21 @@ impl AppServer {
         })
     }
 
-    /// The next event. Dropping the future loses nothing.
+    /// Returns the next event. Dropping the future loses nothing.
     pub async fn recv(&self) -> AppEvent {
         self.events.recv().await
     }
 
-    /// The next event, if one waits.
+    /// Returns the next event, if one is queued.
     pub fn try_recv(&self) -> Option<AppEvent> {
         self.events.try_recv()
     }
 
-    /// Sends a message with descriptors, without waiting; what the program does not take yet is queued. Order is kept.
+    /// Sends a message with descriptors, without waiting. Messages that the program does not accept yet are queued in
+    /// order.
     ///
     /// # Errors
-    /// The session is closed, or the message too long. The descriptors are closed in either case.
+    /// The session is closed, or the message is too long. The descriptors are closed in either case.
     pub fn send(
         &self,
         session: SessionId,
@@ -159,7 +161,7 @@ impl AppServer {
         }
     }
 
-    /// Messages that wait for the program to read.
+    /// Returns the number of messages that the program has yet to read.
     pub fn queued(&self, session: SessionId) -> usize {
         let sessions = self.table.sessions.borrow();
         sessions.get(&session).map_or(0, |session| session.queued())
@@ -199,7 +201,7 @@ async fn accept(table: Rc<Table>, listener: Ready<Listener>) {
 }
 
 fn open(table: &Rc<Table>, channel: Channel) -> io::Result<()> {
-    // The process id is 0 where the program is in a PID namespace that this process does not see into.
+    // The process id is 0 if the program is in a PID namespace that this process cannot see into.
     let credentials = getsockopt(&channel, sockopt::PeerCredentials)?;
     let (uid, pid) = (credentials.uid(), credentials.pid().unsigned_abs());
     channel.set_nonblocking(true)?;
@@ -228,7 +230,7 @@ impl Table {
 }
 
 impl Table {
-    /// Why a user may open no more sessions, if so.
+    /// Returns the reason why a user may open no more sessions, if any.
     fn crowded(&self, uid: u32) -> Option<String> {
         let sessions = self.sessions.borrow();
         let of_user = || sessions.values().filter(|session| session.uid == uid);

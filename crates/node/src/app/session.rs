@@ -1,4 +1,4 @@
-//! One program's session.
+//! The session of one program.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,20 +12,21 @@ use tokio::sync::Notify;
 use super::{AppEvent, NO_DESCRIPTOR, SessionId, Table};
 use crate::ready::Ready;
 
-/// What may wait for a program that does not read. More, and it is given up: its connections are safe with it.
+/// Maximum queue for a program that does not read. Beyond it the session is closed; the program keeps its connections.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
 const QUEUED_DESCRIPTORS_MAX: usize = 32_768;
 
-/// The kernel bounds the descriptors that are in messages not yet read, and gives no sign when there is room again.
+/// Retry interval. The kernel limits the descriptors in unread messages, and does not signal when the limit permits
+/// more.
 const DESCRIPTORS_RETRY: Duration = Duration::from_millis(1);
 
-/// How long a program may take from connecting to its first message.
+/// Time limit for a program from connecting to its first message.
 const OPEN_MAX: Duration = Duration::from_secs(10);
 
 pub(super) struct Session {
-    /// The user whose program it is.
+    /// User that runs the program.
     pub(super) uid: u32,
-    /// Its first message has come.
+    /// True if the first message has arrived.
     pub(super) opened: Cell<bool>,
     channel: Ready<Channel>,
     queue: RefCell<VecDeque<(Vec<u8>, Vec<OwnedFd>)>>,
@@ -55,7 +56,7 @@ impl Session {
         self.queue.borrow().len()
     }
 
-    /// Sends or queues; false if the session ends.
+    /// Sends or queues a message. Returns false if the session ends.
     pub(super) fn send(&self, bytes: Vec<u8>, descriptors: Vec<OwnedFd>) -> bool {
         if self.closing.borrow().is_some() {
             return false;
@@ -90,7 +91,7 @@ impl Session {
             .set(queued.saturating_add_signed(descriptors));
     }
 
-    /// Sends what is queued until nothing is left, then waits for more; ends only with an error.
+    /// Sends queued messages, and waits for more when none are left. Returns only with an error.
     async fn drain(&self) -> io::Error {
         loop {
             if self.queue.borrow().is_empty() {
@@ -135,7 +136,7 @@ impl Session {
     }
 }
 
-/// Serves a session to its end.
+/// Serves a session until it ends.
 pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Session) {
     let until = tokio::time::Instant::now() + OPEN_MAX;
     let why = loop {
@@ -194,7 +195,7 @@ pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Sessio
     }
 }
 
-/// Decodes a packet and checks what the engine relies on.
+/// Decodes a packet and checks the properties that the engine relies on.
 fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), String> {
     let Packet {
         bytes,
@@ -215,7 +216,7 @@ fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), 
     let is_lacking = descriptors_lost && descriptors.len() < named;
     match (&message, is_lacking) {
         (ToDaemon::HandOff { .. }, true) => Ok((message, descriptors)),
-        // The program keeps its descriptors and says all of this again in its next session.
+        // The program keeps its descriptors and repeats the message in its next session.
         (_, true) => Err(NO_DESCRIPTOR.to_owned()),
         (_, false) if descriptors.len() == named => Ok((message, descriptors)),
         (_, false) => Err(format!(
@@ -225,13 +226,13 @@ fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), 
     }
 }
 
-/// Tells the program why its session ends, if it reads.
+/// Sends the reason for the session's end to the program, in case it reads.
 pub(super) fn refuse(channel: &Channel, text: &str) {
     let text = format!("{text}; the session is closed");
     if let Ok(bytes) = encode(&FromDaemon::Error { text }) {
         let _ = channel.send(&bytes, &[]);
     }
-    // What is left unread when the socket closes would reset the session, and the reset would hide the error.
+    // Data left unread when the socket closes would reset the session, and the reset would hide the error.
     let _ = rustix::net::shutdown(channel, rustix::net::Shutdown::Read);
     while let Ok(Some(_)) = channel.receive() {}
 }
@@ -241,7 +242,7 @@ fn send(channel: &Channel, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<
     channel.send(bytes, &borrowed)
 }
 
-/// Whether a message may be sent later: the socket is full, or too many descriptors are on their way.
+/// Returns true if a message may be sent later: the socket is full, or too many descriptors are in transit.
 fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
         || error.raw_os_error() == Some(rustix::io::Errno::TOOMANYREFS.raw_os_error())

@@ -29,7 +29,7 @@ impl Server {
         self.dir.path().join("app.sock")
     }
 
-    /// A program that has opened a session.
+    /// Connects a program and opens its session.
     async fn open(&self, name: &'static str) -> (SessionId, Channel) {
         let path = self.path();
         let channel = aside(move || {
@@ -133,7 +133,7 @@ fn messages_and_descriptors_go_both_ways() {
         let packet = aside(move || program.receive().unwrap().unwrap()).await;
         assert_eq!(decode::<FromDaemon>(&packet.bytes).unwrap(), kept(1));
         assert_eq!(packet.descriptors.len(), 1);
-        // The program's end of the session went with the closure.
+        // The closure that read the packet also dropped the program's end of the session.
         assert!(
             matches!(server.server.recv().await, AppEvent::Closed { session: s } if s == session)
         );
@@ -142,7 +142,7 @@ fn messages_and_descriptors_go_both_ways() {
     });
 }
 
-/// `packets` must end their own session with an error that contains `text`.
+/// Checks that `packets` end their own session with an error that contains `text`.
 async fn refused(server: &Server, packets: Vec<(Vec<u8>, usize)>, text: &'static str) {
     let path = server.path();
     aside(move || {
@@ -195,7 +195,7 @@ fn a_malformed_message_ends_its_own_session_only() {
             refused(&server, vec![open(), packet], text).await;
         }
 
-        // Each that was opened is closed; those that were not are never heard of.
+        // Each opened session is closed; the others cause no event.
         for _ in 0..opened {
             let AppEvent::Opened { session: bad, .. } = server.server.recv().await else {
                 panic!("not opened");
@@ -235,7 +235,7 @@ fn connections_that_begin_no_session_are_bounded() {
             idle
         })
         .await;
-        // Sessions that have begun go on, and there is room again when the idle connections have gone.
+        // Open sessions continue, and new ones are accepted once the idle connections are closed.
         say(&program, &ToDaemon::Withdraw { service: 3 });
         let message = server.server.recv().await;
         assert!(
@@ -328,7 +328,7 @@ fn users_not_named_are_refused() {
         assert_eq!(mode & 0o777, 0o666);
         let answer = |uid: u32, path: PathBuf| {
             aside(move || {
-                // Of this thread alone, which ends with it; a test run by someone else is a stranger anyway.
+                // Applies to this thread only, which then ends. Without root, the test's own user is a stranger anyway.
                 let connect = move || {
                     if rustix::process::getuid().is_root() {
                         let uid = rustix::process::Uid::from_raw(uid);

@@ -16,7 +16,7 @@ use super::{LinkError, greet, serve};
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// Keeps a connection to `id`, for ever.
+/// Keeps a connection to `id`, forever.
 pub(super) async fn run(table: Rc<Table>, id: NodeId) {
     let Some(peer) = table.get(id) else {
         return;
@@ -70,7 +70,7 @@ async fn open(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // Never a service address as source: it is not this node's alone.
+    // A service address must not be the source, because it does not belong to this node alone.
     if from.is_ipv4() == to.is_ipv4() {
         socket.bind(SocketAddr::new(from.ip(), 0))?;
     }

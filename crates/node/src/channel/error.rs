@@ -1,4 +1,4 @@
-//! Why a connection ended, and why a frame was not taken.
+//! Reasons for the end of a connection and for the refusal of a frame.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,17 +7,17 @@ use std::time::Duration;
 use holdfast_wire::{FrameError, NodeId};
 use rustls::AlertDescription;
 
-/// Why a connection between two nodes was not made or has ended.
+/// Reason why a connection between two nodes was not made or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// There is no daemon, or no way to it.
+    /// The peer's daemon does not run, or cannot be reached.
     #[error(
         "connecting to {address} failed: {source}; is its holdfastd running, is the address right?"
     )]
     Connect {
-        /// The peer's address.
+        /// Address of the peer.
         address: SocketAddr,
-        /// What the system said.
+        /// Error from the system.
         source: io::Error,
     },
     /// The connection broke.
@@ -28,66 +28,66 @@ pub enum LinkError {
         "certificate refused: {0}; check [tls] on both nodes, `holdfast ca issue` makes new ones"
     )]
     Certificate(rustls::Error),
-    /// What came is not TLS as spoken here.
+    /// The received data is not TLS, or not the expected version.
     #[error("TLS: {0}; check that address and port are those of a holdfastd")]
     Tls(rustls::Error),
-    /// What came is not a frame.
+    /// The received data is not a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A node of another group.
+    /// The peer belongs to another group.
     #[error(
         "it is of group `{theirs}`, this node of `{ours}`; correct [group] name or the address"
     )]
     Group {
-        /// This node's group.
+        /// Group of this node.
         ours: String,
-        /// The other's.
+        /// Group of the peer.
         theirs: String,
     },
-    /// The certificate is not that of the node it claims to be.
+    /// The certificate belongs to another node than the greeting claims.
     #[error(
         "it claims to be node {claimed} with the certificate of {certificate}; make [[peer]] the same on all nodes"
     )]
     Node {
-        /// What the greeting says.
+        /// Node id in the greeting.
         claimed: NodeId,
-        /// Whose certificate it is, in words.
+        /// Owner of the certificate, in words.
         certificate: String,
     },
-    /// A frame that has no place there.
+    /// A frame of this kind is not allowed at this point.
     #[error("a {0} frame has no place there; run the same release on both nodes")]
     Unexpected(&'static str),
-    /// No greeting in time.
+    /// The greeting did not arrive in time.
     #[error("no greeting within {0:?}; is it a holdfastd, is it overloaded?")]
     Late(Duration),
-    /// Too many connections from its address are greeting.
+    /// Too many connections from the same address are in their greeting.
     #[error("too many connections from its address have not ended their greeting")]
     Crowded,
-    /// The other side closed.
+    /// The other side closed the connection.
     #[error("the other side closed the connection; its log says why")]
     Closed,
-    /// Nothing came for too long.
+    /// No data arrived for too long.
     #[error("nothing heard for {0:?}; is the node down or cut off?")]
     Silent(Duration),
     /// The connection in the other direction ended.
     #[error("the connection in the other direction ended")]
     Partner,
-    /// The peer opened another connection in its place.
+    /// The peer replaced the connection by another one.
     #[error("the peer opened a new connection")]
     Replaced,
-    /// The peer's daemon is another than before.
+    /// The peer's daemon was restarted.
     #[error("the peer's daemon has been restarted")]
     Restarted,
-    /// The peer's certificate is not admitted any more.
+    /// The peer's certificate has been revoked or is otherwise refused.
     #[error("its certificate is not admitted any more: {0}; issue a new one")]
     Revoked(rustls::Error),
-    /// This daemon ends.
+    /// This daemon is ending.
     #[error("this daemon ends")]
     Shutdown,
 }
 
 impl LinkError {
-    /// The reason under which it is counted, if the other side is to blame for what it sent.
+    /// Returns the reason for the counter of rejections; `None` if the other side's data is not to blame.
     pub fn rejection(&self) -> Option<&'static str> {
         Some(match self {
             LinkError::Certificate(_) | LinkError::Revoked(_) => "certificate",
@@ -121,7 +121,7 @@ impl From<rustls::Error> for LinkError {
                 | Alert::CertificateUnknown
                 | Alert::CertificateRequired
                 | Alert::UnknownCA
-                // A certificate's signature that does not verify (RFC 8446, section 6.2).
+                // The signature of a certificate does not verify (RFC 8446, section 6.2).
                 | Alert::DecryptError
                 | Alert::AccessDenied,
             ) => LinkError::Certificate(error),
@@ -130,7 +130,7 @@ impl From<rustls::Error> for LinkError {
     }
 }
 
-/// Why [`Peers::send`](super::Peers::send) did not take a frame. Nothing of it was sent.
+/// Reason why [`Peers::send`](super::Peers::send) refused a frame. No part of the frame was sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// The peer is not up, or not a peer.
@@ -141,10 +141,10 @@ pub enum SendError {
     Full {
         /// The peer.
         peer: NodeId,
-        /// What waits.
+        /// Bytes in the queue.
         queued_bytes: usize,
     },
-    /// The frame cannot be sent to anyone.
+    /// The frame cannot be sent to any node.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }

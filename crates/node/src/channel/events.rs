@@ -1,17 +1,17 @@
-//! What the channel tells the engine.
+//! Events that the channel reports to the engine.
 
 use holdfast_wire::{Frame, NodeId};
 
 use super::LinkError;
 
-/// What happened on the channel. For one peer: `Up`, any number of `Frame`, `Lost`, and again.
+/// An event of the channel. The order for one peer: `Up`, any number of `Frame`, `Lost`, and so on.
 #[derive(Debug)]
 pub enum PeerEvent {
     /// Both directions work.
     Up {
         /// The peer.
         peer: NodeId,
-        /// Its daemon's start; another than before if it was restarted.
+        /// Boot id of the peer's daemon; changes with a restart.
         boot: u64,
     },
     /// The peer sent a frame (never `Hello`, `Ping` or `Pong`).
@@ -21,11 +21,11 @@ pub enum PeerEvent {
         /// The frame.
         frame: Frame,
     },
-    /// The peer cannot be reached. Frames sent before may or may not have arrived.
+    /// The peer cannot be reached. Frames sent earlier may or may not have arrived.
     Lost {
         /// The peer.
         peer: NodeId,
-        /// Why.
+        /// The reason.
         why: LinkError,
     },
 }
@@ -33,5 +33,5 @@ pub enum PeerEvent {
 /// The channel's events, in order.
 pub type PeerEvents = crate::queue::Receiver<PeerEvent>;
 
-/// The end that the channel's tasks put events into.
+/// The end of the queue into which the channel's tasks put events.
 pub(super) type Queue = crate::queue::Queue<PeerEvent>;

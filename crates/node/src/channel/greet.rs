@@ -1,4 +1,4 @@
-//! The greeting: `Hello` each way, checked against the certificate and the configuration.
+//! The greeting: a `Hello` each way, checked against the certificate and the configuration.
 
 use holdfast_wire::{Frame, NodeId};
 
@@ -7,7 +7,7 @@ use super::peers::Table;
 use super::{LinkError, Options};
 use crate::tls::node_name;
 
-/// Greets the node that was dialled as `peer`, and returns its boot.
+/// Greets the node that was dialled as `peer`. Returns its boot id.
 pub(super) async fn dialled(
     options: &Options,
     link: &Link,
@@ -16,7 +16,7 @@ pub(super) async fn dialled(
     link.send(&hello(options))?;
     let (node, boot) = hello_from(options, link.next_frame().await?)?;
     if node != peer {
-        // TLS has checked that the certificate is that of the node dialled.
+        // TLS has already checked that the certificate is that of the dialled node.
         let certificate = certificate_owner(link);
         let claimed = node;
         return Err(LinkError::Node {
@@ -27,7 +27,7 @@ pub(super) async fn dialled(
     Ok(boot)
 }
 
-/// Takes the greeting of a node that dialled this one, answers it, and returns who it is and its boot.
+/// Receives and answers the greeting of a node that dialled this one. Returns its node id and boot id.
 pub(super) async fn accepted(table: &Table, link: &Link) -> Result<(NodeId, u64), LinkError> {
     let options = &table.options;
     let (node, boot) = hello_from(options, link.next_frame().await?)?;

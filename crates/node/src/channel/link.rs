@@ -1,7 +1,7 @@
-//! One connection: a socket, TLS over it, frames in that.
+//! One connection: a socket, TLS over it, and frames inside.
 //!
-//! Nothing here waits except `ready`, `drained` and `closed`; sending and reading are plain calls, so that a frame goes
-//! from `send` to the socket, and from the socket to a decoded frame, within one task.
+//! Only `readable`, `drained`, `next_frame`, `farewell` and `closed` wait. Sending and reading are plain calls, so that
+//! a frame travels from `send` to the socket, and from the socket to a decoded frame, within one task.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,18 +18,18 @@ use tokio::sync::Notify;
 use super::LinkError;
 use super::stats::Rate;
 
-/// Bytes taken from the socket at a time. Larger ones only fill the cache.
+/// Bytes read from the socket at a time. A larger buffer would only displace other data from the cache.
 const READ_BYTES: usize = 128 * 1024;
 
-/// Plain bytes encrypted at a time: what the socket does not take stays plain, where it can be counted.
+/// Plain bytes encrypted at a time. Data that the socket does not accept yet stays plain, where it is counted.
 const CHUNK_BYTES: usize = 128 * 1024;
 
-/// How long, and for how many bytes, a connection that is refused is read on.
+/// Maximum time and number of bytes for which a refused connection is still read.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 const FAREWELL_BYTES: usize = 256 * 1024;
 
 thread_local! {
-    /// Shared by all connections of the thread: each uses it only within a call.
+    /// Shared by all connections of the thread, because each uses it only within a call.
     static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Link {
     tls: RefCell<Connection>,
     backlog: RefCell<Backlog>,
     decoder: RefCell<Decoder>,
-    /// The socket was full: the rest goes when it has room.
+    /// True if the socket was full and the rest is still to be written.
     stalled: Cell<bool>,
     stall_begins: Notify,
     ended_by_peer: Cell<bool>,
@@ -56,20 +56,20 @@ struct Backlog {
     bytes: usize,
 }
 
-/// A frame as it is sent, in parts.
+/// An encoded frame, in parts.
 pub(super) struct Encoded {
     front: Vec<u8>,
     rest: Bytes,
 }
 
 impl Encoded {
-    /// If it can be sent at all.
+    /// Encodes a frame, if it can be sent at all.
     pub(super) fn new(frame: &Frame) -> Result<Encoded, FrameError> {
         let (front, rest) = encode_in_parts(frame)?;
         Ok(Encoded { front, rest })
     }
 
-    /// All its bytes.
+    /// Returns the number of bytes.
     pub(super) fn len(&self) -> usize {
         self.front.len() + self.rest.len()
     }
@@ -77,7 +77,7 @@ impl Encoded {
 
 impl Link {
     pub(super) fn new(socket: TcpStream, mut tls: Connection) -> Link {
-        // The backlog bounds what waits; within a chunk TLS must take everything.
+        // The backlog bounds the waiting data; TLS must take every chunk whole.
         tls.set_buffer_limit(None);
         Link {
             socket,
@@ -95,7 +95,7 @@ impl Link {
         }
     }
 
-    /// Encodes, encrypts and writes as much as the socket takes; the rest follows from the connection's task.
+    /// Encodes, encrypts and writes as much as the socket accepts; the connection's task writes the rest.
     pub(super) fn send(&self, frame: &Frame) -> Result<(), LinkError> {
         self.send_encoded(Encoded::new(frame)?)
     }
@@ -108,7 +108,7 @@ impl Link {
         }
     }
 
-    /// Bytes of frames that TLS has not taken yet.
+    /// Returns the bytes of frames that TLS has not taken yet.
     pub(super) fn queued_bytes(&self) -> usize {
         self.backlog.borrow().bytes
     }
@@ -130,7 +130,7 @@ impl Link {
                     Err(error) => return Err(LinkError::Io(error)),
                 }
             }
-            // Frames wait for the handshake: TLS would keep them in a buffer that is not counted.
+            // Frames wait for the end of the handshake, because TLS would keep them in a buffer that is not counted.
             if tls.is_handshaking() || !backlog.move_into(&mut tls)? {
                 self.stalled.set(false);
                 self.rate.flowing(self.sent_bytes.get());
@@ -139,7 +139,7 @@ impl Link {
         }
     }
 
-    /// Waits until the full socket has room, and writes on.
+    /// Waits until the full socket is writable again, and continues to write.
     pub(super) async fn drained(&self) -> Result<(), LinkError> {
         if !self.stalled.get() {
             self.stall_begins.notified().await;
@@ -148,12 +148,12 @@ impl Link {
         self.flush()
     }
 
-    /// Waits until there is something to read.
+    /// Waits until there is data to read.
     pub(super) async fn readable(&self) -> Result<(), LinkError> {
         self.socket.readable().await.map_err(LinkError::Io)
     }
 
-    /// Takes what the socket has (up to a limit) and decrypts it. [`Link::decoded`] then gives the frames.
+    /// Reads from the socket (up to a limit) and decrypts the data. [`Link::decoded`] then returns the frames.
     pub(super) fn read(&self) -> Result<(), LinkError> {
         READ_BUFFER.with_borrow_mut(|buffer| match self.socket.try_read(buffer) {
             Ok(0) => {
@@ -176,7 +176,7 @@ impl Link {
         while !bytes.is_empty() {
             tls.read_tls(&mut bytes).map_err(LinkError::Io)?;
             if let Err(error) = tls.process_new_packets() {
-                // Best effort: the alert tells the other side why.
+                // Best effort: the alert informs the other side of the reason.
                 let _ = tls.write_tls(&mut Socket(&self.socket));
                 return Err(error.into());
             }
@@ -198,14 +198,14 @@ impl Link {
             }
         }
         drop((tls, decoder));
-        // The handshake, and a change of keys, have answers.
+        // The handshake and a key update produce answers.
         match self.stalled.get() {
             true => Ok(()),
             false => self.flush(),
         }
     }
 
-    /// The next frame that has arrived whole. Once there is none and the other side has closed: that, as an error.
+    /// Returns the next complete frame. If there is none and the other side has closed, returns an error.
     pub(super) fn decoded(&self) -> Result<Option<Frame>, LinkError> {
         let mut decoder = self.decoder.borrow_mut();
         match decoder.next_frame()? {
@@ -217,7 +217,7 @@ impl Link {
         }
     }
 
-    /// Waits for the next frame; during the handshake this is what drives it.
+    /// Waits for the next frame; also drives the handshake.
     pub(super) async fn next_frame(&self) -> Result<Frame, LinkError> {
         self.flush()?;
         loop {
@@ -232,7 +232,7 @@ impl Link {
         }
     }
 
-    /// Gives the other side time to read why it was refused: a socket closed with unread bytes would reset the
+    /// Gives the other side time to read the reason for a refusal: closing a socket with unread bytes resets the
     /// connection, and the reset may overtake the alert.
     pub(super) async fn farewell(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
@@ -251,7 +251,7 @@ impl Link {
         let _ = tokio::time::timeout(FAREWELL_MAX, drained).await;
     }
 
-    /// The certificates the other side showed, its own first.
+    /// Returns the certificates of the other side, its own first.
     pub(super) fn certificates(&self) -> Vec<CertificateDer<'static>> {
         let tls = self.tls.borrow();
         tls.peer_certificates()
@@ -259,13 +259,13 @@ impl Link {
             .unwrap_or_default()
     }
 
-    /// Ends the connection: its task returns `why`.
+    /// Ends the connection; its task returns `why`.
     pub(super) fn close(&self, why: LinkError) {
         self.closing.borrow_mut().get_or_insert(why);
         self.close_begins.notify_one();
     }
 
-    /// Waits until [`Link::close`] is called. One task at a time may wait.
+    /// Waits until [`Link::close`] is called. Only one task at a time may wait.
     pub(super) async fn closed(&self) -> LinkError {
         loop {
             if let Some(why) = self.closing.borrow_mut().take() {
@@ -277,7 +277,7 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Says goodbye if the socket takes it, so that the other side does not wait for more.
+    /// Sends a close notification if the socket accepts it, so that the other side does not wait for more data.
     fn drop(&mut self) {
         let tls = self.tls.get_mut();
         tls.send_close_notify();
@@ -293,7 +293,7 @@ impl Backlog {
         self.parts.extend(parts);
     }
 
-    /// Moves a chunk into `tls`, which makes as few records of it as it can; false if there is nothing.
+    /// Moves a chunk into `tls`, which forms as few records as possible. Returns false if there is nothing to move.
     fn move_into(&mut self, tls: &mut Connection) -> Result<bool, LinkError> {
         let (mut slices, mut room) = (Vec::new(), CHUNK_BYTES);
         for part in &self.parts {
@@ -322,7 +322,7 @@ impl Backlog {
     }
 }
 
-/// The socket as a writer that says `WouldBlock` when it is full.
+/// The socket as a writer that returns `WouldBlock` when it is full.
 struct Socket<'a>(&'a TcpStream);
 
 impl Write for Socket<'_> {

@@ -1,4 +1,4 @@
-//! The accepting side: one task that accepts, one for each connection.
+//! The accepting side: one task that accepts, and one for each connection.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,9 +17,9 @@ use super::peers::Table;
 use super::{LinkError, greet, serve};
 use crate::config::Peer;
 
-/// Connections that may be greeting at once from an address, for each peer that has it.
+/// Connections in their greeting from an address, for each peer with that address.
 const GREETING_OF_PEER: usize = 4;
-/// The same from addresses of no peer: all together, and each.
+/// Connections in their greeting from addresses of no peer: in total, and from one address.
 const GREETING_OF_STRANGERS: usize = 32;
 const GREETING_OF_STRANGER: usize = 2;
 const BACKLOG: u32 = 1024;
@@ -34,21 +34,21 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Connections that are greeting, by where they come from. Nobody who connects and says nothing takes a peer's place: what is too
-/// much from one address is closed at once.
+/// Counts of connections in their greeting, by source address. Excess connections from an address are closed at once,
+/// so that silent connections cannot use up a peer's slots.
 #[derive(Default)]
 struct Greeting {
     by_source: RefCell<HashMap<IpAddr, usize>>,
 }
 
-/// A place among those that are greeting.
+/// A slot for a connection in its greeting.
 struct Place {
     greeting: Rc<Greeting>,
     source: IpAddr,
 }
 
 impl Greeting {
-    /// A place for a connection from `source`, which is the address of so many peers.
+    /// Returns a slot for a connection from `source`, or `None` if the limit for that address is reached.
     fn place(self: &Rc<Self>, source: IpAddr, peers: &[Peer]) -> Option<Place> {
         let source = source.to_canonical();
         let peers_at = |ip: &IpAddr| peers.iter().filter(|peer| peer.address.ip() == *ip).count();
@@ -82,7 +82,7 @@ impl Drop for Place {
     }
 }
 
-/// Accepts, for ever.
+/// Accepts connections, forever.
 pub(super) async fn run(table: Rc<Table>, listener: TcpListener) {
     let greeting = Rc::new(Greeting::default());
     let mut links = JoinSet::new();
@@ -99,7 +99,7 @@ pub(super) async fn run(table: Rc<Table>, listener: TcpListener) {
                 None => table.count(&LinkError::Crowded),
             },
             Err(error) => {
-                // Out of descriptors, most likely: what is connected goes on.
+                // Most likely the descriptors are used up; existing connections continue.
                 tracing::error!(%error, "cannot accept connections from other nodes");
                 sleep(Duration::from_millis(100)).await;
             }

@@ -1,17 +1,17 @@
-//! The channel between nodes: frames over TLS, one connection in each direction for every pair of nodes.
+//! The channel between nodes: frames over TLS, with one connection in each direction for every pair of nodes.
 //!
-//! Each node dials every other. The connection it dialled carries its frames, the one it accepted carries the peer's; so
-//! two nodes never quarrel over which of two connections to keep. Both begin with a `Hello` each way, which checks the
-//! group and that the certificate is the named node's. A peer is *up* when both directions are; when one fails, both are
-//! closed, the peer is *lost*, and the node dials again with a growing delay.
+//! Each node dials every other. The connection that a node dialled carries its own frames, the accepted one the peer's,
+//! so two nodes never need to agree which of two connections to keep. Both connections begin with a `Hello` each
+//! way, which checks the group and that the certificate is the named node's. A peer is *up* when both directions are.
+//! When one fails, both are closed, the peer is *lost*, and the node dials again with a growing delay.
 //!
-//! Frames take no detour: [`Peers::send`] encodes, encrypts and writes to the socket before it returns, in the caller's
-//! task; a queue takes over only when the socket is full. One task for each connection reads, and puts whole frames into
-//! the queue that [`PeerEvents`] empties.
+//! Frames are sent without a detour: [`Peers::send`] encodes, encrypts and writes to the socket before it returns, in
+//! the caller's task. Only a full socket makes it queue the rest. One task per connection reads, and puts whole frames
+//! into the queue that [`PeerEvents`] empties.
 //!
-//! Pings go by the dialled connection and are answered on the same one. A peer that has sent nothing for several ping
-//! intervals in a row is lost. Intervals are counted, not elapsed time: if this daemon itself was held up, it reads what
-//! arrived meanwhile before it judges.
+//! Pings are sent on the dialled connection and answered on the same one. A peer that has sent nothing for several ping
+//! intervals in a row is lost. The watch counts intervals instead of elapsed time: a daemon that was itself delayed
+//! first reads the data that arrived meanwhile.
 //!
 //! Everything runs on one thread, inside a `tokio::task::LocalSet`.
 
@@ -43,25 +43,25 @@ use crate::config::{ChannelConfig, Config, Peer};
 use crate::metrics::Metrics;
 use crate::tls::Tls;
 
-/// What the channel needs to know.
+/// Options of the channel.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// This node.
     pub node: NodeId,
-    /// The start of this daemon, in any unit that grows from start to start (`wire::BatchId::boot`).
+    /// Boot id of this daemon, in any unit that grows from start to start (`wire::BatchId::boot`).
     pub boot: u64,
-    /// The group's name.
+    /// Name of the group.
     pub group: String,
-    /// Where to listen; also the source of connections to peers.
+    /// Listening address; also the source of connections to peers.
     pub address: SocketAddr,
     /// The other nodes.
     pub peers: Vec<Peer>,
-    /// Timing and buffers.
+    /// Timing and buffer sizes.
     pub timing: ChannelConfig,
 }
 
 impl Options {
-    /// The options that `config` gives for a daemon with this `boot`.
+    /// Returns the options that `config` gives for a daemon with this `boot`.
     pub fn new(config: &Config, boot: u64) -> Options {
         Options {
             node: config.node.id,
@@ -78,7 +78,7 @@ impl Options {
 pub struct Channel;
 
 impl Channel {
-    /// Listens, dials every peer, and keeps both up until [`Peers::shutdown`]. Call within a `LocalSet`.
+    /// Listens, dials every peer, and keeps both up until [`Peers::shutdown`]. Must be called within a `LocalSet`.
     ///
     /// # Errors
     /// The address cannot be listened on.

@@ -1,4 +1,4 @@
-//! One peer: its two connections, and what follows from their coming and going.
+//! A peer with its two connections, whose state decides whether the peer is up.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use super::{LinkError, SendError};
 use crate::config;
 use crate::metrics::Metrics;
 
-/// Frames that may come on one connection while the other is still greeting.
+/// Maximum number of frames received on one connection while the other is still in its greeting.
 const EARLY_MAX: usize = 1024;
 
-/// Which of the two connections.
+/// Direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     /// Dialled: carries this node's frames.
@@ -35,12 +35,12 @@ pub(super) struct Peer {
     up: Cell<bool>,
     rises: Cell<u64>,
     early: RefCell<Vec<Frame>>,
-    /// The peer is there: do not wait with dialling.
+    /// Wakes the dialling task without a delay, because the peer has connected.
     pub(super) dial_now: Notify,
     problem: RefCell<Option<String>>,
     round_trip: Smoothed<8>,
     round_trip_last: Cell<Option<Duration>>,
-    /// Bytes of connections that have ended.
+    /// Byte counts of connections that have ended.
     sent_before: Cell<u64>,
     received_before: Cell<u64>,
 }
@@ -86,7 +86,7 @@ impl Peer {
         self.up.get()
     }
 
-    /// How often the peer has come up.
+    /// Returns how often the peer has come up.
     pub(super) fn rises(&self) -> u64 {
         self.rises.get()
     }
@@ -103,13 +103,14 @@ impl Peer {
             return Err(SendError::Full { peer, queued_bytes });
         }
         link.send_encoded(frame).map_err(|why| {
-            // The connection's task reports the loss; it must not be reported from within the caller's call.
+            // The connection's task reports the loss, because the event must not be raised from within the caller's
+            // call.
             link.close(why);
             SendError::NotConnected(peer)
         })
     }
 
-    /// A connection has been greeted. When it is the second, the peer is up.
+    /// Adds a greeted connection. With the second one the peer is up.
     pub(super) fn attach(&self, direction: Direction, link: Rc<Link>, boot: u64) {
         let old = self.slot(direction).replace(Some(Greeted { link, boot }));
         if let Some(old) = old {
@@ -122,7 +123,7 @@ impl Peer {
         };
         let partner_boot = other.borrow().as_ref().map(|greeted| greeted.boot);
         if partner_boot.is_some_and(|partner| partner != boot) {
-            // The newer connection tells the truth: the older one leads to a daemon that is gone.
+            // The newer connection is right: the older one leads to a daemon that has ended.
             if let Some(stale) = other.take() {
                 self.ended(stale, LinkError::Restarted);
                 self.lose(LinkError::Restarted);
@@ -135,7 +136,7 @@ impl Peer {
         }
     }
 
-    /// A connection's task has ended. If the peer counted on it, the peer is lost, and its other connection closed.
+    /// Removes a connection whose task has ended. A peer that was up is lost, and its other connection closed.
     pub(super) fn detach(&self, direction: Direction, link: &Rc<Link>, why: LinkError) {
         let current = self
             .slot(direction)
@@ -157,14 +158,14 @@ impl Peer {
         }
     }
 
-    /// A frame came.
+    /// Delivers a received frame.
     pub(super) fn deliver(&self, frame: Frame) -> Result<(), LinkError> {
         if self.up.get() {
             let from = self.id();
             self.events.put(PeerEvent::Frame { from, frame });
             return Ok(());
         }
-        // The peer is ahead: it saw both connections greeted, this node only one.
+        // The peer has seen both greetings, this node only one.
         let mut early = self.early.borrow_mut();
         if early.len() == EARLY_MAX {
             return Err(LinkError::Unexpected(frame.name()));
@@ -209,7 +210,7 @@ impl Peer {
         self.received_before.set(received);
     }
 
-    /// A ping came back.
+    /// Records the round trip of a ping.
     pub(super) fn measured(&self, round_trip: Duration) {
         self.round_trip.sample(round_trip.as_secs_f64());
         self.round_trip_last.set(Some(round_trip));
@@ -219,7 +220,7 @@ impl Peer {
         }
     }
 
-    /// A connection could not be made, or the peer was refused. Logged once for each reason.
+    /// Records a failed attempt to connect, or a refusal of the peer. Each reason is logged once.
     pub(super) fn troubled(&self, why: &LinkError) {
         if self.up.get() {
             return;
@@ -271,7 +272,7 @@ impl Peer {
         stats
     }
 
-    /// The peer is lost if both its connections are to be closed now.
+    /// Closes both connections; a peer that was up is lost.
     pub(super) fn shut(&self) {
         for slot in [&self.outgoing, &self.incoming] {
             if let Some(greeted) = slot.take() {

@@ -1,4 +1,4 @@
-//! All peers: what the engine holds on to.
+//! All peers, and the engine's handle on the channel.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use crate::limit::LogLimit;
 use crate::metrics::Metrics;
 use crate::tls::Tls;
 
-/// A handle on the channel. Clones are the same channel.
+/// A handle on the channel. Clones refer to the same channel.
 #[derive(Clone)]
 pub struct Peers {
     table: Rc<Table>,
 }
 
-/// What the channel's tasks share.
+/// State shared by the channel's tasks.
 pub(super) struct Table {
     pub(super) options: Options,
     pub(super) events: Rc<Queue>,
@@ -39,8 +39,8 @@ impl Peers {
         Peers { table }
     }
 
-    /// Sends `frame` to `to`: encoded, encrypted and written to the socket before this returns, as far as the socket
-    /// takes it. Frames to one peer arrive in order, or the peer is lost.
+    /// Sends `frame` to `to`: encodes, encrypts and writes it to the socket before returning, as far as the socket
+    /// accepts it. Frames to one peer arrive in order, or the peer is lost.
     ///
     /// # Errors
     /// The peer is not up, its queue is full, or the frame is too long; nothing was sent then.
@@ -52,37 +52,37 @@ impl Peers {
         peer.send(Encoded::new(frame)?, self.table.options.timing.queue_bytes)
     }
 
-    /// Whether both directions to `peer` work.
+    /// Returns true if both directions to `peer` work.
     pub fn is_up(&self, peer: NodeId) -> bool {
         self.peer(peer).is_ok_and(|peer| peer.is_up())
     }
 
-    /// Bytes of frames that wait for the socket to `peer`: 0 as long as the path keeps up.
+    /// Returns the bytes of frames that wait for the socket to `peer`: 0 as long as the path keeps up.
     pub fn queued_bytes(&self, peer: NodeId) -> usize {
         self.stats(peer).map_or(0, |stats| stats.queued_bytes)
     }
 
-    /// What is measured of `peer`; none if it is no peer.
+    /// Returns the measurements of `peer`; `None` if it is no peer.
     pub fn stats(&self, peer: NodeId) -> Option<PeerStats> {
         self.peer(peer).ok().map(|peer| peer.stats())
     }
 
-    /// Why `peer` is not up, if it is not and has been tried.
+    /// Returns the reason why `peer` is not up, if it was dialled and is not up.
     pub fn problem(&self, peer: NodeId) -> Option<String> {
         self.peer(peer).ok().and_then(|peer| peer.problem())
     }
 
-    /// The numbers of all peers.
+    /// Returns the ids of all peers.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> {
         self.table.ids().collect::<Vec<_>>().into_iter()
     }
 
-    /// Where this node listens.
+    /// Returns the listening address of this node.
     pub fn address(&self) -> SocketAddr {
         self.table.address
     }
 
-    /// Uses `tls` from here on, and closes connections to peers that it does not admit: for a new revocation list.
+    /// Replaces the TLS configuration, and closes connections to peers that it refuses. Used for a new revocation list.
     pub fn set_tls(&self, tls: Tls) {
         for peer in self.table.peers.values() {
             peer.recheck(|link| tls.admits(&link.certificates()));
@@ -142,12 +142,12 @@ impl Table {
         self.tls.borrow().clone()
     }
 
-    /// Tasks to be stopped by a shutdown.
+    /// Adds tasks for the shutdown to stop.
     pub(super) fn own(&self, tasks: Vec<AbortHandle>) {
         self.tasks.borrow_mut().extend(tasks);
     }
 
-    /// Counts a connection that was closed for what the other side sent.
+    /// Counts a connection that was closed because of the other side's data.
     pub(super) fn count(&self, why: &LinkError) {
         if let Some(reason) = why.rejection() {
             self.metrics.frame_rejected(reason);

@@ -1,4 +1,4 @@
-//! The life of a greeted connection.
+//! Service of a greeted connection.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use super::link::Link;
 use super::peer::{Direction, Peer};
 use super::peers::Table;
 
-/// From the first byte to the end of the greeting.
+/// Time limit from the first byte to the end of the greeting.
 pub(super) const GREETING_MAX: Duration = Duration::from_secs(5);
 
-/// Serves `link` until it ends, and says why it did.
+/// Serves `link` until it ends. Returns the reason.
 pub(super) async fn run(
     table: &Table,
     peer: &Peer,
@@ -35,7 +35,7 @@ pub(super) async fn run(
                 why = link.closed() => return why,
             }
         }
-        // What arrived comes before the tick that would count the silence.
+        // Received data is handled before a tick that would count as silence.
         let step = tokio::select! {
             biased;
             ready = link.readable() => ready.and_then(|()| link.read()),
@@ -91,7 +91,7 @@ fn tick(
     Ok(())
 }
 
-/// The ping on its way, if any.
+/// The outstanding ping, if any.
 #[derive(Default)]
 struct Pings {
     token: Cell<u64>,
@@ -142,7 +142,7 @@ impl Watch {
         let sent = link.sent_bytes.get();
         let heard = std::mem::replace(&mut self.received_bytes, received) != received;
         let took = std::mem::replace(&mut self.sent_bytes, sent) != sent;
-        // What the socket takes while frames wait is a sign of life too: no ping is sent then.
+        // Data that the socket accepts while frames wait is a sign of life too, because no ping is sent then.
         if heard || took && link.queued_bytes() > 0 {
             self.silent = 0;
             return Ok(());

@@ -1,32 +1,32 @@
-//! What is measured of a peer.
+//! Measurements of the channel to a peer.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A stall shorter than this says more about the scheduler than about the path.
+/// Minimum duration of a measured stall. A shorter one says more about the scheduler than about the path.
 const STALL_MIN: Duration = Duration::from_millis(5);
 
-/// What is known of the channel to one peer.
+/// Measurements of the channel to one peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PeerStats {
-    /// Whether the peer is up.
+    /// True if the peer is up.
     pub up: bool,
-    /// Smoothed round trip of pings (an eighth of each new one), none before the first.
+    /// Smoothed round trip of pings (an eighth of each new one); `None` before the first.
     pub round_trip: Option<Duration>,
     /// Round trip of the last ping.
     pub round_trip_last: Option<Duration>,
-    /// Bytes a second that the path took while the socket was full (smoothed, a quarter of each new one); none if it
+    /// Bytes/s that the path carried while the socket was full (smoothed, a quarter of each new one); `None` if it
     /// never was.
     pub bytes_per_second: Option<f64>,
     /// Bytes of frames that wait for the socket.
     pub queued_bytes: usize,
-    /// Bytes sent since the daemon started, TLS included.
+    /// Bytes sent since the daemon started, including TLS.
     pub sent_bytes: u64,
-    /// Bytes received since the daemon started, TLS included.
+    /// Bytes received since the daemon started, including TLS.
     pub received_bytes: u64,
 }
 
-/// A smoothed value: each sample moves it by `1/WEIGHT` of the difference; the first is taken as it is.
+/// A smoothed value: each sample moves it by `1/WEIGHT` of the difference; the first sample is the initial value.
 #[derive(Debug, Default)]
 pub(super) struct Smoothed<const WEIGHT: u32>(Cell<Option<f64>>);
 
@@ -41,7 +41,7 @@ impl<const WEIGHT: u32> Smoothed<WEIGHT> {
     }
 }
 
-/// How fast the path takes bytes, measured between the moments when the socket was full and when it was not.
+/// Rate of the path, measured between the moments when the socket was full and when it was not.
 #[derive(Debug, Default)]
 pub(super) struct Rate {
     since: Cell<Option<(Instant, u64)>>,
@@ -49,7 +49,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// The socket is full, after `sent` bytes in all.
+    /// Records that the socket is full, after `sent` bytes in all.
     pub(super) fn stalled(&self, sent: u64) {
         match self.since.get() {
             None => self.since.set(Some((Instant::now(), sent))),
@@ -57,7 +57,7 @@ impl Rate {
         }
     }
 
-    /// Nothing waits, after `sent` bytes in all.
+    /// Records that no data waits, after `sent` bytes in all.
     pub(super) fn flowing(&self, sent: u64) {
         if self.since.get().is_some() {
             self.sample(sent);

@@ -1,4 +1,4 @@
-//! From the raw file to a [`Config`]: references resolved, defaults filled in, contradictions refused.
+//! Checks the raw file into a [`Config`]: resolves references, fills in defaults, refuses contradictions.
 
 mod migration;
 
@@ -24,16 +24,16 @@ const CAPACITY_DEFAULT: u32 = 131_072;
 const CAPACITY_MAX: u32 = 16_777_216;
 const WEIGHT_MAX: u32 = 1000;
 
-/// The longest device name Linux takes (`IFNAMSIZ` less the final zero).
+/// Maximum length of a device name in Linux (`IFNAMSIZ` less the final zero).
 const INTERFACE_LENGTH_MAX: usize = 15;
 
-/// The file under check, to point at.
+/// The file under check, for locating errors.
 pub(super) struct Check<'a> {
     file: &'a Path,
     text: &'a str,
 }
 
-/// Numbers of all nodes of the group by name, this one included.
+/// Numbers of all nodes of the group by name, including this one.
 type Ids = BTreeMap<String, NodeId>;
 
 impl<'a> Check<'a> {
@@ -75,7 +75,7 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// The `[[peer]]` list, which may hold this node too; numbers default to positions.
+    /// Checks the `[[peer]]` list, which may contain this node too. Numbers default to positions.
     fn peers(&self, raw: &[RawPeer]) -> Result<Vec<Peer>, ConfigError> {
         let mut names = BTreeSet::new();
         let mut ids = BTreeSet::new();
@@ -273,7 +273,7 @@ impl<'a> Check<'a> {
             let advice = "raise dead_after_ms or lower ping_interval_ms";
             return Err(self.fail_at(span.unwrap_or_default(), problem, advice));
         }
-        // Two frames of the largest size must fit, or one could block the next for ever.
+        // Two frames of maximum size must fit, or one could block the next forever.
         let queue_mib = self.within(&raw.queue_mib, 64, 32..=4096)?;
         Ok(ChannelConfig {
             ping_interval: Duration::from_millis(ping_ms),
@@ -282,7 +282,7 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// A name is one label of a domain name, since certificates carry it as one.
+    /// Checks a name. A name must be one label of a domain name, because certificates contain it as one.
     fn name(&self, name: &Spanned<String>) -> Result<String, ConfigError> {
         let text = name.get_ref();
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, where, and what to do about it.
+//! Errors in a configuration, with position and remedy.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 /// A configuration that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The file.
+    /// File with the error.
     pub file: PathBuf,
-    /// The line, counted from 1, where one is to blame.
+    /// Line of the error, counted from 1, if there is a specific one.
     pub line: Option<usize>,
-    /// The key, such as `node.port`, where one is to blame.
+    /// Key with the error, such as `node.port`, if there is a specific one.
     pub key: Option<String>,
-    /// What is wrong.
+    /// Description of the problem.
     pub problem: String,
-    /// What to do about it.
+    /// Remedy.
     pub what_to_do: String,
 }
 
@@ -45,7 +45,7 @@ impl ConfigError {
         }
     }
 
-    /// An error at the bytes `span` of `text`.
+    /// Returns an error at the bytes `span` of `text`.
     pub(super) fn at(
         file: &Path,
         text: &str,
@@ -60,7 +60,7 @@ impl ConfigError {
         }
     }
 
-    /// An error of the TOML reader or of a key's type.
+    /// Converts an error of the TOML reader or of a key's type.
     pub(super) fn from_toml(file: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
         let message = error.message().trim();
         let what_to_do = match message {
@@ -78,13 +78,13 @@ impl ConfigError {
     }
 }
 
-/// The line, counted from 1, that holds byte `offset`.
+/// Returns the line, counted from 1, that contains byte `offset`.
 fn line_of(text: &str, offset: usize) -> usize {
     let before = &text.as_bytes()[..offset.min(text.len())];
     1 + before.iter().filter(|byte| **byte == b'\n').count()
 }
 
-/// The key that holds byte `offset`: the table's header above it and what stands before the line's `=`.
+/// Returns the key that contains byte `offset`: the preceding table header and the text before the line's `=`.
 fn key_at(text: &str, offset: usize) -> Option<String> {
     let number = line_of(text, offset);
     let lines: Vec<&str> = text.lines().take(number).collect();
@@ -102,7 +102,7 @@ fn key_at(text: &str, offset: usize) -> Option<String> {
     }
 }
 
-/// The name in a table header, `[name]` or `[[name]]`.
+/// Returns the name in a table header, `[name]` or `[[name]]`.
 fn header(line: &str) -> Option<&str> {
     let line = line.split('#').next().unwrap_or_default().trim();
     let inner = line.strip_prefix('[')?.strip_suffix(']')?;

@@ -1,8 +1,8 @@
-//! The daemon's configuration: one TOML file, read once at start.
+//! Configuration of the daemon: one TOML file, read once at start.
 //!
-//! `docs/configuration.md` describes every key, `docs/holdfast.example.toml` is a complete file. The file is parsed
-//! into `raw` shapes first and then checked into the types here, in which a broken reference (an unknown node, two
-//! services on one address) cannot be written. Every error names the file, the line, the key and what to do.
+//! `docs/configuration.md` describes every key; `docs/holdfast.example.toml` is a complete file. The file is first
+//! parsed into `raw` types and then checked into the types here, in which a broken reference (an unknown node, two
+//! services at one address) cannot be expressed. Every error names the file, the line, the key and the remedy.
 
 mod check;
 mod error;
@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use holdfast_wire::{NodeId, Protocol};
 
-/// The port of the channel between nodes where none is configured.
+/// Default port of the channel between nodes.
 pub const DEFAULT_PORT: u16 = 7400;
 
-/// The environment variable that names the cgroup when `node.cgroup` is absent.
+/// Environment variable with the cgroup, used if `node.cgroup` is absent.
 pub const CGROUP_VARIABLE: &str = "HOLDFAST_CGROUP";
 
 /// A checked configuration.
@@ -32,71 +32,71 @@ pub const CGROUP_VARIABLE: &str = "HOLDFAST_CGROUP";
 pub struct Config {
     /// This node.
     pub node: NodeConfig,
-    /// The group it belongs to.
+    /// Group of the node.
     pub group: GroupConfig,
-    /// Its certificate and the group's authority.
+    /// Certificate of the node, and the group's authority.
     pub tls: TlsConfig,
-    /// Every *other* node of the group, in the order of the file.
+    /// The *other* nodes of the group, in the order of the file.
     pub peers: Vec<Peer>,
-    /// The services the group answers for.
+    /// Services that the group offers.
     pub services: Vec<Service>,
     /// Timing and buffers of the channel between nodes.
     pub channel: ChannelConfig,
-    /// Who may open the server programs' socket.
+    /// Users that may open the server programs' socket.
     pub app: AppConfig,
-    /// Which processes may come and go.
+    /// Processes that may move here and away.
     pub migration: MigrationConfig,
-    /// Where metrics are served over TCP besides the control socket, if anywhere.
+    /// Address for metrics over TCP, besides the control socket, if any.
     pub metrics_listen: Option<SocketAddr>,
-    /// Form and filter of the log.
+    /// Format and filter of the log.
     pub log: LogConfig,
 }
 
 /// `[node]`: this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// Its name: lower-case letters, digits and hyphens, at most 40.
+    /// Name of the node: lower-case letters, digits and hyphens, at most 40.
     pub name: String,
-    /// Its number, unique in the group.
+    /// Number of the node, unique in the group.
     pub id: NodeId,
-    /// Its address for the channel between nodes.
+    /// Address of the channel between nodes.
     pub address: IpAddr,
-    /// Its TCP port for that channel.
+    /// TCP port of the channel between nodes.
     pub port: u16,
-    /// The network device that clients' packets arrive on.
+    /// Network device on which clients' packets arrive.
     pub interface: String,
-    /// Files that survive a reboot.
+    /// Directory for files that survive a reboot.
     pub state_dir: PathBuf,
-    /// Sockets and the pid file; emptied by a reboot.
+    /// Directory for sockets and the pid file; emptied by a reboot.
     pub run_dir: PathBuf,
-    /// Where maps, programs and links are pinned (on a bpf file system).
+    /// Directory (on a bpf file system) in which maps, programs and links are pinned.
     pub bpffs: PathBuf,
-    /// The most flows this node can own at once; maps are sized by it.
+    /// Maximum number of flows that this node can own; determines the sizes of maps.
     pub capacity: u32,
-    /// Whether the daemon runs ahead of ordinary programs.
+    /// True if the daemon runs at real-time priority.
     pub realtime: bool,
     cgroup: Option<PathBuf>,
 }
 
-/// `[group]`: what all nodes must agree on.
+/// `[group]`: settings on which all nodes must agree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupConfig {
-    /// The group's name; a node of another group is refused.
+    /// Name of the group; a node of another group is refused.
     pub name: String,
-    /// How clients' packets get to the owner.
+    /// Way in which clients' packets reach the owner.
     pub reach: Reach,
-    /// The holder of the steering table (with `steer`: the contact node).
+    /// Holder of the steering table (with `steer`: the contact node).
     pub contact: NodeId,
 }
 
-/// How a client's packets get to the owner of its flow.
+/// Way in which a client's packets reach the owner of its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     /// The contact node forwards each flow to its owner.
     Steer,
     /// Every node receives every packet and accepts its own flows.
     Broadcast {
-        /// The link address that the service addresses resolve to; never a source.
+        /// Link address that the service addresses resolve to; never used as a source.
         shared_mac: [u8; 6],
     },
 }
@@ -104,45 +104,45 @@ pub enum Reach {
 /// `[tls]`: PEM files. Relative paths are relative to the configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsConfig {
-    /// The group's authority.
+    /// Certificate of the group's authority.
     pub ca: PathBuf,
-    /// This node's certificate (and intermediates, if any).
+    /// Certificate of this node (and intermediates, if any).
     pub cert: PathBuf,
-    /// Its private key.
+    /// Private key of this node.
     pub key: PathBuf,
-    /// The authority's revocation list.
+    /// Revocation list of the authority.
     pub crl: Option<PathBuf>,
 }
 
 /// `[[peer]]`: another node of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name, which its certificate must bear.
+    /// Name of the peer, which its certificate must contain.
     pub name: String,
-    /// Its number.
+    /// Number of the peer.
     pub id: NodeId,
-    /// Where its channel listens.
+    /// Address of the peer's channel.
     pub address: SocketAddr,
 }
 
 /// `[[service]]`: one address that clients connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// The pool it belongs to; several services may share one.
+    /// Pool of the service; several services may share one.
     pub pool: String,
-    /// The service address and port.
+    /// Service address and port.
     pub address: SocketAddr,
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// How the owner of a new flow is found.
+    /// Placement of new flows.
     pub placement: Placement,
     /// Share of new flows for every node of the group (0: none); not all zero.
     pub weights: BTreeMap<NodeId, u32>,
-    /// How long a handoff may wait for the send queue to empty, where the request does not say; `None`: not at all.
+    /// Default time that a handoff may wait for the send queue to empty; `None`: no wait.
     pub drain: Option<Duration>,
 }
 
-/// How the owner of a new flow is found in the weighted table.
+/// Way in which the weighted table places a new flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
     /// By a hash of the client's address and port.
@@ -158,35 +158,37 @@ pub struct ChannelConfig {
     pub ping_interval: Duration,
     /// Silence after which a peer counts as lost; at least two ping intervals.
     pub dead_after: Duration,
-    /// Bytes that may wait for one peer's socket before `send` refuses.
+    /// Maximum number of bytes that wait for one peer's socket before `send` refuses.
     pub queue_bytes: usize,
 }
 
-/// `[app]`: who may open the server programs' socket.
+/// `[app]`: users that may open the server programs' socket.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AppConfig {
-    /// The group that owns the socket file (mode 0660); `None`: root's.
+    /// Group that owns the socket file (mode 0660); `None`: root's.
     pub group: Option<String>,
-    /// If not empty, only these users and root; the file's mode then admits everyone and the daemon checks.
+    /// If not empty, only these users and root are admitted; the file's mode then admits every user, and the daemon
+    /// checks.
     pub allowed_uids: Vec<u32>,
 }
 
-/// `[migration]`: which processes may come and go. Where it is not enabled, none.
+/// `[migration]`: processes that may move here and away. None if not enabled.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MigrationConfig {
-    /// Whether this node takes part at all; the daemon then keeps the capabilities that it takes.
+    /// True if this node takes part in migration; the daemon then keeps the necessary capabilities.
     pub enabled: bool,
-    /// Processes that come may run as these users.
+    /// Users that restored processes may run as.
     pub users: BTreeSet<u32>,
-    /// They may belong to these groups; with user 0 among the users to any.
+    /// Groups that restored processes may belong to; any group if user 0 is allowed.
     pub groups: BTreeSet<u32>,
-    /// They may run programs in these directories, or below them.
+    /// Directories of programs that restored processes may run, including subdirectories.
     pub paths: Vec<PathBuf>,
-    /// They may have open what is in these directories, or below them, though their users could not open it.
+    /// Directories of files that restored processes may have open although their users could not open them, including
+    /// subdirectories.
     pub files: Vec<PathBuf>,
-    /// They may have sockets of these families.
+    /// Socket families that restored processes may use.
     pub families: BTreeSet<SocketFamily>,
-    /// They may have sockets at these ports, though only root may bind them; at those of services they may anyway.
+    /// Privileged ports that sockets of restored processes may have, besides the ports of services.
     pub ports: BTreeSet<u16>,
 }
 
@@ -196,16 +198,16 @@ pub struct MigrationConfig {
 pub enum SocketFamily {
     /// TCP and UDP over IPv4.
     Ipv4,
-    /// The same over IPv6, also with addresses of IPv4.
+    /// TCP and UDP over IPv6, including IPv4-mapped addresses.
     Ipv6,
-    /// Unix sockets, also those between processes that come together.
+    /// Unix sockets, including sockets between processes that move together.
     Unix,
     /// Netlink.
     Netlink,
 }
 
 impl SocketFamily {
-    /// Every family.
+    /// All families.
     pub const ALL: [SocketFamily; 4] = [
         SocketFamily::Ipv4,
         SocketFamily::Ipv6,
@@ -225,7 +227,7 @@ impl std::fmt::Display for SocketFamily {
     }
 }
 
-/// `[log]`: form and filter of the log.
+/// `[log]`: format and filter of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogConfig {
     /// Text for people, JSON for machines.
@@ -234,7 +236,7 @@ pub struct LogConfig {
     pub filter: String,
 }
 
-/// The form of a log line.
+/// Format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
@@ -245,11 +247,11 @@ pub enum LogFormat {
     Json,
 }
 
-/// What to do where a file that need not be there is named and cannot be read.
+/// Remedy for an optional file that is named but cannot be read.
 const IF_NONE_IS_NEEDED: &str =
     "name an existing file with --config, or leave that out: every key has a default";
 
-/// The text of a configuration file.
+/// Returns the text of a configuration file.
 fn read(path: &Path, what_to_do: &str) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|error| {
         ConfigError::whole_file(path, format!("cannot be read: {error}"), what_to_do)
@@ -279,57 +281,57 @@ impl Config {
         check::Check::new(path, text).config(raw)
     }
 
-    /// The number of the node called `name`, this one included.
+    /// Returns the number of the node called `name`; may be this node.
     pub fn id_of(&self, name: &str) -> Option<NodeId> {
         self.nodes()
             .find(|(_, known)| *known == name)
             .map(|(id, _)| id)
     }
 
-    /// The name of node `id`, this one included.
+    /// Returns the name of node `id`; may be this node.
     pub fn name_of(&self, id: NodeId) -> Option<&str> {
         self.nodes()
             .find(|(known, _)| *known == id)
             .map(|(_, name)| name)
     }
 
-    /// Number and name of every node of the group: this one first, then the others in the order of the file.
+    /// Returns number and name of every node of the group: this one first, then the others in the order of the file.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &str)> {
         let own = (self.node.id, self.node.name.as_str());
         std::iter::once(own).chain(self.peers.iter().map(|peer| (peer.id, peer.name.as_str())))
     }
 
-    /// Address and number of every node of the group.
+    /// Returns address and number of every node of the group.
     pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, NodeId)> {
         let own = (self.node.address, self.node.id);
         let peers = self.peers.iter();
         std::iter::once(own).chain(peers.map(|peer| (peer.address.ip(), peer.id)))
     }
 
-    /// Whether this node holds the steering table.
+    /// Returns true if this node holds the steering table.
     pub fn is_holder(&self) -> bool {
         self.group.contact == self.node.id
     }
 
-    /// The Unix socket of the control API.
+    /// Returns the path of the control API's Unix socket.
     pub fn control_socket(&self) -> PathBuf {
         self.node.run_dir.join("control.sock")
     }
 
-    /// The Unix socket of server programs.
+    /// Returns the path of the server programs' Unix socket.
     pub fn app_socket(&self) -> PathBuf {
         self.node.run_dir.join("app.sock")
     }
 
-    /// The file that holds the daemon's process id.
+    /// Returns the path of the file with the daemon's process id.
     pub fn pid_file(&self) -> PathBuf {
         self.node.run_dir.join("holdfastd.pid")
     }
 }
 
 impl NodeConfig {
-    /// The cgroup whose sockets are watched: `node.cgroup`, else the environment's `HOLDFAST_CGROUP`, else the root of
-    /// the cgroup2 hierarchy that `/proc/mounts` names.
+    /// Returns the cgroup whose sockets are watched: `node.cgroup`, else the environment's `HOLDFAST_CGROUP`, else the
+    /// root of the cgroup2 hierarchy in `/proc/mounts`.
     ///
     /// # Errors
     /// None of the three exists.
@@ -351,8 +353,8 @@ impl NodeConfig {
     }
 }
 
-/// The mount point of the first cgroup2 file system in the text of `/proc/mounts`, whose fields are separated by spaces
-/// and whose own spaces are written `\040`.
+/// Returns the mount point of the first cgroup2 file system in the text of `/proc/mounts`, in which spaces separate
+/// fields and `\040` stands for a space.
 fn cgroup2_root(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');

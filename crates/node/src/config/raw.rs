@@ -1,4 +1,4 @@
-//! The file as it is written: optional keys, and spans to point at.
+//! The node's file as written: optional keys, with spans for error positions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -73,7 +73,7 @@ pub(super) struct RawTls {
 }
 
 impl RawTls {
-    /// The files, where relative paths are relative to the file at `path`.
+    /// Returns the files, with relative paths resolved against the directory of `path`.
     pub(super) fn beside(self, path: &Path) -> TlsConfig {
         let beside = |file: PathBuf| path.parent().unwrap_or(Path::new("")).join(file);
         TlsConfig {
@@ -152,7 +152,7 @@ pub(super) struct RawMigration {
     pub paths: Vec<Spanned<PathBuf>>,
     #[serde(default)]
     pub files: Vec<Spanned<PathBuf>>,
-    /// All, where it is left out.
+    /// `None` means all families.
     pub families: Option<BTreeSet<SocketFamily>>,
     #[serde(default)]
     pub ports: BTreeSet<u16>,

@@ -6,7 +6,7 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
     Config::parse(Path::new("/etc/holdfast/holdfast.toml"), text)
 }
 
-/// Parses the example with `from` replaced by `to`, which must break it.
+/// Parses the example with `from` replaced by `to`, which must make it invalid. Returns the error.
 fn broken(from: &str, to: &str) -> ConfigError {
     assert!(EXAMPLE.contains(from), "the example lacks {from:?}");
     parse(&EXAMPLE.replacen(from, to, 1)).expect_err(to)
@@ -196,7 +196,8 @@ fn the_cgroup_root_is_read_from_the_mounts() {
     assert_eq!(cgroup2_root("proc /proc proc rw 0 0\n"), None);
 }
 
-/// The example with bytes changed, lines left out, doubled and cut: a configuration, or an error that says what to do.
+/// Parses the example with bytes changed and parts removed, doubled and cut. The result must be a configuration, or an
+/// error with a remedy.
 #[test]
 fn mutated_text_is_refused_or_read() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,17 +1,18 @@
-//! Answers of the control API, whoever serves it.
+//! Answers of the control API, shared by all daemons that serve it.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use holdfast_api::control::ErrorBody;
 use serde::Serialize;
 
-/// The content type of OpenMetrics, which `prometheus-client` writes.
+/// Content type of OpenMetrics, which `prometheus-client` writes.
 pub(crate) const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// An answer that is not the wanted one.
+/// A negative answer.
 pub(crate) struct Refusal(pub(super) StatusCode, pub(super) ErrorBody);
 
-/// The answer of the daemon's other part: what it refuses has the status `refused`; none if that part is gone.
+/// Builds the response from another task's answer. A refusal has the status `refused`; no answer means that the task
+/// has ended.
 pub(crate) fn response<T: Serialize>(
     answer: Option<Result<T, ErrorBody>>,
     refused: StatusCode,
@@ -30,24 +31,24 @@ pub(crate) fn response<T: Serialize>(
     }
 }
 
-/// The answer where there is no such path.
+/// Answers a request for an unknown path.
 pub(crate) async fn unknown() -> Refusal {
     let error = "there is no such path".to_owned();
     Refusal(StatusCode::NOT_FOUND, body_of(error))
 }
 
-/// The answer where the path has no such method.
+/// Answers a request with a method that the path does not have.
 pub(crate) async fn wrong_method() -> Refusal {
     let error = "the path has no such method".to_owned();
     Refusal(StatusCode::METHOD_NOT_ALLOWED, body_of(error))
 }
 
-/// The request makes no sense.
+/// Answers a malformed request.
 pub(crate) fn bad_request(error: String) -> Refusal {
     Refusal(StatusCode::BAD_REQUEST, body_of(error))
 }
 
-/// An error's body that points to the description.
+/// Returns the body of an error that refers to the API description.
 pub(super) fn body_of(error: String) -> ErrorBody {
     ErrorBody {
         error,

@@ -1,4 +1,4 @@
-//! A listener for HTTP that slow or many callers do not use up.
+//! A listener for HTTP that limits slow and numerous callers.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,14 +12,14 @@ use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// What one listener admits.
+/// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Connections at once.
+    /// Maximum number of connections.
     pub(crate) connections: usize,
-    /// The same from one address.
+    /// Maximum number of connections from one address.
     pub(crate) of_source: usize,
-    /// For how long a connection may go on without any of an answer on it: a request that takes longer to arrive is not read.
+    /// Maximum time without a write of an answer. A request that takes longer to arrive is not read.
     pub(crate) silence: Duration,
 }
 
@@ -33,9 +33,9 @@ impl Default for Limits {
     }
 }
 
-/// Where a caller is, if callers are told apart.
+/// Source address of a caller, if callers can be told apart.
 pub(crate) trait Source {
-    /// The caller's address.
+    /// Returns the caller's address.
     fn ip(&self) -> Option<IpAddr>;
 }
 
@@ -53,14 +53,14 @@ impl Source for tokio::net::unix::SocketAddr {
 
 type Open = Arc<Mutex<HashMap<Option<IpAddr>, usize>>>;
 
-/// See the module's text.
+/// A listener with limits.
 pub(crate) struct Bounded<L> {
     listener: L,
     limits: Limits,
     open: Open,
 }
 
-/// One of its connections.
+/// A connection of the listener.
 pub(crate) struct Connection<I> {
     io: I,
     silence: Duration,
@@ -68,7 +68,7 @@ pub(crate) struct Connection<I> {
     _place: Place,
 }
 
-/// A place among the open connections.
+/// A slot among the open connections.
 struct Place {
     open: Open,
     source: Option<IpAddr>,
@@ -118,7 +118,7 @@ where
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             let (io, address) = self.listener.accept().await;
-            // What is too much is closed.
+            // Excess connections are closed.
             let Some(place) = self.place(address.ip()) else {
                 continue;
             };
@@ -199,7 +199,7 @@ mod tests {
         socket.connect(to).await.unwrap()
     }
 
-    /// The listener with `LIMITS`, and its address.
+    /// Returns a listener with `LIMITS`, and its address.
     async fn bounded() -> (Bounded<TcpListener>, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(Source::ip(&from), Some([127, 0, 0, 3].into()));
         open.push((caller, connection));
 
-        // All places are taken until one is free.
+        // All slots are taken until one is freed.
         refused.push(call("127.0.0.4", address).await);
         for mut caller in refused {
             let mut byte = [0];

@@ -1,7 +1,7 @@
 //! The control API's server: HTTP on a Unix socket that only its owner may open.
 //!
-//! Requests become [`ControlRequest`] values for the engine, each with a place for the answer. The table of routes and
-//! the types are `holdfast_api::control`.
+//! Requests become [`ControlRequest`] values for the engine, each with a channel for the answer. The table of routes
+//! and the types are `holdfast_api::control`.
 
 pub(crate) mod answer;
 pub(crate) mod bounded;
@@ -30,50 +30,50 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::socket_path::{Access, SocketPath, take};
 
-/// Requests that may wait for the engine; further ones wait in their connections.
+/// Maximum number of requests that wait for the engine; further ones wait in their connections.
 const WAITING_MAX: usize = 64;
 
-/// Where the engine puts the answer. Dropping it tells the caller that the daemon is stopping.
+/// Channel for the engine's answer. Dropping it signals to the caller that the daemon is stopping.
 pub type Reply<T> = oneshot::Sender<Result<T, ErrorBody>>;
 
-/// What the operator asks of the engine.
+/// An operator's request to the engine.
 #[derive(Debug)]
 pub enum ControlRequest {
-    /// What is this node, and what does it do?
+    /// Return the node's status.
     Status(Reply<Status>),
-    /// Which flows does it know?
+    /// List flows.
     Flows(FlowQuery, Reply<FlowList>),
-    /// What of this flow?
+    /// Show one flow.
     Flow(FlowText, Reply<FlowDetail>),
     /// Hand flows off.
     StartHandoff(HandoffRequest, Reply<HandoffAccepted>),
-    /// Which handoffs does it remember?
+    /// List remembered handoffs.
     Handoffs(Reply<HandoffList>),
-    /// What became of this handoff?
+    /// Show one handoff.
     Handoff(u64, Reply<HandoffStatus>),
-    /// Which nodes are there?
+    /// List the nodes of the group.
     Nodes(Reply<NodeList>),
-    /// What has the data plane dropped?
+    /// Return the data plane's drop counters.
     Drops(Reply<DropList>),
-    /// How are new flows placed?
+    /// Return the placement of new flows.
     Placement(Reply<Placement>),
-    /// Place new flows differently.
+    /// Change the placement of new flows.
     SetPlacement(PlacementRequest, Reply<Placement>),
-    /// Which process is this unit?
+    /// Find the process of a systemd unit.
     Unit(String, Reply<UnitEntry>),
-    /// Can this process move, to this node?
+    /// Check whether a process can move, optionally to a given node.
     Check(i32, CheckQuery, Reply<ProcessCheck>),
     /// Move a process.
     StartMigration(MigrationRequest, Reply<MigrationAccepted>),
-    /// Which migrations does it remember?
+    /// List remembered migrations.
     Migrations(Reply<MigrationList>),
-    /// What became of this migration?
+    /// Show one migration.
     Migration(u64, Reply<MigrationStatus>),
-    /// Give this migration up.
+    /// Cancel a migration.
     CancelMigration(u64, Reply<MigrationStatus>),
 }
 
-/// The server of the control API, and of `/metrics` where the configuration wants that over TCP too.
+/// Server of the control API, and of `/metrics` over TCP if configured.
 pub struct ControlServer {
     requests: mpsc::Receiver<ControlRequest>,
     tasks: Vec<JoinHandle<()>>,
@@ -81,7 +81,7 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Listens where `config` says. Call within a tokio runtime.
+    /// Listens at the addresses in `config`. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// Another daemon has the socket, or an address cannot be listened on.
@@ -108,11 +108,11 @@ impl ControlServer {
         })
     }
 
-    /// The next request. Dropping the future loses nothing.
+    /// Returns the next request. Dropping the future loses nothing.
     pub async fn recv(&mut self) -> ControlRequest {
         match self.requests.recv().await {
             Some(request) => request,
-            // The server's task holds a sender as long as this is not dropped.
+            // The server's task holds a sender as long as this value exists.
             None => std::future::pending().await,
         }
     }
@@ -126,7 +126,7 @@ impl Drop for ControlServer {
     }
 }
 
-/// Serves HTTP to the end of the task.
+/// Serves HTTP until the task ends.
 pub(crate) async fn serve<L: Listener>(listener: L, router: Router)
 where
     L::Addr: Source + std::fmt::Debug,

@@ -1,4 +1,4 @@
-//! From HTTP to requests and back.
+//! Routes of the control API: conversion of HTTP to requests and back.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -17,13 +17,13 @@ use super::answer::{METRICS_TYPE, Refusal, bad_request, body_of, response, unkno
 use super::{ControlRequest, Reply};
 use crate::metrics::Metrics;
 
-/// A handoff may name tens of thousands of flows, at up to 100 bytes each.
+/// Maximum length of a body: a handoff may name tens of thousands of flows, at up to 100 bytes each.
 const BODY_BYTES_MAX: usize = 16 << 20;
 
 type Sender = mpsc::Sender<ControlRequest>;
 type Engine = State<Sender>;
 
-/// Every route of `holdfast_api::control::ROUTES`.
+/// Returns the router for all of `holdfast_api::control::ROUTES`.
 pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
     Router::new()
         .route("/v1/status", get(status))
@@ -43,7 +43,7 @@ pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
         .method_not_allowed_fallback(wrong_method)
 }
 
-/// What is about processes that move.
+/// Returns the routes about processes.
 fn moves() -> Router<Sender> {
     Router::new()
         .route("/v1/units/{unit}", get(unit))
@@ -53,7 +53,7 @@ fn moves() -> Router<Sender> {
         .route("/v1/migrations/{id}/cancel", post(cancel_migration))
 }
 
-/// `/metrics` alone.
+/// Returns the router for `/metrics` alone.
 pub(super) fn metrics_only(metrics: Metrics) -> Router {
     let answer = async move || ([(header::CONTENT_TYPE, METRICS_TYPE)], metrics.encode());
     Router::new().route("/metrics", get(answer))
@@ -184,7 +184,7 @@ async fn set_placement(State(engine): Engine, body: Result<Bytes, BytesRejection
     ask(&engine, request, StatusCode::CONFLICT).await
 }
 
-/// Asks the engine; what it refuses has the status `refused`.
+/// Passes a request to the engine. A refusal has the status `refused`.
 async fn ask<T: Serialize>(
     engine: &Sender,
     request: impl FnOnce(Reply<T>) -> ControlRequest,
@@ -199,7 +199,7 @@ async fn ask<T: Serialize>(
     response(answer, refused)
 }
 
-/// Reads a JSON body, whatever content type it claims to have.
+/// Reads a JSON body, regardless of its content type.
 fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
     let bytes =
         body.map_err(|rejection| Refusal(rejection.status(), body_of(rejection.body_text())))?;

@@ -27,7 +27,8 @@ fn refusal() -> ErrorBody {
     }
 }
 
-/// An engine that knows one handoff (7), one flow, and refuses everything else that can be refused.
+/// An engine that accepts handoffs and migrations to n2 (id 7), drops requests for handoffs to n3, and refuses requests
+/// for a single item.
 async fn engine(mut server: ControlServer) {
     loop {
         match server.recv().await {
@@ -109,7 +110,7 @@ impl Daemon {
         }
     }
 
-    /// Status and body of the answer to a request written by hand.
+    /// Returns status and body of the answer to a request written by hand.
     async fn raw(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let stream = UnixStream::connect(&self.socket).await.unwrap();
         raw(stream, method, path, body).await
@@ -203,7 +204,7 @@ async fn every_route_is_served_with_its_status() {
             _ => String::new(),
         };
         let (status, body) = daemon.raw(route.method, &path, &body).await;
-        // The engine of this test refuses the two that name something.
+        // The test engine refuses the routes with a name or number in the path.
         let expected = if route.path.contains('{') {
             404
         } else {
@@ -249,7 +250,7 @@ async fn bad_requests_say_what_to_do() {
         long.len()
     );
     write.write_all(head.as_bytes()).await.unwrap();
-    // It may answer before all has come, and close.
+    // The server may answer and close before the whole body has arrived.
     let sending = tokio::spawn(async move { write.write_all(long.as_bytes()).await });
     let mut status = [0; 12];
     read.read_exact(&mut status).await.unwrap();
@@ -275,7 +276,7 @@ async fn description_and_metrics_are_served() {
 async fn metrics_are_served_over_tcp_where_wanted_and_nothing_else_is() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
-    // An address of this process alone.
+    // An address that only this process uses.
     let [high, low] = (std::process::id() as u16 | 0x0100).to_be_bytes();
     let address = SocketAddr::from(([127, high, low, 9], 9400));
     let taken_by_other = std::net::TcpListener::bind(address).unwrap();

@@ -1,15 +1,15 @@
-//! Between the vocabulary of `wire` and the bytes of the maps.
+//! Conversion between the types of `wire` and the maps' bytes.
 
 use holdfast_bpf::shared::{FlowKey, RECORD_OWNED, RECORD_TRANSIT, Record as MapRecord};
 use holdfast_wire::{Flow, NodeId, Protocol, Record, RecordState};
 
-/// The map key of a flow.
+/// Returns the map key of a flow.
 #[must_use]
 pub fn key_of(flow: &Flow) -> FlowKey {
     FlowKey::new(flow.protocol.number(), flow.local, flow.remote)
 }
 
-/// The flow of a map key; `None` for a protocol no program writes.
+/// Returns the flow of a map key; `None` for a protocol that no program writes.
 #[must_use]
 pub fn flow_of(key: &FlowKey) -> Option<Flow> {
     Flow::new(
@@ -20,7 +20,8 @@ pub fn flow_of(key: &FlowKey) -> Option<Flow> {
     .ok()
 }
 
-/// The holder's record as the steering table has it; in transit, packets go to the acceptor, or `by_donor`.
+/// Converts the holder's record for the steering table. Packets in transit go to the acceptor, or with `by_donor` to
+/// the donor.
 #[must_use]
 pub fn record_to_map(record: &Record, by_donor: bool) -> MapRecord {
     let (state, owner, acceptor) = match record.state {
@@ -37,7 +38,7 @@ pub fn record_to_map(record: &Record, by_donor: bool) -> MapRecord {
     }
 }
 
-/// The record behind the steering table's bytes; `None` for a state no program writes.
+/// Converts a record of the steering table; `None` for a state that no program writes.
 #[must_use]
 pub fn record_from_map(record: &MapRecord) -> Option<Record> {
     let state = match record.state {

@@ -1,4 +1,4 @@
-//! The flows of a process that moves, whose state one write changes.
+//! Flow groups: all flows of a moving process, whose state changes with a single write.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -9,21 +9,21 @@ use holdfast_wire::{Flow, NodeId};
 
 use super::{Dataplane, key_of};
 
-/// A convoy of this node's, or none.
+/// A flow group of this node, or none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Convoy(u8);
 
 impl Convoy {
-    /// No convoy: a flow has a state of its own.
+    /// No group: the flow has a state of its own.
     pub const NONE: Convoy = Convoy(0);
 
-    /// As the programs have it.
+    /// Returns the group's number in the maps.
     pub(super) fn number(self) -> u8 {
         self.0
     }
 }
 
-/// Those that no move has. A number is used again as late as possible: a program may be looking at one still.
+/// Unused group numbers. A number is reused as late as possible, because a program may still be reading its entry.
 pub(super) struct Numbers(RefCell<VecDeque<u8>>);
 
 impl Numbers {
@@ -34,16 +34,17 @@ impl Numbers {
 }
 
 impl Dataplane {
-    /// A convoy without flows; `None` where so many processes move that there is no other.
+    /// Returns a group without flows; `None` if all groups are in use.
     #[must_use]
     pub fn form(&self) -> Option<Convoy> {
         self.convoys.0.borrow_mut().pop_front().map(Convoy)
     }
 
-    /// Flows that this node has join a convoy, or leave theirs for [`Convoy::NONE`]; each keeps its own state.
+    /// Adds flows of this node to a group, or with [`Convoy::NONE`] takes them out of their group. Each flow keeps its
+    /// own state.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the change.
     pub fn join<'a>(
         &self,
         flows: impl Iterator<Item = &'a Flow>,
@@ -57,7 +58,7 @@ impl Dataplane {
         self.programs.set_flows(&keys, &vec![joins; keys.len()])
     }
 
-    /// All flows of a convoy are in `state` from now on, at epochs that are `ahead` of their own.
+    /// Puts all flows of a group into `state`, at epochs that are `ahead` of the flows' own.
     pub fn turn(&self, convoy: Convoy, state: FlowState, peer: NodeId, ahead: u8) {
         let all = All {
             state: state as u8,
@@ -68,12 +69,12 @@ impl Dataplane {
         self.set_all(convoy, all);
     }
 
-    /// Each flow of a convoy has its own state again.
+    /// Restores each flow of a group to its own state.
     pub fn dissolve(&self, convoy: Convoy) {
         self.set_all(convoy, All::default());
     }
 
-    /// No flow is of a convoy any more.
+    /// Dissolves a group and frees its number.
     pub fn disband(&self, convoy: Convoy) {
         self.dissolve(convoy);
         if convoy != Convoy::NONE {
@@ -87,8 +88,8 @@ impl Dataplane {
         }
     }
 
-    /// What an earlier daemon has left in convoys is by itself what it was with them. Those of a process that was only about to
-    /// stop are its own again.
+    /// Dissolves the groups of an earlier daemon. Each flow keeps the state that its group gave it; flows of a
+    /// process that was only about to stop are owned again.
     pub(super) fn dissolve_all(&self) -> Result<(), Error> {
         let by_itself = |(key, value): (FlowKey, FlowValue)| {
             let mut own = self.standing(value);
@@ -110,7 +111,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// A flow as the filters take it.
+    /// Returns a flow's entry as the filters see it: with the state of its flow group, if any.
     pub(super) fn standing(&self, value: FlowValue) -> FlowValue {
         match value.convoy {
             0 => value,

@@ -1,16 +1,16 @@
-//! The descriptors of processes as the kernel's iterator lists them, in the terms of `sys`.
+//! Descriptors of processes from the kernel's iterator, converted to the types of `sys`.
 
 use holdfast_bpf::files::{Descriptor, Lister, bits};
 use holdfast_sys::process::files::{FdInfo, Listed, Listing, Watches};
 use rustix::fs::OFlags;
 
-/// Lists descriptors of processes many at once, where the kernel can.
+/// Lists all descriptors of a process in one pass, if the kernel supports it.
 pub struct Descriptors {
     lister: Option<Lister>,
 }
 
 impl Descriptors {
-    /// Loads the iterator. A kernel that does not take it costs time, no more: `/proc` is read then.
+    /// Loads the iterator. A kernel without support only costs time, because `/proc` is read instead.
     #[must_use]
     pub fn new() -> Self {
         let lister = Lister::load();
@@ -22,7 +22,7 @@ impl Descriptors {
         }
     }
 
-    /// Those of these processes, which should stand still; `None` where `/proc` has to be asked.
+    /// Returns the descriptors of these processes, which should be stopped; `None` if `/proc` has to be read.
     #[must_use]
     pub fn list(&self, pids: &[i32]) -> Option<Vec<Listing>> {
         let lister = self.lister.as_ref()?;

@@ -1,4 +1,4 @@
-//! TCP connections that are followed while their programs use them.
+//! Snapshots of TCP connections that their programs are using.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
@@ -11,13 +11,13 @@ use holdfast_sys::tcp_repair::{Congestion, TcpDynamic, Window};
 
 use super::{Sockets, monotonic_ns};
 
-/// The kernel's "no threshold yet".
+/// The kernel's value for a slow-start threshold that is not set.
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
 
-/// So often a look that must miss nothing is begun again.
+/// Maximum number of passes of a snapshot that must miss nothing.
 const PASSES_MAX: usize = 8;
 
-/// Connections by numbers of the caller's, until they are closed.
+/// Followed connections, by the caller's ids, until they are closed.
 pub struct Followed {
     observer: Observer,
     namespace: u32,
@@ -25,41 +25,42 @@ pub struct Followed {
     next: u32,
 }
 
-/// Who is followed under a number: others had it before, of which the kernel may tell still.
+/// A followed connection. The sequence number distinguishes it from earlier connections with the same id, which the
+/// kernel may still report.
 struct Socket {
     which: u32,
-    /// What options are kept in, as the first look found it.
+    /// The bytes in which the kernel keeps options, as of the first snapshot.
     marks: Option<[u8; MARKS_BYTES]>,
 }
 
-/// What one look has seen.
+/// Result of one snapshot.
 #[derive(Debug)]
 pub struct Look {
-    /// When, by the clock of this host that does not jump.
+    /// Time of the snapshot in µs, by this host's monotonic clock.
     pub at_us: u64,
-    /// Connections that are otherwise than they were seen last, in the order in which they were met.
+    /// Connections that have changed since the previous snapshot, in the order of the iteration.
     pub changed: Vec<(u32, Sight)>,
-    /// Connections of which the processes have no descriptor, so that nothing is known of them: closed ones, and those on their way
-    /// through a Unix socket. Those that are still to be said, where not all are wanted, are not among them.
+    /// Connections of which the processes have no descriptor, so that nothing is known: closed ones, and those in
+    /// transit through a Unix socket. Connections that wait for the next snapshot are not included.
     pub unmet: Vec<u32>,
 }
 
-/// What is seen of a connection.
+/// Snapshot of one connection.
 #[derive(Debug)]
 pub enum Sight {
-    /// Its state: its queues are empty, there is nothing out of the ordinary, and its options are as they were at the first look.
+    /// The complete state: queues are empty, nothing is unusual, and the options are those of the first snapshot.
     Whole(TcpDynamic),
-    /// The same but for so many bytes that its program has not read.
+    /// The state without the given number of bytes that the program has not read.
     Unread(TcpDynamic, u32),
-    /// Too little: it has to be asked.
+    /// Too little: the socket has to be asked.
     Little,
 }
 
 impl Followed {
-    /// None yet.
+    /// Loads the observer, without connections.
     ///
     /// # Errors
-    /// The kernel does not take the observer: no connection can be followed.
+    /// The kernel does not accept the observer: no connection can be followed.
     pub fn new() -> Result<Self, Error> {
         Ok(Self {
             observer: Observer::load()?,
@@ -69,7 +70,7 @@ impl Followed {
         })
     }
 
-    /// Follows a connection from here on. Its options should be read after the first look, so that no change is missed.
+    /// Starts following a connection. Its options should be read after the first snapshot, so that no change is missed.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -81,16 +82,16 @@ impl Followed {
         self.observer.follow(socket, name(which, id))
     }
 
-    /// Nothing more is said of it.
+    /// Stops reporting a connection.
     pub fn forget(&mut self, id: u32) {
         self.sockets.remove(&id);
     }
 
-    /// Looks at all of which these processes have descriptors. Where many have changed, some may wait for the next look, unless they
-    /// are all wanted.
+    /// Snapshots all connections of which these processes have descriptors. If many have changed, some may wait for the
+    /// next snapshot, unless `all` is set.
     ///
     /// # Errors
-    /// The kernel's refusal, or no end of changes: some are lost then.
+    /// The kernel's refusal, or endless changes; some changes are lost then.
     pub fn look(&mut self, pids: &[i32], all: bool) -> Result<Look, Error> {
         let at_us = monotonic_ns() / 1000;
         let mut changed = Vec::new();
@@ -112,7 +113,7 @@ impl Followed {
         })
     }
 
-    /// Who is followed and was not met.
+    /// Returns the followed connections that the iteration did not meet.
     fn unmet(&self, met: &[u64]) -> Vec<u32> {
         let met: HashSet<u64, RandomState> = met.iter().copied().collect();
         let sockets = self.sockets.iter();
@@ -120,7 +121,7 @@ impl Followed {
         unmet.map(|(id, _)| *id).collect()
     }
 
-    /// What is seen of a socket that is followed still.
+    /// Returns the snapshot of a socket that is still followed.
     fn sight(&mut self, seen: &Observed) -> Option<(u32, Sight)> {
         let (which, id) = ((seen.id >> 32) as u32, seen.id as u32);
         let socket = self.sockets.get_mut(&id)?;
@@ -139,13 +140,13 @@ impl Followed {
     }
 }
 
-/// What the observer knows a connection by.
+/// Returns the observer's id of a connection.
 fn name(which: u32, id: u32) -> u64 {
     u64::from(which) << 32 | u64::from(id)
 }
 
-/// The state of an established connection to which nothing is to be sent, but for what it has not read; of others it takes more than
-/// can be seen.
+/// Returns the state of an established connection with nothing to send, without its unread data. For other connections
+/// a snapshot does not suffice.
 fn state(socket: &Observed) -> Option<TcpDynamic> {
     let state = TcpState::from_kernel(socket.state)?;
     let plain = socket.flags & flags::PLAIN != 0 && socket.flags & flags::RECEIVE_SHUT == 0;

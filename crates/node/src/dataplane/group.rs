@@ -1,4 +1,4 @@
-//! Services, nodes and placement, from the configuration into the maps.
+//! Writes services, nodes and placement from the configuration into the maps.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,26 +14,26 @@ use super::Dataplane;
 use super::placement::table;
 use crate::config::{Placement, Service as ServiceConfig};
 
-/// How to reach a node, as the neighbour and route tables say.
+/// Path to a node, from the neighbour and route tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePath {
-    /// The node's address.
+    /// Address of the node.
     pub address: std::net::IpAddr,
     /// Link address of the node, or of the router towards it.
     pub link: [u8; 6],
-    /// Our link address on that interface.
+    /// This node's link address on that interface.
     pub own_link: [u8; 6],
-    /// The interface.
+    /// Index of the interface.
     pub ifindex: u32,
-    /// Whether a router is in between, so that packets must be encapsulated.
+    /// True if a router is in between, so that packets must be encapsulated.
     pub routed: bool,
 }
 
 impl Dataplane {
-    /// Tells the programs how a node is reached; packets encapsulated by it are accepted.
+    /// Sets the path to a node. Packets that the node has encapsulated are accepted.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the change.
     pub fn set_node(&self, id: NodeId, path: &NodePath, is_holder: bool) -> Result<(), Error> {
         let mut flags = NODE_KNOWN;
         flags |= if path.routed { NODE_ENCAP } else { 0 };
@@ -51,10 +51,11 @@ impl Dataplane {
         self.programs.peers.set(&node.address, &id.0)
     }
 
-    /// Fills a service's first table. Both the service and its bare address (for fragments, ARP and ND) are known after.
+    /// Fills the first placement table of a service, then adds the service and its bare address (for fragments, ARP and
+    /// ND).
     ///
     /// # Errors
-    /// Too many services, or the kernel refuses.
+    /// Too many services, or the kernel refuses the change.
     pub fn set_service(&mut self, index: u16, service: &ServiceConfig) -> Result<(), Error> {
         if usize::from(index) >= MAX_SERVICES {
             let reason = format!("at most {MAX_SERVICES} services are possible");
@@ -77,17 +78,17 @@ impl Dataplane {
             .set(&service_key(service.protocol, bare), &value)
     }
 
-    /// Where the server of a service has gone from here.
+    /// Returns the node to which the server of a service has moved.
     #[must_use]
     pub fn successor(&self, service: &ServiceConfig) -> Option<Successor> {
         let key = service_key(service.protocol, service.address);
         self.programs.successors.get(&key).ok()?
     }
 
-    /// Says where the server of a service has gone from here, or that it has not.
+    /// Sets or removes the node to which the server of a service has moved.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the change.
     pub fn set_successor(
         &self,
         service: &ServiceConfig,
@@ -100,11 +101,11 @@ impl Dataplane {
         }
     }
 
-    /// Changes where new flows of a service go. Flows that exist stay: those without an entry yet find their way by the
-    /// table before this one.
+    /// Changes the placement of new flows of a service. Existing flows stay: a flow without an entry is found by the
+    /// previous table.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the change.
     pub fn set_weights(
         &mut self,
         index: u16,
@@ -128,7 +129,7 @@ fn value_of(
     service: &ServiceConfig,
     weights: &BTreeMap<NodeId, u32>,
 ) -> Service {
-    // By port, the whole service belongs to the node of greatest weight (the lowest id among equals).
+    // With placement by port, the whole service belongs to the node of greatest weight (the lowest id among equals).
     let heaviest = weights
         .iter()
         .max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)));

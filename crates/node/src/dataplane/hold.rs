@@ -1,4 +1,4 @@
-//! The TUN that holds packets in transit and takes them back.
+//! The hold: a TUN device that keeps packets in transit and replays them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use holdfast_wire::{Flow, Inbound};
 
 use super::HeldPacket;
 
-/// Why there is no hold.
+/// Reason why the hold could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot make the TUN that holds packets in transit: {0}. Is /dev/net/tun there, and the daemon root?"
@@ -23,7 +23,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Makes the TUN.
+    /// Makes the TUN device.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -35,12 +35,12 @@ impl Hold {
         })
     }
 
-    /// For the ingress program.
+    /// Returns the interface index, for the ingress program.
     pub fn ifindex(&self) -> u32 {
         self.tun.interface().index
     }
 
-    /// The next packet and its flow; `None` when nothing waits.
+    /// Returns the next packet and its flow; `None` if no packet is waiting.
     pub fn read(&mut self) -> Option<(Flow, HeldPacket)> {
         loop {
             let (header, packet) = self.tun.read(&mut self.buffer).ok()?;
@@ -61,7 +61,7 @@ impl Hold {
         }
     }
 
-    /// Gives a packet that was held to the stack.
+    /// Gives a held packet to the stack.
     pub fn replay(&self, bytes: &[u8]) {
         let Some(header) = VnetHeader::parse(bytes) else {
             return;
@@ -71,7 +71,7 @@ impl Hold {
         }
     }
 
-    /// As [`Hold::replay`], for a packet that another node held: it must be this flow's.
+    /// Gives a packet that another node held to the stack, if the packet belongs to `flow`.
     pub fn replay_for(&self, flow: &Flow, bytes: &[u8]) {
         let inbound = bytes.get(VNET_HEADER..).and_then(Inbound::parse);
         if inbound.is_some_and(|inbound| inbound.flow == *flow) {
@@ -81,7 +81,7 @@ impl Hold {
         }
     }
 
-    /// Gives a packet made here, with full checksums, to the stack.
+    /// Gives a packet made by the daemon, with full checksums, to the stack.
     pub fn inject(&self, packet: &[u8]) {
         if let Err(error) = self.tun.write(VnetHeader::default(), packet) {
             tracing::debug!(%error, "a packet was not taken");

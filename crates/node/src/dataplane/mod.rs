@@ -1,6 +1,6 @@
-//! What the daemon does with the kernel maps: services, nodes, placement, and the state of each flow.
+//! The daemon's access to the kernel maps: services, nodes, placement, and the state of each flow.
 //!
-//! Decides nothing about ownership: it writes what the machine of `proto::handoff` asked for.
+//! This module decides nothing about ownership; it writes the states that the machine of `proto::handoff` commands.
 
 mod convert;
 mod convoys;
@@ -35,31 +35,31 @@ use holdfast_wire::{Flow, NodeId, Protocol};
 pub struct Dataplane {
     /// The loaded programs and their maps.
     pub programs: Programs,
-    /// What is asked of many sockets at once.
+    /// Snapshots of many sockets in one pass.
     pub sockets: Sockets,
     generations: BTreeMap<u16, u8>,
-    /// Rows of the placement table.
+    /// Rows of the placement table, by service.
     rows: HashMap<(Protocol, SocketAddr), u16>,
-    /// The node's own address, where processes move.
+    /// The node's own address; set if processes move.
     home: Option<IpAddr>,
     convoys: convoys::Numbers,
 }
 
-/// What the ingress and egress filters are told about one flow.
+/// State of one flow for the ingress and egress filters.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// The flow.
     pub flow: Flow,
-    /// Its epoch.
+    /// Epoch of the flow.
     pub epoch: u32,
-    /// The other node of a handoff; [`NodeId`] 0 where there is none.
+    /// The other node of a handoff; [`NodeId`] 0 if there is none.
     pub peer: NodeId,
-    /// The hold slot of an incoming flow.
+    /// Hold slot of an incoming flow.
     pub hold_slot: u32,
 }
 
 impl Dataplane {
-    /// Loads the programs and adopts what an earlier daemon pinned.
+    /// Loads the programs and adopts the maps that an earlier daemon pinned.
     ///
     /// # Errors
     /// The kernel refuses the programs.
@@ -77,7 +77,7 @@ impl Dataplane {
         Ok(dataplane)
     }
 
-    /// Flows at this address are never another's to answer: see [`Dataplane::forget`].
+    /// Sets the node's own address. A flow at this address is never left to another node: see [`Dataplane::forget`].
     pub fn set_home(&mut self, address: IpAddr) {
         self.home = Some(address);
     }
@@ -85,15 +85,15 @@ impl Dataplane {
     /// Puts flows into `state` with few system calls.
     ///
     /// # Errors
-    /// The flow table is full, or the kernel refuses.
+    /// The flow table is full, or the kernel refuses the change.
     pub fn set_flows(&self, entries: &[Entry], state: FlowState) -> Result<(), Error> {
         self.set_flows_in(entries, state, Convoy::NONE)
     }
 
-    /// The same, of flows that join a convoy.
+    /// Puts flows into `state` and adds them to a flow group.
     ///
     /// # Errors
-    /// The flow table is full, or the kernel refuses.
+    /// The flow table is full, or the kernel refuses the change.
     pub fn set_flows_in(
         &self,
         entries: &[Entry],
@@ -116,7 +116,7 @@ impl Dataplane {
         self.programs.set_flows(&keys, &values)
     }
 
-    /// What the filters know of a flow.
+    /// Returns the filters' entry for a flow.
     #[must_use]
     pub fn flow(&self, flow: &Flow) -> Option<(FlowState, FlowValue)> {
         let value = self.programs.flows.get(&key_of(flow)).ok()??;
@@ -124,7 +124,7 @@ impl Dataplane {
         Some((FlowState::from_raw(value.state)?, value))
     }
 
-    /// Whether this node owns the flow, so that its packets belong to the stack.
+    /// Returns true if this node owns the flow, so that its packets belong to the stack.
     #[must_use]
     pub fn is_ours(&self, flow: &Flow) -> bool {
         use FlowState::{Closing, Flushing, Leaving, Owned, Prepared};
@@ -134,11 +134,11 @@ impl Dataplane {
         )
     }
 
-    /// Forgets a flow; its packets are then those of an unknown flow. One that was to come back to the node whose address it has
-    /// is forwarded to its donor, as before.
+    /// Removes a flow's entry, so that the flow counts as unknown. A flow that was to move back to the node with its
+    /// local address is instead forwarded to its donor again.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the change.
     pub fn forget(&self, flow: &Flow) -> Result<(), Error> {
         if self.home == Some(flow.local.ip())
             && let Some((FlowState::TransitIn, value)) = self.flow(flow)
@@ -156,12 +156,12 @@ impl Dataplane {
         Ok(())
     }
 
-    /// The number of the service that a flow is of.
+    /// Returns the row of the flow's service.
     pub fn row(&self, flow: &Flow) -> Option<u16> {
         self.rows.get(&(flow.protocol, flow.local)).copied()
     }
 
-    /// Every flow the filters know.
+    /// Returns all flows with an entry.
     #[must_use]
     pub fn flows(&self) -> Vec<(Flow, FlowState, FlowValue)> {
         self.programs
@@ -177,7 +177,7 @@ impl Dataplane {
 }
 
 impl Entry {
-    /// The entry of a flow as the filters have it.
+    /// Returns a flow's entry as the filters have it.
     #[must_use]
     pub fn of(flow: Flow, value: &FlowValue) -> Self {
         Self {
@@ -189,13 +189,13 @@ impl Entry {
     }
 }
 
-/// Seconds of the monotonic clock, as the programs count them.
+/// Returns the monotonic clock in seconds, as the eBPF programs count them.
 #[must_use]
 pub fn monotonic_s() -> u32 {
     u32::try_from(monotonic_ns() / 1_000_000_000).unwrap_or(u32::MAX)
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Returns the monotonic clock in nanoseconds.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

@@ -1,4 +1,4 @@
-//! Sockets as the kernel's observer sees them, in the terms of `sys`.
+//! Sockets as the kernel's observer reports them, converted to the types of `sys`.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -8,15 +8,15 @@ use holdfast_bpf::observe::{Observed, Observer, flags};
 use holdfast_sys::tcp_info::TcpState;
 use holdfast_sys::tcp_repair::{Queue, Seen};
 
-/// Looks at many sockets at once, where the kernel can.
+/// Snapshots many sockets in one pass, if the kernel supports it.
 pub struct Sockets {
     observer: Option<Observer>,
-    /// Inode number of the network namespace of the thread that made this.
+    /// Inode number of the network namespace of the creating thread.
     namespace: u32,
 }
 
 impl Sockets {
-    /// Loads the observer. A kernel that does not take it costs time, no more: sockets are asked one by one then.
+    /// Loads the observer. A kernel without support only costs time, because sockets are then read one by one.
     #[must_use]
     pub fn new() -> Self {
         let observer = Observer::load();
@@ -29,13 +29,13 @@ impl Sockets {
         }
     }
 
-    /// Of the calling thread's network namespace.
+    /// Returns the inode number of the calling thread's network namespace.
     pub(super) fn namespace_inode() -> u32 {
         let inode = std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |file| file.ino());
         u32::try_from(inode).unwrap_or(0)
     }
 
-    /// What can be seen of each, in their order.
+    /// Returns the snapshot of each socket, in the given order.
     #[must_use]
     pub fn look(&mut self, sockets: &[BorrowedFd<'_>]) -> Vec<Option<Observed>> {
         let observer = self.observer.as_mut();
@@ -50,7 +50,7 @@ impl Sockets {
         }
     }
 
-    /// The same in the terms of `sys`; `None` where the socket's state has no name there.
+    /// Converts a snapshot to the type of `sys`; `None` if the socket's state has no equivalent there.
     #[must_use]
     pub fn seen<'a>(&self, socket: &'a Observed) -> Option<Seen<'a>> {
         let has = |flag| socket.flags & flag != 0;
@@ -87,7 +87,7 @@ fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
     SocketAddr::new(ip, u16::from_be_bytes(port))
 }
 
-/// As the kernel reckons it for `SIOCOUTQ` and its like, and for `TCP_INFO`.
+/// Computes the queues as the kernel does for `SIOCOUTQ` and similar requests, and for `TCP_INFO`.
 fn queue(socket: &Observed) -> Queue {
     let unsent = socket.write_seq.wrapping_sub(socket.snd_nxt);
     Queue {
@@ -99,7 +99,7 @@ fn queue(socket: &Observed) -> Queue {
     }
 }
 
-/// Bytes a second; 0 when unknown.
+/// Returns the delivery rate in bytes/s; 0 if unknown.
 pub(super) fn delivery_rate(socket: &Observed) -> u64 {
     let delivered = u64::from(socket.rate_delivered) * u64::from(socket.mss_cache) * 1_000_000;
     delivered

@@ -1,24 +1,24 @@
-//! The order in which held packets are replayed.
+//! Order in which held packets are replayed.
 
 use holdfast_wire::Segment;
 
-/// A held packet as the TUN gave it.
+/// A held packet as read from the TUN device.
 #[derive(Clone, Debug)]
 pub struct HeldPacket {
-    /// The whole packet with the header the TUN wants back.
+    /// The whole packet, with the header that the TUN device expects for a replay.
     pub bytes: Vec<u8>,
-    /// For TCP, its place in the stream.
+    /// For TCP, the packet's position in the stream.
     pub segment: Option<Segment>,
 }
 
-/// Puts a flow's packets into the order of their stream and drops data that is there twice: stragglers come by way of
-/// the donor and may arrive after younger packets. Acknowledgements without data all stay, since a repeated one means
-/// something; datagrams stay as they came.
+/// Sorts a flow's packets into stream order and drops duplicate data, because stragglers come by way of the donor and
+/// may arrive after younger packets. Acknowledgements without data are all kept, since a duplicate acknowledgement has
+/// a meaning. Datagrams keep their order.
 pub fn in_order(packets: &mut Vec<HeldPacket>) {
     let Some(first) = packets.iter().find_map(|packet| packet.segment) else {
         return;
     };
-    // Sequence numbers wrap: compare distances from one of them (RFC 9293, section 3.4).
+    // Sequence numbers wrap, so distances from one of them are compared (RFC 9293, section 3.4).
     let distance = |of: u32, from: u32| of.wrapping_sub(from).cast_signed();
     packets.sort_by_key(|packet| {
         packet.segment.map(|segment| {

@@ -1,15 +1,15 @@
-//! The weighted table that places new flows: which node each slot of the hash belongs to.
+//! The placement table: assigns each hash slot of new flows to a node, by weight.
 //!
-//! Weighted rendezvous: every node scores every slot, the highest score has it. All nodes compute the same table from
-//! the same weights (with broadcast, exactly one accepts a new flow), and a change of one node's weight moves only
-//! the slots that this node gains or loses.
+//! The table uses weighted rendezvous hashing: every node has a score for every slot, and the highest score wins. All
+//! nodes compute the same table from the same weights (so with broadcast exactly one node accepts a new flow). A change
+//! of one node's weight moves only the slots that this node gains or loses.
 
 use std::collections::BTreeMap;
 
 use holdfast_bpf::shared::PLACEMENT_SLOTS;
 use holdfast_wire::NodeId;
 
-/// Node id of each slot; 0 everywhere when no node has weight.
+/// Returns the node id of each slot; 0 everywhere if no node has weight.
 #[must_use]
 pub fn table(weights: &BTreeMap<NodeId, u32>) -> [u16; PLACEMENT_SLOTS] {
     let mut slots = [0; PLACEMENT_SLOTS];
@@ -24,7 +24,7 @@ pub fn table(weights: &BTreeMap<NodeId, u32>) -> [u16; PLACEMENT_SLOTS] {
     slots
 }
 
-/// -weight / ln(u) for u uniform in (0, 1): the share of slots a node wins is its share of the weights.
+/// Returns -weight / ln(u) for u uniform in (0, 1), so that a node's share of slots is its share of the weights.
 fn score(slot: u32, node: NodeId, weight: u32) -> f64 {
     let mixed = mix((u64::from(slot) << 16) | u64::from(node.0));
     let uniform = ((mixed >> 11) as f64 + 0.5) / (1u64 << 53) as f64;

@@ -1,5 +1,5 @@
-//! Sockets that share an address and a port (`SO_REUSEPORT`): a process that moves keeps each client at its UDP socket, and a group of
-//! sockets the classic program by which it chooses.
+//! Sockets that share an address and a port (`SO_REUSEPORT`). After a move, each client stays with its UDP socket, and
+//! a group of sockets keeps the classic BPF program that selects among them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,19 +13,19 @@ use holdfast_wire::{Flow, Protocol};
 
 use super::key_of;
 
-/// Flows that are named for the sockets of a process at most; the kernel leads others.
+/// Maximum number of flows recorded for the sockets of a process; the kernel selects the socket of further flows.
 const FLOWS_MAX: usize = 1 << 16;
 
 static PINS: OnceLock<PathBuf> = OnceLock::new();
 static PORTS: OnceLock<Option<SharedPorts>> = OnceLock::new();
 
-/// Says where sockets and clients outlive the daemon.
+/// Sets the directory in which sockets and clients outlive the daemon.
 pub fn keep_at(pins: &Path) {
-    // A process has one data plane.
+    // A process has only one data plane, so a second call changes nothing.
     let _ = PINS.set(pins.to_owned());
 }
 
-/// Loads what it takes; where the kernel does not take that, says what comes of it.
+/// Loads the programs once. If the kernel refuses them, logs the consequence.
 pub fn load() -> Option<&'static SharedPorts> {
     let load = || {
         let loaded = SharedPorts::load(PINS.get()?);
@@ -37,7 +37,7 @@ pub fn load() -> Option<&'static SharedPorts> {
     PORTS.get_or_init(load).as_ref()
 }
 
-/// What is said of a group that another node cannot have.
+/// Reasons why a group cannot exist at another node.
 const UNREADABLE: &str = "a program chooses among the sockets of its port (SO_ATTACH_REUSEPORT_EBPF), which the kernel does not give out: \
                           use a classic one (SO_ATTACH_REUSEPORT_CBPF), or none";
 const OTHER_ORDER: &str = "a program chooses among the sockets of its port by their order (SO_ATTACH_REUSEPORT_CBPF), and they were bound in \
@@ -46,18 +46,18 @@ const OTHER_ORDER: &str = "a program chooses among the sockets of its port by th
 /// A socket that may share its port with others.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a, Id> {
-    /// Its number in the image.
+    /// Id of the socket in the image.
     pub id: Id,
     /// The socket.
     pub socket: BorrowedFd<'a>,
-    /// TCP, of a listener, or UDP.
+    /// TCP for a listener, or UDP.
     pub protocol: Protocol,
-    /// What it is bound to.
+    /// Address to which the socket is bound.
     pub local: SocketAddr,
 }
 
 impl<Id> Member<'_, Id> {
-    /// Whether datagrams of this flow may come to it.
+    /// Returns true if datagrams of this flow may reach the socket.
     pub fn may_have(&self, flow: &Flow) -> bool {
         let any = self.local.ip().is_unspecified();
         flow.protocol == Protocol::Udp
@@ -67,12 +67,12 @@ impl<Id> Member<'_, Id> {
     }
 }
 
-/// What sockets that share ports have beside their options.
+/// State of sockets that share ports, besides their options.
 #[derive(Debug)]
 pub struct Shared<Id> {
-    /// The flows of UDP sockets.
+    /// Flows of UDP sockets.
     pub clients: BTreeMap<Id, Vec<Flow>>,
-    /// The instructions by which groups choose; each of one member.
+    /// Instructions of the groups' programs, each keyed by one member.
     pub programs: BTreeMap<Id, Vec<u64>>,
 }
 
@@ -85,7 +85,7 @@ impl<Id> Default for Shared<Id> {
     }
 }
 
-/// What stands in the way of groups of sockets of these processes: a process, its descriptor, and why.
+/// Returns the obstacles to moving the socket groups of these processes: process, descriptor and reason.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -94,7 +94,7 @@ pub fn obstacles(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
     let Some(ports) = load() else {
         return Ok(found);
     };
-    // The last place of each group.
+    // Last index found in each group.
     let mut places: BTreeMap<u64, Option<u32>> = BTreeMap::new();
     let mut known = std::collections::BTreeSet::new();
     for pid in pids {
@@ -117,11 +117,11 @@ pub fn obstacles(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
     Ok(found)
 }
 
-/// What `members`, sockets of processes that stand still, have beside their options: of these flows the clients of each UDP socket that
-/// shares its port with another, and the programs of groups.
+/// Returns the shared-port state of `members`, sockets of stopped processes: among `flows` the clients of each UDP
+/// socket that shares its port with another, and the programs of groups.
 ///
 /// # Errors
-/// What another node cannot have.
+/// A group cannot exist at another node.
 pub fn read<'a, Id: Copy + Ord>(
     members: Vec<Member<'_, Id>>,
     pids: &[i32],
@@ -143,7 +143,7 @@ pub fn read<'a, Id: Copy + Ord>(
     let mut groups: BTreeMap<u64, Vec<(Member<'_, Id>, Sharing)>> = BTreeMap::new();
     for member in members {
         let cookie = holdfast_bpf::shared_port::cookie(member.socket).map_err(text)?;
-        // One that is bound to no port yet is in no group.
+        // A socket that is not bound to a port yet is in no group.
         if let Some(one) = sharing.remove(&cookie) {
             groups.entry(one.group).or_default().push((member, one));
         }
@@ -154,7 +154,7 @@ pub fn read<'a, Id: Copy + Ord>(
         .copied()
         .collect();
     for mut group in groups.into_values() {
-        // As the other node makes them.
+        // The order in which the other node creates the sockets.
         group.sort_by_key(|(member, _)| member.id);
         let (first, Sharing { choice, .. }) = &group[0];
         match choice {
@@ -187,7 +187,7 @@ pub fn read<'a, Id: Copy + Ord>(
     Ok(shared)
 }
 
-/// Gives new sockets what the earlier ones had.
+/// Gives new sockets the shared-port state of the original ones.
 ///
 /// # Errors
 /// The kernel's refusal.

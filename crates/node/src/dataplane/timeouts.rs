@@ -1,5 +1,5 @@
-//! Longest retransmission timeouts that moved connections get back some time after they have arrived: until a round trip was
-//! measured there, a cap is better. Nobody keeps a descriptor of them for it.
+//! Restoration of the longest retransmission timeout of moved connections. A lower cap applies until a round trip was
+//! measured at the new node. The daemon keeps no descriptor of the connections in the meantime.
 
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use holdfast_bpf::timeouts::Timeouts;
 
-/// How long after their arrival connections have the cap.
+/// Time after the move for which connections have the cap.
 pub const AFTER: Duration = Duration::from_secs(1);
 
 static TIMEOUTS: OnceLock<Option<Timeouts>> = OnceLock::new();
 static ORDERED: AtomicBool = AtomicBool::new(false);
 
-/// Loads what it takes; where the kernel does not take that, [`order`] says so.
+/// Loads the program once. If the kernel refuses it, [`order`] returns false.
 pub fn load() -> Option<&'static Timeouts> {
     let load = || {
         let loaded = Timeouts::load();
@@ -24,14 +24,14 @@ pub fn load() -> Option<&'static Timeouts> {
     TIMEOUTS.get_or_init(load).as_ref()
 }
 
-/// Remembers the longest timeout of a connection; whether [`give_back`] will set it.
+/// Records the longest timeout of a connection. Returns true if [`give_back`] will set it.
 pub fn order(socket: BorrowedFd<'_>, longest_ms: i32) -> bool {
     let ordered = load().is_some_and(|timeouts| timeouts.order(socket, longest_ms).is_ok());
     ORDERED.fetch_or(ordered, Ordering::AcqRel);
     ordered
 }
 
-/// Sets what was ordered, if anything was. Goes through all connections of the host: some milliseconds.
+/// Sets all recorded timeouts, if there are any. Visits all connections of the host, which takes some milliseconds.
 pub fn give_back() {
     if !ORDERED.swap(false, Ordering::AcqRel) {
         return;

@@ -1,4 +1,4 @@
-//! The acceptor's commands: what happens to connections that this node takes.
+//! The acceptor's commands: receiving connections at this node.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,65 +17,65 @@ use super::{Engine, text_of};
 use crate::app::SessionId;
 use crate::dataplane::{Entry, HeldPacket};
 
-/// How long a program may take to take what arrives: less than donors wait, so that they hear the reason.
+/// Time limit for a program to take its arrivals. Shorter than the donor's limit, so that the donor learns the reason.
 const TAKE_MAX: Duration = Duration::from_millis(1500);
 
-/// Ids a `Go` or `Cancel` names at most: ten bytes each at worst, so that it fits a message.
+/// Maximum number of ids in a `Go` or `Cancel` message; at most 10 bytes each, so that the message fits.
 pub(super) const IDS_MAX: usize = 4096;
 
-/// A connection on its way to this node.
+/// A connection that is being handed off to this node.
 pub struct Arrival {
-    /// The program that takes it.
+    /// Session of the program that takes the connection.
     pub session: SessionId,
-    /// Our number for it.
+    /// Id of the arrival on this node.
     pub id: u64,
-    /// Whether the program has its descriptor and state.
+    /// True if the program has received descriptor and state.
     pub received: bool,
-    /// How far its socket is.
+    /// Progress of the socket.
     pub socket: Socket,
-    /// Its options.
+    /// Options of the socket, as read by the donor.
     pub fixed: Option<TcpStatic>,
-    /// Its state, once it came.
+    /// State of the socket; default until the donor has sent it.
     pub state: DynamicBlob,
     /// Slot of the hold counters.
     pub slot: u32,
-    /// What came for it in the meantime.
+    /// Packets held for the connection so far.
     pub held: Vec<HeldPacket>,
-    /// Packets are no longer kept but given to the stack.
+    /// True if packets are given to the stack instead of being held.
     pub released: bool,
-    /// The congestion map has an entry for it.
+    /// True if the congestion map has an entry for the connection.
     pub congestion: bool,
 }
 
-/// How far an arriving connection's socket is.
+/// Progress of an arriving connection's socket.
 pub enum Socket {
-    /// A flow of the program's shared UDP socket.
+    /// No socket of its own: a flow of the program's shared UDP socket.
     Shared,
-    /// None yet: it is made in the queue of who listens.
+    /// No socket yet: the commit makes it in the listener's accept queue.
     Queued,
     /// Bound, in repair mode.
     Prepared(PreparedSocket),
     /// Connected, in repair mode.
     Restored(RestoredSocket),
-    /// Restored by an earlier daemon, which may have woken it.
+    /// Restored by an earlier daemon, which may already have activated it.
     Reclaimed(OwnedFd),
-    /// In use.
+    /// Active.
     Live(OwnedFd),
-    /// Failed, and is closed.
+    /// Failed and closed.
     Gone,
 }
 
-/// A `PrepareSockets` that waits for programs to take descriptors and state.
+/// A `PrepareSockets` command that waits for programs to take descriptors and state.
 pub struct Preparing {
     token: Token,
     flows: Vec<Flow>,
     results: Vec<Result<(), String>>,
-    /// When those that have not been taken are given up.
+    /// Deadline; arrivals not taken by then are given up.
     pub(super) until: Duration,
 }
 
 impl Engine {
-    /// The sockets are made; now their programs have to take them.
+    /// Continues a `PrepareSockets` command after the sockets are made: waits until the programs have taken them.
     pub(super) fn await_programs(
         &mut self,
         token: Token,
@@ -152,8 +152,8 @@ impl Engine {
         ))
     }
 
-    /// Refuses to take a flow that this node owns: only its owner may give it, and that is not another node. What the holder has
-    /// refused to record as this node's may be another's.
+    /// Refuses a flow that this node owns, since no other node may give it. A flow that the holder refused to record
+    /// as this node's is accepted, since another node may own it.
     pub(super) fn refuse_own(&self, flow: &Flow) -> Result<(), String> {
         use FlowState::{Flushing, Leaving, Owned, Prepared, TransitOut};
         match self.dataplane.flow(flow) {
@@ -166,8 +166,8 @@ impl Engine {
         }
     }
 
-    /// Gives descriptors and application state to the programs that take the flows; gives those whose descriptors could not be
-    /// copied, and why.
+    /// Sends descriptors and application state to the programs that take the flows. Returns the flows whose descriptors
+    /// could not be copied, with the error.
     pub(super) fn offer(&mut self, states: Vec<(Flow, Vec<u8>)>) -> BTreeMap<Flow, String> {
         let mut failed = BTreeMap::new();
         let mut by_session: BTreeMap<SessionId, (Vec<Flow>, Vec<StateItem>)> = BTreeMap::new();
@@ -235,7 +235,7 @@ impl Engine {
         failed
     }
 
-    /// A program has descriptor and state of these arrivals.
+    /// Handles a program's `Received`: the program has descriptor and state of these arrivals.
     pub(super) fn received(&mut self, ids: &[u64]) {
         for id in ids {
             if let Some((flow, _)) = self.arrival_ids.get(id)
@@ -248,7 +248,7 @@ impl Engine {
         self.poll_preparing();
     }
 
-    /// A program does not take these arrivals.
+    /// Handles a program's `Refused`: the program does not take these arrivals.
     pub(super) fn refused(&mut self, ids: &[u64], reason: &str) {
         for id in ids {
             let Some((flow, _)) = self.arrival_ids.get(id) else {
@@ -265,7 +265,7 @@ impl Engine {
         self.poll_preparing();
     }
 
-    /// Ends the prepares whose programs have taken everything, or are gone.
+    /// Completes the prepare commands for which every program has answered, has ended, or is late.
     pub(super) fn poll_preparing(&mut self) {
         let now = self.now();
         let mut late = Vec::new();
@@ -380,7 +380,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// Nothing of an arrival stays.
+    /// Removes all state of an arrival.
     fn undo(&mut self, flow: &Flow) {
         if let Some(arrival) = self.arrivals.remove(flow) {
             self.arrival_ids.remove(&arrival.id);
@@ -391,7 +391,8 @@ impl Engine {
             silence(&arrival.socket);
         }
         self.journal.ended(flow);
-        // Only our own arming is undone: the flow may have become ours, or a tombstone, in another way.
+        // Only an entry in transit to this node is removed: the flow may have become owned or a tombstone in another
+        // way.
         if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
             && let Err(error) = self.dataplane.forget(flow)
         {
@@ -400,7 +401,7 @@ impl Engine {
     }
 }
 
-/// The states of some arrivals, or of one.
+/// Returns a `State` message for a single item, else a `States` message.
 fn states_message(mut items: Vec<StateItem>) -> FromDaemon {
     match items.pop() {
         Some(StateItem {
@@ -419,7 +420,7 @@ fn states_message(mut items: Vec<StateItem>) -> FromDaemon {
     }
 }
 
-/// Ends a socket that is not to live, also where the program has a duplicate.
+/// Closes a socket of a failed arrival silently, even if the program has a duplicate.
 pub(super) fn silence(socket: &Socket) {
     let descriptor: Option<BorrowedFd<'_>> = match socket {
         Socket::Prepared(socket) => Some(socket.as_fd()),

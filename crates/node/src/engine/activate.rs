@@ -1,4 +1,4 @@
-//! The acceptor's last command: connections live here from now on.
+//! The acceptor's last command: activating connections at this node.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Engine {
                 });
             }
         };
-        // The donor may hear of it while the rest is done.
+        // The donor can be answered before the remaining steps.
         self.done(Completion {
             token,
             results: Results::Activated(results),
@@ -36,7 +36,7 @@ impl Engine {
     fn entries(&self, flows: &[FlowEpoch], slot: impl Fn(&Arrival) -> u32) -> Vec<Entry> {
         let entry = |of: &FlowEpoch| {
             let arrival = self.arrivals.get(&of.flow)?;
-            // What has no socket yet gets no packets.
+            // A connection without a socket must not receive packets yet.
             if matches!(arrival.socket, Socket::Queued) {
                 return None;
             }
@@ -50,7 +50,7 @@ impl Engine {
         flows.iter().filter_map(entry).collect()
     }
 
-    /// From now on the sockets act; an error if none does.
+    /// Activates the sockets. Fails if the flow table refuses the change, in which case no socket becomes active.
     pub(super) fn activate_all(
         &mut self,
         flows: &[FlowEpoch],
@@ -72,7 +72,7 @@ impl Engine {
         Ok(flows.iter().map(activate).collect())
     }
 
-    /// Programs are told, holds flushed, books closed.
+    /// Notifies the programs, replays held packets, and releases the arrivals' resources.
     pub(super) fn finish_activation(&mut self, flows: &[FlowEpoch]) {
         self.go(flows);
         self.flush(flows);
@@ -80,7 +80,7 @@ impl Engine {
         if let Err(error) = self.dataplane.set_flows(&settled, FlowState::Owned) {
             tracing::error!(%error, "flows stay in the hold's care");
         }
-        // What slipped into the hold between the last look and the change.
+        // Packets can enter the hold between the last read and the state change.
         self.read_hold();
         self.settle(flows);
     }
@@ -117,7 +117,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells the programs that the flows are theirs.
+    /// Notifies the programs that the flows are theirs.
     fn go(&mut self, flows: &[FlowEpoch]) {
         for (session, ids) in self.ids_by_session(flows.iter().map(|of| of.flow)) {
             for ids in ids.chunks(IDS_MAX) {
@@ -139,7 +139,7 @@ impl Engine {
         ids
     }
 
-    /// Replays what was held, in order.
+    /// Replays held packets in order.
     fn flush(&mut self, flows: &[FlowEpoch]) {
         self.read_hold();
         for of in flows {
@@ -160,7 +160,7 @@ impl Engine {
         self.read_hold();
     }
 
-    /// What nothing waited for: late options, books.
+    /// Sets the deferred socket options and releases the arrivals' slots and map entries.
     fn settle(&mut self, flows: &[FlowEpoch]) {
         let now = self.now();
         for of in flows {

@@ -1,4 +1,4 @@
-//! The congestion window and threshold of a connection, given to its new socket (see `bpf/c/congestion.bpf.c`).
+//! Transfer of a connection's congestion window and threshold to its new socket (see `bpf/c/congestion.bpf.c`).
 
 use std::os::fd::BorrowedFd;
 
@@ -9,16 +9,16 @@ use holdfast_wire::Flow;
 
 use crate::dataplane::{Dataplane, key_of};
 
-/// The kernel's "no threshold yet".
+/// The kernel's value for a slow-start threshold that is not set.
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
 
-/// Gives sockets the window they had; does nothing where the kernel has no struct_ops.
+/// Restores congestion windows of moved sockets. Does nothing if the kernel lacks struct_ops.
 pub struct Congestion {
     restorer: Option<String>,
 }
 
 impl Congestion {
-    /// With the restorer that the data plane registered, if it could.
+    /// Uses the restorer that the data plane registered, if any.
     pub fn new(dataplane: &Dataplane) -> Self {
         let restorer = dataplane.programs.congestion_restorer().map(str::to_owned);
         if restorer.is_none() {
@@ -29,9 +29,9 @@ impl Congestion {
         Self { restorer }
     }
 
-    /// Gives a restored socket the window and threshold it had, unless it has them already, as most connections that
-    /// never had much to send. One that does not take them goes on with the kernel's initial window. Whether the flow is
-    /// to be forgotten when nothing waits for it.
+    /// Gives a restored socket its congestion window and threshold, unless the values are equal already, as for most
+    /// connections that never had much to send. If setting fails, the socket continues with the kernel's initial
+    /// window. Returns true if the map has an entry to remove later with [`Congestion::forget`].
     pub fn give(
         &self,
         dataplane: &Dataplane,
@@ -66,7 +66,7 @@ impl Congestion {
         true
     }
 
-    /// The flow's socket has what it was to get, or is not coming.
+    /// Removes the flow's map entry, after its socket was activated or given up.
     pub fn forget(&self, dataplane: &Dataplane, flow: &Flow) {
         if let Some(table) = &dataplane.programs.congestion {
             let _ = table.remove(&key_of(flow));

@@ -6,7 +6,7 @@ use crate::tls::Tls;
 
 impl Engine {
     pub(super) fn handle_control(&mut self, request: ControlRequest) {
-        // Whoever asked may have gone: then nobody hears the answer.
+        // Send errors are ignored: a client that has disconnected needs no answer.
         match request {
             ControlRequest::Status(reply) => drop(reply.send(Ok(self.status()))),
             ControlRequest::Flows(query, reply) => drop(reply.send(Ok(self.flows(query)))),
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// Reads certificates and revocation list anew (SIGHUP). A mistake in them changes nothing.
+    /// Reloads certificates and revocation list (SIGHUP). An error in the files leaves the current certificates in use.
     pub(super) fn reload_certificates(&mut self) {
         match Tls::load(&self.config) {
             Ok(tls) => {

@@ -1,4 +1,4 @@
-//! The donor's commands: what happens to connections that this node gives.
+//! The donor's commands: giving connections of this node away.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -18,40 +18,41 @@ use super::{Engine, text_of};
 use crate::app::SessionId;
 use crate::dataplane::{Entry, HeldPacket, monotonic_ns, monotonic_s};
 
-/// How often a draining send queue is looked at.
+/// Polling interval of a send queue that drains.
 const DRAIN_POLL: Duration = Duration::from_micros(500);
 
-/// How long a program may take to say what it has not read of a diverted UDP flow; meanwhile nobody serves it.
+/// Time limit for a program to return the unread datagrams of a diverted UDP flow, during which no node serves the
+/// flow.
 const COLLECT_MAX: Duration = Duration::from_millis(500);
 
 /// A connection that a program gives away.
 pub struct Donation {
-    /// The program.
+    /// Session of the program.
     pub session: SessionId,
-    /// Our duplicate of its descriptor; none for a flow of a shared UDP socket.
+    /// Duplicate of the program's descriptor; none for a flow of a shared UDP socket.
     pub socket: Option<OwnedFd>,
-    /// What the program wants its successor to know.
+    /// Application state for the program at the acceptor.
     pub application: Vec<u8>,
-    /// Read in *prepare*.
+    /// Options of the socket, read in *prepare*.
     pub fixed: Option<TcpStatic>,
-    /// Copies of what came out of order since.
+    /// Copies of the packets received out of order since *prepare*.
     pub out_of_order: Vec<HeldPacket>,
-    /// UDP: what the program has said so far of that.
+    /// UDP: pieces of unread datagrams that the program has returned so far.
     pub pieces: Vec<Piece>,
-    /// UDP: what the program had not read; `None` until it has said.
+    /// UDP: datagrams that the program had not read; `None` until the program has answered.
     pub unread: Option<Vec<ByteBuf>>,
-    /// When it was frozen, by the monotonic clock.
+    /// Monotonic time of the freeze.
     pub frozen_at_ns: Option<u64>,
-    /// What its send queue held then, bytes.
+    /// Bytes in the send queue at the freeze.
     pub queued: usize,
-    /// The holder has not said yet whether it was diverted.
+    /// True while the holder's answer to the diversion is outstanding.
     pub in_doubt: bool,
-    /// The program was told that it keeps the connection.
+    /// True if the program was notified that it keeps the connection.
     pub told: bool,
 }
 
 impl Donation {
-    /// One that begins.
+    /// Returns a donation at its beginning.
     pub(super) fn new(session: SessionId, socket: Option<OwnedFd>, application: Vec<u8>) -> Self {
         Self {
             session,
@@ -69,18 +70,18 @@ impl Donation {
     }
 }
 
-/// A `Drain` under way.
+/// A `Drain` command in progress.
 pub struct Draining {
     token: Token,
     flows: Vec<Flow>,
     deadline: Duration,
 }
 
-/// A UDP `Freeze` that waits for the program to empty its socket.
+/// A UDP `Freeze` command that waits for the program to empty its socket.
 pub struct Collecting {
     pub(super) token: Token,
     pub(super) flows: Vec<FlowEpoch>,
-    /// When it goes on without those that have not answered.
+    /// Deadline; the freeze continues then without the missing answers.
     pub(super) until: Duration,
 }
 
@@ -94,7 +95,7 @@ impl Engine {
         self.poll_drains();
     }
 
-    /// Ends the drains whose queues are empty or whose time is over.
+    /// Completes the drain commands whose queues are empty or whose deadline has passed.
     pub(super) fn poll_drains(&mut self) {
         let now = self.now();
         for drain in std::mem::take(&mut self.draining) {
@@ -176,7 +177,7 @@ impl Engine {
         self.poll_collecting();
     }
 
-    /// Ends the freezes whose programs have emptied their sockets.
+    /// Completes the freeze commands whose programs have emptied their sockets or whose deadline has passed.
     pub(super) fn poll_collecting(&mut self) {
         let now = self.now();
         for collecting in std::mem::take(&mut self.collecting) {
@@ -252,7 +253,7 @@ impl Engine {
     fn resume_one(&mut self, of: &FlowEpoch, in_doubt: bool) -> Result<(), String> {
         match self.dataplane.flow(&of.flow) {
             Some((_, value)) if value.epoch > of.epoch => return Ok(()),
-            // It was closed meanwhile: nothing is to go on.
+            // The flow was closed during the handoff, so nothing resumes.
             None | Some((FlowState::Closing | FlowState::Moved, _)) => {
                 if !in_doubt {
                     self.decided(&of.flow, Verdict::Kept);
@@ -267,7 +268,7 @@ impl Engine {
         } else {
             FlowState::Owned
         };
-        // The filters first: what the socket sends when it wakes must pass.
+        // The filters are set first, because packets that the resumed socket sends must pass.
         let entry = Entry {
             flow: of.flow,
             epoch: of.epoch,

@@ -1,4 +1,4 @@
-//! What the machine and the kernel programs tell.
+//! Events of the handoff machine and of the kernel programs.
 
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared::{
@@ -12,7 +12,7 @@ use super::tombstones::Tombstone;
 use super::{Engine, text_of};
 use crate::dataplane::{flow_of, monotonic_s};
 
-/// `TCP_LAST_ACK`: the client closed first, so no TIME_WAIT follows here.
+/// `TCP_LAST_ACK`: the client closed first, so this side has no TIME_WAIT.
 const LAST_ACK: u8 = 9;
 
 impl Engine {
@@ -48,7 +48,7 @@ impl Engine {
                 for (flow, _) in flows {
                     self.metrics.handoff_ended("accepted");
                     self.counts.accepted += 1;
-                    // One that its program has still to come back for needs what was written.
+                    // A recovered flow keeps its journal entry until its program has reclaimed it.
                     if !self.recovered.contains_key(&flow) {
                         self.journal.ended(&flow);
                     }
@@ -89,7 +89,7 @@ impl Engine {
                 tracing::info!(%flow, %reason, "kept");
                 if let Some(donation) = self.donations.get_mut(flow) {
                     let session = donation.session;
-                    // While the holder has not answered, our duplicate of the descriptor is still needed.
+                    // The duplicate of the descriptor is needed until the holder has answered.
                     donation.told = true;
                     if !donation.in_doubt {
                         self.donations.remove(flow);
@@ -117,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// The holder has recorded, or not, that a flow began or ended.
+    /// Handles the holder's answer to a report that a flow began or ended.
     fn changed(&mut self, change: &Change, result: &Result<Option<Record>, Refusal>) {
         let flow = &change.flow;
         match (change.kind, result) {
@@ -142,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// Takes what the kernel programs told.
+    /// Handles events of the kernel programs.
     pub(super) fn handle_kernel(&mut self, events: &[KernelEvent]) {
         let mut changes = Vec::new();
         for event in events {
@@ -175,8 +175,8 @@ impl Engine {
         }
     }
 
-    /// The end of a flow whose ports a new connection has at the node to which the server went: the entry here sends packets there
-    /// until the holder has recorded that connection.
+    /// Ends a flow whose ports a new connection uses at the node to which the server moved. The entry here forwards
+    /// packets there until the holder has recorded the new connection.
     fn followed(&mut self, flow: Flow, epoch: Epoch) -> Change {
         self.tombstones
             .add(monotonic_s(), Tombstone { flow, epoch });
@@ -187,7 +187,7 @@ impl Engine {
         }
     }
 
-    /// Reports again what the flow table says, after events were lost: the holder keeps what it knows.
+    /// Reports the whole flow table to the holder again, after events were lost. The holder ignores known flows.
     pub(super) fn report_table(&mut self) {
         let mut changes = Vec::new();
         for (flow, state, value) in self.dataplane.flows() {
@@ -196,7 +196,7 @@ impl Engine {
         self.report(changes);
     }
 
-    /// What the holder may not have heard of an entry in the flow table.
+    /// Returns the change that the holder may have missed for an entry in the flow table.
     pub(super) fn reportable(
         &mut self,
         flow: Flow,
@@ -209,9 +209,10 @@ impl Engine {
                 kind: ChangeKind::Establish,
                 epoch,
             }),
-            // Forwarded as long as it lives.
+            // A private flow is forwarded as long as it lives.
             FlowState::Moved if self.moves.addresses().is_private(&flow) => None,
-            // Closed before it was followed, perhaps; the holder refuses to remove the record of a flow that another node owns.
+            // The lost event may have been the reuse of the flow's ports, so the removal is reported. The holder
+            // refuses to remove a record that another node owns.
             FlowState::Moved => Some(self.followed(flow, epoch)),
             _ => None,
         }
@@ -225,7 +226,7 @@ impl Engine {
         self.taken_at_ns.remove(flow);
     }
 
-    /// The change that tells the holder a closed flow is no more; the entry here goes too.
+    /// Removes a closed flow's entry here, and returns the change that removes its record at the holder.
     pub(super) fn removal(&mut self, flow: &Flow) -> Option<Change> {
         let (state, value) = self.dataplane.flow(flow)?;
         if state != FlowState::Closing {

@@ -1,30 +1,30 @@
-//! For tests of what happens when a daemon dies, or is held up, at a given step of a handoff.
+//! Fault injection, for tests of a daemon that dies or pauses at a given step of a handoff.
 //!
-//! Only where `HOLDFAST_TEST_FAULTS` is set: the file `fault` in the run directory then names a command, whether before
-//! or after it, and what happens, once: `freeze after die`, `restore before pause 500` (milliseconds). `... with 8` at the
-//! end waits for a command about at least so many flows.
+//! Active only if `HOLDFAST_TEST_FAULTS` is set. The file `fault` in the run directory names a command, `before` or
+//! `after`, and an action, which happens once: `freeze after die`, `restore before pause 500` (milliseconds). A final
+//! `with 8` limits the fault to commands about at least 8 flows.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::handoff::Command;
 
-/// Where in a command.
+/// Time of a fault relative to its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// Nothing of it was done.
+    /// Before any part of the command.
     Before,
-    /// All of it was done, and nobody was told.
+    /// After the whole command, but before its completion is reported.
     After,
 }
 
-/// The fault to come, if this daemon is under test.
+/// The pending fault of a daemon under test.
 pub struct Faults {
     file: Option<PathBuf>,
 }
 
 impl Faults {
-    /// Faults are taken from this directory, if the environment says so.
+    /// Reads faults from this directory if the environment variable is set.
     pub fn new(run_dir: &Path) -> Self {
         let tested = std::env::var_os("HOLDFAST_TEST_FAULTS").is_some();
         Self {
@@ -32,7 +32,7 @@ impl Faults {
         }
     }
 
-    /// The daemon has come to this point with so many flows.
+    /// Triggers the fault if the file names this point and at most this number of flows.
     pub fn at(&self, name: &str, moment: Moment, flows: usize) {
         let Some(file) = &self.file else { return };
         let Ok(text) = std::fs::read_to_string(file) else {
@@ -69,8 +69,8 @@ impl Faults {
     }
 }
 
-/// The freeze that batches may be predicted to have, where a test says so: for batches larger than this machine would
-/// make them.
+/// Returns the predicted freeze limit that a test sets, which allows larger batches than this machine would otherwise
+/// form.
 pub fn freeze_max() -> Option<Duration> {
     let milliseconds = std::env::var("HOLDFAST_TEST_FREEZE_MS").ok()?;
     let freeze = Duration::from_millis(milliseconds.parse().ok()?);
@@ -78,7 +78,7 @@ pub fn freeze_max() -> Option<Duration> {
     Some(freeze)
 }
 
-/// How many flows (or changes) a command is about.
+/// Returns the number of flows (or changes) in a command.
 pub fn count_of(command: &Command) -> usize {
     match command {
         Command::ReadStatic { flows, .. }
@@ -95,7 +95,7 @@ pub fn count_of(command: &Command) -> usize {
     }
 }
 
-/// The name a fault gives to a command.
+/// Returns a command's name in the fault file.
 pub fn name_of(command: &Command) -> &'static str {
     match command {
         Command::ReadStatic { .. } => "read",

@@ -1,4 +1,4 @@
-//! The flows of a process that moves: what of their packets passes, waits, or goes on to the other node.
+//! Flows of moving processes: passing, holding and forwarding their packets.
 
 use std::collections::HashMap;
 
@@ -13,47 +13,47 @@ use super::tombstones::Tombstone;
 use crate::dataplane::{Convoy, Entry, HeldPacket, in_order, monotonic_ns, monotonic_s};
 use crate::migration::Place;
 
-/// A flow of a process that comes: its packets wait.
+/// A flow of a process that is being moved here; its packets are held.
 pub struct Fence {
     id: MoveId,
     slot: u32,
     epoch: u32,
     held: Vec<HeldPacket>,
-    /// Packets no longer wait, but go to the stack.
+    /// True if packets are given to the stack instead of being held.
     released: bool,
 }
 
-/// The flows of a process that is about to stop here.
+/// Flows of a process that is about to stop here and move away.
 pub struct Leaving {
     to: NodeId,
     flows: Vec<FlowEpoch>,
     convoy: Convoy,
 }
 
-/// The flows of a process that is to run here.
+/// Flows of a process that is being moved here.
 #[derive(Default)]
 pub struct Coming {
     convoy: Convoy,
-    /// Those that are not at the epochs at which their packets wait.
+    /// Flows whose committed epoch differs from the epoch at which their packets are held.
     odd: Vec<FlowEpoch>,
-    /// When they are this node's.
+    /// Flows that this node owns; set at the commit.
     flows: Vec<FlowEpoch>,
 }
 
-/// All of them.
+/// All held flows.
 pub type Fences = HashMap<Flow, Fence, RandomState>;
 
-/// Where what comes for a process on its way from here goes.
+/// Forwarding rule for packets of a process that is moving away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Data to the acceptor; what acknowledges comes here, as long as the process runs.
+    /// Data goes to the acceptor. Pure acknowledgements stay here as long as the process runs.
     Leaves,
-    /// All to the acceptor: it stands still.
+    /// All packets go to the acceptor, because the process is stopped.
     Stands,
 }
 
 impl Engine {
-    /// The flows of this node that come to these sockets.
+    /// Returns this node's flows that belong to these sockets.
     pub(super) fn flows_of(&self, places: &[Place]) -> Vec<FlowAt> {
         let mut found = self.owned(places.iter().filter_map(Place::flow));
         let datagrams: Vec<&Place> = places
@@ -72,7 +72,7 @@ impl Engine {
         found
     }
 
-    /// Those of these flows that are this node's.
+    /// Returns the flows among `flows` that this node owns.
     pub(super) fn owned(&self, flows: impl IntoIterator<Item = Flow>) -> Vec<FlowAt> {
         let owned = |flow: Flow| match self.dataplane.flow(&flow)? {
             (FlowState::Owned, value) => Some(FlowAt {
@@ -84,14 +84,14 @@ impl Engine {
         flows.into_iter().filter_map(owned).collect()
     }
 
-    /// Datagram flows that begin while processes are on their way from here may be theirs.
+    /// Remembers a new datagram flow, which may belong to a process that is moving away.
     pub(super) fn note_newcomer(&mut self, flow: Flow) {
         if flow.protocol == Protocol::Udp {
             (self.newcomers.values_mut()).for_each(|newcomers| newcomers.push(flow));
         }
     }
 
-    /// From now on packets of these flows wait here.
+    /// Starts holding packets of these flows here.
     pub(super) fn fence(&mut self, id: MoveId, flows: &[FlowAt]) -> Result<(), String> {
         if let Some(why) = flows.iter().find_map(|of| self.refuse_private(&of.flow)) {
             return Err(why);
@@ -138,7 +138,8 @@ impl Engine {
         set.map_err(|error| error.to_string())
     }
 
-    /// The process is about to be committed with these: the next epoch of each is that of its fence, unless it is odd.
+    /// Announces the flows of the coming commit. Each flow's next epoch is normally that of its held entry; the others
+    /// are noted.
     pub(super) fn expect_flows(&mut self, id: MoveId, flows: &[FlowAt]) {
         let fences = &self.fences;
         let is_odd = |of: &&FlowAt| {
@@ -154,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// A packet that waited for a flow of a process; given back if there is no such flow.
+    /// Holds or replays a packet of a process's flow. Returns the packet if no process has the flow.
     pub(super) fn held(&mut self, flow: &Flow, packet: HeldPacket) -> Option<HeldPacket> {
         let Some(fence) = self.fences.get_mut(flow) else {
             return Some(packet);
@@ -168,7 +169,7 @@ impl Engine {
         None
     }
 
-    /// Flows of a process that is about to stop here. What comes for them comes here still.
+    /// Prepares flows of a process that is about to stop. Their packets are still delivered here.
     pub(super) fn about_to_leave(
         &mut self,
         id: MoveId,
@@ -192,7 +193,8 @@ impl Engine {
         joined.map_err(|error| error.to_string())
     }
 
-    /// What comes for a process on its way from here goes to where it says; that is undone where it stays a while longer.
+    /// Sets the forwarding rule for packets of a departing process. A stop that is postponed sets the previous rule
+    /// again.
     pub(super) fn turn_flows(&self, id: MoveId, turn: Turn) -> Result<(), String> {
         let leaving = self.leaving.get(&id).ok_or("the move was given up")?;
         let state = match turn {
@@ -203,7 +205,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The process has left, or stays: each of its flows is by itself again, those that closed meanwhile too.
+    /// Takes the flows out of their flow group, closed ones included, after the process has moved or stayed.
     pub(super) fn no_longer_leaving(&mut self, id: MoveId) {
         let Some(Leaving { flows, convoy, .. }) = self.leaving.remove(&id) else {
             return;
@@ -216,7 +218,7 @@ impl Engine {
         self.dataplane.disband(convoy);
     }
 
-    /// The flows stay here; those that are closing too, until their last packets have come.
+    /// Keeps the flows at this node. Closing flows stay closing until their last packets have arrived.
     pub(super) fn keep_flows(&self, flows: &[FlowEpoch]) -> Result<(), String> {
         let (mut owned, mut closing) = (Vec::new(), Vec::new());
         for of in flows {
@@ -232,7 +234,7 @@ impl Engine {
         set.map_err(|error| error.to_string())
     }
 
-    /// The flows are another node's: stragglers go on to it for a while.
+    /// Marks the flows as moved to another node, to which stragglers are forwarded for a while.
     pub(super) fn moved_away(&mut self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
         let set = self.set_all(flows, to, FlowState::Moved);
         set.map_err(|error| error.to_string())?;
@@ -264,7 +266,7 @@ impl Engine {
         self.dataplane.set_flows(&entries, state)
     }
 
-    /// The flows are this node's; their packets wait until the process runs.
+    /// Takes ownership of the flows; their packets are held until the process runs.
     pub(super) fn take_flows(
         &mut self,
         id: MoveId,
@@ -276,7 +278,7 @@ impl Engine {
         }
         let coming = self.coming.remove(&id).unwrap_or_default();
         match coming.convoy {
-            // What an earlier daemon had put together.
+            // An earlier daemon restored the process, so no flow group exists.
             Convoy::NONE => self.set_all(flows, NodeId(0), FlowState::Flushing),
             convoy => {
                 self.dataplane
@@ -293,7 +295,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The process runs: what waited comes, in order.
+    /// Replays held packets in order, after the process has resumed.
     pub(super) fn flush_fences(&mut self, id: MoveId) {
         let Some(Coming { flows, convoy, .. }) = self.coming.remove(&id) else {
             return;
@@ -312,14 +314,14 @@ impl Engine {
             }
         }
         self.read_hold();
-        // What the process has closed since it runs has no entry any more.
+        // A flow that the process has closed since it resumed has no entry.
         let is_there = |of: &&FlowEpoch| self.dataplane.flow(&of.flow).is_some();
         let there: Vec<FlowEpoch> = flows.iter().filter(is_there).copied().collect();
         if let Err(error) = self.set_all(&there, NodeId(0), FlowState::Owned) {
             tracing::error!(%error, "flows stay in the hold's care");
         }
         self.dataplane.disband(convoy);
-        // What slipped into the hold between the last look and the change.
+        // Packets can enter the hold between the last read and the state change.
         self.read_hold();
         for of in &there {
             self.taken_at_ns.insert(of.flow, monotonic_ns());
@@ -329,12 +331,12 @@ impl Engine {
                 self.slots.give_back(fence.slot);
             }
         }
-        // What the process had closed at the donor did not come with it.
+        // Flows that the process had closed at the donor did not move with it.
         self.unfence_all(id);
         self.ask_about_private();
     }
 
-    /// The process does not come.
+    /// Stops holding packets after a move was given up.
     pub(super) fn discard_fences(&mut self, id: MoveId) {
         self.unfence_all(id);
         if let Some(coming) = self.coming.remove(&id) {
@@ -352,7 +354,8 @@ impl Engine {
         if let Some(fence) = self.fences.remove(flow) {
             self.slots.give_back(fence.slot);
         }
-        // Only our own arming is undone: the flow may have become ours, or a tombstone, in another way.
+        // Only an entry in transit to this node is removed: the flow may have become owned or a tombstone in another
+        // way.
         if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
             && let Err(error) = self.dataplane.forget(flow)
         {
@@ -360,7 +363,7 @@ impl Engine {
         }
     }
 
-    /// Reports what began and ended to the holder; what moves with a process waits until it has.
+    /// Reports begun and ended flows to the holder. Changes of a moving process's flows wait until the move has ended.
     pub(super) fn report(&mut self, changes: Vec<Change>) {
         let machine = self.moves.machine();
         let moving = |change: &Change| machine.is_moving(&change.flow);

@@ -1,4 +1,4 @@
-//! What the operator asks about flows, and the handoffs he starts.
+//! The operator's requests about flows, and handoffs that the operator starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,14 +16,14 @@ use super::query::error;
 use super::{Engine, flow_of, protocol_of, text_of};
 use crate::config::Service;
 
-/// Flows in one answer where the query does not say.
+/// Default number of flows in one answer.
 const FLOWS_PER_ANSWER: u64 = 1000;
 
-/// A freeze of one connection, roughly, for `flow show`: three frames between nodes and the work at both ends.
+/// Rough freeze of one connection in µs, for `flow show`: three frames between nodes and the work at both ends.
 const FREEZE_US: u64 = 400;
 
 impl Engine {
-    /// All flows this node knows: at the holder, all of the group.
+    /// Returns all flows that this node knows; at the holder, all flows of the group.
     fn known(&self) -> BTreeMap<Flow, (ApiState, u32)> {
         let own = self.config.node.name.as_str();
         let mut known: BTreeMap<Flow, (ApiState, u32)> = self
@@ -69,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// Name of the node that owns a flow, as far as this node knows.
+    /// Returns the name of the node that owns a flow, as far as this node knows.
     pub(super) fn owner_of(&self, flow: &Flow) -> Option<String> {
         let record = Holder::lookup(&self.dataplane.programs, flow);
         let state = match record {
@@ -101,7 +101,7 @@ impl Engine {
         }
     }
 
-    /// The flows that a filter is about, and what is known of each.
+    /// Returns the flows that match a filter, with state and epoch.
     fn matching<'a>(
         &'a self,
         filter: &'a FlowFilter,
@@ -203,10 +203,10 @@ impl Engine {
         matches!(state, ApiState::Owned { owner } if *owner == self.config.node.name)
     }
 
-    /// The flows of this node that a handoff is about.
+    /// Returns the flows of this node that a handoff request selects.
     fn selected(&self, selection: Selection) -> Vec<Flow> {
         match selection {
-            // Named twice, a flow moves once.
+            // A flow that is named twice moves once.
             Selection::Flows(flows) => {
                 let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_of).collect();
                 flows.into_iter().collect()

@@ -1,7 +1,7 @@
-//! A flow table without room: what is done about it, and how it is told.
+//! A full flow table: detection, eviction of idle datagram flows, and the report to the operator.
 //!
-//! Each service has room of its own (`c/room.h` of the data plane), so that a flood of datagrams takes no other service's. Of the
-//! flooded service the flows go first that have been silent for longest.
+//! Each service has a guaranteed capacity (`c/room.h` of the data plane), so that a flood of datagrams to one service
+//! cannot use up the entries of another. In the flooded service the flows with the longest silence are evicted first.
 
 use holdfast_bpf::shared::FlowState;
 use holdfast_wire::{Change, Flow, Protocol};
@@ -9,27 +9,27 @@ use holdfast_wire::{Change, Flow, Protocol};
 use super::Engine;
 use crate::dataplane::Entry;
 
-/// Datagram flows are not idle before, seconds.
+/// Minimum silence of an idle datagram flow, in seconds.
 const IDLE_MIN_S: u32 = 5;
-/// Between two searches for idle flows, seconds.
+/// Minimum time between two searches for idle flows, in seconds.
 const SEARCH_S: u32 = 2;
-/// One part in so many of the table is made free at once.
+/// Inverse fraction of the table that one search frees.
 const FREED: usize = 8;
-/// For how long after a refusal the table is called full, seconds.
+/// Time after a refusal for which the table is reported as full, in seconds.
 const TOLD_S: u32 = 60;
 
-/// How full the flow table is.
+/// Fill state of the flow table.
 #[derive(Default)]
 pub struct Fullness {
-    /// Flows without an entry so far, by the data plane's counter; none before the first look.
+    /// Number of flows refused so far, by the data plane's counter; `None` before the first reading.
     refused: Option<u64>,
-    /// When the last was refused.
+    /// Time of the last refusal, in seconds.
     full_s: Option<u32>,
     searched_s: u32,
 }
 
 impl Fullness {
-    /// What the operator is told while the table has no room.
+    /// Returns the message for the operator while the table is full.
     pub fn problem(&self, capacity: u32) -> Option<String> {
         self.full_s.map(|_| {
             let refused = self.refused.unwrap_or(0);
@@ -42,7 +42,7 @@ impl Fullness {
 }
 
 impl Engine {
-    /// Takes the counter of flows that had no room.
+    /// Handles a reading of the counter of refused flows.
     pub(super) fn watch_fullness(&mut self, now_s: u32, refused: u64) {
         let before = self.fullness.refused.replace(refused);
         if before.is_some_and(|before| before < refused) {
@@ -90,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// Ends datagram flows of this node; gives what the holder is to be told.
+    /// Ends datagram flows of this node. Returns the changes to report to the holder.
     pub(super) fn forget_datagrams(&mut self, entries: &[Entry]) -> Vec<Change> {
         for of in entries {
             self.programs.lost(&of.flow);

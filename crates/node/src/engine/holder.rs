@@ -1,4 +1,4 @@
-//! The holder's part: the steering table as the store of ownership.
+//! The holder's role: the steering table as the store of ownership.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -16,19 +16,21 @@ use super::Engine;
 use crate::config::{Config, Service};
 use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
 
-/// Looks records up and changes them. One daemon writes the table, so look-up and store are one step.
+/// Reads and changes ownership records. Only this daemon writes the table, so a read followed by a write is atomic.
 pub struct Holder {
     node: NodeId,
     floors: Floors,
-    /// Records of flows in transit, as the table has them: who commits or rolls back waits, and looking up one by one takes long.
+    /// Copies of the records of flows in transit. A commit or rollback is urgent, and reading the records one by one
+    /// from the table is slow.
     transits: HashMap<Flow, Record, RandomState>,
     together: Together,
-    /// By whom a process was committed whose flows' records are to follow.
+    /// The last committed process whose flow records are not written yet, and the node that asked.
     unwritten: Option<(Change, NodeId)>,
     shares: Shares,
 }
 
-/// How many records each service has in the steering table. No service has so many that another lacks what is guaranteed to it.
+/// Number of records of each service in the steering table. No service may use up capacity that is guaranteed to
+/// another.
 #[derive(Default)]
 struct Shares {
     rows: HashMap<(Protocol, SocketAddr), usize>,
@@ -53,7 +55,7 @@ impl Shares {
         self.records.get_mut(row)
     }
 
-    /// Whether the service of a flow may have one more record.
+    /// Returns true if the flow's service may have one more record.
     fn has_room(&mut self, flow: &Flow) -> bool {
         let services = u32::try_from(self.records.len()).unwrap_or(u32::MAX);
         let guaranteed = guaranteed(services, self.capacity);
@@ -80,7 +82,7 @@ impl Shares {
 }
 
 impl Holder {
-    /// A holder over the table that an earlier daemon may have left.
+    /// Returns a holder over the table that an earlier daemon may have left.
     pub fn new(programs: &Programs, config: &Config, seconds_since_2020: Epoch) -> Self {
         let entries = programs.steering.entries();
         let highest = entries.iter().map(|(_, record)| record.epoch).max();
@@ -100,7 +102,7 @@ impl Holder {
         }
     }
 
-    /// The record of a flow.
+    /// Returns the record of a flow.
     pub fn lookup(programs: &Programs, flow: &Flow) -> Option<Record> {
         programs
             .steering
@@ -111,7 +113,7 @@ impl Holder {
             .and_then(record_from_map)
     }
 
-    /// All records of flows; those of processes that move are not among them.
+    /// Returns all records of flows, without the records of moving processes.
     pub fn records(programs: &Programs) -> Vec<(Flow, Record)> {
         programs
             .steering
@@ -122,7 +124,7 @@ impl Holder {
             .collect()
     }
 
-    /// Applies changes, one after the other. A table that is full refuses, as the record it has (none) says.
+    /// Applies changes in order. A full table refuses a new record, and the refusal carries no current record.
     pub fn arbitrate(
         &mut self,
         programs: &Programs,
@@ -132,7 +134,7 @@ impl Holder {
         self.write_behind(programs);
         let mut results = Vec::with_capacity(changes.len());
         let mut unstored = Unstored::of(self.node, changes);
-        // The process's record decides about flows that are named behind it.
+        // Refusing a process's record also refuses the flows named after it.
         let mut refused = false;
         for change in changes {
             if refused && !change.flow.is_process() {
@@ -141,7 +143,7 @@ impl Holder {
                 continue;
             }
             let all = matches!(change.kind, ChangeKind::CommitAll { .. });
-            // One question may name a flow twice.
+            // One request may name a flow twice.
             if all || unstored.has(&change.flow) {
                 self.store(programs, &mut unstored, &mut results);
             }
@@ -178,8 +180,9 @@ impl Holder {
         in_transit.or_else(|| Self::lookup(programs, flow))
     }
 
-    /// Stores the record of a process that is committed, and with it decides about its flows, all or none: their records follow
-    /// when the process runs ([`Holder::write_behind`]). Should this end before, each is committed when the acceptor asks again.
+    /// Stores the record of a committed process, which decides about all its flows or none. The flow records are
+    /// written after the process runs ([`Holder::write_behind`]). If the holder crashes in between, it commits each
+    /// flow when the acceptor asks again.
     fn commit_all(
         &mut self,
         programs: &Programs,
@@ -187,7 +190,7 @@ impl Holder {
         change: &Change,
         (current, record): (Option<Record>, Record),
     ) -> Result<Option<Record>, Refusal> {
-        // Asked again.
+        // A repeated request gets the same answer.
         if current == Some(record) {
             return Ok(current);
         }
@@ -204,7 +207,8 @@ impl Holder {
         Ok(Some(record))
     }
 
-    /// Writes what was decided into the table. Until then packets of these flows go to their donor, which sends them on.
+    /// Writes the decided flow records into the table. Until then packets of these flows go to the donor, which
+    /// forwards them.
     pub fn write_behind(&mut self, programs: &Programs) {
         let Some((change, asker)) = self.unwritten.take() else {
             return;
@@ -272,25 +276,26 @@ impl Holder {
     }
 }
 
-/// Records that are decided and not yet in the table, where they go together.
+/// Decided records that are not yet in the table; written in one batch.
 #[derive(Default)]
 struct Unstored {
     flows: HashSet<Flow, RandomState>,
     decided: Vec<Decided>,
-    /// Who gets what leaves its donor only with a process, if that is not the holder, which no detour leads to.
+    /// Route in-transit packets via the donor. False if the holder is the acceptor, because the detour via the donor
+    /// does not lead to the holder.
     by_donor: bool,
 }
 
 struct Decided {
     flow: Flow,
     record: Record,
-    /// The place of the result, and what to refuse with.
+    /// Index of the result, and the record to return if the table refuses.
     place: usize,
     current: Option<Record>,
 }
 
 impl Unstored {
-    /// What a question leads to.
+    /// Prepares the batch for a request.
     fn of(holder: NodeId, changes: &[Change]) -> Self {
         let of_process = changes.iter().take_while(|change| change.flow.is_process());
         let by_donor = of_process.into_iter().any(|change| match change.kind {
@@ -317,8 +322,8 @@ impl Unstored {
         });
     }
 
-    /// Stores them, and gives what is stored, and the flows of new records that the table does not take; all that it does not take
-    /// are refused.
+    /// Stores the batch. Returns the stored records, and the flows of new records that the table refused. The results
+    /// of all refused records become refusals.
     fn store(
         &mut self,
         programs: &Programs,
@@ -334,7 +339,7 @@ impl Unstored {
         if programs.steering.set_many(&keys, &records).is_ok() {
             return (decided.iter().map(stored).collect(), Vec::new());
         }
-        // Some are in: which, is seen one by one.
+        // A failed batch is partly stored, so each record is stored singly.
         let (mut taken, mut refused) = (Vec::new(), Vec::new());
         for (one, (key, record)) in decided.iter().zip(keys.iter().zip(&records)) {
             match programs.steering.set(key, record) {
@@ -367,7 +372,7 @@ impl Engine {
         self.done(Completion { token, results });
     }
 
-    /// Decides as the holder; a node that is not refuses.
+    /// Decides as the holder. Any other node refuses all changes.
     pub(super) fn decide(
         &mut self,
         asker: NodeId,
@@ -383,7 +388,7 @@ impl Engine {
         }
     }
 
-    /// The records of flows, as this node has them.
+    /// Returns the records of flows in this node's table.
     pub(super) fn records_of(&mut self, flows: &[Flow]) -> Vec<Option<Record>> {
         self.write_behind();
         let programs = &self.dataplane.programs;
@@ -391,7 +396,7 @@ impl Engine {
         flows.iter().map(record).collect()
     }
 
-    /// What the holder has decided is in its table.
+    /// Writes the holder's pending decisions into its table.
     pub(super) fn write_behind(&mut self) {
         if let Some(holder) = &mut self.holder {
             holder.write_behind(&self.dataplane.programs);

@@ -1,8 +1,8 @@
-//! What a daemon's successor needs to finish the handoffs that were under way.
+//! Journal of arrivals, with which the next daemon finishes handoffs that were in progress.
 //!
-//! A socket in transit survives its daemon, since its server program has the descriptor. What lies beside the socket
-//! (its options, and data that was not sent yet) does not, so it is written to a file in the run directory (memory, on a
-//! usual host) before the commit is asked for, and removed when the flows are active.
+//! A socket in transit survives its daemon, because its server program has the descriptor. State outside the socket
+//! (its options, and data not yet sent) does not. Such state is written to a file in the run directory (in memory on a
+//! usual host) before the commit is requested, and removed when the flows are active.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -17,34 +17,34 @@ use serde_bytes::ByteBuf;
 
 use crate::private_files::{self, private_directory};
 
-/// One line of the journal.
+/// A journal entry.
 #[derive(Debug, Serialize, Deserialize)]
 enum Entry {
     Static { flow: Flow, blob: ByteBuf },
     Dynamic { flow: Flow, blob: ByteBuf },
 }
 
-/// What the journal has about a flow.
+/// Journaled state of a flow.
 #[derive(Debug, Default, Clone)]
 pub struct Journaled {
-    /// A `StaticBlob`.
+    /// An encoded `StaticBlob`.
     pub fixed: Vec<u8>,
-    /// A `DynamicBlob`; empty if the state had not come.
+    /// An encoded `DynamicBlob`; empty if the donor had not sent it.
     pub state: Vec<u8>,
 }
 
 /// The journal of arrivals.
 pub struct Journal {
     directory: PathBuf,
-    /// Files by name, with the number of flows that need them.
+    /// Number of flows that need each file, by file name.
     files: HashMap<Rc<str>, usize>,
     file_of: HashMap<Flow, Rc<str>>,
-    /// What an earlier daemon wrote.
+    /// State written by an earlier daemon.
     found: BTreeMap<Flow, Journaled>,
 }
 
 impl Journal {
-    /// Opens the journal below `run_dir` with what an earlier daemon left in it.
+    /// Opens the journal below `run_dir`, with the entries of an earlier daemon.
     ///
     /// # Errors
     /// The directory cannot be made.
@@ -64,7 +64,7 @@ impl Journal {
             if found.is_empty() {
                 let _ = std::fs::remove_file(file.path());
             }
-            // They stay until their flows have ended: this daemon may die too.
+            // The files stay until their flows have ended, because this daemon may die too.
             for (flow, of) in found {
                 journal.ended(&flow);
                 journal.needs(flow, &name);
@@ -74,22 +74,22 @@ impl Journal {
         Ok(journal)
     }
 
-    /// The flows of an earlier daemon.
+    /// Returns the flows of an earlier daemon.
     pub fn flows(&self) -> Vec<Flow> {
         self.found.keys().copied().collect()
     }
 
-    /// Whether an earlier daemon wrote of this flow.
+    /// Returns true if an earlier daemon wrote an entry for this flow.
     pub fn has(&self, flow: &Flow) -> bool {
         self.found.contains_key(flow)
     }
 
-    /// What an earlier daemon wrote of a flow, which stays.
+    /// Returns an earlier daemon's entry for a flow, without taking it.
     pub fn peek(&self, flow: &Flow) -> Option<&Journaled> {
         self.found.get(flow)
     }
 
-    /// What an earlier daemon wrote of a flow.
+    /// Takes an earlier daemon's entry for a flow.
     pub fn take(&mut self, flow: &Flow) -> Journaled {
         self.found.remove(flow).unwrap_or_default()
     }
@@ -99,7 +99,7 @@ impl Journal {
         *self.files.entry(file.clone()).or_default() += 1;
     }
 
-    /// Sockets were made for these flows.
+    /// Records the static state of prepared sockets.
     pub fn prepared(&mut self, batch: BatchId, flows: &[PrepareFlow]) {
         let entries = flows.iter().map(|of| Entry::Static {
             flow: of.flow,
@@ -113,7 +113,7 @@ impl Journal {
         }
     }
 
-    /// Their state came.
+    /// Records the dynamic state of restored sockets.
     pub fn restored(&mut self, batch: BatchId, flows: &[RestoreFlow]) {
         let entries = flows.iter().map(|of| Entry::Dynamic {
             flow: of.flow,
@@ -122,7 +122,7 @@ impl Journal {
         self.append(batch, entries);
     }
 
-    /// A flow needs the journal no more.
+    /// Drops a flow's entry. Its file is deleted with the last flow.
     pub fn ended(&mut self, flow: &Flow) {
         let Some(file) = self.file_of.remove(flow) else {
             return;
@@ -141,7 +141,8 @@ impl Journal {
         self.directory.join(batch.to_string())
     }
 
-    /// A journal that cannot be written costs nothing unless the daemon dies within the next milliseconds.
+    /// Appends entries to a batch's file. A failed write matters only if the daemon dies within the next few
+    /// milliseconds.
     fn append(&self, batch: BatchId, entries: impl Iterator<Item = Entry>) {
         let mut bytes = Vec::new();
         for entry in entries {
@@ -160,7 +161,7 @@ impl Journal {
     }
 }
 
-/// Reads what is whole; the end may be cut off.
+/// Reads the complete entries of a file, whose end may be cut off.
 fn read(path: &Path, found: &mut BTreeMap<Flow, Journaled>) {
     let mut bytes = Vec::new();
     let opened = private_files::options().read(true).open(path);
@@ -171,7 +172,7 @@ fn read(path: &Path, found: &mut BTreeMap<Flow, Journaled>) {
         return;
     }
     for line in bytes.split_mut(|byte| *byte == 0) {
-        // The terminating zero was taken by the split; the decoder works without it.
+        // The split removed the terminating zero, and the decoder works without it.
         match postcard::from_bytes_cobs::<Entry>(line) {
             Ok(Entry::Static { flow, blob }) => {
                 found.entry(flow).or_default().fixed = blob.into_vec()

@@ -1,7 +1,8 @@
-//! The event loop: feeds the handoff machine with what peers, programs, the kernel and the operator say, and carries
-//! out what it asks.
+//! The event loop. Feeds the handoff machine with messages from peers, server programs, the kernel and the operator,
+//! and carries out the machine's commands.
 //!
-//! One task, one thread: an input is handled to its end, including every command it leads to, before the next one.
+//! One task on one thread: each input is handled to its end, including every command that follows from it, before the
+//! next input.
 
 mod acceptor;
 mod activate;
@@ -81,22 +82,22 @@ use unaccepted::Unaccepted;
 use unrecorded::Unrecorded;
 use work::Work;
 
-/// The daemon's state.
+/// State of the daemon.
 pub struct Engine {
     config: Config,
     started: Instant,
     dataplane: Dataplane,
     hold: Hold,
     machine: Handoff,
-    /// Whether others wait for processors.
+    /// Processor contention on this host.
     pressure: Pressure,
     moves: Moves,
     fences: Fences,
-    /// Flows of processes that are to run here.
+    /// Flows of processes that are being moved to this node.
     coming: BTreeMap<MoveId, Coming>,
-    /// Flows of processes that are about to stop here.
+    /// Flows of processes that are about to stop here and move away.
     leaving: BTreeMap<MoveId, Leaving>,
-    /// Datagram flows that began here since the last round of each.
+    /// Datagram flows that began here since the last pre-copy round of each move.
     newcomers: BTreeMap<MoveId, Vec<Flow>>,
     holder: Option<Holder>,
     peers: Peers,
@@ -104,7 +105,7 @@ pub struct Engine {
     metrics: Metrics,
     preparer: Preparer,
     static_reader: StaticReader,
-    /// Sockets whose last options wait for a measured round trip, and since when.
+    /// Time at which moved sockets get their longest retransmission timeouts back.
     settling: Settling,
     congestion: Congestion,
     programs: Programs,
@@ -119,9 +120,9 @@ pub struct Engine {
     draining: Vec<Draining>,
     collecting: Vec<Collecting>,
     unaccepted: Unaccepted,
-    /// `Gone` messages of the command under way, sent together.
+    /// `Gone` messages that the current command has produced so far; sent together.
     gone: BTreeMap<(SessionId, String), Vec<FlowText>>,
-    /// `Asked` messages of the input under way, likewise.
+    /// `Asked` messages that the current input has produced so far; sent together.
     asked: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
     operations: Operations,
     tombstones: Tombstones,
@@ -129,25 +130,25 @@ pub struct Engine {
     unrecorded: Unrecorded,
     successors: Successors,
     fullness: Fullness,
-    /// Events of the kernel programs that were lost until the last look at the counter.
+    /// Number of lost kernel-program events at the last reading of the counter.
     events_lost: u64,
     private: Private,
-    /// Flows that an earlier daemon left in transit, until their programs have come back for them.
+    /// Flows that an earlier daemon left in transit, until their server programs reclaim them.
     recovered: HashMap<Flow, Recovered>,
     weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,
     placement_epoch: u32,
     counts: HandoffCounts,
-    /// When a flow that came by handoff could act, by the monotonic clock; as long as it is here.
+    /// Monotonic time at which a flow received by handoff became active; kept until the flow ends here.
     taken_at_ns: HashMap<Flow, u64>,
     problems: Vec<String>,
-    /// For tests: by how many ticks this node's TCP clock is made to run ahead (all namespaces share one clock).
+    /// Test setting: number of ticks by which this node's TCP clock is moved ahead (all namespaces share one clock).
     clock_shift: Option<u32>,
     faults: Faults,
     work: Work,
 }
 
 impl Engine {
-    /// The machine's time: since this daemon started.
+    /// Returns the machine's time, which counts from the daemon's start.
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -157,7 +158,7 @@ impl Engine {
         self.machine.handle_done(now, completion);
     }
 
-    /// Carries out everything the machines ask for.
+    /// Carries out all pending commands of the machines.
     fn pump(&mut self) {
         self.pump_handoffs();
         while self.pump_moves() {
@@ -253,7 +254,7 @@ impl Engine {
         }
     }
 
-    /// Sends the `Gone` messages gathered, few flows at a time so that each fits.
+    /// Sends the collected `Gone` messages, in chunks that fit one message.
     fn tell_gone(&mut self) {
         for ((session, to), flows) in std::mem::take(&mut self.gone) {
             for flows in flows.chunks(FLOWS_PER_MESSAGE) {
@@ -266,7 +267,7 @@ impl Engine {
         }
     }
 
-    /// Takes what waits in the hold to where it belongs.
+    /// Dispatches held packets: to the arriving flow, to the donated flow, or to the stack.
     fn read_hold(&mut self) {
         while let Some((flow, packet)) = self.hold.read() {
             let Some(packet) = self.held(&flow, packet) else {
@@ -294,18 +295,18 @@ impl Engine {
     }
 }
 
-/// Flows in one message to a program: 40 bytes each at most, so that it fits.
+/// Flows in one message to a program; at most 40 bytes each, so that the message fits.
 const FLOWS_PER_MESSAGE: usize = 1024;
 
-/// A flow in the API's vocabulary.
+/// Converts a flow to the API's type.
 fn text_of(flow: &Flow) -> FlowText {
     let protocol = api_protocol(flow.protocol);
-    // Both forms keep the same rule about families, so one always has the other.
+    // Both types have the same rule about address families, so the conversion cannot fail.
     FlowText::new(protocol, flow.local, flow.remote).expect("a flow has one family")
 }
 
-/// A protocol in the API's vocabulary. The record of a process that moves is no flow and does not come here: neither map nor
-/// machine gives it, and a peer that names it in a handoff is refused.
+/// Converts a protocol to the API's type. The record of a moving process is not a flow and never gets here: neither the
+/// map nor the machine returns one, and a peer that names one in a handoff is refused.
 fn api_protocol(protocol: Protocol) -> holdfast_api::Protocol {
     match protocol {
         Protocol::Tcp => holdfast_api::Protocol::Tcp,
@@ -314,7 +315,7 @@ fn api_protocol(protocol: Protocol) -> holdfast_api::Protocol {
     }
 }
 
-/// A flow of the API in ours.
+/// Converts a flow of the API to the wire type.
 fn flow_of(text: &FlowText) -> Option<Flow> {
     Flow::new(protocol_of(text.protocol()), text.local(), text.remote()).ok()
 }

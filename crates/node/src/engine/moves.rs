@@ -1,4 +1,4 @@
-//! Processes that move, as far as the event loop has to do with them: [`crate::migration`] has the rest.
+//! Process migration in the event loop; [`crate::migration`] has the rest.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::control::Reply;
 use crate::migration::{Inquiry, Next, Told, name_of_command, name_of_results, token_of};
 
 impl Engine {
-    /// Whether a frame is about a move and not about a handoff.
+    /// Returns true if a frame belongs to a migration rather than a handoff.
     pub(super) fn is_of_a_move(frame: &Frame) -> bool {
         match frame {
             Frame::Move { .. } => true,
@@ -26,11 +26,11 @@ impl Engine {
         }
     }
 
-    /// Takes what a thread tells.
+    /// Handles an event from a migration thread.
     pub(super) fn handle_told(&mut self, told: Told) {
         let mut told = match told {
             Told::Turns { id, turn, reply } => {
-                // A thread that does not wait has ended.
+                // If the thread does not wait for the reply, it has ended.
                 let turned = self.turn_flows(id, turn);
                 let newcomers = || self.newcomers.get(&id).cloned().unwrap_or_default();
                 let _ = reply.send(turned.map(|()| newcomers()));
@@ -38,7 +38,7 @@ impl Engine {
             }
             Told::Expected { id, servers, reply } => {
                 self.servers_expected(id, &servers);
-                // A thread that does not wait has ended.
+                // If the thread does not wait for the reply, it has ended.
                 let _ = reply.send(());
                 return;
             }
@@ -83,7 +83,7 @@ impl Engine {
         }
     }
 
-    /// What a thread has done has to do with flows too.
+    /// Handles the effects on flows of a step that a thread has completed.
     fn finish_of_a_move(&mut self, id: MoveId, results: &mut Results, since: Instant) {
         match results {
             Results::Copied(result) => {
@@ -95,7 +95,7 @@ impl Engine {
             }
             Results::Frozen(Ok(report)) => report.stands = since.elapsed(),
             Results::Gone(Ok(went)) => {
-                // Before its donor sends new clients here.
+                // Done before the donor redirects new clients to this node.
                 self.servers_came(id);
                 went.ago = since.elapsed();
             }
@@ -108,7 +108,8 @@ impl Engine {
         }
     }
 
-    /// What waited for a process comes when it runs. That it does is said first: none of this is part of its freeze.
+    /// Replays packets held for a process that has resumed. The resumption is reported first, so that the replay is not
+    /// part of the freeze.
     fn flush_of_a_move(&mut self, id: MoveId) {
         self.pump_moves();
         self.flush_fences(id);
@@ -124,7 +125,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What a command has to do with flows, before the rest of it is done; if that fails, its end.
+    /// Applies a command's effects on flows before its other parts. Returns the command's results if that fails.
     fn begin_of_a_move(&mut self, command: &Command) -> Option<Results> {
         match command {
             Command::Arm { id, flows, .. } => {
@@ -132,7 +133,8 @@ impl Engine {
                 Some(Results::Armed(Err(failed)))
             }
             Command::Freeze { id, flows, .. } => {
-                // Diverted when it stands still: until then what it sends must leave.
+                // The flows are diverted only when the process is stopped, because packets that it sends until then
+                // must leave.
                 let to = self.moves.acceptor_of(*id).unwrap_or(NodeId(0));
                 let failed = self.about_to_leave(*id, to, flows).err()?;
                 Some(Results::Frozen(Err(failed)))
@@ -141,7 +143,7 @@ impl Engine {
                 self.expect_flows(*id, flows);
                 None
             }
-            // The filters first: what sockets send when they wake must pass.
+            // The filters are set first, because packets that waking sockets send must pass.
             Command::Thaw { id, flows, .. } => {
                 self.no_longer_leaving(*id);
                 let failed = self.keep_flows(flows).err()?;
@@ -192,7 +194,7 @@ impl Engine {
         }
     }
 
-    /// Carries out everything the machine of moves asks for; whether there was anything.
+    /// Carries out all commands of the migration machine. Returns true if there were any.
     pub(super) fn pump_moves(&mut self) -> bool {
         let mut any = false;
         while let Some(next) = self.moves.next() {
@@ -239,7 +241,8 @@ impl Engine {
         };
         if let Some(completion) = completion {
             self.faults.at(name, Moment::After, 0);
-            // Done at once, by what an earlier daemon left: its flows have no fence that could be flushed later.
+            // The command was completed at once from an earlier daemon's state. Its flows have no held packets to
+            // replay later.
             match (id, &completion.results) {
                 (Some(id), Results::Gone(Ok(_))) => self.flush_fences(id),
                 (Some(id), Results::Discarded) => self.servers_stay(id),
@@ -259,7 +262,7 @@ impl Engine {
         self.moves.begin(now, request, to)
     }
 
-    /// Looks at a process, and asks the acceptor if one is named.
+    /// Checks a process, and asks the named acceptor, if any, for its view.
     pub(super) fn check_process(&self, pid: i32, query: CheckQuery, reply: Reply<ProcessCheck>) {
         let named = |name: String| self.acceptor_named(&name).map(|id| (name, id));
         match query.to.map(named).transpose() {
@@ -268,7 +271,7 @@ impl Engine {
         }
     }
 
-    /// The node of this name, which can be reached.
+    /// Returns the id of the node with this name, if it is connected.
     fn acceptor_named(&self, name: &str) -> Result<NodeId, ErrorBody> {
         let id = self.config.id_of(name).ok_or_else(|| {
             error(

@@ -1,4 +1,4 @@
-//! The node's place in the network: interface, paths to the other nodes, service addresses.
+//! The node's network configuration: interface, paths to the other nodes, service addresses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,16 +13,16 @@ use super::setup::{SetupError, other, system};
 use crate::config::{Config, Reach};
 use crate::dataplane::{Dataplane, Hold, NodePath};
 
-/// The TUN that holds packets.
+/// Name of the TUN device that holds packets.
 pub(super) const HOLD: &str = "hf-hold";
 
-/// The routing table of what is for this host whoever's its address is, and the priority of its rules.
+/// Routing table of marked packets that this host receives under any address; also the priority of its rules.
 const TABLE: u32 = 18_534;
 
-/// How long a neighbour may take to answer at start; later it is asked again.
+/// Maximum wait for a neighbour's answer at start-up; later refreshes find a slower neighbour.
 const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(300);
 
-/// Tells the programs of nodes and settings; of services only when `ready`, until when they fail closed.
+/// Writes nodes and settings to the maps; services only if `ready`, until which the programs fail closed.
 pub(super) fn configure(
     config: &Config,
     interface: &Interface,
@@ -67,7 +67,7 @@ pub(super) fn configure(
     dataplane.programs.set_config(&map).map_err(other)
 }
 
-/// Where processes move, connections keep their addresses: packets of them that are for this host come to its stack.
+/// Delivers private-flow packets for this host to its stack: where processes move, connections keep their addresses.
 pub(super) fn deliver_private(config: &Config) -> Result<(), SetupError> {
     if !config.migration.enabled {
         return Ok(());
@@ -79,12 +79,12 @@ fn mtu(interface: &Interface) -> u16 {
     u16::try_from(interface.mtu).unwrap_or(u16::MAX)
 }
 
-/// Bytes of an outer header.
+/// Returns the length of an outer header in bytes.
 fn header(address: IpAddr) -> u16 {
     if address.is_ipv6() { 40 } else { 20 }
 }
 
-/// How each node is reached; a node that does not answer yet is found later.
+/// Returns the path to each node. A node that does not answer is found by a later refresh.
 pub(super) fn paths(
     config: &Config,
     interface: &Interface,
@@ -121,7 +121,7 @@ fn path_to(address: IpAddr) -> std::io::Result<NodePath> {
     known_path(address)?.ok_or_else(|| std::io::ErrorKind::HostUnreachable.into())
 }
 
-/// Looks again how the other nodes are reached; does not wait for those that do not answer.
+/// Refreshes the paths to the other nodes, without waiting for nodes that do not answer.
 pub(super) fn refresh(config: &Config, dataplane: &Dataplane) {
     for peer in &config.peers {
         if let Ok(Some(path)) = known_path(peer.address.ip())
@@ -148,7 +148,8 @@ fn known_path(address: IpAddr) -> std::io::Result<Option<NodePath>> {
     }))
 }
 
-/// The holder has the service addresses on its interface and answers for them; the others have them where nobody asks.
+/// Adds the service addresses: at the holder on its interface, where it answers ARP and ND; at other nodes on
+/// `lo`, where no neighbour can ask for them.
 pub(super) fn add_addresses(config: &Config, interface: &Interface) -> Result<(), SetupError> {
     let name = &config.node.interface;
     for (setting, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {

@@ -1,4 +1,4 @@
-//! Handoffs as the control API sees them: which flows were asked to move, and what became of each.
+//! Handoff operations of the control API: requested flows and their outcomes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -14,24 +14,25 @@ use holdfast_wire::frame::BatchId;
 use super::text_of;
 use crate::dataplane::monotonic_ns;
 
-/// Finished handoffs that are remembered.
+/// Number of finished handoffs that are remembered.
 const REMEMBERED: usize = 64;
 
-/// Batches of one handoff whose programs have been asked and whose outcome is not known: one in its freeze and one on its way there. A
-/// connection is served by nobody from when its program was asked, so that more would wait for others.
+/// Batches of one handoff that may be requested from programs without an outcome: one in its freeze and one in
+/// preparation. No program serves a connection after its request, so more batches would lengthen the outage.
 const BATCHES_ASKED: usize = 2;
 
-/// Connections of one handoff whose programs have been asked, where send queues drain first: draining takes longer than a batch.
+/// Connections of one handoff that may be requested at once if send queues drain first, because draining takes longer
+/// than a batch.
 const DRAINING: usize = 192;
 
-/// How long a server program has to come to a safe point after it was asked.
+/// Time limit for a server program to reach a safe point after a request.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// A handoff of many flows.
+/// A handoff of one or more flows.
 struct Operation {
     status: HandoffStatus,
     index: HashMap<Flow, usize>,
-    /// Flows whose program has not been asked.
+    /// Flows not yet requested from their programs.
     waiting: VecDeque<Flow>,
     asked: usize,
     drain: Drain,
@@ -43,21 +44,21 @@ impl Operation {
     }
 }
 
-/// All handoffs of this daemon, the finished ones as far as remembered.
+/// All handoffs of this daemon; finished ones up to a limit.
 #[derive(Default)]
 pub struct Operations {
     operations: BTreeMap<u64, Operation>,
     last: u64,
     by_flow: HashMap<Flow, u64>,
     by_batch: HashMap<BatchId, Vec<(u64, usize)>>,
-    /// Flows whose programs were asked and have not answered, and since when.
+    /// Requested flows without an answer, with the time of the request.
     unanswered: HashMap<Flow, Duration>,
-    /// Flows whose programs were asked and did not answer in time, and for where: a late answer moves nothing.
+    /// Flows whose programs missed the deadline, with the destination. A late answer moves nothing.
     lapsed: HashMap<Flow, String>,
 }
 
 impl Operations {
-    /// Begins a handoff; the flows are asked for by [`Operations::next_to_ask`].
+    /// Begins a handoff. [`Operations::next_to_ask`] selects the flows to request.
     pub fn begin(&mut self, flows: Vec<Flow>, to: String, drain: Drain, by_operator: bool) -> u64 {
         self.last += 1;
         let id = self.last;
@@ -101,12 +102,12 @@ impl Operations {
         id
     }
 
-    /// Whether a handoff that runs names this flow.
+    /// Returns true if a running handoff names this flow.
     pub fn has(&self, flow: &Flow) -> bool {
         self.by_flow.contains_key(flow)
     }
 
-    /// The flows whose programs are to be asked next, where a batch has so many, with the acceptor's name.
+    /// Returns the flows to request next from their programs, with the acceptor's name, for a given batch size.
     pub fn next_to_ask(&mut self, id: u64, batch_size: usize) -> (Vec<Flow>, String, Drain) {
         let Some(operation) = self.operations.get_mut(&id) else {
             return (Vec::new(), String::new(), Drain::default());
@@ -118,7 +119,7 @@ impl Operations {
         let room = most
             .saturating_sub(operation.asked)
             .min(operation.waiting.len());
-        // Asking for a few at a time would make small batches: wait until there is room for a good one.
+        // Few free places would make small batches, so the next request waits until there are enough for a full one.
         if room < operation.waiting.len().min(batch_size) {
             return (Vec::new(), String::new(), Drain::default());
         }
@@ -127,20 +128,20 @@ impl Operations {
         (flows, operation.status.summary.to.clone(), operation.drain)
     }
 
-    /// A flow's program is asked now.
+    /// Records that a flow is requested from its program.
     pub fn ask(&mut self, flow: &Flow, now: Duration) {
         self.lapsed.remove(flow);
         self.unanswered.insert(*flow, now);
     }
 
-    /// A flow's program hands it off, or is no longer there to do so. Whether it is too late: the operator has been told
-    /// that the flow stays.
+    /// Records that a flow's program hands it off, or has ended. Returns true if the answer is too late, because the
+    /// operator was notified that the flow stays.
     pub fn answered(&mut self, flow: &Flow, to: &str) -> bool {
         self.unanswered.remove(flow);
         self.lapsed.remove(flow).is_some_and(|lapsed| lapsed == to)
     }
 
-    /// The flows whose programs were asked more than [`ANSWER_MAX`] ago. They are not expected any more.
+    /// Takes the flows that were requested more than [`ANSWER_MAX`] ago.
     pub fn overdue(&mut self, now: Duration) -> Vec<Flow> {
         let unanswered = self.unanswered.iter();
         let late = unanswered.filter(|(_, since)| now.saturating_sub(**since) >= ANSWER_MAX);
@@ -156,13 +157,13 @@ impl Operations {
         late
     }
 
-    /// The flow is no more, as far as its program is concerned. Gives whether it was asked and had not answered.
+    /// Forgets a flow that its program has closed. Returns true if a request was unanswered.
     pub fn forget(&mut self, flow: &Flow) -> bool {
         self.lapsed.remove(flow);
         self.unanswered.remove(flow).is_some()
     }
 
-    /// The flow was frozen at this instant, with so many bytes in its send queue.
+    /// Records the time of a flow's freeze and the bytes in its send queue.
     pub fn frozen(&mut self, flow: &Flow, at_ns: u64, send_queue_bytes: u64) {
         if let Some(result) = self.result(flow) {
             result.frozen_at_ns = Some(at_ns);
@@ -176,7 +177,7 @@ impl Operations {
             .result(flow)
     }
 
-    /// A flow's handoff has ended. Gives the handoff it belonged to.
+    /// Records the end of a flow's handoff. Returns the id of the operation.
     pub fn ended(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) -> Option<u64> {
         self.unanswered.remove(flow);
         let id = self.by_flow.remove(flow)?;
@@ -208,7 +209,7 @@ impl Operations {
         Some(id)
     }
 
-    /// A flow never came as far as the machine. Gives the handoff it belonged to.
+    /// Records that a flow was refused before it reached the machine. Returns the id of the operation.
     pub fn refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
         let reason = Reason::Unmovable(why.to_owned());
         let id = self.ended(None, flow, &Outcome::Kept { reason })?;
@@ -224,7 +225,7 @@ impl Operations {
         Some(id)
     }
 
-    /// A batch has ended: its times are those of each of its flows.
+    /// Records a finished batch. Its phases apply to each of its flows.
     pub fn batch_ended(&mut self, batch: BatchId, bytes: usize, phases: &Phases) {
         let us = |duration: Duration| duration.as_secs_f64() * 1e6;
         let members = self.by_batch.remove(&batch).unwrap_or_default();
@@ -252,12 +253,12 @@ impl Operations {
         }
     }
 
-    /// One handoff.
+    /// Returns the status of one handoff.
     pub fn get(&self, id: u64) -> Option<&HandoffStatus> {
         self.operations.get(&id).map(|operation| &operation.status)
     }
 
-    /// All that are remembered, the oldest first.
+    /// Returns all remembered handoffs, the oldest first.
     pub fn summaries(&self) -> Vec<HandoffSummary> {
         self.operations
             .values()

@@ -1,18 +1,18 @@
-//! Whether threads of this host wait for a processor (`/proc/pressure/cpu`).
+//! Processor contention on this host, from `/proc/pressure/cpu`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-/// Where the kernel tells for how long some thread has waited.
+/// File with the time for which threads have waited for a processor.
 const FILE: &str = "/proc/pressure/cpu";
-/// Share of the time in which some thread waits, from which on the host has nothing to spare.
+/// Waiting share of the elapsed time above which the host has no spare capacity.
 const HIGH: f64 = 0.25;
 
-/// Reads the kernel's account at intervals.
+/// Reads the kernel's pressure counter at intervals.
 #[derive(Debug)]
 pub(super) struct Pressure {
-    /// None where the kernel does not tell.
+    /// None if the kernel has no pressure information.
     file: Option<File>,
     seen: Option<(Instant, u64)>,
 }
@@ -25,7 +25,7 @@ impl Pressure {
         }
     }
 
-    /// Whether threads waited for more than `HIGH` of the time since the last call.
+    /// Returns true if some thread waited for more than `HIGH` of the time since the last call.
     pub(super) fn is_high(&mut self) -> bool {
         let now = Instant::now();
         let Some(waited_us) = self.waited_us() else {
@@ -46,7 +46,7 @@ impl Pressure {
     }
 }
 
-/// Microseconds in which at least one thread has waited, since the host started.
+/// Returns the time in µs in which at least one thread has waited, since boot.
 fn total_us(text: &str) -> Option<u64> {
     let some = text.lines().find(|line| line.starts_with("some "))?;
     some.rsplit_once("total=")?.1.trim().parse().ok()

@@ -1,4 +1,4 @@
-//! The server programs on this node: their sessions, the services they serve, the flows they have.
+//! Server programs on this node: their sessions, services and flows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -10,9 +10,9 @@ use crate::app::SessionId;
 /// A server program.
 #[derive(Debug, Default)]
 pub struct Program {
-    /// As it calls itself.
+    /// Name given by the program.
     pub name: String,
-    /// Its process id, as the kernel says.
+    /// Process id as reported by the kernel.
     pub pid: u32,
     services: BTreeMap<u32, Served>,
     flows: HashSet<Flow>,
@@ -25,7 +25,7 @@ struct Served {
     addresses: Vec<SocketAddr>,
 }
 
-/// All of them.
+/// All server programs.
 #[derive(Debug, Default)]
 pub struct Programs {
     programs: BTreeMap<SessionId, Program>,
@@ -33,7 +33,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// A program has come.
+    /// Adds a program that has opened a session.
     pub fn opened(&mut self, session: SessionId, name: String, pid: u32) {
         self.programs.insert(
             session,
@@ -45,7 +45,7 @@ impl Programs {
         );
     }
 
-    /// A program has gone; gives the flows it had.
+    /// Removes a program whose session has closed. Returns its flows.
     pub fn closed(&mut self, session: SessionId) -> Vec<Flow> {
         let Some(program) = self.programs.remove(&session) else {
             return Vec::new();
@@ -58,7 +58,7 @@ impl Programs {
         flows
     }
 
-    /// A program takes flows of a service from now on.
+    /// Records that a program takes flows of a service.
     pub fn serve(
         &mut self,
         session: SessionId,
@@ -78,14 +78,14 @@ impl Programs {
         }
     }
 
-    /// It takes no more.
+    /// Records that a program takes no more flows of a service.
     pub fn withdraw(&mut self, session: SessionId, service: u32) {
         if let Some(program) = self.programs.get_mut(&session) {
             program.services.remove(&service);
         }
     }
 
-    /// A program has this flow.
+    /// Records that a program has this flow.
     pub fn has(&mut self, session: SessionId, flow: Flow) {
         if let Some(program) = self.programs.get_mut(&session) {
             program.flows.insert(flow);
@@ -93,7 +93,7 @@ impl Programs {
         }
     }
 
-    /// No program has this flow (any more).
+    /// Records that no program has this flow.
     pub fn lost(&mut self, flow: &Flow) {
         if let Some(session) = self.owners.remove(flow)
             && let Some(program) = self.programs.get_mut(&session)
@@ -102,22 +102,23 @@ impl Programs {
         }
     }
 
-    /// Which program has this flow.
+    /// Returns the session of the program that has this flow.
     pub fn owner(&self, flow: &Flow) -> Option<SessionId> {
         self.owners.get(flow).copied()
     }
 
-    /// The program of a session.
+    /// Returns the program of a session.
     pub fn get(&self, session: SessionId) -> Option<&Program> {
         self.programs.get(&session)
     }
 
-    /// All programs.
+    /// Returns all programs.
     pub fn iter(&self) -> impl Iterator<Item = &Program> {
         self.programs.values()
     }
 
-    /// The program that takes this flow and its number for the service; of several, the one with the fewest flows.
+    /// Returns the program that takes this flow, and the program's number for the service; of several, the one with the
+    /// fewest flows.
     pub fn taker(&self, flow: &Flow) -> Option<(SessionId, u32)> {
         self.programs
             .iter()
@@ -134,13 +135,13 @@ impl Programs {
 }
 
 impl Program {
-    /// The pools it serves.
+    /// Returns the pools that the program serves.
     pub fn pools(&self) -> Vec<String> {
         let pools: BTreeSet<&String> = self.services.values().map(|served| &served.pool).collect();
         pools.into_iter().cloned().collect()
     }
 
-    /// How many flows it has.
+    /// Returns the number of the program's flows.
     pub fn flow_count(&self) -> usize {
         self.flows.len()
     }

@@ -1,4 +1,4 @@
-//! What the operator asks.
+//! The operator's queries.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::Engine;
 use super::holder::Holder;
 use crate::config::Reach;
 
-/// A refusal and what to do about it.
+/// Returns an error body with a remedy.
 pub(super) fn error(error: impl Into<String>, what_to_do: impl Into<String>) -> ErrorBody {
     ErrorBody {
         error: error.into(),

@@ -1,4 +1,4 @@
-//! Connections that nobody has accepted yet: they arrive in the queue of who listens at the acceptor, and are made there at the commit.
+//! Unaccepted connections: created in the listener's accept queue at the acceptor, at the commit.
 
 use std::net::SocketAddr;
 
@@ -15,13 +15,13 @@ use crate::app::SessionId;
 use crate::config::Service;
 use crate::dataplane::{Entry, Hold, in_order, key_of};
 
-/// The session of those whom no program takes or gives.
+/// Session id of connections that no program gives or takes.
 pub const NOBODY: SessionId = SessionId(0);
 
-/// How often it is tried to put one into a queue that is full, once a second.
+/// Number of attempts to put a connection into a full queue, one a second.
 const TRIES: u32 = 30;
 
-/// One that waits for room in its queue; its packets wait with its client.
+/// A connection that waits for a free place in its queue. Its packets wait at the client, which retransmits them.
 pub struct Waiting {
     of: FlowEpoch,
     fixed: TcpStatic,
@@ -41,7 +41,7 @@ impl Waiting {
 }
 
 impl Engine {
-    /// Who takes a flow, and its number for the service.
+    /// Returns the session that takes a flow, and the program's number for the service.
     pub(super) fn taker(&self, flow: &Flow, unaccepted: bool) -> Result<(SessionId, u32), String> {
         if unaccepted {
             return self.has_queue(flow.local).map(|()| (NOBODY, 0));
@@ -54,12 +54,13 @@ impl Engine {
         })
     }
 
-    /// Whether who was to take a flow has ended.
+    /// Returns true if the program that was to take a flow has ended.
     pub(super) fn has_ended(&self, session: SessionId) -> bool {
         session != NOBODY && self.programs.get(session).is_none()
     }
 
-    /// Somebody listens here at this address of the group, and this node can put connections into queues.
+    /// Checks that a program listens here at this service address, and that this kernel lets connections be put into
+    /// accept queues.
     fn has_queue(&self, local: SocketAddr) -> Result<(), String> {
         let is_it =
             |service: &Service| (service.protocol, service.address) == (Protocol::Tcp, local);
@@ -81,7 +82,8 @@ impl Engine {
         }
     }
 
-    /// The connection of a flow that has just become ours is made, or waits. Until it is there its packets stay in the hold.
+    /// Creates the connection of a flow that this node has just become the owner of, or lets it wait. Its packets are
+    /// held until the connection exists.
     pub(super) fn queue_up(&mut self, of: &FlowEpoch) -> Result<(), String> {
         let arrival = self.arrivals.get_mut(&of.flow).ok_or("it is not here")?;
         let fixed = arrival.fixed.take().ok_or("it has no options")?;
@@ -90,7 +92,7 @@ impl Engine {
         if made.is_ok() {
             self.is_queued(of);
         }
-        // What came for it in the meantime.
+        // Packets that arrived in the meantime are added to the held ones.
         self.read_hold();
         let arrival = self.arrivals.remove(&of.flow).ok_or("it is not here")?;
         self.arrival_ids.remove(&arrival.id);
@@ -108,7 +110,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The same of one that an earlier daemon wrote down; false if that is no such connection.
+    /// Creates the connection of a recovered flow from its journal entry, or lets it wait. Returns false if the flow is
+    /// not an unaccepted connection.
     pub(super) fn queue_up_recovered(&mut self, of: &FlowEpoch) -> bool {
         let Some((fixed, state)) = self.journal.peek(&of.flow).and_then(unaccepted) else {
             return false;
@@ -120,7 +123,7 @@ impl Engine {
         true
     }
 
-    /// Looks again whether there is room for those that wait; once a second.
+    /// Tries the waiting connections again; called once a second.
     pub(super) fn poll_queues(&mut self) {
         for waiting in std::mem::take(&mut self.unaccepted.waiting) {
             self.wait_in_queue(waiting);
@@ -141,14 +144,14 @@ impl Engine {
             return self.is_queued(&waiting.of);
         }
         tracing::debug!(%flow, why, "a connection waits for room in a queue");
-        // Nothing of it reaches the stack before its socket is there.
+        // No packet of the flow may reach the stack before its socket exists.
         if let Err(error) = self.set_queued(&waiting.of, FlowState::TransitIn) {
             tracing::warn!(%flow, error, "a connection that waits may be reset");
         }
         self.unaccepted.waiting.push(Waiting { tries, ..waiting });
     }
 
-    /// It is the kernel's from now on.
+    /// Marks the connection as owned here; from then on the kernel serves it.
     fn is_queued(&mut self, of: &FlowEpoch) {
         if let Err(error) = self.set_queued(of, FlowState::Owned) {
             tracing::warn!(flow = %of.flow, error, "a connection that waits to be accepted stays silent");
@@ -156,7 +159,7 @@ impl Engine {
         self.journal.ended(&of.flow);
     }
 
-    /// Makes its socket in the queue of its listener.
+    /// Creates the connection's socket in its listener's queue.
     fn make(&self, flow: &Flow, of: (&TcpStatic, &TcpDynamic)) -> Result<(), String> {
         make(self.unaccepted.queue.as_ref(), &self.hold, flow, of)
     }
@@ -173,14 +176,14 @@ impl Engine {
     }
 }
 
-/// What the journal has of a connection that nobody had accepted.
+/// Decodes the journaled state of an unaccepted connection.
 fn unaccepted(journaled: &super::journal::Journaled) -> Option<(TcpStatic, TcpDynamic)> {
     let fixed: StaticBlob = decode(&journaled.fixed).ok()?;
     let state: DynamicBlob = decode(&journaled.state).ok()?;
     (fixed.unaccepted).then_some((fixed.tcp?, state.tcp?))
 }
 
-/// Makes the socket in its listener's queue.
+/// Creates the socket in its listener's queue.
 fn make(
     queue: Option<&Queue>,
     hold: &Hold,

@@ -1,4 +1,4 @@
-//! What the donor reads of a connection while it works: before the freeze, and without touching it.
+//! Reading of connections at the donor while they are in use: before the freeze, and without modifying them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::queued::NOBODY;
 use crate::dataplane::Entry;
 
 impl Engine {
-    /// What can be seen of the sockets of these flows, without asking each.
+    /// Snapshots the sockets of these flows in one pass of the kernel iterator.
     pub(super) fn look_at(&mut self, flows: &[Flow]) -> Vec<Option<Observed>> {
         let donations = &self.donations;
         let socket = |flow| donations.get(flow)?.socket.as_ref();

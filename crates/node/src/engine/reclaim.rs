@@ -1,4 +1,4 @@
-//! Server programs come back with flows that were on their way when the daemon died.
+//! Server programs that reclaim flows after the daemon died in the middle of a handoff.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,7 +16,7 @@ use super::{Engine, flow_of, text_of};
 use crate::app::SessionId;
 
 impl Engine {
-    /// A server program comes back with a flow that was on its way.
+    /// Handles a program that reclaims a flow in transit.
     pub(super) fn reclaim(
         &mut self,
         session: SessionId,
@@ -42,7 +42,7 @@ impl Engine {
         to: &str,
     ) {
         if let Some(donation) = self.donations.get_mut(&flow) {
-            // Only the session broke.
+            // The donation still exists: only the session broke.
             donation.session = session;
             return;
         }
@@ -56,7 +56,7 @@ impl Engine {
             }
             None => match self.dataplane.flow(&flow).map(|(state, _)| state) {
                 Some(FlowState::Moved) | None => self.reclaim_gone(session, flow, socket, to),
-                // Nothing had been touched, or the flow has been given back already.
+                // The handoff had not begun, or the flow has already been given back.
                 Some(_) => self.reclaim_kept(session, flow, socket),
             },
         }
@@ -74,7 +74,7 @@ impl Engine {
     }
 
     fn reclaim_kept(&mut self, session: SessionId, flow: Flow, socket: Option<OwnedFd>) {
-        // Harmless if it was not frozen. One that has ended meanwhile has nothing to resume.
+        // Resuming is harmless if the socket was not frozen. A closed one has nothing to resume.
         if let Some(socket) = &socket
             && let Ok(fixed) = tcp_repair::read_static(socket.as_fd())
             && let Err(error) = tcp_repair::resume(socket.as_fd(), &fixed)
@@ -97,7 +97,7 @@ impl Engine {
         (id, service, received): (u64, u32, bool),
     ) {
         if let Some((of, _)) = self.arrival_ids.get(&id) {
-            // Only the session broke.
+            // The arrival still exists: only the session broke.
             if let Some(arrival) = self.arrivals.get_mut(of) {
                 arrival.session = session;
                 arrival.received |= received;
@@ -117,7 +117,7 @@ impl Engine {
             (Some(_), None, _) => {
                 self.arrive_again(session, flow, socket, (id, service, received), slot);
             }
-            // It is ours, and only the program was not told; the socket may sleep still.
+            // The flow is owned here and only the program was not notified; the socket may still be in repair mode.
             (
                 None,
                 _,
@@ -145,7 +145,7 @@ impl Engine {
         }
     }
 
-    /// An arrival as the journal and the program know it.
+    /// Recreates an arrival from the journal and the program's message.
     fn arrive_again(
         &mut self,
         session: SessionId,
@@ -174,7 +174,7 @@ impl Engine {
         self.arrival_ids.insert(id, (flow, service));
     }
 
-    /// What `Activate` could not do, since the program was not there.
+    /// Activates a reclaimed flow, which the `Activate` command could not do in the program's absence.
     fn activate_reclaimed(&mut self, of: FlowEpoch) {
         let flows = [of];
         let woken = self.activate_all(&flows);
@@ -186,7 +186,7 @@ impl Engine {
     }
 }
 
-/// What is known of a flow whose program gave it away to an earlier daemon.
+/// Returns the donation of a flow that a program gave away to an earlier daemon.
 fn reclaimed(session: SessionId, socket: Option<OwnedFd>) -> Donation {
     let fixed = socket
         .as_ref()
@@ -194,7 +194,7 @@ fn reclaimed(session: SessionId, socket: Option<OwnedFd>) -> Donation {
     Donation {
         fixed,
         unread: Some(Vec::new()),
-        // The socket may be in repair mode: resuming it is harmless if it is not.
+        // The socket may be in repair mode; resuming is harmless if it is not.
         frozen_at_ns: Some(0),
         ..Donation::new(session, socket, Vec::new())
     }

@@ -1,8 +1,9 @@
-//! After a restart: what an earlier daemon left in the maps.
+//! Recovery after a restart, from the maps that an earlier daemon left.
 //!
-//! Flows in the middle of a handoff: the machine asks the holder what became of them, and commands what follows. Their
-//! sockets are with the server programs, which come back by themselves and reclaim them ([`super::reclaim`]), sooner or
-//! later than the holder's answer: what can be done without the socket is done at once, the rest when it comes.
+//! For flows in the middle of a handoff, the machine asks the holder for their fate and issues the commands that
+//! follow. Their sockets are with the server programs, which reconnect and reclaim them ([`super::reclaim`]) before or
+//! after the holder's answer. Steps that need no socket are done at once, the others when the program has reclaimed the
+//! socket.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,39 +16,39 @@ use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol};
 use super::Engine;
 use crate::dataplane::Entry;
 
-/// How long a server program has to come back for its flows, once it is known what became of them.
+/// Time for a server program to reclaim its flows after their fate is known.
 const COME_BACK: Duration = Duration::from_secs(30);
 
-/// A flow that an earlier daemon left in the middle of a handoff, until its server program has come back for it.
+/// A flow that an earlier daemon left in the middle of a handoff, until its server program reclaims it.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Slot of the hold counters; 0 for a flow that was given.
+    /// Slot of the hold counters; 0 for a donated flow.
     pub slot: u32,
-    /// What became of it, once that is known.
+    /// Fate of the flow, once known.
     pub verdict: Option<Verdict>,
-    /// Its program has it already, and will not reclaim it.
+    /// True if the program already uses the flow and will not reclaim it.
     pub in_use: bool,
     until: Option<Duration>,
 }
 
-/// What became of a recovered flow.
+/// Fate of a recovered flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Given, and it stays.
+    /// Donated here, and stays.
     Kept,
-    /// Given, and it went to the node of this name.
+    /// Donated here, and moved to another node.
     Gone {
-        /// Its name.
+        /// Name of that node.
         to: String,
     },
-    /// Taken, and it is this node's at this epoch.
+    /// Received here, and owned by this node at this epoch.
     Ours(Epoch),
-    /// Taken, and it did not come.
+    /// Received here, and given up.
     Cancelled,
 }
 
 impl Engine {
-    /// Tells the machine what the maps say.
+    /// Reports the state of the maps to the machine.
     pub(super) fn recover(&mut self) {
         let mut moving = Vec::new();
         let mut changes = Vec::new();
@@ -67,7 +68,7 @@ impl Engine {
                 self.recovered.insert(flow, of);
                 moving.push(found);
             }
-            // The holder may not have heard of it. What it knows, it keeps.
+            // The holder may have missed the flow's report; it ignores known flows.
             changes.extend(self.reportable(flow, state, value.epoch));
         }
         changes.extend(self.closed_meanwhile());
@@ -90,7 +91,8 @@ impl Engine {
         }
     }
 
-    /// Processes run here whose packets an earlier daemon held until its end: what it held is lost, what comes goes to them.
+    /// Delivers packets to running processes whose packets an earlier daemon was still holding. The packets it held are
+    /// lost.
     fn flush_left(&self) {
         let flushing = |flow: &Flow| match self.dataplane.flow(flow)? {
             (FlowState::Flushing, value) => Some(Entry {
@@ -106,8 +108,8 @@ impl Engine {
         }
     }
 
-    /// The slot that the earlier daemon gave may be given to another flow: takes one anew. Until it is known whether the
-    /// flow is ours, it says nothing, also if its hold was being flushed.
+    /// Takes a new hold slot, since the earlier daemon's slot may be given to another flow. The flow stays silent until
+    /// its fate is known, even if its hold was being flushed.
     fn hold_again(&mut self, of: &RecoveredFlow) -> u32 {
         let slot = self.slots.take().unwrap_or(0);
         self.dataplane.programs.holds.reset(slot);
@@ -123,8 +125,8 @@ impl Engine {
         slot
     }
 
-    /// Removes flows that were closed while no daemon listened: those whose sockets are gone for good. The others follow
-    /// when the last packets of their connections cannot come any more.
+    /// Removes flows that closed while no daemon ran and whose sockets no longer exist. The other closing flows are
+    /// removed when the last packets of their connections can no longer arrive.
     fn closed_meanwhile(&mut self) -> Vec<Change> {
         let closing: Vec<Flow> = self
             .dataplane
@@ -152,12 +154,12 @@ impl Engine {
         gone.filter_map(|flow| self.removal(flow)).collect()
     }
 
-    /// What became of a flow is known. Whether its program has still to come back for it.
+    /// Records a flow's fate. Returns true if its program has yet to reclaim it.
     pub(super) fn decided(&mut self, flow: &Flow, verdict: Verdict) -> bool {
         let until = self.now() + COME_BACK;
         match self.recovered.get_mut(flow) {
             Some(of) => {
-                // Nothing will be held for it any more.
+                // No packet will be held for the flow again.
                 if verdict == Verdict::Cancelled {
                     self.slots.give_back(std::mem::take(&mut of.slot));
                 }
@@ -169,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// A recovered flow is ours, and its program has not reclaimed it.
+    /// Handles a recovered flow that this node owns and its program has not reclaimed.
     pub(super) fn decided_ours(&mut self, of: &FlowEpoch) -> Result<(), String> {
         if self.recovered.get(&of.flow).is_some_and(|of| of.in_use) {
             return self.use_recovered(of);
@@ -181,7 +183,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A program says that it has these flows in use.
+    /// Handles a program's statement that it uses a flow.
     pub(super) fn in_use(&mut self, flow: &Flow) {
         let Some(of) = self.recovered.get_mut(flow) else {
             return;
@@ -200,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// The program was told to go before the earlier daemon died: nothing is missing but the entry.
+    /// Takes a flow into use whose program was notified before the earlier daemon died: only the map entry is missing.
     fn use_recovered(&mut self, of: &FlowEpoch) -> Result<(), String> {
         let entry = Entry {
             flow: of.flow,
@@ -218,7 +220,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Flows whose programs did not come back are nobody's any more.
+    /// Gives up flows whose programs did not reclaim them in time.
     pub(super) fn give_up_recovered(&mut self) {
         let now = self.now();
         let late: Vec<Flow> = self

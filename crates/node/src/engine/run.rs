@@ -1,4 +1,4 @@
-//! The event loop.
+//! The daemon's event loop.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,15 +15,15 @@ use crate::channel::PeerEvents;
 use crate::control::ControlServer;
 use crate::migration::Listener;
 
-/// What the event loop waits for besides what the engine has.
+/// Event sources of the loop, besides those that the engine owns.
 pub(super) struct Inputs {
     pub(super) peers: PeerEvents,
     pub(super) control: ControlServer,
-    /// The threads that move processes.
+    /// Events from the threads that move processes.
     pub(super) movers: Listener,
 }
 
-/// Runs until a signal says so.
+/// Runs the loop until SIGTERM or SIGINT.
 pub(super) async fn run(
     mut engine: Engine,
     mut inputs: Inputs,
@@ -46,7 +46,7 @@ pub(super) async fn run(
                 }
             }
             Some(told) = inputs.movers.recv() => {
-                // What began before a process stood still is known before it says so.
+                // Flows that began before a process stopped must be known before the stop is handled.
                 events.consume();
                 engine.handle_kernel(&std::mem::take(&mut *kernel_events.borrow_mut()));
                 engine.handle_told(told);
@@ -57,7 +57,7 @@ pub(super) async fn run(
             request = inputs.control.recv() => engine.handle_control(request),
             () = sleep_until(wake) => engine.handle_time(),
             _ = second.tick() => {
-                // A daemon that has missed a wake-up hears of what waits within a second.
+                // A missed wake-up delays the waiting events by at most 1 s.
                 events.consume();
                 engine.upkeep();
             }
@@ -71,10 +71,10 @@ pub(super) async fn run(
             engine.handle_kernel(&told);
         }
         engine.pump();
-        // Who asked has the answer.
+        // Written only after the answer is sent, so that the asking node does not wait for the table.
         engine.write_behind();
     }
-    // Filters, maps and addresses stay: flows go on without a daemon, and its successor adopts them.
+    // Filters, maps and addresses stay in place: flows continue without a daemon, and the next daemon adopts them.
     engine.peers.shutdown();
     Ok(())
 }
@@ -93,7 +93,7 @@ async fn sleep_until(wake: Option<Instant>) {
     }
 }
 
-/// What the operator's signals ask: to end, or to read the certificates anew.
+/// Signals from the operator: stop the daemon, or reload the certificates.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

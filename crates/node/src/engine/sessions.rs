@@ -1,4 +1,4 @@
-//! What server programs and peers say.
+//! Messages from server programs and peers.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ impl Engine {
         next.map(|at| self.started + at)
     }
 
-    /// When a program must have answered that is waited for in the middle of a handoff.
+    /// Returns the earliest deadline of the program answers that a handoff in progress waits for.
     fn programs_due(&self) -> Option<Duration> {
         let preparing = self.preparing.iter().map(|preparing| preparing.until);
         let collecting = self.collecting.iter().map(|collecting| collecting.until);
@@ -103,7 +103,7 @@ impl Engine {
         for flow in flows {
             self.nobody_to_ask(&flow, "its server program has ended");
         }
-        // What it had not read of a shared socket went with it.
+        // Unread datagrams of a shared socket are lost with the program.
         let donations = self.donations.values_mut();
         for donation in donations.filter(|donation| donation.session == session) {
             donation.unread.get_or_insert_default();
@@ -203,7 +203,7 @@ impl Engine {
         self.request(session, flows, to, drain);
     }
 
-    /// Why a program's handoff of a flow does not begin, if so.
+    /// Returns the reason why a program's handoff of a flow must not begin, if any.
     pub(super) fn not_to_give(
         &mut self,
         session: SessionId,
@@ -230,7 +230,7 @@ impl Engine {
         None
     }
 
-    /// A flow's program will not answer what it was asked, if it was.
+    /// Ends the pending request for a flow whose program will not answer.
     pub(super) fn nobody_to_ask(&mut self, flow: &Flow, why: &str) {
         if self.operations.forget(flow)
             && let Some(operation) = self.operations.refused(flow, why)
@@ -239,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// Gives up on programs that were asked long ago.
+    /// Gives up on requests that programs have not answered in time.
     pub(super) fn give_up_asked(&mut self) {
         let now = self.now();
         for flow in self.operations.overdue(now) {
@@ -280,7 +280,7 @@ impl Engine {
         }
     }
 
-    /// A handoff that never began.
+    /// Refuses a handoff that the machine did not begin.
     fn refuse(&mut self, session: SessionId, flows: &[Flow], why: &str) {
         for flow in flows {
             self.donations.remove(flow);
@@ -323,7 +323,7 @@ impl Engine {
         self.poll_collecting();
     }
 
-    /// Asks server programs for the next flows of a handoff.
+    /// Requests the next flows of a handoff from their server programs.
     pub(super) fn ask_programs(&mut self, operation: u64) {
         loop {
             let (flows, to, drain) = self
@@ -363,7 +363,7 @@ impl Engine {
         }
     }
 
-    /// Sends the questions gathered.
+    /// Sends the collected requests.
     pub(super) fn tell_asked(&mut self) {
         for ((session, to, drain), flows) in std::mem::take(&mut self.asked) {
             for flows in flows.chunks(super::FLOWS_PER_MESSAGE) {

@@ -1,4 +1,4 @@
-//! Sockets that have just arrived get the options that nothing waited for; their longest retransmission timeout some time later
+//! Deferred options of sockets that have just arrived. The longest retransmission timeout is restored some time later
 //! (see [`timeouts`]).
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,14 +8,15 @@ use holdfast_sys::tcp_repair::{self, TcpStatic, Uncap};
 
 use crate::dataplane::timeouts;
 
-/// When timeouts are to be given back.
+/// Time of the next restoration of timeouts.
 #[derive(Default)]
 pub struct Settling {
     at: Option<Duration>,
 }
 
 impl Settling {
-    /// A socket arrived. Its copy is closed at once: it would hold up a close by the program.
+    /// Sets the deferred options of an arrived socket. Closes the descriptor's copy at once, because the copy would
+    /// delay a close by the program.
     pub fn settle(&mut self, now: Duration, socket: OwnedFd, fixed: &TcpStatic) {
         if let Err(error) = tcp_repair::settle_options(socket.as_fd(), fixed) {
             tracing::debug!(%error, "an option of a moved socket could not be set");
@@ -30,12 +31,13 @@ impl Settling {
         }
     }
 
-    /// When there is something to do.
+    /// Returns the time of the next restoration.
     pub fn next_wake(&self) -> Option<Duration> {
         self.at
     }
 
-    /// Does what is due, by a thread of its own: it takes milliseconds, and a handoff may be in its freeze.
+    /// Restores due timeouts in a separate thread, because the work takes milliseconds and a handoff may be in its
+    /// freeze.
     pub fn poll(&mut self, now: Duration) {
         if self.at.take_if(|at| *at <= now).is_some() {
             std::thread::spawn(timeouts::give_back);

@@ -1,4 +1,4 @@
-//! Start-up: from the configuration to a node whose filters are attached and whose channels are open.
+//! Start-up: from the configuration to a node with attached filters and open channels.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -41,7 +41,8 @@ use crate::metrics::Metrics;
 use crate::migration::Moves;
 use crate::tls::Tls;
 
-/// What the daemon needs: repair mode, filters and addresses; loading programs, and tracing for CO-RE helpers.
+/// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
+/// tracing that CO-RE helpers require.
 pub const CAPABILITIES: [Capability; 5] = [
     Capability::NetAdmin,
     Capability::NetRaw,
@@ -50,8 +51,8 @@ pub const CAPABILITIES: [Capability; 5] = [
     Capability::Perfmon,
 ];
 
-/// What it needs besides where processes move: looking into and controlling others' processes; namespaces, PIDs and
-/// users of those that come.
+/// Further capabilities where processes move: inspecting and controlling processes of other users, and the namespaces,
+/// PIDs and users of restored processes.
 pub const MIGRATION_CAPABILITIES: [Capability; 11] = [
     Capability::Chown,
     Capability::DacOverride,
@@ -66,29 +67,29 @@ pub const MIGRATION_CAPABILITIES: [Capability; 11] = [
     Capability::CheckpointRestore,
 ];
 
-/// What it keeps for that where it has it: raising limits and priorities of processes that come.
+/// Capabilities kept for migration if present: for raising limits and priorities of restored processes.
 const MIGRATION_WISHES: [Capability; 2] = [Capability::SysNice, Capability::SysResource];
 
-/// 2020-01-01, seconds since 1970.
+/// 2020-01-01 in seconds since 1970.
 const YEAR_2020: u64 = 1_577_836_800;
 
-/// The node cannot start.
+/// Reason why the node cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The daemon lacks rights.
+    /// The daemon lacks capabilities.
     #[error(
         "holdfastd lacks {0}; run it as root, or give it these capabilities (docs/configuration.md)"
     )]
     Capabilities(String),
-    /// The kernel refuses something.
+    /// The kernel refused an operation.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that was attempted.
         what: String,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: std::io::Error,
     },
-    /// Anything with a text of its own.
+    /// Any error with a message of its own.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error>),
 }
@@ -102,7 +103,7 @@ pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
     SetupError::Other(Box::new(error))
 }
 
-/// Runs the node until it is told to stop. Call within a `LocalSet`.
+/// Runs the node until a signal stops it. Must be called within a `LocalSet`.
 ///
 /// # Errors
 /// The node cannot start.
@@ -126,7 +127,7 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
     dropped.map_err(system("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
     let sink = kernel_events.clone();
-    // The reader borrows nothing from the engine: it has its own handle of the map.
+    // The reader borrows nothing from the engine, because it has its own handle of the map.
     let ring = engine
         .dataplane
         .programs
@@ -136,10 +137,10 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
     run(engine, inputs, ring, kernel_events).await
 }
 
-/// Checks what the kernel lets this process do, before anything is touched.
+/// Checks the daemon's capabilities before anything is changed.
 ///
 /// # Errors
-/// [`SetupError::Capabilities`] names what is lacking.
+/// [`SetupError::Capabilities`] names the missing ones.
 pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
     let lacking = missing(&needed(config)).map_err(system("reading capabilities"))?;
     if lacking.is_empty() {
@@ -149,7 +150,7 @@ pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
     Err(SetupError::Capabilities(names.join(", ")))
 }
 
-/// What this configuration takes.
+/// Returns the capabilities that this configuration needs.
 fn needed(config: &Config) -> Vec<Capability> {
     let mut needed = CAPABILITIES.to_vec();
     if config.migration.enabled {
@@ -239,7 +240,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     Ok((engine, inputs))
 }
 
-/// How new clients are shared out, by the number of the service.
+/// Returns each node's share of new clients, keyed by the service's index.
 fn weights(config: &Config) -> BTreeMap<u16, BTreeMap<NodeId, u32>> {
     let services = config.services.iter();
     (0u16..)
@@ -247,7 +248,8 @@ fn weights(config: &Config) -> BTreeMap<u16, BTreeMap<NodeId, u32>> {
         .collect()
 }
 
-/// What tells this run of the daemon from earlier ones, and the epoch that flows begin with.
+/// Returns the boot id, which distinguishes this run of the daemon from earlier ones, and the epoch at which flows
+/// begin.
 fn boot_and_floor() -> (u64, u32) {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -257,7 +259,7 @@ fn boot_and_floor() -> (u64, u32) {
     (boot, floor)
 }
 
-/// What the two machines are told.
+/// Builds the configurations of the handoff machine and the migration machine.
 fn machines(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfig) {
     let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
     let (node, contact) = (config.node.id, config.group.contact);
@@ -268,7 +270,8 @@ fn machines(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfi
     (machine, moving)
 }
 
-/// Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.
+/// Attaches filters before adding addresses, so that from the first packet on no packet of another node's flow reaches
+/// the stack.
 fn attach(config: &Config, interface: &Interface) -> Result<(Dataplane, Hold), SetupError> {
     let mut dataplane = Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other)?;
     dataplane.set_home(config.node.address);
@@ -288,7 +291,7 @@ fn attach(config: &Config, interface: &Interface) -> Result<(Dataplane, Hold), S
     Ok((dataplane, hold))
 }
 
-/// Set by tests of handoffs between hosts whose TCP clocks differ.
+/// Reads a test setting for handoffs between hosts with different TCP clocks.
 fn clock_shift() -> Option<u32> {
     let ticks = std::env::var("HOLDFAST_TEST_CLOCK_SHIFT")
         .ok()?

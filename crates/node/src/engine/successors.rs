@@ -1,11 +1,11 @@
-//! Other nodes that have, or had, the server of a service (`c/awaited.h` of the data plane).
+//! Successors: other nodes that have, or had, the server of a service (`c/awaited.h` of the data plane).
 //!
 //! | this node | role of the other |
 //! | --- | --- |
-//! | donor, from the release until all handshakes have ended that had begun here | alone: new clients go there |
-//! | donor, afterwards | serves: new clients go there, unless somebody listens here |
-//! | acceptor, from the first listener on until the process runs | alone: what listens here does not run yet |
-//! | acceptor, for some time afterwards | before: handshakes that had begun there end there |
+//! | donor, from the release until all handshakes that began here have ended | alone: gets all new clients |
+//! | donor, afterwards | serves: gets new clients, unless a program listens here |
+//! | acceptor, from the first restored listener until the process runs | alone: the listeners here do not run yet |
+//! | acceptor, for some time afterwards | before: handshakes that began there end there |
 
 use std::collections::BTreeMap;
 
@@ -17,20 +17,20 @@ use crate::config::Service;
 use crate::dataplane::monotonic_s;
 use crate::migration::Place;
 
-/// For how long handshakes go on where the server was, seconds: longer than the donor waits for them.
+/// Time for which handshakes may end at the donor, in seconds; longer than the donor waits for them.
 const BEFORE_S: u32 = 12;
 
-/// What is remembered of the services of processes that come and have come.
+/// Services of processes that are being moved here or have been moved here.
 #[derive(Default)]
 pub struct Successors {
-    /// Of each move under way to this node: the places of services, in the configuration, and what was known of their successors.
+    /// Services of each move to this node, by index in the configuration, with the successor known before the move.
     expected: BTreeMap<MoveId, BTreeMap<usize, Option<Successor>>>,
-    /// When handshakes end no longer where the server was.
+    /// Times in seconds at which handshakes no longer end at the donor, by service index.
     before_until_s: BTreeMap<usize, u32>,
 }
 
 impl Engine {
-    /// A process has left for another node, and what listens with it.
+    /// Redirects new clients of a moved process's services to the acceptor.
     pub(super) fn servers_left(&self, id: MoveId, to: NodeId) {
         for (_, service) in self.services_at(self.moves.places(id)) {
             let role = match service.protocol {
@@ -41,14 +41,14 @@ impl Engine {
         }
     }
 
-    /// All handshakes have ended that had begun with it here.
+    /// Ends the redirection of handshakes: all that began here have ended.
     pub(super) fn servers_drained(&self, to: NodeId, places: &[Place]) {
         for (index, service) in self.services_at(places) {
             let drained = Successor {
                 node: to.0,
                 role: SUCCESSOR_ALONE,
             };
-            // A process that is on its way back waits alone too.
+            // A process that is on its way back here also needs the role `alone`.
             let mut expected = self.successors.expected.values();
             if self.dataplane.successor(service) == Some(drained)
                 && !expected.any(|of| of.contains_key(&index))
@@ -59,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// What an earlier daemon kept open for handshakes is closed, and what it put together has come or has not.
+    /// Ends the redirections for handshakes that an earlier daemon set; its moves have ended either way.
     pub(super) fn all_servers_drained(&self) {
         for service in &self.config.services {
             if let Some(successor) = self.dataplane.successor(service) {
@@ -68,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// Sockets of a process that is on its way here are about to be made: new clients go to the donor until it runs.
+    /// Redirects new clients to the donor before a process's sockets are made here, until the process runs.
     pub(super) fn servers_expected(&mut self, id: MoveId, places: &[Place]) {
         let services: Vec<usize> = self.services_at(places).map(|(index, _)| index).collect();
         for index in services {
@@ -81,7 +81,7 @@ impl Engine {
         }
     }
 
-    /// It does not come, and its sockets are closed.
+    /// Restores the earlier successors after a move was given up and its sockets closed.
     pub(super) fn servers_stay(&mut self, id: MoveId) {
         for (index, known) in self.successors.expected.remove(&id).unwrap_or_default() {
             let known = known.and_then(without_handshakes);
@@ -89,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// A process has come, and what listens with it.
+    /// Takes new clients here after a process has resumed, and forwards handshakes that began at the donor.
     pub(super) fn servers_came(&mut self, id: MoveId) {
         self.successors.expected.remove(&id);
         let places = self.moves.take_places(id);
@@ -106,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// Handshakes that had begun where a server was have ended, once they have had time.
+    /// Ends the forwarding of handshakes whose time has passed.
     pub(super) fn poll_successors(&mut self, now_s: u32) {
         let until_s = &mut self.successors.before_until_s;
         let is_due = |(index, until): (&usize, &u32)| (*until <= now_s).then_some(*index);
@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// The services whose new clients come to these sockets, with their places in the configuration.
+    /// Returns the services whose new clients these sockets receive, with their indexes in the configuration.
     fn services_at<'a>(
         &'a self,
         places: &'a [Place],
@@ -140,7 +140,7 @@ impl Engine {
     }
 }
 
-/// What is left of a successor when no handshake of an earlier move is under way any more.
+/// Returns the successor without the roles that exist for handshakes of an earlier move.
 fn without_handshakes(successor: Successor) -> Option<Successor> {
     let role = SUCCESSOR_SERVES;
     (successor.role != SUCCESSOR_BEFORE).then_some(Successor { role, ..successor })

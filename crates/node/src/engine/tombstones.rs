@@ -1,18 +1,18 @@
-//! Flows that left: their entries forward stragglers for a while.
+//! Tombstones: entries of moved flows, which forward stragglers for a while.
 
 use std::collections::VecDeque;
 
 use holdfast_bpf::shared::FlowState;
 use holdfast_wire::Flow;
 
-/// How long stragglers are forwarded, seconds: longer than a segment lives in practice.
+/// Time for which stragglers are forwarded, in seconds; longer than a segment lives in practice.
 const TOMBSTONE_S: u32 = 30;
 
-/// In the order in which the flows left.
+/// Tombstones in the order in which the flows moved.
 #[derive(Default)]
 pub struct Tombstones(VecDeque<(u32, Tombstone)>);
 
-/// A flow that left, and the epoch in which it did.
+/// A moved flow, and the epoch of the move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tombstone {
     pub flow: Flow,
@@ -20,12 +20,12 @@ pub struct Tombstone {
 }
 
 impl Tombstones {
-    /// A flow has left.
+    /// Adds a moved flow.
     pub fn add(&mut self, now_s: u32, tombstone: Tombstone) {
         self.0.push_back((now_s + TOMBSTONE_S, tombstone));
     }
 
-    /// Takes those whose time is over.
+    /// Takes the tombstones whose time is over.
     pub fn due(&mut self, now_s: u32) -> Vec<Tombstone> {
         let due = self.0.partition_point(|(until_s, _)| *until_s <= now_s);
         self.0
@@ -36,8 +36,8 @@ impl Tombstones {
 }
 
 impl Tombstone {
-    /// Whether a flow's entry is this tombstone's: it may have come back meanwhile, and may have left again since, which
-    /// is another tombstone with a time of its own.
+    /// Returns true if a flow's entry is this tombstone's. The flow may have moved back meanwhile, and away
+    /// again, which makes another tombstone with its own time.
     pub fn is(&self, state: FlowState, epoch: u32) -> bool {
         state == FlowState::Moved && epoch == self.epoch
     }

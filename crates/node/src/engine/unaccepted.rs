@@ -1,4 +1,4 @@
-//! Connections that wait to be accepted by a program that has left: they are handed off, one by one, into the queue of its listener at the
+//! Unaccepted connections of a process that has moved: handed off one by one into the queue of its listener at the
 //! other node.
 
 use std::collections::HashMap;
@@ -15,18 +15,18 @@ use super::queued::{NOBODY, Waiting};
 use super::{Engine, flow_of};
 use crate::dataplane::{Dataplane, Hold};
 
-/// What is known of connections that nobody has accepted.
+/// State of unaccepted connections.
 pub struct Unaccepted {
-    /// The way into the queues of listeners, where the kernel has one.
+    /// Access to the accept queues of listeners, if the kernel supports it.
     pub(super) queue: Option<Queue>,
-    /// Those that have come and wait for room in a queue.
+    /// Connections moved here that wait for a free place in a queue.
     pub(super) waiting: Vec<Waiting>,
-    /// Those on their way from here, and who wants to know whether they have gone.
+    /// Connections being handed off from here, with the sender for their result.
     leaving: HashMap<Flow, oneshot::Sender<Result<(), String>>>,
 }
 
 impl Unaccepted {
-    /// None yet.
+    /// Attaches the queue program; starts without connections.
     pub(super) fn new(dataplane: &Dataplane, hold: &Hold) -> Self {
         let queue = dataplane.programs.attach_queue(hold.ifindex());
         let queue = queue.inspect_err(|error| {
@@ -41,7 +41,7 @@ impl Unaccepted {
 }
 
 impl Engine {
-    /// Hands one off; `reply` says what has become of it.
+    /// Hands one connection off; `reply` receives the result.
     pub(super) fn give_unaccepted(
         &mut self,
         (flow, to): (Flow, NodeId),
@@ -60,7 +60,7 @@ impl Engine {
         self.request(NOBODY, vec![flow], &to, Drain::None);
     }
 
-    /// What a program would have been told.
+    /// Handles the messages that a program would get for its flows.
     pub(super) fn tell_leftovers(&mut self, message: &FromDaemon) {
         let (flows, result) = match message {
             FromDaemon::Gone { flows, .. } => (flows, Ok(())),
@@ -69,7 +69,7 @@ impl Engine {
         };
         for flow in flows.iter().filter_map(flow_of) {
             if let Some(reply) = self.unaccepted.leaving.remove(&flow) {
-                // Who does not wait any more has closed its socket.
+                // If the receiver has gone, it has closed its socket.
                 let _ = reply.send(result.clone());
             }
         }

@@ -1,7 +1,7 @@
 //! Flows of this node that the holder has refused to record, to be reported again.
 //!
-//! A connection that begins at the node to which its server has moved may be reported before the end of an earlier connection
-//! between the same ports, which another node reports; and a steering table that is full has room again later.
+//! A connection that begins at the node to which its server has moved may be reported before the end of an earlier
+//! connection between the same ports, which another node reports. A full steering table has free entries again later.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use holdfast_wire::{Change, ChangeKind, Epoch, Flow};
 
 use super::Engine;
 
-/// The most flows that are remembered; packets of the others go where the placement table says.
+/// Maximum number of remembered flows. Packets of further flows follow the placement table.
 const FLOWS_MAX: usize = 1024;
 
-/// The epochs of refused flows.
+/// Epochs of the refused flows.
 #[derive(Default)]
 pub struct Unrecorded(BTreeMap<Flow, Epoch>);
 
 impl Unrecorded {
-    /// Whether the holder has refused to record a flow.
+    /// Returns true if the holder has refused to record a flow.
     pub fn has(&self, flow: &Flow) -> bool {
         self.0.contains_key(flow)
     }
 
-    /// The holder has refused to establish a flow.
+    /// Remembers a flow that the holder has refused to record.
     pub fn add(&mut self, change: Change) {
         if self.0.len() < FLOWS_MAX {
             self.0.insert(change.flow, change.epoch);
@@ -32,7 +32,7 @@ impl Unrecorded {
 }
 
 impl Engine {
-    /// Reports the refused flows again that are still this node's.
+    /// Reports the refused flows that this node still owns again.
     pub(super) fn report_unrecorded(&mut self) {
         let refused = std::mem::take(&mut self.unrecorded.0);
         let is_owned = |flow: &Flow, epoch: Epoch| {

@@ -1,4 +1,4 @@
-//! What is done once a second: tombstones, closed flows, idle datagram flows, gauges.
+//! Upkeep once a second: tombstones, closed flows, idle datagram flows, gauges.
 
 use holdfast_bpf::shared::FlowState;
 use holdfast_wire::Protocol;
@@ -7,10 +7,10 @@ use super::tombstones::Tombstone;
 use super::{Engine, network};
 use crate::dataplane::{Entry, monotonic_s};
 
-/// How long the last packets of a closed TCP connection may come: TIME_WAIT of Linux, seconds.
+/// Time for which the last packets of a closed TCP connection may arrive: TIME_WAIT of Linux, in seconds.
 const TIME_WAIT_S: u32 = 60;
 
-/// Silence after which a datagram association is forgotten, seconds.
+/// Silence after which a datagram association is forgotten, in seconds.
 const UDP_IDLE_S: u32 = 120;
 
 /// Seconds between two sweeps of the whole flow table.
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// Removes a tombstone whose time is over.
+    /// Removes an expired tombstone.
     pub(super) fn forget_moved(&mut self, tombstone: &Tombstone) {
         let flow = &tombstone.flow;
         if let Some((state, value)) = self.dataplane.flow(flow)
@@ -91,7 +91,7 @@ impl Engine {
                     idle.push(Entry::of(flow, &value));
                 }
                 FlowState::Owned => owned += 1,
-                // An earlier daemon's tombstone.
+                // A tombstone of an earlier daemon.
                 FlowState::Moved
                     if silent_s >= 2 * TIME_WAIT_S && !self.moves.addresses().is_private(&flow) =>
                 {

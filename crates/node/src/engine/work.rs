@@ -1,8 +1,7 @@
-//! Work that nobody waits for in a freeze, in slices: reading sockets at the donor, making them at the acceptor,
-//! removing tombstones.
+//! Background work in slices: reading sockets at the donor, making them at the acceptor, removing tombstones.
 //!
-//! It takes longer than everything in the freeze together, and there is one thread: undivided, the next batch's
-//! preparation would lengthen the freeze of the one before.
+//! No freeze waits for this work, but it takes longer than all work in a freeze. There is one thread, so without slices
+//! the preparation of the next batch would lengthen the freeze of the previous one.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,10 +15,10 @@ use super::Engine;
 use super::faults::Moment;
 use super::tombstones::Tombstone;
 
-/// How long a slice takes, roughly; what is more urgent waits for it.
+/// Rough duration of a slice, for which more urgent work waits.
 const SLICE: Duration = Duration::from_micros(60);
 
-/// The most flows in a slice: as many as are looked at together.
+/// Maximum number of flows in a slice: one snapshot covers as many sockets.
 const FLOWS_MAX: usize = 8;
 
 /// Commands that are carried out slice by slice, in order.
@@ -46,14 +45,14 @@ enum Job {
 }
 
 impl Work {
-    /// Tombstones are to be removed.
+    /// Adds tombstones to remove.
     pub fn forget(&mut self, moved: Vec<Tombstone>) {
         if !moved.is_empty() {
             self.jobs.push_back(Job::Forget { moved });
         }
     }
 
-    /// Whether there is something to do when nothing is more urgent.
+    /// Returns true if a slice of work is pending.
     pub fn is_waiting(&self) -> bool {
         !self.jobs.is_empty()
     }
@@ -84,14 +83,14 @@ impl Engine {
         });
     }
 
-    /// Does everything that waits: what comes next may name the same flows.
+    /// Completes all pending work, because the next command may name the same flows.
     pub(super) fn finish_work(&mut self) {
         while self.work.is_waiting() {
             self.work_a_slice();
         }
     }
 
-    /// Does a little of what waits.
+    /// Does one slice of the pending work.
     pub(super) fn work_a_slice(&mut self) {
         match self.work.jobs.pop_front() {
             Some(Job::Read {
@@ -151,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// Nobody waits for this, so everything else goes first.
+    /// Removes a few tombstones; the rest goes to the end of the queue, because nothing waits for it.
     fn forget_slice(&mut self, mut moved: Vec<Tombstone>) {
         let rest = moved.split_off(moved.len().min(FLOWS_MAX));
         for tombstone in &moved {
@@ -184,7 +183,7 @@ impl Engine {
             }
         }
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
-            // Without their entries the stack would see their packets.
+            // Without its entry in the map, a flow's packets would reach the stack.
             for result in &mut results[begin..] {
                 *result = Err(error.to_string());
             }

@@ -1,4 +1,4 @@
-//! An acceptor's thread: it puts a process together, by way of a restorer.
+//! The acceptor's thread, which restores a process by means of a restorer process.
 
 mod locks;
 mod sockets;
@@ -38,40 +38,40 @@ use super::steps::Steps;
 use super::told::{Teller, Told};
 use crate::dataplane::timeouts;
 
-/// The word by which `holdfastd` knows that it is a restorer.
+/// Command-line argument that starts `holdfastd` as a restorer.
 pub const RESTORER: &str = "restorer";
 
-/// Threads that restore sockets.
+/// Number of threads that restore sockets.
 const RESTORERS: usize = 2;
 
-/// Most reasons why a process is not taken.
+/// Maximum number of reasons for a refusal.
 const REFUSALS_MAX: usize = 64;
 
-/// This very program, also where its file has been replaced.
+/// Path of this program, valid even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// What an acceptor's thread is to do.
+/// Job of an acceptor's thread.
 #[derive(Debug)]
 pub(super) enum Job {
     Build(Token),
-    /// Packets wait: it is about to come.
+    /// Packets are held, so the process will soon be committed.
     Armed,
     Piece {
         kind: u8,
         more: bool,
         bytes: Bytes,
     },
-    /// The donor does not keep to the rules.
+    /// The donor violates the protocol.
     Refuse(String),
     Restore(Token, Entry),
     Go(Token),
     Discard(Token),
 }
 
-/// A move that this node takes, while its thread runs.
+/// A move to this node, with its running thread.
 pub(super) struct Acceptor {
     jobs: Sender<Job>,
-    /// Readable when there is a job.
+    /// Event descriptor, readable if there is a job.
     wake: Arc<OwnedFd>,
 }
 
@@ -116,7 +116,7 @@ impl Acceptor {
         Ok(Acceptor { jobs, wake })
     }
 
-    /// Starts a thread for the memory of a process that an earlier daemon had put together.
+    /// Starts a thread that receives the remaining pages of a process which an earlier daemon restored.
     pub(super) fn follow(follower: Follower) -> std::io::Result<Acceptor> {
         let (jobs, inbox) = mpsc::channel();
         let wake = Arc::new(alarm()?);
@@ -130,16 +130,16 @@ impl Acceptor {
         Ok(acceptor)
     }
 
-    /// Gives the thread something to do; false if it has ended.
+    /// Passes a job to the thread. Returns false if the thread has ended.
     pub(super) fn job(&self, job: Job) -> bool {
         let sent = self.jobs.send(job).is_ok();
-        // It fails only where it is readable already.
+        // A write fails only if the descriptor is already readable.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         sent
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Taking {
     id: MoveId,
     policy: Policy,
@@ -147,44 +147,45 @@ struct Taking {
     way_back: PathBuf,
     teller: Teller,
     incoming: Incoming,
-    /// What has come so far.
+    /// Messages received so far.
     conversation: Conversation,
     came: Came,
-    /// It is a copy; its original goes on.
+    /// True if the process is a copy whose original continues.
     copies: bool,
-    /// The control group that is made for it.
+    /// Control group made for the process.
     group: Option<(Groups, Group)>,
     restorer: Option<Restorer>,
-    /// The same, as it is written down.
+    /// Reference to the restorer, as written in the record.
     held: Option<Held>,
     sockets: Option<Sockets>,
-    /// Who waits until the first shape of the tree was taken.
+    /// Token of the `Build` command, until the first tree image is restored.
     building: Option<Token>,
-    /// Locks that the donor has.
+    /// Hand-over of locks that the donor has.
     handover: Handover,
-    /// Why no more is taken.
+    /// Reason for taking no more messages.
     problem: Option<String>,
-    /// Why the process is not taken, until the verdict on it.
+    /// Reasons for refusing the process, until the verdict is sent.
     refusals: Vec<String>,
     is_judged: bool,
-    /// Since the tree was about to stand still.
+    /// Durations of the steps since the freeze was announced.
     steps: Steps,
-    /// Ahead of ordinary threads since its packets wait.
+    /// True if the thread is to run at real-time priority once packets are held.
     hurries: bool,
-    /// Memory that follows.
+    /// Receiver of the remaining pages (post-copy).
     following: Option<Following>,
     wake: Arc<OwnedFd>,
 }
 
 impl Taking {
-    /// Until the process runs or the move was given up. If the event loop ends first, a restorer that has everything
-    /// waits for the next daemon; any other ends with its channel.
+    /// Runs until the process runs or the move is given up. If the event loop ends first, a restorer that has the
+    /// complete process waits for the next daemon; any other restorer ends with its channel.
     fn run(mut self, inbox: &Receiver<Job>) {
-        // The thread's own, and so not among what it was started with.
+        // Set for this thread only, so processes that it starts do not inherit the priority.
         let mut hurry = None;
         while let Some(job) = self.next_job(inbox) {
             match job {
-                // Later is too late: others would run before what says that it stands still is seen.
+                // Raised before the freeze: later, other threads could run before this one sees the message that the
+                // tree is stopped.
                 Job::Armed => hurry = hurry.or_else(|| self.hurries.then(Hurry::begin)?),
                 Job::Build(token) => self.building = Some(token),
                 Job::Piece { kind, more, bytes } => self.piece(kind, more, bytes),
@@ -232,7 +233,7 @@ impl Taking {
             .done(Some(self.id), Completion { token, results });
     }
 
-    /// Takes a piece. After a problem only its bytes are counted.
+    /// Handles a piece. After a problem only its bytes are counted.
     fn piece(&mut self, kind: u8, more: bool, bytes: Bytes) {
         let (began, mut problem) = (Instant::now(), None);
         let count = bytes.len() as u64;
@@ -250,7 +251,7 @@ impl Taking {
         });
     }
 
-    /// Takes no more, and removes what was made: nothing waits for a donor that sends what it may not.
+    /// Stops taking messages and removes the partial process at once, even if the donor continues to send.
     fn refuse(&mut self, why: String) {
         if self.problem.is_some() {
             return;
@@ -263,7 +264,7 @@ impl Taking {
         self.problem = Some(why);
     }
 
-    /// Ends the restorer with all its processes, and takes sockets, control group and the way back away.
+    /// Ends the restorer with all its processes, and removes sockets, control group and the adoption socket.
     fn remove_made(&mut self) {
         (self.restorer, self.sockets) = (None, None);
         if let Some((groups, group)) = &self.group {
@@ -286,7 +287,7 @@ impl Taking {
         }
         let taken = self.take_message(kind, message);
         match kind {
-            // The donor is told of all of them together.
+            // The donor gets all refusals together, in the verdict.
             Kind::Tree | Kind::Descriptors if !self.is_judged => {
                 taken.or_else(|why| self.object(why))?;
             }
@@ -296,7 +297,7 @@ impl Taking {
         Ok(())
     }
 
-    /// Notes why the process is not taken.
+    /// Adds a reason for refusing the process.
     fn object(&mut self, why: String) -> Result<(), String> {
         if self.refusals.len() >= REFUSALS_MAX {
             return Err("its donor does not ask whether it is taken".to_owned());
@@ -307,7 +308,7 @@ impl Taking {
         Ok(())
     }
 
-    /// Looks at the state that the process will have, and says why the process is not taken, or that it is.
+    /// Judges the preview of the process's state, and sends the verdict to the donor.
     fn judge(&mut self, message: &[u8]) -> Result<(), String> {
         let outlook: Frozen = decode(message).map_err(text)?;
         if let Err(why) = self.policy.judge().frozen(&outlook) {
@@ -357,7 +358,7 @@ impl Taking {
                 if self.hurries {
                     self.there()?.hurry().map_err(text)?;
                 }
-                // The process runs still.
+                // The process still runs at the donor.
                 if let Some(sockets) = &mut self.sockets {
                     let awake = sockets.awaken(1);
                     awake.map_err(|error| error.to_string())?;
@@ -384,7 +385,7 @@ impl Taking {
         Ok(())
     }
 
-    /// The first shape of the tree was taken, or cannot be.
+    /// Completes the `Build` command with the result of the first tree image.
     fn built(&mut self, result: Result<(), String>) {
         if let Some(token) = self.building.take() {
             self.done(token, Results::Built(result));
@@ -396,7 +397,7 @@ impl Taking {
         self.restorer.as_mut().ok_or_else(missing)
     }
 
-    /// The restorer, which is started for the first tree.
+    /// Returns the restorer; starts it for the first tree image.
     fn restorer(&mut self, clocks: Clocks) -> Result<&mut Restorer, String> {
         if self.restorer.is_none() {
             let back = listen(&self.way_back).map_err(|error| {
@@ -411,7 +412,7 @@ impl Taking {
             let held = Held::of(restorer.pid()).map_err(text)?;
             self.record.write(&Entry::Restorer(held))?;
             self.held = Some(held);
-            // Its processes will be born there.
+            // The restored processes inherit the group from the restorer.
             if let Some((groups, group)) = &self.group {
                 groups.make(group, restorer.pid())?;
             }
@@ -420,14 +421,14 @@ impl Taking {
         self.there()
     }
 
-    /// All of it is there, as far as that can be.
+    /// Completes the `Restore` command.
     fn restored(&mut self, token: Token, entry: &Entry) {
         let result = self.restore(entry);
         self.done(token, Results::Restored(result));
         self.settle();
     }
 
-    /// All messages came before this job.
+    /// Checks that the process is complete, and writes the record. The donor's messages all precede this job.
     fn restore(&mut self, entry: &Entry) -> Result<(), String> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
@@ -445,7 +446,7 @@ impl Taking {
         Ok(())
     }
 
-    /// What nothing waits for, while the holder decides: options of connections that could not be set before.
+    /// Sets the deferred options of connections while the holder decides about the commit.
     fn settle(&mut self) {
         if let Some(sockets) = &mut self.sockets {
             sockets.settle_awake();
@@ -457,7 +458,7 @@ impl Taking {
         }
     }
 
-    /// Lets it run; since when it does.
+    /// Resumes the process. Returns the time from which it runs.
     fn go(&mut self) -> Result<Instant, String> {
         self.steps.done("commit");
         if let Some(sockets) = &mut self.sockets {
@@ -465,7 +466,8 @@ impl Taking {
             activated.map_err(|error| error.to_string())?;
         }
         self.steps.done("activate");
-        // Before it runs: what it closes is to be closed.
+        // Closed before the process runs, because a descriptor that stays open here would keep a socket open that the
+        // process closes.
         let servers = servers(self.sockets.as_ref());
         self.sockets.take().into_iter().for_each(Sockets::close);
         self.steps.done("close");
@@ -496,7 +498,7 @@ impl Taking {
 }
 
 impl Taking {
-    /// It runs.
+    /// Continues after the process runs: restores timeouts and receives the remaining pages.
     fn after(mut self, inbox: &Receiver<Job>) {
         let give_back = || {
             std::thread::sleep(timeouts::AFTER);
@@ -510,12 +512,12 @@ impl Taking {
     }
 }
 
-/// Whether this is a part of what is judged as a whole before any memory comes.
+/// Returns true if a message is part of the image that is judged as a whole before any memory is sent.
 fn is_judged_whole(kind: Kind) -> bool {
     matches!(kind, Kind::Tree | Kind::Descriptors | Kind::Outlook)
 }
 
-/// Something that can be made readable.
+/// Returns an event descriptor.
 fn alarm() -> std::io::Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     Ok(rustix::event::eventfd(0, flags)?)

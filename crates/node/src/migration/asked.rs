@@ -1,4 +1,4 @@
-//! What the operator asks of the room.
+//! The operator's requests about migrations.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use super::units::Units;
 use super::{Moves, check};
 
 impl Moves {
-    /// The process that a unit is.
+    /// Returns the process of a systemd unit.
     pub(crate) fn unit(&self, name: &str) -> Result<UnitEntry, ErrorBody> {
         self.units().find(name)
     }
 
-    /// The units of this node.
+    /// Returns the units of this node.
     pub(super) fn units(&self) -> Units {
         Units {
             groups: self.groups.clone(),
@@ -29,7 +29,7 @@ impl Moves {
         }
     }
 
-    /// Begins a look at a process.
+    /// Starts the check of a process.
     pub(crate) fn check(&self, pid: i32, inquiry: Inquiry) {
         if self.enabled {
             return check::for_operator(pid, self.addresses.clone(), inquiry, self.teller.clone());
@@ -48,7 +48,7 @@ impl Moves {
         })
     }
 
-    /// The freeze that is added to what was found of a process.
+    /// Returns the predicted freeze of a process in µs, from its check.
     pub(super) fn predicted(&self, check: &ProcessCheck) -> f64 {
         let count = |of: u64| u32::try_from(of).unwrap_or(u32::MAX);
         let load = Load {
@@ -65,7 +65,7 @@ impl Moves {
         predicted.as_secs_f64() * 1e6
     }
 
-    /// Begins a migration to the node of this number.
+    /// Starts a migration to node `to`.
     pub(crate) fn begin(
         &mut self,
         now: Duration,
@@ -106,7 +106,7 @@ impl Moves {
         Ok(MigrationAccepted { id })
     }
 
-    /// Gives a migration up, if it can still be.
+    /// Cancels a migration if that is still possible.
     pub(crate) fn cancel(
         &mut self,
         now: Duration,
@@ -118,7 +118,7 @@ impl Moves {
         self.status(number)
     }
 
-    /// One migration.
+    /// Returns the status of one migration.
     pub(crate) fn status(&self, number: u64) -> Result<MigrationStatus, ErrorBody> {
         self.operations
             .get(number)
@@ -130,7 +130,7 @@ impl Moves {
             })
     }
 
-    /// All that are remembered.
+    /// Returns all remembered migrations.
     pub(crate) fn list(&self) -> MigrationList {
         MigrationList {
             migrations: self.operations.list(),

@@ -1,4 +1,4 @@
-//! What a process that comes begins with here.
+//! Preparations for a process being moved here.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -7,13 +7,13 @@ use holdfast_sys::process::acceptor::ClockOffsets;
 use holdfast_sys::process::image::Clocks;
 use rustix::time::ClockId;
 
-/// The socket at which a later daemon finds the restorer.
+/// Binds the socket at which a later daemon finds the restorer.
 pub(super) fn listen(path: &Path) -> std::io::Result<UnixListener> {
     let _ = std::fs::remove_file(path);
     UnixListener::bind(path)
 }
 
-/// A process that has seen a later time than this machine's gets clocks of its own.
+/// Returns clock offsets for a process whose clocks were ahead of this host's, so that its time never runs backwards.
 pub(super) fn offsets(theirs: Clocks) -> ClockOffsets {
     let ahead = |theirs: u64, clock: ClockId| {
         let now = rustix::time::clock_gettime(clock);

@@ -1,4 +1,4 @@
-//! Carries out what the machine commands.
+//! Execution of the migration machine's commands.
 
 use holdfast_proto::migration::{Command, Completion, FlowEpoch, ProcessId, Results, Token, Went};
 use holdfast_sys::process::acceptor::Restorer;
@@ -16,11 +16,12 @@ use super::records::{Entry, Role};
 use super::residents::Came;
 use super::{Moves, check, left, locks, policy, units};
 
-/// What came of a command that is carried out at once.
+/// Results of a command that completes at once; `None` if a thread reports them later.
 type Now = Option<Results>;
 
 impl Moves {
-    /// Carries out a command, of all but the holder's. What it gives is its end; else that is told later.
+    /// Executes a command, unless it is for the holder. Returns the completion, or `None` if a thread will report it
+    /// later.
     pub(crate) fn execute(&mut self, command: Command) -> Option<Completion> {
         let token = token_of(&command);
         let results = match command {
@@ -62,7 +63,7 @@ impl Moves {
             Command::Release { id, to, .. } => self.release(token, id, to),
             Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
             Command::Build { id, offer, .. } => self.build(token, id, &offer),
-            // The rest is the owner's, which has the filters.
+            // The owner, which has the filters, does the other part of this command.
             Command::Arm { id, flows, .. } => Some(Results::Armed(self.arm(id, flows))),
             Command::Restore {
                 id, flows, peers, ..
@@ -78,7 +79,7 @@ impl Moves {
                 self.forget(id);
                 Some(Results::Forgotten)
             }
-            // The owner's alone.
+            // Commands that the owner alone carries out.
             Command::Translate { .. } | Command::Arbitrate { .. } | Command::Lookup { .. } => None,
         };
         results.map(|results| Completion { token, results })
@@ -153,7 +154,7 @@ impl Moves {
         {
             return None;
         }
-        // An earlier daemon's, or its thread has ended: then what is stopped is stopped for good.
+        // An earlier daemon stopped the process, or its thread has ended; in both cases the tree is stopped for good.
         let entries = self.records.of(id, Role::Gives).read();
         let given = left::given_locks(&entries);
         if !given.is_empty() {
@@ -167,7 +168,8 @@ impl Moves {
         Some(Results::Thawed(thawed))
     }
 
-    /// Nothing is stopped any more. That it was noted stays, until nobody asks any more.
+    /// Cleans up after the process was resumed here. The `Noted` entry stays, emptied, until no node asks about the
+    /// move.
     fn thawed(&mut self, id: MoveId) {
         self.end_donor(id);
         let record = self.records.of(id, Role::Gives);
@@ -321,7 +323,8 @@ impl Moves {
         Some(Results::Gone(self.let_go(id, restorer)))
     }
 
-    /// Lets a process run that an earlier daemon had put together, and that has its locks; none runs already.
+    /// Resumes a process that an earlier daemon restored and that has its locks. No restorer means that it already
+    /// runs.
     pub(super) fn let_go(
         &mut self,
         id: MoveId,
@@ -342,7 +345,7 @@ impl Moves {
         Ok(Went::default())
     }
 
-    /// A process runs here from now on, as is written down.
+    /// Registers a process that runs here, from its record.
     fn runs(&mut self, id: MoveId, child: Option<Restorer>) {
         let entries = self.records.of(id, Role::Takes).read();
         if let Some(restorer) = left::restorer_of(&entries) {
@@ -350,7 +353,7 @@ impl Moves {
         }
     }
 
-    /// A process runs here from now on.
+    /// Registers a process that runs here.
     pub(super) fn came(&mut self, id: MoveId, restorer: Held, child: Option<Restorer>, came: Came) {
         let from = (self.nodes.get(&id.donor)).map_or_else(String::new, Clone::clone);
         self.residents.came(restorer, child, (came, from));
@@ -371,12 +374,12 @@ impl Moves {
         Some(Results::Discarded)
     }
 
-    /// A thread has carried a command out.
+    /// Cleans up after a command that a thread has completed.
     pub(super) fn ended(&mut self, id: MoveId, results: &Results) {
         match results {
             Results::Thawed(Ok(())) => self.thawed(id),
             Results::Released(Ok(())) => self.released(id),
-            // Memory follows it.
+            // Remaining pages are still being sent.
             Results::Gone(Ok(_)) if self.following.contains(&id) => {}
             Results::Discarded | Results::Gone(Ok(_)) => self.end_acceptor(id),
             _ => {}

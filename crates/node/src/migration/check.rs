@@ -1,4 +1,4 @@
-//! Whether a process can move: reads much of `/proc`, so on threads of its own.
+//! Checks whether a process can move. The checks run on threads of their own, because they read much of `/proc`.
 
 use holdfast_api::control::{BlockerEntry, ErrorBody, ProcessCheck};
 use holdfast_proto::migration::{CheckReport, Completion, ProcessId, Results, Shape, Token};
@@ -15,21 +15,21 @@ use super::told::{Teller, Told};
 use super::units::Units;
 use crate::dataplane::shared_ports;
 
-/// What to do where there is no such process.
+/// Advice if the process does not exist.
 const OURS: &str = "name a process of this node, by its PID here; `ps -e` shows them";
 
-/// What was found of a process.
+/// Results of inspecting a process.
 struct Found {
     report: Report,
     blockers: Vec<BlockerEntry>,
 }
 
-/// State of processes that only eBPF tells and a move would lose, with the process that has it.
+/// Finds state that only eBPF can read and that a move would lose. Yields the process and a description.
 fn hidden_state(pids: &[i32]) -> impl Iterator<Item = (i32, String)> {
     domains::find(pids).into_iter().chain(keyrings::find(pids))
 }
 
-/// Refuses a tree of which a process has got such state since it was looked at.
+/// Refuses a tree in which a process has acquired such state since the check.
 pub(super) fn refuse_hidden_state(root: i32) -> Result<(), String> {
     let pids = inspect::tree(root).map_err(|error| error.to_string())?;
     match hidden_state(&pids).next() {
@@ -103,7 +103,7 @@ fn entry(blocker: &Blocker) -> BlockerEntry {
     }
 }
 
-/// Looks for the operator; the event loop adds the freeze.
+/// Checks a process for the operator; the event loop adds the predicted freeze.
 pub(super) fn for_operator(root: i32, addresses: Addresses, inquiry: Inquiry, teller: Teller) {
     let look = move || {
         let (check, flows) = match check(root, &addresses) {
@@ -117,7 +117,7 @@ pub(super) fn for_operator(root: i32, addresses: Addresses, inquiry: Inquiry, te
             inquiry,
         });
     };
-    // Where there is no thread to be had, who asks learns it by the drop of the reply.
+    // Without a thread the reply is dropped, which the asking operator sees as an error.
     if let Err(error) = spawn(look) {
         tracing::error!(%error, "no thread for a look at a process");
     }
@@ -148,7 +148,7 @@ fn check(root: i32, addresses: &Addresses) -> Result<(ProcessCheck, Vec<Flow>), 
     Ok((check, flows))
 }
 
-/// Looks for the machine.
+/// Checks a process for the migration machine.
 pub(super) fn for_machine(
     token: Token,
     (process, copy): (ProcessId, bool),
@@ -196,7 +196,7 @@ fn report(
     })
 }
 
-/// A blocker in one line.
+/// Formats a blocker as one line.
 fn text(blocker: &BlockerEntry) -> String {
     let mut text = format!("process {}", blocker.pid);
     if let Some(fd) = blocker.fd {

@@ -1,5 +1,5 @@
-//! The sockets of a process on its way from here, in the three ways of paper 002 section V-B: what of them is followed while
-//! the program uses them, and what is sent when it stands still.
+//! Sockets of a process moving away, in the three ways of paper 002 section V-B: followed while the program runs, and
+//! sent when it is stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -23,55 +23,57 @@ use super::sights::Sights;
 use crate::dataplane::shared_ports::{self, Member, Shared};
 use crate::dataplane::{Descriptors, monotonic_ns, timeouts};
 
-/// Threads that read the state of sockets.
+/// Number of threads that extract the state of sockets.
 const EXTRACTORS: usize = 1;
 
-/// States of sockets as they go to the acceptor.
+/// States of sockets as sent to the acceptor.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct States {
-    /// When, by the donor's clock that does not jump.
+    /// Time of the states in µs, by the donor's monotonic clock.
     pub(super) at_us: u64,
     pub(super) states: BTreeMap<FileId, SocketState>,
-    /// The datagram flows of UDP sockets that share a port.
+    /// Datagram flows of UDP sockets that share a port.
     pub(super) clients: BTreeMap<FileId, Vec<Flow>>,
-    /// Instructions of classic programs by which groups of sockets choose, each of one socket of its group.
+    /// Instructions of the classic BPF programs by which groups of sockets select a member, each keyed by one socket of
+    /// its group.
     pub(super) programs: BTreeMap<FileId, Vec<u64>>,
 }
 
-/// How a process moves.
+/// Options of a move.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ways {
     pub(super) sockets: SocketStrategy,
-    /// The acceptor is told of no connection before its packets wait there: where every node gets every packet, a connection
-    /// that is restored takes what comes.
+    /// Tell the acceptor of no connection before its packets are held there. Needed if every node receives every
+    /// packet, because a connection that is restored would accept its packets.
     pub(super) late: bool,
-    /// It stays, with its connections: where it has some, the copy has some that were reset.
+    /// Make a copy: the original stays with its connections, and the copy's are reset.
     pub(super) copy: bool,
-    /// Checksums follow all else.
+    /// Send checksums after all other messages.
     pub(super) verify: bool,
-    /// The acceptor is asked whether it takes the process, and no more.
+    /// Ask the acceptor for its verdict only.
     pub(super) rehearsal: bool,
-    /// Its freeze goes ahead of ordinary threads.
+    /// Run the freeze at real-time priority.
     pub(super) hurries: bool,
 }
 
-/// See the module's text.
+/// Followed sockets of a process that moves away.
 pub(super) struct Connections {
     ways: Ways,
     descriptors: Arc<Descriptors>,
-    /// None where the kernel does not take it, and for the ways that do not look.
+    /// Snapshots of connections; `None` if the kernel does not support them or the move does not use them.
     sights: Option<Sights>,
     copier: Copier,
-    /// Processes that have descriptors, as they were found last.
+    /// Processes that have descriptors, as of the last round.
     pids: Vec<i32>,
-    /// Of which the freeze reads nothing but what is seen, as far as the last round could tell.
+    /// Sockets whose last snapshot should suffice in the freeze.
     expected: Arc<BTreeSet<FileId>>,
 }
 
 impl Connections {
-    /// None is followed yet.
+    /// Starts without followed connections.
     pub(super) fn new(ways: Ways) -> Connections {
-        // Connections that came a moment ago are to be read as they are to be.
+        // Timeouts capped after an earlier move are restored first, so that the options are read with their proper
+        // values.
         timeouts::give_back();
         let sights = match ways.sockets {
             SocketStrategy::Incremental if !ways.copy => Sights::new()
@@ -91,7 +93,7 @@ impl Connections {
         }
     }
 
-    /// What the tree will have at the acceptor of what it has here.
+    /// Returns the descriptors as the tree will have them at the acceptor.
     pub(super) fn there(&self, mut found: Found) -> Found {
         if self.ways.copy {
             let sockets = found.sockets.into_iter();
@@ -101,19 +103,19 @@ impl Connections {
         found
     }
 
-    /// Options are about to be read again.
+    /// Must be called before options are read again.
     pub(super) fn options_are_read(&mut self) {
         self.sights.iter_mut().for_each(Sights::options_are_read);
     }
 
-    /// Follows what a round found, and gives what the acceptor does not know yet.
+    /// Follows connections found in a round. Returns the states that the acceptor does not know yet.
     pub(super) fn look(
         &mut self,
         tracker: &Tracker,
         found: &Found,
     ) -> Result<Option<States>, holdfast_bpf::Error> {
         if found.sockets.values().any(shares_port) {
-            // Not in the freeze.
+            // Loaded before the freeze, which the loading would lengthen.
             shared_ports::load();
         }
         self.forget(found);
@@ -124,7 +126,7 @@ impl Connections {
             found.sockets.contains_key(id) && matches!(fixed, SocketStatic::Connection(_))
         });
         for (id, place, _) in fresh {
-            // What was closed meanwhile is gone with the next round.
+            // A connection that was closed meanwhile is reported as gone in the next round.
             if let Ok(copy) = self.copier.copy(place) {
                 sights.follow(id, copy.as_fd())?;
             }
@@ -137,30 +139,31 @@ impl Connections {
         })
     }
 
-    /// What the acceptor does not know of connections that were followed before: packets of them come no more, so that what is
-    /// seen now is all but what they will be when their program stands still.
+    /// Returns changed states of connections followed before this call. Called shortly before the freeze, so that the
+    /// states are almost the final ones.
     pub(super) fn catch_up(&mut self) -> Option<States> {
         self.look_again(false);
         untold(self.sights.as_mut()?, false)
     }
 
-    /// Whether connections are followed.
+    /// Returns true if connections are followed.
     pub(super) fn follows_some(&self) -> bool {
         self.sights.as_ref().is_some_and(Sights::follows_some)
     }
 
-    /// Looks again, and counts connections that would have to be asked; none where they are not followed.
+    /// Snapshots again and counts the connections that would have to be extracted; `None` if connections are not
+    /// followed.
     pub(super) fn unseen(&mut self) -> Option<usize> {
         self.look_again(false);
         Some(self.sights.as_ref()?.unseen().len())
     }
 
-    /// What the acceptor has not been told of what was seen, of connections whose options are known.
+    /// Returns the snapshots not yet sent to the acceptor, for connections whose options are known.
     pub(super) fn untold(&mut self) -> Option<States> {
         untold(self.sights.as_mut()?, false)
     }
 
-    /// Where that cannot be, connections have to be asked, all of them.
+    /// Snapshots again. If that fails, all connections have to be extracted from their sockets.
     fn look_again(&mut self, last: bool) {
         let pids = &self.pids;
         let looked = self.sights.as_mut().map(|sights| sights.look(pids, last));
@@ -170,7 +173,7 @@ impl Connections {
         }
     }
 
-    /// Makes ready what the freeze will read, after a look at the tree.
+    /// Prepares the descriptor listing for the freeze, after a round.
     pub(super) fn expect(&mut self, tracker: &Tracker) {
         let expected = self.sights.as_ref().map(Sights::sure);
         self.expected = Arc::new(expected.cloned().unwrap_or_default());
@@ -179,7 +182,7 @@ impl Connections {
         tracing::debug!(ready, "descriptors are expected to stay");
     }
 
-    /// Starts the thread that reads descriptors in a freeze, in the network namespace of the caller.
+    /// Starts the thread that reads descriptors in a freeze, in the caller's network namespace.
     pub(super) fn reader(&self) -> Result<Reader, String> {
         let descriptors = Arc::clone(&self.descriptors);
         let expected = Arc::clone(&self.expected);
@@ -191,13 +194,13 @@ impl Connections {
         })
     }
 
-    /// Sees connections of a tree that stands still, when nothing comes to them any more.
+    /// Snapshots the connections of a stopped tree, after the last packets have arrived.
     pub(super) fn see(&mut self, stopped: &StoppedTree) {
         self.pids = stopped.pids();
         self.look_again(true);
     }
 
-    /// What changed of the descriptors of a tree that stands still, and of its connections, which were seen.
+    /// Returns the changed descriptors of a stopped tree. Uses the snapshots of its connections.
     pub(super) fn stopped(
         &mut self,
         stopped: &mut StoppedTree,
@@ -220,7 +223,7 @@ impl Connections {
         Ok(self.there(found))
     }
 
-    /// Sends what the acceptor does not know of the sockets of a tree that stands still, whose flows are these.
+    /// Sends the socket states of a stopped tree that the acceptor does not know; `flows` are the tree's flows.
     pub(super) fn send<'a>(
         &mut self,
         stopped: &mut StoppedTree,
@@ -272,7 +275,7 @@ impl Connections {
         outgoing.send(Kind::LastSockets, encode(&last)?)
     }
 
-    /// What is gone, or another than before, is not known any more.
+    /// Forgets descriptors that are gone or have changed.
     fn forget(&mut self, found: &Found) {
         let ids = found.gone.iter().chain(found.sockets.keys());
         let ids = ids.copied().collect();
@@ -282,7 +285,7 @@ impl Connections {
     }
 }
 
-/// What the acceptor does not know, if there is anything: of `all` connections, or of those whose options are known.
+/// Returns the states not yet sent, if any: of `all` connections, or only of connections with known options.
 fn untold(sights: &mut Sights, all: bool) -> Option<States> {
     let states = sights.tell(all);
     let at_us = sights.at_us();
@@ -293,12 +296,12 @@ fn untold(sights: &mut Sights, all: bool) -> Option<States> {
     })
 }
 
-/// Whether others may have the same port as a listener or UDP socket.
+/// Returns true if other sockets may use the port of a listener or UDP socket.
 pub(super) fn shares_port(fixed: &SocketStatic) -> bool {
     port_of(fixed).is_some()
 }
 
-/// What a socket is bound to that others may be bound to beside it.
+/// Returns the protocol and address of a socket whose port others may share.
 fn port_of(fixed: &SocketStatic) -> Option<(Protocol, SocketAddr)> {
     match fixed {
         SocketStatic::Datagrams(fixed) if fixed.may_share_port() => {
@@ -311,7 +314,7 @@ fn port_of(fixed: &SocketStatic) -> Option<(Protocol, SocketAddr)> {
     }
 }
 
-/// The sockets of which that is so.
+/// Returns the sockets that may share their port.
 pub(super) fn members<'a>(
     sockets: impl Iterator<Item = (FileId, BorrowedFd<'a>, &'a SocketStatic)>,
 ) -> Vec<Member<'a, FileId>> {
@@ -327,7 +330,8 @@ pub(super) fn members<'a>(
     sockets.filter_map(member).collect()
 }
 
-/// The states of connections that were seen when they stood still, with what was not read; the acceptor knows others.
+/// Returns the snapshots of connections in the stopped tree, with their unread data. The acceptor knows all other
+/// states.
 fn seen(sights: &mut Sights, stopped: &StoppedTree) -> BTreeMap<FileId, SocketState> {
     let mut states = sights.tell(false);
     for (id, mut state, length) in sights.unread() {
@@ -339,10 +343,11 @@ fn seen(sights: &mut Sights, stopped: &StoppedTree) -> BTreeMap<FileId, SocketSt
     states
 }
 
-/// What came of reading; none where descriptors cannot be listed many at once.
+/// Result of reading descriptors; `None` if the kernel cannot list many descriptors at once.
 type Read = Result<Option<Described>, Error>;
 
-/// The thread that reads descriptors in a freeze. It waits for one, so that it needs no processor that others have then.
+/// Thread that reads descriptors in a freeze. Started before the freeze, so that the freeze need not wait for a new
+/// thread's processor.
 pub(super) struct Reader {
     describers: Sender<Describer>,
     found: Receiver<Read>,
@@ -369,25 +374,25 @@ impl Reader {
         Ok(Reader { describers, found })
     }
 
-    /// Has it read a tree that stands still, see [`Reader::found`].
+    /// Starts reading a stopped tree; [`Reader::found`] returns the result.
     pub(super) fn begin(&self, describer: Describer) {
-        // Where it has ended nothing is found.
+        // If the thread has ended, `found` returns an error.
         let _ = self.describers.send(describer);
     }
 
-    /// What it has found.
+    /// Returns the result of reading.
     pub(super) fn found(&self) -> Read {
         let found = self.found.recv();
         found.unwrap_or_else(|_| Err(Error::Image("descriptors that nobody read")))
     }
 }
 
-/// As it is sent.
+/// Encodes states for sending.
 pub(super) fn encode(states: &States) -> Result<Vec<u8>, String> {
     postcard::to_stdvec(states).map_err(|error| error.to_string())
 }
 
-/// What was sent.
+/// Decodes received states.
 pub(super) fn decode(message: &[u8]) -> Result<States, String> {
     postcard::from_bytes(message)
         .map_err(|error| format!("the state of sockets cannot be read: {error}"))

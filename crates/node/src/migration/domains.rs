@@ -1,13 +1,14 @@
-//! Processes in Landlock domains: nothing can put their restrictions together again elsewhere.
+//! Processes in Landlock domains, whose restrictions cannot be restored at another node.
 
 use std::sync::OnceLock;
 
 use holdfast_bpf::domains::Domains;
 
-/// Found out once: it does not change while the kernel runs.
+/// Loaded once, because kernel support does not change while the kernel runs.
 static DOMAINS: OnceLock<Result<Domains, String>> = OnceLock::new();
 
-/// The first process of these that is in a domain, and what to say of it. A process that ends meanwhile is in none.
+/// Returns the first of these processes that is in a domain, with the reason for a refusal. A process that has ended
+/// counts as being in none.
 pub(super) fn find(pids: &[i32]) -> Option<(i32, String)> {
     let domains = DOMAINS.get_or_init(|| Domains::load().map_err(|error| error.to_string()));
     let unknown =

@@ -1,4 +1,4 @@
-//! A donor's thread: it alone traces the process, from the first round until the move has ended.
+//! The donor's thread, which alone traces the process, from the first round until the move has ended.
 
 mod freeze;
 mod locks;
@@ -33,34 +33,35 @@ use super::told::Teller;
 /// Bytes of memory in one message.
 const PAGES_BYTES: u64 = 1 << 20;
 
-/// After so many short looks at memory there is no other in a round.
+/// Maximum number of touch-ups (short copies of dirty pages) in a round.
 const TOUCHES_MAX: u32 = 16;
-/// Another is worth it where this finds so much less than the one before.
+/// Another touch-up is worthwhile if the last one found less than this fraction of the previous one.
 const SHRINKS: f64 = 0.8;
-/// So few bytes are not worth another.
+/// Number of dirty bytes below which another touch-up is not worthwhile.
 const FEW_BYTES: u64 = 128 << 10;
 
-/// What a donor's thread is to do.
+/// Job of a donor's thread.
 #[derive(Debug)]
 pub(super) enum Job {
     Round(Token),
-    /// Packets of these flows wait for the acceptor; memory may follow.
+    /// Freeze: packets of these flows are held at the acceptor. If the flag is set, remaining pages may be sent later
+    /// (post-copy).
     Freeze(Token, Vec<Flow>, bool),
     Thaw(Token),
     Release(Token),
-    /// The acceptor lacks memory that follows.
+    /// The acceptor asks for remaining pages.
     Wanted(Wanted),
-    /// It has taken some of it.
+    /// The acceptor has taken some of the remaining pages.
     Taken,
     /// The acceptor asks for the next step of the hand-over of locks.
     Locks(Bytes),
 }
 
-/// A move that this node gives, while its thread runs.
+/// A move from this node, with its running thread.
 pub(super) struct Donor {
     jobs: Sender<Job>,
     window: Arc<Window>,
-    /// Memory follows, and its thread wants to know what was taken.
+    /// True if post-copy is in progress and the thread must be told of taken bytes.
     follows: Arc<AtomicBool>,
     pub(super) to: NodeId,
 }
@@ -106,7 +107,8 @@ impl Donor {
         })
     }
 
-    /// Starts a thread that sends memory of a process which an earlier daemon left stopped, and then ends that process.
+    /// Starts a thread that sends the remaining pages of a process which an earlier daemon left stopped, and then
+    /// ends that process.
     pub(super) fn resume(
         (id, to): (MoveId, NodeId),
         pids: Vec<Option<i32>>,
@@ -117,7 +119,7 @@ impl Donor {
         let (jobs, inbox) = mpsc::channel();
         let (mut outgoing, window) = Outgoing::new(id, to, teller.clone());
         let run = move || {
-            // Only the acceptor knows what is missing.
+            // Only the acceptor knows the missing pages.
             if let Ok(behind) = Behind::new(&pids, &Missing::default()) {
                 let serving = Serving::new((id, to), behind);
                 if serving.run(&mut outgoing, &inbox, &teller).is_err() {
@@ -139,7 +141,7 @@ impl Donor {
         })
     }
 
-    /// Gives the thread something to do; false if it has ended.
+    /// Passes a job to the thread. Returns false if the thread has ended.
     pub(super) fn job(&self, job: Job) -> bool {
         if let Job::Thaw(_) = job {
             self.window.close("the move was given up");
@@ -147,7 +149,8 @@ impl Donor {
         self.jobs.send(job).is_ok()
     }
 
-    /// The acceptor has taken so many bytes, after so much work (microseconds), or says why it takes no more.
+    /// Records that the acceptor has taken bytes, after `busy_us` microseconds of work, or the reason why it takes no
+    /// more.
     pub(super) fn took(&self, (bytes, busy_us): (u64, u64), problem: Option<&str>) {
         self.window.taken(bytes, Duration::from_micros(busy_us));
         if self.follows.load(Ordering::Relaxed) {
@@ -158,18 +161,18 @@ impl Donor {
         }
     }
 
-    /// The acceptor has said why it does not take the process; nothing if it does.
+    /// Records the acceptor's verdict; without refusals it takes the process.
     pub(super) fn judged(&self, refusals: Vec<String>) {
         self.window.judged(refusals);
     }
 
-    /// The acceptor cannot be reached.
+    /// Stops sending, because the acceptor cannot be reached.
     pub(super) fn lost(&self) {
         self.window.close("the channel to the acceptor was lost");
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Giving {
     id: MoveId,
     root: i32,
@@ -178,25 +181,25 @@ struct Giving {
     record: Record,
     addresses: Addresses,
     places: Places,
-    /// How its sockets move.
+    /// Options of the move.
     ways: Ways,
-    /// Since the first round.
+    /// Followed sockets; set in the first round.
     connections: Option<Connections>,
-    /// Flows whose packets wait for the acceptor.
+    /// Flows whose packets are held at the acceptor.
     fenced: BTreeSet<Flow>,
     teller: Teller,
-    /// What takes how long while it stands still.
+    /// Durations of the steps of the freeze.
     steps: Steps,
     follows: Arc<AtomicBool>,
-    /// What is left of memory in the freeze may follow.
+    /// True if pages that are dirty in the freeze may be sent later (post-copy).
     may_follow: bool,
-    /// Sends what follows.
+    /// Sender of the remaining pages.
     serving: Option<Serving>,
 }
 
 impl Giving {
-    /// Until the move has ended, or the event loop. What is stopped then goes on, unless it is held: with this thread the kernel lets
-    /// it go.
+    /// Runs until the move or the event loop has ended. If the loop ends first, the kernel resumes a stopped tree when
+    /// its tracer exits, unless the tree is held.
     fn run(mut self, inbox: &Receiver<Job>) {
         let mut state = State::New;
         while let Ok(job) = inbox.recv() {
@@ -220,7 +223,7 @@ impl Giving {
                     };
                     (State::Ended, token, Results::Released(released))
                 }
-                // It may run there before this node knows.
+                // The process may already run at the acceptor before this node knows of the commit.
                 Job::Wanted(wanted) => {
                     if let Some(serving) = &mut self.serving {
                         serving.hear_early(wanted, &mut self.outgoing);
@@ -246,7 +249,7 @@ impl Giving {
         state.abandon();
     }
 
-    /// It runs elsewhere: it ends here, when all its memory is there.
+    /// Ends the process here, once all its memory is at the acceptor.
     fn release(
         &mut self,
         state: State,
@@ -254,7 +257,7 @@ impl Giving {
     ) -> Result<Result<(), String>, Interrupted> {
         let mut leftovers = state.leftovers();
         if let Some(serving) = self.serving.take() {
-            // Clients do not wait for memory.
+            // Waiting clients are handed off first, since sending the remaining pages takes longer.
             leftovers
                 .take()
                 .into_iter()
@@ -273,7 +276,7 @@ impl Giving {
         Ok(released)
     }
 
-    /// What nobody has accepted goes after it.
+    /// Hands unaccepted connections off after the process.
     fn leave(&self, leftovers: Leftovers) {
         let with = (self.addresses.clone(), self.teller.clone());
         leftovers.follow(self.id, self.to, with);
@@ -348,7 +351,7 @@ impl Giving {
         })
     }
 
-    /// Sends what has changed of the descriptors; all of them at first.
+    /// Sends the changed descriptors, or in the first round all of them.
     fn send_descriptors(
         &mut self,
         tracker: &mut Tracker,
@@ -363,9 +366,9 @@ impl Giving {
         Ok(found)
     }
 
-    /// Sends what was changed since the round `began`, and again what was changed meanwhile, as long as that gets less: a short
-    /// look has short ones behind it, a whole round does not. Gives about how many bytes were changed since the last look, and
-    /// in how long.
+    /// Copies pages dirtied since the round `began`, and repeats this as long as each pass finds less: passes get
+    /// shorter, whereas a whole round stays long. Returns an estimate of the bytes dirtied since the last pass, and the
+    /// time since then.
     fn touch_up(
         &mut self,
         tracker: &mut Tracker,
@@ -396,7 +399,7 @@ impl Giving {
     }
 }
 
-/// What a freeze of the tree has to look at.
+/// Returns the counts that determine the duration of a freeze.
 fn shape(tree: &Tree, tracker: &Tracker) -> Shape {
     let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
     let sum = |of: fn(&Process) -> usize| count(tree.processes.iter().map(of).sum());

@@ -1,4 +1,4 @@
-//! Memory that follows a process which runs here, as it comes from the donor.
+//! Post-copy at the acceptor: receives the remaining pages of a process that already runs here.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use super::acceptor::Job;
 use super::pieces::{Incoming, Kind};
 use super::told::{Teller, Told};
 
-/// After so long without a word of the donor it is told what is missing, and again and again.
+/// Silence of the donor after which the missing pages are requested, and the interval of further requests.
 const ASK: Duration = Duration::from_secs(1);
-/// After so long it has no donor any more, and cannot go on.
+/// Silence of the donor after which the process is given up.
 const LOST: Duration = Duration::from_secs(30);
 
-/// See the module's text.
+/// Receiver of the remaining pages.
 pub(super) struct Follower {
     id: MoveId,
     following: Following,
     incoming: Incoming,
     teller: Teller,
-    /// When the donor was heard, and asked, last.
+    /// Times of the last message from the donor and of the last request.
     heard: Instant,
     asked: Instant,
 }
@@ -44,7 +44,7 @@ impl Follower {
         }
     }
 
-    /// Until all is there, or the process has ended. `wake` is readable when there is a job.
+    /// Runs until all pages are there or the process has ended. `wake` is readable if there is a job.
     pub(super) fn run(mut self, inbox: &Receiver<Job>, wake: &Arc<OwnedFd>) {
         let (id, teller) = (self.id, self.teller.clone());
         let began = Instant::now();
@@ -71,12 +71,12 @@ impl Follower {
         if let Some(why) = &problem {
             tracing::error!(%id, why, "a process has ended, or is ended, before all its memory had come");
         }
-        // With it goes the tree, if anything of it is left.
+        // Dropping `self` ends the rest of the tree.
         drop(self);
         over(id, &teller, problem);
     }
 
-    /// Does what there is to do; whether memory is missing still.
+    /// Handles the pending jobs and page faults. Returns true if pages are still missing.
     fn turn(&mut self, inbox: &Receiver<Job>) -> Result<bool, String> {
         loop {
             match inbox.try_recv() {
@@ -85,7 +85,7 @@ impl Follower {
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Err("the daemon ends".to_owned()),
             }
-            // Who waits for a page waits for no other's.
+            // Page faults are handled after each piece, so that a faulting thread does not wait for other pages.
             self.look()?;
         }
         self.look()?;
@@ -115,7 +115,7 @@ impl Follower {
         }
     }
 
-    /// Says all that is missing, and then what somebody waits for.
+    /// Requests all missing pages, and then the pages with waiting faults.
     fn ask_for_all(&mut self) {
         self.asked = Instant::now();
         let missing = self.following.missing();
@@ -142,7 +142,7 @@ impl Follower {
                 let message = message.whole();
                 let filled = self.following.fill(&message);
                 let asks = filled.map_err(|error| error.to_string())?;
-                // Not at once again: who asks may not be able to send yet.
+                // Not repeated at once, because the asking donor may not be able to send yet.
                 if asks && self.asked.elapsed() > ASK {
                     self.ask_for_all();
                 }
@@ -163,7 +163,7 @@ impl Follower {
     }
 }
 
-/// Nothing is missing any more, or nobody waits for it.
+/// Reports that no page is missing, or that no page is needed any more.
 fn over(id: MoveId, teller: &Teller, problem: Option<String>) {
     let (all, ranges) = (true, Vec::new());
     let wanted = Wanted {

@@ -1,4 +1,4 @@
-//! What the room hears of its threads, and of others about memory that follows.
+//! Events of the migration threads, and frames about post-copy.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::told::Told;
 use super::{Moves, left};
 
 impl Moves {
-    /// Takes what a thread tells; gives what is to be sent.
+    /// Handles an event of a thread. Returns the frame to send, if any.
     pub(crate) fn handle_told(&mut self, now: Duration, told: Told) -> Option<(NodeId, Frame)> {
         match told {
             Told::Piece {
@@ -62,7 +62,7 @@ impl Moves {
                 token,
                 restorer,
             } => {
-                // By way of the owner, as if the thread had done all of it.
+                // Reported by way of the owner, as if the thread had completed the whole command.
                 let results = Results::Gone(self.let_go(id, Some(restorer)));
                 self.teller.done(Some(id), Completion { token, results });
             }
@@ -77,7 +77,7 @@ impl Moves {
         None
     }
 
-    /// Takes what is for this node alone.
+    /// Handles an event that concerns this node alone.
     fn take_note(&mut self, told: Told) {
         match told {
             Told::Runs {
@@ -99,19 +99,20 @@ impl Moves {
             Told::Memory { id, memory } => self.operations.followed(id, memory),
             Told::Sockets { id, sockets } => drop(self.places.insert(id, sockets)),
             Told::Packets { id, packets } => self.packets.entry(id).or_default().extend(packets),
-            // The rest is the owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
+            // The owner handles all other events. If one gets here, its reply channel closes, which the thread treats
+            // as a refusal.
             _ => {}
         }
     }
 
-    /// The acceptor's thread has taken so many bytes of pieces.
+    /// Records that the acceptor's thread has consumed bytes of pieces.
     fn took(&mut self, id: MoveId, bytes: u64) {
         if let Some(untaken) = self.untaken.get_mut(&id) {
             *untaken = untaken.saturating_sub(usize::try_from(bytes).unwrap_or(0));
         }
     }
 
-    /// An acceptor lacks memory of a process that left.
+    /// Handles an acceptor's request for remaining pages of a process that moved away.
     pub(super) fn wanted(&mut self, from: NodeId, id: MoveId, wanted: Wanted) {
         if let Some(donor) = self.donors.get(&id) {
             if donor.to == from {
@@ -122,7 +123,7 @@ impl Moves {
         if wanted.ranges.is_empty() {
             return;
         }
-        // A daemon that was restarted may not know yet that it is to serve it.
+        // After a restart, the daemon may not know yet that it has to send the pages.
         let is_known = !self.records.of(id, Role::Gives).read().is_empty();
         let lost = "its original is no more: the donor's host was restarted, or gave it up";
         let (kind, bytes) = match is_known {
@@ -138,7 +139,8 @@ impl Moves {
         });
     }
 
-    /// A piece for a process that has no thread here. A donor that has memory for it wants to know whether anybody waits for that.
+    /// Handles a piece for a process without a thread here. A donor with remaining pages is told whether they are still
+    /// needed.
     pub(super) fn unknown_piece(&self, id: MoveId, kind: u8) {
         tracing::debug!(%id, kind, "a piece of a move that is not known");
         let entries = self.records.of(id, Role::Takes).read();
@@ -156,7 +158,7 @@ impl Moves {
         self.teller.tell(Told::Wanted { id, wanted });
     }
 
-    /// Memory follows a process that an earlier daemon had put together.
+    /// Starts receiving the remaining pages of a process that an earlier daemon restored.
     pub(super) fn follow(&mut self, id: MoveId, following: Following) -> Result<(), String> {
         let follower = Follower::new(id, following, self.teller.clone());
         let acceptor = Acceptor::follow(follower);

@@ -1,4 +1,4 @@
-//! Processes with keys of the kernel's: another kernel has other keys, and nobody but their owner can read them.
+//! Processes with keys in kernel keyrings. Another kernel lacks these keys, and only their owner can read them.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use holdfast_bpf::keyrings::{Keyring, Keyrings};
 
 static KEYRINGS: OnceLock<Result<Keyrings, String>> = OnceLock::new();
 
-/// The first process of these that has keys, and what to say of it.
+/// Returns the first of these processes that has keys, with the reason for a refusal.
 pub(super) fn find(pids: &[i32]) -> Option<(i32, String)> {
     let keyrings = KEYRINGS.get_or_init(|| Keyrings::load().map_err(|error| error.to_string()));
     let unknown = |error: &str| format!("whether it has keys (keyctl) cannot be told: {error}");

@@ -1,4 +1,4 @@
-//! What an earlier daemon left of moves: stopped processes, and complete ones that wait for a daemon.
+//! Crash recovery of moves: stopped processes, and complete processes that wait for a daemon.
 
 use std::path::Path;
 
@@ -12,17 +12,17 @@ use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
 use super::records::{Entry, Record};
 use super::residents::Came;
 
-/// Lets processes go on that an earlier daemon stopped.
+/// Resumes processes that an earlier daemon stopped.
 pub(super) fn thaw(entries: &[Entry]) -> Result<(), String> {
     held(entries).try_for_each(|held| held.resume().map_err(text))
 }
 
-/// Ends processes that an earlier daemon stopped: they run elsewhere.
+/// Ends processes that an earlier daemon stopped and that run elsewhere.
 pub(super) fn release(entries: &[Entry]) -> Result<(), String> {
     held(entries).try_for_each(|held| held.release().map_err(text))
 }
 
-/// Locks that processes which an earlier daemon stopped may lack.
+/// Returns the locks that stopped processes may have given away.
 pub(super) fn given_locks(entries: &[Entry]) -> Vec<GivenLock> {
     let lists = entries.iter().filter_map(|entry| match entry {
         Entry::Locks(list) => Some(list.clone()),
@@ -39,7 +39,7 @@ fn held(entries: &[Entry]) -> impl Iterator<Item = &Held> {
     lists.flatten()
 }
 
-/// Processes of which memory follows, by their place in the tree.
+/// Returns the processes with remaining pages to send, by index in the tree.
 pub(super) fn followed(entries: &[Entry]) -> Option<Vec<Option<i32>>> {
     entries.iter().rev().find_map(|entry| match entry {
         Entry::Follows(pids) => Some(pids.clone()),
@@ -47,8 +47,8 @@ pub(super) fn followed(entries: &[Entry]) -> Option<Vec<Option<i32>>> {
     })
 }
 
-/// The restorer of a process that was complete when its daemon died, and the locks that the process lacks; none where it runs
-/// already.
+/// Returns the restorer of a process that was complete when its daemon died, and the locks that the process lacks;
+/// `None` if the process already runs.
 pub(super) fn adopt(
     entries: &[Entry],
     way_back: &Path,
@@ -69,7 +69,8 @@ pub(super) fn adopt(
     }
 }
 
-/// Lets such a process run. Gives its restorer, unless it runs already, and the memory that follows it.
+/// Resumes such a process. Returns its restorer, unless the process already runs, and the receiver of its remaining
+/// pages.
 pub(super) fn go(
     entries: &[Entry],
     restorer: Option<Restorer>,
@@ -98,17 +99,17 @@ fn unfinished(entries: &[Entry]) -> Vec<(TcpStatic, TcpDynamic)> {
     lists.flatten().collect()
 }
 
-/// Ends what was put together of a process when its daemon died.
+/// Ends the partial process of a daemon that died.
 pub(super) fn discard(entries: &[Entry], way_back: &Path, record: &Record) {
     if let Some(held) = restorer_of(entries) {
-        // Nothing can be done about one that cannot be ended.
+        // A failure to end it cannot be remedied.
         let _ = held.release();
     }
     let _ = std::fs::remove_file(way_back);
     record.remove();
 }
 
-/// Who puts it together.
+/// Returns the restorer of the process.
 pub(super) fn restorer_of(entries: &[Entry]) -> Option<Held> {
     entries.iter().find_map(|entry| match entry {
         Entry::Restorer(held) => Some(*held),
@@ -116,7 +117,7 @@ pub(super) fn restorer_of(entries: &[Entry]) -> Option<Held> {
     })
 }
 
-/// What was known of it.
+/// Returns the recorded facts about the process.
 pub(super) fn came_of(entries: &[Entry]) -> Came {
     let came = entries.iter().find_map(|entry| match entry {
         Entry::Takes { name, hops, group } => Some(Came {

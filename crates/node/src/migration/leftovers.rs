@@ -1,5 +1,5 @@
-//! What waits to be accepted when a program has left: its listeners stay here until all handshakes have ended that began with them, and
-//! their connections go after the program, each into the queue of its listener there.
+//! Unaccepted connections of a process that has moved away. Its listeners stay here until all handshakes that began
+//! with them have ended. Each connection is handed off into the queue of its listener at the other node.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,31 +16,31 @@ use tokio::sync::oneshot;
 use super::places::{Addresses, Place, place};
 use super::told::{Teller, Told};
 
-/// How long handshakes may take, how often is looked, and when one that was refused is tried again.
+/// Time limit for handshakes, polling interval, and pause before a refused connection is tried again.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// The listeners of a program that leaves.
+/// Listeners of a process that moves away.
 pub(super) struct Leftovers {
     listeners: Vec<TcpListener>,
     places: Vec<Place>,
-    /// Its processes, which have the listeners open until they have ended.
+    /// Its processes, which keep the listeners open until they have ended.
     processes: Vec<OwnedFd>,
 }
 
-/// One on its way.
+/// A connection being handed off.
 struct Going {
     flow: Flow,
     socket: OwnedFd,
     answer: oneshot::Receiver<Result<(), String>>,
 }
 
-/// One that the other node did not take just then.
+/// A connection that the other node refused for the moment.
 type Refused = (Instant, Flow, OwnedFd);
 
 impl Leftovers {
-    /// Those of a tree that stands still.
+    /// Returns the listeners of a stopped tree.
     pub(super) fn of(stopped: &StoppedTree) -> Leftovers {
         let listens = |(_, fd, socket): (_, _, &SocketStatic)| match socket {
             SocketStatic::Unconnected(fixed) if fixed.waiting.is_some() => {
@@ -60,7 +60,7 @@ impl Leftovers {
         }
     }
 
-    /// Sends after the program what it has not accepted, by a thread that ends when there is nothing left.
+    /// Hands off the unaccepted connections, in a thread that ends when none are left.
     pub(super) fn follow(self, id: MoveId, to: NodeId, (addresses, teller): (Addresses, Teller)) {
         if self.listeners.is_empty() {
             return;
@@ -75,7 +75,8 @@ impl Leftovers {
                 places,
                 processes,
             } = self;
-            // First: who came to listeners that are still to be closed would be reset.
+            // The listeners are closed first: a client that reaches a listener which is still to be closed would be
+            // reset.
             drop(listeners);
             wait_for_end(&processes);
             teller.tell(Told::Drained { to, places });
@@ -86,18 +87,18 @@ impl Leftovers {
         }
     }
 
-    /// Says how many could not go.
+    /// Hands off all connections. Returns the number of lost ones.
     fn give_all(&self, to: NodeId, addresses: &Addresses, teller: &Teller) -> usize {
         let began = Instant::now();
         for listener in &self.listeners {
-            // One that blocks would hold up the others; nobody else uses it any more.
+            // A blocking listener would delay the others. No other process uses it any more.
             let _ = listener.set_nonblocking(true);
         }
         let (mut refused, mut going) = (Vec::new(), Vec::new());
-        // A handshake that ends is listed neither as half-open nor in the queue for an instant: it is looked once more.
+        // A handshake that completes is briefly neither half-open nor in the queue, so the loop needs two quiet passes.
         let mut quiet = false;
         loop {
-            // Asked before it is accepted: what ends its handshake in between is seen in the next turn.
+            // Checked before accepting, so that a handshake that completes in between is seen in the next pass.
             let half_open = self.is_half_open();
             let due = refused.extract_if(.., |(at, ..): &mut Refused| at.elapsed() > AGAIN);
             let due: Vec<_> = due.map(|(_, flow, socket)| (flow, socket)).collect();
@@ -122,7 +123,7 @@ impl Leftovers {
                         refused.push((Instant::now(), one.flow, one.socket));
                     }
                     Err(oneshot::error::TryRecvError::Empty) => going.push(one),
-                    // It has gone, or the daemon ends.
+                    // The connection was handed off, or the daemon is ending.
                     Ok(Ok(())) | Err(oneshot::error::TryRecvError::Closed) => {}
                 }
             }
@@ -137,7 +138,7 @@ impl Leftovers {
                     let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
                     Flow::new(Protocol::Tcp, plain(local), plain(remote)).ok()
                 });
-                // Others cannot be at another host: they end.
+                // A connection at another address cannot exist at another host, so it is closed.
                 if let Some(flow) = flow.filter(|flow| addresses.is_service(flow.local.ip())) {
                     found.push((flow, OwnedFd::from(socket)));
                 }
@@ -152,7 +153,7 @@ impl Leftovers {
     }
 }
 
-/// Until processes that were killed have ended: they close what they have open some milliseconds later.
+/// Waits until killed processes have ended, because they close their descriptors some milliseconds after the signal.
 fn wait_for_end(processes: &[OwnedFd]) {
     for process in processes {
         let mut ended = [PollFd::new(process, PollFlags::IN)];

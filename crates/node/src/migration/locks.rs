@@ -1,8 +1,8 @@
-//! What two nodes say about exclusive locks on files that both see, and what each does until it has them.
+//! Messages about exclusive locks on files that both nodes see, and the waiting for such locks.
 //!
-//! The acceptor takes all locks before it says that the process is restored. Where somebody has an exclusive one, it asks the donor, and
-//! both go through the steps of [`LockStep`]: the first before the commit, the others after it, before the process runs. At every
-//! instant one of them has enough of each lock that nobody else can take it.
+//! The acceptor takes all locks before it reports the process as restored. If another process has an exclusive lock, it
+//! asks the donor, and both perform the steps of [`LockStep`]: the first before the commit, the others after it, before
+//! the process runs. At every instant the donor or the acceptor has enough of each lock to exclude all other processes.
 
 use std::time::{Duration, Instant};
 
@@ -16,25 +16,25 @@ use serde::{Deserialize, Serialize};
 
 use super::told::{Teller, Told};
 
-/// Between two tries to take a lock that somebody else has: at first, and at most.
+/// Pause between attempts to take a contended lock: at first, and at most.
 const AGAIN_MIN: Duration = Duration::from_micros(500);
 const AGAIN_MAX: Duration = Duration::from_millis(100);
-/// How long a process stands still for a lock until the log says so, and for how long errors are taken for passing ones.
+/// Wait for a lock after which the log has a warning, and time for which errors are treated as temporary.
 const WARN: Duration = Duration::from_secs(2);
 const ERRORS_MAX: Duration = Duration::from_secs(30);
 
-/// The steps that follow the commit.
+/// Steps after the commit.
 pub(super) const AFTER_COMMIT: [LockStep; 3] = [LockStep::Rest, LockStep::First, LockStep::Last];
 
-/// The acceptor asks the donor for the next step.
+/// The acceptor's request for the next step.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LockRequest {
     pub(super) step: LockStep,
-    /// With the first step.
+    /// Contended locks; only in the first step.
     pub(super) locks: Vec<WantedLock>,
 }
 
-/// The donor has taken its half of a step, or says why not.
+/// The donor's answer after its part of a step, with the problem if it failed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LockAnswer {
     pub(super) step: LockStep,
@@ -43,7 +43,7 @@ pub(super) struct LockAnswer {
 
 impl LockRequest {
     pub(super) fn tell(&self, id: MoveId, teller: &Teller) {
-        // Plain numbers and bytes: it cannot fail.
+        // Encoding plain numbers and bytes cannot fail.
         let bytes = postcard::to_stdvec(self).unwrap_or_default().into();
         teller.tell(Told::Locks { id, bytes });
     }
@@ -63,7 +63,7 @@ impl LockAnswer {
     }
 }
 
-/// Whether a step concerns any of these locks.
+/// Returns true if a step concerns any of these locks.
 pub(super) fn concerns(step: LockStep, locks: &[WantedLock]) -> bool {
     match step {
         LockStep::Share | LockStep::Rest => !locks.is_empty(),
@@ -71,7 +71,7 @@ pub(super) fn concerns(step: LockStep, locks: &[WantedLock]) -> bool {
     }
 }
 
-/// Waits between tries, and says in the log when that takes long.
+/// Waits between attempts, and logs a warning if the waiting takes long.
 pub(super) struct Patience {
     began: Instant,
     pause: Duration,
@@ -98,7 +98,7 @@ impl Patience {
         self.pause = (self.pause * 2).min(AGAIN_MAX);
     }
 
-    /// Whether an error may still pass.
+    /// Returns true while an error is still treated as temporary.
     pub(super) fn bears(&self, id: MoveId, error: &Error) -> bool {
         let bears = self.began.elapsed() < ERRORS_MAX;
         match bears {
@@ -109,7 +109,7 @@ impl Patience {
     }
 }
 
-/// Tries until the original has all of its locks again, or has ended.
+/// Retries until the original has all its locks again, or has ended.
 pub(super) fn regain(id: MoveId, regain: impl Fn() -> Result<bool, Error>) {
     let mut patience = Patience::new();
     loop {
@@ -121,7 +121,7 @@ pub(super) fn regain(id: MoveId, regain: impl Fn() -> Result<bool, Error>) {
     }
 }
 
-/// Lets processes go on that an earlier daemon stopped, when they have their locks again; `thaw` does it.
+/// Resumes processes that an earlier daemon stopped, by `thaw`, once they have their locks again.
 pub(super) fn resume(
     (id, token): (MoveId, Token),
     given: Vec<GivenLock>,
@@ -137,7 +137,7 @@ pub(super) fn resume(
     builder.spawn(run).map(drop)
 }
 
-/// Gets a process that an earlier daemon had put together the locks that it lacks.
+/// Acquires the missing locks of a process that an earlier daemon restored.
 pub(super) fn complete(
     (id, token): (MoveId, Token),
     mut restorer: Restorer,

@@ -1,9 +1,9 @@
-//! Processes that move: feeds [`holdfast_proto::migration`] and carries out what it asks, beside [`crate::engine`], whose
-//! event loop both share.
+//! Process migration: feeds [`holdfast_proto::migration`] and carries out its commands. Runs in the event loop of
+//! [`crate::engine`].
 //!
-//! The work is done by threads, one for each move, since a tracer must stay on one thread and memory takes its time: a
-//! donor's (`donor`), an acceptor's (`acceptor`). They tell the event loop (`told`) what to send and what has ended.
-//! What must outlive the daemon is written down first (`records`).
+//! Each move has a thread of its own, because a tracer must stay on one thread and copying memory takes time: a donor's
+//! thread (`donor`) or an acceptor's thread (`acceptor`). The threads report to the event loop (`told`) messages to
+//! send and completed commands. State that must outlive the daemon is first written to a record (`records`).
 
 mod acceptor;
 mod asked;
@@ -62,7 +62,7 @@ use rehearsals::Rehearsals;
 use residents::Residents;
 use told::Teller;
 
-/// The room of moves. Its owner takes what [`Moves::next`] gives, and feeds it what it hears.
+/// State of all moves. The owner carries out the results of [`Moves::next`] and passes in frames and events.
 pub(crate) struct Moves {
     machine: Migration,
     enabled: bool,
@@ -73,40 +73,40 @@ pub(crate) struct Moves {
     rehearsals: Rehearsals,
     donors: BTreeMap<MoveId, Donor>,
     acceptors: BTreeMap<MoveId, Acceptor>,
-    /// Flows whose packets wait for processes that come, in their order.
+    /// Flows whose packets are held for processes being moved here, sorted.
     armed: BTreeMap<MoveId, Vec<FlowAt>>,
-    /// Memory follows these processes, which run here.
+    /// Processes that run here while their remaining pages are still being sent (post-copy).
     following: BTreeSet<MoveId>,
-    /// Bytes of pieces that acceptors' threads have not taken yet.
+    /// Bytes of pieces that the acceptors' threads have not consumed yet.
     untaken: BTreeMap<MoveId, usize>,
-    /// The sockets of processes that move.
+    /// Sockets of moving processes.
     places: BTreeMap<MoveId, Vec<Place>>,
-    /// For this node's stack, before sockets of processes that come act.
+    /// Packets to give to this node's stack before the sockets of a restored process become active.
     packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
     addresses: Addresses,
-    /// The control groups of this node.
+    /// Control groups of this node.
     groups: Groups,
-    /// Every node gets every packet.
+    /// True if every node receives every packet.
     broadcast: bool,
-    /// Freezes go ahead of ordinary threads.
+    /// True if freezes run at real-time priority.
     hurries: bool,
-    /// What nodes are called.
+    /// Names of the nodes.
     nodes: BTreeMap<NodeId, String>,
     teller: Teller,
 }
 
-/// Something that only the owner can do.
+/// Work that only the owner can do.
 pub(crate) enum Next {
-    /// Send a frame; if that fails, the peer is lost.
+    /// Send a frame. A failure means that the peer is lost.
     Send(NodeId, Frame),
-    /// Carry this out (see [`Moves::execute`]).
+    /// Carry out the command (see [`Moves::execute`]).
     Do(Box<holdfast_proto::migration::Command>),
-    /// Report these to the holder, as the handoff's machine does.
+    /// Report the changes to the holder by way of the handoff machine.
     Report(Vec<holdfast_wire::Change>),
 }
 
 impl Moves {
-    /// A room with what an earlier daemon left.
+    /// Opens the state, with the records of an earlier daemon.
     ///
     /// # Errors
     /// The run directory cannot be used.
@@ -155,7 +155,7 @@ impl Moves {
         Ok((moves, listener))
     }
 
-    /// Tells the machine what an earlier daemon wrote down; before anything else.
+    /// Reports an earlier daemon's records to the machine. Must be called first.
     pub(crate) fn recover(&mut self, now: Duration) {
         let found = self.records.found();
         for of in &found {
@@ -164,17 +164,17 @@ impl Moves {
         self.machine.handle_recovered(now, found);
     }
 
-    /// The machine, for what needs nothing of this room.
+    /// Returns the machine, for inputs that concern nothing else here.
     pub(crate) fn machine(&mut self) -> &mut Migration {
         &mut self.machine
     }
 
-    /// When the machine is to be woken.
+    /// Returns the time of the machine's next timeout.
     pub(crate) fn wake(&self) -> Option<Duration> {
         self.machine.poll_timeout()
     }
 
-    /// The next thing to do; none when all is done.
+    /// Returns the next piece of work; `None` if there is none.
     pub(crate) fn next(&mut self) -> Option<Next> {
         loop {
             return Some(match self.machine.poll_output()? {
@@ -226,7 +226,7 @@ impl Moves {
         }
     }
 
-    /// Takes a frame about a move, or an answer that is this machine's.
+    /// Handles a frame about a move, or an answer to this machine's request.
     pub(crate) fn handle_frame(&mut self, now: Duration, from: NodeId, frame: Frame) {
         match frame {
             Frame::Move {
@@ -279,10 +279,10 @@ impl Moves {
         };
         let untaken = self.untaken.entry(id).or_default();
         *untaken += bytes.len();
-        // A donor that waits for us never has more on its way.
+        // A donor that observes the window never has more in transit.
         let before = *untaken - bytes.len();
         if *untaken > 2 * WINDOW_BYTES {
-            // Nothing of it is taken any more, and that is said once.
+            // The problem is reported once; further pieces are ignored.
             if before <= 2 * WINDOW_BYTES {
                 let why = "the donor does not wait until its pieces are taken";
                 acceptor.job(acceptor::Job::Refuse(why.to_owned()));
@@ -292,7 +292,7 @@ impl Moves {
         acceptor.job(acceptor::Job::Piece { kind, more, bytes });
     }
 
-    /// A peer cannot be reached any more.
+    /// Handles the loss of a peer.
     pub(crate) fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
         for donor in self.donors.values().filter(|donor| donor.to == peer) {
             donor.lost();
@@ -300,37 +300,37 @@ impl Moves {
         self.machine.handle_peer_lost(now, peer);
     }
 
-    /// A command has ended.
+    /// Reports a completed command to the machine.
     pub(crate) fn done(&mut self, now: Duration, completion: Completion) {
         self.machine.handle_done(now, completion);
     }
 
-    /// Which addresses are whose.
+    /// Returns the service and node addresses.
     pub(crate) fn addresses(&self) -> &Addresses {
         &self.addresses
     }
 
-    /// The sockets of a process that moves, as last seen.
+    /// Returns the sockets of a moving process, as of the last round.
     pub(crate) fn places(&self, id: MoveId) -> &[Place] {
         self.places.get(&id).map_or(&[], Vec::as_slice)
     }
 
-    /// Those of one that has come.
+    /// Takes the sockets of a process that was restored here.
     pub(crate) fn take_places(&mut self, id: MoveId) -> Vec<Place> {
         self.places.remove(&id).unwrap_or_default()
     }
 
-    /// What is to be given to the stack before the sockets of a process that comes act.
+    /// Takes the packets to give to the stack before the sockets of a restored process become active.
     pub(crate) fn take_packets(&mut self, id: MoveId) -> Vec<Vec<u8>> {
         self.packets.remove(&id).unwrap_or_default()
     }
 
-    /// To whom a process goes.
+    /// Returns the node to which a process moves.
     pub(crate) fn acceptor_of(&self, id: MoveId) -> Option<NodeId> {
         self.donors.get(&id).map(|donor| donor.to)
     }
 
-    /// Flows of moves that an earlier daemon wrote down: they are no handoff's.
+    /// Returns the flows of moves in an earlier daemon's records; none of them belongs to a handoff.
     pub(crate) fn written_flows(&self) -> BTreeSet<Flow> {
         let lists = self
             .records
@@ -347,7 +347,7 @@ impl Moves {
             .collect()
     }
 
-    /// Flows of processes that run here, but for whose move an earlier daemon has not done everything.
+    /// Returns the flows of processes that run here but whose moves an earlier daemon did not finish.
     pub(crate) fn running_flows(&self) -> BTreeSet<Flow> {
         let found = self.records.found().into_iter();
         let lists = found.filter_map(|of| match of.role {
@@ -363,12 +363,12 @@ impl Moves {
             .collect()
     }
 
-    /// Once a second.
+    /// Does the periodic work, once a second.
     pub(crate) fn upkeep(&mut self) {
         self.residents.look();
     }
 
-    /// The processes that came here.
+    /// Returns the processes that were moved here.
     pub(crate) fn residents(&self) -> Vec<ResidentProcess> {
         self.residents.list()
     }

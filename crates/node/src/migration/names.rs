@@ -1,8 +1,8 @@
-//! What commands and their ends are called.
+//! Names and tokens of commands and results.
 
 use holdfast_proto::migration::{Command, Results, Token};
 
-/// The token by which a command is answered.
+/// Returns the token of a command.
 pub(crate) fn token_of(command: &Command) -> Token {
     match command {
         Command::Check { token, .. }
@@ -24,7 +24,7 @@ pub(crate) fn token_of(command: &Command) -> Token {
     }
 }
 
-/// The name a fault gives to a command.
+/// Returns a command's name in the fault file.
 pub(crate) fn name_of_command(command: &Command) -> &'static str {
     match command {
         Command::Check { .. } => "move-check",
@@ -46,7 +46,7 @@ pub(crate) fn name_of_command(command: &Command) -> &'static str {
     }
 }
 
-/// The same, of the command that ended so.
+/// Returns the name of the command that has these results.
 pub(crate) fn name_of_results(results: &Results) -> &'static str {
     match results {
         Results::Checked(_) => "move-check",

@@ -1,4 +1,4 @@
-//! Migrations from this node as the control API sees them.
+//! Migrations from this node, as shown by the control API.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use holdfast_proto::migration::{Event, Outcome, Summary};
 use holdfast_wire::MoveId;
 use holdfast_wire::migration::StepTime;
 
-/// Finished migrations that are remembered.
+/// Number of finished migrations that are remembered.
 const REMEMBERED: usize = 64;
 
-/// All that are remembered.
+/// All remembered migrations.
 #[derive(Default)]
 pub(super) struct Operations {
     by_number: BTreeMap<u64, MigrationStatus>,
@@ -23,7 +23,7 @@ pub(super) struct Operations {
 }
 
 impl Operations {
-    /// A migration has begun; gives its number.
+    /// Adds a migration. Returns its number.
     pub(super) fn begin(
         &mut self,
         id: MoveId,
@@ -56,7 +56,7 @@ impl Operations {
         self.last
     }
 
-    /// Takes what the machine tells of one.
+    /// Handles an event of the machine.
     pub(super) fn event(&mut self, event: &Event) {
         match event {
             Event::Round {
@@ -115,7 +115,7 @@ impl Operations {
         }
     }
 
-    /// So much of its memory has followed one, so far.
+    /// Updates the progress of a migration's post-copy.
     pub(super) fn followed(&mut self, id: MoveId, memory: FollowedMemory) {
         if let Some(status) = self.status(id) {
             status.followed = Some(memory);
@@ -126,18 +126,18 @@ impl Operations {
         self.by_number.get_mut(self.numbers.get(&id)?)
     }
 
-    /// One of them.
+    /// Returns one migration.
     pub(super) fn get(&self, number: u64) -> Option<&MigrationStatus> {
         self.by_number.get(&number)
     }
 
-    /// The move that has this number, while it goes on.
+    /// Returns the move with this number, while it is in progress.
     pub(super) fn move_of(&self, number: u64) -> Option<MoveId> {
         let mut moves = self.numbers.iter();
         moves.find(|(_, of)| **of == number).map(|(id, _)| *id)
     }
 
-    /// All of them, the oldest first.
+    /// Returns all migrations, the oldest first.
     pub(super) fn list(&self) -> Vec<MigrationStatus> {
         self.by_number.values().cloned().collect()
     }
@@ -164,12 +164,12 @@ fn end(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
     let phases = &summary.phases;
     status.freeze_us = match outcome {
         Outcome::Moved => Some(us(phases.freeze())),
-        // The original went on before the copy was put together.
+        // The original resumed before the copy was restored.
         Outcome::Cloned => Some(us(phases.extract)),
         Outcome::Kept { .. } => None,
     };
     if summary.post_copy {
-        // Rounds told of one that sends all memory.
+        // The rounds predicted the freeze for sending all memory.
         status.predicted_freeze_us = Some(us(summary.predicted));
     }
     status.freeze_bytes = summary.bytes;

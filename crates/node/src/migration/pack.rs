@@ -1,7 +1,7 @@
-//! Memory is compressed where the way to the acceptor is slower than that.
+//! Compression of memory, used where the link to the acceptor is slower than the compression.
 //!
-//! Measured, for each move anew: how fast the way is (what the acceptor itself does not count, which compression does not
-//! make shorter), how fast memory is compressed here, and by how much.
+//! Three quantities are measured for each move: the link's rate (without the time that the acceptor works, which
+//! compression does not shorten), the rate of compression here, and the compression ratio.
 
 use std::time::{Duration, Instant};
 
@@ -10,28 +10,28 @@ use lz4_flex::block::{compress_prepend_size, decompress, uncompressed_size};
 
 /// Bytes after which a rate is known.
 const KNOWN_BYTES: f64 = (2 << 20) as f64;
-/// Bytes after which what was measured before counts half.
+/// Bytes after which older measurements count half.
 const OLD_BYTES: f64 = (32 << 20) as f64;
-/// Messages that are sent as they are before compression is tried again.
+/// Number of uncompressed messages before compression is tried again.
 const AGAIN: u32 = 32;
 
-/// How fast bytes go to the acceptor, while some are on their way: the time for which the acceptor works on them is not the
-/// way's.
+/// Rate at which bytes reach the acceptor while some are in transit. Excludes the time for which the acceptor works on
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Since when the time counts; none while nothing is on its way.
+    /// Start of the measured interval; `None` while nothing is in transit.
     since: Option<Instant>,
     bytes: f64,
     seconds: f64,
 }
 
 impl Pace {
-    /// Something is sent.
+    /// Records that bytes are sent.
     pub(super) fn sends(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// So many bytes were taken, on which the acceptor worked for so long; `more` are on their way.
+    /// Records that the acceptor has taken bytes after `busy` of work; `more` says that others are in transit.
     pub(super) fn taken(&mut self, now: Instant, (bytes, busy): (usize, Duration), more: bool) {
         let Some(since) = self.since else { return };
         self.bytes += bytes as f64;
@@ -44,24 +44,24 @@ impl Pace {
         }
     }
 
-    /// Bytes a second, once enough were taken.
+    /// Returns the rate in bytes/s, once enough bytes were taken.
     pub(super) fn rate(&self) -> Option<f64> {
         (self.bytes >= KNOWN_BYTES).then(|| self.bytes / self.seconds.max(1e-9))
     }
 }
 
-/// Decides message by message.
+/// Decides for each message whether to compress it.
 #[derive(Debug, Default)]
 pub(super) struct Packer {
-    /// Of the way, as it was before compression began: what is packed says little of it.
+    /// Link rate in bytes/s before compression began, since compressed messages say little about the link.
     rate: Option<f64>,
     packing: bool,
-    /// Messages until the next try.
+    /// Number of messages until the next attempt.
     wait: u32,
 }
 
 impl Packer {
-    /// A message in parts, compressed, if it is there sooner then. `rate` is that of the way, bytes a second.
+    /// Returns the compressed message if compression makes it arrive sooner. `rate` is the link's, in bytes/s.
     pub(super) fn pack(&mut self, parts: &[&[u8]], rate: Option<f64>) -> Option<Vec<u8>> {
         if !self.packing {
             self.rate = rate;
@@ -82,13 +82,13 @@ impl Packer {
     }
 }
 
-/// Whether the bytes that are saved would take longer on their way than it took to save them.
+/// Returns true if sending the saved bytes would take longer than saving them took.
 fn pays(bytes: usize, packed: usize, took: Duration, rate: f64) -> bool {
     let saved = bytes.saturating_sub(packed) as f64;
     saved > 0.0 && saved / rate > took.as_secs_f64()
 }
 
-/// What was packed.
+/// Decompresses a message.
 pub(super) fn unpack(packed: &[u8]) -> Result<Vec<u8>, String> {
     let wrong = |error: lz4_flex::block::DecompressError| format!("compressed memory: {error}");
     let (length, rest) = uncompressed_size(packed).map_err(wrong)?;
@@ -120,7 +120,7 @@ mod tests {
         for second in 0..4 {
             pace.sends(at(1_000 * second));
             assert_eq!(pace.rate(), None);
-            // Half a mebibyte in 10 ms and 3 ms of work, and then nothing for long.
+            // Half a mebibyte in 10 ms and 3 ms of work, and then a long pause.
             let busy = Duration::from_millis(3);
             pace.taken(at(1_000 * second + 4), (1 << 18, Duration::ZERO), true);
             pace.taken(at(1_000 * second + 13), (1 << 18, busy), false);

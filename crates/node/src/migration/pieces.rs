@@ -1,8 +1,8 @@
-//! What a process is made of, on its way to the acceptor.
+//! Messages with a process's image, on their way to the acceptor.
 //!
-//! A donor's thread cuts messages into pieces and gives them to the event loop, which sends them. Only so many bytes are on
-//! their way at a time: the acceptor says what it has taken. So neither event loop nor channel fills up, however slow link
-//! or acceptor are, and other frames find a short queue.
+//! A donor's thread cuts messages into pieces and passes them to the event loop, which sends them. The bytes in transit
+//! are limited by a window, which opens as the acceptor reports the bytes that it has taken. So neither the event loop
+//! nor the channel fills up on a slow link or acceptor, and other frames find a short queue.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ use holdfast_wire::{MoveId, NodeId};
 use super::pack::{Pace, Packer};
 use super::told::{Teller, Told};
 
-/// Bytes of a piece: short enough that the event loop is not held up by one.
+/// Bytes of a piece; short enough not to delay the event loop.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Bytes that may be on their way.
+/// Maximum number of bytes in transit.
 pub(super) const WINDOW_BYTES: usize = 8 << 20;
 
-/// What a piece is one of.
+/// Kind of message that a piece belongs to, with the type or content of the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -33,34 +33,34 @@ pub(super) enum Kind {
     Frozen = 3,
     /// `Descriptors`.
     Descriptors = 4,
-    /// The same, of the stopped tree.
+    /// `Descriptors` of the stopped tree.
     LastDescriptors = 5,
-    /// What sockets had when the tree stood still; more follow.
+    /// Socket states of the stopped tree; more follow.
     Sockets = 6,
-    /// The same; no more follow.
+    /// Socket states of the stopped tree, the last ones.
     LastSockets = 7,
-    /// What was seen of connections while the tree ran.
+    /// Snapshots of connections, taken while the tree ran.
     Seen = 8,
     /// `Pages`, compressed.
     PackedPages = 9,
     /// Checksums of the stopped tree.
     Digest = 10,
-    /// Nothing: the tree is about to stand still.
+    /// Empty: the tree is about to be stopped.
     Freezing = 11,
-    /// `Missing`: memory that is not there when the tree runs, and follows.
+    /// `Missing`: pages that are absent when the tree resumes and are sent afterwards (post-copy).
     Missing = 12,
-    /// `Pages` of it; without any, a question what is still missing.
+    /// Missing `Pages`. Without any pages, a question for the pages still missing.
     Follows = 13,
-    /// Why no more of it comes, as text.
+    /// Reason, as text, why no more missing pages are sent.
     Lost = 14,
-    /// `Frozen`, as far as it shows while the tree runs: the question whether the acceptor takes the process.
+    /// Preview of `Frozen` from the running tree: the question whether the acceptor takes the process.
     Outlook = 15,
     /// A [`LockAnswer`](super::locks::LockAnswer).
     Locks = 16,
 }
 
 impl Kind {
-    /// The kind with this number, if there is one.
+    /// Returns the kind with this number, if there is one.
     pub(super) fn from_number(number: u8) -> Option<Kind> {
         let all = [
             Kind::Tree,
@@ -83,7 +83,7 @@ impl Kind {
         all.into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// What it is about, for the order in which messages may come.
+    /// Returns the message type by which the order of messages is checked.
     pub(super) fn message(self) -> conversation::Message {
         use conversation::Message;
         match self {
@@ -105,7 +105,7 @@ impl Kind {
         }
     }
 
-    /// Its name in the log.
+    /// Returns the name for the log.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Tree => "tree",
@@ -123,7 +123,7 @@ impl Kind {
     }
 }
 
-/// How many bytes may still be sent; shared by a donor's thread and the event loop.
+/// Number of bytes that may still be sent; shared by a donor's thread and the event loop.
 #[derive(Debug)]
 pub(super) struct Window {
     room: Mutex<Room>,
@@ -133,9 +133,9 @@ pub(super) struct Window {
 #[derive(Debug)]
 struct Room {
     free: usize,
-    /// Why nothing more is to be sent.
+    /// Reason why nothing more may be sent.
     closed: Option<String>,
-    /// Why the acceptor does not take the process, once it has said so; empty if it does.
+    /// The acceptor's verdict, once received: its refusals; empty if it takes the process.
     verdict: Option<Vec<String>>,
     pace: Pace,
 }
@@ -158,7 +158,7 @@ impl Window {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The acceptor has taken so many bytes, on which it worked for so long.
+    /// Records that the acceptor has taken bytes after `busy` of work.
     pub(super) fn taken(&self, bytes: u64, busy: Duration) {
         let mut room = self.room();
         let bytes = usize::try_from(bytes).unwrap_or(WINDOW_BYTES);
@@ -168,30 +168,30 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// The acceptor has said why it does not take the process.
+    /// Records the acceptor's verdict.
     pub(super) fn judged(&self, refusals: Vec<String>) {
         self.room().verdict.get_or_insert(refusals);
         self.changed.notify_all();
     }
 
-    /// Nothing more is to be sent: whoever waits is told why. The first reason stays.
+    /// Closes the window; waiting senders get the reason. The first reason stays.
     pub(super) fn close(&self, why: &str) {
         self.room().closed.get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
     }
 
-    /// There is a new channel: nothing is on its way any more.
+    /// Reopens the window for a new channel, on which nothing is in transit.
     fn reopen(&self) {
         let mut room = self.room();
         (room.free, room.closed) = (WINDOW_BYTES, None);
     }
 
-    /// How many bytes the way to the acceptor takes in a second, as far as is known.
+    /// Returns the link's rate in bytes/s, if known.
     fn rate(&self) -> Option<f64> {
         self.room().pace.rate()
     }
 
-    /// Waits until so many bytes are free.
+    /// Waits until `bytes` bytes are free.
     fn wait(&self, bytes: usize) -> Result<MutexGuard<'_, Room>, String> {
         let mut room = self.room();
         loop {
@@ -207,7 +207,7 @@ impl Window {
     }
 }
 
-/// The way from a donor's thread to the acceptor.
+/// Channel from a donor's thread to the acceptor.
 pub(super) struct Outgoing {
     id: MoveId,
     to: NodeId,
@@ -216,7 +216,7 @@ pub(super) struct Outgoing {
     packer: Packer,
     /// Bytes sent.
     pub(super) sent: u64,
-    /// Bytes more that they would have been without compression.
+    /// Bytes saved by compression.
     pub(super) saved: u64,
 }
 
@@ -235,12 +235,12 @@ impl Outgoing {
         (outgoing, window)
     }
 
-    /// Bytes sent, and bytes more that they would have been without compression.
+    /// Returns the bytes sent and the bytes saved by compression.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.sent, self.saved)
     }
 
-    /// Sends memory, compressed where that is the faster way.
+    /// Sends memory, compressed if that is faster.
     pub(super) fn send_pages(&mut self, pages: Pages) -> Result<(), String> {
         let (front, content) = pages.into_message().map_err(|error| error.to_string())?;
         match self.packer.pack(&[&front, &content], self.window.rate()) {
@@ -258,12 +258,12 @@ impl Outgoing {
         }
     }
 
-    /// Sends a message, as soon as there is room for each of its pieces.
+    /// Sends a message, as the window opens for each of its pieces.
     pub(super) fn send(&mut self, kind: Kind, message: Vec<u8>) -> Result<(), String> {
         self.send_some(kind, false, message.into())
     }
 
-    /// Sends a message, or a part of it that is not its last.
+    /// Sends a message, or with `more` a part of it that is not its last.
     fn send_some(&mut self, kind: Kind, more: bool, mut rest: Bytes) -> Result<(), String> {
         loop {
             let bytes = rest.split_to(rest.len().min(PIECE_BYTES));
@@ -286,7 +286,7 @@ impl Outgoing {
         }
     }
 
-    /// Sends a short message whatever is on its way.
+    /// Sends a short message regardless of the window.
     pub(super) fn send_anyway(&self, kind: Kind, message: Vec<u8>) {
         self.teller.tell(Told::Piece {
             id: self.id,
@@ -297,23 +297,23 @@ impl Outgoing {
         });
     }
 
-    /// Whether at most so many bytes are on their way, and more may be sent.
+    /// Returns true if at most `most` bytes are in transit and more may be sent.
     pub(super) fn has_room(&self, most: usize) -> bool {
         let room = self.window.room();
         room.closed.is_none() && WINDOW_BYTES - room.free <= most
     }
 
-    /// How many bytes the way takes in such a time, as far as is known.
+    /// Returns the number of bytes that the link carries in `time`, if known.
     pub(super) fn bytes_in(&self, time: Duration) -> Option<usize> {
         (self.window.rate()).map(|rate| (rate * time.as_secs_f64()) as usize)
     }
 
-    /// The acceptor has said what it lacks: whatever was on its way counts no more.
+    /// Reopens the window after the acceptor has listed its missing pages: bytes in transit no longer count.
     pub(super) fn begin_again(&self) {
         self.window.reopen();
     }
 
-    /// Waits for the acceptor's verdict on the process: why it does not take it.
+    /// Waits for the acceptor's verdict on the process. Returns its refusals.
     pub(super) fn verdict(&self) -> Result<Vec<String>, String> {
         let mut room = self.window.room();
         loop {
@@ -334,7 +334,7 @@ impl Outgoing {
     }
 }
 
-/// Messages put together again from what a peer sends.
+/// Reassembles messages from received pieces.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     begun: Option<Kind>,
@@ -342,12 +342,12 @@ pub(super) struct Incoming {
     bytes: usize,
 }
 
-/// A message as it came: in pieces.
+/// A received message, as a list of pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Message(pub(super) Vec<Bytes>);
 
 impl Message {
-    /// In one piece.
+    /// Returns the message in one piece.
     pub(super) fn whole(self) -> Bytes {
         let Message(mut pieces) = self;
         match pieces.len() {
@@ -358,7 +358,7 @@ impl Message {
 }
 
 impl Incoming {
-    /// Takes a piece; gives the message when it was the last.
+    /// Adds a piece. Returns the message after its last piece.
     pub(super) fn take(
         &mut self,
         number: u8,
@@ -396,7 +396,7 @@ mod tests {
         }
     }
 
-    /// The sender waits until what it sent is taken, and what is put together again is what was sent.
+    /// The sender waits until the receiver has taken its bytes, and the reassembled message equals the original.
     #[test]
     fn no_more_than_a_window_is_on_its_way() {
         let (teller, mut listener) = told::way();

@@ -1,7 +1,8 @@
-//! Where the sockets of a moving process are.
+//! Socket endpoints of moving processes.
 //!
-//! A socket can move if packets find it at the other node: at a service address, which all nodes have, within the tree, or of a
-//! connection at a node's own address, which that node goes on to forward.
+//! A socket can move if its packets reach the other node. So it must have a service address, which all nodes have; or
+//! have its other end in the same tree; or be a connection at a node's own address, whose packets that node continues
+//! to forward.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,12 +13,12 @@ use holdfast_sys::process::image::Descriptors;
 use holdfast_sys::process::sockets::{Ends, SocketStatic, Sockets, halved};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
-/// A socket of a process, as far as flows go.
+/// Endpoints of a process's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) protocol: Protocol,
     pub(crate) local: SocketAddr,
-    /// Of a connection.
+    /// Remote address of a connection.
     pub(crate) remote: Option<SocketAddr>,
 }
 
@@ -26,13 +27,13 @@ impl Place {
         Ends::new(self.protocol == Protocol::Tcp, self.local, self.remote)
     }
 
-    /// The flow of a connection.
+    /// Returns the flow of a connection.
     pub(crate) fn flow(&self) -> Option<Flow> {
         let plain = |address: SocketAddr| SocketAddr::new(canonical(address.ip()), address.port());
         Flow::new(self.protocol, plain(self.local), plain(self.remote?)).ok()
     }
 
-    /// Whether what begins a flow with this address comes to this socket.
+    /// Returns true if the first packet of a flow to this address reaches this socket.
     pub(crate) fn begins(&self, protocol: Protocol, address: SocketAddr) -> bool {
         let ip = self.local.ip();
         self.remote.is_none()
@@ -40,7 +41,7 @@ impl Place {
             && (ip.is_unspecified() || canonical(ip) == address.ip())
     }
 
-    /// Whether packets of a flow come to this socket.
+    /// Returns true if packets of a flow reach this socket.
     pub(crate) fn has(&self, flow: &Flow) -> bool {
         let wildcard = self.local.ip().is_unspecified();
         self.protocol == flow.protocol
@@ -50,27 +51,27 @@ impl Place {
                 Some(remote) => {
                     SocketAddr::new(canonical(remote.ip()), remote.port()) == flow.remote
                 }
-                // Connections have sockets of their own.
+                // A TCP connection has a socket of its own.
                 None => flow.protocol == Protocol::Udp,
             }
     }
 }
 
-/// IPv4 as such, also where a socket of IPv6 has it.
+/// Returns an IPv4-mapped IPv6 address as IPv4.
 fn canonical(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-/// The sockets of a tree, as rounds told.
+/// Sockets of a tree, as of the last round.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     all: BTreeMap<FileId, Place>,
-    /// Those of them that are connected over the loopback device.
+    /// Sockets of the tree that are connected over the loopback device.
     near: BTreeSet<FileId>,
 }
 
 impl Places {
-    /// The TCP connections that a look finds closed since the one before.
+    /// Returns the TCP connections that were closed since the previous round.
     pub(super) fn closed_by(&self, found: &Descriptors) -> Vec<Flow> {
         let flow = |place: Option<&Place>| {
             let connection = place.filter(|place| place.protocol == Protocol::Tcp);
@@ -86,7 +87,7 @@ impl Places {
         were.collect()
     }
 
-    /// Takes what a look found; whether any of it is no connection.
+    /// Records the sockets found in a round. Returns true if any changed socket is not a connection.
     pub(super) fn follow(&mut self, found: &Descriptors) -> bool {
         let mut any = false;
         let begins = |place: Option<Place>| place.is_some_and(|place| place.remote.is_none());
@@ -101,7 +102,7 @@ impl Places {
         any
     }
 
-    /// Gives what was there.
+    /// Replaces an entry. Returns the previous one.
     fn put(&mut self, id: FileId, place: Option<Place>) -> Option<Place> {
         if place.is_some_and(|place| place.ends().over_loopback().is_some()) {
             self.near.insert(id);
@@ -114,8 +115,8 @@ impl Places {
         }
     }
 
-    /// Whether connections over the loopback device have both ends in the tree, which stands still; to be asked by a thread in its
-    /// network namespace.
+    /// Checks that all loopback connections of the stopped tree have both ends in the tree. Must be called by a thread
+    /// in the tree's network namespace.
     pub(super) fn are_whole(&self) -> Result<(), String> {
         if self.near.is_empty() {
             return Ok(());
@@ -126,7 +127,7 @@ impl Places {
         first.map_or(Ok(()), |(ends, why)| Err(why.text(ends, None)))
     }
 
-    /// Whether packets of a flow come to one of these sockets.
+    /// Returns true if packets of a flow reach one of these sockets.
     pub(super) fn has(&self, flow: &Flow) -> bool {
         self.all.values().any(|place| place.has(flow))
     }
@@ -136,20 +137,20 @@ impl Places {
     }
 }
 
-/// Those among sockets that are no connections.
+/// Returns the endpoints of the sockets that are not connections.
 pub(super) fn servers(sockets: Option<&Sockets>) -> Vec<Place> {
     let sockets = sockets.into_iter().flat_map(Sockets::iter);
     let places = sockets.filter_map(|(.., fixed)| place(fixed));
     places.filter(|place| place.remote.is_none()).collect()
 }
 
-/// The connections among sockets.
+/// Returns the flows of the connections among sockets.
 pub(super) fn connections(sockets: &[Arc<SocketStatic>]) -> Vec<Flow> {
     let places = sockets.iter().filter_map(|socket| place(socket));
     places.filter_map(|place| place.flow()).collect()
 }
 
-/// None of a socket that is not bound, or whose connection was reset.
+/// Returns a socket's endpoints; `None` if it is not bound or its connection was reset.
 pub(super) fn place(socket: &SocketStatic) -> Option<Place> {
     let place = match socket {
         SocketStatic::Connection(fixed) => Place {
@@ -172,7 +173,7 @@ pub(super) fn place(socket: &SocketStatic) -> Option<Place> {
     Some(place)
 }
 
-/// The addresses that sockets may have: those of the group, and of connections also those of its nodes.
+/// Addresses that movable sockets may have: service addresses, and for connections also node addresses.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Addresses {
     services: BTreeSet<IpAddr>,
@@ -190,13 +191,13 @@ impl Addresses {
         }
     }
 
-    /// The node that has this address.
+    /// Returns the node with this address.
     pub(crate) fn node_at(&self, address: IpAddr) -> Option<NodeId> {
         self.nodes.get(&address).copied()
     }
 
-    /// Whether connections that wait to be accepted at these addresses can follow their program. The group's do; others it has to take
-    /// first.
+    /// Checks that unaccepted connections at these addresses can be handed off after their program. Connections at
+    /// service addresses can; the program must accept the others first.
     pub(super) fn may_follow(&self, waiting: &[SocketAddr]) -> Result<(), String> {
         let follows = |at: &SocketAddr| {
             let ip = canonical(at.ip());
@@ -210,24 +211,24 @@ impl Addresses {
         }
     }
 
-    /// Whether the group has this address.
+    /// Returns true if the address is a service address.
     pub(super) fn is_service(&self, address: IpAddr) -> bool {
         self.services.contains(&address)
     }
 
-    /// Whether it is a connection at a node's own address.
+    /// Returns true if the flow is a connection at a node's own address.
     pub(crate) fn is_private(&self, flow: &Flow) -> bool {
         flow.protocol == Protocol::Tcp
             && self.nodes.contains_key(&flow.local.ip())
             && !self.services.contains(&flow.local.ip())
     }
 
-    /// Whether this socket can be at another node.
+    /// Checks that this socket can exist at another node.
     pub(super) fn check_socket(&self, socket: &SocketStatic) -> Result<(), String> {
         place(socket).map_or(Ok(()), |place| self.check_place(&place))
     }
 
-    /// The same of these.
+    /// Checks all sockets among these descriptors.
     pub(super) fn check(&self, found: &Descriptors) -> Result<(), String> {
         let mut sockets = found.sockets.values();
         sockets.try_for_each(|socket| self.check_socket(socket))
@@ -256,7 +257,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// The connections among sockets that are new, but for those within the tree.
+    /// Returns the TCP connections among new sockets, without connections inside the tree.
     pub(super) fn connections(&self, found: &Descriptors) -> Vec<Flow> {
         let places = found.sockets.values().filter_map(place);
         let flows = places.filter_map(|place| place.flow());

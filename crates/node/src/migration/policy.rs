@@ -1,7 +1,7 @@
-//! Which processes this node takes.
+//! Admission policy: the processes that this node takes.
 //!
-//! What a donor offers is looked at before anything is made, and what it sends is looked at again: another node is
-//! believed only as far as the configuration says. What an image may have is for [`holdfast_sys::process::judge`] to say.
+//! A donor's offer is judged before anything is made, and its messages are judged again: another node is trusted only
+//! as far as the configuration says. [`holdfast_sys::process::judge`] decides about the contents of an image.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,25 +18,25 @@ use serde::{Deserialize, Serialize};
 use super::places::Addresses;
 use crate::config::{MigrationConfig, SocketFamily};
 
-/// What a donor says of a process before it sends any of it.
+/// A donor's description of a process, sent with the offer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Description {
-    /// What it is called.
+    /// Name of the process.
     pub(super) name: String,
-    /// Whose its processes are.
+    /// Users of its processes.
     pub(super) users: BTreeSet<u32>,
-    /// As who they open files.
+    /// Identities with which the processes open files.
     pub(super) identities: BTreeSet<Identity>,
-    /// The programs that they run.
+    /// Programs that the processes run.
     pub(super) programs: BTreeSet<String>,
-    /// The control group that goes along: a unit's.
+    /// Control group that moves with the process, if it is a unit's.
     pub(super) group: Option<Group>,
-    /// Exclusive locks that cannot be handed over on files that both nodes see.
+    /// Exclusive locks on shared files that cannot be handed over.
     pub(super) locks: Vec<RiskyLock>,
 }
 
 impl Description {
-    /// Of the tree of these processes; what has ended meanwhile is left out.
+    /// Describes the tree of these processes, without processes that have ended.
     pub(super) fn read(pids: &[i32]) -> Description {
         let mut description = Description::default();
         for pid in pids {
@@ -59,7 +59,7 @@ impl Description {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        // Plain text and numbers: it cannot fail.
+        // Encoding plain text and numbers cannot fail.
         postcard::to_stdvec(self).unwrap_or_default()
     }
 
@@ -70,25 +70,25 @@ impl Description {
     }
 }
 
-/// What a process is called; nothing if there is none.
+/// Returns the name of a process; empty if the process does not exist.
 pub(super) fn name_of(pid: i32) -> String {
-    // Any bytes may be in it.
+    // The name may contain any bytes.
     let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(&comm).trim_end().to_owned()
 }
 
-/// What the configuration allows.
+/// Rights that the configuration grants.
 #[derive(Debug, Clone)]
 pub(super) struct Policy {
     config: MigrationConfig,
     judge: Judge,
     addresses: Addresses,
-    /// What the process that comes may open.
+    /// Files that the restored process may open.
     rights: Rights,
 }
 
 impl Policy {
-    /// `ports` are those of services.
+    /// Creates the policy; `ports` are the ports of the services.
     pub(super) fn new(
         config: &MigrationConfig,
         addresses: Addresses,
@@ -111,8 +111,8 @@ impl Policy {
         }
     }
 
-    /// For a process that was offered so, and not refused: it may open what those of its users could. Where root's processes may
-    /// come nothing is gained by asking: one of them could open everything.
+    /// Returns the policy for an accepted offer: the process may open the files that its users could open. If processes
+    /// of root are allowed, every file may be opened, because such a process could open every file anyway.
     pub(super) fn of(&self, description: &Description) -> Policy {
         let rights = match self.has_root() {
             true => Rights::All,
@@ -127,23 +127,22 @@ impl Policy {
         }
     }
 
-    /// What the process that comes may open.
+    /// Returns the files that the restored process may open.
     pub(super) fn rights(&self) -> &Rights {
         &self.rights
     }
 
-    /// Whether root's processes may come.
+    /// Returns true if processes of root are allowed.
     pub(super) fn has_root(&self) -> bool {
         self.config.users.contains(&0)
     }
 
-    /// What an image may have.
+    /// Returns the judge of image contents.
     pub(super) fn judge(&self) -> &Judge {
         &self.judge
     }
 
-    /// Whether the descriptors that were sent may come, and of sockets those of the families that are listed, at addresses of the
-    /// group, and no others.
+    /// Checks received descriptors: sockets must be of the configured families and have addresses that can move.
     pub(super) fn check_descriptors(&self, found: &Descriptors) -> Result<(), String> {
         self.judge.descriptors(found)?;
         let internet = |is_v6: bool| match is_v6 {
@@ -172,7 +171,7 @@ impl Policy {
         }
     }
 
-    /// Why a process that is offered is not taken; empty if it is.
+    /// Returns the reasons for refusing an offered process; empty if it is accepted.
     pub(super) fn refusals(&self, description: &Description, memory: u64) -> Vec<String> {
         if !self.config.enabled {
             let text = "it takes no processes: [migration] enabled is not set in its configuration";
@@ -201,7 +200,7 @@ impl Policy {
     }
 }
 
-/// Why there is no room.
+/// Returns the reason for a refusal if the host lacks the memory.
 fn too_large(memory: u64) -> Option<String> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text

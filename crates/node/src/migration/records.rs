@@ -1,8 +1,8 @@
-//! What is written down of moves, so that a later daemon finds it: a file for each move and role below the run directory
-//! (memory, on a usual host), one entry a line.
+//! Records of moves, for a later daemon: a file for each move and role below the run directory (in memory, on a usual
+//! host), with one entry a line.
 //!
-//! What stopped a process outlives the daemon ([`holdfast_sys::process::donor::Held`]), and so does a process that is complete at
-//! its acceptor; what was written decides, with the holder's answer, what becomes of both.
+//! A stopped process outlives its daemon ([`holdfast_sys::process::donor::Held`]), and so does a complete process at
+//! its acceptor. The record and the holder's answer decide the fate of both.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::private_files::{self, private_directory};
 
-/// One line of a record.
+/// An entry of a record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Entry {
-    /// This node gives a process.
+    /// This node is the donor of a process.
     Gives {
         process: u64,
         name: String,
@@ -27,70 +27,70 @@ pub(super) enum Entry {
         clone: bool,
         hops: u32,
     },
-    /// It may be diverted from now on.
+    /// From this entry on the process's flows may be diverted.
     Noted {
         flows: Vec<FlowAt>,
         peers: Vec<PeerConnections>,
     },
-    /// It may be stopped from now on.
+    /// From this entry on the process may be stopped.
     Freezes,
-    /// Memory of these processes follows, by their place in the tree.
+    /// Processes with remaining pages to send, by index in the tree.
     Follows(Vec<Option<i32>>),
-    /// It is stopped for good; its state may have left.
+    /// The process is held; its state may have been sent.
     Held(Vec<Held>),
-    /// It may lack these locks, which are on their way to the acceptor.
+    /// Locks that the process may lack, because they are being handed over to the acceptor.
     Locks(Vec<GivenLock>),
-    /// This node takes a process.
+    /// This node is the acceptor of a process.
     Takes {
         name: String,
         hops: u32,
-        /// A control group that is made for it.
+        /// Control group made for the process.
         #[serde(default)]
         group: Option<String>,
     },
-    /// It is put together by this process.
+    /// The restorer of the process.
     Restorer(Held),
-    /// What its connections lack until they go on.
+    /// State that the process's connections need before they resume.
     Unfinished(Vec<(TcpStatic, TcpDynamic)>),
-    /// Packets of these flows wait for it.
+    /// Packets of these flows are held for the process.
     Armed(Vec<FlowAt>),
-    /// All of it is there; the commit may have been asked for.
+    /// The process is complete; the commit may have been requested.
     Restored {
-        /// None where they are those that were armed: writing them takes time, and it stands still.
+        /// `None` if equal to the armed flows: writing them takes time, during which the process is stopped.
         flows: Option<Vec<FlowAt>>,
         peers: Vec<PeerConnections>,
     },
-    /// It runs.
+    /// The process runs.
     Runs,
 }
 
-/// What this node does in a move.
+/// Role of this node in a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Gives,
     Takes,
 }
 
-/// All records.
+/// Directory of all records.
 pub(super) struct Records {
     directory: PathBuf,
 }
 
-/// The record of one move; several threads may write to it.
+/// Record of one move; several threads may write to it.
 #[derive(Debug, Clone)]
 pub(super) struct Record {
     path: PathBuf,
 }
 
 impl Records {
-    /// Opens, or makes, the directory; only this user may look into it.
+    /// Opens or creates the directory, which only this user can read.
     pub(super) fn open(run_dir: &Path) -> std::io::Result<Records> {
         let directory = run_dir.join("moves");
         private_directory(&directory)?;
         Ok(Records { directory })
     }
 
-    /// Where this record is, or will be.
+    /// Returns the record of a move and role, whether it exists or not.
     pub(super) fn of(&self, id: MoveId, role: Role) -> Record {
         let role = match role {
             Role::Gives => "gives",
@@ -101,17 +101,17 @@ impl Records {
         }
     }
 
-    /// Where a restorer waits for a later daemon.
+    /// Returns the socket at which a restorer waits for a later daemon.
     pub(super) fn way_back(&self, id: MoveId) -> PathBuf {
         self.directory.join(format!("{id}.sock"))
     }
 
-    /// The file that lists processes that came here.
+    /// Returns the file that lists the processes moved here.
     pub(super) fn residents(&self) -> PathBuf {
         self.directory.join("residents.json")
     }
 
-    /// What an earlier daemon wrote.
+    /// Returns the moves in an earlier daemon's records.
     pub(super) fn found(&self) -> Vec<RecoveredMove> {
         let files = std::fs::read_dir(&self.directory).into_iter().flatten();
         let names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
@@ -131,14 +131,14 @@ impl Records {
         let record = self.of(id, role);
         let recovered = recovered(id, &record.read());
         if recovered.is_none() {
-            // Cut off within its first line: nothing was begun.
+            // The first line is incomplete, so the move had not begun.
             record.remove();
         }
         recovered
     }
 }
 
-/// What the entries say, for the machine.
+/// Summarizes a record for the machine.
 fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
     let noted = entries.iter().rev().find_map(|entry| match entry {
         Entry::Noted { flows, peers } => Some((flows.clone(), peers.clone())),
@@ -182,7 +182,7 @@ fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
     }
 }
 
-/// All flows whose packets wait.
+/// Returns all flows whose packets are held.
 fn armed(entries: &[Entry]) -> Vec<FlowAt> {
     let parts = entries.iter().filter_map(|entry| match entry {
         Entry::Armed(flows) => Some(flows),
@@ -192,7 +192,7 @@ fn armed(entries: &[Entry]) -> Vec<FlowAt> {
 }
 
 impl Record {
-    /// Writes one more entry.
+    /// Appends an entry.
     pub(super) fn write(&self, entry: &Entry) -> Result<(), String> {
         let mut line = serde_json::to_vec(entry).map_err(|error| self.failed(&error))?;
         line.push(b'\n');
@@ -204,7 +204,7 @@ impl Record {
             .map_err(|error| self.failed(&error))
     }
 
-    /// Writes these entries instead of those there are.
+    /// Replaces all entries.
     pub(super) fn replace(&self, entries: &[Entry]) -> Result<(), String> {
         let next = Record {
             path: self.path.with_extension("next"),
@@ -216,7 +216,7 @@ impl Record {
         std::fs::rename(&next.path, &self.path).map_err(|error| self.failed(&error))
     }
 
-    /// All whole entries.
+    /// Returns all complete entries.
     pub(super) fn read(&self) -> Vec<Entry> {
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         text.lines()
@@ -224,7 +224,7 @@ impl Record {
             .collect()
     }
 
-    /// Nothing is written down any more.
+    /// Removes the record.
     pub(super) fn remove(&self) {
         let _ = std::fs::remove_file(&self.path);
     }
@@ -305,7 +305,7 @@ mod tests {
         for entry in [takes_game(), Entry::Armed(flows.clone()), restored] {
             whole.write(&entry).expect("written");
         }
-        // A daemon that died while it wrote its first line had begun nothing.
+        // A daemon that died while writing its first line had begun nothing.
         let cut_off = records.of(id(3), Role::Takes);
         std::fs::write(&cut_off.path, "{\"Takes\":{\"na").expect("written");
 

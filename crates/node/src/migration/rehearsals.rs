@@ -1,5 +1,5 @@
-//! Questions of operators whether another node takes a process: moves that end with that node's verdict, before any memory
-//! is sent.
+//! Rehearsals: an operator's question whether another node takes a process, answered by a move that ends with that
+//! node's verdict, before any memory is sent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,27 +11,27 @@ use holdfast_wire::{MoveId, NodeId};
 use super::Moves;
 use crate::control::Reply;
 
-/// An operator who wants to know whether a process can move.
+/// An operator's inquiry whether a process can move.
 #[derive(Debug)]
 pub(crate) struct Inquiry {
-    /// Name and number of the node that is to be asked too.
+    /// Name and id of the node to ask, if any.
     pub(crate) to: Option<(String, NodeId)>,
-    /// Where the answer goes. An operator who has left hears none.
+    /// Channel for the answer; a disconnected operator gets none.
     pub(crate) reply: Reply<ProcessCheck>,
 }
 
-/// Rehearsals under way, each with what this node found of the process.
+/// Rehearsals in progress, each with this node's check of the process.
 #[derive(Debug, Default)]
 pub(super) struct Rehearsals(BTreeMap<MoveId, (ProcessCheck, Reply<ProcessCheck>)>);
 
 impl Rehearsals {
-    /// Answers if the move was a rehearsal.
+    /// Answers the inquiry if the move was a rehearsal. Returns true in that case.
     pub(super) fn end(&mut self, id: MoveId, outcome: &Outcome) -> bool {
         let Some((mut check, reply)) = self.0.remove(&id) else {
             return false;
         };
         let Outcome::Kept { reason } = outcome else {
-            // A rehearsal never runs anything; the reply is dropped.
+            // A rehearsal never moves anything; the reply is dropped.
             return true;
         };
         check.refusals = refusals(reason);
@@ -42,7 +42,7 @@ impl Rehearsals {
 }
 
 impl Moves {
-    /// This node has looked at a process.
+    /// Continues an inquiry after this node's check: asks the named node, or answers.
     pub(super) fn inspected(
         &mut self,
         now: Duration,
@@ -76,7 +76,7 @@ impl Moves {
     }
 }
 
-/// Why a move would not come to be.
+/// Returns the refusals with which a rehearsal ended.
 fn refusals(reason: &Reason) -> Vec<String> {
     match reason {
         Reason::Rehearsed => Vec::new(),

@@ -1,4 +1,4 @@
-//! Processes that came here by migration.
+//! Residents: processes that were moved to this node.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,28 +10,28 @@ use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::procfs;
 use serde::{Deserialize, Serialize};
 
-/// What is known of a process before it comes.
+/// Facts about a process known before it is restored.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Came {
     pub(super) name: String,
-    /// How often it had moved before.
+    /// Number of its earlier moves.
     pub(super) hops: u32,
-    /// Its control group, which was made for it.
+    /// Control group made for the process.
     pub(super) group: Option<String>,
 }
 
-/// A process that came, and lives.
+/// A resident that still runs.
 #[derive(Debug, Serialize, Deserialize)]
 struct Resident {
-    /// The first process of its PID namespace, which lives as long as the last of the tree.
+    /// Init process of its PID namespace, which lives as long as the last process of the tree.
     restorer: Held,
     name: String,
     from: String,
     moves: u32,
-    /// Its control group, which was made for it.
+    /// Control group made for the process.
     #[serde(default)]
     group: Option<String>,
-    /// As long as it is our child.
+    /// The restorer, while it is a child of this daemon.
     #[serde(skip)]
     child: Option<Restorer>,
 }
@@ -44,23 +44,23 @@ impl Resident {
         }
     }
 
-    /// Its root as this node sees it.
+    /// Returns the PID of the tree's root on this node.
     fn pid(&self) -> Option<i32> {
         procfs::children(self.restorer.pid).ok()?.first().copied()
     }
 }
 
-/// All of them; a file has them for the next daemon.
+/// All residents, also written to a file for the next daemon.
 pub(super) struct Residents {
     file: PathBuf,
     groups: Groups,
-    /// Groups that were made for processes which are ending.
+    /// Control groups made for processes that are ending.
     left: Vec<String>,
     list: Vec<Resident>,
 }
 
 impl Residents {
-    /// Those of an earlier daemon that still live.
+    /// Loads an earlier daemon's residents that still run.
     pub(super) fn open(file: PathBuf, groups: Groups) -> Residents {
         let text = std::fs::read(&file).unwrap_or_default();
         let list = serde_json::from_slice(&text).unwrap_or_default();
@@ -74,7 +74,7 @@ impl Residents {
         residents
     }
 
-    /// One has come.
+    /// Adds a resident.
     pub(super) fn came(
         &mut self,
         restorer: Held,
@@ -96,7 +96,7 @@ impl Residents {
         self.write();
     }
 
-    /// Forgets those that have ended.
+    /// Removes the residents that have ended.
     pub(super) fn look(&mut self) {
         let ended: Vec<Resident> = self.list.extract_if(.., |of| of.has_ended()).collect();
         self.left
@@ -107,24 +107,24 @@ impl Residents {
         }
     }
 
-    /// A group that was made for a process which does not come, and may be ending still.
+    /// Removes a group made for a process that was given up, once its processes have ended.
     pub(super) fn leave(&mut self, group: String) {
         self.left.push(group);
         self.look();
     }
 
-    /// Those who put them together, which are their parents.
+    /// Returns the PIDs of the restorers, the residents' parents.
     pub(super) fn restorers(&self) -> BTreeSet<i32> {
         self.list.iter().map(|of| of.restorer.pid).collect()
     }
 
-    /// How often a process has moved.
+    /// Returns the number of moves of a process.
     pub(super) fn moves_of(&self, pid: i32) -> u32 {
         let found = self.list.iter().find(|of| of.pid() == Some(pid));
         found.map_or(0, |resident| resident.moves)
     }
 
-    /// For the operator.
+    /// Returns the residents for the operator.
     pub(super) fn list(&self) -> Vec<ResidentProcess> {
         let lives = self.list.iter();
         lives

@@ -1,4 +1,4 @@
-//! What is seen of a process's connections from beside them, and what of it the acceptor has not been told.
+//! Snapshots of a process's connections, taken without stopping the process, and the part not yet sent to the acceptor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
@@ -10,19 +10,19 @@ use holdfast_sys::tcp_repair::TcpDynamic;
 
 use crate::dataplane::{Followed, Look, Sight};
 
-/// See the module's text.
+/// Snapshots of followed connections.
 pub(super) struct Sights {
     followed: Followed,
-    /// Followed since before their options were read last, so that no change of these is missed.
+    /// Connections followed since before the last reading of their options, so that no option change is missed.
     sure: BTreeSet<FileId>,
-    /// Followed since then.
+    /// Connections followed since that reading.
     young: BTreeSet<FileId>,
     told: Told,
-    /// The last sight of a connection, unless it was told, or is such that the connection has to be asked.
+    /// Latest snapshots that are not sent yet and that suffice.
     untold: BTreeMap<FileId, Untold>,
-    /// The last sight showed too little.
+    /// Connections whose last snapshot does not suffice, so that the socket has to be asked.
     asked: BTreeSet<FileId>,
-    /// Of the last look.
+    /// Time of the last snapshot in µs.
     at_us: u64,
 }
 
@@ -34,7 +34,7 @@ struct Untold {
 }
 
 impl Untold {
-    /// Its clock as it is at another time.
+    /// Returns the state with its timestamp clock advanced to another time.
     fn at(mut self, at_us: u64) -> TcpDynamic {
         self.state.advance(at_us.saturating_sub(self.at_us));
         self.state
@@ -42,7 +42,7 @@ impl Untold {
 }
 
 impl Sights {
-    /// None yet.
+    /// Starts without connections.
     pub(super) fn new() -> Result<Sights, Error> {
         Ok(Sights {
             followed: Followed::new()?,
@@ -55,24 +55,25 @@ impl Sights {
         })
     }
 
-    /// Options are about to be read again.
+    /// Must be called before options are read again.
     pub(super) fn options_are_read(&mut self) {
         self.sure.append(&mut self.young);
     }
 
-    /// Follows a connection from here on.
+    /// Starts following a connection.
     pub(super) fn follow(&mut self, id: FileId, socket: BorrowedFd<'_>) -> Result<(), Error> {
         self.followed.follow(id, socket)?;
         self.young.insert(id);
         Ok(())
     }
 
-    /// Whether there are any.
+    /// Returns true if connections with known options are followed.
     pub(super) fn follows_some(&self) -> bool {
         !self.sure.is_empty()
     }
 
-    /// Looks at all of which these processes have descriptors; `last` when they stand still: then nothing may be missed.
+    /// Snapshots all connections of which these processes have descriptors. `last` means that they are stopped and none
+    /// may be missed.
     pub(super) fn look(&mut self, pids: &[i32], last: bool) -> Result<(), Error> {
         let Look {
             at_us,
@@ -105,24 +106,24 @@ impl Sights {
         Ok(())
     }
 
-    /// When the last look was, by the clock of this host that does not jump.
+    /// Returns the time of the last snapshot, by this host's monotonic clock.
     pub(super) fn at_us(&self) -> u64 {
         self.at_us
     }
 
-    /// What the acceptor is to be told of connections that are seen whole: of `all`, or of those whose options are known.
+    /// Returns unsent states of complete snapshots: of `all` connections, or only of connections with known options.
     pub(super) fn tell(&mut self, all: bool) -> BTreeMap<FileId, SocketState> {
         let seen = self.take(|id, untold, sure| untold.unread == 0 && (all || sure.contains(id)));
         let seen = seen.into_iter().map(|(id, state, _)| (id, state));
         self.told.changes(seen.collect())
     }
 
-    /// Connections whose options are known and that are seen whole but for so many bytes that were not read.
+    /// Returns the connections with known options whose snapshots lack only unread data, with its length in bytes.
     pub(super) fn unread(&mut self) -> Vec<(FileId, TcpDynamic, u32)> {
         self.take(|id, untold, sure| untold.unread > 0 && sure.contains(id))
     }
 
-    /// Takes what was not told of some connections, with the clocks of the last look.
+    /// Takes the selected unsent states, with their clocks advanced to the last snapshot.
     fn take(
         &mut self,
         is_wanted: impl Fn(&FileId, &Untold, &BTreeSet<FileId>) -> bool,
@@ -140,19 +141,19 @@ impl Sights {
         wanted
     }
 
-    /// Connections that need not be asked, as far as can be told before they stand still.
+    /// Returns the connections that presumably need no extraction in the freeze.
     pub(super) fn sure(&self) -> &BTreeSet<FileId> {
         &self.sure
     }
 
-    /// Those of them that have to be asked after all, or hold what was not read.
+    /// Returns the connections that must be extracted after all, or hold unread data.
     pub(super) fn unseen(&self) -> Vec<FileId> {
         let unread = self.untold.iter().filter(|(_, untold)| untold.unread > 0);
         let unread = unread.map(|(id, _)| *id);
         unread.chain(self.asked.iter().copied()).collect()
     }
 
-    /// What is gone, or another than before, is not known any more.
+    /// Forgets connections that are gone or have changed.
     pub(super) fn forget(&mut self, ids: &BTreeSet<FileId>) {
         self.told.forget(ids);
         for id in ids {

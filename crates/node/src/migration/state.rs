@@ -1,4 +1,4 @@
-//! How far a process on its way from here is, and its two ends.
+//! State of a process that moves away, with its two possible ends: resumed here, or ended after the move.
 
 use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
@@ -8,28 +8,28 @@ use holdfast_wire::MoveId;
 use super::leftovers::Leftovers;
 use super::locks;
 
-/// How far it is.
+/// State of the departing process.
 pub(super) enum State {
     New,
     Watched(Box<Tracker>),
-    /// It stands still, and some flows are to be diverted before the rest is sent.
+    /// Stopped, while some flows must be diverted before the rest is sent.
     Waiting(Box<StoppedTree>, Box<Last>),
     Stopped(Box<StoppedTree>),
-    /// It was, and runs on here, untouched: a copy of it was sent.
+    /// Cloned: a copy was sent, and the original runs on unchanged.
     Copied,
     Ended,
 }
 
-/// What is sent last of a tree that stands still.
+/// State that is sent last from a stopped tree.
 pub(super) struct Last {
-    /// What changed of its descriptors.
+    /// Changed descriptors.
     pub(super) descriptors: Descriptors,
-    /// The state of its threads.
+    /// State of its threads.
     pub(super) state: Frozen,
 }
 
 impl State {
-    /// It runs on here, once it has its locks again.
+    /// Resumes the process here, after it has its locks again.
     pub(super) fn thaw(self, id: MoveId) -> Result<(), String> {
         if let State::Stopped(stopped) = &self {
             locks::regain(id, || stopped.regain_locks());
@@ -41,14 +41,15 @@ impl State {
         })
     }
 
-    /// The daemon ends, and the next one decides what becomes of it: nothing lets go what is held.
+    /// Leaves the process as it is, because the daemon ends and the next one decides: a held tree stays held.
     pub(super) fn abandon(self) {
         if matches!(self, State::Stopped(_) | State::Waiting(..)) {
             std::mem::forget(self);
         }
     }
 
-    /// All of it was sent, or could not be. The original of a copy goes on at once: nobody waits for what becomes of the copy.
+    /// Ends the sending, with or without success. The original of a copy resumes at once, since it does not depend on
+    /// the copy.
     pub(super) fn sent<T>(
         stopped: Box<StoppedTree>,
         (id, copy): (MoveId, bool),
@@ -62,7 +63,7 @@ impl State {
         (State::Copied, result.and_then(|of| goes_on.map(|()| of)))
     }
 
-    /// What nobody has accepted of it, when it runs elsewhere.
+    /// Returns the listeners with unaccepted connections of a process that runs elsewhere.
     pub(super) fn leftovers(&self) -> Option<Leftovers> {
         match self {
             State::Stopped(stopped) => Some(Leftovers::of(stopped)),
@@ -70,7 +71,7 @@ impl State {
         }
     }
 
-    /// It runs elsewhere.
+    /// Ends the process, because it runs elsewhere.
     pub(super) fn release(self) -> Result<(), String> {
         match self {
             State::Stopped(stopped) => unless_gone(stopped.release()),
@@ -79,7 +80,7 @@ impl State {
     }
 }
 
-/// What has ended meanwhile needs nothing.
+/// Treats a process that has already ended as success.
 fn unless_gone(result: Result<(), Error>) -> Result<(), String> {
     match result {
         Err(Error::Gone(_)) => Ok(()),

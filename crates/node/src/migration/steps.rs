@@ -1,11 +1,11 @@
-//! Where the time of a freeze goes, step by step: told with the move's status, and in the log at level `debug`.
+//! Durations of a freeze's steps, shown with the move's status and in the log at level `debug`.
 
 use std::fmt;
 use std::time::Instant;
 
 use holdfast_wire::migration::StepTime;
 
-/// Steps, each since the one before it.
+/// Steps with their durations, each measured from the end of the previous one.
 #[derive(Debug)]
 pub(super) struct Steps {
     began: Instant,
@@ -14,7 +14,7 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// None yet.
+    /// Starts without steps.
     pub(super) fn begin() -> Steps {
         let began = Instant::now();
         Steps {
@@ -24,19 +24,19 @@ impl Steps {
         }
     }
 
-    /// When there were none yet.
+    /// Returns the time of the start.
     pub(super) fn began(&self) -> Instant {
         self.began
     }
 
-    /// One has ended.
+    /// Records the end of a step.
     pub(super) fn done(&mut self, step: &'static str) {
         let now = Instant::now();
         self.micros.push((step, (now - self.last).as_micros()));
         self.last = now;
     }
 
-    /// All of them.
+    /// Returns all steps.
     pub(super) fn list(&self) -> Vec<StepTime> {
         let step = |(name, us): &(&str, u128)| StepTime {
             name: (*name).to_owned(),

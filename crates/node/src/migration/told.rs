@@ -1,4 +1,4 @@
-//! What the threads that carry moves out tell the event loop.
+//! Events that the migration threads report to the event loop.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -17,9 +17,9 @@ use super::rehearsals::Inquiry;
 use super::residents::Came;
 use crate::engine::Turn;
 
-/// Something a thread has to say.
+/// An event of a migration thread.
 pub(crate) enum Told {
-    /// To be sent to the acceptor.
+    /// Send a piece to the acceptor.
     Piece {
         id: MoveId,
         to: NodeId,
@@ -27,93 +27,93 @@ pub(crate) enum Told {
         more: bool,
         bytes: Bytes,
     },
-    /// To be said to the donor.
+    /// Report taken bytes to the donor.
     Took {
         id: MoveId,
         bytes: u64,
         busy_us: u64,
         problem: Option<String>,
     },
-    /// To be said to the donor: why this node does not take its process.
+    /// Send this node's verdict on the process to the donor.
     Judged { id: MoveId, refusals: Vec<String> },
-    /// To be said to the donor: what is missing of memory that follows.
+    /// Request missing pages from the donor.
     Wanted { id: MoveId, wanted: Wanted },
-    /// To be said to the donor: the next step of the hand-over of locks.
+    /// Request the next step of the hand-over of locks from the donor.
     Locks { id: MoveId, bytes: Bytes },
-    /// A process that an earlier daemon had put together has its locks.
+    /// A process that an earlier daemon restored has its locks.
     Locked {
         id: MoveId,
         token: Token,
         restorer: Restorer,
     },
-    /// Memory follows a process that runs here, or will in a moment: its thread goes on.
+    /// The remaining pages of a process that runs here, or will in a moment, are being sent; its thread continues.
     Follows { id: MoveId },
-    /// Its thread has ended.
+    /// The thread that receives the remaining pages has ended.
     Followed { id: MoveId },
-    /// What of the memory of a process that left has followed it.
+    /// Progress of sending the remaining pages of a process that moved away.
     Memory { id: MoveId, memory: FollowedMemory },
     /// A command has ended.
     Done {
         id: Option<MoveId>,
         completion: Completion,
-        /// Since when what it began goes on: a process stands still, or runs.
+        /// Time from which its effect holds: the process is stopped, or runs.
         since: Instant,
     },
-    /// The sockets of a process on its way from here, before the round or freeze that found them has ended.
+    /// The sockets of a departing process, reported before the end of the round or freeze that found them.
     Sockets { id: MoveId, sockets: Vec<Place> },
-    /// To be given to this node's stack before the sockets of a process that comes act, in this order.
+    /// Packets to give to this node's stack, in this order, before the sockets of a restored process become active.
     Packets { id: MoveId, packets: Vec<Vec<u8>> },
-    /// A process on its way from here is about to stand still, or does.
+    /// Set the forwarding rule of a departing process that is about to be stopped, or is stopped.
     Turns {
         id: MoveId,
         turn: Turn,
-        /// With the datagram flows that began here since the last round.
+        /// Reply with the datagram flows that began here since the last round.
         reply: oneshot::Sender<Result<Vec<Flow>, String>>,
     },
-    /// These sockets of a process that comes are about to be made, and it does not run yet.
+    /// Redirect new clients: these sockets are about to be made for a process that does not run here yet.
     Expected {
         id: MoveId,
         servers: Vec<Place>,
         reply: oneshot::Sender<()>,
     },
-    /// At which epochs are these this node's? Those that are not, are left out.
+    /// Asks for the epochs of these flows. Flows that this node does not own are left out of the reply.
     Late {
         flows: Vec<Flow>,
         reply: oneshot::Sender<Vec<FlowAt>>,
     },
-    /// A connection that a program which has left had not accepted, and where the program is.
+    /// An unaccepted connection of a process that has moved, and the process's node.
     Unaccepted {
         of: (Flow, NodeId),
         socket: OwnedFd,
         reply: oneshot::Sender<Result<(), String>>,
     },
-    /// Nothing is left here of what a program listened at that has gone to a node.
+    /// No handshake is left here with the listeners of a process that moved to node `to`.
     Drained { to: NodeId, places: Vec<Place> },
-    /// A process runs here from now on: who put it together, and what was known of it.
+    /// A process runs here, with its restorer and the recorded facts.
     Runs {
         id: MoveId,
         restorer: Restorer,
         held: Held,
         came: Came,
-        /// Its sockets that are no connections.
+        /// Its sockets that are not connections.
         servers: Vec<Place>,
     },
-    /// What the operator wanted to know of a process, but for the freeze.
+    /// Result of an operator's check, without the predicted freeze.
     Inspected {
         check: Box<Result<ProcessCheck, ErrorBody>>,
-        /// Its connections.
+        /// Connections of the process.
         flows: Vec<Flow>,
         inquiry: Inquiry,
     },
 }
 
-/// A thread's way to the event loop.
+/// A thread's channel to the event loop.
 #[derive(Clone)]
 pub(crate) struct Teller(mpsc::UnboundedSender<Told>);
 
 impl Teller {
     pub(super) fn tell(&self, told: Told) {
-        // A loop that has ended hears nothing; its process ends too.
+        // If the loop has ended, the event is lost; the process is ending too.
         let _ = self.0.send(told);
     }
 
@@ -130,7 +130,7 @@ impl Teller {
     }
 }
 
-/// The event loop's end. What is in it is bounded by what may be on its way of each move.
+/// The event loop's end of the channel. Its length is bounded by the windows of the moves.
 pub(crate) type Listener = mpsc::UnboundedReceiver<Told>;
 
 pub(super) fn way() -> (Teller, Listener) {

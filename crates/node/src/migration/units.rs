@@ -1,14 +1,14 @@
-//! systemd's units, by their control groups: which process is one, and what group a process takes along.
+//! Systemd units, identified by control groups: the process of a unit, and the group that moves with a process.
 
 use std::collections::BTreeSet;
 
 use holdfast_api::control::{ErrorBody, UnitEntry};
 use holdfast_sys::cgroup::{Group, Groups};
 
-/// What the groups of units that move end in.
+/// Suffix of the control groups of units that can move.
 const SERVICE: &str = ".service";
 
-/// Why a group that comes with a process cannot be made here; nothing if it can.
+/// Returns the reasons why a process's control group cannot be made here; empty if it can.
 pub(super) fn refusals(groups: &Groups, group: &Group) -> Vec<String> {
     match group.path().ends_with(SERVICE) {
         true => groups.refusals(group),
@@ -16,16 +16,16 @@ pub(super) fn refusals(groups: &Groups, group: &Group) -> Vec<String> {
     }
 }
 
-/// The groups of this node, and processes in them that are not their units'.
+/// Control groups of this node, and processes in them that do not belong to their units.
 #[derive(Debug, Clone)]
 pub(super) struct Units {
     pub(super) groups: Groups,
-    /// Parents of processes that came.
+    /// Parents of processes that were moved here.
     pub(super) restorers: BTreeSet<i32>,
 }
 
 impl Units {
-    /// The process that a unit is, with its children.
+    /// Returns the root process of a unit.
     pub(super) fn find(&self, unit: &str) -> Result<UnitEntry, ErrorBody> {
         let refused = |error: String, what_to_do: &str| ErrorBody {
             error,
@@ -65,7 +65,7 @@ impl Units {
         &processes - &self.restorers
     }
 
-    /// The group that a tree of processes takes along: a unit's, if the tree is all of it.
+    /// Returns the group that moves with a tree: a unit's group, if the tree contains all its processes.
     pub(super) fn group_of(&self, tree: &[i32]) -> Result<Option<Group>, String> {
         let failed = |error: std::io::Error| format!("its control group: {error}");
         let Some(root) = tree.first() else {

@@ -1,7 +1,8 @@
-//! Who calls the daemon's own endpoint: registrars that may, and users who probe ([`super::probes`]).
+//! Callers of the daemon's own endpoint: registrars, and pool users that probe ([`super::probes`]).
 //!
-//! RFC 9260 section 5.4: until a path was probed, its address may be anybody's. So only addresses that SCTP has confirmed say that a
-//! caller is a registrar. One that says it has a registrar's address waits for that, and so does what it says meanwhile.
+//! Until a path was probed, any host may have claimed its address (RFC 9260 section 5.4). So only addresses that SCTP
+//! has confirmed identify a caller as a registrar. A caller that claims a registrar's address waits for the
+//! confirmation, and its messages wait too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,13 +12,13 @@ use bytes::Bytes;
 use super::event_loop::Daemon;
 use super::links::Place;
 
-/// How long an address may take to be confirmed: as long as at a registrar.
+/// Time limit for the confirmation of an address; the same as at a registrar.
 const CONFIRMATION: Duration = Duration::from_secs(2);
-/// Callers that may wait at once, and messages of each.
+/// Maximum number of waiting callers, and of waiting messages of each.
 const CALLERS_MAX: usize = 64;
 const PARKED_MAX: usize = 16;
 
-/// Callers of whom it is open who they are.
+/// Callers whose addresses are not confirmed yet.
 #[derive(Default)]
 pub(super) struct Callers(BTreeMap<Place, Caller>);
 
@@ -27,17 +28,17 @@ struct Caller {
 }
 
 impl Callers {
-    /// When the first of them has waited long enough.
+    /// Returns the earliest deadline of a caller.
     pub(super) fn next(&self) -> Option<Duration> {
         self.0.values().map(|caller| caller.until).min()
     }
 
-    /// It is gone.
+    /// Removes a caller whose association has ended.
     pub(super) fn forget(&mut self, place: Place) {
         self.0.remove(&place);
     }
 
-    /// Keeps what a caller says until it is known who it is. False: that is known.
+    /// Keeps a message until its caller is identified. Returns false if the caller does not wait.
     pub(super) fn park(&mut self, place: Place, bytes: &Bytes) -> bool {
         let Some(caller) = self.0.get_mut(&place) else {
             return false;
@@ -50,7 +51,7 @@ impl Callers {
 }
 
 impl Daemon {
-    /// Somebody has made an association with the daemon's own endpoint.
+    /// Handles a new association with the daemon's own endpoint.
     pub(super) fn called(&mut self, place: Place) {
         let until = self.now() + CONFIRMATION;
         self.callers.0.remove(&place);
@@ -61,7 +62,7 @@ impl Daemon {
         self.judge(place);
     }
 
-    /// Lets a registrar in, and leaves alone who may yet be one.
+    /// Admits a registrar or a guest, keeps a caller waiting that may become a registrar, and refuses any other.
     fn judge(&mut self, place: Place) {
         if self.config.admits_registrar(self.links.addresses(place)) {
             let caller = self.callers.0.remove(&place);
@@ -81,7 +82,7 @@ impl Daemon {
         if !self.admit_guest(place) {
             tracing::debug!(?claims, "nobody who may be a registrar, or probe");
             self.abort(place);
-            // What it has said already, and may be the next event, is nobody's either.
+            // Further messages of the caller, which may be the next event, must not reach any machine.
             self.links.down(place);
             return;
         }
@@ -90,9 +91,9 @@ impl Daemon {
         }
     }
 
-    /// Something has changed in an association's addresses.
+    /// Handles a change in an association's addresses.
     pub(super) fn readdress(&mut self, place: Place) {
-        // What is not up yet says all when it is.
+        // An association that is not up yet reports its addresses when it is.
         if !self.links.is_up(place) {
             return;
         }
@@ -107,7 +108,7 @@ impl Daemon {
         }
     }
 
-    /// Who has waited long enough is nobody.
+    /// Judges the callers whose deadline has passed.
     pub(super) fn end_callers(&mut self) {
         let now = self.now();
         let due = self.callers.0.iter().filter(|(_, who)| who.until <= now);

@@ -1,4 +1,4 @@
-//! The control API's routes.
+//! Routes of the pool daemon's control API.
 
 use axum::Router;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
@@ -15,7 +15,7 @@ use crate::mailbox::{Mailbox, Reply};
 
 type Loop = Mailbox<Request>;
 
-/// Every route of [`POOL_ROUTES`].
+/// Returns the router for all of [`POOL_ROUTES`].
 pub(super) fn router(to: Loop) -> Router {
     let description = async || Json(openapi(POOL_ROUTES));
     Router::new()

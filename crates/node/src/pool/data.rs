@@ -16,14 +16,14 @@ use super::machines::Input;
 use super::requests::StreamEvent;
 use super::streams::{self, Ends, Kind, Sent};
 
-/// The payload protocol identifier of programs' messages: none in particular.
+/// Payload protocol identifier of programs' messages: unspecified.
 const DATA_PPID: u32 = 0;
-/// Bytes that may wait for an element's program before a user who sends more is left: one user shall not cost the others
-/// their element.
+/// Maximum number of bytes that wait for an element's program. A user that sends beyond it is disconnected, so that one
+/// user cannot block the element for the others.
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
 impl Daemon {
-    /// Sends a message, or keeps it until there is room.
+    /// Sends a message, or queues it until the association's buffer has room.
     pub(super) fn send(
         &mut self,
         place: Place,
@@ -43,7 +43,7 @@ impl Daemon {
         }
     }
 
-    /// Whether the message is done with: sent, or its association gone.
+    /// Returns true if the message is finished: sent, or its association is gone.
     fn try_send(&mut self, place: Place, message: &Packet) -> bool {
         let Some(endpoint) = self.endpoint(place.endpoint) else {
             return true;
@@ -58,7 +58,7 @@ impl Daemon {
         }
     }
 
-    /// Tries messages again that found no room.
+    /// Retries messages for which the buffer had no room.
     pub(super) fn send_stalled(&mut self) {
         for place in std::mem::take(&mut self.stalled) {
             while let Some((message, room)) = self
@@ -78,7 +78,7 @@ impl Daemon {
         }
     }
 
-    /// A program's message to the element of its session. Where that connection is over it is dropped.
+    /// Sends a program's message to the element of its session. The message is dropped if that connection has ended.
     pub(super) fn send_to_element(
         &mut self,
         session: SessionId,
@@ -96,7 +96,7 @@ impl Daemon {
             }
             Some(Target::Stream(number)) => {
                 if let Some(stream) = self.streams.get(&number) {
-                    // If it is gone, an event says so.
+                    // If the stream has ended, an event reports it.
                     let _ = stream.send(Sent::Data(bytes.into(), room));
                 }
             }
@@ -104,7 +104,7 @@ impl Daemon {
         }
     }
 
-    /// The end of what is sent on a link. Whether its transport can say that.
+    /// Signals the end of the data on a link. Returns true if the link's transport can express it.
     pub(super) fn finish_stream(&mut self, link: Link) -> bool {
         let Some(Target::Stream(number)) = self.links.target(Owner::User, link) else {
             return false;
@@ -113,7 +113,7 @@ impl Daemon {
         stream.is_some_and(|stream| stream.send(Sent::Finish).is_ok())
     }
 
-    /// A program's message to a user.
+    /// Sends a program's message to a user.
     pub(super) fn send_to_user(
         &mut self,
         number: u64,
@@ -132,7 +132,7 @@ impl Daemon {
         }
     }
 
-    /// A program gives a user its state to keep.
+    /// Sends the session state of a user to that user, to keep (ASAP cookie).
     pub(super) fn give_state(&mut self, number: u64, session: u64, state: &[u8]) {
         if let Some(service) = self.service_of(number) {
             service.sessions.handle_state(Link::Theirs(session), state);
@@ -140,12 +140,12 @@ impl Daemon {
         self.carry_out(Owner::Service(number));
     }
 
-    /// A program ends a user's session.
+    /// Ends a user's session for a program.
     pub(super) fn close_user(&mut self, number: u64, session: u64) {
         self.end_user(number, Link::Theirs(session));
     }
 
-    /// Ends a user's session after what was sent.
+    /// Ends a user's session after the data sent so far.
     pub(super) fn end_user(&mut self, number: u64, link: Link) {
         let target = self.links.target(Owner::Service(number), link);
         if let Some(Target::Sctp(place)) = target
@@ -155,7 +155,7 @@ impl Daemon {
         }
     }
 
-    /// A message that is none of ASAP's.
+    /// Handles a message that is not ASAP.
     pub(super) fn data_came(&mut self, place: Place, bytes: &Bytes) {
         let number = place.endpoint;
         if number != 0 && self.programs.queued(number) > WAITING_BYTES_MAX {
@@ -191,7 +191,7 @@ impl Daemon {
         }
     }
 
-    /// Begins a session's stream or UDP socket.
+    /// Opens the TCP connection or UDP socket of a session.
     pub(super) fn connect_stream(
         &mut self,
         owner: Owner,
@@ -204,7 +204,7 @@ impl Daemon {
             .session_of(link)
             .and_then(|id| self.users.program(id));
         let Some(gauge) = program.and_then(|program| self.programs.gauge(program)) else {
-            // The program is gone, and its session about to be. That is not the element's fault.
+            // The program has ended, and its session will end soon; the element is not at fault.
             return self.inputs.push_back(Input::Ended(owner, link));
         };
         self.streams_made += 1;
@@ -220,7 +220,7 @@ impl Daemon {
         self.tasks.spawn(streams::run(ends, kind, address, sent));
     }
 
-    /// Something happened to a stream.
+    /// Handles an event of a stream.
     pub(super) fn stream_said(&mut self, number: u64, event: StreamEvent) {
         match event {
             StreamEvent::Up => {

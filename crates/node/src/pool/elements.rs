@@ -1,4 +1,4 @@
-//! Elements of this host's programs, numbered as the programs are.
+//! Elements of this host's programs, with the programs' numbers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -21,32 +21,32 @@ use crate::config::pool::{PoolConfig, RegistrarAt, cookie_keys};
 use crate::entries::handle_of;
 use crate::sctp::{data_transport, reached_at, source_towards};
 
-/// Users that an element may have at once.
+/// Maximum number of users of an element.
 const USERS_MAX: usize = 20_000;
 
 /// An element.
 pub(super) struct Element {
     pub(super) handle: PoolHandle,
     pub(super) machine: PoolElement,
-    /// What it is found by in [`Names`](super::names::Names): its machine may take another identifier.
+    /// Identifier under which [`Names`](super::names::Names) lists the element; the machine may take another one.
     pub(super) named: Option<ElementId>,
-    /// Where its users reach it.
+    /// Transport address for its users.
     pub(super) at: Transport,
-    /// If the daemon takes its users' sessions.
+    /// Sessions with its users, if the daemon accepts them.
     pub(super) service: Option<Service>,
 }
 
-/// The sessions of an element with its users.
+/// Sessions of an element with its users.
 pub(super) struct Service {
     pub(super) endpoint: Box<dyn Endpoint>,
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) sessions: Sessions,
-    /// The users' links.
+    /// Links of the users.
     pub(super) users: std::collections::BTreeSet<Link>,
 }
 
 impl Daemon {
-    /// A program wants to be an element.
+    /// Registers a program as an element.
     pub(super) fn register(&mut self, number: u64, wanted: Registration) -> Result<(), String> {
         let handle = handle_of(&wanted.handle).map_err(|error| error.to_string())?;
         let policy = policy::parse(&wanted.policy)?;
@@ -127,7 +127,7 @@ impl Daemon {
         Ok((at, None))
     }
 
-    /// The address for users, where the program gives an unspecified one.
+    /// Returns the address for users; replaces an unspecified one.
     fn reached(&self, address: IpAddr) -> Result<IpAddr, String> {
         if !address.is_unspecified() {
             return Ok(address);
@@ -135,7 +135,7 @@ impl Daemon {
         self.own_address()
     }
 
-    /// The address that registrars see.
+    /// Returns this host's address that registrars see.
     fn own_address(&self) -> Result<IpAddr, String> {
         let own = self
             .config
@@ -199,7 +199,7 @@ impl Daemon {
         })
     }
 
-    /// How things stand with an element.
+    /// Updates an element's policy information.
     pub(super) fn set_policy(&mut self, number: u64, detail: &PolicyDetail) -> Result<(), String> {
         let policy = policy::parse(detail)?;
         let now = self.now();
@@ -211,7 +211,7 @@ impl Daemon {
         told.map_err(|error| error.to_string())
     }
 
-    /// An element leaves its pool; its users are left at once.
+    /// Takes an element out of its pool; its users' sessions end at once.
     pub(super) fn deregister(&mut self, number: u64) {
         let now = self.now();
         let Some(element) = self.elements.get_mut(&number) else {
@@ -228,14 +228,14 @@ impl Daemon {
         self.carry_out(Owner::Element(number));
     }
 
-    /// Does something with an element's machine, if it is there.
+    /// Calls `what` with an element's machine, if the element exists.
     pub(super) fn with_machine(&mut self, number: u64, what: impl FnOnce(&mut PoolElement)) {
         if let Some(element) = self.elements.get_mut(&number) {
             what(&mut element.machine);
         }
     }
 
-    /// Something happened to an element.
+    /// Handles an event of an element's machine.
     pub(super) fn element_event(&mut self, number: u64, event: Event) {
         let Some(element) = self.elements.get(&number) else {
             return;
@@ -290,7 +290,7 @@ impl Daemon {
 
     fn element_over(&mut self, number: u64, last: ElementEvent) {
         self.programs.tell_and_end(number, &FromPool::Element(last));
-        // Its endpoint goes with it, and says no more of its associations.
+        // The element's endpoint is dropped too, and reports no more events of its associations.
         if let Some(element) = self.elements.remove(&number) {
             self.forget_name(number, &element);
             let addresses = element
@@ -307,7 +307,7 @@ impl Daemon {
         }
     }
 
-    /// A user has come to an element.
+    /// Handles a new association of a user with an element.
     pub(super) fn user_came(&mut self, place: Place, from: Vec<SocketAddr>) {
         let number = place.endpoint;
         let owner = Owner::Service(number);
@@ -329,19 +329,19 @@ impl Daemon {
         self.carry_out(owner);
     }
 
-    /// The service of an element.
+    /// Returns the service of an element.
     pub(super) fn service_of(&mut self, number: u64) -> Option<&mut Service> {
         self.elements.get_mut(&number)?.service.as_mut()
     }
 
-    /// A message on a user's control channel.
+    /// Handles a message on a user's control channel.
     pub(super) fn session_message(&mut self, number: u64, link: Link, message: Message) {
         if let Some(service) = self.service_of(number) {
             service.sessions.handle_message(link, message);
         }
     }
 
-    /// A user is gone.
+    /// Handles the end of a user's association.
     pub(super) fn session_lost(&mut self, number: u64, link: Link) {
         let Some(service) = self.service_of(number) else {
             return;
@@ -354,7 +354,7 @@ impl Daemon {
         }
     }
 
-    /// Something happened on a control channel.
+    /// Handles an event of a control channel.
     pub(super) fn service_event(&mut self, number: u64, event: SessionEvent) {
         match event {
             SessionEvent::Resumed { link, state } => {
@@ -375,12 +375,12 @@ impl Daemon {
     }
 }
 
-/// Where registrars are, for a machine.
+/// Returns a machine's configuration for finding registrars.
 pub(super) fn hunt(config: &PoolConfig) -> HuntConfig {
     let known = config.known_registrars();
     let transport = |at: &RegistrarAt| match at.over {
         None => Transport::Sctp(data_transport(&[at.address])),
-        // Whether with TLS is for the daemon to know.
+        // The daemon decides whether to use TLS.
         Some(_) => Transport::Tcp {
             port: at.address.port(),
             usage: TransportUse::DataOnly,
@@ -392,7 +392,7 @@ pub(super) fn hunt(config: &PoolConfig) -> HuntConfig {
     hunt
 }
 
-/// What an element's program calls a user's session.
+/// Returns the number of a user's session for the element's program.
 pub(super) fn session_number(link: Link) -> u64 {
     match link {
         Link::Ours(number) | Link::Theirs(number) => number,

@@ -1,4 +1,4 @@
-//! The event loop: what came goes into the machines, what they say is carried out, and all leaves at once.
+//! The event loop: feeds events to the machines, carries out their outputs, and flushes all sockets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
@@ -28,27 +28,27 @@ use crate::config::pool::PoolConfig;
 use crate::mailbox::{Inbox, Mailbox};
 use crate::multicast::Groups;
 
-/// How often messages that found no room are tried again, where the stack does not say that there is some.
+/// Retry interval for messages without room in the buffer, for stacks that do not signal room.
 const RETRY: Duration = Duration::from_millis(10);
-/// How long elements may take to leave their pools when the daemon ends.
+/// Time limit for elements to leave their pools when the daemon ends.
 const LEAVE: Duration = Duration::from_secs(3);
 
 /// A pool daemon with its sockets.
 pub(super) struct Daemon {
     pub(super) config: PoolConfig,
     pub(super) started: Instant,
-    /// To registrars and elements.
+    /// Endpoint towards registrars and elements.
     pub(super) own: Box<dyn Endpoint>,
     pub(super) groups: Groups<()>,
     pub(super) requests: Inbox<Request>,
-    /// For tasks of the other thread.
+    /// Mailbox for tasks of the other thread.
     pub(super) to_self: Mailbox<Request>,
     pub(super) tasks: Handle,
     pub(super) user: PoolUser,
     pub(super) users: Users,
     pub(super) elements: BTreeMap<u64, Element>,
     pub(super) names: Names,
-    /// Where users reach elements whose sessions are taken here.
+    /// Addresses of elements whose sessions this daemon accepts.
     pub(super) services: HashSet<SocketAddr>,
     pub(super) programs: Programs,
     pub(super) links: Links,
@@ -56,23 +56,23 @@ pub(super) struct Daemon {
     pub(super) probes: Probes,
     pub(super) streams: HashMap<u64, StreamHandle>,
     pub(super) streams_made: u64,
-    /// Hosts that were not reached over IP itself, and whether that is to be tried again next.
+    /// Hosts that could not be reached, and whether the next attempt is inside UDP.
     pub(super) ways: HashMap<SocketAddr, bool>,
-    /// What machines are to be told.
+    /// Inputs for the machines.
     pub(super) inputs: VecDeque<Input>,
-    /// When each machine wants to be woken.
+    /// Wake-up times of the machines.
     pub(super) wakes: BTreeSet<(Duration, Owner)>,
     pub(super) woken_at: HashMap<Owner, Duration>,
-    /// Associations with messages that found no room.
+    /// Associations with messages for which the buffer had no room.
     pub(super) stalled: BTreeSet<Place>,
-    /// When the daemon ends, elements or not.
+    /// Time at which the daemon ends even if elements are left.
     pub(super) ends_at: Option<Duration>,
     pub(super) events: Vec<Event>,
     /// Registrars over TCP that were not reached.
     pub(super) refusals: Refusals,
 }
 
-/// Which descriptors have something.
+/// Descriptors that are ready.
 struct Ready {
     own: bool,
     requests: bool,
@@ -81,7 +81,7 @@ struct Ready {
 }
 
 impl Daemon {
-    /// Runs until a request says stop.
+    /// Runs until a stop request.
     ///
     /// # Errors
     /// The sockets of the transport are unusable.
@@ -166,14 +166,14 @@ impl Daemon {
         from.recv_batch(&mut events)?;
         for event in events.drain(..) {
             self.take_in(endpoint, event);
-            // At once: a number may belong to another association after the next event.
+            // Settled after each event, because the next event may reuse an association's number.
             self.settle();
         }
         self.events = events;
         Ok(())
     }
 
-    /// The endpoint of that number; 0 is the daemon's own.
+    /// Returns the endpoint with this number; 0 is the daemon's own.
     pub(super) fn endpoint(&mut self, number: u64) -> Option<&mut dyn Endpoint> {
         if number == 0 {
             return Some(self.own.as_mut());
@@ -191,7 +191,7 @@ impl Daemon {
                     self.control_came(place, &message.data);
                 }
             }
-            // A guest has no data for anybody.
+            // A guest must not send data.
             Event::Message { assoc, .. } if self.probes.is_guest(at(assoc)) => {
                 self.abort(at(assoc))
             }
@@ -220,7 +220,7 @@ impl Daemon {
                     self.readdress(at(assoc));
                 }
             }
-            // An association that loses messages ends, or its registrar does not answer: either is noticed.
+            // Needs no action: either the association ends, or its registrar does not answer, and both are noticed.
             Event::SendFailed { .. } => {}
             Event::Refused { remote, why } => self.refusals.tell(remote, &why),
         }
@@ -230,7 +230,7 @@ impl Daemon {
         let Some(endpoint) = self.endpoint(place.endpoint) else {
             return;
         };
-        // Without addresses it is gone already, and an event will say so.
+        // An association without addresses is already gone, and an event will report it.
         let Ok(addresses) = endpoint.confirmed_addresses(place.assoc) else {
             return;
         };
@@ -272,10 +272,10 @@ impl Daemon {
         }
     }
 
-    /// Ends an association at once.
+    /// Aborts an association.
     pub(super) fn abort(&mut self, place: Place) {
         if let Some(endpoint) = self.endpoint(place.endpoint) {
-            // If it is gone already, an event says so.
+            // If the association is already gone, an event reports it.
             let _ = endpoint.abort(place.assoc);
         }
     }
@@ -308,7 +308,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Registrars and users hear at once that it is gone.
+    /// Aborts all associations, so that registrars and users learn of the end at once.
     fn leave(&mut self) -> io::Result<()> {
         for place in self.links.places() {
             self.abort(place);

@@ -1,7 +1,8 @@
-//! Which machine has which association, under the names that each knows it by.
+//! Links: the associations of each machine, by the machine's names for them.
 //!
-//! Machines have links of their own; between two SCTP endpoints there is one association, and to a registrar one connection. So an association with a registrar
-//! may be a link of many elements and of the user. An association that the other end made is named by its serial number.
+//! Machines have links of their own, but two SCTP endpoints have one association, and a registrar one connection. So an
+//! association with a registrar may be a link of several elements and of the user. An association that the other end
+//! made is named by its serial number.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -10,59 +11,59 @@ use holdfast_proto::pool_element::Link;
 use holdfast_sys::transport::{AssocId, Message};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Who has links.
+/// Owner of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Owner {
     /// The pool user.
     User,
-    /// An element, by its number here: its side towards registrars.
+    /// An element by number, on its side towards registrars.
     Element(u64),
-    /// The same: its side towards its users.
+    /// An element by number, on its side towards its users.
     Service(u64),
 }
 
-/// An association, or a connection to a registrar: of which endpoint (0 is the daemon's own, another the element's of that number), and the endpoint's name
-/// of it.
+/// An association or a registrar connection: its endpoint (0 is the daemon's own, otherwise that of the element
+/// with this number), and the endpoint's id for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place {
     pub(super) endpoint: u64,
     pub(super) assoc: AssocId,
 }
 
-/// What a link is made of.
+/// Transport of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// An association.
     Sctp(Place),
-    /// A stream or a UDP socket, by its number.
+    /// A stream or a UDP socket, by number.
     Stream(u64),
-    /// This daemon itself, whose user probes its elements.
+    /// This daemon itself, when its user probes its elements.
     Own,
 }
 
-/// A message that waits for room in an association's buffer, and the room that its program has used for it.
+/// A message that waits for room in an association's buffer, with the permit for its program's unsent bytes.
 pub(super) type Waiting = (Message, Option<OwnedSemaphorePermit>);
 
 #[derive(Debug)]
 struct Association {
     serial: u64,
-    /// Of the other end: those to call it at; when it is up, those that are confirmed.
+    /// Addresses of the remote end: before the association is up, those dialled; afterwards, the confirmed ones.
     addresses: Vec<SocketAddr>,
     owners: Vec<(Owner, Link)>,
-    /// Others than whose it is now may find it by its addresses.
+    /// True if other owners may find the association by its addresses.
     shared: bool,
     is_up: bool,
     waiting: VecDeque<Waiting>,
 }
 
-/// What became of a link that was given up.
+/// Result of giving up a link.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Detached {
-    /// Nobody else has the association: it is to be ended. Whether it is up.
+    /// No other owner has the association, so it must be ended. The flag says whether it is up.
     Last(Place, bool),
-    /// Others have it.
+    /// Other owners have the association.
     Shared,
-    /// It was a stream.
+    /// The link was a stream.
     Stream(u64),
 }
 
@@ -70,7 +71,7 @@ pub(super) enum Detached {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     associations: BTreeMap<Place, Association>,
-    /// Those that several may have: whether over TCP, and the other end's address.
+    /// Shared associations, by kind (true: TCP) and remote address.
     by_address: HashMap<(bool, SocketAddr), Place>,
     targets: HashMap<(Owner, Link), Target>,
     streams: HashMap<u64, (Owner, Link)>,
@@ -78,7 +79,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// An association was begun here. Only a `shared` one is found by its addresses.
+    /// Adds an association begun here. Only a `shared` one can be found by its addresses.
     pub(super) fn begun(&mut self, place: Place, addresses: Vec<SocketAddr>, shared: bool) {
         self.serials += 1;
         let association = Association {
@@ -115,7 +116,7 @@ impl Links {
         }
     }
 
-    /// The link is made of this association.
+    /// Binds a link to this association.
     pub(super) fn attach(&mut self, owner: Owner, link: Link, place: Place) {
         if let Some(association) = self.associations.get_mut(&place) {
             association.owners.push((owner, link));
@@ -123,31 +124,32 @@ impl Links {
         }
     }
 
-    /// The link is made of this stream.
+    /// Binds a link to this stream.
     pub(super) fn attach_stream(&mut self, owner: Owner, link: Link, stream: u64) {
         self.targets.insert((owner, link), Target::Stream(stream));
         self.streams.insert(stream, (owner, link));
     }
 
-    /// The link leads to this daemon itself.
+    /// Binds a link to this daemon itself.
     pub(super) fn attach_own(&mut self, owner: Owner, link: Link) {
         self.targets.insert((owner, link), Target::Own);
     }
 
-    /// A shared association with one of these addresses, and whether it is up.
+    /// Returns a shared association with one of these addresses, and whether it is up.
     pub(super) fn find(&self, addresses: &[SocketAddr]) -> Option<(Place, bool)> {
         let known = |address: &SocketAddr| self.by_address.get(&(false, *address)).copied();
         let place = addresses.iter().find_map(known)?;
         Some((place, self.associations.get(&place)?.is_up))
     }
 
-    /// A connection over TCP to that address, and whether it is up.
+    /// Returns a TCP connection to this address, and whether it is up.
     pub(super) fn find_stream(&self, address: SocketAddr) -> Option<(Place, bool)> {
         let place = *self.by_address.get(&(true, address))?;
         Some((place, self.associations.get(&place)?.is_up))
     }
 
-    /// An association is up, with an end that was found at these addresses. Whose links that makes; none if the other end made it.
+    /// Records that an association is up, with these remote addresses. Returns the links that it serves; `None` if the
+    /// other end made it.
     pub(super) fn up(
         &mut self,
         place: Place,
@@ -163,7 +165,7 @@ impl Links {
         is_ours.then(|| association.owners.clone())
     }
 
-    /// The other end has these addresses.
+    /// Replaces the remote addresses of an association.
     pub(super) fn readdress(&mut self, place: Place, addresses: Vec<SocketAddr>) {
         self.forget(place);
         if let Some(association) = self.associations.get_mut(&place) {
@@ -172,7 +174,7 @@ impl Links {
         self.know(place);
     }
 
-    /// An association is gone. Whose links that ends.
+    /// Removes an association. Returns the links that ended.
     pub(super) fn down(&mut self, place: Place) -> Vec<(Owner, Link)> {
         self.forget(place);
         let owners = self.owners_end(place);
@@ -180,7 +182,7 @@ impl Links {
         owners
     }
 
-    /// All links of an association end, though it stays: what was on its way is lost.
+    /// Ends all links of an association that itself continues: data in transit is lost. Returns the links.
     pub(super) fn owners_end(&mut self, place: Place) -> Vec<(Owner, Link)> {
         let Some(association) = self.associations.get_mut(&place) else {
             return Vec::new();
@@ -193,19 +195,19 @@ impl Links {
         owners
     }
 
-    /// A stream is gone. Whose link that ends.
+    /// Removes a stream. Returns the link that ended.
     pub(super) fn stream_down(&mut self, stream: u64) -> Option<(Owner, Link)> {
         let owner = self.streams.remove(&stream)?;
         self.targets.remove(&owner);
         Some(owner)
     }
 
-    /// Who has the stream.
+    /// Returns the owner of the stream.
     pub(super) fn stream_owner(&self, stream: u64) -> Option<(Owner, Link)> {
         self.streams.get(&stream).copied()
     }
 
-    /// A machine gives a link up.
+    /// Removes a link that a machine gives up.
     pub(super) fn detach(&mut self, owner: Owner, link: Link) -> Option<Detached> {
         let place = match self.targets.remove(&(owner, link))? {
             Target::Stream(stream) => {
@@ -223,12 +225,12 @@ impl Links {
         })
     }
 
-    /// What a link is made of.
+    /// Returns the transport of a link.
     pub(super) fn target(&self, owner: Owner, link: Link) -> Option<Target> {
         self.targets.get(&(owner, link)).copied()
     }
 
-    /// The name that `owner` has for the association, which it gets now if it had none.
+    /// Returns the link of `owner` for the association; creates one if necessary.
     pub(super) fn name_for(&mut self, owner: Owner, place: Place) -> Option<Link> {
         let association = self.associations.get(&place)?;
         let own = |(by, _): &&(Owner, Link)| *by == owner;
@@ -240,36 +242,36 @@ impl Links {
         Some(link)
     }
 
-    /// Whether the association is up.
+    /// Returns true if the association is up.
     pub(super) fn is_up(&self, place: Place) -> bool {
         let association = self.associations.get(&place);
         association.is_some_and(|association| association.is_up)
     }
 
-    /// Who has the association.
+    /// Returns the links that the association serves.
     pub(super) fn owners(&self, place: Place) -> &[(Owner, Link)] {
         let association = self.associations.get(&place);
         association.map_or(&[], |association| &association.owners)
     }
 
-    /// The other end's addresses.
+    /// Returns the remote addresses.
     pub(super) fn addresses(&self, place: Place) -> &[SocketAddr] {
         let association = self.associations.get(&place);
         association.map_or(&[], |association| &association.addresses)
     }
 
-    /// Messages that wait for room in the association's buffer.
+    /// Returns the messages that wait for room in the association's buffer.
     pub(super) fn waiting(&mut self, place: Place) -> Option<&mut VecDeque<Waiting>> {
         let association = self.associations.get_mut(&place)?;
         Some(&mut association.waiting)
     }
 
-    /// How many associations there are.
+    /// Returns the number of associations.
     pub(super) fn len(&self) -> usize {
         self.associations.len()
     }
 
-    /// Those of an endpoint.
+    /// Returns the associations of an endpoint.
     pub(super) fn places_of(&self, endpoint: u64) -> Vec<Place> {
         let at = |assoc| Place { endpoint, assoc };
         let own = at(AssocId(0))..=at(AssocId(u64::MAX));
@@ -279,7 +281,7 @@ impl Links {
             .collect()
     }
 
-    /// All of them.
+    /// Returns all associations.
     pub(super) fn places(&self) -> Vec<Place> {
         self.associations.keys().copied().collect()
     }
@@ -328,7 +330,7 @@ mod tests {
         let target = links.target(Owner::Element(1), name);
         assert_eq!(target, Some(Target::Sctp(one)));
         assert_eq!(links.down(one), [(Owner::Element(1), name)]);
-        // The stack uses the number again; the name is another.
+        // The stack reuses the number; the name must differ.
         links.up(one, &[at("10.0.0.2:3863")]);
         assert_ne!(links.name_for(Owner::Element(1), one), Some(name));
     }

@@ -1,4 +1,4 @@
-//! The machines' inputs and outputs.
+//! Inputs and outputs of the machines.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,21 +15,21 @@ use super::streams::Kind;
 use crate::entries::sctp_addresses;
 use crate::sctp::data_transport;
 
-/// Something that a machine is to be told.
+/// An input for a machine.
 #[derive(Debug)]
 pub(super) enum Input {
     Connected(Owner, Link),
     Lost(Owner, Link),
-    /// The other side has ended it in order.
+    /// The other side ended the link in order.
     Ended(Owner, Link),
     Message(Owner, Link, Message),
 }
 
-/// Hosts whose way is remembered.
+/// Maximum number of hosts with a remembered encapsulation.
 const WAYS_MAX: usize = 1024;
 
 impl Daemon {
-    /// Tells the machines what they are to be told, and does what they say to it, until all is done.
+    /// Feeds all pending inputs to the machines and carries out their outputs.
     pub(super) fn settle(&mut self) {
         while let Some(input) = self.inputs.pop_front() {
             let owner = match &input {
@@ -69,7 +69,7 @@ impl Daemon {
         }
     }
 
-    /// Does what a machine says.
+    /// Carries out the outputs of a machine.
     pub(super) fn carry_out(&mut self, owner: Owner) {
         match owner {
             Owner::User => {
@@ -129,7 +129,7 @@ impl Daemon {
         }
     }
 
-    /// Machines whose time has come.
+    /// Wakes the machines that are due.
     pub(super) fn wake_machines(&mut self) {
         let now = self.now();
         while let Some((due, owner)) = self.wakes.first().copied()
@@ -149,7 +149,7 @@ impl Daemon {
         }
     }
 
-    /// A registrar announces itself.
+    /// Handles a registrar's announce.
     pub(super) fn announced(
         &mut self,
         source: SocketAddr,
@@ -208,7 +208,7 @@ impl Daemon {
             self.links.attach_own(owner, link);
             return self.inputs.push_back(Input::Connected(owner, link));
         }
-        // Two sessions need two associations; questions to a registrar, and probes, may share one.
+        // Two sessions need two associations; requests to a registrar, and probes, may share one.
         let found = match session {
             true => None,
             false => self.links.find(&addresses),
@@ -238,7 +238,7 @@ impl Daemon {
         }
     }
 
-    /// A registrar over TCP or TLS: only those that are configured, and as they are.
+    /// Connects to a registrar over TCP or TLS, only if configured and only with the configured transport.
     fn connect_registrar(&mut self, owner: Owner, link: Link, address: SocketAddr) {
         if let Some((place, is_up)) = self.links.find_stream(address) {
             self.links.attach(owner, link, place);
@@ -264,7 +264,7 @@ impl Daemon {
         }
     }
 
-    /// The UDP port to reach a host at; none: over IP itself.
+    /// Returns the UDP port for reaching a host; `None`: directly over IP.
     fn way(&self, addresses: &[SocketAddr]) -> Option<u16> {
         let (is_raw, own_port) = (self.own.is_raw(), self.own.encapsulation_port());
         if addresses.iter().any(|at| self.is_own_service(at)) {
@@ -284,7 +284,7 @@ impl Daemon {
         self.services.contains(address)
     }
 
-    /// A host that did not answer is tried the other way next: over IP itself, or inside UDP.
+    /// Remembers that a host did not answer: the next attempt uses the other way, directly over IP or inside UDP.
     pub(super) fn remember_way(&mut self, place: Place) {
         if self.links.is_up(place) || place.endpoint != 0 || place.assoc.is_stream() {
             return;
@@ -312,7 +312,7 @@ impl Daemon {
             Some(Detached::Last(place, false)) => {
                 self.remember_way(place);
                 self.abort(place);
-                // No event follows everywhere.
+                // Not every stack reports an event for this.
                 self.links.down(place);
             }
             Some(Detached::Shared) | None => {}
@@ -331,7 +331,7 @@ impl Daemon {
         }
     }
 
-    /// Sends a message of ASAP.
+    /// Sends an ASAP message.
     pub(super) fn say(&mut self, place: Place, message: &Message) {
         let mut bytes = BytesMut::new();
         match message.encode(&mut bytes) {
@@ -340,7 +340,7 @@ impl Daemon {
         }
     }
 
-    /// A message of ASAP came.
+    /// Handles a received ASAP message.
     pub(super) fn control_came(&mut self, place: Place, bytes: &Bytes) {
         let message = match Message::parse(bytes) {
             Ok(parsed) => parsed.message,

@@ -1,8 +1,8 @@
-//! `holdfastd` as a pool daemon: the elements and the sessions of this host's programs, over SCTP to registrars.
+//! `holdfastd` as a pool daemon: elements and sessions of this host's programs, over SCTP to registrars.
 //!
-//! One thread has the machines (`holdfast_proto::pool_element` for each element, one `pool_user` for all users) and the SCTP
-//! sockets ([`run`]). Another has the control API, the programs' channels and the streams of sessions over TCP and UDP; it
-//! asks and tells the first.
+//! One thread has the machines (`holdfast_proto::pool_element` for each element, one `pool_user` for all users) and the
+//! SCTP sockets ([`run`]). Another thread has the control API, the programs' channels and the sessions' TCP and UDP
+//! sockets, and sends requests and events to the first.
 
 mod callers;
 mod control;

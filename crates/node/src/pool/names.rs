@@ -1,4 +1,4 @@
-//! Which elements a registrar means.
+//! Lookup of the elements that a registrar's message concerns.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle};
 use super::elements::Element;
 use super::event_loop::Daemon;
 
-/// Elements' numbers by what registrars call them.
+/// Numbers of elements, by pool handle and identifier.
 #[derive(Debug, Default)]
 pub(super) struct Names(BTreeMap<(PoolHandle, ElementId), BTreeSet<u64>>);
 
 impl Names {
-    /// The elements of that name; without an identifier, all of the pool.
+    /// Returns the elements with this identifier; without an identifier, all of the pool.
     pub(super) fn find(&self, handle: &PoolHandle, id: Option<ElementId>) -> Vec<u64> {
         let all = (ElementId(0), ElementId(u32::MAX));
         let (first, last) = id.map_or(all, |id| (id, id));
@@ -36,7 +36,7 @@ impl Names {
 }
 
 impl Daemon {
-    /// Finds an element by the identifier that it has now.
+    /// Lists an element under its current identifier.
     pub(super) fn name_element(&mut self, number: u64) {
         let Some(element) = self.elements.get_mut(&number) else {
             return;
@@ -52,7 +52,7 @@ impl Daemon {
         self.names.insert(number, (element.handle.clone(), id));
     }
 
-    /// An element is gone.
+    /// Removes an element.
     pub(super) fn forget_name(&mut self, number: u64, element: &Element) {
         if let Some(id) = element.named {
             self.names.remove(number, (element.handle.clone(), id));

@@ -1,14 +1,14 @@
-//! A policy from its name and figures.
+//! Conversion of a policy's name and parameters.
 
 use holdfast_api::control::PolicyDetail;
 use holdfast_wire::rserpool::{Policy, PolicyKind};
 
 use crate::entries;
 
-/// The policy that a program means. Figures that it does not give are 0, a weight 1.
+/// Returns the policy that a program requests. Missing parameters are 0, a missing weight is 1.
 ///
 /// # Errors
-/// No such policy, a share that is none, or a figure that the policy has not; in words.
+/// Unknown policy, a share outside its range, or a parameter that the policy does not have; as text.
 pub(super) fn parse(detail: &PolicyDetail) -> Result<Policy, String> {
     let kind: PolicyKind = detail
         .name

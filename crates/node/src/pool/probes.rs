@@ -1,11 +1,12 @@
-//! Probes of users: who may ask elements of this host how busy they are, and what these answer.
+//! Probes of pool users: admission, and answers about the load of elements of this host.
 //!
-//! A user's daemon calls the daemon's own endpoint, as a registrar does, and asks. Over an association nobody speaks for another address,
-//! and an answer is about as long as its question, so there is nothing to be amplified. Who is no registrar is a *guest*: it may probe and
-//! answer probes, as often as [`Allowance`] lets it, and no more.
+//! A user's daemon connects to this daemon's own endpoint, like a registrar, and probes. An association prevents
+//! spoofed addresses, and an answer is about as long as its question, so probes cannot amplify traffic. A caller that
+//! is not a registrar is a *guest*: it may send probes and answers to probes, as often as [`Allowance`] permits, and
+//! nothing else.
 //!
-//! How busy an element is that takes its sessions through this daemon is known from those. Of another server only its TCP connections can be
-//! seen, whoever has them: each counts as a request in flight, and what requests take is not known.
+//! For an element whose sessions run through this daemon, the load is known from the sessions. For any other server
+//! only its TCP connections are visible: each counts as a request in flight, and the latency of requests is unknown.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -19,21 +20,21 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle, Transport};
 use super::event_loop::Daemon;
 use super::links::Place;
 
-/// Guests at once, and of one address.
+/// Maximum number of guests, in total and from one address.
 const GUESTS_MAX: usize = 1024;
 const GUESTS_PER_ADDRESS_MAX: usize = 64;
-/// A guest that does not ask for so long is sent away: later than it would go by itself.
+/// Idle time after which a guest is disconnected; longer than a user's own idle time.
 const IDLE: Duration = Duration::from_secs(60);
-/// How long what was seen of a server is good, at least.
+/// Minimum time for which a count of a server's connections is reused.
 const SEEN_FOR: Duration = Duration::from_millis(20);
-/// The same in multiples of what the look took: looks take a twentieth of the daemon's time at most.
+/// Reuse time in multiples of the counting time, so that counting takes at most 1/20 of the daemon's time.
 const LOOK_SHARE: u32 = 20;
 
-/// Who probes, and what was seen.
+/// Probing hosts, and counted connections.
 #[derive(Default)]
 pub(super) struct Probes {
     probers: BTreeMap<Place, Prober>,
-    /// When to look for idle ones.
+    /// Time of the next check for idle guests.
     look: Option<Duration>,
     seen: HashMap<u64, Seen>,
 }
@@ -44,25 +45,25 @@ struct Prober {
     allowance: Allowance,
 }
 
-/// A server's connections.
+/// Number of a server's connections.
 struct Seen {
     until: Duration,
     count: Option<u32>,
 }
 
 impl Probes {
-    /// Whether the association is a guest's.
+    /// Returns true if the association belongs to a guest.
     pub(super) fn is_guest(&self, place: Place) -> bool {
         let prober = self.probers.get(&place);
         prober.is_some_and(|prober| prober.is_guest)
     }
 
-    /// It is gone.
+    /// Removes an association that has ended.
     pub(super) fn forget(&mut self, place: Place) {
         self.probers.remove(&place);
     }
 
-    /// When idle ones are to be looked for.
+    /// Returns the time of the next check for idle guests.
     pub(super) fn next(&self) -> Option<Duration> {
         self.look
     }
@@ -78,7 +79,7 @@ impl Probes {
 }
 
 impl Daemon {
-    /// Lets somebody in who may probe. Whether there is room, and it may.
+    /// Admits a guest. Returns false if a limit is reached or its address may not probe.
     pub(super) fn admit_guest(&mut self, place: Place) -> bool {
         let addresses = self.links.addresses(place);
         let Some(first) = addresses.first().map(SocketAddr::ip) else {
@@ -93,14 +94,14 @@ impl Daemon {
             && guests().count() < GUESTS_MAX
             && guests().filter(is_there).count() < GUESTS_PER_ADDRESS_MAX;
         if admitted {
-            // The number may have been another's.
+            // The number may have belonged to an earlier association.
             self.probes.forget(place);
             self.probes.add(self.now(), place, true);
         }
         admitted
     }
 
-    /// Sends guests away that do not ask any more. One that this host's users ask stays.
+    /// Disconnects idle guests, except those that this host's own users probe.
     pub(super) fn end_guests(&mut self) {
         let now = self.now();
         if self.probes.look.is_none_or(|look| look > now) {
@@ -111,7 +112,7 @@ impl Daemon {
         let idle: Vec<Place> = idle.map(|(place, _)| *place).collect();
         for place in idle {
             match self.probes.is_guest(place) {
-                // Until it is gone it stays a guest.
+                // A guest remains a guest until its association has ended.
                 true if self.links.owners(place).is_empty() => self.abort(place),
                 true => {}
                 false => self.probes.forget(place),
@@ -121,7 +122,7 @@ impl Daemon {
         self.probes.look = are_left.then_some(now + IDLE);
     }
 
-    /// Somebody asks how busy an element is.
+    /// Handles a probe for an element.
     pub(super) fn probed(&mut self, place: Place, handle: &PoolHandle, id: ElementId) {
         if !self.config.admits_prober(self.links.addresses(place)) {
             return;
@@ -143,13 +144,13 @@ impl Daemon {
         }
     }
 
-    /// Whether the daemon's own endpoint is there.
+    /// Returns true if one of these addresses is the daemon's own endpoint.
     pub(super) fn is_own(&self, addresses: &[SocketAddr]) -> bool {
         let own = self.own.local_addresses().unwrap_or_default();
         addresses.iter().any(|address| own.contains(address))
     }
 
-    /// How busy an element is; nothing, if it is none of this host's or cannot be told.
+    /// Returns the answer to a probe; `None` if the element is not on this host or its load is unknown.
     pub(super) fn answer_to_probe(
         &mut self,
         handle: &PoolHandle,
@@ -174,7 +175,7 @@ impl Daemon {
         })
     }
 
-    /// The connections of a server at this address, as of late; none if it is not seen from here.
+    /// Returns the recent number of connections of the server at this address; `None` if it cannot be seen from here.
     fn connections_of(&mut self, number: u64, at: SocketAddr) -> Option<u32> {
         let begun = self.now();
         if let Some(seen) = self.probes.seen.get(&number)

@@ -1,4 +1,4 @@
-//! The channels of programs: one task for each.
+//! Channels of programs: one task for each.
 
 use std::io;
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use super::requests::{ProgramQueue, Request, program_queue};
 use crate::mailbox::Mailbox;
 use crate::ready::Ready;
 
-/// Bytes that a program may have on their way to its sessions' other ends before the daemon reads no more of it.
+/// Maximum number of a program's bytes in transit to its sessions, beyond which the daemon stops reading from the
+/// program.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
 
-/// Takes programs in, for good.
+/// Accepts programs, forever.
 pub(super) async fn accept(listener: Ready<Listener>, to: Mailbox<Request>) {
     let numbers = AtomicU64::new(1);
     loop {
@@ -41,13 +42,13 @@ pub(super) async fn accept(listener: Ready<Listener>, to: Mailbox<Request>) {
     }
 }
 
-/// Serves one program until it, or the event loop, ends the channel.
+/// Serves one program until the program or the event loop ends the channel.
 async fn serve(number: u64, channel: Ready<Channel>, to: Mailbox<Request>) {
     let (handle, queue) = program_queue();
     if !to.send(Request::Came(number, handle)).await {
         return;
     }
-    // Whichever ends first ends both: the program's end, or the loop's last word.
+    // The first to end ends both: the program's last message, or the loop's.
     tokio::select! {
         read = read(number, &channel, &to) => {
             if let Err(why) = read {
@@ -90,7 +91,7 @@ async fn read(number: u64, channel: &Ready<Channel>, to: &Mailbox<Request>) -> R
     }
 }
 
-/// Waits until what the message carries has room.
+/// Waits until the message's data fits the program's limit.
 async fn room_for(
     message: &ToPool,
     room: &Arc<Semaphore>,

@@ -1,4 +1,4 @@
-//! What other threads ask and tell the event loop.
+//! Requests and events of other threads for the event loop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,49 +13,49 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use crate::mailbox::Reply;
 
-/// Bytes that may wait for a program to read them. More, and its channel is closed; streams stop long before.
+/// Maximum number of bytes queued for a program, beyond which its channel is closed. Streams stop far below this limit.
 const QUEUED_BYTES_MAX: usize = 16 << 20;
 
-/// Something for the event loop.
+/// A request or event for the event loop.
 pub(super) enum Request {
-    /// A program has opened a channel, named by this number.
+    /// A program opened a channel, identified by this number.
     Came(u64, ProgramHandle),
-    /// A program said something; what it used of its room for data.
+    /// A program sent a message, with the permit for its data.
     Said(u64, ToPool, Option<OwnedSemaphorePermit>),
     /// A program's channel has ended.
     Gone(u64),
-    /// A session's stream, by its number.
+    /// Event of a session's stream, by number.
     Stream(u64, StreamEvent),
-    /// What is this daemon, and what does it do?
+    /// Return the daemon's status.
     Status(Reply<PoolDaemonStatus>),
-    /// Which elements are there of this host's programs?
+    /// List the elements of this host's programs.
     Elements(Reply<OwnElementList>),
-    /// Elements of a pool.
+    /// Return the elements of a pool.
     Resolve(String, ResolveQuery, Reply<Resolution>),
-    /// One, by the pool's policy.
+    /// Select one element by the pool's policy.
     Select(String, Reply<Resolution>),
-    /// An element was not reached.
+    /// Report an unreachable element.
     Unreachable(UnreachableReport, Reply<Reported>),
-    /// The certificates were read anew.
+    /// Use reloaded certificates.
     Secure(Arc<dyn Security>),
-    /// End, in order.
+    /// Stop in order.
     Stop,
 }
 
-/// What happens to a session's stream or UDP socket.
+/// An event of a session's stream or UDP socket.
 pub(super) enum StreamEvent {
-    /// It is connected.
+    /// The connection is established.
     Up,
-    /// Something came.
+    /// Data arrived.
     Data(Vec<u8>),
-    /// It could not be connected, or has ended.
+    /// The connection could not be made, or has ended.
     Down {
-        /// The other side has ended it.
+        /// True if the other side ended it in order.
         in_order: bool,
     },
 }
 
-/// Bytes that wait for a program to read them.
+/// Number of bytes queued for a program.
 #[derive(Default)]
 pub(super) struct Gauge {
     bytes: AtomicUsize,
@@ -63,10 +63,10 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// Waits until no more than these wait.
+    /// Waits until at most `bytes` bytes are queued.
     pub(super) async fn at_most(&self, bytes: usize) {
         loop {
-            // Before the look: what is read in between is not missed.
+            // Registered before the check, so that a decrease in between is not missed.
             let less = self.less.notified();
             if self.bytes.load(Ordering::Relaxed) <= bytes {
                 return;
@@ -75,7 +75,7 @@ impl Gauge {
         }
     }
 
-    /// How many there were before.
+    /// Adds bytes. Returns the previous number.
     fn add(&self, bytes: usize) -> usize {
         self.bytes.fetch_add(bytes, Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ impl Gauge {
     }
 }
 
-/// The way to a program. Dropping it closes the channel, once what was said is written.
+/// Handle of a program's channel. Dropping it closes the channel once the queued messages are written.
 pub(super) struct ProgramHandle {
     said: mpsc::UnboundedSender<Vec<u8>>,
     queued: Arc<Gauge>,
@@ -98,7 +98,7 @@ pub(super) struct ProgramQueue {
     queued: Arc<Gauge>,
 }
 
-/// Both ends.
+/// Creates both ends.
 pub(super) fn program_queue() -> (ProgramHandle, ProgramQueue) {
     let (sender, said) = mpsc::unbounded_channel();
     let queued = Arc::new(Gauge::default());
@@ -110,17 +110,17 @@ pub(super) fn program_queue() -> (ProgramHandle, ProgramQueue) {
 }
 
 impl ProgramHandle {
-    /// Bytes that wait for the program to read them.
+    /// Returns the number of bytes queued for the program.
     pub(super) fn queued(&self) -> usize {
         self.queued.bytes.load(Ordering::Relaxed)
     }
 
-    /// The same, for who waits for it.
+    /// Returns the gauge of queued bytes, for waiting.
     pub(super) fn gauge(&self) -> Arc<Gauge> {
         self.queued.clone()
     }
 
-    /// Says something. False: the program is gone, or does not read.
+    /// Sends a message. Returns false if the program is gone or does not read.
     pub(super) fn tell(&self, message: &FromPool) -> bool {
         let bytes = match encode(message) {
             Ok(bytes) => bytes,
@@ -135,7 +135,7 @@ impl ProgramHandle {
 }
 
 impl ProgramQueue {
-    /// The next message to write; none when there will be no more.
+    /// Returns the next message to write; `None` if there will be no more.
     pub(super) async fn next(&mut self) -> Option<Vec<u8>> {
         let bytes = self.said.recv().await?;
         self.queued.subtract(bytes.len());

@@ -1,4 +1,4 @@
-//! Programs and what they are: elements, or users with a session.
+//! Programs and their roles: element, or user with a session.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use super::event_loop::Daemon;
 use super::requests::{Gauge, ProgramHandle, Request};
 use crate::entries::handle_of;
 
-/// What a program's channel is for.
+/// Role of a program's channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It has not said so yet.
+    /// The program has not chosen a role yet.
     New,
-    /// An element, which has the program's number.
+    /// An element with the program's number.
     Element,
-    /// A session.
+    /// A session of a user.
     User(SessionId),
-    /// It was told to end.
+    /// The channel is closing.
     Over,
 }
 
@@ -34,28 +34,28 @@ struct Program {
 pub(super) struct Programs(HashMap<u64, Program>);
 
 impl Programs {
-    /// Tells a program something, if it is there. One that does not read is given up.
+    /// Sends a message to a program, if it exists. A program that does not read is dropped.
     pub(super) fn tell(&mut self, number: u64, message: &FromPool) {
         if let Some(program) = self.0.get(&number)
             && !program.handle.tell(message)
         {
-            // Its channel ends, and that is told as any end.
+            // Its channel ends, which is reported like any end.
             self.0.remove(&number);
         }
     }
 
-    /// Bytes that wait for a program to read them.
+    /// Returns the number of bytes queued for a program.
     pub(super) fn queued(&self, number: u64) -> usize {
         let program = self.0.get(&number);
         program.map_or(0, |program| program.handle.queued())
     }
 
-    /// The same, for who waits for it; none if the program is gone.
+    /// Returns the gauge of a program's queued bytes, for waiting; `None` if the program is gone.
     pub(super) fn gauge(&self, number: u64) -> Option<Arc<Gauge>> {
         Some(self.0.get(&number)?.handle.gauge())
     }
 
-    /// The last word.
+    /// Sends a last message to a program and closes its channel.
     pub(super) fn tell_and_end(&mut self, number: u64, message: &FromPool) {
         if let Some(program) = self.0.remove(&number) {
             program.handle.tell(message);
@@ -76,7 +76,7 @@ impl Programs {
 }
 
 impl Daemon {
-    /// Answers a request that is not the last.
+    /// Handles a request other than `Stop` and `Secure`.
     pub(super) fn answer(&mut self, request: Request) {
         match request {
             Request::Came(number, handle) => {
@@ -102,7 +102,7 @@ impl Daemon {
                 let answer = self.unreachable(&report);
                 send(reply, answer);
             }
-            // The event loop's own.
+            // Handled by the event loop itself.
             Request::Secure(_) | Request::Stop => {}
         }
     }
@@ -171,11 +171,11 @@ impl Daemon {
     }
 }
 
-/// Puts an answer where it is waited for.
+/// Sends an answer.
 pub(super) fn send<T>(
     reply: crate::mailbox::Reply<T>,
     answer: Result<T, holdfast_api::control::ErrorBody>,
 ) {
-    // Who asked may have gone.
+    // A failure means that the caller has gone.
     let _ = reply.send(answer);
 }

@@ -1,4 +1,4 @@
-//! The thread beside the event loop: control API, programs' channels, streams.
+//! The second thread: control API, programs' channels, streams.
 
 use std::io::{self, Read};
 
@@ -17,15 +17,15 @@ use crate::mailbox::{Mailbox, asked_to_stop};
 use crate::ready::Ready;
 use crate::socket_path::{Access, SocketPath, take};
 
-/// Its sockets, and the runtime that serves them.
+/// Sockets of the thread, and the runtime that serves them.
 pub(super) struct Server {
     runtime: Runtime,
     paths: [SocketPath; 2],
 }
 
 impl Server {
-    /// Listens where `config` says, and serves once it [runs](Server::run). `with_parent`: the daemon is to end when its standard
-    /// input does.
+    /// Binds the sockets of `config`, and serves them once it [runs](Server::run). `with_parent` ends the daemon with
+    /// its standard input.
     ///
     /// # Errors
     /// Another daemon has a socket, or its directory cannot be written.
@@ -65,11 +65,11 @@ impl Server {
         })
     }
 
-    /// Serves until the process ends, in a thread of its own. Gives the sockets' files, which go when that is dropped, and the
-    /// way to start tasks there.
+    /// Serves until the process ends, in a separate thread. Returns the sockets' files, which are removed when the
+    /// value is dropped, and a handle for starting tasks there.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     pub(super) fn run(self) -> io::Result<([SocketPath; 2], Handle)> {
         let Server { runtime, paths } = self;
         let handle = runtime.handle().clone();
@@ -85,7 +85,7 @@ async fn stop_on_signal(to: Mailbox<Request>) {
     to.send(Request::Stop).await;
 }
 
-/// Reads the certificates anew with each SIGHUP. A mistake in them changes nothing.
+/// Reloads the certificates with each SIGHUP. An error in the files leaves the current certificates in use.
 async fn secure_on_signal(to: Mailbox<Request>, tls: TlsConfig) {
     let mut hangup = match signal(SignalKind::hangup()) {
         Ok(hangup) => hangup,
@@ -106,7 +106,7 @@ async fn secure_on_signal(to: Mailbox<Request>, tls: TlsConfig) {
     }
 }
 
-/// Ends the daemon when nobody has the other end of its standard input any more.
+/// Ends the daemon when the other end of its standard input is closed.
 fn stop_with_parent(to: &Mailbox<Request>) {
     let mut input = io::stdin().lock();
     let mut buffer = [0; 64];

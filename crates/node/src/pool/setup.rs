@@ -1,4 +1,4 @@
-//! Start-up: from the configuration to a pool daemon whose endpoint is open.
+//! Start-up: from the configuration to a pool daemon with an open endpoint.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -30,10 +30,10 @@ use crate::mailbox::{Inbox, Mailbox, mailbox};
 use crate::multicast::Groups;
 use crate::start::{StartError, failed};
 
-/// Runs a pool daemon until a signal says stop; `with_parent`: or until its standard input ends.
+/// Runs a pool daemon until a signal stops it, or with `with_parent` until its standard input ends.
 ///
 /// # Errors
-/// It cannot start, or the transport's sockets became unusable.
+/// The daemon cannot start, or the transport's sockets became unusable.
 pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
     let (to_self, requests) = mailbox().map_err(failed("an event descriptor"))?;
     let own = with_streams(config, open(config)?)?;
@@ -42,12 +42,12 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
     let groups =
         Groups::join(wanted, &config.announces.interfaces).map_err(failed("[multicast]"))?;
     let server = Server::bind(config, &to_self, with_parent).map_err(failed("the sockets"))?;
-    // Threads that start later have no capabilities either.
+    // Dropped before other threads start, so that these have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
     if !confine().map_err(failed("giving up system calls"))? {
         tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
     }
-    // Its files go with it.
+    // The socket files are removed when this value is dropped.
     let (_paths, tasks) = server.run().map_err(failed("the control thread"))?;
     tracing::info!(
         registrars = ?config.known_registrars().iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -61,7 +61,7 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
 }
 
 impl Daemon {
-    /// One that has no programs yet; `mail` is the way to it.
+    /// Creates a daemon without programs; `mail` is its mailbox.
     pub(super) fn new(
         config: &PoolConfig,
         own: Box<dyn Endpoint>,
@@ -117,7 +117,7 @@ fn open(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {
     transport::open(&endpoint).map_err(|error| failed(what())(error))
 }
 
-/// The endpoint with registrars over TCP and TLS, where such are configured.
+/// Adds registrars over TCP and TLS to the endpoint, if configured.
 fn with_streams(
     config: &PoolConfig,
     sctp: Box<dyn Endpoint>,

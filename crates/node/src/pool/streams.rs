@@ -13,33 +13,34 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::requests::{Gauge, Request, StreamEvent};
 use crate::mailbox::Mailbox;
 
-/// Bytes that may wait for a session's program to read them before no more is read for it: the element is slowed then.
+/// Maximum number of bytes queued for a session's program, beyond which nothing more is read. The transport then slows
+/// the element down.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
 
-/// Over what.
+/// Transport of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Tcp,
     Udp,
 }
 
-/// What is to be sent.
+/// Data or end to be sent.
 pub(super) enum Sent {
-    /// These bytes; what they used of their program's room.
+    /// Bytes, with the permit for their program's unsent bytes.
     Data(Bytes, Option<OwnedSemaphorePermit>),
-    /// The end of what is sent.
+    /// The end of the data.
     Finish,
 }
 
-/// The way to a stream. Dropping it ends the stream.
+/// Handle of a stream. Dropping it ends the stream.
 pub(super) type StreamHandle = mpsc::UnboundedSender<Sent>;
 
-/// Whom a stream is for.
+/// Owner of a stream.
 pub(super) struct Ends {
-    /// Its number.
+    /// Number of the stream.
     pub(super) number: u64,
     pub(super) to: Mailbox<Request>,
-    /// What waits for its program.
+    /// Bytes queued for its program.
     pub(super) unread: Arc<Gauge>,
 }
 
@@ -49,13 +50,13 @@ impl Ends {
     }
 
     async fn tell_data(&self, mut bytes: Vec<u8>) {
-        // It may wait long, and what is said at once is short as a rule.
+        // Events may wait for long, and most reads are much shorter than the buffer.
         bytes.shrink_to_fit();
         self.tell(StreamEvent::Data(bytes)).await;
     }
 }
 
-/// Connects, and carries data both ways until either side ends it.
+/// Connects, and transfers data both ways until either side ends the stream.
 pub(super) async fn run(
     ends: Ends,
     kind: Kind,
@@ -80,7 +81,7 @@ async fn tcp(
 ) -> io::Result<()> {
     let stream = tokio::select! {
         stream = TcpStream::connect(address) => stream?,
-        // The session goes elsewhere before there is anything to send.
+        // The session moves to another element before the connection is up.
         () = abandoned(&mut sent) => return Ok(()),
     };
     stream.set_nodelay(true)?;
@@ -89,7 +90,7 @@ async fn tcp(
     let read = async {
         loop {
             ends.unread.at_most(UNREAD_BYTES_MAX).await;
-            // No buffer before there is something: most sessions are silent.
+            // A buffer is allocated only once data is there, since most sessions are silent.
             reader.readable().await?;
             let mut bytes = Vec::with_capacity(DATA_BYTES_MAX);
             match reader.try_read_buf(&mut bytes) {
@@ -115,7 +116,7 @@ async fn tcp(
     }
 }
 
-/// Ends when nobody can send any more. What is sent before the stream is there comes too early.
+/// Ends when all senders are gone. Data sent before the stream is up is dropped.
 async fn abandoned(sent: &mut mpsc::UnboundedReceiver<Sent>) {
     while sent.recv().await.is_some() {}
 }

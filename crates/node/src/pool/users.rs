@@ -1,4 +1,4 @@
-//! Resolutions and sessions of this host's users.
+//! Resolutions and sessions of this host's pool users.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,10 @@ use super::roles::send;
 use crate::entries::{self, element_entry, handle_of};
 use crate::mailbox::Reply;
 
-/// The most elements that are asked for.
+/// Maximum number of elements in a resolution.
 const ITEMS_MAX: u32 = 4096;
 
-/// Who waits for an answer of the machine.
+/// A caller that waits for the machine's answer.
 struct Asked {
     reply: Reply<Resolution>,
     handle: PoolHandle,
@@ -28,46 +28,46 @@ struct Asked {
 struct Session {
     program: u64,
     link: Option<Link>,
-    /// The number of the last connection.
+    /// Number of the last connection.
     connection: u64,
-    /// The program has told the element that it has no more to send: when the element ends too, the session has.
+    /// True if the program has signalled the end of its data; if the element then ends too, the session has ended.
     finishing: bool,
-    /// The element has ended the connection in order.
+    /// True if the element ended the connection in order.
     in_order: bool,
 }
 
-/// What users want and have.
+/// Requests and sessions of the users.
 #[derive(Default)]
 pub(super) struct Users {
     asked: HashMap<RequestId, Asked>,
     sessions: HashMap<SessionId, Session>,
-    /// Where links of sessions lead.
+    /// Transport addresses of sessions' links.
     places: HashMap<Link, Transport>,
 }
 
 impl Users {
-    /// How many sessions there are.
+    /// Returns the number of sessions.
     pub(super) fn len(&self) -> usize {
         self.sessions.len()
     }
 
-    /// A session tries an element.
+    /// Records the element that a session connects to.
     pub(super) fn seeks(&mut self, link: Link, at: Transport) {
         self.places.insert(link, at);
     }
 
-    /// A session has given a link up.
+    /// Removes a link that a session has given up.
     pub(super) fn left(&mut self, link: Link) {
         self.places.remove(&link);
     }
 
-    /// The link of this connection of a session, if it is there.
+    /// Returns the link of this connection of a session, if it is current.
     pub(super) fn link(&self, session: SessionId, connection: u64) -> Option<Link> {
         let session = self.sessions.get(&session)?;
         session.link.filter(|_| session.connection == connection)
     }
 
-    /// The program of the session.
+    /// Returns the program of the session.
     pub(super) fn program(&self, session: SessionId) -> Option<u64> {
         Some(self.sessions.get(&session)?.program)
     }
@@ -90,7 +90,7 @@ impl Daemon {
         self.ask(request, handle, items, reply);
     }
 
-    /// Chooses an element.
+    /// Selects an element.
     pub(super) fn select(&mut self, text: &str, reply: Reply<Resolution>) {
         let handle = match handle_of(text) {
             Ok(handle) => handle,
@@ -116,7 +116,7 @@ impl Daemon {
         self.carry_out(Owner::User);
     }
 
-    /// An element was not reached.
+    /// Handles a report of an unreachable element.
     pub(super) fn unreachable(
         &mut self,
         report: &UnreachableReport,
@@ -134,7 +134,7 @@ impl Daemon {
         Ok(Reported { id: id.to_string() })
     }
 
-    /// A program wants a session.
+    /// Opens a session for a program.
     pub(super) fn open_session(
         &mut self,
         program: u64,
@@ -163,7 +163,7 @@ impl Daemon {
         id
     }
 
-    /// The session of a program that is gone ends.
+    /// Ends the session of a program that is gone.
     pub(super) fn close_session_of(&mut self, program: u64) {
         let own = |(_, session): &(&SessionId, &Session)| session.program == program;
         let found = self.users.sessions.iter().find(own).map(|(id, _)| *id);
@@ -179,7 +179,7 @@ impl Daemon {
         self.carry_out(Owner::User);
     }
 
-    /// The program has no more to send.
+    /// Handles a program's end of data.
     pub(super) fn finish(&mut self, id: SessionId, connection: u64) {
         let link = self.users.link(id, connection);
         let finishing = link.is_some_and(|link| self.finish_stream(link));
@@ -188,7 +188,7 @@ impl Daemon {
         }
     }
 
-    /// The program is not content with its element.
+    /// Handles a program's complaint about its element, which makes the session fail over.
     pub(super) fn fail_session(&mut self, id: SessionId, connection: u64) {
         if self.users.link(id, connection).is_none() {
             return;
@@ -198,7 +198,7 @@ impl Daemon {
         self.carry_out(Owner::User);
     }
 
-    /// A link of the user's machine has ended: of a session that was finished, and in order, that is its end too.
+    /// Handles the end of a link of the user's machine. An orderly end of a finished session ends the session too.
     pub(super) fn user_lost(&mut self, link: Link, in_order: bool) {
         self.users.left(link);
         let now = self.now();
@@ -216,7 +216,7 @@ impl Daemon {
         self.end_session(id);
     }
 
-    /// Something happened to the user's machine.
+    /// Handles an event of the user's machine.
     pub(super) fn user_event(&mut self, event: Event) {
         match event {
             Event::Selected { request, element } => {
@@ -264,7 +264,7 @@ impl Daemon {
             Event::HomeLost => tracing::warn!("the users' registrar is lost"),
             Event::NoRegistrar => tracing::debug!("no registrar for users"),
             Event::Reported(causes) => tracing::warn!(?causes, "a registrar reports errors"),
-            // Nobody watches here.
+            // No caller watches pools here.
             Event::Changed { .. } => {}
         }
     }
@@ -288,7 +288,7 @@ impl Daemon {
         self.tell_user(session, event);
     }
 
-    /// Tells a session's program something.
+    /// Sends an event to a session's program.
     pub(super) fn tell_user(&mut self, session: SessionId, event: SessionEvent) {
         if let Some(program) = self.users.program(session) {
             self.programs.tell(program, &FromPool::Session(event));

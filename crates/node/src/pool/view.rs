@@ -1,4 +1,4 @@
-//! What operators see.
+//! The operator's view.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use super::event_loop::Daemon;
 use crate::entries::{sctp_provider, transport};
 
 impl Daemon {
-    /// What this daemon is and does.
+    /// Returns the daemon's status.
     pub(super) fn status(&self) -> PoolDaemonStatus {
         let registrars = self.config.known_registrars();
         PoolDaemonStatus {
@@ -27,7 +27,7 @@ impl Daemon {
         }
     }
 
-    /// The elements of programs of this host.
+    /// Returns the elements of this host's programs.
     pub(super) fn own_elements(&self) -> OwnElementList {
         let elements = self.elements.values().map(|element| {
             let (transport, addresses): (&str, Vec<SocketAddr>) = transport(&element.at);

@@ -1,4 +1,4 @@
-//! The registrar's control API: a thread of its own, so that no request holds up the event loop for longer than its answer takes.
+//! The registrar's control API, in a separate thread so that a request delays the event loop only for its answer.
 
 use std::io;
 use std::sync::Arc;
@@ -26,33 +26,33 @@ use crate::control::{listen, serve};
 use crate::mailbox::{Mailbox, Reply, asked_to_stop};
 use crate::socket_path::{Access, SocketPath, take};
 
-/// What is asked of the event loop.
+/// A request to the event loop.
 pub(super) enum ControlRequest {
-    /// What is this registrar, and what did it do?
+    /// Return the registrar's status and counters.
     Status(Reply<RegistrarStatus>),
-    /// Which pools are there?
+    /// List pools.
     Pools(PoolQuery, Reply<PoolList>),
-    /// What of this pool?
+    /// Show one pool.
     Pool(String, Reply<PoolDetail>),
-    /// Which other registrars are there?
+    /// List the other registrars.
     Peers(Reply<PeerList>),
-    /// The operator has changed the settings, and certificates perhaps.
+    /// Use reloaded settings, and certificates if there are any.
     Reload(Box<Reread>),
-    /// End.
+    /// Stop.
     Stop,
 }
 
-/// The way to the event loop.
+/// Mailbox of the event loop.
 pub(super) type Loop = Mailbox<ControlRequest>;
 
-/// The API's sockets, and the runtime that serves them.
+/// Sockets of the API, and the runtime that serves them.
 pub(super) struct Server {
     runtime: tokio::runtime::Runtime,
     path: SocketPath,
 }
 
 impl Server {
-    /// Listens where `config` says, and serves once it [runs](Server::run).
+    /// Binds the sockets of `config`, and serves them once it [runs](Server::run).
     ///
     /// # Errors
     /// Another daemon has the socket, or an address cannot be listened on.
@@ -78,10 +78,10 @@ impl Server {
         Ok(Server { runtime, path })
     }
 
-    /// Serves until the process ends, in a thread of its own.
+    /// Serves until the process ends, in a separate thread.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     pub(super) fn run(self) -> io::Result<SocketPath> {
         let Server { runtime, path } = self;
         std::thread::Builder::new()
@@ -96,7 +96,7 @@ async fn stop_on_signal(to: Loop) {
     to.send(ControlRequest::Stop).await;
 }
 
-/// Reads the configuration file anew with each SIGHUP. A mistake in it changes nothing.
+/// Reloads the configuration file with each SIGHUP. An error in the file leaves the current settings in use.
 async fn reload_on_signal(to: Loop, mut current: RegistrarConfig) {
     let mut hangup = match signal(SignalKind::hangup()) {
         Ok(hangup) => hangup,
@@ -120,7 +120,7 @@ async fn reload_on_signal(to: Loop, mut current: RegistrarConfig) {
 /// Settings, and certificates if there are any.
 pub(super) type Reread = (Settings, Option<Arc<dyn Security>>);
 
-/// What the file says now; none if there is no file. Whether there is TLS is said at the start.
+/// Returns the file's current settings; `None` if there is no file. TLS can only be enabled or disabled at the start.
 fn reread(current: &RegistrarConfig) -> Result<Option<Reread>, String> {
     let Some(fresh) = current.reread().map_err(|error| error.to_string())? else {
         return Ok(None);
@@ -131,7 +131,7 @@ fn reread(current: &RegistrarConfig) -> Result<Option<Reread>, String> {
     Ok(Some((fresh.settings, security)))
 }
 
-/// Every route of `holdfast_api::control::REGISTRAR_ROUTES`.
+/// Returns the router for all of `holdfast_api::control::REGISTRAR_ROUTES`.
 fn router(to: Loop) -> Router {
     let description = async || Json(openapi(REGISTRAR_ROUTES));
     Router::new()

@@ -1,4 +1,4 @@
-//! The event loop: what came goes into the machine, what the machine says is carried out, and all leaves at once.
+//! The event loop: feeds events to the machine, carries out its outputs, and flushes all sockets.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,24 +26,24 @@ pub(super) struct Daemon {
     pub(super) enrp: Box<dyn Endpoint>,
     pub(super) groups: Groups<Protocol>,
     pub(super) links: Links,
-    /// UDP ports of peers, and of everybody else.
+    /// UDP ports of peers with their own, and of all other hosts.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
-    /// What peers are sent.
+    /// Messages to peers.
     pub(super) backlog: Backlog,
     pub(super) pace: Pace,
     pub(super) requests: Inbox<ControlRequest>,
-    /// TCP and TLS of `asap`.
+    /// State of TCP and TLS of `asap`.
     pub(super) streams: StreamsSeen,
-    /// Messages to elements and users that an association's buffer had no room for.
+    /// Number of messages to elements and users for which an association's buffer had no room.
     pub(super) sends_refused: u64,
     pub(super) next_round_trips: Duration,
-    /// Room that is used again.
+    /// Buffer that is reused.
     pub(super) events: Vec<Event>,
 }
 
 impl Daemon {
-    /// Runs until a request says stop.
+    /// Runs until a stop request.
     ///
     /// # Errors
     /// The sockets of the transport are unusable.
@@ -82,7 +82,8 @@ impl Daemon {
         }
     }
 
-    /// Hands over what peers are sent. One that does not take it loses its association, and learns all anew with the next.
+    /// Sends messages to peers. A peer that does not take them loses its association, and resynchronises over the next
+    /// one.
     fn hand_over(&mut self) {
         let now = self.now();
         let enrp = self.enrp.as_mut();
@@ -117,7 +118,7 @@ impl Daemon {
             let ahead = coming.as_slice().get(Registrar::AHEAD - 1);
             self.expect(protocol, ahead);
             self.feed(now, protocol, event);
-            // At once: a number may belong to another association after the next event.
+            // Carried out after each event, because the next event may reuse an association's number.
             self.carry_out();
         }
         drop(coming);
@@ -177,7 +178,7 @@ impl Daemon {
         }
     }
 
-    /// Who was there is not any more: what was meant for it is nobody's.
+    /// Drops messages for an association that has ended, so that its number's next user does not get them.
     fn forget(&mut self, protocol: Protocol, assoc: AssocId) {
         if protocol == Protocol::Enrp {
             self.backlog.forget(assoc);
@@ -185,7 +186,7 @@ impl Daemon {
     }
 
     fn up(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
-        // Without addresses it is gone already, and an event will say so.
+        // An association without addresses is already gone, and an event will report it.
         let Ok(addresses) = self.end(protocol).confirmed_addresses(assoc) else {
             return;
         };
@@ -201,17 +202,17 @@ impl Daemon {
         if let Some(name) = self.end(protocol).name(assoc) {
             self.machine.handle_name(id, name);
         }
-        // As far as the handshake says: an element's first registration goes by that. Who has called has measured it; the other
-        // asks.
+        // The handshake's round trip counts for an element's first registration. Only the dialling side measured it
+        // during the handshake; the accepting side starts a measurement.
         self.tell_round_trip(now, protocol, assoc);
         self.end(protocol).measure(assoc);
         self.tell_addresses(now, protocol, assoc, &addresses);
     }
 
-    /// Something has changed in an association's addresses.
+    /// Handles a change in an association's addresses.
     fn readdress(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
         let id = number(protocol, assoc);
-        // What is not up yet says all when it is.
+        // An association that is not up yet reports its addresses when it is.
         if !self.links.is_up(id) {
             return;
         }
@@ -221,7 +222,7 @@ impl Daemon {
         }
     }
 
-    /// Tells the machine of an association's addresses, of which these are confirmed, where there are several.
+    /// Reports an association's addresses, with the confirmed ones, to the machine, if there are several.
     fn tell_addresses(
         &mut self,
         now: Duration,
@@ -239,7 +240,7 @@ impl Daemon {
         }
     }
 
-    /// Does what the machine says, and what it says to that.
+    /// Carries out the machine's outputs, including those that follow from them.
     fn carry_out(&mut self) {
         while let Some(output) = self.machine.poll_output() {
             match output {
@@ -311,11 +312,11 @@ impl Daemon {
 
     fn abort(&mut self, id: AssociationId) {
         let (protocol, assoc) = of_number(id);
-        // If it is gone already, an event says so.
+        // If the association is already gone, an event reports it.
         let _ = self.end(protocol).abort(assoc);
     }
 
-    /// Answers what operators ask. False: one of them says stop.
+    /// Answers operators' requests. Returns false for a stop request.
     fn serve(&mut self) -> bool {
         self.requests.clear();
         while let Some(request) = self.requests.take() {
@@ -334,7 +335,7 @@ impl Daemon {
         self.machine.handle_settings(self.now(), settings);
     }
 
-    /// Elements, users and peers hear at once that it is gone.
+    /// Aborts all associations, so that elements, users and peers learn of the end at once.
     fn leave(&mut self) -> io::Result<()> {
         let enrp = self.enrp.as_mut();
         self.backlog.finish(&mut |assocs, messages, taken| {

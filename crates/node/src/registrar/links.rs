@@ -1,4 +1,4 @@
-//! The associations of both endpoints, under the numbers that the machine knows them by.
+//! Associations of both endpoints, by the machine's numbers for them.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -6,17 +6,17 @@ use std::net::SocketAddr;
 use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
 use holdfast_sys::transport::AssocId;
 
-/// An association's number for the machine: the endpoint's, and which endpoint.
+/// Returns the machine's number of an association, made of the endpoint's number and the endpoint.
 pub(super) fn number(protocol: Protocol, assoc: AssocId) -> AssociationId {
     let endpoint = match protocol {
         Protocol::Asap => 0,
         Protocol::Enrp => 1,
     };
-    // The highest bit, which is lost, is never set.
+    // The highest bit, which the shift loses, is never set.
     AssociationId(assoc.0 << 1 | endpoint)
 }
 
-/// The endpoint that a number belongs to, and the endpoint's own number.
+/// Returns the endpoint of a machine's number, and the endpoint's own number.
 pub(super) fn of_number(id: AssociationId) -> (Protocol, AssocId) {
     let protocol = match id.0 & 1 {
         0 => Protocol::Asap,
@@ -28,21 +28,21 @@ pub(super) fn of_number(id: AssociationId) -> (Protocol, AssocId) {
 #[derive(Debug)]
 struct Link {
     addresses: Vec<SocketAddr>,
-    /// What waits for it to come up.
+    /// Dials that wait for the association to come up.
     dials: Vec<DialId>,
     is_up: bool,
-    /// Its turn in the rota, if it has one: another each time.
+    /// Turn in the rota, if it has one; a new number each time.
     turn: Option<u64>,
 }
 
-/// What became of a wish to connect.
+/// Result of looking for an association to connect.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// There is an association, with these addresses.
+    /// An association is up, with these addresses.
     Up(AssociationId, Vec<SocketAddr>),
-    /// There will be one or not; the wish is noted.
+    /// An association is coming up; the dial waits for it.
     Coming,
-    /// There is none.
+    /// There is no association.
     Nothing,
 }
 
@@ -51,13 +51,13 @@ pub(super) enum Found {
 pub(super) struct Links {
     links: HashMap<AssociationId, Link>,
     by_address: HashMap<(Protocol, SocketAddr), AssociationId>,
-    /// Those whose round trip matters, the next to be asked first. May name some that are gone: their turn is no link's.
+    /// Associations whose round trip is measured, the next one first. An entry whose turn is not its link's is stale.
     rota: VecDeque<(AssociationId, u64)>,
     turns: u64,
 }
 
 impl Links {
-    /// An association was begun here.
+    /// Adds an association begun here.
     pub(super) fn begun(&mut self, id: AssociationId, addresses: Vec<SocketAddr>, dial: DialId) {
         self.know(id, &addresses);
         let link = Link {
@@ -69,7 +69,7 @@ impl Links {
         self.links.insert(id, link);
     }
 
-    /// Whether there is an association with one of these addresses. If it is coming up, `dial` waits for it too.
+    /// Finds an association with one of these addresses. If it is coming up, `dial` waits for it too.
     pub(super) fn find(
         &mut self,
         protocol: Protocol,
@@ -90,7 +90,7 @@ impl Links {
         }
     }
 
-    /// An association is up, with these addresses. Returns what waited for it.
+    /// Records that an association is up, with these addresses. Returns the dials that waited for it.
     pub(super) fn up(&mut self, id: AssociationId, addresses: &[SocketAddr]) -> Vec<DialId> {
         let dials = match self.links.remove(&id) {
             Some(before) => {
@@ -110,12 +110,12 @@ impl Links {
         dials
     }
 
-    /// Whether an association is up.
+    /// Returns true if an association is up.
     pub(super) fn is_up(&self, id: AssociationId) -> bool {
         self.links.get(&id).is_some_and(|link| link.is_up)
     }
 
-    /// An association that is up has these addresses.
+    /// Replaces the addresses of an association that is up.
     pub(super) fn readdress(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
         if let Some(link) = self.links.get_mut(&id) {
             let before = std::mem::replace(&mut link.addresses, addresses.to_vec());
@@ -124,7 +124,7 @@ impl Links {
         }
     }
 
-    /// An association is gone. Returns what waited for it, and whether it was up.
+    /// Removes an association. Returns the dials that waited for it, and whether it was up.
     pub(super) fn down(&mut self, id: AssociationId) -> (Vec<DialId>, bool) {
         let Some(link) = self.links.remove(&id) else {
             return (Vec::new(), false);
@@ -133,17 +133,17 @@ impl Links {
         (link.dials, link.is_up)
     }
 
-    /// How many there are.
+    /// Returns the number of associations.
     pub(super) fn len(&self) -> usize {
         self.links.len()
     }
 
-    /// All of them.
+    /// Returns all associations.
     pub(super) fn each(&self) -> impl Iterator<Item = AssociationId> + '_ {
         self.links.keys().copied()
     }
 
-    /// An association's round trip matters from now on: it is the next to be asked.
+    /// Adds an association to the rota of round-trip measurements, at its front.
     pub(super) fn measure(&mut self, id: AssociationId) {
         if let Some(link) = self.links.get_mut(&id).filter(|link| link.turn.is_none()) {
             self.turns += 1;
@@ -152,13 +152,13 @@ impl Links {
         }
     }
 
-    /// How many may be to be asked for their round trips.
+    /// Returns the length of the rota, including stale entries.
     pub(super) fn measured(&self) -> usize {
         self.rota.len()
     }
 
-    /// The association that is to be asked for its round trip now. It goes to the end of the line; those that do not matter any more
-    /// leave it.
+    /// Returns the next association for a round-trip measurement and moves it to the end of the rota. Associations that
+    /// no longer matter are removed.
     pub(super) fn next_in_rota(
         &mut self,
         matters: impl Fn(AssociationId) -> bool,
@@ -258,7 +258,7 @@ mod tests {
         }
         let round = |links: &mut Links| [(); 3].map(|()| links.next_in_rota(|_| true));
         assert_eq!(round(&mut links), [Some(two), Some(one), Some(two)]);
-        // One ends, and its number is another's that matters: it has one turn.
+        // One association ends and its number is reused by another that is measured: it gets one turn only.
         links.down(two);
         links.up(two, &[]);
         links.measure(two);

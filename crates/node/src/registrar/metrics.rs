@@ -1,4 +1,4 @@
-//! What a registrar counts, in Prometheus' terms: made from its status when somebody asks.
+//! Prometheus metrics of a registrar, made from its status for each request.
 
 use holdfast_api::control::{PeerList, RegistrarStatus};
 use prometheus_client::encoding::text;
@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// The text that Prometheus reads.
+/// Returns the metrics in Prometheus' text format.
 pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
     let mut registry = Registry::with_prefix("holdfast_registrar");
     let active = peers.peers.iter().filter(|peer| peer.active).count() as u64;
@@ -98,7 +98,7 @@ fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15]
     ]
 }
 
-/// What was not done for those who asked for it.
+/// Returns the counters of refused and ignored requests.
 fn refused(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 7] {
     let counted = &status.counters;
     [

@@ -1,6 +1,7 @@
-//! `holdfastd` as a registrar: SCTP and multicast in, `holdfast_proto::registrar` in the middle, messages out.
+//! `holdfastd` as a registrar: drives `holdfast_proto::registrar` with SCTP and multicast.
 //!
-//! One thread has the machine and all its sockets ([`run`]). Another serves the control API, and asks the first.
+//! One thread has the machine and all its sockets ([`run`]). Another thread serves the control API, and sends its
+//! requests to the first.
 
 mod backlog;
 mod control;

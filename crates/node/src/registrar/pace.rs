@@ -1,19 +1,19 @@
-//! When a registrar lets requests come before it looks again.
+//! Pacing: decides when a registrar collects requests before it handles them.
 //!
-//! Waking up costs several times what a request does. So where several hosts ask within a short time, their requests are let come, and
-//! handled together. Not so where one asks, who may wait for each answer before it asks again; nor where so many do that there is
-//! always one there.
+//! A wake-up costs several times as much as a request. So if several hosts send requests within a short time, the
+//! requests are collected and handled together. Requests are not collected if only one host sends them, because it may
+//! wait for each answer before its next request; nor if there are so many that the next one is always waiting.
 
 use std::time::Duration;
 
 use holdfast_proto::registrar::AssociationId;
 
-/// Requests in a pause below which there is none, as those of one association in a row count once.
+/// Requests in a pause below which there is no pause; successive requests of one association count once.
 const FEW: u32 = 4;
-/// Requests in a pause above which there is none.
+/// Requests in a pause above which there is no pause.
 const MANY: u32 = 64;
 
-/// What was heard lately.
+/// Recent request counts.
 #[derive(Debug)]
 pub(super) struct Pace {
     pause: Duration,
@@ -25,7 +25,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A pause of zero: there is never one.
+    /// Creates the state. A pause of zero disables pauses.
     pub(super) fn new(pause: Duration) -> Pace {
         Pace {
             pause,
@@ -37,7 +37,7 @@ impl Pace {
         }
     }
 
-    /// A request came.
+    /// Counts a request.
     #[inline]
     pub(super) fn heard(&mut self, from: AssociationId) {
         self.heard += 1;
@@ -47,7 +47,7 @@ impl Pace {
         }
     }
 
-    /// How long to let requests come, now that those before are answered.
+    /// Returns the time for which to collect requests, after the previous ones are answered.
     pub(super) fn pause(&mut self, now: Duration) -> Option<Duration> {
         let pause = self.pause;
         let elapsed = now.saturating_sub(self.since);
@@ -67,7 +67,7 @@ mod tests {
 
     const PAUSE: Duration = Duration::from_millis(2);
 
-    /// Whether there are pauses after requests at this interval, by turns of so many associations.
+    /// Returns true if requests at this interval, from this number of associations in turn, lead to pauses.
     fn gathers(interval: Duration, associations: u64) -> bool {
         let mut pace = Pace::new(PAUSE);
         let mut now = Duration::from_secs(1);
@@ -92,12 +92,12 @@ mod tests {
         let us = Duration::from_micros;
         assert!(gathers(us(100), 1000));
         assert!(gathers(us(400), 1000));
-        // Little to gain.
+        // Few requests: little to gain.
         assert!(!gathers(us(1000), 1000));
         assert!(!gathers(us(100_000), 1000));
-        // There is always one.
+        // A request is always waiting.
         assert!(!gathers(us(10), 1000));
-        // Somebody waits for each answer.
+        // A host waits for each answer.
         assert!(!gathers(us(100), 1));
     }
 

@@ -1,4 +1,4 @@
-//! What a registrar waits for.
+//! Waiting for a registrar's descriptors.
 
 use std::io;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use nix::sys::time::TimeSpec;
 
 use super::event_loop::Daemon;
 
-/// Which descriptors have something.
+/// Descriptors that are ready.
 pub(super) struct Ready {
     pub(super) asap: bool,
     pub(super) enrp: bool,
@@ -17,11 +17,11 @@ pub(super) struct Ready {
     pub(super) groups: bool,
 }
 
-/// At most the five that there can be: no allocation.
+/// Poll set for the maximum of five descriptors, without an allocation.
 type Fds<'a> = smallvec::SmallVec<[PollFd<'a>; 5]>;
 
 impl Daemon {
-    /// Waits for whatever comes first, or is due.
+    /// Waits for the first event or deadline.
     pub(super) fn wait(&self) -> io::Result<Ready> {
         let now = self.now();
         let times = [self.machine.poll_timeout(), self.backlog.next(now)];
@@ -29,7 +29,7 @@ impl Daemon {
         let until = until.map_or(self.next_round_trips, |at| at.min(self.next_round_trips));
         let mut fds = self.beside();
         fds.push(PollFd::new(self.enrp.fd(), PollFlags::POLLIN));
-        // Each request may have an update, for which peers have no room.
+        // Each request may cause an update, for which the peers have no room.
         fds.push(match self.backlog.is_long() {
             true => PollFd::new(self.asap.fd(), PollFlags::empty()),
             false => PollFd::new(self.asap.fd(), PollFlags::POLLIN),
@@ -44,7 +44,8 @@ impl Daemon {
         })
     }
 
-    /// Lets requests come for so long, unless an operator does. That there are some needs no question, and no wake-up for the first.
+    /// Collects requests for `pause`, unless an operator sends one. The endpoints are not polled, so that the first
+    /// request causes no wake-up.
     pub(super) fn pause(&self, pause: Duration) -> io::Result<Ready> {
         let mut fds = self.beside();
         poll(&mut fds, pause)?;
@@ -55,7 +56,7 @@ impl Daemon {
         })
     }
 
-    /// All but the two endpoints.
+    /// Returns the poll set without the two endpoints.
     fn beside(&self) -> Fds<'_> {
         let fds = std::iter::once(self.requests.fd()).chain(self.groups.fds());
         fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect()

@@ -1,10 +1,10 @@
-//! What the machine tells, as the log has it.
+//! Log lines of the machine's events.
 
 use holdfast_proto::registrar::Event;
 use tracing::{debug, info, warn};
 
-/// Logs an event: what an operator should know as `info` or `warn`, what a peer or an element causes as often as it
-/// likes as `debug`.
+/// Logs an event: as `info` or `warn` if operators should know it, as `debug` if peers or elements can cause it any
+/// number of times.
 pub(super) fn report(event: &Event) {
     match event {
         Event::Ready { elements } => info!(elements, "serving elements and users"),

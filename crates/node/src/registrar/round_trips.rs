@@ -1,4 +1,4 @@
-//! How far elements and peers are, from the transport.
+//! Round trips to elements and peers, from the transport.
 
 use std::time::Duration;
 
@@ -8,12 +8,13 @@ use holdfast_sys::transport::AssocId;
 use super::event_loop::Daemon;
 use super::links::{number, of_number};
 
-/// How often some associations are asked for their round trips, and in how many turns all of them are that matter.
+/// Interval between measurements of some associations, and number of intervals in which each measured association has
+/// one turn.
 const TURN: Duration = Duration::from_millis(250);
 const TURNS: usize = 20;
 
 impl Daemon {
-    /// Tells the machine what was measured of some associations, and has them measured anew.
+    /// Reports the measured round trips of some associations to the machine, and starts new measurements.
     pub(super) fn ask_round_trips(&mut self, now: Duration) {
         self.next_round_trips = now + TURN;
         for _ in 0..self.links.measured().div_ceil(TURNS) {

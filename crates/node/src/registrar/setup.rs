@@ -1,4 +1,4 @@
-//! Start-up: from the configuration to a registrar whose endpoints are open.
+//! Start-up: from the configuration to a registrar with open endpoints.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,10 +23,10 @@ use crate::multicast::Groups;
 use crate::sctp::{data_transport, reached_at};
 use crate::start::{StartError, failed};
 
-/// Runs a registrar until a signal says stop.
+/// Runs a registrar until a signal stops it.
 ///
 /// # Errors
-/// It cannot start, or the transport's sockets became unusable.
+/// The registrar cannot start, or the transport's sockets became unusable.
 pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let (to, requests) = mailbox().map_err(failed("an event descriptor"))?;
     let server = Server::bind(config, &to).map_err(failed("the control socket"))?;
@@ -35,7 +35,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let asap = open(config, config.asap_port)?;
     let (asap, streams) = streams::join(config, asap, security)?;
     let enrp = open(config, config.enrp_port)?;
-    // All sockets are open. Threads that start later have no capabilities either.
+    // All sockets are open. Dropped before other threads start, so that these have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
     if !confine().map_err(failed("giving up system calls"))? {
         tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
@@ -73,7 +73,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         next_round_trips: Duration::ZERO,
         events: Vec::new(),
     };
-    // Its file goes with it.
+    // The socket file is removed when this value is dropped.
     let _path = server.run().map_err(failed("the control thread"))?;
     daemon.run().map_err(failed("the transport"))
 }
@@ -85,7 +85,7 @@ fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartE
         encapsulation: config.encapsulation,
         failure: config.failure,
         path_mtu: config.path_mtu,
-        // Whatever others use, here it is the first.
+        // Only the first stream is used here, regardless of the remote end.
         outbound_streams: 1,
         ..EndpointConfig::new(config.listen.iter().map(at).collect())
     };
@@ -98,7 +98,7 @@ fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartE
     transport::open(&endpoint).map_err(|source| failed(what())(source))
 }
 
-/// The groups that the configuration has a use for.
+/// Joins the multicast groups that the configuration uses.
 fn join(config: &RegistrarConfig) -> io::Result<Groups<Protocol>> {
     let (groups, settings) = (&config.multicast, &config.settings);
     let mut wanted = Vec::new();

@@ -1,4 +1,4 @@
-//! ASAP over TCP and TLS beside SCTP, where it is configured.
+//! ASAP over TCP and TLS besides SCTP, if configured.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use crate::asap::{Refusals, rules};
 use crate::config::registrar::RegistrarConfig;
 use crate::start::{StartError, failed};
 
-/// Longest message from an element or a user: several times what a registration may have.
+/// Maximum length of a message from an element or user: several times the size of a registration.
 const MESSAGE_LEN_MAX: usize = 16 * 1024;
-/// Descriptors that are not connections.
+/// Number of descriptors reserved for other uses than connections.
 const OTHER_DESCRIPTORS: usize = 256;
 
-/// What there is to tell of TCP and TLS.
+/// State of TCP and TLS for the operator.
 #[derive(Default)]
 pub(super) struct StreamsSeen {
-    /// Where they are spoken: without TLS, and with.
+    /// Listening addresses: without TLS, and with TLS.
     pub(super) at: (Vec<SocketAddr>, Vec<SocketAddr>),
-    /// Connections that were not let in.
+    /// Connections that were refused.
     pub(super) refusals: Refusals,
 }
 
-/// The endpoint of elements and users, with TCP and TLS if the configuration has them.
+/// Returns the endpoint for elements and users, with TCP and TLS if configured.
 ///
 /// # Errors
 /// An address cannot be listened at.
@@ -68,7 +68,7 @@ pub(super) fn join(
     Ok((Box::new(joined), seen))
 }
 
-/// How many connections there may be descriptors for, of those that are wanted: each has one.
+/// Returns the number of connections for which the limit of open files suffices, after raising the limit if possible.
 fn room_for(connections: usize) -> usize {
     let wanted = connections.saturating_add(OTHER_DESCRIPTORS) as u64;
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {

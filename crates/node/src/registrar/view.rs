@@ -1,4 +1,4 @@
-//! What operators see: the machine's state in the types of the control API.
+//! The operator's view: the machine's state in the types of the control API.
 
 use std::net::SocketAddr;
 
@@ -13,16 +13,16 @@ use super::event_loop::Daemon;
 use crate::entries::{element_entry, handle_of, sctp_addresses, sctp_provider};
 use crate::mailbox::Reply;
 
-/// Pools in an answer to who does not say how many, and to anybody.
+/// Default and maximum number of pools in an answer.
 const POOLS: usize = 1_000;
 const POOLS_MAX: usize = 10_000;
-/// Places of pools that are looked at for one answer, though they may have none.
+/// Maximum number of table slots inspected for one answer; a slot may be empty.
 const PLACES_MAX: usize = 100_000;
-/// Elements in an answer: of a pool with more, any.
+/// Maximum number of elements in an answer; an arbitrary selection if a pool has more.
 const ELEMENTS_MAX: usize = 10_000;
 
 impl Daemon {
-    /// Answers a request. False: it says stop.
+    /// Answers a request. Returns false for a stop request.
     pub(super) fn answer(&mut self, request: ControlRequest) -> bool {
         match request {
             ControlRequest::Status(reply) => send(reply, self.status()),
@@ -111,7 +111,7 @@ impl Daemon {
                 elements: pool.elements as u64,
             });
         };
-        // In steps that cannot show too many; what is gone leaves places without a pool.
+        // Inspects slots in steps that cannot exceed the limit, since slots of removed pools are empty.
         let (mut shown, mut looked, mut next) = (0, 0, Some(place));
         while let Some(at) = next.filter(|_| shown < limit && looked < PLACES_MAX) {
             let step = limit - shown;
@@ -173,6 +173,6 @@ impl Daemon {
 }
 
 fn send<T>(reply: Reply<T>, answer: Result<T, ErrorBody>) {
-    // Who asked may have gone.
+    // A failure means that the caller has gone.
     let _ = reply.send(answer);
 }

@@ -1,4 +1,4 @@
-//! Members of the group, whoever they are.
+//! TLS verification that accepts any member of the group.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use rustls::{
 
 use super::{Tls, node_name};
 
-/// Admits any member of the group, by the name that its certificate says; whose that is is for the caller to look at.
+/// Accepts any member of the group under the name in its certificate; the caller must check the name.
 #[derive(Debug)]
 pub(super) struct AnyMember(pub(super) Arc<WebPkiServerVerifier>);
 
@@ -66,7 +66,7 @@ impl ServerCertVerifier for AnyMember {
 
 impl Security for Tls {
     fn dial(&self) -> Result<ClientConnection, Error> {
-        // Neither sent nor looked at: see `AnyMember`.
+        // The name is neither sent nor checked; see `AnyMember`.
         Tls::dial(self, "any")
     }
 

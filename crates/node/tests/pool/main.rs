@@ -1,4 +1,5 @@
-//! A pool daemon in a process of its own, on loopback: its control API, programs that break the rules, a session.
+//! A pool daemon in a separate process, on loopback: its control API, programs that violate the protocol, and a
+//! session.
 
 mod session;
 
@@ -17,22 +18,22 @@ use holdfast_api::pool::{
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Ends with the test.
+/// A pool daemon that ends with the test.
 struct Daemon {
     child: Child,
     directory: tempfile::TempDir,
 }
 
 impl Daemon {
-    /// One whose only registrar is at a port of nobody's; on ports that the system chooses.
+    /// Starts a daemon on ports chosen by the system. Its only registrar is at a port without a listener.
     fn start() -> Self {
         Daemon::with_registrar("127.0.0.1", 9)
     }
 
-    /// One with a registrar at this address, reached at this UDP port.
+    /// Starts a daemon with a registrar at this address and UDP port.
     fn with_registrar(at: &str, udp: u16) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let config = directory.path().join("pool.toml");
@@ -139,7 +140,7 @@ fn the_control_api_is_as_described_and_says_what_to_do() {
     assert!(process.contains("Seccomp:\t2"), "{process}");
     assert_eq!(status.registrars.len(), 1);
 
-    // No registrar is there: that is told, once the wait is over.
+    // No registrar is there: the answer says so when the wait is over.
     let report = r#"{"handle": "web", "id": "12"}"#;
     for (answer, status, words) in [
         (daemon.get("/v1/resolve/web"), 404, "no registrar"),
@@ -163,10 +164,10 @@ fn the_control_api_is_as_described_and_says_what_to_do() {
         assert!(!body.what_to_do.is_empty(), "{body}");
         assert!(body.error.contains(words), "{body}");
     }
-    // Of an element that nobody was sent to nothing is told to registrars, and that is no error.
+    // A report about an element that no session was sent to is not forwarded to registrars, and is no error.
     assert_eq!(daemon.post("/v1/unreachable", report).0, 200);
 
-    // It ends with whoever holds its standard input.
+    // The daemon ends when its standard input is closed.
     drop(daemon.child.stdin.take());
     daemon.ended();
 }
@@ -193,14 +194,14 @@ fn an_element_lives_as_long_as_its_program_s_channel() {
         let status = daemon.status();
         (status.elements + status.sessions == 0).then_some(())
     });
-    // With an element that no registrar knows, too, it ends when it is asked to.
+    // SIGTERM ends the daemon, even with an element that no registrar knows.
     let _element = Element::register(&socket, registration(81)).expect("a channel");
     let id = Pid::from_raw(daemon.child.id().cast_signed());
     kill(id, Signal::SIGTERM).expect("a signal");
     daemon.ended();
 }
 
-/// What the daemon says to these packets in the end; none if it only closes the channel.
+/// Returns the daemon's last message in answer to these packets; none if the daemon only closes the channel.
 fn last_word(socket: &Path, packets: &[Vec<u8>]) -> Option<String> {
     let channel = Channel::connect(socket).expect("a channel");
     for packet in packets {

@@ -1,4 +1,5 @@
-//! A session with an element of the same daemon, with a registrar: and what a user cannot do to an element.
+//! A session with an element of the same daemon and a registrar, and limits on the harm that a user can do to an
+//! element.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
@@ -16,7 +17,7 @@ use holdfast_api::pool::{
 
 use crate::{Daemon, PATIENCE, until};
 
-/// A registrar. Ends with the test.
+/// A registrar that ends with the test.
 struct Registrar(Child);
 
 impl Drop for Registrar {
@@ -26,7 +27,7 @@ impl Drop for Registrar {
     }
 }
 
-/// Starts one in `directory`; gives its SCTP address, and its UDP port.
+/// Starts a registrar in `directory`; returns its SCTP address and its UDP port.
 fn registrar(directory: &Path) -> (Registrar, String, u16) {
     let config = directory.join("registrar.toml");
     let text = format!(
@@ -56,7 +57,7 @@ run_dir = "{}"
     (child, status.asap[0].to_string(), udp)
 }
 
-/// A user's session, whose events another thread takes.
+/// Opens a user's session; another thread receives its events.
 fn open(socket: &Path) -> (Arc<PoolSession>, Receiver<SessionEvent>) {
     let session = Arc::new(PoolSession::open(socket, "echo").expect("a channel"));
     let (sender, events) = channel();
@@ -71,7 +72,7 @@ fn open(socket: &Path) -> (Arc<PoolSession>, Receiver<SessionEvent>) {
     (session, events)
 }
 
-/// The number of the connection.
+/// Waits until the session is up, and returns the number of the connection.
 fn is_up(events: &Receiver<SessionEvent>) -> u64 {
     match events.recv_timeout(PATIENCE).expect("an event") {
         SessionEvent::Up { connection, .. } => connection,
@@ -113,7 +114,7 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
     let answer = events.recv_timeout(PATIENCE).expect("an answer");
     assert_eq!(answer, SessionEvent::Data { bytes });
 
-    // The element reads nothing, and the user does not stop.
+    // The element reads nothing, and the user keeps sending.
     let full = vec![7; DATA_BYTES_MAX];
     let broken = until("the end of patience", || {
         session.send(connection, &full).expect("sent");
@@ -130,7 +131,7 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
         "{broken:?}"
     );
     drop((session, events));
-    // What was taken in comes, then the end, and the element is there for others.
+    // The element still receives the accepted data, followed by the end of the session; then it serves other users.
     let closed = |event: &ElementEvent| *event == ElementEvent::Closed { session: number };
     until("the end of the session", || {
         let event = element.next().expect("a channel").expect("an event");
@@ -140,9 +141,9 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
     is_up(&events);
 }
 
-/// Far more than the daemon keeps for a program, and than sockets take.
+/// Number of bytes far beyond the daemon's and the sockets' buffers.
 const MUCH: usize = 48 << 20;
-/// How long an element that could send on does not.
+/// Time without progress after which the element counts as blocked.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[test]
@@ -156,7 +157,7 @@ fn a_user_that_reads_late_slows_its_element_and_loses_nothing() {
     let _element = registered(&socket, Service::Tcp(own));
     let session = PoolSession::open(&socket, "echo").expect("a channel");
     let (mut stream, _) = listener.accept().expect("a user");
-    // Says as much as is taken, until nothing is for a while; then the user begins to read.
+    // The element sends until no data is accepted for a while; then the user begins to read.
     stream.set_write_timeout(Some(PAUSE)).expect("a limit");
     let (piece, mut said) = (vec![7; 64 << 10], 0);
     while said < MUCH {
@@ -186,7 +187,8 @@ fn a_user_that_reads_late_slows_its_element_and_loses_nothing() {
     assert_eq!((last, rest.len()), (Some(SessionEvent::Finished), 0));
 }
 
-/// An element that answers each message with its name, after a while, or never: then it tells of the first. Gives its number.
+/// Registers an element that answers each message with its name after a delay, or never; in the latter case it signals
+/// the first message. Returns the element's ID.
 fn answering(
     socket: &Path,
     name: &'static [u8],
@@ -204,7 +206,7 @@ fn answering(
     std::thread::spawn(move || {
         while let Ok(Some(event)) = element.next() {
             if let ElementEvent::Data { session, .. } = event {
-                // The test may be over.
+                // The test may have ended already.
                 let _ = match after {
                     Some(after) => {
                         std::thread::sleep(after);
@@ -218,7 +220,7 @@ fn answering(
     (id, told)
 }
 
-/// A session that has asked something; with which element.
+/// Opens a session that has sent a request; returns the session and its element.
 fn asking(socket: &Path, choose: Choose) -> (PoolSession, String) {
     let options = SessionOptions {
         choose,
@@ -251,17 +253,17 @@ fn users_who_choose_stay_with_the_element_that_answers_sooner() {
     let (_registrar, at, udp) = registrar(directory.path());
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
-    // Far more than what a busy machine adds to the quick one.
+    // A delay far longer than a busy machine adds to the quick element.
     answering(&socket, b"slow", Some(Duration::from_secs(4)));
     answering(&socket, b"quick", Some(Duration::ZERO));
     let ask = |_| answer(&asking(&socket, Choose::P2c).0);
     let answers: Vec<Vec<u8>> = (0..8).map(ask).collect();
-    // Each is tried once; by the pool's policy they would take turns.
+    // Each element is tried once; by the pool's policy the two would alternate.
     let slow = answers.iter().filter(|one| *one == b"slow").count();
     assert_eq!(slow, 1, "{answers:?}");
 }
 
-/// How long answers to probes are believed, and a little more.
+/// Lifetime of answers to probes, plus a margin.
 const TOO_OLD: Duration = Duration::from_millis(1_100);
 
 #[test]
@@ -272,7 +274,7 @@ fn users_who_probe_leave_an_element_alone_that_has_work() {
     let socket = daemon.path("pool-app.sock");
     let (stuck, has_work) = answering(&socket, b"stuck", None);
     answering(&socket, b"free", Some(Duration::ZERO));
-    // Both are idle at first, so each is taken sooner or later.
+    // Both elements are idle at first, so each is selected sooner or later.
     let _waits = until("a session with the one that never answers", || {
         let (session, element) = asking(&socket, Choose::Prequal);
         if element == stuck {
@@ -282,7 +284,7 @@ fn users_who_probe_leave_an_element_alone_that_has_work() {
         None
     });
     has_work.recv_timeout(PATIENCE).expect("its work");
-    // Each by answers of its own: what it knows otherwise counts its last choices too.
+    // Each selection waits for fresh probe answers: older knowledge also counts the daemon's own last selections.
     let taken = |_| {
         std::thread::sleep(TOO_OLD);
         let (session, element) = asking(&socket, Choose::Prequal);
@@ -292,6 +294,6 @@ fn users_who_probe_leave_an_element_alone_that_has_work() {
         usize::from(element == stuck)
     };
     let taken: usize = (0..8).map(taken).sum();
-    // Where an answer takes a second, chance has its say.
+    // An answer that takes a second arrives too late, and the selection is random.
     assert!(taken <= 2, "it was taken {taken} times with work");
 }

@@ -1,4 +1,4 @@
-//! What a test says in a network namespace of its own, for `scripts/captures.sh` to look at.
+//! Captures of a test's packets in its own network namespace, for `scripts/captures.sh`.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -9,11 +9,11 @@ use nix::unistd::Pid;
 
 use crate::PATIENCE;
 
-/// Ends with the test.
+/// A capture that ends with the test.
 pub struct Capture(Child);
 
 impl Capture {
-    /// Captures all interfaces of this thread's network namespace, if `./x test` wants it.
+    /// Captures all interfaces of this thread's network namespace, if `./x test` asks for captures.
     pub fn start(name: &str) -> Option<Self> {
         let folder = std::env::var_os("HOLDFAST_CAPTURES")?;
         let file = Path::new(&folder).join(format!("{name}.pcap"));
@@ -35,7 +35,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // Time for what is still in its buffer.
+        // Time for tcpdump to write its buffered packets.
         std::thread::sleep(Duration::from_secs(1));
         if let Ok(id) = i32::try_from(self.0.id()) {
             let _ = kill(Pid::from_raw(id), Signal::SIGINT);

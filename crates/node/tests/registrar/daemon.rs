@@ -1,4 +1,4 @@
-//! A registrar in a process of its own.
+//! A registrar in a separate process.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,14 +13,15 @@ use holdfast_api::control::{
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// SCTP ports of the next one: inside UDP each has all to itself, and two that the system let choose the same would have one address.
+/// Returns the SCTP ports of the next registrar. Inside UDP each registrar has all SCTP ports to itself, and two
+/// registrars with equal ports chosen by the system would have one address.
 pub fn ports() -> (u16, u16) {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let asap = NEXT.fetch_add(2, Ordering::Relaxed);
     (asap, asap + 1)
 }
 
-/// Ends with the test.
+/// A registrar that ends with the test.
 pub struct Daemon {
     child: Child,
     config: PathBuf,
@@ -29,8 +30,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one on loopback, on a UDP port that the system chooses, in `directory`; `more` goes into its configuration.
-    /// `others` is the UDP port of whoever is no configured peer.
+    /// Starts a registrar on loopback, on a UDP port chosen by the system, in `directory`, with `more` appended to its
+    /// configuration. `others` is the UDP port of hosts that are not configured peers.
     pub fn start(directory: &Path, others: u16, more: &str) -> Self {
         let (asap, enrp) = ports();
         let text = format!(
@@ -56,7 +57,7 @@ format = "json"
         Self::configured(directory, &text)
     }
 
-    /// Starts one with this configuration, whose run directory is `directory`.
+    /// Starts a registrar with this configuration and the run directory `directory`.
     pub fn configured(directory: &Path, text: &str) -> Self {
         std::fs::create_dir_all(directory).expect("a directory");
         let config = directory.join("registrar.toml");
@@ -74,7 +75,7 @@ format = "json"
         }
     }
 
-    /// What goes into the configuration of a registrar that begins with this one.
+    /// Returns the configuration of another registrar that starts with this one as its peer.
     pub fn as_peer(&self) -> String {
         let status = self.status().expect("a registrar");
         let (at, udp) = (status.enrp[0], status.encapsulation_port.expect("a port"));
@@ -82,28 +83,28 @@ format = "json"
         format!("[[peer]]\naddresses = [\"{ip}\"]\nport = {port}\nencapsulation_port = {udp}\n")
     }
 
-    /// Nothing as long as it does not answer.
+    /// Returns the registrar's status; none as long as it does not answer.
     pub fn status(&self) -> Option<RegistrarStatus> {
         self.ask(|client| Box::pin(client.registrar()))
     }
 
-    /// A pool, if it is known.
+    /// Returns a pool, if the registrar knows it.
     pub fn pool(&self, handle: &'static str) -> Option<PoolDetail> {
         self.ask(|client| Box::pin(client.pool(handle)))
     }
 
-    /// Another registrar, if it is known.
+    /// Returns another registrar, if this one knows it.
     pub fn peer(&self, id: &str) -> Option<PeerEntry> {
         let list = self.ask(|client| Box::pin(client.peers()))?;
         list.peers.into_iter().find(|peer| peer.id == id)
     }
 
-    /// Its metrics.
+    /// Returns the registrar's metrics.
     pub fn metrics(&self) -> Option<String> {
         self.ask(|client| Box::pin(client.metrics()))
     }
 
-    /// The status of the answer to `GET path`, and its body.
+    /// Sends `GET path`, and returns the status and body of the answer.
     pub fn raw(&self, path: &str) -> (u16, String) {
         let mut stream = UnixStream::connect(&self.socket).expect("a connection");
         let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -115,31 +116,31 @@ format = "json"
         (status.parse().expect("a number"), body.to_owned())
     }
 
-    /// What is in its configuration file.
+    /// Returns the content of the configuration file.
     pub fn configuration(&self) -> String {
         std::fs::read_to_string(&self.config).expect("a file")
     }
 
-    /// Has it read another configuration.
+    /// Replaces the configuration, and has the registrar reload it.
     pub fn reload(&self, text: &str) {
         std::fs::write(&self.config, text).expect("a file");
         self.signal(Signal::SIGHUP);
     }
 
-    /// Sends it a signal.
+    /// Sends the process a signal.
     pub fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.child.id()).expect("a process");
         kill(Pid::from_raw(id), signal).expect("a signal");
     }
 
-    /// Asks it to end; returns whether it did so in order.
+    /// Ends the registrar by SIGTERM; returns true if it shut down in an orderly way.
     pub fn stop(&mut self) -> bool {
         self.signal(Signal::SIGTERM);
         let ended = self.child.wait().expect("its end").success();
         ended && !self.socket.exists()
     }
 
-    /// `SIGKILL`.
+    /// Kills the registrar by `SIGKILL`.
     pub fn kill(&mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("its end");

@@ -1,4 +1,5 @@
-//! Pool elements and a pool user over one SCTP endpoint: they say what they are told to, and answer keep-alives.
+//! Pool elements and a pool user on one SCTP endpoint: they send the messages that a test requests, and answer
+//! keep-alives.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,9 +18,9 @@ pub struct Host {
     endpoint: Box<dyn Endpoint>,
     events: Vec<Event>,
     up: Vec<AssocId>,
-    /// What came and was not taken.
+    /// Received messages that no test has taken yet.
     came: Vec<(AssocId, Message)>,
-    /// The elements here, by the registrar that asked last whether they live and said that it is their home.
+    /// For each element of this host, the registrar that claimed to be its home in the last keep-alive.
     pub homes: Vec<(ElementId, RegistrarId)>,
     elements: Vec<(PoolHandle, ElementId)>,
 }
@@ -31,7 +32,7 @@ impl Host {
             encapsulation: Some(0),
             raw: false,
             failure: Failure {
-                // A machine may be slow, and a registrar flooded.
+                // A machine may be slow, and a registrar flooded, so associations must survive many losses.
                 path_retransmissions: 1000,
                 association_retransmissions: 1000,
                 ..Failure::default()
@@ -91,14 +92,14 @@ impl Host {
         self.send(at, &message);
     }
 
-    /// The first message from there that `is_wanted`.
+    /// Returns the first message from this association for which `is_wanted` is true.
     pub fn take(&mut self, from: AssocId, is_wanted: fn(&Message) -> bool) -> Option<Message> {
         let wanted = |(at, message): &(AssocId, Message)| *at == from && is_wanted(message);
         let found = self.came.iter().position(wanted)?;
         Some(self.came.remove(found).1)
     }
 
-    /// Takes in what comes within some milliseconds.
+    /// Receives for up to 20 ms.
     pub fn turn(&mut self) {
         self.endpoint.flush().expect("a working transport");
         let fd = PollFd::new(self.endpoint.fd(), PollFlags::POLLIN);
@@ -154,7 +155,7 @@ impl Host {
         let mut bytes = BytesMut::new();
         message.encode(&mut bytes).expect("an encoding");
         let packet = Packet::new(PPID, bytes.freeze());
-        // One that is gone is of no interest: the registrar asks again.
+        // A failed answer does not matter: the registrar repeats its keep-alive.
         let _ = self.endpoint.send(to, &packet);
     }
 }

@@ -1,5 +1,5 @@
-//! Registrars in processes of their own, over SCTP inside UDP on loopback: elements, a user, synchronisation, a death with its
-//! takeover, a return.
+//! Registrars in separate processes, over SCTP inside UDP on loopback: elements, a user, synchronization, a death with
+//! its takeover, and a return.
 
 mod capture;
 mod daemon;
@@ -16,10 +16,10 @@ use holdfast_sys::transport::AssocId;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle};
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Lets the host live until `look` finds something.
+/// Runs the host until `look` returns a value.
 fn until<T>(host: &mut Host, what: &str, mut look: impl FnMut(&mut Host) -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -64,7 +64,7 @@ fn register(host: &mut Host, at: AssocId, handle: &PoolHandle, id: ElementId) {
     assert_eq!(answer, wanted);
 }
 
-/// The elements that a resolution brings, in order of their numbers.
+/// Resolves a pool; returns the element IDs in ascending order.
 fn resolve(host: &mut Host, at: AssocId, handle: &PoolHandle) -> Vec<ElementId> {
     host.resolve(at, handle);
     let answer = until(host, "an answer to the resolution", |host| {
@@ -80,7 +80,7 @@ fn resolve(host: &mut Host, at: AssocId, handle: &PoolHandle) -> Vec<ElementId> 
     ids
 }
 
-/// Waits until `viewer` has so many elements of `home`, with the checksum that `home` itself has.
+/// Waits until `viewer` has this number of elements of `home`, with the checksum that `home` itself has.
 fn in_step(host: &mut Host, home: &Daemon, viewer: &Daemon, elements: u64) {
     until(host, "equal checksums", |_| {
         let own = home.status()?;
@@ -91,7 +91,7 @@ fn in_step(host: &mut Host, home: &Daemon, viewer: &Daemon, elements: u64) {
     });
 }
 
-/// Waits until the daemon says that all elements of the pool have this home.
+/// Waits until the daemon reports this home for all elements of the pool.
 fn at_home(host: &mut Host, daemon: &Daemon, home: &str, elements: usize) {
     until(host, "the elements' home", |_| {
         let pool = daemon.pool("echo")?;
@@ -115,14 +115,14 @@ fn registrars_share_their_elements_and_one_takes_over_the_other() {
     register(&mut host, to_first, &handle, one);
     assert_eq!(resolve(&mut host, to_first, &handle), [one]);
 
-    // The second begins with what the first one has.
+    // The second registrar starts with the handlespace of the first.
     let second = Daemon::start(&in_directory("second"), others, &first.as_peer());
     let second_id = ready(&mut host, &second);
     let to_second = connect(&mut host, &second);
     assert_eq!(resolve(&mut host, to_second, &handle), [one]);
     in_step(&mut host, &first, &second, 1);
 
-    // What registers later is told.
+    // Later registrations are synchronized.
     register(&mut host, to_first, &handle, two);
     in_step(&mut host, &first, &second, 2);
     at_home(&mut host, &second, &first_id, 2);
@@ -152,7 +152,7 @@ fn registrars_share_their_elements_and_one_takes_over_the_other() {
         "{metrics}"
     );
 
-    // A successor of the first learns all from the second.
+    // A successor of the first registrar gets the handlespace from the second.
     let third = Daemon::start(&in_directory("first"), others, &second.as_peer());
     ready(&mut host, &third);
     in_step(&mut host, &second, &third, 3);
@@ -210,7 +210,7 @@ fn operators_see_pools_and_are_told_what_to_do() {
         assert!(!body.what_to_do.is_empty(), "{path}");
     }
     assert!(daemon.stop());
-    // It says that it goes.
+    // The registrar announces its end by a shutdown of its associations.
     until(&mut host, "the end of the association", |host| {
         (!host.is_up(at)).then_some(())
     });
@@ -237,7 +237,7 @@ fn ipv6_is_served_too() {
     assert!(element.registrar_addresses[0].is_ipv6());
 }
 
-/// Whether a registration of this element is granted.
+/// Registers an element, and returns true if the registration is granted.
 fn is_granted(host: &mut Host, at: AssocId, handle: &PoolHandle, id: ElementId) -> bool {
     host.register(at, handle, id);
     let answer = until(host, "an answer to the registration", |host| {
@@ -274,7 +274,7 @@ fn operators_change_who_may_register_while_it_runs() {
     let refused = daemon.status().expect("a registrar").counters;
     assert_eq!((refused.denied, refused.refusals), (1, 1));
 
-    // A mistake changes nothing.
+    // A configuration with an error changes nothing.
     daemon.reload(&with_access("register = [\"127.0.0.1/99\"]"));
     assert!(!is_granted(&mut host, at, &handle, id));
     daemon.reload(&with_access("register = [\"127.0.0.1\"]"));

@@ -1,4 +1,4 @@
-//! Registrars that know nothing of each other but the groups, on the standards' ports over IP, in a network namespace of their own.
+//! Registrars that find each other only by multicast, on the standard ports over IP, in a separate network namespace.
 
 use std::path::Path;
 use std::process::Command;
@@ -54,7 +54,7 @@ mentor_hunt_ms = 1000
 }
 
 fn scene() {
-    // Of this thread, and of the processes that it starts.
+    // The namespace of this thread, and of the processes that it starts.
     unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
     ip("link set lo up");
     ip("link add a0 type veth peer name a1");

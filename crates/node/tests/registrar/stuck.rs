@@ -1,14 +1,15 @@
-//! A registrar that stands still while another has news for it.
+//! A registrar that is stopped while another one has updates for it.
 
 use std::path::Path;
 
 use super::*;
 use nix::sys::signal::Signal;
 
-/// Their updates are of more bytes than an association has room for, and of less than a registrar gives another up for.
+/// Number of elements with long handles: their updates exceed the send buffer of an association, but stay below the
+/// limit at which a registrar gives up on a peer.
 const ELEMENTS: u32 = 1_600;
 const HANDLE_LEN: usize = 1_000;
-/// A registrar that gives nobody up, however slow the machine is.
+/// Starts a registrar that never declares a peer dead, however slow the machine is.
 fn patient(directory: &Path, more: &str) -> Daemon {
     let text = format!(
         r#"
@@ -34,7 +35,7 @@ association_retransmissions = 1000
     Daemon::configured(directory, &text)
 }
 
-/// Registrations on their way.
+/// Number of registrations in flight.
 const WINDOW: usize = 200;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Those who flood: each a process that goes on until its standard input ends.
+//! Flooders: each is a process that sends until its standard input is closed.
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -17,26 +17,26 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// What a process is to do, and from where to where: kind, own address, ASAP, ENRP, UDP port.
+/// Environment variable with a flooder's order: kind, own address, ASAP address, ENRP address, UDP port.
 const ORDER: &str = "HOLDFAST_TEST_FLOOD";
-/// Messages between two looks at what comes back.
+/// Number of messages between two reads of received data.
 const BURST: usize = 100;
-/// Associations that one keeps idle.
+/// Number of associations that a flooder keeps idle.
 const IDLE: usize = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Over associations: bytes that are no message, or almost one.
+    /// Sends bytes over associations that are no message, or nearly one.
     Garbage,
-    /// Past the associations: datagrams that are no packet, and requests for associations that nobody goes on with.
+    /// Sends datagrams that are no packet, and INIT chunks of associations that are never completed.
     Datagrams,
-    /// Of any number of elements and pools, of any size.
+    /// Registers any number of elements and pools, of any size.
     Registrations,
-    /// That the honest element cannot be reached.
+    /// Reports the honest element as unreachable.
     Reports,
-    /// Associations on which nothing is said.
+    /// Opens associations without sending any message.
     Idle,
-    /// Announces and presences of registrars that are not there.
+    /// Multicasts announcements and presences of registrars that do not exist.
     Multicast,
 }
 
@@ -49,11 +49,11 @@ const KINDS: [Kind; 6] = [
     Kind::Multicast,
 ];
 
-/// Ends with the test.
+/// A flooder that ends with the test.
 pub struct Flood(Child);
 
 impl Flood {
-    /// Starts one at the address `from`.
+    /// Starts a flooder at the address `from`.
     pub fn start(kind: Kind, from: &str, registrar: &RegistrarStatus) -> Self {
         let (asap, enrp) = (registrar.asap[0], registrar.enrp[0]);
         let udp = registrar.encapsulation_port.expect("a port");
@@ -75,7 +75,7 @@ impl Drop for Flood {
     }
 }
 
-/// Where a flood goes.
+/// Addresses of a flood.
 struct Target {
     own: IpAddr,
     asap: SocketAddr,
@@ -83,7 +83,7 @@ struct Target {
     udp: u16,
 }
 
-/// Floods if this process was started for it.
+/// Floods if this process was started as a flooder.
 pub fn run_if_asked() {
     let Ok(order) = std::env::var(ORDER) else {
         return;
@@ -121,14 +121,14 @@ fn open_at(own: IpAddr) -> Box<dyn Endpoint> {
 }
 
 fn turn(endpoint: &mut dyn Endpoint, events: &mut Vec<Event>) {
-    // A flood does not mind a transport that is at its end for a moment.
+    // A transport error is ignored: a flooder may exhaust its own transport for a moment.
     let _ = endpoint.flush();
     let fd = PollFd::new(endpoint.fd(), PollFlags::POLLIN);
     let _ = poll(&mut [fd], PollTimeout::from(5_u8));
     let _ = endpoint.recv_batch(events);
 }
 
-/// Associations with both of the registrar's ports, begun anew when they end.
+/// Associations with both ports of the registrar, opened again when they end.
 struct Talker<'a> {
     target: &'a Target,
     endpoint: Box<dyn Endpoint>,
@@ -156,7 +156,7 @@ impl<'a> Talker<'a> {
             for (index, end) in ends.iter().enumerate().take(wanted) {
                 match self.up[index] {
                     Some(assoc) => self.burst(kind, index, assoc),
-                    // One that is coming up already is an error here, and no matter.
+                    // An association that is being opened already is an error here, and is ignored.
                     None => drop(self.endpoint.connect(&[*end], Some(self.target.udp))),
                 }
             }
@@ -198,7 +198,7 @@ impl<'a> Talker<'a> {
     }
 
     fn registration(&mut self) -> Bytes {
-        // Every fifth is too long.
+        // Every fifth handle is too long.
         let long = self.count.is_multiple_of(5);
         let handle = format!(
             "flood-{}{}",
@@ -223,7 +223,7 @@ impl<'a> Talker<'a> {
         encoded(|buffer| message.encode(buffer))
     }
 
-    /// Random bytes, or a message with some of them changed, under any protocol's name.
+    /// Returns random bytes, or a message with some bytes changed, under the identifier of any protocol.
     fn garbage(&mut self, index: usize) -> (u32, Bytes) {
         let mut bytes = match self.count % 3 {
             0 => self.registration().to_vec(),
@@ -241,7 +241,7 @@ impl<'a> Talker<'a> {
         }
         let own = [asap::PPID, enrp::PPID][index];
         let ppid = [own, own, own, 99, 0][self.random.random_range(0..5)];
-        // A message of nothing cannot be sent.
+        // An empty message cannot be sent.
         bytes.push(0);
         (ppid, bytes.into())
     }
@@ -261,7 +261,7 @@ fn report() -> Bytes {
     encoded(|buffer| message.encode(buffer))
 }
 
-/// Of a registrar that is not there, at an address where one may be.
+/// Returns a presence of a registrar that does not exist, at an address where one could be.
 fn presence(number: u32) -> Bytes {
     let id = RegistrarId(number.max(1));
     let message = enrp::Message {
@@ -306,7 +306,8 @@ fn socket(own: IpAddr) -> UdpSocket {
     UdpSocket::bind(SocketAddr::new(own, 0)).expect("a socket")
 }
 
-/// RFC 9260 section 3.3.2, in the packet of section 3.1: all that a host without an association may say.
+/// Returns an INIT chunk (RFC 9260 section 3.3.2) in a packet of section 3.1: the only packet that a host without an
+/// association may send.
 fn init(random: &mut SmallRng, port: u16) -> Vec<u8> {
     let mut packet = Vec::new();
     packet.extend(random.random::<u16>().to_be_bytes());

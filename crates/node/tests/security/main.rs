@@ -1,7 +1,7 @@
-//! A registrar that others flood with whatever they like, while one element and one user ask for what they always ask: they are
-//! answered, and the counters tell what was done about the rest (RFC 5355).
+//! A registrar under all kinds of floods serves one honest element and one honest user, and its counters show how the
+//! floods were handled (RFC 5355).
 //!
-//! All hosts are addresses of one network namespace. Those who flood are processes of their own: this program again.
+//! All hosts are addresses of one network namespace. Each flooder is a separate process: this program, started again.
 
 #[path = "../registrar/daemon.rs"]
 #[expect(dead_code, reason = "shared with the registrar's tests")]
@@ -24,19 +24,19 @@ use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{CauseCode, ElementId, PoolHandle};
 use nix::sched::{CloneFlags, unshare};
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 const HONEST: &str = "10.1.0.9";
-/// May register and resolve, and abuses it.
+/// Address of a host that may register and resolve, and abuses these rights.
 const ALLOWED: &str = "10.1.0.66";
-/// May do nothing.
+/// Address of a host without any rights.
 const STRANGER: &str = "10.1.0.77";
 const FIRST: &str = "10.1.0.1";
 const SECOND: &str = "10.1.0.2";
 
 const ELEMENT: ElementId = ElementId(0x11);
-/// Requests of the honest host during each flood.
+/// Number of requests of the honest host during each flood.
 const ROUNDS: usize = 10;
 
 fn ip(words: &str) {
@@ -82,7 +82,7 @@ filter = "warn"
     )
 }
 
-/// An element and a user that behave.
+/// An element and a user that follow the protocol.
 struct Honest {
     host: Host,
     at: AssocId,
@@ -101,7 +101,7 @@ impl Honest {
         }
     }
 
-    /// Every request is answered, and as it should be.
+    /// Asserts that every request gets a correct answer.
     fn is_served(&mut self, during: &str) {
         let (at, pool) = (self.at, self.pool.clone());
         for round in 0..ROUNDS {
@@ -126,7 +126,7 @@ impl Honest {
         assert!(self.host.is_up(at), "{during}: its association is lost");
     }
 
-    /// Served while somebody floods, until the registrar's counters say that they have been flooded.
+    /// Asserts that the host is served during a flood, until the registrar's counters show the flood.
     fn outlives(
         &mut self,
         registrar: &Daemon,
@@ -178,7 +178,7 @@ fn honest(registrar: &Daemon) -> Honest {
     honest
 }
 
-/// Who is not in a list is told so, and the counters know.
+/// A host outside the access list gets an error that says so, and the counters show it.
 fn refused_by_name(registrar: &Daemon) {
     let mut host = Host::open(STRANGER);
     let at = host.connect(&registrar.status().expect("a registrar"));
@@ -204,7 +204,7 @@ fn refused_by_name(registrar: &Daemon) {
     assert_eq!(counted.denied, 2);
 }
 
-/// A network of its own for this thread, and for the processes that it starts.
+/// Creates a network namespace for this thread, and for the processes that it starts.
 fn network() {
     unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
     ip("link set lo up");
@@ -258,7 +258,7 @@ fn scene() {
         &[(Kind::Idle, ALLOWED), (Kind::Idle, STRANGER)],
         |c| vec![c.associations_refused, c.aborted],
     );
-    // One forges its address: it is that of a registrar.
+    // One flooder forges the address of a registrar.
     let forged = [(Kind::Multicast, STRANGER), (Kind::Multicast, SECOND)];
     honest.outlives(&first, "multicast", &forged, |c| vec![c.multicast_unheeded]);
     let status = first.status().expect("a registrar");
@@ -283,7 +283,7 @@ fn floods_leave_honest_users_served() {
         .expect("a scene that ends well");
 }
 
-/// Who floods: does nothing unless it is started for that.
+/// The flooders' part: a test of this name that does nothing unless started as a flooder.
 #[test]
 fn flooder() {
     flood::run_if_asked();

@@ -1,4 +1,4 @@
-//! Those who flood, from addresses of their own.
+//! Flooders over TCP and TLS, each at its own address.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,26 +17,26 @@ use crate::daemon::Daemon as Registrar;
 use crate::group::{Pool, tcp_of, tls_of};
 use crate::{is_resolved, resolution, until};
 
-/// Questions of the honest user during each flood.
+/// Number of requests of the honest user during each flood.
 const ROUNDS: usize = 10;
-/// Connections that one keeps.
+/// Number of connections that a flooder keeps open.
 const MANY: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Connections on which nothing is said.
+    /// Connections without any data.
     Idle,
     /// Random bytes.
     Garbage,
-    /// Messages that are well framed and mean nothing.
+    /// Messages with valid framing and no meaning.
     Nonsense,
-    /// Messages of which a byte comes now and then.
+    /// Messages sent byte by byte, with pauses.
     Slow,
-    /// Questions, whose answers nobody reads.
+    /// Requests with answers that are never read.
     Questions,
 }
 
-/// Ends when dropped.
+/// A flood that ends when dropped.
 struct Flood {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -66,7 +66,7 @@ impl Drop for Flood {
     }
 }
 
-/// A connection from an address of the caller's choice.
+/// Opens a connection from an address chosen by the caller.
 fn dial(from: SocketAddr, to: SocketAddr) -> Option<TcpStream> {
     let (family, kind) = (AddressFamily::Inet, SockType::Stream);
     let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).ok()?;
@@ -102,7 +102,7 @@ fn run(kind: Kind, from: SocketAddr, to: SocketAddr, over: &AtomicBool) {
             };
             let wrote = stream.write(&bytes);
             let gone = wrote.is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock);
-            // Whether it was ended at the other side.
+            // True if the other side has ended the connection.
             let ended = kind != Kind::Questions
                 && match stream.read(&mut [0; 512]) {
                     Ok(read) => read == 0,
@@ -114,7 +114,8 @@ fn run(kind: Kind, from: SocketAddr, to: SocketAddr, over: &AtomicBool) {
     }
 }
 
-/// One flood after another; the honest are served during each, those who come new too, until the registrar has noticed.
+/// Runs one flood after another until the registrar has noticed each, and asserts that honest users are served during
+/// each, and new users during a combination.
 pub fn all(registrar: &Registrar, users: &Pool, late: &dyn Fn() -> Pool) {
     let (tcp, tls) = (tcp_of(registrar), tls_of(registrar));
     type Noticed = fn(&RegistrarCounters) -> u64;

@@ -1,4 +1,4 @@
-//! Registrars and pool daemons in processes of their own, that speak TLS with certificates of one group.
+//! Registrars and pool daemons in separate processes that use TLS with certificates of one group.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::daemon::{Daemon as Registrar, ports};
 use crate::until;
 
-/// An authority, and where all files are.
+/// A certificate authority, and the directory of all files.
 pub struct Group {
     directory: TempDir,
     authority: Authority,
@@ -41,7 +41,7 @@ impl Group {
         issued.expect("a certificate");
     }
 
-    /// Revokes it; its files are kept, as its owner would.
+    /// Revokes a certificate; its files are kept, as its owner would keep them.
     pub fn revoke(&self, name: &str) {
         let ca = self.path("ca");
         for extension in ["pem", "key"] {
@@ -55,7 +55,7 @@ impl Group {
         }
     }
 
-    /// `[tls]` with the certificate called so.
+    /// Returns the `[tls]` section for the certificate of this name.
     pub fn tls(&self, name: &str) -> String {
         let ca = self.path("ca");
         let file = |file: &str| ca.join(file).display().to_string();
@@ -68,7 +68,7 @@ impl Group {
         )
     }
 
-    /// A registrar with this certificate, on UDP and TCP ports that the system chooses.
+    /// Starts a registrar with this certificate, on UDP and TCP ports chosen by the system.
     pub fn registrar(&self, name: &str, more: &str) -> Registrar {
         self.issue(name);
         let (asap, enrp) = ports();
@@ -104,7 +104,7 @@ message_ms = 2000
     }
 }
 
-/// Where a registrar is reached with TLS, and without.
+/// Returns the address of a registrar for TLS; [`tcp_of`] returns the one for plain TCP.
 pub fn tls_of(registrar: &Registrar) -> SocketAddr {
     registrar.status().expect("a registrar").tls[0]
 }
@@ -113,7 +113,7 @@ pub fn tcp_of(registrar: &Registrar) -> SocketAddr {
     registrar.status().expect("a registrar").tcp[0]
 }
 
-/// A pool daemon; ends with the test.
+/// A pool daemon that ends with the test.
 pub struct Pool {
     child: Child,
     directory: PathBuf,
@@ -121,7 +121,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// One at the address `listen` that knows these registrars; `more` has its certificates.
+    /// Starts a pool daemon at the address `listen` with these registrars; `more` contains its certificates.
     pub fn start(directory: &Path, listen: &str, registrars: &[String], more: &str) -> Pool {
         std::fs::create_dir_all(directory).expect("a directory");
         let config = directory.join("pool.toml");
@@ -154,7 +154,7 @@ impl Pool {
         Element::register(self.directory.join("pool-app.sock"), registration).expect("a channel")
     }
 
-    /// Asks a registrar.
+    /// Resolves the pool `web` through a registrar.
     pub fn resolve(&self) -> Result<Resolution, ClientError> {
         let query = ResolveQuery::default();
         self.client

@@ -1,4 +1,4 @@
-//! ASAP over TCP and TLS, between processes on loopback: who is let in, who is not, and who is served while others flood.
+//! ASAP over TCP and TLS, between processes on loopback: admitted and refused clients, and service during floods.
 
 #[path = "../registrar/daemon.rs"]
 #[expect(dead_code, reason = "shared with the registrar's tests")]
@@ -17,7 +17,7 @@ use holdfast_api::pool::ElementEvent;
 use holdfast_wire::rserpool::PoolHandle;
 use holdfast_wire::rserpool::asap::Message;
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -31,7 +31,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// `tls://NAME@ADDRESS` of a registrar.
+/// Returns `tls://NAME@ADDRESS` of a registrar.
 fn named(name: &str, registrar: &Registrar) -> String {
     format!("tls://{name}@{}", tls_of(registrar))
 }
@@ -48,7 +48,7 @@ fn is_resolved(user: &Pool, what: &str) {
     });
 }
 
-/// What keeps a user from being served.
+/// Returns the error of a user's resolution.
 fn trouble(user: &Pool) -> String {
     user.resolve().expect_err("no answer").to_string()
 }
@@ -66,7 +66,7 @@ fn an_element_registers_and_a_user_resolves_over_tls_and_goes_on_at_another_regi
         let directory = group.path(name);
         Pool::start(&directory, "127.0.0.1", registrars, &group.tls(name))
     };
-    // The element begins at the first.
+    // The element registers at the first registrar.
     let elements = pool("web", &both);
     let element = elements.register("127.0.0.1:80");
     let users = pool("app", &both);
@@ -75,7 +75,7 @@ fn an_element_registers_and_a_user_resolves_over_tls_and_goes_on_at_another_regi
         until("the element at each registrar", || registrar.pool("web"));
     }
 
-    // Who may not register is told so.
+    // A host without the right to register is told so.
     let strange = users.register("127.0.0.1:81");
     let said = until("a refusal", || match strange.next().expect("a channel") {
         Some(ElementEvent::Refused { reason }) => Some(reason),
@@ -95,7 +95,7 @@ fn an_element_registers_and_a_user_resolves_over_tls_and_goes_on_at_another_regi
         (status.own_elements == 1).then_some(())
     });
     is_resolved(&users, "the element at the other registrar");
-    // Without keep-alives over TLS it would be gone soon.
+    // Without keep-alives over TLS the element would be removed soon.
     let asked = |registrar: &Registrar| registrar.status().expect("one").counters.keep_alives;
     let before = asked(left);
     until("keep-alives", || (asked(left) > before + 5).then_some(()));
@@ -117,10 +117,10 @@ fn wrong_certificates_are_refused_at_either_end() {
     };
     let right = named("r1", &registrar);
 
-    // Another authority's certificate, at both ends: the user does not believe the registrar.
+    // A user with another authority: the user does not trust the registrar.
     let stranger = user("foreign", std::slice::from_ref(&right), &foreign.tls("app"));
     assert!(trouble(&stranger).contains("no registrar"));
-    // It believes the registrar, which does not believe it.
+    // The user trusts the registrar, but the registrar does not trust the user's certificate.
     let mixed = foreign.tls("app").replace(
         &foreign.path("ca/ca.pem").display().to_string(),
         &group.path("ca/ca.pem").display().to_string(),
@@ -134,11 +134,11 @@ fn wrong_certificates_are_refused_at_either_end() {
     assert!(impostor.resolve().is_err());
     assert!(refused(&registrar) > before);
 
-    // A member of the group that is not the registrar which is meant.
+    // A member of the group, but not the registrar that the user named.
     let wrong = named("r2", &registrar);
     let misled = user("misled", &[wrong], &group.tls("app"));
     assert!(trouble(&misled).contains("no registrar"));
-    // Whoever does not name it takes any member.
+    // A user that names no registrar accepts any member.
     let any = format!("tls://{}", tls_of(&registrar));
     let easy = user("easy", &[any], &group.tls("app"));
     assert!(trouble(&easy).contains("there is no pool"));
@@ -174,7 +174,8 @@ fn a_revoked_certificate_is_refused_and_ends_what_it_had() {
     let home = registrar.status().expect("a registrar");
     assert_eq!(home.own_elements, 1, "others' connections go on");
 
-    // The other way: who has heard that the registrar's is revoked leaves it.
+    // In the other direction, an element that learns of the revocation of its registrar's certificate leaves the
+    // registrar.
     group.revoke("r1");
     elements.hang_up();
     until("an element that has left", || {
@@ -182,11 +183,11 @@ fn a_revoked_certificate_is_refused_and_ends_what_it_had() {
     });
 }
 
-/// Says something on a fresh connection; what comes back until its end.
+/// Sends bytes on a new connection, and returns all received bytes until its end.
 fn answer(to: std::net::SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(to).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
-    // It may have been ended already.
+    // The connection may have been ended already.
     let _ = stream.write_all(bytes);
     let mut came = Vec::new();
     match stream.read_to_end(&mut came) {
@@ -212,15 +213,15 @@ fn what_is_no_tls_is_refused_where_tls_is_spoken() {
     let registrar = group.registrar("r1", "");
     let (tls, tcp) = (tls_of(&registrar), tcp_of(&registrar));
     let came = answer(tls, &resolution());
-    // TLS' own word for it at most, and nothing of ASAP.
+    // At most a TLS alert, and nothing of ASAP.
     assert!(came.len() <= 7 && Message::parse(&came.into()).is_err());
     assert_eq!(refused(&registrar), 1);
-    // Nothing is said at all.
+    // A connection without any data.
     assert!(answer(tls, &[]).is_empty());
     assert_eq!(refused(&registrar), 2);
-    // TLS where it is not spoken.
+    // TLS on a port for plain TCP.
     assert!(answer(tcp, &[22, 3, 0, 2, 0, 1, 0]).is_empty());
-    // A message that is too long is not waited for, one that does not come to its end not for long.
+    // A message beyond the length limit is refused at once, and an incomplete one after a short wait.
     assert!(answer(tcp, &[5, 0, 255, 252]).is_empty());
     assert!(answer(tcp, &resolution()[..6]).is_empty());
     let status = registrar.status().expect("a registrar");

@@ -1,34 +1,35 @@
-//! How often an element lets itself be probed.
+//! Limit on the rate at which an element answers probes.
 
 use std::time::Duration;
 
-/// One question a millisecond: what a user asks with 300 choices a second, all of this host's elements.
+/// Allowed interval of probes, one a millisecond: enough for a user that makes 300 choices a second among this host's
+/// elements.
 const INTERVAL: Duration = Duration::from_millis(1);
-/// So far ahead of its time may who asks be: a thousand questions at once.
+/// Allowed burst ahead of the rate: a thousand probes at once.
 const AHEAD_MAX: Duration = Duration::from_secs(1);
-/// Who is so far ahead means no good.
+/// Burst beyond which a prober is considered malicious.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What one who probes may still ask.
+/// Remaining allowance of one prober.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Allowance {
-    /// When what was asked would have been asked at the rate that is allowed.
+    /// Time at which the probes so far would have arrived at the allowed rate.
     used_until: Duration,
 }
 
-/// What becomes of a question.
+/// Decision about a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is answered.
+    /// The probe is answered.
     Answered,
-    /// It is not: too many were asked.
+    /// The probe is dropped: there were too many.
     Dropped,
-    /// It is not, nor any that follows: far too many were asked without rest.
+    /// This probe and all later ones are dropped: there were far too many without a pause.
     Enough,
 }
 
 impl Allowance {
-    /// Counts a question, whatever becomes of it.
+    /// Counts a probe, whatever the decision, and returns the decision.
     pub fn ask(&mut self, now: Duration) -> Verdict {
         self.used_until = self.used_until.max(now) + INTERVAL;
         match self.used_until - now {
@@ -54,7 +55,7 @@ mod tests {
             [Verdict::Answered, Verdict::Dropped, Verdict::Enough].map(of)
         };
         assert_eq!(ask(now, 1_500), [1_000, 500, 0]);
-        // A second later what is due of 1,500 is 500.
+        // A second later 500 of the 1,500 remain.
         now += Duration::from_secs(1);
         assert_eq!(ask(now, 1_000), [500, 500, 0]);
         assert_eq!(ask(now, 9_000), [0, 8_500, 500]);

@@ -5,30 +5,30 @@ use holdfast_wire::rserpool::ElementId;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What is known of an element.
+/// Observations of an element.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// The average, in seconds, as of `at`; none: no request has ended.
+    /// Average latency in seconds, as of `at`; none if no request has ended.
     average_s: Option<f64>,
     at: Duration,
-    /// Requests under way.
+    /// Number of requests in flight.
     open: u32,
 }
 
-/// Of two elements drawn at random takes the one whose requests take less long: the average latency times the requests under way,
-/// the new one counted.
+/// Chooser that takes the faster of two elements drawn at random. The cost of an element is its average latency times
+/// its requests in flight, including the new one.
 ///
-/// The average is one of peaks: what takes longer than the average is believed at once, and forgotten by and by. An
-/// element nobody has tried counts as taking no time, so that it is tried.
+/// The average follows peaks: a latency above the average replaces it at once, and decays slowly. An element without
+/// requests counts as taking no time, so that it is tried.
 #[derive(Debug, Clone)]
 pub struct ByLatency {
-    /// After so long without news a past average counts 1/e.
+    /// Time without news after which a past average has the weight 1/e.
     decay: Duration,
     seen: BTreeMap<ElementId, Seen>,
 }
 
 impl ByLatency {
-    /// Knows of no element. After `decay` an average counts 1/e of what it did.
+    /// Returns a chooser without observations. After the time `decay` an average has the weight 1/e.
     #[must_use]
     pub fn new(decay: Duration) -> ByLatency {
         ByLatency {
@@ -37,7 +37,7 @@ impl ByLatency {
         }
     }
 
-    /// Whom to use next: a place in `candidates`. [`ByLatency::begin`] counts it.
+    /// Returns the index in `candidates` of the element to use next. [`ByLatency::begin`] counts the request.
     pub fn choose(
         &self,
         candidates: &[ElementId],
@@ -53,12 +53,12 @@ impl ByLatency {
         seen.average_s.unwrap_or(0.0) * f64::from(seen.open + 1)
     }
 
-    /// A request goes to an element.
+    /// Counts a request to an element.
     pub fn begin(&mut self, id: ElementId) {
         self.seen.entry(id).or_default().open += 1;
     }
 
-    /// A request has ended, so long after its beginning.
+    /// Records the end of a request, with its duration.
     pub fn end(&mut self, now: Duration, id: ElementId, took: Duration) {
         let decay_s = self.decay.as_secs_f64().max(f64::MIN_POSITIVE);
         let seen = self.seen.entry(id).or_default();
@@ -76,21 +76,22 @@ impl ByLatency {
         seen.at = now;
     }
 
-    /// A request is given up by who made it: that tells nothing of the element.
+    /// Records that the requester gave a request up, which says nothing about the element.
     pub fn abandon(&mut self, id: ElementId) {
         if let Some(seen) = self.seen.get_mut(&id) {
             seen.open = seen.open.saturating_sub(1);
         }
     }
 
-    /// A request has failed, so long after its beginning: it counts as one that took twice as long, or twice the average.
+    /// Records a failed request, with its duration. The request counts as one that took twice as long, or twice the
+    /// average if that is more.
     pub fn failed(&mut self, now: Duration, id: ElementId, took: Duration) {
         let average_s = self.seen.get(&id).and_then(|seen| seen.average_s);
         let before = Duration::try_from_secs_f64(average_s.unwrap_or(0.0)).unwrap_or_default();
         self.end(now, id, took.max(before).saturating_mul(2));
     }
 
-    /// The pool has these elements: others are forgotten.
+    /// Forgets elements that are not in the pool any more.
     pub fn retain(&mut self, is_there: impl Fn(ElementId) -> bool) {
         self.seen.retain(|id, _| is_there(*id));
     }
@@ -108,7 +109,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Which is chosen when the first and the second are drawn.
+    /// Returns the choice between the first two candidates.
     fn choice(chooser: &ByLatency, candidates: &[ElementId]) -> ElementId {
         candidates[chooser.choose(candidates, &mut |_| 0).unwrap()]
     }
@@ -149,7 +150,7 @@ mod tests {
         chooser.begin(B);
         chooser.end(secs(2), B, secs(9));
         assert_eq!(choice(&chooser, &[A, B]), A);
-        // At once after it one quick answer changes little, long after it everything.
+        // Shortly after the peak one quick answer changes little, long after it everything.
         chooser.begin(B);
         chooser.end(secs(3), B, secs(1));
         assert_eq!(choice(&chooser, &[A, B]), A);

@@ -1,13 +1,14 @@
-//! Choices that are no pool policy: by what a user sees of the elements, not by what they tell a registrar.
+//! Choices outside the pool policies: by a user's own observations of the elements, not by their reports to a
+//! registrar.
 //!
 //! - [`ByLatency`]: power of two choices over a moving average of each element's latency;
-//! - [`ByProbes`]: asks a few elements beside each request how busy they are, and keeps their answers (Prequal: Wydrowski,
-//!   Kleinberg, Rumble, Archer, "Load is not what you should balance", NSDI 2024); [`Served`] is the element's side of it, and
-//!   [`Allowance`] its limit.
+//! - [`ByProbes`]: probes a few elements with each request for their load, and keeps their answers (Prequal: Wydrowski,
+//!   Kleinberg, Rumble, Archer, "Load is not what you should balance", NSDI 2024); [`Served`] is the element's side
+//!   of it, and [`Allowance`] its limit.
 //!
-//! A chooser may serve one user or all users of a node: it learns the more, the more requests it sees. Elements are given as a
-//! list of candidates with each choice, and what is chosen is a place in that list. Chance is the caller's: `below(n)`
-//! draws a number from 0 to `n`, the latter excluded.
+//! A chooser may serve one user or all users of a node: more requests give it better estimates. Each choice takes a
+//! list of candidates and returns an index in that list. The caller supplies the random numbers: `below(n)` draws a
+//! number from 0 to `n`, the latter excluded.
 
 mod allowance;
 mod latency;
@@ -19,14 +20,14 @@ pub use latency::ByLatency;
 pub use probes::{ByProbes, Probing};
 pub use served::Served;
 
-/// Two different places in a list, or the only one twice; none of an empty list.
+/// Returns two different indices of a list, or the only one twice; none for an empty list.
 fn two(length: usize, below: &mut impl FnMut(usize) -> usize) -> Option<(usize, usize)> {
     match length {
         0 => None,
         1 => Some((0, 0)),
         _ => {
             let first = below(length);
-            // Of the others, each is as likely.
+            // Each of the others is equally likely.
             let second = below(length - 1);
             Some((first, second + usize::from(second >= first)))
         }

@@ -1,24 +1,24 @@
-//! Prequal's choice: probes, a pool of their answers, and the rule of hot and cold.
+//! Prequal's choice: probes, a pool of their answers, and the rule of hot and cold elements.
 
 use super::two;
 use holdfast_wire::rserpool::ElementId;
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// How much is probed, and how long answers are believed. The defaults are those of the paper's evaluation.
+/// Settings of the probing. The defaults are from the paper's evaluation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Probing {
-    /// Probes for each request (3).
+    /// Number of probes for each request (3).
     pub probes: f64,
-    /// Answers taken out of the pool with each request, beside those used up (1).
+    /// Number of answers removed from the pool with each request, besides used-up ones (1).
     pub removals: f64,
-    /// Answers that are kept (16).
+    /// Most answers to keep (16).
     pub answers_max: usize,
-    /// How long they are kept (1 s).
+    /// Longest time to keep an answer (1 s).
     pub age_max: Duration,
-    /// An element is hot whose requests in flight are more than this share of what was answered of late (2^-0.25).
+    /// Quantile of the recently reported requests in flight above which an element is hot (2^-0.25).
     pub hot: f64,
-    /// By how much more comes into the pool than goes out of it (1).
+    /// Surplus of answers that enter the pool over the ones that leave it (1).
     pub surplus: f64,
 }
 
@@ -35,40 +35,41 @@ impl Default for Probing {
     }
 }
 
-/// What an element said of itself.
+/// An element's answer to a probe.
 #[derive(Debug, Clone, Copy)]
 struct Answer {
     id: ElementId,
     in_flight: u32,
     latency: Option<Duration>,
     at: Duration,
-    /// How often it may still be used.
+    /// Number of further choices that may use it.
     uses: f64,
 }
 
-/// Answers that say how requests in flight are distributed among elements.
+/// Number of recent answers that estimate the distribution of requests in flight among elements.
 const RECENT: usize = 64;
-/// With fewer answers than this chance chooses.
+/// Least number of answers; below it the choice is random.
 const ANSWERS_MIN: usize = 2;
 
-/// Chooses by the answers to probes: of the elements that are not hot the quickest, and where all are hot the one with the
-/// fewest requests in flight. Where an answer has no latency, fewest in flight is all that counts: it can be neither quicker nor slower.
+/// Chooser by the answers to probes: the fastest of the elements that are not hot, or, if all are hot, the one with the
+/// fewest requests in flight. An answer without a latency is neither faster nor slower than others, so only the
+/// requests in flight count then.
 #[derive(Debug, Clone)]
 pub struct ByProbes {
     probing: Probing,
     answers: Vec<Answer>,
-    /// Requests in flight of the answers of late, the oldest overwritten first.
+    /// Requests in flight in the recent answers; the oldest is overwritten first.
     recent: Vec<u32>,
     oldest: usize,
-    /// Parts of probes and removals not yet done.
+    /// Fractions of probes and removals that are still to be made.
     owed: f64,
     to_remove: f64,
-    /// Whether the next removal takes the worst and not the oldest.
+    /// True if the next removal takes the worst answer and not the oldest.
     worst: bool,
 }
 
 impl ByProbes {
-    /// Without any answer.
+    /// Returns a chooser without answers.
     #[must_use]
     pub fn new(probing: Probing) -> ByProbes {
         ByProbes {
@@ -82,7 +83,7 @@ impl ByProbes {
         }
     }
 
-    /// Whom to ask beside a request: places in `candidates`, all different.
+    /// Returns the elements to probe with a request: different indices in `candidates`.
     pub fn probe(
         &mut self,
         candidates: &[ElementId],
@@ -91,7 +92,7 @@ impl ByProbes {
         self.owed += self.probing.probes;
         let mut asked: SmallVec<[usize; 4]> = SmallVec::new();
         while self.owed >= 1.0 && asked.len() < candidates.len() {
-            // The place among those not yet asked.
+            // Index among the elements that are not yet selected.
             let mut place = below(candidates.len() - asked.len());
             asked.sort_unstable();
             for other in &asked {
@@ -100,12 +101,13 @@ impl ByProbes {
             asked.push(place);
             self.owed -= 1.0;
         }
-        // What the pool is too small for is not owed for ever.
+        // Probes that a small pool does not allow are not owed for ever.
         self.owed = self.owed.min(1.0);
         asked
     }
 
-    /// An element has answered a probe. `latency` is what its requests take that come when it is as busy as it is, if it can tell.
+    /// Records an element's answer to a probe. `latency` is its estimate for a request that arrives at its current
+    /// load, if it has one.
     pub fn answered(
         &mut self,
         now: Duration,
@@ -131,7 +133,7 @@ impl ByProbes {
         });
     }
 
-    /// How often an answer may be used, so that the pool neither runs dry nor grows stale.
+    /// Returns how often an answer may be used, so that the pool of answers neither runs dry nor grows stale.
     fn reuses(&self, elements: usize) -> f64 {
         let Probing {
             probes,
@@ -144,12 +146,12 @@ impl ByProbes {
         let net = (1.0 - share) * probes - removals;
         match net > 0.0 {
             true => ((1.0 + surplus) / net).max(1.0),
-            // With so few elements each is known many times over: age alone takes answers away.
+            // With so few elements each has several answers: only age removes them.
             false => f64::INFINITY,
         }
     }
 
-    /// Whom to use next: a place in `candidates`. The chosen one's answer counts the request from then on.
+    /// Returns the index in `candidates` of the element to use next. Its answers count the new request from then on.
     pub fn choose(
         &mut self,
         now: Duration,
@@ -176,13 +178,13 @@ impl ByProbes {
         candidates.iter().position(|other| *other == id)
     }
 
-    /// Whether answers, and not chance, would choose among the candidates.
+    /// Returns true if answers decide among the candidates, and not chance.
     pub fn is_informed(&mut self, now: Duration, candidates: &[ElementId]) -> bool {
         self.forget_old(now, candidates);
         self.answers.len() >= ANSWERS_MIN
     }
 
-    /// Only answers of late, and of these elements, count.
+    /// Removes old answers, and answers of other elements.
     fn forget_old(&mut self, now: Duration, candidates: &[ElementId]) {
         let age_max = self.probing.age_max;
         self.answers.retain(|answer| {
@@ -190,7 +192,8 @@ impl ByProbes {
         });
     }
 
-    /// Cold before hot; the cold by latency, the hot by requests in flight. The later answer first among equals.
+    /// Returns the sort key of an answer: cold before hot; cold ones by latency, hot ones by requests in flight; among
+    /// equals the latest first.
     fn rank(&self, place: usize, hot: Option<u32>) -> (bool, u128, std::cmp::Reverse<Duration>) {
         let answer = &self.answers[place];
         let is_hot = hot.is_none_or(|hot| answer.in_flight > hot);
@@ -201,7 +204,8 @@ impl ByProbes {
         (is_hot, value, std::cmp::Reverse(answer.at))
     }
 
-    /// The requests in flight beyond which an element is hot; none: all are, since not every answer has a latency.
+    /// Returns the number of requests in flight beyond which an element is hot; none if all count as hot, because some
+    /// answer has no latency.
     fn hot(&self) -> Option<u32> {
         if self.answers.iter().any(|answer| answer.latency.is_none()) {
             return None;
@@ -213,7 +217,7 @@ impl ByProbes {
         Some(sorted.get(place).copied().unwrap_or(u32::MAX))
     }
 
-    /// "The worst" and the oldest in turn.
+    /// Removes "the worst" and the oldest answer in turn.
     fn remove_some(&mut self) {
         self.to_remove += self.probing.removals;
         while self.to_remove >= 1.0 {
@@ -251,7 +255,7 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    /// One that removes nothing unasked, for a pool of so many elements.
+    /// Returns a chooser without extra removals, for a pool of so many elements.
     fn with(elements: usize, answers: &[(usize, u32, u64)]) -> ByProbes {
         let mut chooser = ByProbes::new(Probing {
             removals: 0.0,
@@ -272,7 +276,7 @@ mod tests {
     fn the_quickest_of_the_cold_is_chosen_and_a_hot_one_is_not() {
         let answers = [(0, 1, 50), (1, 1, 30), (2, 9, 10), (3, 1, 60), (0, 1, 50)];
         let mut chooser = with(100, &answers);
-        // 0.84 of five answers: the fifth of 1 1 1 1 9 is the limit, which nobody is above.
+        // 0.84 of five answers: the fifth of 1 1 1 1 9 is the limit, and no element is above it.
         assert_eq!(chooser.choose(ms(1), &IDS, &mut first), Some(2));
         let answers = [
             (0, 1, 50),

@@ -1,29 +1,29 @@
-//! What an element answers to a probe.
+//! An element's answer to a probe.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Requests that an estimate is made of.
+/// Number of ended requests to remember.
 const REMEMBERED: usize = 64;
-/// Of these, those taken which met about as many others as there are.
+/// Number of remembered requests that make an estimate: the ones that met a similar number of others.
 const NEAREST: usize = 9;
 
-/// An element's requests in flight, and how long those took that have ended.
+/// An element's requests in flight, and the durations of ended ones.
 #[derive(Debug, Clone, Default)]
 pub struct Served {
     in_flight: u32,
-    /// How many others each met when it came, and what it took.
+    /// For each ended request the number of others in flight at its start, and its duration.
     ended: VecDeque<(u32, Duration)>,
 }
 
 impl Served {
-    /// A request comes. How many others it meets: to be told to [`Served::end`].
+    /// Counts a new request. Returns the number of others in flight, to be passed to [`Served::end`].
     pub fn begin(&mut self) -> u32 {
         self.in_flight += 1;
         self.in_flight - 1
     }
 
-    /// It has ended, so long after it came.
+    /// Records the end of a request, with its duration.
     pub fn end(&mut self, met: u32, took: Duration) {
         self.lost();
         if self.ended.len() == REMEMBERED {
@@ -32,15 +32,16 @@ impl Served {
         self.ended.push_back((met, took));
     }
 
-    /// It has failed: nothing is learned of it.
+    /// Records a failed request, from which nothing is learned.
     pub fn lost(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// The answer: requests in flight, and the median of what the requests took that met about as many; none if none has ended.
+    /// Returns the answer to a probe: the requests in flight, and the median duration of requests that met a similar
+    /// number; none if no request has ended.
     #[must_use]
     pub fn report(&self) -> (u32, Option<Duration>) {
-        // Of those that met as many the latest are taken.
+        // Among equally similar requests the latest are taken.
         let mut near: Vec<(u32, Duration)> = self.ended.iter().rev().copied().collect();
         near.sort_by_key(|(met, _)| met.abs_diff(self.in_flight));
         near.truncate(NEAREST);
@@ -62,7 +63,7 @@ mod tests {
     fn the_estimate_is_of_requests_that_met_as_many() {
         let mut served = Served::default();
         assert_eq!(served.report(), (0, None));
-        // Those that were alone took 1 s, those that met two 3 s.
+        // Requests that were alone took 1 s, requests that met two others 3 s.
         for _ in 0..10 {
             served.begin();
             served.end(0, secs(1));

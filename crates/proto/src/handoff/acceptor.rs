@@ -1,4 +1,4 @@
-//! The acceptor: sockets are prepared, state restored, the flow committed at the holder, and only then active.
+//! The acceptor role: prepares sockets, restores state, commits the flows at the holder, and only then activates them.
 
 use super::core::{Moving, Purpose, Timer};
 use super::{Command, Handoff, RestoreFlow};
@@ -7,53 +7,53 @@ use holdfast_wire::frame::{AcceptorTimes, BatchId, PrepareFlow, StateFlow};
 use holdfast_wire::{Epoch, Flow, Frame, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What an acceptor knows.
+/// State of the acceptor role.
 #[derive(Debug, Default)]
 pub(super) struct Acceptor {
     pub batches: BTreeMap<BatchId, Taken>,
     pub ended: VecDeque<BatchId>,
 }
 
-/// Where a batch is.
+/// Stage of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Preparing,
-    /// For the state.
+    /// Waiting for the state.
     Waiting,
     Restoring,
     Committing,
     Activating,
 }
 
-/// A batch taken.
+/// A batch that this node takes.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub donor: NodeId,
     pub stage: Stage,
-    /// When the stage began.
+    /// Start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
     pub flows: Vec<TakenFlow>,
-    /// The state that has come, by index.
+    /// Received state, by flow index.
     pub states: BTreeMap<usize, StateFlow>,
     pub times: AcceptorTimes,
-    /// Why it is given up once its command is complete.
+    /// Reason for giving the batch up once its command is complete.
     pub doomed: Option<String>,
 }
 
 #[derive(Debug)]
 pub(super) struct TakenFlow {
     pub flow: Flow,
-    /// At which the donor owned it.
+    /// Epoch at which the donor owned the flow.
     pub epoch: Epoch,
-    /// Why it is not taken; none as long as it goes the batch's way.
+    /// Reason the flow is not taken; none while it moves with the batch.
     pub refused: Option<String>,
-    /// At which this node owns it.
+    /// Epoch at which this node owns the flow.
     pub owned: Option<Epoch>,
 }
 
 impl Taken {
-    /// Indices of the flows that still go the batch's way.
+    /// Indices of the flows that still move with the batch.
     pub(super) fn active(&self) -> Vec<usize> {
         let flows = self.flows.iter().enumerate();
         flows
@@ -62,7 +62,7 @@ impl Taken {
             .collect()
     }
 
-    /// Ends the stage; gives how long it took, in microseconds.
+    /// Enters `stage`; returns the duration of the previous one, in microseconds.
     pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> u32 {
         let took = now.saturating_sub(self.since);
         self.since = now;
@@ -70,7 +70,7 @@ impl Taken {
         u32::try_from(took.as_micros()).unwrap_or(u32::MAX)
     }
 
-    /// Takes a flow off the batch's way.
+    /// Removes a flow from the batch.
     pub(super) fn refuse(&mut self, index: usize, why: &str) -> Flow {
         let flow = &mut self.flows[index];
         flow.refused = Some(why.to_owned());
@@ -84,7 +84,7 @@ impl Handoff {
         (taken.stage == stage).then_some(taken)
     }
 
-    /// A donor wants sockets.
+    /// Handles `Prepare`: a donor wants sockets.
     pub(super) fn prepare_asked(
         &mut self,
         now: Duration,
@@ -183,7 +183,7 @@ impl Handoff {
         self.core.timers.insert((deadline, Timer::Taken(batch)));
     }
 
-    /// State arrives. Flows that have none when the last has come are not coming.
+    /// Handles a `State` frame. Flows without state in the last frame or before are given up.
     pub(super) fn state_arrived(
         &mut self,
         now: Duration,

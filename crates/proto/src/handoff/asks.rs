@@ -1,4 +1,4 @@
-//! Asking the holder, again and again until it answers.
+//! Requests to the holder, repeated until it answers.
 
 use super::core::{Ask, AskPurpose, Purpose, Timer};
 use super::event::Event;
@@ -6,16 +6,16 @@ use super::{Command, Handoff};
 use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, Frame, NodeId, Record, RecordState, Refusal};
 
-/// What the holder says to each change.
+/// The holder's answer to each change.
 pub(super) type Answers = Vec<Result<Option<Record>, Refusal>>;
 
-/// The most changes of one question.
+/// Most changes in one request.
 pub(super) const CHANGES_MAX: usize = 8_192;
-/// After so many times without an answer the holder is called silent.
+/// Number of transmissions without an answer after which the holder is reported as silent.
 const TIMES_UNTIL_SILENT: u32 = 4;
 
 impl Handoff {
-    /// Asks the holder (which may be this node) and returns the question's number.
+    /// Sends a request to the holder (which may be this node) and returns the request's number.
     pub(super) fn ask(&mut self, now: Duration, changes: Vec<Change>, purpose: AskPurpose) -> u64 {
         let request = self.core.number();
         let config = &self.core.config;
@@ -45,14 +45,14 @@ impl Handoff {
         request
     }
 
-    /// Stops asking; an answer that still comes is ignored.
+    /// Cancels a request; a later answer is ignored.
     pub(super) fn cancel_ask(&mut self, request: u64) {
         if let Some(ask) = self.core.asks.remove(&request) {
             self.core.timers.remove(&(ask.due, Timer::Ask(request)));
         }
     }
 
-    /// The question is due again.
+    /// Repeats a request.
     pub(super) fn ask_again(&mut self, now: Duration, request: u64) {
         let max = self.core.config.ask_retry_max;
         let holder = self.core.config.holder;
@@ -75,7 +75,7 @@ impl Handoff {
         }
     }
 
-    /// There is a new channel to the holder: everything is asked at once, and from then on as if for the first time.
+    /// Repeats all requests at once over a new channel to the holder, and starts their waits from the beginning.
     pub(super) fn ask_all_again(&mut self, now: Duration) {
         let requests: Vec<u64> = self.core.asks.keys().copied().collect();
         for request in requests {
@@ -86,7 +86,7 @@ impl Handoff {
         }
     }
 
-    /// The holder has answered.
+    /// Handles the holder's answer.
     pub(super) fn answered(
         &mut self,
         now: Duration,
@@ -121,7 +121,7 @@ impl Handoff {
         }
     }
 
-    /// Takes the reports of the daemon; those of flows that move wait.
+    /// Queues the daemon's reports; reports of moving flows are deferred.
     pub(super) fn report(&mut self, changes: Vec<Change>) {
         for change in changes {
             if !matches!(change.kind, ChangeKind::Establish | ChangeKind::Remove) {
@@ -136,7 +136,7 @@ impl Handoff {
         }
     }
 
-    /// Asks what there is to report, one question at a time, so that the order is kept whatever is lost.
+    /// Sends queued reports, one request at a time, so that their order is kept whatever is lost.
     pub(super) fn pump_reports(&mut self, now: Duration) {
         if self.core.report_asked || self.core.reports.is_empty() {
             return;
@@ -166,7 +166,7 @@ impl Handoff {
                     }
                     again.extend(better);
                 }
-                // Asked to make way for a removal, which tells how it went.
+                // This rollback only prepared a removal, and the removal reports the result.
                 (ChangeKind::Rollback, _) => {}
                 _ => self.core.event(Event::Changed { change, result }),
             }
@@ -177,9 +177,11 @@ impl Handoff {
         self.core.report_asked = false;
     }
 
-    /// What to ask when a removal was refused with `record`. Only this node changes what it owns: another epoch is
-    /// one that its entry was not told yet. A transit from this node that it does not know of was begun in an earlier
-    /// life of the daemon, of a flow that was closed before it was frozen.
+    /// Returns the changes to request after a removal was refused with `record`.
+    ///
+    /// Only this node changes records it owns, so a different epoch is one that its entry has not got yet. A transit
+    /// from this node without a move here was begun before the daemon restarted, for a flow that was closed before it
+    /// was frozen.
     fn better_removal(&self, change: &Change, record: &Record) -> Vec<Change> {
         let node = self.core.config.node;
         match record.state {

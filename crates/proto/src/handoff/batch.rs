@@ -1,26 +1,27 @@
-//! How many connections go together: as many as are predicted to freeze for less than the bound.
+//! Batch size: as many connections as are predicted to freeze for less than the bound.
 //!
 //! The prediction is `waits + work(flows) + bytes / rate`. `work` is a line, learned from the phases that touch every
-//! connection (extract, restore); `waits` is learned from those that wait for frames (transfer, commit), `rate` from bulk
-//! transfers. What a busy machine does to one batch in ten must not shrink the other nine, since small batches pay the
-//! fixed part more often: `waits` follows the median, and a sample of `work` counts for at most twice the prediction.
+//! connection (extract, restore). `waits` is learned from the phases that wait for frames (transfer, commit), and
+//! `rate` from bulk transfers. The effect of a busy machine on one batch in ten must not shrink the other nine, since
+//! small batches pay the fixed part more often: `waits` follows the median, and a sample of `work` counts for at most
+//! twice the prediction.
 
 use super::event::Phases;
 use core::time::Duration;
 
 /// Bytes of dynamic state besides the queues.
 pub(super) const STATE_BYTES: usize = 160;
-/// A new sample's weight in the rate.
+/// Weight of a new sample in the rate.
 const WEIGHT: f64 = 0.125;
-/// A sample counts for at most this many times the estimate: in the rate, in the work.
+/// Bound of a sample, as a multiple of the estimate: for the rate, and for the work.
 const RATE_SAMPLE_MAX: f64 = 4.0;
 const WORK_SAMPLE_MAX: f64 = 2.0;
-/// A step towards the median: this share of the estimate, up or down.
+/// Step towards the median: this share of the estimate, up or down.
 const STEP: f64 = 0.08;
-/// From so many bytes on a transfer is bound by the channel's rate and not by its delay.
+/// Least bytes of a transfer that is bound by the channel's rate and not by its delay.
 const BULK_BYTES: usize = 64 << 10;
 
-/// What a freeze costs. Times in microseconds.
+/// Cost model of a freeze. Times in microseconds.
 #[derive(Debug, Clone)]
 pub(super) struct CostModel {
     waits: f64,
@@ -30,7 +31,7 @@ pub(super) struct CostModel {
 }
 
 impl CostModel {
-    /// First guesses, on the careful side.
+    /// Returns a model with first guesses, on the careful side.
     pub(super) fn new() -> CostModel {
         CostModel {
             waits: 300.0,
@@ -44,30 +45,30 @@ impl CostModel {
         Duration::from_nanos((micros * 1000.0) as u64)
     }
 
-    /// The part that grows with the batch, microseconds.
+    /// Returns the part that grows with the batch, in microseconds.
     fn work(&self, flows: usize, bytes: usize) -> f64 {
         self.work.at(flows) + bytes as f64 / self.rate
     }
 
-    /// How long so many bytes take.
+    /// Returns the predicted time to transfer `bytes`.
     pub(super) fn transfer(&self, bytes: usize) -> Duration {
         Duration::from_nanos((bytes as f64 / self.rate * 1000.0) as u64)
     }
 
-    /// How many flows without queues fit into `freeze_max`, at least one.
+    /// Returns how many flows without queues fit into `freeze_max`, at least one.
     pub(super) fn flows_that_fit(&self, freeze_max: Duration, flows_max: usize) -> usize {
         self.fit(std::iter::repeat_n(0, flows_max), freeze_max, usize::MAX)
     }
 
-    /// How many of the first flows, given the bytes in their queues, fit into `freeze_max` and `bytes_max`. At least
-    /// one if there is one: a connection that does not fit goes alone.
+    /// Returns how many of the first flows, given the bytes in their queues, fit into `freeze_max` and `bytes_max`. At
+    /// least one if there is one: a connection that does not fit moves alone.
     pub(super) fn fit(
         &self,
         queued: impl Iterator<Item = usize>,
         freeze_max: Duration,
         bytes_max: usize,
     ) -> usize {
-        // Where waiting alone takes (almost) all of the time, small batches would only pay for it more often.
+        // If waiting alone takes (almost) all of the time, smaller batches would only wait more often.
         let bound = freeze_max.as_secs_f64() * 1e6;
         let work_max = (bound - self.waits).max(bound / 2.0);
         let mut flows = 0;
@@ -94,7 +95,7 @@ impl CostModel {
             if bytes >= BULK_BYTES {
                 self.rate = blend(self.rate, seen).max(0.1);
             } else {
-                // Bound by delay: no more than a lower limit of the rate.
+                // A small transfer is bound by delay: its rate is only a lower limit.
                 self.rate = self.rate.max(seen);
             }
         }
@@ -106,8 +107,8 @@ impl CostModel {
     }
 }
 
-/// `fixed + slope * flows`, by least squares over the last samples, about 30, and a first guess that never quite goes:
-/// while all batches have one size it says which part of their time is fixed.
+/// A line `fixed + slope * flows`, by least squares over about the last 30 samples and a permanent first guess. While
+/// all batches have one size, the guess alone says which part of their time is fixed.
 #[derive(Debug, Clone)]
 struct Line {
     fixed: f64,
@@ -117,11 +118,11 @@ struct Line {
     guess: [f64; 5],
 }
 
-/// What a sample weighs when the next one has come.
+/// Factor by which each new sample reduces the weight of the earlier ones.
 const FADING: f64 = 0.97;
 
 impl Line {
-    /// A guess that counts like two samples.
+    /// Returns a line whose first guess counts like two samples.
     fn new(fixed: f64, slope: f64) -> Line {
         let mut guess = [0.0; 5];
         for flows in [0.0, 32.0] {
@@ -146,7 +147,7 @@ impl Line {
         let sum = |index: usize| self.sums[index] + self.guess[index];
         let [weight, n, nn, t, nt] = [0, 1, 2, 3, 4].map(sum);
         let slope = (weight * nt - n * t) / (weight * nn - n * n);
-        // Noise may tilt the line out of what is possible: then it goes through the origin, or lies level.
+        // Noise may tilt the line beyond the possible: then it passes through the origin, or is level.
         self.slope = slope.clamp(0.5, nt / nn);
         self.fixed = ((t - self.slope * n) / weight).max(0.0);
     }
@@ -159,7 +160,7 @@ fn add(sums: &mut [f64; 5], flows: f64, micros: f64) {
     }
 }
 
-/// One step of an estimate that ends where half of the samples are above it.
+/// Moves an estimate one step towards the median of the samples.
 fn towards(estimate: f64, seen: f64) -> f64 {
     if seen > estimate {
         estimate * (1.0 + STEP)

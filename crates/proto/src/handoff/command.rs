@@ -1,23 +1,23 @@
-//! What the machine asks of the daemon, and what the daemon answers.
+//! Commands of the machine to the daemon, and the daemon's answers.
 //!
 //! Each [`Command`] carries a [`Token`] and is answered by exactly one [`Completion`] with that token, sooner or later;
 //! results are per flow in the order of the command. Effects are idempotent: a restarted daemon repeats them.
 //! Commands that name the same flow take effect in the order they were given, and so do all `Arbitrate`s. The epoch of
-//! an entry never goes down: a `Resume` below it changes nothing and succeeds. What is to be undone for a flow whose
-//! socket or entry is gone meanwhile succeeds.
+//! an entry never decreases: a `Resume` below it changes nothing and succeeds. A command that undoes something succeeds
+//! for a flow that has lost its socket or entry meanwhile.
 //!
-//! | command | who | the daemon |
+//! | command | role | the daemon |
 //! | --- | --- | --- |
 //! | `ReadStatic` | donor | checks that each flow is owned here and can move; reads options and queue lengths; begins to copy out-of-order segments |
 //! | `Drain` | donor | waits until send queues are empty, at most until the deadline |
-//! | `Freeze` | donor | switches each flow to "transit out" **first**, then extracts its state; the order is what makes two speakers impossible |
-//! | `Resume` | donor | undoes all of that: repair off, flow owned at the epoch given, the program told "kept"; also for a flow that was only read |
+//! | `Freeze` | donor | switches each flow to "transit out" **first**, then extracts its state; this order makes two speakers impossible |
+//! | `Resume` | donor | undoes `Freeze` and `ReadStatic`: repair off, flow owned at the given epoch, the program told "kept"; also for a flow that was only read |
 //! | `Close` | donor | flow becomes "moved" to its new owner, the program is told "gone", the socket closed silently |
 //! | `PrepareSockets` | acceptor | makes and binds sockets in repair mode, arms the hold ("transit in"), passes the sockets to the program |
-//! | `Restore` | acceptor | puts the state into the sockets; nothing may leave yet |
-//! | `Activate` | acceptor | repair off, hold flushed in order, flow owned at the epoch given, the program told "go" with its state |
+//! | `Restore` | acceptor | puts the state into the sockets; no packet may leave yet |
+//! | `Activate` | acceptor | repair off, hold flushed in order, flow owned at the given epoch, the program told "go" with its state |
 //! | `Discard` | acceptor | closes sockets silently, drops hold and slot, the program told "cancel" |
-//! | `Arbitrate` | holder | per change: looks the record up, applies [`crate::ownership::apply`], stores what it gives, all as one step |
+//! | `Arbitrate` | holder | per change: reads the record, applies [`crate::ownership::apply`], stores the result, all as one step |
 //! | `Lookup` | holder | reads records |
 
 use super::Reason;
@@ -26,7 +26,7 @@ use core::time::Duration;
 use holdfast_wire::frame::{BatchId, PrepareFlow};
 use holdfast_wire::{Change, Epoch, Flow, NodeId, Record, Refusal};
 
-/// Names a command, unique in the life of a machine.
+/// Identifies a command, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
@@ -35,22 +35,22 @@ pub struct Token(pub u64);
 pub struct FlowEpoch {
     /// The flow.
     pub flow: Flow,
-    /// The epoch that its entry on this node has from then on.
+    /// Epoch of the flow's entry on this node from then on.
     pub epoch: Epoch,
 }
 
-/// What to put into a prepared socket.
+/// State to put into a prepared socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestoreFlow {
     /// The flow.
     pub flow: Flow,
-    /// From [`FrozenFlow::dynamic`] of the donor.
+    /// [`FrozenFlow::dynamic`] of the donor.
     pub dynamic: Bytes,
-    /// From [`FrozenFlow::application`] of the donor.
+    /// [`FrozenFlow::application`] of the donor.
     pub application: Bytes,
 }
 
-/// Something for the daemon to carry out; the table in this module's text says what each means.
+/// An operation for the daemon; the table in the module documentation defines each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are what their types say
 pub enum Command {
@@ -61,33 +61,34 @@ pub enum Command {
     Drain {
         token: Token,
         flows: Vec<Flow>,
-        /// When to stop waiting, in the machine's time.
+        /// Time at which to stop waiting, by the machine's clock.
         deadline: Duration,
     },
     Freeze {
         token: Token,
         acceptor: NodeId,
-        /// With the epoch of the transit.
+        /// The flows, with the epochs of their transits.
         flows: Vec<FlowEpoch>,
     },
     Resume {
         token: Token,
         flows: Vec<FlowEpoch>,
-        /// The holder has not said yet whether these flows, which are not frozen, were diverted: their programs go on,
-        /// their entries stay "prepared", so that a restarted daemon asks too. Another `Resume` or `Close` follows.
+        /// True while the holder has not said if these flows, which are not frozen, were diverted. Their programs
+        /// continue, and their entries stay "prepared", so that a restarted daemon asks too. Another `Resume` or
+        /// `Close` follows.
         in_doubt: bool,
     },
     Close {
         token: Token,
-        /// Where stragglers go.
+        /// Node to which stragglers are forwarded.
         acceptor: NodeId,
-        /// With the epoch at which the flow left.
+        /// The flows, with the epochs at which they moved away.
         flows: Vec<FlowEpoch>,
     },
     PrepareSockets {
         token: Token,
         batch: BatchId,
-        /// With the epoch at which the *donor* owns the flow; the entry here gets the next one.
+        /// The flows, with the epochs at which the *donor* owns them; the entries on this node get the next ones.
         flows: Vec<PrepareFlow>,
     },
     Restore {
@@ -115,7 +116,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// How many results it is to have.
+    /// Number of results the command must have.
     pub(super) fn results(&self) -> usize {
         match self {
             Command::ReadStatic { flows, .. }
@@ -133,60 +134,60 @@ impl Command {
     }
 }
 
-/// What is in a socket's send queue, and how fast it leaves (from `tcp_info`).
+/// Contents of a socket's send queue, and the rate at which it drains (from `tcp_info`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SendQueueInfo {
-    /// Bytes not sent yet.
+    /// Bytes that have not been sent.
     pub unsent: u32,
     /// Bytes sent and not acknowledged.
     pub unacked: u32,
-    /// Bytes received and not read by the program: they move too, and draining does not help.
+    /// Bytes received and not read by the program. These bytes move too, and draining does not reduce them.
     pub unread: u32,
-    /// Bytes a second the path took lately (`tcpi_delivery_rate`); 0 when not known.
+    /// Recent throughput of the path (`tcpi_delivery_rate`) in bytes a second; 0 if unknown.
     pub delivery_rate: u64,
-    /// The smoothed round-trip time; zero when not known.
+    /// The smoothed round-trip time; zero if unknown.
     pub rtt: Duration,
 }
 
-/// A flow that can move.
+/// Static state of a flow that can move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticFlow {
-    /// The epoch of the flow's entry here.
+    /// Epoch of the flow's entry on this node.
     pub epoch: Epoch,
     /// Socket and TCP options, coded by `sys`.
     pub static_state: Bytes,
-    /// Its queues.
+    /// Queue lengths of the socket.
     pub queue: SendQueueInfo,
 }
 
-/// The state of a flow that is frozen.
+/// State of a frozen flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrozenFlow {
     /// Sequence numbers and queues, coded by `sys`.
     pub dynamic: Bytes,
-    /// What the server program wants its successor to know.
+    /// Application state that the server program passes to its successor.
     pub application: Bytes,
 }
 
-/// The end of a command.
+/// The completion of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Completion {
-    /// Of the command.
+    /// Token of the command.
     pub token: Token,
-    /// What came of it.
+    /// Results of the command.
     pub results: Results,
 }
 
-/// Per flow (per change for `Arbitrated`), in the order of the command of the like name.
+/// Results per flow (per change for `Arbitrated`), in the order of the command of the corresponding name.
 ///
-/// A text says why it failed. Of a failed `Freeze` nothing may have left the flow in another state than "transit out"
-/// or as it was: the machine rolls it back. A failed `Restore` or `PrepareSockets` leaves what `Discard` cleans up.
-/// `Resume`, `Close`, `Activate` that fail are tried again.
+/// A text explains the failure. After a failed `Freeze` a flow must be in "transit out" or in its state before the
+/// command; the machine rolls it back. The remains of a failed `Restore` or `PrepareSockets` are cleaned up by
+/// `Discard`. A failed `Resume`, `Close` or `Activate` is retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Results {
     ReadStatic(Vec<Result<StaticFlow, Reason>>),
-    /// What the queues hold after waiting.
+    /// Queue contents after the wait.
     Drained(Vec<SendQueueInfo>),
     Frozen(Vec<Result<FrozenFlow, String>>),
     Resumed(Vec<Result<(), String>>),

@@ -1,4 +1,4 @@
-//! What a machine is told when it starts.
+//! Configuration of a handoff machine.
 
 use core::time::Duration;
 use holdfast_wire::{Epoch, NodeId};
@@ -7,50 +7,51 @@ use std::collections::BTreeSet;
 /// The settings of a [`super::Handoff`]. [`Config::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// This node.
+    /// The node of the machine.
     pub node: NodeId,
-    /// This daemon's start, greater than that of any earlier one of this node (for example nanoseconds since 1970).
+    /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
     pub boot: u64,
-    /// Who keeps the steering table.
+    /// The node that keeps the steering table.
     pub holder: NodeId,
     /// The other nodes of the group.
     pub peers: BTreeSet<NodeId>,
-    /// Where this node, as holder, starts the epochs of new flows; see [`crate::ownership::Floors::new`].
+    /// Epoch at which this node, as holder, starts new flows; see [`crate::ownership::Floors::new`].
     pub epoch_floor: Epoch,
-    /// The freeze a batch may be predicted to have (1.2 ms: DESIGN.md says under 2, and one in a hundred takes twice what
-    /// was predicted).
+    /// Longest predicted freeze of a batch (1.2 ms: DESIGN.md demands under 2 ms, and one batch in a hundred takes
+    /// twice its prediction).
     pub freeze_max: Duration,
-    /// The most connections in a batch, whatever is predicted (512).
+    /// Most connections in a batch, independent of the prediction (512).
     pub batch_flows_max: usize,
-    /// The most predicted bytes of a batch of more than one connection (4 MiB: a quarter of a frame).
+    /// Most predicted bytes of a batch of more than one connection (4 MiB: a quarter of a frame).
     pub batch_bytes_max: usize,
-    /// Batches of one acceptor that prepare while another is in its freeze (2).
+    /// Number of batches of one acceptor that prepare while another is in its freeze (2).
     pub prepare_ahead: usize,
-    /// The same when they drain, which takes longer and costs nothing (16).
+    /// Number of batches that prepare ahead when they drain, which takes longer and costs nothing (16).
     pub drain_ahead: usize,
-    /// How long an acceptor may take to prepare sockets (2 s).
+    /// Longest time for an acceptor to prepare sockets (2 s).
     pub prepare_timeout: Duration,
-    /// How long the holder may take to divert (500 ms); the donor still serves meanwhile.
+    /// Longest time for the holder to divert (500 ms); the donor still serves meanwhile.
     pub divert_timeout: Duration,
-    /// How long the acceptor may take from the state's leaving to `Done` (1 s), besides the time that the bytes take
-    /// four times over.
+    /// Longest time from the sending of the state to the acceptor's `Done` (1 s), plus four times the predicted
+    /// transfer time of the bytes.
     pub transfer_timeout: Duration,
-    /// How long an acceptor waits, after `Prepared`, for the state (30 s, more than any drain).
+    /// Longest time an acceptor waits for the state after `Prepared` (30 s, more than any drain).
     pub state_timeout: Duration,
-    /// When a question to the holder is first asked again (50 ms); the wait doubles each time.
+    /// Time until a request to the holder is first repeated (50 ms); the wait doubles each time.
     pub ask_retry_min: Duration,
-    /// The longest wait between two times (1 s).
+    /// Longest wait between two repetitions (1 s).
     pub ask_retry_max: Duration,
-    /// When a failed `Resume`, `Close` or `Activate` is tried again (20 ms), up to five times.
+    /// Time until a failed `Resume`, `Close` or `Activate` is retried (20 ms), up to five times.
     pub command_retry: Duration,
-    /// The longest rest between two batches (20 ms).
+    /// Longest rest between two batches (20 ms).
     pub rest_max: Duration,
-    /// The longest a send queue may drain when the request does not say (2 s).
+    /// Longest wait for a send queue to drain when the request names none (2 s).
     pub drain_wait_max: Duration,
 }
 
 impl Config {
-    /// The defaults for `node`, whose daemon started at `boot`, in a group of `peers` where `holder` keeps the table.
+    /// Returns the defaults for `node`, for a daemon that started at `boot`, in a group of `peers` where `holder` keeps
+    /// the table.
     pub fn new(
         node: NodeId,
         boot: u64,

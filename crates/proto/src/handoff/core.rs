@@ -1,4 +1,4 @@
-//! What the roles share: outputs, timers, tokens, and which flows are moving.
+//! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
 use super::command::{Command, FlowEpoch, Token};
 use super::config::Config;
@@ -12,25 +12,25 @@ use holdfast_wire::frame::BatchId;
 use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What a timer is for.
+/// Purpose of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// A batch given; by its number.
+    /// A batch given, by its number.
     Given(u64),
     /// A batch taken.
     Taken(BatchId),
-    /// A question to the holder; by its number.
+    /// A request to the holder, by its number.
     Ask(u64),
-    /// A failed command that is due again.
+    /// A failed command to repeat.
     Again(Token),
-    /// The donor goes on.
+    /// The end of the donor's rest.
     Rest,
 }
 
-/// What a command was for, kept until its completion.
+/// Purpose of a command, kept until its completion.
 #[derive(Debug)]
 pub(super) enum Purpose {
-    /// Static state of a lane's next flows, asked at that time.
+    /// Static state of a lane's next flows, requested at `since`.
     Read {
         acceptor: NodeId,
         since: Duration,
@@ -43,12 +43,12 @@ pub(super) enum Purpose {
     Restore(BatchId),
     Activate(Option<BatchId>, Repeat<FlowEpoch>),
     Discard(Vec<Flow>),
-    /// Asked by a peer.
+    /// Requested by a peer.
     ArbitrateFor {
         asker: NodeId,
         request: u64,
     },
-    /// Asked by this node.
+    /// Requested by this node.
     ArbitrateOwn {
         request: u64,
     },
@@ -58,18 +58,18 @@ pub(super) enum Purpose {
     },
 }
 
-/// A question to the holder.
+/// An open request to the holder.
 #[derive(Debug)]
 pub(super) struct Ask {
     pub changes: Vec<Change>,
     pub purpose: AskPurpose,
-    /// When it is due again, and how long it waits after that.
+    /// Time of the next repetition, and the wait after that.
     pub due: Duration,
     pub wait: Duration,
     pub times: u32,
 }
 
-/// Who waits for the holder's answer.
+/// Operation that waits for the holder's answer.
 #[derive(Debug)]
 pub(super) enum AskPurpose {
     Divert(u64),
@@ -82,23 +82,23 @@ pub(super) enum AskPurpose {
 /// A flow that takes part in a handoff here.
 #[derive(Debug, Default)]
 pub(super) struct Moving {
-    /// Changes reported meanwhile; they wait for its end.
+    /// Changes reported during the move; deferred until its end.
     pub deferred: Vec<Change>,
 }
 
-/// See the module's text.
+/// State that the roles share.
 #[derive(Debug)]
 pub(super) struct Core {
     pub config: Config,
     pub outputs: VecDeque<Output>,
-    /// Open commands, and how many results each is to have.
+    /// Open commands, each with its number of expected results.
     pub commands: BTreeMap<Token, (Purpose, usize)>,
-    /// Failed commands that wait to be given again.
+    /// Failed commands that wait for their repetition.
     pub again: BTreeMap<Token, Purpose>,
     pub asks: BTreeMap<u64, Ask>,
     pub moving: BTreeMap<Flow, Moving>,
     pub timers: BTreeSet<(Duration, Timer)>,
-    /// Changes to report to the holder, and the question that carries the first of them.
+    /// Changes to report to the holder that are not part of an open request.
     pub reports: VecDeque<Change>,
     pub report_asked: bool,
     next: u64,
@@ -120,7 +120,7 @@ impl Core {
         }
     }
 
-    /// A number this machine has not used: for tokens, requests and questions.
+    /// Returns a number that this machine has not used: for tokens, requests and holder requests.
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -142,7 +142,7 @@ impl Core {
         self.event(Event::Ignored { from, what, why });
     }
 
-    /// Gives a command; `make` gets its token.
+    /// Emits a command; `make` gets its token.
     pub(super) fn command(&mut self, purpose: Purpose, make: impl FnOnce(Token) -> Command) {
         let token = Token(self.number());
         let command = make(token);
@@ -150,7 +150,7 @@ impl Core {
         self.outputs.push_back(Output::Do(command));
     }
 
-    /// Keeps a failed command until it is due again.
+    /// Schedules a failed command for repetition.
     pub(super) fn later(&mut self, now: Duration, purpose: Purpose) {
         let token = Token(self.number());
         self.again.insert(token, purpose);
@@ -158,8 +158,10 @@ impl Core {
         self.timers.insert((due, Timer::Again(token)));
     }
 
-    /// The flow no longer moves. What was reported about it meanwhile is reported now: of a flow that is ours at
-    /// `epoch` all of it, of one that is not (none) only what came after its removal.
+    /// Ends the flow's move and reports its deferred changes.
+    ///
+    /// If this node owns the flow, at `epoch`, all of them are reported; if not (none), only the changes after its
+    /// removal.
     pub(super) fn end_move(&mut self, flow: &Flow, epoch: Option<u32>) {
         let Some(moving) = self.moving.remove(flow) else {
             return;
@@ -176,7 +178,7 @@ impl Core {
         }
     }
 
-    /// The flow does not move after all, nothing was touched: what was reported about it is reported as it was.
+    /// Ends the move of a flow that was not touched; its deferred changes are reported unchanged.
     pub(super) fn end_unread(&mut self, flow: &Flow) {
         if let Some(moving) = self.moving.remove(flow) {
             self.reports.extend(moving.deferred);

@@ -1,6 +1,6 @@
-//! The donor's first third: from a request to batches that are prepared.
+//! The donor's first third: from a request to prepared batches.
 //!
-//! Flows for one acceptor stand in a lane: *waiting*, then *read* a batch's worth at a time, then carved into batches
+//! Flows for one acceptor queue in a lane: *waiting*, then *read* a batch's worth at a time, then carved into batches
 //! by predicted freeze. A few batches prepare while one is in its freeze (`give`).
 
 use super::batch::CostModel;
@@ -11,7 +11,7 @@ use core::time::Duration;
 use holdfast_wire::{BatchId, Epoch, Flow, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a donor knows.
+/// State of the donor role.
 #[derive(Debug)]
 pub(super) struct Donor {
     pub lanes: BTreeMap<NodeId, Lane>,
@@ -22,11 +22,12 @@ pub(super) struct Donor {
     pub ready: VecDeque<u64>,
     /// The one batch between divert and `Done`.
     pub turn: Option<u64>,
-    /// Others have no processor while this node hands off: between batches it rests for half as long as it was busy.
+    /// True if other programs lack processor time while this node hands off: between batches the donor then rests for
+    /// half as long as it was busy.
     pub gives_way: bool,
-    /// The donor rests: no batch is begun.
+    /// True while the donor rests and begins no batch.
     pub rests: bool,
-    /// When it has begun, or has gone on after a rest; none where there is nothing to hand off.
+    /// Time at which the donor began, or continued after a rest; none if there is nothing to hand off.
     pub busy_since: Option<Duration>,
 }
 
@@ -37,7 +38,7 @@ struct Progress {
     kept: usize,
 }
 
-/// Flows on their way to one acceptor, before they are in a batch.
+/// Flows for one acceptor that are not in a batch yet.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     pub waiting: VecDeque<Waiting>,
@@ -45,7 +46,7 @@ pub(super) struct Lane {
     pub read: VecDeque<Read>,
     /// Batches between `Prepare` and divert.
     pub preparing: usize,
-    /// The acceptor failed while flows were being read.
+    /// Reason the lane fails: the acceptor failed while flows were being read.
     pub doomed: Option<Reason>,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct Lane {
 pub(super) struct Waiting {
     pub flow: Flow,
     pub request: RequestId,
-    /// The longest wait for its send queue, none for no wait.
+    /// Longest wait for the flow's send queue, none for no wait.
     pub drain: Option<Duration>,
 }
 
@@ -61,56 +62,56 @@ pub(super) struct Waiting {
 pub(super) struct Read {
     pub waiting: Waiting,
     pub state: StaticFlow,
-    /// How long reading took.
+    /// Duration of the read.
     pub took: Duration,
 }
 
-/// Where a batch is.
+/// Stage of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Preparing,
     Draining,
-    /// For its turn.
+    /// Waiting for the turn to freeze.
     Waiting,
-    /// The number of the question to the holder.
+    /// Waiting for the holder; the number of the request.
     Diverting(u64),
     Freezing,
     Transferring,
-    /// Flow by flow.
+    /// Flows are resumed or closed one by one.
     Settling,
 }
 
-/// A batch given.
+/// A batch that this node gives.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub acceptor: NodeId,
     pub stage: Stage,
-    /// When the stage began.
+    /// Start of the stage.
     pub since: Duration,
-    /// When it is given up.
+    /// Time at which the donor gives the batch up.
     pub deadline: Option<Duration>,
     pub flows: Vec<BatchFlow>,
-    /// The longest wait for send queues, none for no wait.
+    /// Longest wait for send queues, none for no wait.
     pub drain: Option<Duration>,
-    /// Flows without outcome.
+    /// Number of flows without an outcome.
     pub open: usize,
     pub moved: usize,
     pub kept: usize,
     pub bytes: usize,
     pub predicted: Duration,
     pub phases: Phases,
-    /// Why it fails once its freeze is complete.
+    /// Reason the batch fails once its freeze is complete.
     pub doomed: Option<Reason>,
 }
 
-/// A flow of a batch; its place is its index.
+/// A flow of a batch; identified by its index there.
 #[derive(Debug)]
 pub(super) struct BatchFlow {
     pub flow: Flow,
     pub epoch: Epoch,
     pub request: RequestId,
     pub queue: SendQueueInfo,
-    /// Whether it still goes the batch's way.
+    /// True while the flow still moves with the batch.
     pub active: bool,
 }
 
@@ -190,7 +191,7 @@ impl Handoff {
         }
     }
 
-    /// Tells outcomes, and that a batch or a request is complete.
+    /// Reports outcomes, and the end of a batch or a request with its last outcome.
     pub(super) fn tell(
         &mut self,
         request: Option<RequestId>,

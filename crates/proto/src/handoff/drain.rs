@@ -1,16 +1,16 @@
-//! Whether to wait for send queues, and how long.
+//! Decides whether and how long to wait for send queues.
 //!
-//! A queue of `q` bytes on a path that took `r` bytes a second lately is predicted to be empty after `q / r` and two
-//! round trips (the last acknowledgement, and one lost on the way). The wait is twice that, within the limit. A flow
-//! predicted to need more than the limit is not waited for: it would end with most of its queue full either way.
+//! A queue of `q` bytes on a path with a recent throughput of `r` bytes a second is predicted to be empty after `q / r`
+//! and two round trips (the last acknowledgement, and one lost on the way). The wait is twice that, within the limit. A
+//! flow predicted to need more than the limit does not wait: most of its queue would be full either way.
 
 use super::SendQueueInfo;
 use core::time::Duration;
 
-/// Added to every wait, for the granularity of timers.
+/// Slack added to every wait, for the granularity of timers.
 const SLACK: Duration = Duration::from_millis(10);
 
-/// When the send queue is expected to be empty; none when the path's rate is not known.
+/// Returns the time until the send queue is expected to be empty; none if the path's rate is unknown.
 pub(super) fn predict(queue: &SendQueueInfo) -> Option<Duration> {
     let bytes = u64::from(queue.unsent) + u64::from(queue.unacked);
     if bytes == 0 {
@@ -24,7 +24,7 @@ pub(super) fn predict(queue: &SendQueueInfo) -> Option<Duration> {
     Some(sending.saturating_add(queue.rtt * 2))
 }
 
-/// How long to wait for this queue: zero when it is empty or not worth it.
+/// Returns how long to wait for this queue: zero if it is empty or not worth a wait.
 pub(super) fn wait(queue: &SendQueueInfo, limit: Duration) -> Duration {
     match predict(queue) {
         Some(Duration::ZERO) => Duration::ZERO,
@@ -34,7 +34,7 @@ pub(super) fn wait(queue: &SendQueueInfo, limit: Duration) -> Duration {
     }
 }
 
-/// Bytes of queues that are expected to move, after waiting at most `limit` if there is one.
+/// Returns the bytes of queues that are expected to move, after a wait of at most `limit`, if there is one.
 pub(super) fn bytes_left(queue: &SendQueueInfo, limit: Option<Duration>) -> usize {
     let sending = queue.unsent as usize + queue.unacked as usize;
     let drained = limit.is_some_and(|limit| wait(queue, limit) > Duration::ZERO);

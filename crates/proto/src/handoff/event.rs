@@ -1,4 +1,4 @@
-//! What happened, for logs, metrics and whoever asked.
+//! Events of a handoff machine: for logs, for metrics, and for the requester.
 
 use super::RequestId;
 use core::time::Duration;
@@ -6,36 +6,36 @@ use holdfast_wire::frame::BatchId;
 use holdfast_wire::{Change, Epoch, Flow, NodeId, Record, Refusal};
 use std::fmt;
 
-/// How a handoff ended for one flow.
+/// Outcome of a handoff for one flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The acceptor owns it.
+    /// The acceptor owns the flow.
     Moved {
-        /// From this epoch on.
+        /// First epoch of the acceptor's ownership.
         epoch: Epoch,
     },
-    /// It stays here and goes on.
+    /// The flow stays on this node and continues.
     Kept {
-        /// Why.
+        /// Reason for staying.
         reason: Reason,
     },
-    /// Neither: it was closed meanwhile, here or by its new owner.
+    /// The flow was closed meanwhile, here or by its new owner.
     Gone,
 }
 
-/// Why a flow stays.
+/// Reason for a flow to stay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// No such flow here.
+    /// The flow does not exist on this node.
     #[error("there is no such flow on this node; `holdfast flow list` shows those there are")]
     UnknownFlow,
-    /// Another node has it.
+    /// Another node owns the flow.
     #[error("the flow is not this node's: {}", owner(.0))]
     OwnedElsewhere(Option<Record>),
-    /// It is in a handoff already, as given or as taken.
+    /// The flow is in a handoff already, here as donor or as acceptor.
     #[error("the flow is moving already; try again when that has ended")]
     AlreadyMoving,
-    /// Something it uses cannot move.
+    /// The flow uses something that cannot move.
     #[error("the flow cannot move: {0}")]
     Unmovable(String),
     /// The acceptor refused.
@@ -43,48 +43,48 @@ pub enum Reason {
     Refused {
         /// The acceptor.
         by: NodeId,
-        /// Its words.
+        /// The acceptor's explanation.
         why: String,
     },
-    /// Extraction failed here.
+    /// Extraction of the state failed on this node.
     #[error("its state could not be taken: {0}")]
     Extract(String),
-    /// The state is more than a frame may have.
+    /// The state is larger than a frame may be.
     #[error(
         "its queues hold {bytes} bytes, more than a frame may have; hand it off with drain, or when less is queued"
     )]
     TooBig {
-        /// Bytes.
+        /// Size of the state in bytes.
         bytes: usize,
     },
-    /// No answer in time.
+    /// A node did not answer in time.
     #[error("node {peer} did not answer in time ({step}); look whether its holdfastd runs")]
     TimedOut {
-        /// Who.
+        /// The node that did not answer.
         peer: NodeId,
-        /// In which step.
+        /// Step of the handoff.
         step: Step,
     },
     /// The channel to the acceptor was lost.
     #[error("the channel to node {peer} was lost ({step})")]
     PeerLost {
-        /// Who.
+        /// The acceptor.
         peer: NodeId,
-        /// In which step.
+        /// Step of the handoff.
         step: Step,
     },
-    /// The acceptor gave the batch up.
+    /// The acceptor aborted the batch.
     #[error("node {by} gave up: {why}")]
     Aborted {
         /// The acceptor.
         by: NodeId,
-        /// Its words.
+        /// The acceptor's explanation.
         why: String,
     },
-    /// The holder knows the flow otherwise than this node.
+    /// The holder's record of the flow contradicts this node's request.
     #[error("the holder refused to divert it: {0}")]
     NotDiverted(Refusal),
-    /// The daemon restarted in the middle.
+    /// The daemon restarted during the handoff.
     #[error("the daemon restarted while the flow moved")]
     Restarted,
 }
@@ -96,18 +96,18 @@ fn owner(record: &Option<Record>) -> String {
     }
 }
 
-/// The steps of a handoff, as the donor sees them.
+/// Steps of a handoff, as the donor sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
-    /// Static state read, sockets made at the acceptor.
+    /// Read the static state, make sockets at the acceptor.
     Prepare,
-    /// The send queue drained.
+    /// Wait until the send queue is empty.
     Drain,
-    /// The holder told.
+    /// Mark the flow as in transit at the holder.
     Divert,
-    /// Frozen and extracted.
+    /// Freeze the flow and extract its state.
     Extract,
-    /// State sent, restored, committed; until the acceptor says so.
+    /// Send, restore and commit the state, until the acceptor reports `Done`.
     Transfer,
 }
 
@@ -123,74 +123,74 @@ impl fmt::Display for Step {
     }
 }
 
-/// Where the time of a batch went, as its donor knows it. Zero for a phase that was not reached.
+/// Durations of a batch's phases, as its donor measures them. Zero for a phase that was not reached.
 ///
-/// `extract + transfer + restore + commit` is the freeze, as the donor can see it: its end is when `Done` arrives, so
-/// it is too long by the way of that frame, which counts as transfer.
+/// `extract + transfer + restore + commit` is the freeze as the donor can see it. The donor sees its end when `Done`
+/// arrives, so the sum exceeds the true freeze by the delay of that frame, which counts as transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
     /// From the command `ReadStatic` until `Prepared`.
     pub prepare: Duration,
     /// Waiting for send queues, and for the turn to freeze.
     pub drain: Duration,
-    /// From asking the holder until it answered.
+    /// From the request to the holder until its answer.
     pub divert: Duration,
     /// From the command `Freeze` until its completion.
     pub extract: Duration,
-    /// From there until `Done`, without what the acceptor says it spent.
+    /// From the completion of `Freeze` until `Done`, less the time the acceptor reports for itself.
     pub transfer: Duration,
-    /// At the acceptor: from the state's arrival until restored.
+    /// At the acceptor: from the state's arrival until it is restored.
     pub restore: Duration,
-    /// At the acceptor: from there until active.
+    /// At the acceptor: from the end of the restore until the flows are active.
     pub commit: Duration,
 }
 
 impl Phases {
-    /// The freeze as the donor sees it.
+    /// Returns the freeze as the donor sees it.
     pub fn freeze(&self) -> Duration {
         self.extract + self.transfer + self.restore + self.commit
     }
 }
 
-/// Something happened.
+/// An event of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// How it ended for some flows of a request; each of its flows is in exactly one of these.
+    /// Outcomes of some flows of a request. Each flow of a request is in exactly one of these events.
     Outcome {
         /// The request; none for flows found in transit after a restart.
         request: Option<RequestId>,
-        /// The batch they were in, if they came that far.
+        /// The flows' batch, if they reached one.
         batch: Option<BatchId>,
-        /// Flow by flow.
+        /// Outcome of each flow.
         flows: Vec<(Flow, Outcome)>,
     },
-    /// A batch given by this node has ended; its outcomes were told before.
+    /// A batch given by this node has ended; its outcomes were reported before.
     BatchFinished {
         /// The batch.
         batch: BatchId,
-        /// To whom.
+        /// The acceptor.
         acceptor: NodeId,
-        /// Flows that moved.
+        /// Number of flows that moved.
         moved: usize,
-        /// Flows that did not.
+        /// Number of flows that stayed.
         kept: usize,
         /// Bytes of state sent while frozen, application state included.
         bytes: usize,
-        /// The freeze that was predicted.
+        /// The predicted freeze.
         predicted: Duration,
-        /// Where the time went.
+        /// Durations of the phases.
         phases: Phases,
     },
     /// All flows of a request have their outcome.
     RequestFinished {
         /// The request.
         request: RequestId,
-        /// Flows that moved.
+        /// Number of flows that moved.
         moved: usize,
-        /// Flows that did not.
+        /// Number of flows that stayed.
         kept: usize,
     },
-    /// This node took flows; they are active.
+    /// Flows taken by this node are active.
     Accepted {
         /// The batch; none for flows found in transit after a restart.
         batch: Option<BatchId>,
@@ -203,41 +203,41 @@ pub enum Event {
         batch: Option<BatchId>,
         /// The flows.
         flows: Vec<Flow>,
-        /// Why.
+        /// Reason for giving up.
         why: String,
     },
     /// The holder answered a change reported by `handle_changes`.
     ///
     /// After an establish the flow's entry gets the epoch of the record.
     Changed {
-        /// As reported (a removal may have been asked again with the epoch the holder named).
+        /// The change as reported (a removal may have been repeated with the epoch that the holder named).
         change: Change,
-        /// The record after it, or why there was none.
+        /// The record after the change, or the refusal.
         result: Result<Option<Record>, Refusal>,
     },
-    /// The holder has not answered for a while; asked again and again. Told once per question.
+    /// The holder has not answered for a while; requests are repeated. Emitted once per request.
     HolderSilent {
         /// The holder.
         holder: NodeId,
-        /// How many changes wait.
+        /// Number of waiting changes.
         changes: usize,
     },
-    /// A flow's `Resume`, `Close` or `Activate` failed for good.
+    /// A flow's `Resume`, `Close` or `Activate` failed at its last attempt.
     Failed {
         /// The flow.
         flow: Flow,
-        /// The command's name.
+        /// Name of the command.
         command: &'static str,
-        /// The daemon's words.
+        /// The daemon's explanation.
         why: String,
     },
-    /// A frame or completion had no use: late, repeated, or never asked for.
+    /// A frame or completion was ignored: late, repeated, or never requested.
     Ignored {
-        /// Who sent it; this node for a completion.
+        /// The sender; this node for a completion.
         from: NodeId,
-        /// The frame's name.
+        /// Name of the frame.
         what: &'static str,
-        /// Why it had no use.
+        /// Reason for ignoring it.
         why: &'static str,
     },
 }

@@ -1,7 +1,7 @@
 //! The donor's second third: a prepared batch is drained, diverted and frozen.
 //!
-//! One batch at a time is between divert and `Done`, so that each gets the machine to itself; a batch that fails
-//! leaves its turn at once and settles by the side.
+//! Only one batch at a time is between divert and `Done`, so that each has the machine to itself. A batch that fails
+//! ends its turn at once and settles in parallel.
 
 use super::asks::Answers;
 use super::core::{AskPurpose, Purpose, Timer};
@@ -13,7 +13,7 @@ use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, NodeId, RecordState};
 
 impl Batch {
-    /// Takes a flow off the batch's way.
+    /// Removes a flow from the batch.
     pub(super) fn take(
         &mut self,
         seq: u64,
@@ -36,7 +36,7 @@ impl Batch {
         }
     }
 
-    /// Takes all flows off that are still on it.
+    /// Removes all remaining flows from the batch.
     pub(super) fn take_all(&mut self, seq: u64, frozen: bool, reason: &Reason) -> Vec<Settling> {
         let active: Vec<usize> = self.active().collect();
         active
@@ -45,7 +45,7 @@ impl Batch {
             .collect()
     }
 
-    /// Indices of the flows that still go the batch's way.
+    /// Indices of the flows that still move with the batch.
     pub(super) fn active(&self) -> impl Iterator<Item = usize> + '_ {
         let flows = self.flows.iter().enumerate();
         flows
@@ -53,7 +53,7 @@ impl Batch {
             .map(|(index, _)| index)
     }
 
-    /// Ends the stage; gives how long it took.
+    /// Enters `stage`; returns the duration of the previous one.
     pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> Duration {
         let took = now.saturating_sub(self.since);
         self.since = now;
@@ -63,7 +63,7 @@ impl Batch {
 }
 
 impl Handoff {
-    /// The batch of that number, if it is in `stage`.
+    /// Returns the batch with number `seq`, if it is in `stage`.
     pub(super) fn batch_in(&mut self, seq: u64, stage: Stage) -> Option<&mut Batch> {
         let batch = self.donor.batches.get_mut(&seq)?;
         (batch.stage == stage).then_some(batch)
@@ -81,7 +81,7 @@ impl Handoff {
         }
     }
 
-    /// The acceptor has sockets, or refuses.
+    /// Handles `Prepared`: the acceptor made sockets, or refuses flows.
     pub(super) fn prepared(
         &mut self,
         now: Duration,
@@ -116,7 +116,7 @@ impl Handoff {
         }
     }
 
-    /// Waits for the send queues of a batch, if that is wanted and worth it.
+    /// Waits for the send queues of a batch, if the request wants a drain and one is worthwhile.
     fn drain(&mut self, now: Duration, seq: u64) -> bool {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return false;
@@ -159,7 +159,7 @@ impl Handoff {
             return self.pump_turn(now);
         };
         if batch.active().next().is_none() {
-            // All were refused.
+            // The acceptor refused all flows.
             self.leave(now, seq);
         } else {
             self.donor.ready.push_back(seq);
@@ -167,7 +167,7 @@ impl Handoff {
         self.pump_turn(now);
     }
 
-    /// Gives the turn to the next batch.
+    /// Starts the freeze of the next batch.
     pub(super) fn pump_turn(&mut self, now: Duration) {
         while self.donor.turn.is_none() && !self.donor.rests {
             let Some(seq) = self.donor.ready.pop_front() else {
@@ -181,7 +181,7 @@ impl Handoff {
         }
     }
 
-    /// A turn has ended: others get the processors for half as long as it and what was done beside it took, if they need them.
+    /// Rests at the end of a turn, if other programs need the processors: for half as long as the donor was busy.
     pub(super) fn rest(&mut self, now: Duration) {
         let donor = &mut self.donor;
         let has_more = !donor.lanes.is_empty() || !donor.ready.is_empty();
@@ -193,7 +193,7 @@ impl Handoff {
         }
     }
 
-    /// The rest is over.
+    /// Ends the rest.
     pub(super) fn go_on(&mut self, now: Duration) {
         self.donor.rests = false;
         self.donor.busy_since = Some(now);
@@ -228,7 +228,7 @@ impl Handoff {
         self.left_lane(now, acceptor);
     }
 
-    /// A batch of the lane is past its preparation.
+    /// Handles the end of a batch's preparation in the lane.
     pub(super) fn left_lane(&mut self, now: Duration, acceptor: NodeId) {
         if let Some(lane) = self.donor.lanes.get_mut(&acceptor) {
             lane.preparing = lane.preparing.saturating_sub(1);

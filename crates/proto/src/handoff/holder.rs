@@ -1,5 +1,5 @@
-//! The holder's side: it answers what others (and itself) ask. The table is the daemon's, a kernel map; the rules are
-//! [`crate::ownership`].
+//! The holder role: answers the requests of other nodes and of this one. The table belongs to the daemon, as a kernel
+//! map; the rules are in [`crate::ownership`].
 
 use super::asks::Answers;
 use super::core::Purpose;
@@ -8,14 +8,14 @@ use crate::ownership::{ASKED_EPOCH_MAX, Floors};
 use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId, Record};
 
-/// What the holder knows besides the table; nothing on a node that is not the holder.
+/// The holder's state besides the table; empty on a node that is not the holder.
 #[derive(Debug, Default)]
 pub(super) struct Holder {
     floors: Option<Floors>,
 }
 
 impl Handoff {
-    /// A question from a peer.
+    /// Handles a peer's request.
     pub(super) fn asked(&mut self, from: NodeId, request: u64, changes: Vec<Change>) {
         if self.core.config.holder != self.core.config.node {
             return self
@@ -43,8 +43,8 @@ impl Handoff {
         self.answered(now, node, request, results);
     }
 
-    /// Puts new flows above the floors. Removals raise them when they are asked, not when they are done: what is
-    /// established right behind must be above already.
+    /// Raises the epochs of new flows above the floors. A removal raises its floor on request, not on completion: an
+    /// establish right behind it must be above already.
     pub(super) fn lift_epochs(&mut self, mut changes: Vec<Change>) -> Vec<Change> {
         let least = self.core.config.epoch_floor;
         for change in &mut changes {
@@ -55,7 +55,7 @@ impl Handoff {
                 }
                 ChangeKind::Remove => {
                     let floors = self.holder.floors.get_or_insert_with(|| Floors::new(least));
-                    // Nobody has looked yet whether the asker owns it.
+                    // Bounded, because nobody has checked yet that the asker owns the flow.
                     let epoch = change.epoch.min(ASKED_EPOCH_MAX);
                     floors.removed(&change.flow, epoch);
                 }

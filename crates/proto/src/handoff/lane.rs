@@ -11,7 +11,7 @@ use holdfast_wire::{Frame, NodeId};
 use std::collections::BTreeMap;
 
 impl Handoff {
-    /// Moves a lane on: prepares what is read, reads what waits.
+    /// Advances a lane: prepares read flows, reads waiting ones.
     pub(super) fn pump_lane(&mut self, now: Duration, acceptor: NodeId) {
         if self.donor.rests {
             return;
@@ -83,7 +83,8 @@ impl Handoff {
         self.pump_lane(now, acceptor);
     }
 
-    /// Makes one batch of what is read, if it may and if it would be full or there is no more to come.
+    /// Makes one batch of the read flows, if another batch may prepare, and this one would be full or no more flows
+    /// follow.
     pub(super) fn carve(&mut self, now: Duration, acceptor: NodeId) -> bool {
         let config = &self.core.config;
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
@@ -181,7 +182,7 @@ impl Handoff {
         );
     }
 
-    /// The acceptor cannot be reached: nothing of the lane goes.
+    /// Fails all flows of the lane, because the acceptor cannot be reached.
     pub(super) fn fail_lane(&mut self, acceptor: NodeId, reason: &Reason) {
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
             return;
@@ -204,7 +205,7 @@ impl Handoff {
         }
     }
 
-    /// Lets flows that were only read go on.
+    /// Resumes flows that were only read.
     fn resume_read(&mut self, read: Vec<Read>, acceptor: NodeId, reason: &Reason) {
         let flows = read.into_iter().map(|Read { waiting, state, .. }| {
             let settling = Settling {

@@ -1,14 +1,14 @@
-//! How connections move from node to node: one machine per node, with the three roles of DESIGN.md ("Moving a
+//! Handoff: how connections move from node to node. One machine per node has the three roles of DESIGN.md ("Moving a
 //! connection"): donor, acceptor, holder.
 //!
 //! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`.
-//! Frames to a node without a channel are to be dropped: the machine asks again or gives up by itself, and learns of a
-//! lost channel from `handle_peer_lost`. Frames of one channel are to be given in order; those of a channel that was
-//! replaced are not to be given after those of the new one. (Were they, no flow would get two speakers or none, but one
-//! that is closed could stay in the holder's table: an establish repeated behind its removal.)
+//! The daemon drops frames to a node without a channel: the machine asks again or gives up by itself, and learns of a
+//! lost channel from `handle_peer_lost`. Frames of one channel are passed on in order; frames of a replaced channel are
+//! never passed on after frames of the new one. (Otherwise no flow would get two owners or none, but a closed flow
+//! could stay in the holder's table: an establish repeated behind its removal.)
 //!
-//! What never happens, whatever is lost, late, repeated or killed: two nodes speaking for a flow. What always happens,
-//! once nodes and holder reach each other: each flow has one owner, who speaks.
+//! Safety: two nodes never speak for one flow, whatever frames are lost, late or repeated, and whatever daemons crash.
+//! Liveness: once nodes and holder reach each other, each flow has one owner, and the owner speaks.
 //!
 //! `Hello`, `Ping` and `Pong` belong to the channel, `Move` to another machine; this one ignores them.
 
@@ -44,54 +44,54 @@ use self::holder::Holder;
 use holdfast_wire::{Change, Epoch, Flow, Frame, NodeId};
 use std::time::Duration;
 
-/// Names a request of this node, unique in the life of a machine.
+/// Identifies a request of this node, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Whether to let send queues empty before the freeze.
+/// Policy for emptying send queues before the freeze.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drain {
-    /// Move what is queued.
+    /// Move queued data along.
     No,
     /// Wait, at most [`Config::drain_wait_max`].
     Yes,
-    /// Wait, at most this long. A flow that is predicted to need longer is not waited for.
+    /// Wait, at most this long. The machine does not wait for a flow that is predicted to need longer.
     Within(Duration),
 }
 
-/// Hand these flows to that node.
+/// A request to hand flows to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The flows, in the order in which they are to go.
+    /// The flows, in the order in which they are to move.
     pub flows: Vec<Flow>,
     /// The acceptor.
     pub to: NodeId,
-    /// Whether to drain first.
+    /// Policy for draining send queues first.
     pub drain: Drain,
 }
 
-/// Why a request as a whole is refused; nothing was touched.
+/// Reason for refusing a request as a whole; nothing was touched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// To this very node.
+    /// The target is this node.
     #[error("node {0} is this node; name another")]
     ToSelf(NodeId),
-    /// To a node the configuration does not have.
+    /// The target is not a node of the configuration.
     #[error("there is no node {0} in this group; `holdfast status` shows those there are")]
     UnknownNode(NodeId),
-    /// No flows.
+    /// The request names no flows.
     #[error("the request names no flow; name at least one")]
     NoFlows,
 }
 
-/// What a restarted daemon finds a flow to be in its pinned map.
+/// State of a flow in the pinned map, as a restarted daemon finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RecoveredRole {
-    /// Owned, and read for a handoff (`Prepared` in the map); the epoch is that of the owner.
+    /// Owned, and read for a handoff (`Prepared` in the map). The epoch is the owner's.
     DonorPrepared,
-    /// "Transit out"; the epoch is that of the transit.
+    /// "Transit out". The epoch is the transit's.
     Donor,
-    /// "Transit in", or flushing its hold; the epoch is that of the transit (one less than the owner's, if flushing).
+    /// "Transit in", or flushing its hold. The epoch is the transit's (one less than the owner's, if flushing).
     Acceptor,
 }
 
@@ -100,31 +100,32 @@ pub enum RecoveredRole {
 pub struct RecoveredFlow {
     /// The flow.
     pub flow: Flow,
-    /// See [`RecoveredRole`].
+    /// The epoch; see [`RecoveredRole`] for its meaning.
     pub epoch: Epoch,
-    /// What it is.
+    /// State of the flow in the map.
     pub role: RecoveredRole,
-    /// The other node of the handoff, from the map (where stragglers go, should it turn out to have moved).
+    /// The other node of the handoff, from the map (the destination of stragglers, if the flow turns out to have
+    /// moved).
     pub peer: NodeId,
 }
 
-/// Something for the daemon to do.
+/// An action for the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send this frame.
+    /// Send a frame.
     Send {
-        /// To this node, never this one.
+        /// The receiver, never this node.
         to: NodeId,
         /// The frame.
         frame: Frame,
     },
-    /// Carry this out and answer with a [`Completion`].
+    /// Carry out a command and answer with a [`Completion`].
     Do(Command),
-    /// Tell whoever is interested.
+    /// Report an event to its observers.
     Event(Event),
 }
 
-/// The machine. See the module's text.
+/// The handoff machine of a node; see the module documentation.
 #[derive(Debug)]
 pub struct Handoff {
     core: Core,
@@ -134,7 +135,7 @@ pub struct Handoff {
 }
 
 impl Handoff {
-    /// A machine with nothing to do.
+    /// Returns an idle machine.
     pub fn new(config: Config) -> Handoff {
         Handoff {
             core: Core::new(config),
@@ -144,11 +145,11 @@ impl Handoff {
         }
     }
 
-    /// Begins to hand flows off. Each flow's end follows as [`Event::Outcome`], after that of the last
-    /// [`Event::RequestFinished`].
+    /// Begins to hand flows off. The end of each flow follows as [`Event::Outcome`]; [`Event::RequestFinished`] follows
+    /// the last one.
     ///
     /// # Errors
-    /// When no flow of the request could move; nothing was touched.
+    /// If no flow of the request could move; nothing was touched.
     pub fn handle_request(
         &mut self,
         now: Duration,
@@ -159,7 +160,7 @@ impl Handoff {
         Ok(id)
     }
 
-    /// Takes a frame that `from` sent (as the channel's certificate says).
+    /// Handles a frame from the node `from` (as named by the channel's certificate).
     pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: Frame) {
         match frame {
             Frame::Prepare { batch, flows } => self.prepare_asked(now, from, batch, flows),
@@ -193,10 +194,10 @@ impl Handoff {
         self.pump(now);
     }
 
-    /// Takes the end of a command.
-    ///
+    /// Handles the completion of a command.
     /// # Panics
-    /// When the results are another command's, or too many or too few: the daemon is at fault, and flows would hang.
+    /// If the results belong to another kind of command, or are too many or too few: the daemon is at fault, and flows
+    /// would hang.
     pub fn handle_done(&mut self, now: Duration, completion: Completion) {
         let Completion { token, results } = completion;
         match self.core.commands.remove(&token) {
@@ -213,24 +214,28 @@ impl Handoff {
         self.pump(now);
     }
 
-    /// Reports flows established or closed on this node to the holder, in this order and surely: asked again until
-    /// answered, across lost channels. [`Event::Changed`] follows for each. What concerns a flow that is moving waits:
-    /// if it stays, a removal is asked with the epoch it has then; if it moves, the removal is dropped.
+    /// Reports flows established or closed on this node to the holder, in this order and reliably: the request is
+    /// repeated until it is answered, across lost channels. [`Event::Changed`] follows for each change.
     ///
-    /// Only [`holdfast_wire::ChangeKind::Establish`] and `Remove`; the machine makes the others itself.
+    /// A change of a flow that is moving waits. If the flow stays, its removal is requested with the epoch it has then;
+    /// if the flow moves, the removal is dropped.
+    ///
+    /// Only [`holdfast_wire::ChangeKind::Establish`] and `Remove` are accepted; the machine makes the other kinds
+    /// itself.
     pub fn handle_changes(&mut self, now: Duration, changes: Vec<Change>) {
         self.report(changes);
         self.pump(now);
     }
 
-    /// The channel to `peer` is gone, and with it frames on their way. Also to be told when it was replaced.
+    /// Handles the loss of the channel to `peer`, and of frames on their way. The daemon also calls this function when
+    /// a channel was replaced.
     pub fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
         self.donor_lost(peer);
         self.acceptor_lost(now, peer);
         self.pump(now);
     }
 
-    /// There is a channel to `peer` again: what waits for the holder is asked at once.
+    /// Handles a new channel to `peer`. If `peer` is the holder, open requests to it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
         if peer == self.core.config.holder {
             self.ask_all_again(now);
@@ -238,14 +243,14 @@ impl Handoff {
         self.pump(now);
     }
 
-    /// Flows found in the middle of a handoff when the daemon started: to be told before anything else. The machine
-    /// asks the holder and then commands `Resume`, `Close`, `Activate` or `Discard`.
+    /// Takes over flows that the daemon found in the middle of a handoff at its start; must be called before any other
+    /// handler. The machine asks the holder and then commands `Resume`, `Close`, `Activate` or `Discard`.
     pub fn handle_recovered(&mut self, now: Duration, flows: Vec<RecoveredFlow>) {
         self.recovered(now, flows);
         self.pump(now);
     }
 
-    /// Time has passed.
+    /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         while let Some(&(due, timer)) = self.core.timers.first() {
             if due > now {
@@ -263,36 +268,36 @@ impl Handoff {
         self.pump(now);
     }
 
-    /// The next thing to do, none when all is done.
+    /// Returns the next output, none if there is none left.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.core.outputs.pop_front()
     }
 
-    /// When to call `handle_timeout`, none for never. May be past.
+    /// Returns the time at which to call `handle_timeout`, none for never. The time may be past.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.core.timers.first().map(|(due, _)| *due)
     }
 
-    /// Whether a donor of many batches rests between them, for half as long as it was busy before: where this node has nothing to spare, its
-    /// servers and their clients get the processors then. False at first.
+    /// Sets whether a donor of many batches rests after each one, for half as long as it was busy. On a node without
+    /// spare processor time, its servers and their clients get the processors then. False at first.
     pub fn give_way(&mut self, gives_way: bool) {
         self.donor.gives_way = gives_way;
     }
 
-    /// How many connections with empty queues a batch may have, as far as is known: what is asked of programs ahead of that only
-    /// waits, and is not served.
+    /// Returns how many connections with empty queues a batch may have, as currently predicted. A program should be
+    /// asked for at most so many connections ahead: further ones only wait, and are not served.
     pub fn batch_size(&self) -> usize {
         let config = &self.core.config;
         let model = &self.donor.model;
         model.flows_that_fit(config.freeze_max, config.batch_flows_max)
     }
 
-    /// Whether the flow takes part in a handoff on this node.
+    /// Returns true if the flow takes part in a handoff on this node.
     pub fn is_moving(&self, flow: &Flow) -> bool {
         self.core.moving.contains_key(flow)
     }
 
-    /// Whether nothing is under way: no flow moves, nothing is asked, no command is open, no output waits.
+    /// Returns true if no flow moves, no request or command is open, and no output waits.
     pub fn is_idle(&self) -> bool {
         let core = &self.core;
         core.outputs.is_empty()
@@ -305,7 +310,7 @@ impl Handoff {
             && self.acceptor.batches.is_empty()
     }
 
-    /// What any input may have made possible.
+    /// Starts actions that an input may have made possible.
     fn pump(&mut self, now: Duration) {
         self.pump_turn(now);
         self.pump_reports(now);

@@ -1,7 +1,7 @@
-//! After a restart: flows in the middle of a handoff that the last life of the daemon left in its maps.
+//! Recovery after a restart: flows that the daemon finds in its maps in the middle of a handoff.
 //!
-//! A donor rolls back: the holder's answer tells whether the flow moved. An acceptor rolls back as well, for it does
-//! not know whether the sockets have their state: only if it had asked to commit, and was granted it, they do; then
+//! A donor rolls back: the holder's answer tells if the flow moved. An acceptor rolls back as well, because it does not
+//! know if the sockets have their state. Sockets have it for certain only if a commit was requested and granted; then
 //! the record names this node.
 
 use super::asks::{Answers, CHANGES_MAX};
@@ -13,11 +13,11 @@ use super::{FlowEpoch, Handoff, RecoveredFlow, RecoveredRole};
 use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow};
 
-/// A flow that the last life of the daemon was taking.
+/// A flow that this node was taking before the restart.
 #[derive(Debug)]
 pub(super) struct RestartedTake {
     flow: Flow,
-    /// Of the transit.
+    /// Epoch of the transit.
     epoch: Epoch,
 }
 

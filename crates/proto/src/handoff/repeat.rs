@@ -1,4 +1,4 @@
-//! Commands that must succeed are given again for the flows that failed.
+//! Commands that must succeed are repeated for the flows that failed.
 
 use super::command::FlowEpoch;
 use super::core::{Core, Purpose};
@@ -7,10 +7,10 @@ use super::settle::Settling;
 use super::{Handoff, Token};
 use holdfast_wire::Flow;
 
-/// How often such a command is given.
+/// Most attempts of such a command.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// The flows of a command, and how often it was given.
+/// The flows of a command, and the number of its attempts.
 #[derive(Debug)]
 pub(super) struct Repeat<T> {
     pub flows: Vec<T>,
@@ -23,7 +23,7 @@ impl<T> Repeat<T> {
     }
 }
 
-/// What a command keeps per flow.
+/// The flow of an entry that a command keeps.
 pub(super) trait HasFlow {
     fn flow(&self) -> Flow;
 }
@@ -41,8 +41,8 @@ impl HasFlow for (Settling, FlowEpoch) {
 }
 
 impl Core {
-    /// Sorts the flows of a command into those that have ended (also by failing for good, which is told) and those to
-    /// try again.
+    /// Splits the flows of a command into ended and retryable ones. A flow that fails at the last attempt counts as
+    /// ended, and an event reports it.
     pub(super) fn sort_ended<T: HasFlow>(
         &mut self,
         repeat: Repeat<T>,
@@ -72,7 +72,7 @@ impl Core {
 }
 
 impl Handoff {
-    /// A failed command is due again.
+    /// Repeats a failed command.
     pub(super) fn command_again(&mut self, token: Token) {
         match self.core.again.remove(&token) {
             Some(Purpose::Resume(repeat)) => self.command_resume(repeat),

@@ -1,8 +1,9 @@
 //! The end of a flow's handoff at its donor: rolled back and resumed, or closed.
 //!
-//! A flow that may have been diverted is rolled back at the holder, whose answer decides. One that is frozen is silent
-//! until then. One that is not frozen goes on at once: nobody can have committed it, for its state never left; the
-//! holder is still asked until it answers, so that packets come back here and a divert on its way is fenced out.
+//! A flow that may have been diverted is rolled back at the holder, and the holder's answer decides. A frozen flow is
+//! silent until then. A flow that is not frozen continues at once: no node can have committed it, for its state was
+//! never sent. The holder is still asked until it answers, so that packets return to this node and a divert on its way
+//! is fenced out.
 
 use super::asks::{Answers, CHANGES_MAX};
 use super::core::{AskPurpose, Purpose};
@@ -13,28 +14,28 @@ use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState};
 use std::collections::BTreeMap;
 
-/// A flow on its way out of a handoff.
+/// A flow that is leaving its handoff.
 #[derive(Debug, Clone)]
 pub(super) struct Settling {
     pub flow: Flow,
-    /// At which this node owned it.
+    /// Epoch at which this node owned the flow.
     pub epoch: Epoch,
     pub acceptor: NodeId,
     pub request: Option<RequestId>,
-    /// The number of its batch, if it was in one.
+    /// Number of the flow's batch, if it was in one.
     pub batch: Option<u64>,
-    /// Whether this node is silent for it.
+    /// True if the flow is frozen: this node is silent for it.
     pub frozen: bool,
-    /// Why it does not move, should it stay.
+    /// Reason reported if the flow stays.
     pub reason: Reason,
-    /// Whether its outcome has been told.
+    /// True if the flow's outcome has been reported.
     pub told: bool,
-    /// Whether more is to come: it goes on while the holder is still asked.
+    /// True if another command follows: the flow continues while the holder is still asked.
     pub in_doubt: bool,
 }
 
 impl Handoff {
-    /// Undoes a divert that has, or may have, happened.
+    /// Rolls back a divert that has, or may have, taken place.
     pub(super) fn roll_back(&mut self, now: Duration, mut flows: Vec<Settling>) {
         let going_on: Vec<_> = flows
             .iter()
@@ -70,7 +71,7 @@ impl Handoff {
         self.close(close);
     }
 
-    /// The holder's record decides what a donor does.
+    /// Decides by the holder's record: the donor resumes or closes the flow.
     pub(super) fn decide(
         &self,
         mut settling: Settling,
@@ -88,14 +89,14 @@ impl Handoff {
                     settling.acceptor = owner;
                     close.push((settling, record.epoch));
                 }
-                // Given on by the acceptor meanwhile.
+                // The acceptor has handed the flow on meanwhile.
                 RecordState::Transit { acceptor, .. } => {
                     settling.acceptor = acceptor;
                     close.push((settling, record.epoch));
                 }
             },
-            // Frozen, it can only have moved and been closed there. Not frozen, it never left: the holder does not
-            // know it yet, or lost its table.
+            // A frozen flow without a record can only have moved and been closed there. One that is not frozen never
+            // moved: the holder does not know it yet, or lost its table.
             None if settling.frozen => close.push((settling, 0)),
             None => {
                 let epoch = settling.epoch;
@@ -104,7 +105,7 @@ impl Handoff {
         }
     }
 
-    /// Lets flows go on here, each at the epoch given with it.
+    /// Resumes flows on this node, each at the epoch given with it.
     pub(super) fn resume(&mut self, flows: Vec<(Settling, Epoch)>) {
         if flows.is_empty() {
             return;
@@ -115,7 +116,7 @@ impl Handoff {
 
     pub(super) fn command_resume(&mut self, repeat: Repeat<(Settling, FlowEpoch)>) {
         let flows = repeat.flows.iter().map(|(_, flow)| *flow).collect();
-        // All of a command are alike: those in doubt are commanded by themselves.
+        // All flows of a command are alike: flows in doubt get a command of their own.
         let in_doubt = repeat.flows.iter().any(|(settling, _)| settling.in_doubt);
         self.core
             .command(Purpose::Resume(repeat), |token| Command::Resume {
@@ -125,7 +126,7 @@ impl Handoff {
             });
     }
 
-    /// Closes flows that others own, each at the epoch given with it.
+    /// Closes flows that other nodes own, each at the epoch given with it.
     pub(super) fn close(&mut self, flows: Vec<(Settling, Epoch)>) {
         let mut by_owner: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
         for (settling, epoch) in flows {
@@ -198,7 +199,7 @@ impl Handoff {
         self.tell_outcomes(outcomes);
     }
 
-    /// Tells outcomes, counts them for requests and batches, and ends those that are complete.
+    /// Reports outcomes, counts them for requests and batches, and ends the completed ones.
     fn tell_outcomes(&mut self, outcomes: Vec<(Settling, Outcome)>) {
         let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (settling, outcome) in outcomes {

@@ -1,4 +1,4 @@
-//! The acceptor's second half: restored flows are committed at the holder, and only then active; or given up.
+//! The acceptor's second half: restored flows are committed at the holder and then activated; or they are given up.
 
 use super::acceptor::{Stage, TakenFlow};
 use super::asks::Answers;
@@ -10,7 +10,7 @@ use core::time::Duration;
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId};
 
-/// How many ended batches are remembered, to tell a repeated `Prepare` from a new one.
+/// Number of ended batches to remember, to tell a repeated `Prepare` from a new one.
 const ENDED_MAX: usize = 256;
 
 impl Handoff {
@@ -44,7 +44,7 @@ impl Handoff {
         self.discard(Some(batch), failed, "its state could not be restored");
     }
 
-    /// The holder has decided. What it does not give to this node is not this node's.
+    /// Handles the holder's answer. A flow that the holder does not grant to this node is discarded.
     pub(super) fn committed(&mut self, now: Duration, batch: BatchId, answers: Answers) {
         let node = self.core.config.node;
         let Some(taken) = self.taken_in(batch, Stage::Committing) else {
@@ -110,7 +110,7 @@ impl Handoff {
         }
     }
 
-    /// Tells the donor how it ended.
+    /// Reports the batch's results to the donor.
     pub(super) fn finish(&mut self, now: Duration, batch: BatchId) {
         let Some(taken) = self.acceptor.batches.get_mut(&batch) else {
             return;
@@ -149,7 +149,7 @@ impl Handoff {
         }
     }
 
-    /// Gives a batch up of which nothing was asked of the holder.
+    /// Gives up a batch for which no commit was requested.
     pub(super) fn drop_batch(&mut self, batch: BatchId, why: &str) {
         let Some(taken) = self.acceptor.batches.get_mut(&batch) else {
             return;
@@ -181,7 +181,8 @@ impl Handoff {
         }
     }
 
-    /// The donor wants a batch given up, or cannot be reached any more. A batch whose commit is asked goes on.
+    /// Gives a batch up, because the donor wants it or is unreachable. A batch with a requested commit continues. True
+    /// `all_is_here_goes_on` lets a batch with all its state continue as well.
     pub(super) fn give_up_taking(&mut self, batch: BatchId, why: &str, all_is_here_goes_on: bool) {
         let Some(taken) = self.acceptor.batches.get_mut(&batch) else {
             return;
@@ -194,7 +195,7 @@ impl Handoff {
         }
     }
 
-    /// The channel to a donor is gone. What has all its state goes on: the holder decides.
+    /// Handles the loss of the channel to a donor. A batch with all its state continues: the holder decides.
     pub(super) fn donor_lost(&mut self, peer: NodeId) {
         let batches = self.acceptor.batches.iter();
         let lost = batches.filter(|(_, taken)| taken.donor == peer);
@@ -204,7 +205,7 @@ impl Handoff {
         }
     }
 
-    /// The state of a batch did not come in time.
+    /// Handles the timeout of a batch that waits for its state.
     pub(super) fn taken_timed_out(&mut self, batch: BatchId) {
         let Some(taken) = self.acceptor.batches.get_mut(&batch) else {
             return;

@@ -7,13 +7,14 @@ use core::time::Duration;
 use holdfast_wire::frame::{AcceptorTimes, StateFlow};
 use holdfast_wire::{Epoch, Frame, LENGTH_MAX, NodeId};
 
-/// The most bytes of state in a frame, unless one flow alone has more.
+/// Most bytes of state in a frame, unless one flow alone has more.
 const STATE_FRAME_BYTES: usize = 8 << 20;
-/// The most bytes of state of a flow: a frame has to hold them and little else.
+/// Most bytes of state of a flow: a frame has to hold them and little else.
 const FLOW_BYTES_MAX: usize = LENGTH_MAX - (64 << 10);
 
 impl Handoff {
-    /// The hot path: the state goes out in the order it came, its blobs untouched.
+    /// Handles the completion of `Freeze`. The hot path: the state is sent in the order it was extracted, its blobs
+    /// untouched.
     pub(super) fn frozen(
         &mut self,
         now: Duration,
@@ -99,7 +100,7 @@ impl Handoff {
         );
     }
 
-    /// The acceptor is through with the batch.
+    /// Handles `Done`: the acceptor has finished the batch.
     pub(super) fn done(
         &mut self,
         now: Duration,
@@ -149,7 +150,7 @@ impl Handoff {
         self.roll_back(now, doubtful);
     }
 
-    /// The batch is on nobody's way any more; its flows settle by themselves.
+    /// Ends the batch's turn or preparation; its flows settle one by one.
     pub(super) fn leave(&mut self, now: Duration, seq: u64) {
         self.set_deadline(seq, None);
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
@@ -171,7 +172,7 @@ impl Handoff {
         self.core.send(acceptor, Frame::Abort { batch, reason });
     }
 
-    /// A batch took too long.
+    /// Handles the timeout of a batch.
     pub(super) fn given_timed_out(&mut self, now: Duration, seq: u64) {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
@@ -190,7 +191,7 @@ impl Handoff {
         self.fail_batch(now, seq, reason);
     }
 
-    /// Gives a batch up, wherever it is.
+    /// Gives a batch up, in any stage.
     pub(super) fn fail_batch(&mut self, now: Duration, seq: u64, reason: Reason) {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
@@ -199,7 +200,7 @@ impl Handoff {
         match stage {
             Stage::Settling => return,
             Stage::Freezing if batch.doomed.is_some() => return,
-            // Its flows are about to be frozen; what to do with them is known when they are.
+            // The flows are being frozen; the completion of `Freeze` decides how to undo that.
             Stage::Freezing => batch.doomed = Some(reason.clone()),
             Stage::Preparing | Stage::Draining | Stage::Waiting => {
                 let flows = batch.take_all(seq, false, &reason);
@@ -226,7 +227,7 @@ impl Handoff {
         self.abort(acceptor, seq, &reason.to_string());
     }
 
-    /// The channel to an acceptor is gone.
+    /// Handles the loss of the channel to an acceptor.
     pub(super) fn acceptor_lost(&mut self, now: Duration, peer: NodeId) {
         let step = Step::Prepare;
         self.fail_lane(peer, &Reason::PeerLost { peer, step });
@@ -240,7 +241,7 @@ impl Handoff {
 }
 
 impl Batch {
-    /// The step the batch is in.
+    /// Returns the step of the batch's stage.
     pub(super) fn step(&self) -> Step {
         match self.stage {
             Stage::Preparing => Step::Prepare,

@@ -1,34 +1,34 @@
-//! Settings of the hunt.
+//! Settings of the server hunt.
 
 use holdfast_wire::rserpool::Transport;
 use std::time::Duration;
 
-/// Where registrars are, and how they are sought.
+/// Known registrars, and the parameters of the hunt.
 #[derive(Debug, Clone)]
 pub struct HuntConfig {
-    /// Registrars that are known beforehand: SCTP, or TCP for pool users.
+    /// Registrars known beforehand: SCTP, or TCP for pool users.
     pub registrars: Vec<Transport>,
-    /// Whether announces by multicast are believed (no). Anybody on the segment can send one.
+    /// True if multicast announces are trusted (no). Any host on the segment can send one.
     pub trust_announces: bool,
-    /// How many registrars are tried at once (3, the most that RFC 5352 allows).
+    /// Most registrars tried at once (3, the limit of RFC 5352).
     pub parallel: usize,
-    /// How long one attempt may take before another registrar has its turn (3 s): one that is silent must not keep those that
-    /// live waiting until the round ends.
+    /// Longest time for one attempt before another registrar is tried (3 s): a silent registrar must not delay the live
+    /// ones until the end of the round.
     pub attempt_timeout: Duration,
-    /// T5-Serverhunt: how long the attempts of a round may take (10 s); it doubles each time.
+    /// T5-Serverhunt: longest time for the attempts of a round (10 s); doubles each time.
     pub timeout: Duration,
-    /// RETRAN.max: the most that a round may become (60 s).
+    /// RETRAN.max: upper limit of a round's time (60 s).
     pub timeout_max: Duration,
-    /// The pause after a round in which every registrar was tried in vain (200 ms); it doubles each time.
+    /// Pause after a round in which every registrar was tried in vain (200 ms); doubles each time.
     pub pause: Duration,
-    /// The most that a pause may become (5 s): nobody notices during a pause that a registrar is back.
+    /// Upper limit of the pause (5 s): a registrar's return goes unnoticed during a pause.
     pub pause_max: Duration,
-    /// T7-ENRPoutdate: how long an announce is valid (5 s).
+    /// T7-ENRPoutdate: life of an announce (5 s).
     pub announce_life: Duration,
 }
 
 impl HuntConfig {
-    /// The defaults, with these registrars.
+    /// Returns the defaults, with these registrars.
     pub fn new(registrars: Vec<Transport>) -> HuntConfig {
         HuntConfig {
             registrars,

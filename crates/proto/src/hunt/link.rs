@@ -3,39 +3,40 @@
 use holdfast_wire::rserpool::Transport;
 use holdfast_wire::rserpool::asap::Message;
 
-/// An SCTP association or a TCP connection.
+/// Identifies an SCTP association or a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Link {
-    /// Made by the machine ([`Output::Connect`]), which numbers them; a number is not used again.
+    /// Made by the machine ([`Output::Connect`]), which numbers its links; a number is not used again.
     Ours(u64),
-    /// Made by the other end, numbered by the daemon, which does not use a number again.
+    /// Made by the other end, and numbered by the daemon, which does not use a number again.
     Theirs(u64),
 }
 
-/// Something for the daemon to do.
+/// An action for the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<E> {
-    /// Make a link. `handle_connected` or `handle_lost` is to follow, unless it is closed before.
+    /// Make a link. The daemon must call `handle_connected` or `handle_lost` afterwards, unless the link is closed
+    /// before.
     Connect {
-        /// Its name.
+        /// Identifier of the link.
         link: Link,
-        /// Where to.
+        /// Address of the other end.
         to: Transport,
     },
-    /// Close a link, whether it is made already or not, after what was sent. It is not named again, and what comes from
-    /// it is to be dropped.
+    /// Close a link, established or not, after the messages sent on it. The machine does not name the link again, and
+    /// the daemon drops messages that arrive on it.
     Close {
-        /// Which.
+        /// The link.
         link: Link,
     },
-    /// Send a message, with ASAP's payload protocol identifier where the transport has one. If the link is not made
-    /// yet, it is to be sent as soon as the transport takes it; SCTP can carry it in its handshake.
+    /// Send a message, with ASAP's payload protocol identifier if the transport has one. On a link that is not
+    /// established yet, the daemon sends as soon as the transport accepts data; SCTP can carry it in its handshake.
     Send {
-        /// Where.
+        /// The link.
         link: Link,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Tell whoever is interested.
+    /// Report an event to its observers.
     Event(E),
 }

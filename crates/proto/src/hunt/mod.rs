@@ -1,6 +1,7 @@
-//! What pool elements and pool users share: links to others, and the hunt for a registrar (RFC 5352 section 3.6).
+//! Common parts of pool elements and pool users: links, and the server hunt, which is the search for a registrar
+//! (RFC 5352 section 3.6).
 //!
-//! The types are public as those of the machines that use them.
+//! The types are public as part of the machines that use them.
 
 mod config;
 mod link;
@@ -23,50 +24,50 @@ use std::time::Duration;
 /// SH1: "An ASAP Endpoint MUST NOT establish more than three associations or connections."
 const PARALLEL_MAX: usize = 3;
 
-/// The registrar that is asked.
+/// The current home registrar.
 #[derive(Debug)]
 struct Home {
     link: Link,
-    /// It says who it is in keep-alives and announces only.
+    /// Its number, which it names only in keep-alives and announces.
     id: Option<RegistrarId>,
-    /// Where it was reached; none if it came by itself.
+    /// Its address; none if the registrar made the link.
     address: Option<Transport>,
-    /// It has said something.
+    /// True once a message arrived from it.
     heard: bool,
 }
 
-/// A registrar that is tried.
+/// An attempt to reach a registrar.
 #[derive(Debug)]
 struct Attempt {
     address: Transport,
-    /// When another has its turn.
+    /// Time at which another registrar is tried.
     until: Duration,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Nobody asked for a registrar.
+    /// No registrar is wanted.
     Idle,
-    /// Attempts are under way, until the T5-Serverhunt timer ends them.
+    /// Attempts are open, until the T5-Serverhunt timer ends them.
     Trying { until: Duration },
-    /// All attempts failed; the next round starts then.
+    /// All attempts failed; the next round starts at this time.
     Pausing { until: Duration },
-    /// There is a home registrar.
+    /// A home registrar is connected.
     Home(Home),
 }
 
-/// What has changed for the machine that owns the hunt.
+/// A change for the machine that owns the hunt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// There is a home registrar, another than before.
+    /// There is a new home registrar.
     Found,
-    /// There was one and there is none.
+    /// The home registrar was lost.
     Lost,
-    /// A round has ended, no registrar was reached.
+    /// A round ended without reaching a registrar.
     NotFound,
 }
 
-/// The hunt, and the queue of outputs of the machine that it is part of.
+/// The server hunt, and the output queue of the machine that owns it.
 #[derive(Debug)]
 pub(crate) struct Hunt<E> {
     pub(crate) outputs: VecDeque<Output<E>>,
@@ -75,9 +76,10 @@ pub(crate) struct Hunt<E> {
     servers: Servers,
     state: State,
     attempts: BTreeMap<Link, Attempt>,
-    /// Rounds that failed since there was a home: what T5 and the pause are doubled by.
+    /// Number of failed rounds since the last home: exponent of T5 and of the pause.
     failed_rounds: u32,
-    /// Home registrars in a row that hung up without a word: no better than those that are not there.
+    /// Number of home registrars in a row that closed the link without a message: they are no better than unreachable
+    /// ones.
     wordless: usize,
     links: u64,
 }
@@ -97,14 +99,14 @@ impl<E> Hunt<E> {
         }
     }
 
-    /// A registrar is wanted from now on.
+    /// Starts the hunt.
     pub(crate) fn start(&mut self, now: Duration) {
         if matches!(self.state, State::Idle) {
             self.try_some(now);
         }
     }
 
-    /// None is wanted any more.
+    /// Ends the hunt and leaves the home registrar.
     pub(crate) fn stop(&mut self) {
         self.abandon();
         if let State::Home(home) = std::mem::replace(&mut self.state, State::Idle) {
@@ -113,7 +115,7 @@ impl<E> Hunt<E> {
         self.failed_rounds = 0;
     }
 
-    /// A link of this machine's making.
+    /// Makes a link.
     pub(crate) fn connect(&mut self, to: Transport) -> Link {
         self.links += 1;
         let link = Link::Ours(self.links);
@@ -133,7 +135,7 @@ impl<E> Hunt<E> {
         self.outputs.push_back(Output::Event(event));
     }
 
-    /// The link to the home registrar.
+    /// Returns the link to the home registrar.
     pub(crate) fn home(&self) -> Option<Link> {
         match &self.state {
             State::Home(home) => Some(home.link),
@@ -141,7 +143,7 @@ impl<E> Hunt<E> {
         }
     }
 
-    /// Who the home registrar is, as far as it has said so.
+    /// Returns the home registrar's number, if it has named it.
     pub(crate) fn home_id(&self) -> Option<RegistrarId> {
         match &self.state {
             State::Home(home) => home.id,
@@ -163,7 +165,7 @@ impl<E> Hunt<E> {
         Some(Change::Found)
     }
 
-    /// Something came over a link.
+    /// Notes a message on a link.
     pub(crate) fn handle_heard(&mut self, link: Link) {
         if let State::Home(home) = &mut self.state
             && home.link == link
@@ -193,13 +195,13 @@ impl<E> Hunt<E> {
         self.go_on(now)
     }
 
-    /// Others instead of those that failed, if there are any left in this round.
+    /// Tries other registrars in place of failed ones, if any are left in this round.
     fn go_on(&mut self, now: Duration) -> Option<Change> {
         self.fill(now);
         self.attempts.is_empty().then(|| self.pause(now))
     }
 
-    /// The home registrar does not answer: it is left, and another sought.
+    /// Leaves a home registrar that does not answer, and seeks another.
     pub(crate) fn give_home_up(&mut self, now: Duration) -> Option<Change> {
         let link = self.home()?;
         self.close(link);
@@ -207,7 +209,7 @@ impl<E> Hunt<E> {
         Some(Change::Lost)
     }
 
-    /// The registrar at the other end of `link` says that it is the home registrar.
+    /// Makes the registrar at the other end of `link` the home registrar, as it demands.
     pub(crate) fn adopt(&mut self, link: Link, id: RegistrarId) -> Option<Change> {
         match &mut self.state {
             State::Home(home) if home.link == link => {
@@ -232,7 +234,8 @@ impl<E> Hunt<E> {
         Some(Change::Found)
     }
 
-    /// A registrar announces itself. Without transports it is reached at `source` (SCTP, the announce's own address).
+    /// Handles a registrar's announce. Without transports the registrar is reached at `source` (SCTP, the announce's
+    /// own address).
     pub(crate) fn handle_announce(
         &mut self,
         now: Duration,
@@ -252,7 +255,7 @@ impl<E> Hunt<E> {
         for transport in transports {
             self.servers.announced(transport, id, until);
         }
-        // Somebody to try, where before there may have been nobody.
+        // The announced registrar can be tried, and may be the first one.
         match self.state {
             State::Pausing { .. } => self.try_some(now),
             State::Trying { .. } => self.fill(now),
@@ -266,7 +269,7 @@ impl<E> Hunt<E> {
             State::Trying { until } if until <= now => {
                 // SH5.2: stop the establishment with the transport addresses selected.
                 self.abandon();
-                // SH5.1: T5 doubles; the wait has been long enough for the next round to start at once.
+                // SH5.1: T5 doubles; the wait was long enough to start the next round at once.
                 self.failed_rounds += 1;
                 self.try_some(now);
                 Some(Change::NotFound)
@@ -291,7 +294,7 @@ impl<E> Hunt<E> {
         }
     }
 
-    /// Attempts that have had their time end.
+    /// Ends attempts whose time is over.
     fn give_attempts_up(&mut self, now: Duration) -> Option<Change> {
         let over = |(link, attempt): (&Link, &Attempt)| (attempt.until <= now).then_some(*link);
         let links: Vec<Link> = self.attempts.iter().filter_map(over).collect();
@@ -310,7 +313,7 @@ impl<E> Hunt<E> {
         self.state = State::Home(home);
     }
 
-    /// The home registrar is gone: others first.
+    /// Seeks a new registrar after the loss of the home registrar, which is tried last.
     fn failed(&mut self, now: Duration) {
         if let State::Home(Home {
             address: Some(address),
@@ -322,7 +325,7 @@ impl<E> Hunt<E> {
         self.try_some(now);
     }
 
-    /// A round of attempts (SH1, SH2).
+    /// Starts a round of attempts (SH1, SH2).
     fn try_some(&mut self, now: Duration) {
         self.servers.forget(now);
         self.servers.new_round();
@@ -336,7 +339,7 @@ impl<E> Hunt<E> {
         }
     }
 
-    /// As many attempts at once as may be.
+    /// Starts as many attempts at once as allowed.
     fn fill(&mut self, now: Duration) {
         let parallel = self.config.parallel.clamp(1, PARALLEL_MAX);
         while self.attempts.len() < parallel {
@@ -349,7 +352,7 @@ impl<E> Hunt<E> {
         }
     }
 
-    /// All have hung up, so many times: they are not called again at once.
+    /// Pauses after all registrars have closed their links without a message, for the given number of rounds.
     fn rest(&mut self, now: Duration, rounds: usize) {
         let doubled = 1 << (rounds - 1).min(16);
         self.state = State::Pausing {

@@ -1,8 +1,8 @@
-//! Numbers nobody else can guess, from a seed that nobody else knows.
+//! Random numbers that cannot be guessed without the secret seed.
 
 use sha2::{Digest, Sha256};
 
-/// SHA-256 of a seed and a counter: the same seed gives the same numbers.
+/// Generator by SHA-256 of a seed and a counter: the same seed gives the same numbers.
 #[derive(Debug)]
 pub(crate) struct Random {
     seed: [u8; 32],
@@ -26,7 +26,7 @@ impl Random {
             .fold(0, |number, byte| (number << 8) | u32::from(*byte))
     }
 
-    /// From 0 to `end`, the latter excluded; 0 if that is 0.
+    /// Returns a number from 0 to `end`, the latter excluded; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u64::from(self.number()) * end as u64) >> 32) as usize
     }

@@ -1,4 +1,4 @@
-//! The registrars that are known, and whom to try next.
+//! The known registrars, and the choice of the next one to try.
 
 use super::{HuntConfig, Random};
 use holdfast_wire::rserpool::{RegistrarId, Transport};
@@ -8,19 +8,20 @@ use std::time::Duration;
 #[derive(Debug)]
 struct Server {
     id: Option<RegistrarId>,
-    /// None for a configured one, which is never forgotten.
+    /// End of the announce's life; none for a configured registrar, which is never forgotten.
     until: Option<Duration>,
-    /// The number of the last attempt, 0 for none: "It SHOULD attempt to select a different set of transport
-    /// addresses" (SH5.2).
+    /// Number of the last attempt, 0 for none: "It SHOULD attempt to select a different set of transport addresses"
+    /// (SH5.2).
     tried: u64,
 }
 
-/// "Each PU and PE manages a list of transport addresses of ENRP servers it knows about" (RFC 5352 section 3.6).
+/// List of known registrars. "Each PU and PE manages a list of transport addresses of ENRP servers it knows about"
+/// (RFC 5352 section 3.6).
 #[derive(Debug)]
 pub(super) struct Servers {
     known: BTreeMap<Transport, Server>,
     tries: u64,
-    /// Attempts up to this one were of earlier rounds.
+    /// Number of the last attempt of earlier rounds.
     round: u64,
     announced_max: usize,
     reach: Reach,
@@ -53,7 +54,8 @@ impl Servers {
         self.known.get(address)?.id
     }
 
-    /// "insert all new included transport addresses into its list [...] and start a T7-ENRPoutdate timer for each".
+    /// Learns an announced address: "insert all new included transport addresses into its list [...] and start a
+    /// T7-ENRPoutdate timer for each".
     pub(super) fn announced(&mut self, address: Transport, id: RegistrarId, until: Duration) {
         if let Some(server) = self.known.get_mut(&address) {
             server.id = Some(id);
@@ -84,7 +86,8 @@ impl Servers {
         }
     }
 
-    /// Of those not tried in this round, the one whose last attempt is longest ago; by chance among those never tried.
+    /// Returns the registrar to try next: of the ones not tried in this round, the one with the oldest last attempt; a
+    /// random one of the never tried.
     pub(super) fn next(&mut self, random: &mut Random) -> Option<Transport> {
         let open = |server: &Server| server.tried <= self.round;
         let first = self
@@ -105,11 +108,11 @@ impl Servers {
     }
 }
 
-/// Announced registrars that are remembered at once, so that a flood of announces cannot fill the memory.
+/// Most announced registrars remembered at once, so that a flood of announces cannot fill the memory.
 const ANNOUNCED_MAX: usize = 64;
 
-/// "all ASAP messages exchanged between an ENRP server and a PE MUST use SCTP as transport, while ASAP messages exchanged
-/// between an ENRP server and a PU MUST use either SCTP or TCP" (RFC 5352 section 2.1).
+/// Transports for registrars: "all ASAP messages exchanged between an ENRP server and a PE MUST use SCTP as transport,
+/// while ASAP messages exchanged between an ENRP server and a PU MUST use either SCTP or TCP" (RFC 5352 section 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     Sctp,

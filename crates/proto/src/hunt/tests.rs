@@ -1,4 +1,4 @@
-//! The hunt, rule by rule.
+//! Tests of the server hunt, rule by rule.
 
 use super::*;
 use holdfast_wire::rserpool::{SctpTransport, TransportUse};
@@ -19,7 +19,7 @@ fn hunt(servers: u16) -> Hunt<()> {
     Hunt::new(config, [1; 32], Reach::Sctp)
 }
 
-/// What is connected to, and what is closed.
+/// Returns the links that the hunt makes and closes.
 fn outputs(hunt: &mut Hunt<()>) -> (Vec<(Link, Transport)>, Vec<Link>) {
     let (mut connects, mut closes) = (Vec::new(), Vec::new());
     for output in hunt.outputs.drain(..) {
@@ -84,7 +84,8 @@ fn t5_doubles_up_to_its_most_and_goes_back_once_a_registrar_is_found() {
     assert_eq!(hunt.poll_timeout(), Some(now + first));
 }
 
-/// A registrar that lets nobody in, such as one whose TLS does not believe the certificate, says so after the handshake only.
+/// A registrar that admits no client, for instance because its TLS rejects the certificate, closes the link only after
+/// the handshake.
 #[test]
 fn a_registrar_that_hangs_up_on_everybody_is_not_called_without_pause() {
     let mut hunt = hunt(1);
@@ -101,7 +102,7 @@ fn a_registrar_that_hangs_up_on_everybody_is_not_called_without_pause() {
         now = due;
         assert_eq!(hunt.handle_timeout(now), None);
     }
-    // One that has said something is called again at once.
+    // A registrar that has sent a message is called again at once.
     let (tried, _) = outputs(&mut hunt);
     hunt.handle_connected(tried[0].0);
     hunt.handle_heard(tried[0].0);
@@ -115,7 +116,7 @@ fn a_silent_registrar_holds_up_a_hunt_for_one_attempt_only() {
         let mut hunt = hunt(2);
         hunt.random = Random::new([seed; 32]);
         hunt.config.parallel = 1;
-        // As after many rounds in vain, when a round takes a minute.
+        // The state after many rounds in vain, when a round takes a minute.
         hunt.failed_rounds = 10;
         hunt.start(START);
         let (silent, _) = outputs(&mut hunt);

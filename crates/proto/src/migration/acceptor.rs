@@ -1,4 +1,4 @@
-//! The acceptor's first half: a process is examined, a husk made for it, the packets of its flows held.
+//! The acceptor's first half: a process is examined, the empty process made, and the packets of its flows held.
 
 use super::Migration;
 use super::command::Command;
@@ -10,51 +10,51 @@ use holdfast_wire::migration::{FlowAt, MoveFrame, Offer, PeerConnections, StepTi
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::BTreeSet;
 
-/// How many ended moves are remembered, to tell a repeated `Offer` from a new one.
+/// Number of ended moves to remember, to tell a repeated `Offer` from a new one.
 const ENDED_MAX: usize = 64;
 
-/// Where a move is.
+/// Stage of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Examining,
     Building,
-    /// For flows, and then for the process.
+    /// Waiting for flows, and then for the process.
     Waiting,
     Restoring,
     Committing,
     Going,
-    /// It runs; donor and peers are told until they have answered.
+    /// The process runs; donor and peers are told until they have answered.
     Gone,
     Forgetting,
 }
 
-/// A move taken.
+/// A move that this node takes.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub stage: Stage,
-    /// When the stage began.
+    /// Start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
     pub offer: Option<Offer>,
     pub hops: u32,
     /// Flows whose packets are held, or will be.
     pub held: BTreeSet<Flow>,
-    /// How often the donor has named such flows.
+    /// Number of the donor's `Arm` frames.
     pub arms: u32,
     pub flows: Vec<FlowAt>,
-    /// Those that the holder has committed with the process, without their names.
+    /// Flows that the holder has committed with the process, without their names.
     pub committed_unnamed: Vec<FlowAt>,
     pub peers: Vec<PeerConnections>,
-    /// At which this node owns the process's record.
+    /// Epoch at which this node owns the process's record.
     pub epoch: Epoch,
-    /// What runs: its flows and their epochs.
+    /// Flows of the running process, and their epochs.
     pub ours: Vec<(Flow, Epoch)>,
     pub lost: Vec<Flow>,
     pub times: AcceptorTimes,
     pub steps: Vec<StepTime>,
-    /// Between two times that `Done` is said.
+    /// Wait until the next `Done`.
     pub wait: Duration,
-    /// Nothing of it is left at the donor.
+    /// True if nothing of the process is left at the donor.
     pub released: bool,
 }
 
@@ -81,7 +81,7 @@ impl Taken {
         }
     }
 
-    /// Ends the stage; gives how long it took, in microseconds.
+    /// Enters `stage`; returns the duration of the previous one, in microseconds.
     pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> u32 {
         let took = self.stayed(now);
         self.since = now;
@@ -89,7 +89,7 @@ impl Taken {
         took
     }
 
-    /// How long it has been in its stage, in microseconds.
+    /// Returns the time since the start of the stage, in microseconds.
     pub(super) fn stayed(&self, now: Duration) -> u32 {
         let took = now.saturating_sub(self.since);
         u32::try_from(took.as_micros()).unwrap_or(u32::MAX)
@@ -110,7 +110,7 @@ impl Migration {
         }
     }
 
-    /// A donor has a process to give.
+    /// Handles a donor's offer of a process.
     pub(super) fn offer_arrived(&mut self, now: Duration, from: NodeId, id: MoveId, offer: Offer) {
         if id.donor != from {
             return self.core.ignored(from, "Offer", "the move is another's");
@@ -171,7 +171,7 @@ impl Migration {
         }
     }
 
-    /// Flows are about to be diverted to this node.
+    /// Handles `Arm`: flows are about to be diverted to this node.
     pub(super) fn arm_asked(&mut self, from: NodeId, id: MoveId, part: u32, flows: Vec<FlowAt>) {
         let Some(taken) = self.acceptor.get_mut(&id) else {
             return self.refuse_unknown(from, id, "Arm");
@@ -198,7 +198,7 @@ impl Migration {
         }
     }
 
-    /// A frame about a move that this node does not have, and so will never run.
+    /// Answers a frame about a move that this node does not have, and so will never run.
     pub(super) fn refuse_unknown(&mut self, from: NodeId, id: MoveId, frame: &'static str) {
         self.core.ignored(from, frame, "the move is not known");
         if id.donor == from {
@@ -217,7 +217,7 @@ impl Migration {
         self.core.send(id.donor, id, frame);
     }
 
-    /// Gives up what was not asked to be committed, or was refused.
+    /// Gives up a move for which no commit was requested, or whose commit was refused.
     pub(super) fn discard(&mut self, id: MoveId, why: &str) {
         let Some(taken) = self.acceptor.get(&id) else {
             return;
@@ -242,7 +242,7 @@ impl Migration {
         }
     }
 
-    /// The donor wants a move given up. One whose commit is asked goes on: the holder decides.
+    /// Handles the donor's abort. A move with a requested commit continues: the holder decides.
     pub(super) fn abort_arrived(&mut self, from: NodeId, id: MoveId, why: &str) {
         if id.donor != from {
             return self
@@ -259,7 +259,7 @@ impl Migration {
         }
     }
 
-    /// The channel to a donor is gone. What has all of its process goes on: the holder decides.
+    /// Handles the loss of the channel to a donor. A move with the whole process continues: the holder decides.
     pub(super) fn donor_lost(&mut self, peer: NodeId) {
         let waiting = |stage| matches!(stage, Stage::Examining | Stage::Building | Stage::Waiting);
         let moves = self.acceptor.iter();
@@ -270,7 +270,7 @@ impl Migration {
         }
     }
 
-    /// The process did not come in time, or `Done` is due again.
+    /// Handles the timeout of a wait for the process, or repeats `Done`.
     pub(super) fn taken_timed_out(&mut self, now: Duration, id: MoveId) {
         let Some(taken) = self.acceptor.get_mut(&id) else {
             return;

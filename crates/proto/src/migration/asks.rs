@@ -1,7 +1,7 @@
-//! Asking the holder, again and again until it answers.
+//! Requests to the holder, repeated until it answers.
 //!
-//! The epochs of a process's record are always the same: established at [`OWNED`] with the question that diverts it, in
-//! transit at [`TRANSIT`]. So a question names them without asking first.
+//! The epochs of a process's record are always the same: established at [`OWNED`] by the request that diverts it, in
+//! transit at [`TRANSIT`]. Therefore a request can name them without a query.
 
 use super::command::Command;
 use super::core::{Purpose, Timer};
@@ -10,20 +10,20 @@ use super::{Migration, Output};
 use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, Frame, MoveId, NodeId, Record, Refusal};
 
-/// What the holder says to each change.
+/// The holder's answer to each change.
 pub(super) type Answers = Vec<Result<Option<Record>, Refusal>>;
 
-/// The epoch at which the donor owns the process's record.
+/// Epoch at which the donor owns the process's record.
 pub(super) const OWNED: Epoch = 1;
-/// That of its transit.
+/// Epoch of the record's transit.
 pub(super) const TRANSIT: Epoch = 2;
-/// After so many times without an answer the holder is called silent.
+/// Number of transmissions without an answer after which the holder is reported as silent.
 const TIMES_UNTIL_SILENT: u32 = 4;
 
-/// Numbers of questions of this machine have this bit, those of the handoff's do not.
+/// Bit in the numbers of this machine's requests; the handoff's numbers do not have it.
 pub(super) const REQUESTS: u64 = 1 << 63;
 
-/// A question to the holder.
+/// An open request to the holder.
 #[derive(Debug)]
 pub(super) struct Question {
     what: What,
@@ -39,7 +39,7 @@ enum What {
     Look(Vec<Flow>),
 }
 
-/// Who waits for the holder's answer.
+/// Operation that waits for the holder's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AskPurpose {
     Divert(MoveId),
@@ -47,18 +47,18 @@ pub(super) enum AskPurpose {
     Commit(MoveId),
     CommitAll(MoveId),
     Restarted(MoveId),
-    /// Nobody: flows that do not go with their process are the donor's again.
+    /// None: flows that did not move with their process belong to the donor again.
     Keep,
-    /// A record that has served its turn.
+    /// Removal of a record that is not needed any more.
     Remove(MoveId),
-    /// Nothing: the answer says that no earlier question about the move is on its way any more.
+    /// Proof that no earlier request about the move is under way any more.
     Flush(MoveId),
-    /// What became of a move that this node prepared a translation for.
+    /// Outcome of a move that this node prepared a translation for.
     Doubt(MoveId),
 }
 
 impl Migration {
-    /// Asks the holder (which may be this node) to change records; gives the question's number.
+    /// Asks the holder (which may be this node) to change records; returns the request's number.
     pub(super) fn ask(&mut self, now: Duration, changes: Vec<Change>, purpose: AskPurpose) -> u64 {
         self.question(now, What::Change(changes), purpose)
     }
@@ -107,7 +107,7 @@ impl Migration {
         self.core.outputs.push_back(Output::Send { to, frame });
     }
 
-    /// Stops asking; an answer that still comes is ignored.
+    /// Cancels a request; a later answer is ignored.
     pub(super) fn cancel_question(&mut self, request: u64) {
         if let Some(question) = self.core.questions.remove(&request) {
             self.core
@@ -116,7 +116,7 @@ impl Migration {
         }
     }
 
-    /// The question is due again.
+    /// Repeats a request.
     pub(super) fn ask_again(&mut self, now: Duration, request: u64) {
         let max = self.core.config.ask_retry_max;
         let holder = self.core.config.holder;
@@ -140,7 +140,7 @@ impl Migration {
         }
     }
 
-    /// There is a new channel to the holder: everything is asked at once, and from then on as if for the first time.
+    /// Repeats all requests at once over a new channel to the holder, and starts their waits from the beginning.
     pub(super) fn ask_all_again(&mut self, now: Duration) {
         let requests: Vec<u64> = self.core.questions.keys().copied().collect();
         for request in requests {
@@ -151,7 +151,7 @@ impl Migration {
         }
     }
 
-    /// The holder has answered.
+    /// Handles the holder's answer.
     pub(super) fn answered(&mut self, now: Duration, from: NodeId, request: u64, answers: Answers) {
         let count = |what: &What| match what {
             What::Change(changes) => Some(changes.len()),
@@ -190,7 +190,7 @@ impl Migration {
         }
     }
 
-    /// The question that an answer is for, if it fits.
+    /// Removes the request that an answer matches, and returns its purpose.
     fn take_question(
         &mut self,
         from: NodeId,
@@ -214,7 +214,7 @@ impl Migration {
     }
 }
 
-/// A change of the process's own record.
+/// Returns a change of the process's own record.
 pub(super) fn of_process(id: MoveId, kind: ChangeKind, epoch: Epoch) -> Change {
     let flow = Flow::of_move(id);
     Change { flow, kind, epoch }

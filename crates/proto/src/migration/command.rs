@@ -1,28 +1,29 @@
-//! What the machine asks of the daemon, and what the daemon answers.
+//! Commands of the machine to the daemon, and the daemon's answers.
 //!
 //! Each [`Command`] carries a [`Token`] and is answered by exactly one [`Completion`] with that token, sooner or later.
-//! Commands of one move take effect in the order they were given: one that undoes may come while another is under way,
-//! which is then best cut short. Effects are idempotent: a restarted daemon repeats them. The epoch of a flow's entry never
-//! goes down. What is to be undone for a process, socket or entry that is gone meanwhile succeeds.
+//! Commands of one move take effect in the order they were given. An undoing command may arrive while another is under
+//! way, which is then best cut short. Effects are idempotent: a restarted daemon repeats them. The epoch of a flow's
+//! entry never decreases. A command that undoes something succeeds for a process, socket or entry that has disappeared
+//! meanwhile.
 //!
-//! "Writes down" means: where a later life of the daemon on this host finds it ([`super::RecoveredMove`]).
+//! "Saves" means: to a place where a restarted daemon on this host finds it ([`super::RecoveredMove`]).
 //!
-//! | command | who | the daemon |
+//! | command | role | the daemon |
 //! | --- | --- | --- |
-//! | `Check` | donor | reads what the process uses and names what cannot move (a flow in a handoff too); touches nothing |
-//! | `CopyRound` | donor | the first writes down the move, begins to follow what changes, and waits for the acceptor's verdict before it sends memory; each sends what has changed since the one before |
-//! | `Note` | donor | writes down the flows that may be diverted from now on, and the peers |
-//! | `Freeze` | donor | writes down that it freezes, switches each flow to "transit out", stops the process, sends the rest. Again with flows that came late. Of a clone: stops, sends and lets go on |
-//! | `Thaw` | donor | undoes all of that: flows owned at the epochs given, the process goes on. Until `Forget` it stays written down that the move was noted, if it was, without flows |
-//! | `Release` | donor | flows become "moved", those that are kept owned, the process is ended silently (with post-copy: once its memory has been fetched, or nobody can fetch it any more), what was written down is removed |
-//! | `Examine` | acceptor | policy, files, libraries, numbers, memory and disk; touches nothing |
-//! | `Build` | acceptor | makes the husk that the process is put into, writes down the move, takes what rounds bring |
-//! | `Arm` | acceptor | the hold of these flows ("transit in", the donor's epoch and one) |
-//! | `Restore` | acceptor | waits for the bytes, writes down flows, peers and that it may be committed, puts everything into the husk; nothing may leave or run yet |
-//! | `Go` | acceptor | flows owned at the epochs given, holds flushed, sockets of `lost` flows closed silently, the process runs; writes down that it does. Once this is written, it changes nothing |
-//! | `Discard` | acceptor | removes husk, holds, sockets and what was written down |
-//! | `Forget` | donor, acceptor | removes what was written down; the process stays |
-//! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; what there is to prepare is written down. Below the hops of the connection's last switch it changes nothing and succeeds |
+//! | `Check` | donor | reads the resources the process uses and names obstacles (including a flow in a handoff); touches nothing |
+//! | `CopyRound` | donor | the first round saves the move, begins to track changes, and waits for the acceptor's verdict before it sends memory; each round sends the changes since the one before |
+//! | `Note` | donor | saves the flows that may be diverted from then on, and the peers |
+//! | `Freeze` | donor | saves that it freezes, switches each flow to "transit out", stops the process, sends the rest; repeated for flows that appeared late. A clone's original is stopped, sent, and resumed |
+//! | `Thaw` | donor | undoes `Freeze`: flows owned at the given epochs, the process continues. A saved `Note` stays until `Forget`, without flows |
+//! | `Release` | donor | flows become "moved", kept ones owned; the process is ended silently (with post-copy: once all its pages have been fetched, or no node can fetch them any more); saved state is removed |
+//! | `Examine` | acceptor | checks policy, files, libraries, numbers, memory and disk; touches nothing |
+//! | `Build` | acceptor | makes the empty process, saves the move, receives the pages of the rounds |
+//! | `Arm` | acceptor | arms the hold of the flows ("transit in", at the donor's epoch and one) |
+//! | `Restore` | acceptor | waits for the bytes, saves flows, peers and that a commit may be requested, puts everything into the empty process; nothing may leave or run yet |
+//! | `Go` | acceptor | flows owned at the given epochs, holds flushed, sockets of `lost` flows closed silently, the process runs; saves that it does. Once saved, a repetition changes nothing |
+//! | `Discard` | acceptor | removes the empty process, holds, sockets and saved state |
+//! | `Forget` | donor, acceptor | removes saved state; the process stays |
+//! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; a preparation is saved. Below the hop count of the connection's last switch it changes nothing and succeeds |
 //! | `Arbitrate`, `Lookup` | holder | as the handoff's commands of that name, in one order with them |
 
 use super::predict::Shape;
@@ -33,11 +34,11 @@ use holdfast_wire::migration::{
 };
 use holdfast_wire::{Change, Epoch, Flow, MoveId, NodeId, Record, Refusal};
 
-/// Names a command, unique in the life of a machine.
+/// Identifies a command, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// Names a process (with all its children) of this node; the daemon's number.
+/// Identifies a process (with all its children) of this node, by the daemon's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u64);
 
@@ -46,11 +47,11 @@ pub struct ProcessId(pub u64);
 pub struct FlowEpoch {
     /// The flow.
     pub flow: Flow,
-    /// The epoch that its entry on this node has from then on.
+    /// Epoch of the flow's entry on this node from then on.
     pub epoch: Epoch,
 }
 
-/// Something for the daemon to carry out; the table in this module's text says what each means.
+/// An operation for the daemon; the table in the module documentation defines each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are what their types say
 pub enum Command {
@@ -65,30 +66,30 @@ pub enum Command {
         process: ProcessId,
         to: NodeId,
         sockets: SocketStrategy,
-        /// The original stays, with its connections.
+        /// True for a clone: the original stays, with its connections.
         clone: bool,
-        /// Checksums of the stopped process follow all else.
+        /// True to send checksums of the stopped process last.
         verify: bool,
-        /// The round ends with the acceptor's verdict, before memory is sent.
+        /// True to end the round with the acceptor's verdict, before memory is sent.
         rehearsal: bool,
-        /// From 1 on.
+        /// Number of the round, from 1 on.
         round: u32,
     },
     Note {
         token: Token,
         id: MoveId,
-        /// All of them each time.
+        /// All flows of the process, each time.
         flows: Vec<FlowAt>,
         peers: Vec<PeerConnections>,
     },
     Freeze {
         token: Token,
         id: MoveId,
-        /// With the epoch of the transit.
+        /// The flows, with the epochs of their transits.
         flows: Vec<FlowEpoch>,
-        /// Memory stays behind and is fetched from here.
+        /// True to leave the remaining pages here until they are fetched (post-copy).
         post_copy: bool,
-        /// The original goes on as soon as it is copied.
+        /// True to resume the original as soon as it is copied.
         clone: bool,
     },
     Thaw {
@@ -99,13 +100,13 @@ pub enum Command {
     Release {
         token: Token,
         id: MoveId,
-        /// Where stragglers go.
+        /// Node to which stragglers are forwarded.
         to: NodeId,
-        /// With the epoch at which the flow left.
+        /// The flows, with the epochs at which they moved away.
         flows: Vec<FlowEpoch>,
-        /// Flows that the process had closed: the rest of them is this node's, at these epochs.
+        /// Flows that the process closed before the freeze: their remains belong to this node, at these epochs.
         kept: Vec<FlowEpoch>,
-        /// Connections whose packets this node goes on to forward, both ways.
+        /// Connections whose packets this node continues to forward, in both directions.
         forwarded: Vec<Flow>,
     },
     Examine {
@@ -121,7 +122,7 @@ pub enum Command {
     Arm {
         token: Token,
         id: MoveId,
-        /// With the epoch at which the *donor* owns the flow; the entry here gets the next one.
+        /// The flows, with the epochs at which the *donor* owns them; the entries on this node get the next ones.
         flows: Vec<FlowAt>,
     },
     Restore {
@@ -130,14 +131,14 @@ pub enum Command {
         flows: Vec<FlowAt>,
         peers: Vec<PeerConnections>,
         forwarded: Vec<Flow>,
-        /// That the donor sent while the process was frozen.
+        /// Number of bytes that the donor sent while the process was frozen.
         bytes: u64,
     },
     Go {
         token: Token,
         id: MoveId,
         flows: Vec<FlowEpoch>,
-        /// Restored, but others' meanwhile.
+        /// Restored flows that have another owner meanwhile.
         lost: Vec<Flow>,
     },
     Discard {
@@ -154,7 +155,7 @@ pub enum Command {
         hops: u32,
         step: TranslateStep,
         to: NodeId,
-        /// As the moving process sees them: here, local and remote are the other way round.
+        /// The connections as the moving process sees them: here, local and remote are exchanged.
         connections: Vec<Flow>,
     },
     Arbitrate {
@@ -168,98 +169,98 @@ pub enum Command {
     },
 }
 
-/// A process that can move.
+/// Report on a process that can move.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// How often it has moved before.
+    /// Number of earlier moves of the process.
     pub hops: u32,
-    /// Bytes of memory that would be sent.
+    /// Bytes of memory to send.
     pub memory: u64,
-    /// Its processes, threads and mappings.
+    /// Number of its processes, threads and mappings.
     pub shape: Shape,
     /// All its sockets.
     pub sockets: u32,
-    /// Its flows; of a clone none.
+    /// Its flows; none for a clone.
     pub flows: Vec<FlowAt>,
-    /// Its connections to other nodes with a daemon, by where their other ends are now.
+    /// Its connections to other nodes with a daemon, grouped by the current node of the other end.
     pub peers: Vec<PeerConnections>,
-    /// Its connections to hosts without one, which this node will go on to forward.
+    /// Its connections to hosts without a daemon, which this node will continue to forward.
     pub forwarded: Vec<Flow>,
-    /// What it uses, for the acceptor; coded by `sys`.
+    /// Description of its resources for the acceptor; coded by `sys`.
     pub description: Bytes,
 }
 
-/// A round of copying.
+/// Report on a round of copying.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoundReport {
-    /// Why the acceptor does not take the process: then nothing else is known.
+    /// The acceptor's reasons for refusing the process; the other fields are then empty.
     pub refusals: Vec<String>,
     /// Bytes of memory and sockets sent.
     pub copied: u64,
-    /// Bytes more that they would have been without compression.
+    /// Bytes that compression saved.
     pub saved: u64,
-    /// Bytes changed since memory was looked at last, about: the next round, or the freeze, would send these.
+    /// Approximate bytes changed since the last memory scan: the next round, or the freeze, would send these.
     pub dirty: u64,
-    /// In how long they were changed.
+    /// Time in which they were changed.
     pub dirtied_in: Duration,
-    /// How long it took, from the scan to the last byte's leaving.
+    /// Duration of the round, from the scan until the last byte was sent.
     pub duration: Duration,
-    /// As in [`CheckReport`], now.
+    /// Current value, as in [`CheckReport`].
     pub shape: Shape,
-    /// As in [`CheckReport`], now.
+    /// Current value, as in [`CheckReport`].
     pub sockets: u32,
-    /// As in [`CheckReport`], now.
+    /// Current value, as in [`CheckReport`].
     pub flows: Vec<FlowAt>,
-    /// As in [`CheckReport`], now.
+    /// Current value, as in [`CheckReport`].
     pub peers: Vec<PeerConnections>,
-    /// As in [`CheckReport`], now.
+    /// Current value, as in [`CheckReport`].
     pub forwarded: Vec<Flow>,
 }
 
-/// A freeze.
+/// Report on a freeze.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreezeReport {
-    /// For how long it has stood still.
+    /// Time since the process was stopped.
     pub stands: Duration,
     /// Bytes sent since it was stopped.
     pub bytes: u64,
-    /// Bytes more that they would have been without compression.
+    /// Bytes that compression saved.
     pub saved: u64,
-    /// Bytes of memory that follow, since the command let them.
+    /// Bytes of memory left to post-copy, if the command allowed it.
     pub follows: u64,
     /// Flows of the command that were closed before.
     pub gone: Vec<Flow>,
-    /// Flows of the process that no command named: they came since the last round.
+    /// Flows of the process that no command named: they appeared after the last round.
     pub late: Vec<FlowAt>,
-    /// What took how long since it was stopped.
+    /// Durations of the steps since the process was stopped.
     pub steps: Vec<StepTime>,
 }
 
-/// The end of a command.
+/// The completion of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Completion {
-    /// Of the command.
+    /// Token of the command.
     pub token: Token,
-    /// What came of it.
+    /// Results of the command.
     pub results: Results,
 }
 
-/// What came of the command of the like name.
+/// Results of the command of the corresponding name.
 ///
-/// A text says why it failed. After a failed `CopyRound`, `Note` or `Freeze` the machine lets the process go on (`Thaw`),
-/// unless it moved after all; after a failed `Build`, `Arm` or `Restore` it discards. `Thaw`, `Release` and `Go` that
-/// fail are tried again, five times.
+/// A text explains the failure. After a failed `CopyRound`, `Note` or `Freeze` the machine resumes the process
+/// (`Thaw`), unless it moved after all; after a failed `Build`, `Arm` or `Restore` it discards. A failed `Thaw`,
+/// `Release` or `Go` is retried, five times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Results {
-    /// Or all that is in the way.
+    /// The report, or all obstacles.
     Checked(Result<CheckReport, Vec<String>>),
     Copied(Result<RoundReport, String>),
     Noted(Result<(), String>),
     Frozen(Result<FreezeReport, String>),
     Thawed(Result<(), String>),
     Released(Result<(), String>),
-    /// Or all that is in the way.
+    /// Success, or all obstacles.
     Examined(Result<(), Vec<String>>),
     Built(Result<(), String>),
     Armed(Result<(), String>),
@@ -272,11 +273,11 @@ pub enum Results {
     LookedUp(Vec<Option<Record>>),
 }
 
-/// A process runs here.
+/// Report on a process that runs here after a move.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Went {
-    /// For how long it has.
+    /// Time since it began to run.
     pub ago: Duration,
-    /// Steps of putting it together.
+    /// Durations of the restore's steps.
     pub steps: Vec<StepTime>,
 }

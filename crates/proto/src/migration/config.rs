@@ -1,4 +1,4 @@
-//! What a machine is told when it starts.
+//! Configuration of a migration machine.
 
 use core::time::Duration;
 use holdfast_wire::NodeId;
@@ -7,45 +7,47 @@ use std::collections::BTreeSet;
 /// The settings of a [`super::Migration`]. [`Config::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// This node.
+    /// The node of the machine.
     pub node: NodeId,
-    /// This daemon's start, greater than that of any earlier one of this node (for example nanoseconds since 1970).
+    /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
     pub boot: u64,
-    /// Who keeps the steering table.
+    /// The node that keeps the steering table.
     pub holder: NodeId,
     /// The other nodes of the group.
     pub peers: BTreeSet<NodeId>,
-    /// How many processes this node takes at a time (1).
+    /// Most processes that this node takes at a time (1).
     pub incoming_max: usize,
-    /// The most rounds of copying (30).
+    /// Most rounds of copying (30).
     pub rounds_max: u32,
-    /// The longest time for rounds after the first (2 minutes).
+    /// Longest time for rounds after the first (2 minutes).
     pub rounds_time_max: Duration,
-    /// How long an acceptor may take to say whether it takes a process (10 s: it compares files).
+    /// Longest time for an acceptor to answer an offer (10 s: it compares files).
     pub offer_timeout: Duration,
-    /// How long it may take to make what the process is put into (30 s).
+    /// Longest time for the acceptor to make the empty process (30 s).
     pub build_timeout: Duration,
-    /// How long acceptor and peers may take before the divert (2 s).
+    /// Longest time for acceptor and peers to prepare for the divert (2 s).
     pub arm_timeout: Duration,
-    /// How long the holder may take to divert (500 ms).
+    /// Longest time for the holder to divert (500 ms).
     pub divert_timeout: Duration,
-    /// How long the acceptor may take from the last byte to `Done` (1 s), besides the time that the bytes take four
-    /// times over.
+    /// Longest time from the last byte sent to the acceptor's `Done` (1 s), plus four times the predicted transfer time
+    /// of the bytes.
     pub transfer_timeout: Duration,
-    /// How long an acceptor waits for the process (15 minutes, more than any rounds take).
+    /// Longest time an acceptor waits for the process (15 minutes, more than any rounds take).
     pub take_timeout: Duration,
-    /// When a peer that prepared a translation and heard no more asks the holder, again and again (5 s).
+    /// Interval at which a peer with a prepared translation asks the holder when no other frame of the move arrives (5
+    /// s).
     pub doubt_timeout: Duration,
-    /// When a question is first asked again (50 ms); the wait doubles each time.
+    /// Time until a request is first repeated (50 ms); the wait doubles each time.
     pub ask_retry_min: Duration,
-    /// The longest wait between two times (1 s).
+    /// Longest wait between two repetitions (1 s).
     pub ask_retry_max: Duration,
-    /// When a failed `Thaw`, `Release` or `Go` is tried again (20 ms), up to five times.
+    /// Time until a failed `Thaw`, `Release` or `Go` is retried (20 ms), up to five times.
     pub command_retry: Duration,
 }
 
 impl Config {
-    /// The defaults for `node`, whose daemon started at `boot`, in a group of `peers` where `holder` keeps the table.
+    /// Returns the defaults for `node`, for a daemon that started at `boot`, in a group of `peers` where `holder` keeps
+    /// the table.
     pub fn new(
         node: NodeId,
         boot: u64,

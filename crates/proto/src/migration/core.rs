@@ -1,4 +1,4 @@
-//! What the roles share: outputs, timers, tokens, and which flows are moving.
+//! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
 use super::Output;
 use super::asks::Question;
@@ -10,33 +10,33 @@ use holdfast_wire::migration::{MoveFrame, TranslateStep};
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, Frame, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What a timer is for.
+/// Purpose of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// A move given: its step takes too long.
+    /// A move given: timeout of its step.
     Given(MoveId),
-    /// Its divert is asked again.
+    /// A move given: repetition of its divert.
     Divert(MoveId),
-    /// A move taken: it is waited for too long, or `Done` is due again.
+    /// A move taken: timeout of its wait, or repetition of `Done`.
     Taken(MoveId),
-    /// A question to the holder; by its number.
+    /// A request to the holder, by its number.
     Ask(u64),
-    /// A failed command that is due again.
+    /// A failed command to repeat.
     Again(Token),
-    /// A peer has not said that it translates.
+    /// A peer's missing answer to `Translate`.
     Tell(MoveId, NodeId),
-    /// A translation was prepared here, and nothing heard since.
+    /// A translation prepared here without a later frame.
     Doubt(MoveId),
 }
 
-/// What a command was for, kept until its completion.
+/// Purpose of a command, kept until its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Check(MoveId),
     Round(MoveId),
     Note(MoveId),
     Freeze(MoveId),
-    /// With how often it was given before.
+    /// With the number of the attempt.
     Thaw(MoveId, u32),
     Release(MoveId, u32),
     Examine(MoveId),
@@ -46,35 +46,35 @@ pub(super) enum Purpose {
     Go(MoveId, u32),
     Discard(MoveId),
     Forget(MoveId),
-    /// Asked by that node; by none when this node asked the holder itself.
+    /// Requested by that node; by none if this node asked the holder itself.
     Translate(MoveId, Option<NodeId>, TranslateStep),
-    /// A question of this node, which is the holder.
+    /// A request of this node, which is the holder.
     Holder(u64),
 }
 
-/// A flow that takes part in a move here.
+/// A flow that takes part in a move on this node.
 #[derive(Debug)]
 pub(super) struct Moving {
     pub id: MoveId,
-    /// Changes reported meanwhile; they wait for its end.
+    /// Changes reported during the move; deferred until its end.
     pub deferred: Vec<Change>,
 }
 
 impl Moving {
-    /// Whether it was closed meanwhile.
+    /// Returns true if the flow was closed during the move.
     pub(super) fn is_removed(&self) -> bool {
         let mut deferred = self.deferred.iter();
         deferred.any(|change| change.kind == ChangeKind::Remove)
     }
 }
 
-/// See the module's text.
+/// State that the roles share.
 #[derive(Debug)]
 pub(super) struct Core {
     pub config: Config,
     pub outputs: VecDeque<Output>,
     pub commands: BTreeMap<Token, Purpose>,
-    /// Failed commands that wait to be given again.
+    /// Failed commands that wait for their repetition.
     pub again: BTreeMap<Token, Purpose>,
     pub questions: BTreeMap<u64, Question>,
     pub moving: BTreeMap<Flow, Moving>,
@@ -96,7 +96,7 @@ impl Core {
         }
     }
 
-    /// A number this machine has not used: for moves, tokens and questions.
+    /// Returns a number that this machine has not used: for moves, tokens and holder requests.
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -115,14 +115,14 @@ impl Core {
         self.event(Event::Ignored { from, what, why });
     }
 
-    /// Gives a command; `make` gets its token.
+    /// Emits a command; `make` gets its token.
     pub(super) fn command(&mut self, purpose: Purpose, make: impl FnOnce(Token) -> Command) {
         let token = Token(self.number());
         self.commands.insert(token, purpose);
         self.outputs.push_back(Output::Do(make(token)));
     }
 
-    /// Keeps a failed command until it is due again; says whether it is worth it.
+    /// Schedules a failed command for repetition; returns false if it was the last attempt.
     pub(super) fn later(&mut self, now: Duration, purpose: Purpose, attempt: u32) -> bool {
         if attempt >= ATTEMPTS_MAX {
             return false;
@@ -134,7 +134,7 @@ impl Core {
         true
     }
 
-    /// Sets a timer anew, or clears it.
+    /// Resets or clears a timer.
     pub(super) fn set_timer(
         &mut self,
         timer: Timer,
@@ -149,7 +149,7 @@ impl Core {
         }
     }
 
-    /// Marks flows as moving; gives the first that takes part in another move.
+    /// Marks flows as moving; on failure returns the first that takes part in another move.
     pub(super) fn begin_flows(
         &mut self,
         id: MoveId,
@@ -166,8 +166,10 @@ impl Core {
         Ok(())
     }
 
-    /// The move's flows no longer move. What was reported about them meanwhile is reported now: of a flow that `moved` away
-    /// only what came after its removal, of another all of it, its removal with the epoch that it has in `ours`.
+    /// Ends the move's flows and reports their deferred changes.
+    ///
+    /// For a flow that `moved` away, only the changes after its removal are reported. For any other flow all are, its
+    /// removal with the flow's epoch in `ours`.
     pub(super) fn end_flows(
         &mut self,
         id: MoveId,
@@ -197,5 +199,5 @@ impl Core {
     }
 }
 
-/// How often a command that must succeed is given.
+/// Most attempts of a command that must succeed.
 const ATTEMPTS_MAX: u32 = 5;

@@ -1,6 +1,6 @@
-//! The donor's first half: from a request until the acceptor says that it would take the process.
+//! The donor's first half: from a request until the acceptor accepts the offer.
 //!
-//! Up to there nothing was touched, and every failure costs nothing.
+//! Nothing has been touched until then, and a failure costs nothing.
 
 use super::command::{CheckReport, Command, ProcessId};
 use super::core::{Purpose, Timer};
@@ -15,68 +15,68 @@ use holdfast_wire::migration::{MoveFrame, Offer, PeerConnections};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where a move is.
+/// Stage of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Checking,
     Offering,
     Copying,
-    /// For the acceptor to be ready, after a round.
+    /// Waiting for the acceptor to be ready, after a round.
     Awaiting,
     Arming,
     Noting,
     Diverting,
     Freezing,
     Transferring,
-    /// The holder is asked how it ended.
+    /// Waiting for the holder's decision.
     Settling,
     Thawing,
     Releasing,
-    /// The outcome is told; the holder still has the process's record.
+    /// The outcome is reported; the holder still has the process's record.
     Removing,
 }
 
-/// A move given.
+/// A move that this node gives.
 #[derive(Debug)]
 pub(super) struct Given {
     pub process: ProcessId,
     pub to: NodeId,
     pub options: Options,
     pub stage: Stage,
-    /// When the move began; from the freeze's preparation on, when the stage began.
+    /// Start of the move; from the preparation of the freeze on, start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
-    /// When flows that the holder did not divert are asked for again.
+    /// Time at which to repeat the divert of flows that the holder did not divert.
     pub divert_again: Option<Duration>,
-    /// The open question to the holder.
+    /// The open request to the holder.
     pub question: Option<u64>,
     pub hops: u32,
     pub flows: BTreeMap<Flow, Place>,
     pub peers: Vec<PeerConnections>,
     pub forwarded: Vec<Flow>,
-    /// Peers that have not said yet that they are prepared.
+    /// Peers that have not reported their preparation yet.
     pub unprepared: BTreeSet<NodeId>,
-    /// Counts the `Arm`s; the last one is answered.
+    /// Number of `Arm`s sent; only an answer to the last one counts.
     pub part: u32,
     pub armed: bool,
     pub built: bool,
-    /// The holder was, or may have been, asked to divert.
+    /// True if the holder was, or may have been, asked to divert.
     pub asked: bool,
-    /// The process was, or may have been, stopped.
+    /// True if the process was, or may have been, stopped.
     pub frozen: bool,
     pub rounds: Rounds,
-    /// What is left of memory when it is frozen may follow it.
+    /// True if the remaining pages may be sent by post-copy.
     pub may_follow: bool,
     pub load: Load,
-    /// Why it stays, should it stay.
+    /// Reason reported if the process stays.
     pub reason: Reason,
-    /// At which this node owns the process's record again.
+    /// Epoch at which this node owns the process's record again.
     pub record: Option<Epoch>,
-    /// A copy of it runs.
+    /// True if a clone of the process runs.
     pub cloned: bool,
-    /// The holder has no record of it.
+    /// True if the holder has no record of the process.
     pub in_doubt: bool,
-    /// Bytes that compression saved while it was frozen.
+    /// Bytes that compression saved during the freeze.
     pub frozen_saved: u64,
     pub summary: Summary,
 }
@@ -114,7 +114,7 @@ impl Given {
         }
     }
 
-    /// Ends the stage; gives how long it took.
+    /// Enters `stage`; returns the duration of the previous one.
     pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> Duration {
         let took = now.saturating_sub(self.since);
         self.since = now;
@@ -209,7 +209,8 @@ impl Migration {
             sockets: options.sockets_in_freeze(report.sockets),
             shape: report.shape,
         };
-        // No round makes a freeze shorter than one that sends nothing; where memory may follow, it is as short as it can be.
+        // No round makes a freeze shorter than one that sends no memory. With post-copy the freeze is that short in any
+        // case, so the limit does not apply here.
         let predicted = model.predict(options.sockets, given.load);
         given.summary.predicted = predicted;
         let max = options.max_freeze.filter(|_| !options.post_copy);
@@ -236,12 +237,12 @@ impl Migration {
         self.set_deadline(id, Some(now + self.core.config.offer_timeout));
     }
 
-    /// Whether the sockets as they are now can move; they are marked as moving.
+    /// Checks that the current sockets can move, and marks their flows as moving.
     pub(super) fn check_sockets(&mut self, id: MoveId) -> Result<(), Reason> {
         let Some(given) = self.donor.get(&id) else {
             return Ok(());
         };
-        // Two changes more for the process itself.
+        // A request has two more changes, for the process itself.
         if given.flows.len() > ENTRIES_MAX - 2 {
             return Err(Reason::TooManyFlows(given.flows.len()));
         }
@@ -272,7 +273,7 @@ impl Migration {
         self.copy_round(id);
     }
 
-    /// The move ends before anything was touched.
+    /// Ends a move before anything was touched.
     pub(super) fn keep(&mut self, id: MoveId, reason: Reason) {
         let Some(given) = self.donor.get(&id) else {
             return;
@@ -283,7 +284,7 @@ impl Migration {
         self.end_given(id, Outcome::Kept { reason });
     }
 
-    /// The move has ended, and nothing of it was written down.
+    /// Ends a move that has no saved state.
     pub(super) fn end_given(&mut self, id: MoveId, outcome: Outcome) {
         self.tell_outcome(id, outcome);
         self.donor.remove(&id);
@@ -305,7 +306,7 @@ impl Migration {
         });
     }
 
-    /// A step of a move takes too long.
+    /// Handles the timeout of a step.
     pub(super) fn given_timed_out(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -325,7 +326,7 @@ impl Migration {
         self.fail(now, id, Reason::TimedOut { peer, step });
     }
 
-    /// The channel to a node is gone: moves to it fail, or the holder says how they ended.
+    /// Handles the loss of a channel: moves to that node fail, or the holder decides them.
     pub(super) fn acceptor_lost(&mut self, now: Duration, peer: NodeId) {
         let moves = self.donor.iter().filter(|(_, given)| given.to == peer);
         let moves: Vec<MoveId> = moves.map(|(id, _)| *id).collect();

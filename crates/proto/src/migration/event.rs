@@ -1,37 +1,37 @@
-//! What happened, for logs, metrics and whoever asked.
+//! Events of a migration machine: for logs, for metrics, and for the requester.
 
 use core::time::Duration;
 use holdfast_wire::migration::StepTime;
 use holdfast_wire::{Change, Epoch, Flow, MoveId, NodeId, Record, Refusal};
 use std::fmt;
 
-/// How a move ended for its process.
+/// Outcome of a move for its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It runs at the acceptor, and no more here.
+    /// The process runs at the acceptor only.
     Moved,
-    /// A copy runs at the acceptor, the original here.
+    /// A clone runs at the acceptor, and the original on this node.
     Cloned,
-    /// It stays here and runs on.
+    /// The process stays on this node and continues.
     Kept {
-        /// Why.
+        /// Reason for staying.
         reason: Reason,
     },
 }
 
-/// Why a process stays.
+/// Reason for a process to stay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// It uses what cannot move.
+    /// The process uses something that cannot move.
     #[error("the process cannot move: {}", .0.join("; "))]
     Blocked(Vec<String>),
-    /// A flow of it takes part in another move.
+    /// One of its flows takes part in another move.
     #[error("its flow {0} is moving already; try again when that has ended")]
     FlowMoving(Flow),
     /// The other end of one of its connections is moving.
     #[error("the other end of its connection {0} is moving; try again when that has ended")]
     PeerMoving(Flow),
-    /// More than a question to the holder may have.
+    /// The process has more flows than a request to the holder can name.
     #[error("it has {0} flows, more than can be moved at once")]
     TooManyFlows(usize),
     /// The acceptor refused.
@@ -39,98 +39,99 @@ pub enum Reason {
     Refused {
         /// The acceptor.
         by: NodeId,
-        /// Its words.
+        /// The acceptor's explanations.
         whys: Vec<String>,
     },
-    /// A peer of one of its connections refused.
+    /// The peer of one of its connections refused.
     #[error("node {by}, which it has connections to, refused: {why}")]
     PeerRefused {
         /// The peer.
         by: NodeId,
-        /// Its words.
+        /// The peer's explanation.
         why: String,
     },
-    /// It would be frozen for longer than was allowed.
+    /// The predicted freeze exceeds the limit.
     #[error(
         "it would be frozen for {:.1} ms, more than {:.1} ms; allow more, or move it when it does less",
         .predicted.as_secs_f64() * 1e3, .max.as_secs_f64() * 1e3
     )]
     FreezeTooLong {
-        /// The least predicted.
+        /// The least freeze predicted.
         predicted: Duration,
-        /// What was allowed.
+        /// The limit.
         max: Duration,
     },
-    /// A command failed here.
+    /// A command failed on this node.
     #[error("{step} failed: {why}")]
     Failed {
-        /// In which step.
+        /// Step of the move.
         step: Step,
-        /// The daemon's words.
+        /// The daemon's explanation.
         why: String,
     },
-    /// No answer in time.
+    /// A node did not answer in time.
     #[error("node {peer} did not answer in time ({step}); look whether its holdfastd runs")]
     TimedOut {
-        /// Who.
+        /// The node that did not answer.
         peer: NodeId,
-        /// In which step.
+        /// Step of the move.
         step: Step,
     },
     /// The channel to the acceptor was lost.
     #[error("the channel to node {peer} was lost ({step})")]
     PeerLost {
-        /// Who.
+        /// The acceptor.
         peer: NodeId,
-        /// In which step.
+        /// Step of the move.
         step: Step,
     },
-    /// The acceptor gave up.
+    /// The acceptor aborted the move.
     #[error("node {by} gave up: {why}")]
     Aborted {
         /// The acceptor.
         by: NodeId,
-        /// Its words.
+        /// The acceptor's explanation.
         why: String,
     },
-    /// The holder knows it otherwise than this node.
+    /// The holder's record of the process contradicts this node's request.
     #[error("the holder refused to divert it: {0}")]
     NotDiverted(Refusal),
-    /// Another node has a flow of it.
+    /// Another node owns one of its flows.
     #[error("its flow {flow} is not this node's: {record}")]
     NotOurs {
         /// The flow.
         flow: Flow,
-        /// Whose it is.
+        /// The holder's record of the flow.
         record: Record,
     },
-    /// The daemon restarted in the middle.
+    /// The daemon restarted during the move.
     #[error("the daemon restarted while it moved")]
     Restarted,
-    /// Somebody wants it so.
+    /// The move was cancelled by request.
     #[error("the move was cancelled")]
     Cancelled,
-    /// The acceptor was only asked, and would take it ([`Options::rehearsal`](super::Options::rehearsal)).
+    /// Only a rehearsal was requested, and the acceptor would take the process
+    /// ([`Options::rehearsal`](super::Options::rehearsal)).
     #[error("it was only asked whether it can move, and it can")]
     Rehearsed,
 }
 
-/// The steps of a move, as the donor sees them.
+/// Steps of a move, as the donor sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
-    /// What the process uses is read.
+    /// Read which resources the process uses.
     Check,
-    /// The acceptor looks whether it can take it.
+    /// Ask if the acceptor can take the process.
     Offer,
-    /// Copied while it runs.
+    /// Copy the process while it runs.
     Copy,
-    /// Acceptor and peers prepare for the freeze.
+    /// Prepare acceptor and peers for the freeze.
     Arm,
-    /// The holder is told.
+    /// Mark the process and its flows as in transit at the holder.
     Divert,
-    /// Stopped, and the rest sent.
+    /// Stop the process and send the rest.
     Freeze,
-    /// Restored and committed; until the acceptor says so.
+    /// Restore and commit the process, until the acceptor reports `Done`.
     Transfer,
 }
 
@@ -148,104 +149,104 @@ impl fmt::Display for Step {
     }
 }
 
-/// Where the time of a move went, as its donor knows it. Zero for a phase that was not reached.
+/// Durations of a move's phases, as its donor measures them. Zero for a phase that was not reached.
 ///
-/// `extract + transfer + restore + commit` is the freeze, as the donor can see it: it is too long by the way of the frame
-/// `Done`, which counts as transfer.
+/// `extract + transfer + restore + commit` is the freeze as the donor can see it. The sum exceeds the true freeze by
+/// the delay of the frame `Done`, which counts as transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
     /// Check, offer, and all rounds.
     pub copy: Duration,
     /// From the last round until acceptor and peers are prepared.
     pub arm: Duration,
-    /// From there until the holder has diverted, and the process stands still.
+    /// From there until the holder has diverted and the process is stopped.
     pub divert: Duration,
     /// From there until all has been sent.
     pub extract: Duration,
-    /// From there until `Done`, without what the acceptor says it spent.
+    /// From there until `Done`, less the time the acceptor reports for itself.
     pub transfer: Duration,
-    /// At the acceptor: until restored.
+    /// At the acceptor: until the process is restored.
     pub restore: Duration,
-    /// At the acceptor: from there until it runs.
+    /// At the acceptor: from there until the process runs.
     pub commit: Duration,
 }
 
 impl Phases {
-    /// The freeze as the donor sees it.
+    /// Returns the freeze as the donor sees it.
     pub fn freeze(&self) -> Duration {
         self.extract + self.transfer + self.restore + self.commit
     }
 }
 
-/// What a move was, told with its outcome.
+/// Measurements of a move, reported with its outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Rounds of copying.
+    /// Number of copying rounds.
     pub rounds: u32,
-    /// Bytes sent in them.
+    /// Bytes sent in the rounds.
     pub copied: u64,
-    /// Bytes sent while it was frozen.
+    /// Bytes sent while the process was frozen.
     pub bytes: u64,
-    /// Bytes that were not sent, in both, since memory was compressed.
+    /// Bytes that compression saved, in the rounds and in the freeze.
     pub saved: u64,
-    /// The freeze that was predicted.
+    /// The predicted freeze.
     pub predicted: Duration,
-    /// Whether memory followed it.
+    /// True if pages were sent after the process resumed (post-copy).
     pub post_copy: bool,
-    /// Bytes of memory that did.
+    /// Bytes of memory sent by post-copy.
     pub follows: u64,
-    /// Where the time went.
+    /// Durations of the phases.
     pub phases: Phases,
-    /// The freeze step by step, at the donor and at the acceptor, which work at the same time.
+    /// Durations of the freeze's steps, at the donor and at the acceptor, which work at the same time.
     pub steps: Box<[Vec<StepTime>; 2]>,
 }
 
-/// Something happened.
+/// An event of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A round of copying has ended.
     Round {
         /// The move.
         id: MoveId,
-        /// Which round, from 1 on.
+        /// Number of the round, from 1 on.
         round: u32,
         /// Bytes sent.
         copied: u64,
-        /// Bytes more that they would have been without compression.
+        /// Bytes that compression saved.
         saved: u64,
-        /// Bytes changed meanwhile.
+        /// Bytes changed during the round.
         dirty: u64,
-        /// Bytes that the process changes a second.
+        /// Rate at which the process changes memory, in bytes a second.
         dirty_rate: u64,
-        /// Bytes a second of the way to the acceptor.
+        /// Throughput of the path to the acceptor, in bytes a second.
         rate: u64,
-        /// The freeze, were it now.
+        /// The predicted freeze after this round.
         predicted: Duration,
     },
-    /// These connections will be forwarded by this node: their peers have no daemon, or it did not answer.
+    /// This node will forward these connections: their peers have no daemon, or it did not answer.
     Forwarded {
         /// The move.
         id: MoveId,
         /// The connections.
         connections: Vec<Flow>,
     },
-    /// A process runs at the acceptor, and so many bytes of its memory follow it.
+    /// A process runs at the acceptor, and its remaining pages are sent by post-copy.
     Follows {
         /// The move.
         id: MoveId,
-        /// Bytes that were left behind.
+        /// Bytes of memory still at the donor.
         bytes: u64,
     },
     /// A move from this node has ended.
     Outcome {
         /// The move.
         id: MoveId,
-        /// How.
+        /// The outcome.
         outcome: Outcome,
-        /// What it was.
+        /// Measurements of the move.
         summary: Box<Summary>,
     },
-    /// This node took a process; it runs.
+    /// This node took a process; the process runs.
     Accepted {
         /// The move.
         id: MoveId,
@@ -256,15 +257,15 @@ pub enum Event {
     Discarded {
         /// The move.
         id: MoveId,
-        /// Why.
+        /// Reason for giving up.
         why: String,
     },
-    /// To be reported to the holder, as what `handle_changes` of the handoff takes: it was kept back while it moved.
+    /// Changes to report to the holder, by `handle_changes` of the handoff. The machine deferred them during a move.
     Report {
         /// The changes.
         changes: Vec<Change>,
     },
-    /// The holder has not answered for a while; asked again and again. Told once per question.
+    /// The holder has not answered for a while; requests are repeated. Emitted once per request.
     HolderSilent {
         /// The holder.
         holder: NodeId,
@@ -274,22 +275,22 @@ pub enum Event {
         /// The move.
         id: MoveId,
     },
-    /// A `Thaw`, `Release`, `Go` or `Translate` failed for good.
+    /// A `Thaw`, `Release`, `Go` or `Translate` failed at its last attempt.
     Failed {
         /// The move.
         id: MoveId,
-        /// The command's name.
+        /// Name of the command.
         command: &'static str,
-        /// The daemon's words.
+        /// The daemon's explanation.
         why: String,
     },
-    /// A frame or completion had no use: late, repeated, or never asked for.
+    /// A frame or completion was ignored: late, repeated, or never requested.
     Ignored {
-        /// Who sent it; this node for a completion.
+        /// The sender; this node for a completion.
         from: NodeId,
-        /// The frame's name.
+        /// Name of the frame.
         what: &'static str,
-        /// Why it had no use.
+        /// Reason for ignoring it.
         why: &'static str,
     },
 }

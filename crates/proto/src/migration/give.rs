@@ -1,7 +1,7 @@
 //! The donor's second half: acceptor and peers prepare, the holder diverts, the process is frozen and sent.
 //!
-//! Flows may come until the process is stopped. Those that no round has seen are armed, diverted and sent while it is
-//! frozen: the steps are gone through once more, for them alone.
+//! Flows may appear until the process is stopped. Flows that no round has seen are armed, diverted and sent during the
+//! freeze: the steps are repeated once, for them alone.
 
 use super::Migration;
 use super::asks::{Answers, AskPurpose, OWNED, of_process};
@@ -13,26 +13,27 @@ use core::time::Duration;
 use holdfast_wire::migration::{FlowAt, MoveFrame, TranslateStep};
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, MoveId, NodeId, RecordState, Refusal};
 
-/// How long after a flow was not diverted it is asked for again.
+/// Time until a flow that was not diverted is requested again.
 const DIVERT_AGAIN: Duration = Duration::from_millis(1);
 
-/// A flow of a process that is given.
+/// A flow of a process that this node gives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
-    /// At which this node owns it.
+    /// Epoch at which this node owns the flow.
     pub epoch: Epoch,
     pub at: At,
 }
 
-/// How far it has come.
+/// Progress of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
     Ours,
     Diverted,
     Frozen,
-    /// Closed by the process before it was frozen: the rest of it is this node's, at the epoch of its place.
+    /// Closed by the process before the freeze: the remains belong to this node, at the epoch of this entry.
     Gone,
-    /// The holder has no record of it: it moved and was closed there, or was closed here before the holder heard of it.
+    /// The holder has no record of the flow: it moved and was closed there, or was closed here before the holder heard
+    /// of it.
     Unrecorded,
 }
 
@@ -52,7 +53,7 @@ impl Given {
 }
 
 impl Migration {
-    /// The rounds have ended: acceptor and peers prepare.
+    /// Prepares the freeze at acceptor and peers, after the rounds.
     pub(super) fn prepare_freeze(&mut self, now: Duration, id: MoveId) {
         let config = &self.core.config;
         let Some(given) = self.donor.get_mut(&id) else {
@@ -73,7 +74,7 @@ impl Migration {
         }
     }
 
-    /// The acceptor is to hold the packets of flows that are about to be diverted.
+    /// Has the acceptor hold the packets of flows that are about to be diverted.
     pub(super) fn arm(&mut self, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -108,7 +109,7 @@ impl Migration {
         self.note(now, id);
     }
 
-    /// A peer has prepared its translation.
+    /// Handles a peer's report on its preparation.
     pub(super) fn peer_prepared(
         &mut self,
         now: Duration,
@@ -128,7 +129,7 @@ impl Migration {
         }
     }
 
-    /// Peers did not answer: their connections are forwarded.
+    /// Forwards the connections of peers that did not answer.
     pub(super) fn forward_unprepared(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -146,7 +147,7 @@ impl Migration {
         self.note(now, id);
     }
 
-    /// Writes down what is about to be diverted, once acceptor and peers are prepared.
+    /// Saves the flows that are about to be diverted, once acceptor and peers are prepared.
     fn note(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -189,14 +190,14 @@ impl Migration {
             let step = Step::Arm;
             return self.fail(now, id, Reason::Failed { step, why });
         }
-        // Once for all that is asked again.
+        // One deadline covers all repetitions.
         if self.donor[&id].deadline.is_none() {
             self.set_deadline(id, Some(now + self.core.config.divert_timeout));
         }
         self.divert(now, id);
     }
 
-    /// Asks the holder to divert what is not diverted yet; with the first question also the process itself.
+    /// Asks the holder to divert the remaining flows; the first request also diverts the process itself.
     pub(super) fn divert(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -252,7 +253,7 @@ impl Migration {
                     place.at = At::Diverted;
                 }
                 _ if closed => place.at = At::Gone,
-                // The holder has not heard of it yet, or knows it at another epoch: it is asked again.
+                // The holder has not heard of the flow yet, or knows it at another epoch: request it again.
                 None => missing = true,
                 Some(record) if record.is_owned_by(node) => {
                     place.epoch = record.epoch;
@@ -276,7 +277,7 @@ impl Migration {
         }
     }
 
-    /// Flows that the holder did not divert are due again; their epochs may be others, and are written down.
+    /// Repeats the divert of flows that the holder did not divert. Their epochs may have changed, and are saved first.
     pub(super) fn divert_again(&mut self, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;

@@ -1,34 +1,39 @@
-//! How processes move from node to node with all their sockets: one machine per node, with the roles of donor, acceptor and
-//! peer (a node that a moving process has connections to). Who holds the steering table arbitrates, as for flows.
+//! Migration: how processes move from node to node with all their sockets. One machine per node has the roles of donor,
+//! acceptor and peer (a node to which a moving process has connections). The holder of the steering table arbitrates,
+//! as for flows.
 //!
 //! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`.
-//! Channels are as for the handoff. Memory does not go through the machine: it says when a round of copying is to be made
-//! and when the process is to be frozen; the daemon sends.
+//! Channels behave as for the handoff. Memory does not pass through the machine: the machine decides when to copy a
+//! round and when to freeze the process; the daemon sends the pages.
 //!
-//! **The decision is one compare-and-set.** A move has a record in the steering table ([`holdfast_wire::Flow::of_move`]),
-//! arbitrated by [`crate::ownership`] like a flow. The question that diverts names it first and then all flows of the process; so
-//! do that which commits and that which rolls back. The holder applies a question in one step, so the first of commit and
-//! rollback decides about all of them. Who is in doubt does not run the process, and asks. A commit names the process alone where
-//! all its flows were diverted with one question: [`crate::ownership::Together`].
+//! **The decision is one compare-and-set.** A move has a record in the steering table
+//! ([`holdfast_wire::Flow::of_move`]), arbitrated by [`crate::ownership`] like a flow. The divert request names that
+//! record first and then all flows of the process; so do the commit and rollback requests. The holder applies a request
+//! in one step, so the first of commit and rollback decides for all of them. A node in doubt does not run the process,
+//! and asks. If all flows of a process were diverted in one request, its commit names the process alone: see
+//! [`crate::ownership::Together`].
 //!
 //! | step | donor | acceptor | holder |
 //! | --- | --- | --- | --- |
-//! | check | names what cannot move; nothing is touched | | |
-//! | offer | | looks at policy, files, memory; refusing costs nothing | |
-//! | copy | rounds, until the predicted freeze no longer shrinks | makes the husk | |
+//! | check | names obstacles; nothing is touched | | |
+//! | offer | | checks policy, files, memory; refusing costs nothing | |
+//! | copy | rounds, until the predicted freeze no longer shrinks | makes the empty process | |
 //! | arm | peers prepare to translate | holds packets | |
 //! | divert | | | process, flows: owned → transit |
-//! | freeze | sends packets on, stops it, sends the rest | packets come | |
-//! | transfer | | restores it | process, flows: transit → owned |
-//! | | | it runs; peers switch | |
-//! | release | ends the original | tells the holder to forget the move | record removed |
+//! | freeze | forwards packets, stops the process, sends the rest | packets arrive | |
+//! | transfer | | restores the process | process, flows: transit → owned |
+//! | | | the process runs; peers switch | |
+//! | release | ends the original | has the record of the move removed | record removed |
 //!
-//! What never happens, whatever is lost, late, repeated or killed: a process that runs at two nodes. What always happens,
-//! once nodes and holder reach each other: it runs at one, which owns its flows, and nothing of it is left at the other.
+//! The *empty process* is made at the acceptor during the rounds, and becomes the restored process.
 //!
-//! A copy (`clone`) goes the same way without flows; the original is stopped while it is read, and goes on at once.
+//! Safety: a process never runs at two nodes, whatever frames are lost, late or repeated, and whatever daemons crash.
+//! Liveness: once nodes and holder reach each other, the process runs at one node, which owns its flows, and nothing of
+//! the process is left at the other.
 //!
-//! An answer to this machine's question has a number that [`Migration::is_answer`] knows from the handoff's.
+//! A clone takes the same steps without flows; the original is stopped while it is read, and continues at once.
+//!
+//! Requests of this machine to the holder have numbers that [`Migration::is_answer`] can tell from the handoff's.
 
 mod acceptor;
 mod asks;
@@ -65,26 +70,28 @@ use holdfast_wire::{Change, Flow, Frame, MoveId, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// How a process is to move.
+/// Options of a move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Make a copy, and leave the original where it is.
+    /// Make a clone, and leave the original running on this node.
     pub clone: bool,
-    /// How its sockets move.
+    /// Strategy for moving the sockets.
     pub sockets: SocketStrategy,
-    /// The longest freeze that may be predicted; where none can be had that is short enough, it stays.
+    /// Upper limit of the predicted freeze; the process stays if no prediction is within the limit.
     pub max_freeze: Option<Duration>,
-    /// Where `max_freeze` cannot be had, memory may follow the process instead; without a `max_freeze`, where rounds no longer shrink
-    /// the freeze and memory is the most of it. Neither of a copy nor of what is to be verified.
+    /// Allow post-copy: the remaining pages are sent after the process resumes at the acceptor. Used if the rounds
+    /// cannot meet `max_freeze`; without a `max_freeze`, if rounds no longer shorten the freeze and memory takes most
+    /// of it. Not for clones, and not with `verify`.
     pub post_copy: bool,
-    /// What is made of it is compared with the original before it runs.
+    /// Compare the restored process with the original before it runs.
     pub verify: bool,
-    /// The acceptor only says whether it would take the process, which then stays ([`Reason::Rehearsed`]).
+    /// Only ask if the acceptor would take the process; the process stays ([`Reason::Rehearsed`]).
     pub rehearsal: bool,
 }
 
 impl Options {
-    /// How many of a process's sockets are read and restored in the freeze: a copy's connections stay with the original.
+    /// Returns how many of a process's sockets are read and restored during the freeze; none for a clone, since its
+    /// original keeps the connections.
     fn sockets_in_freeze(&self, sockets: u32) -> u32 {
         match self.clone {
             true => 0,
@@ -93,32 +100,32 @@ impl Options {
     }
 }
 
-/// Move this process to that node.
+/// A request to move a process to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// The process, with all its children.
+    /// The process, including all its children.
     pub process: ProcessId,
     /// The acceptor.
     pub to: NodeId,
-    /// How.
+    /// Options of the move.
     pub options: Options,
 }
 
-/// Why a request is refused; nothing was touched.
+/// Reason for refusing a request; nothing was touched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// To this very node.
+    /// The target is this node.
     #[error("node {0} is this node; name another")]
     ToSelf(NodeId),
-    /// To a node the configuration does not have.
+    /// The target is not a node of the configuration.
     #[error("there is no node {0} in this group; `holdfast status` shows those there are")]
     UnknownNode(NodeId),
-    /// Memory follows no copy, since its original goes on.
+    /// A clone excludes post-copy, since its original runs on and changes the memory.
     #[error(
         "memory cannot follow a copy: its original goes on and changes it; leave post-copy out"
     )]
     CloneByPostCopy,
-    /// Memory that follows is not there to be compared.
+    /// Verification excludes post-copy, since the remaining pages are absent at the comparison.
     #[error(
         "what follows by post-copy cannot be compared before it runs; leave one of the two out"
     )]
@@ -128,29 +135,29 @@ pub enum RequestError {
     AlreadyMoving(ProcessId),
 }
 
-/// Something for the daemon to do.
+/// An action for the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send this frame.
+    /// Send a frame.
     Send {
-        /// To this node, never this one.
+        /// The receiver, never this node.
         to: NodeId,
         /// The frame.
         frame: Frame,
     },
-    /// Carry this out and answer with a [`Completion`].
+    /// Carry out a command and answer with a [`Completion`].
     Do(Command),
-    /// Tell whoever is interested.
+    /// Report an event to its observers.
     Event(Event),
 }
 
-/// The machine. See the module's text.
+/// The migration machine of a node; see the module documentation.
 #[derive(Debug)]
 pub struct Migration {
     core: Core,
     donor: BTreeMap<MoveId, Given>,
     acceptor: BTreeMap<MoveId, Taken>,
-    /// Moves taken that have ended.
+    /// Ended moves to this node.
     ended: VecDeque<MoveId>,
     tells: BTreeMap<(MoveId, NodeId), Tell>,
     prepared: BTreeMap<MoveId, Prepared>,
@@ -158,7 +165,7 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// A machine with nothing to do.
+    /// Returns an idle machine.
     pub fn new(config: Config) -> Migration {
         Migration {
             core: Core::new(config),
@@ -171,10 +178,10 @@ impl Migration {
         }
     }
 
-    /// Begins to move a process. Its end follows as [`Event::Outcome`].
+    /// Begins to move a process. The end of the move follows as [`Event::Outcome`].
     ///
     /// # Errors
-    /// When it cannot move; nothing was touched.
+    /// If the process cannot move; nothing was touched.
     pub fn handle_request(
         &mut self,
         now: Duration,
@@ -183,13 +190,13 @@ impl Migration {
         self.requested(now, request)
     }
 
-    /// Somebody wants a move from this node to be given up; too late once it is committed.
+    /// Cancels a move from this node. Has no effect once the move is committed.
     pub fn handle_cancel(&mut self, now: Duration, id: MoveId) {
         self.fail(now, id, Reason::Cancelled);
     }
 
-    /// Takes a frame that `from` sent (as the channel's certificate says): [`Frame::Move`], and answers that are this
-    /// machine's.
+    /// Handles a frame from the node `from` (as named by the channel's certificate): [`Frame::Move`], and the holder's
+    /// answers to this machine.
     pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: Frame) {
         match frame {
             Frame::Move { id, frame } => self.frame_arrived(now, from, id, frame),
@@ -201,15 +208,15 @@ impl Migration {
         }
     }
 
-    /// Whether an `Answer` or `QueryAnswer` of that number is for this machine.
+    /// Returns true if an `Answer` or `QueryAnswer` with this number belongs to this machine.
     pub fn is_answer(request: u64) -> bool {
         request & asks::REQUESTS != 0
     }
 
-    /// Takes the end of a command.
+    /// Handles the completion of a command.
     ///
     /// # Panics
-    /// When the results are another command's: the daemon is at fault, and processes would hang.
+    /// If the results belong to another kind of command: the daemon is at fault, and processes would hang.
     pub fn handle_done(&mut self, now: Duration, completion: Completion) {
         let Completion { token, results } = completion;
         match self.core.commands.remove(&token) {
@@ -221,8 +228,9 @@ impl Migration {
         }
     }
 
-    /// Keeps back what would be reported to the holder of flows that are moving ([`Migration::is_moving`]): it follows as
-    /// [`Event::Report`], if it still is to be reported when the move has ended. The others are given back at once.
+    /// Defers changes to report to the holder for flows that are moving ([`Migration::is_moving`]). A deferred change
+    /// follows as [`Event::Report`] after the move, if it still applies then. Changes of other flows are returned at
+    /// once by the same event.
     pub fn handle_changes(&mut self, changes: Vec<Change>) {
         let mut others = Vec::new();
         for change in changes {
@@ -237,13 +245,14 @@ impl Migration {
         }
     }
 
-    /// The channel to `peer` is gone, and with it frames on their way. Also to be told when it was replaced.
+    /// Handles the loss of the channel to `peer`, and of frames on their way. The daemon also calls this function when
+    /// a channel was replaced.
     pub fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
         self.donor_lost(peer);
         self.acceptor_lost(now, peer);
     }
 
-    /// There is a channel to `peer` again: what waits for it is said at once.
+    /// Handles a new channel to `peer`: frames that wait for an answer from it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
         if peer == self.core.config.holder {
             self.ask_all_again(now);
@@ -252,12 +261,12 @@ impl Migration {
         self.say_all_done(now, peer);
     }
 
-    /// Moves found written down when the daemon started: to be told before anything else.
+    /// Takes over moves that the daemon found in its saved state at its start; must be called before any other handler.
     pub fn handle_recovered(&mut self, now: Duration, moves: Vec<RecoveredMove>) {
         self.recovered(now, moves);
     }
 
-    /// Time has passed.
+    /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         while let Some(&(due, timer)) = self.core.timers.first() {
             if due > now {
@@ -276,27 +285,27 @@ impl Migration {
         }
     }
 
-    /// The next thing to do, none when all is done.
+    /// Returns the next output, none if there is none left.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.core.outputs.pop_front()
     }
 
-    /// When to call `handle_timeout`, none for never. May be past.
+    /// Returns the time at which to call `handle_timeout`, none for never. The time may be past.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.core.timers.first().map(|(due, _)| *due)
     }
 
-    /// Whether the flow takes part in a move on this node.
+    /// Returns true if the flow takes part in a move on this node.
     pub fn is_moving(&self, flow: &Flow) -> bool {
         self.core.moving.contains_key(flow)
     }
 
-    /// How long a process would be frozen, as far as is known.
+    /// Returns the predicted freeze of a process.
     pub fn predict(&self, sockets: SocketStrategy, load: Load) -> Duration {
         self.model.predict(sockets, load)
     }
 
-    /// Whether nothing is under way: nothing moves, nothing is asked or told, no command is open, no output waits.
+    /// Returns true if no process moves, no request, translation or command is open, and no output waits.
     pub fn is_idle(&self) -> bool {
         let core = &self.core;
         core.outputs.is_empty()
@@ -392,7 +401,7 @@ impl Migration {
         }
     }
 
-    /// A failed command is due again.
+    /// Repeats a failed command.
     fn command_again(&mut self, token: Token) {
         match self.core.again.remove(&token) {
             Some(Purpose::Thaw(id, attempt)) => self.command_thaw(id, attempt + 1),

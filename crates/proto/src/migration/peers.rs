@@ -1,9 +1,9 @@
 //! Translation at the peers of a process's connections inside the group.
 //!
-//! The donor has it prepared before the freeze and undone when the process stays; the acceptor has it switched when the
-//! process goes. Both say so again and again until the peer has answered. A peer that has prepared and hears no more asks
-//! the holder. A prepared connection does not begin to move itself, and one that moves is not prepared for: so the two
-//! ends of a connection move one after the other.
+//! The donor requests the preparation before the freeze, and an undo if the process stays; the acceptor requests the
+//! switch when the process runs. Both repeat the request until the peer answers. A peer that has prepared and hears
+//! nothing more asks the holder. A prepared connection does not begin to move itself, and a connection that moves
+//! cannot be prepared: the two ends of a connection move one after the other.
 
 use super::Migration;
 use super::asks::AskPurpose;
@@ -14,7 +14,7 @@ use core::time::Duration;
 use holdfast_wire::migration::{MoveFrame, PeerConnections, TranslateStep};
 use holdfast_wire::{Flow, MoveId, NodeId, Record, RecordState};
 
-/// What a peer is told until it answers.
+/// A request to a peer that waits for its answer.
 #[derive(Debug)]
 pub(super) struct Tell {
     hops: u32,
@@ -25,7 +25,7 @@ pub(super) struct Tell {
     wait: Duration,
 }
 
-/// A translation prepared here, for another's move.
+/// A translation prepared here, for the move of another node's process.
 #[derive(Debug)]
 pub(super) struct Prepared {
     hops: u32,
@@ -35,7 +35,7 @@ pub(super) struct Prepared {
 }
 
 impl Migration {
-    /// Tells the peers of a move from this node.
+    /// Sends `step` to the peers of a move from this node.
     pub(super) fn tell_peers(&mut self, now: Duration, id: MoveId, step: TranslateStep) {
         let Some(given) = self.donor.get(&id) else {
             return;
@@ -105,7 +105,7 @@ impl Migration {
         self.core.send(peer, id, frame);
     }
 
-    /// There is a new channel to a peer: what it was told may be lost.
+    /// Repeats open requests to a peer over its new channel, because the earlier ones may be lost.
     pub(super) fn tell_all_again(&mut self, now: Duration, peer: NodeId) {
         let tells = self.tells.keys().filter(|(_, node)| *node == peer);
         let tells: Vec<MoveId> = tells.map(|(id, _)| *id).collect();
@@ -114,7 +114,7 @@ impl Migration {
         }
     }
 
-    /// A peer has answered.
+    /// Handles a peer's answer.
     pub(super) fn translated(
         &mut self,
         now: Duration,
@@ -141,7 +141,7 @@ impl Migration {
         self.forget_if_over(now, id);
     }
 
-    /// Somebody's process moves, and has connections to this node.
+    /// Handles `Translate`: a process with connections to this node moves.
     pub(super) fn translate_asked(
         &mut self,
         now: Duration,
@@ -181,7 +181,7 @@ impl Migration {
             };
             self.prepared.insert(id, prepared);
         } else {
-            // Now and not when it is done: a `Prepare` that comes behind is another.
+            // Removed here and not on completion: a `Prepare` that arrives in between belongs to another attempt.
             self.end_prepared(id);
         }
         let purpose = Purpose::Translate(id, asker, step);
@@ -266,7 +266,7 @@ impl Migration {
         }
     }
 
-    /// Nothing was heard of a move for long.
+    /// Asks the holder about a move that has been silent for long.
     pub(super) fn doubt(&mut self, now: Duration, id: MoveId) {
         if let Some(prepared) = self.prepared.get_mut(&id) {
             prepared.doubt = None;
@@ -281,7 +281,7 @@ impl Migration {
         let step = match record.map(|record| record.state) {
             Some(RecordState::Transit { .. }) => return self.doubt_later(now, id),
             Some(RecordState::Owned { owner }) if owner == prepared.to => TranslateStep::Switch,
-            // The record of a move that was committed stays until all peers have switched.
+            // The record of a committed move stays until all peers have switched.
             _ => TranslateStep::Undo,
         };
         let of = (prepared.hops, step, prepared.to);
@@ -289,14 +289,14 @@ impl Migration {
         self.translate(now, id, None, of, connections);
     }
 
-    /// Whether another's move has been prepared for that has this connection's other end.
+    /// Returns true if this node has prepared for another node's move that includes the connection's other end.
     pub(super) fn is_prepared(&self, connection: &Flow) -> bool {
         let other_end = connection.mirrored();
         let mut prepared = self.prepared.values();
         prepared.any(|prepared| prepared.connections.contains(&other_end))
     }
 
-    /// Whether the other end of a connection, as its moving process sees it, is moving from here.
+    /// Returns true if the other end of a connection, as its moving process sees it, is moving away from this node.
     fn moves_here(&self, connection: &Flow) -> bool {
         let here = connection.mirrored();
         let peers = self.donor.values().flat_map(|given| &given.peers);

@@ -1,71 +1,73 @@
-//! How long a process would be frozen: `fixed + sockets + processes + threads + mappings + shared bytes + dirty bytes`, each at
-//! its own cost.
+//! Predicts the freeze of a process: `fixed + sockets + processes + threads + mappings + shared bytes + dirty bytes`,
+//! each at its own cost.
 //!
-//! The costs are a plane through the last freezes, by least squares together with a first guess that never quite goes. Each
-//! way to move sockets has a plane of its own. What a byte costs is guessed from the rounds: theirs is the rate of all that is
-//! on the way of a page, the scan, the copy, the link. In a freeze it is less, since the original does not run meanwhile and
-//! the acceptor has most of the pages.
+//! The costs are a plane through the last freezes, by least squares together with a permanent first guess. Each
+//! strategy for sockets has a plane of its own. The cost of a byte is guessed from the rounds, whose rate covers the
+//! whole path of a page: the scan, the copy, the link. In a freeze a byte costs less, since the original does not run
+//! meanwhile and the acceptor has most of the pages.
 
 use core::time::Duration;
 use holdfast_wire::migration::SocketStrategy;
 
-/// A new sample's weight in the rate.
+/// Weight of a new sample in the rate.
 const WEIGHT: f64 = 0.25;
-/// A sample counts for at most this many times the estimate.
+/// Bound of a sample, as a multiple of the estimate.
 const SAMPLE_MAX: f64 = 4.0;
-/// A new sample's weight in what is left for freezes, the first guess of where it is least, and the least it may be.
+/// Weight of a new sample in `CostModel::left`, the first guess for the strategy with the least left, and the lower
+/// bound.
 const LEFT_WEIGHT: f64 = 0.5;
 const LEFT_GUESS: f64 = 0.3;
 const LEFT_MIN: f64 = 0.01;
-/// Of fewer bytes nothing is learned.
+/// Least bytes from which `left` is learned.
 const LEFT_BYTES: u64 = 4096;
-/// From so many bytes on a transfer is bound by the rate and not by its delay.
+/// Least bytes of a transfer that is bound by the rate and not by its delay.
 const BULK_BYTES: u64 = 256 << 10;
-/// What a sample weighs when the next one has come.
+/// Factor by which each new sample reduces the weight of the earlier ones.
 const FADING: f64 = 0.9;
-/// By how many microseconds freezes of the same load differ: against that a guess counts, which may be wrong by all of it.
+/// Spread of freezes with the same load, in microseconds. A guess is weighted against it, as if the guess could be
+/// wrong by its whole value.
 const NOISE_US: f64 = 300.0;
-/// In what bytes are counted.
+/// Unit in which bytes are counted.
 const UNIT_BYTES: f64 = 1048576.0;
 
-/// What a process is, as far as its freeze goes.
+/// The properties of a process that determine its freeze.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     /// Bytes that the freeze would send.
     pub dirty: u64,
-    /// Sockets.
+    /// Number of sockets.
     pub sockets: u32,
-    /// What it consists of.
+    /// Composition of the process tree.
     pub shape: Shape,
 }
 
-/// What a tree of processes consists of.
+/// Composition of a tree of processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Processes.
+    /// Number of processes.
     pub processes: u32,
-    /// Threads, of all of them.
+    /// Number of threads in all processes.
     pub threads: u32,
-    /// Mappings, of all of them.
+    /// Number of mappings in all processes.
     pub mappings: u32,
     /// Bytes of shared memory with content, which a freeze compares.
     pub shared: u64,
 }
 
-/// What freezes cost. Times in microseconds.
+/// Cost model of freezes. Times in microseconds.
 #[derive(Debug, Clone)]
 pub(super) struct CostModel {
     /// Bytes a microsecond, which is also MB/s.
     rate: f64,
-    /// From the last scan to the freeze.
+    /// Time from the last scan to the freeze.
     gap: f64,
-    /// How much of what is expected to be sent a freeze of each way does send: what is written in between may be sent before.
+    /// Share of the expected bytes that a freeze sends, for each strategy; pages written in between may be sent before.
     left: [f64; 3],
     planes: [Plane; 3],
 }
 
 impl CostModel {
-    /// First guesses, on the careful side.
+    /// Returns a model with first guesses, on the careful side.
     pub(super) fn new() -> CostModel {
         CostModel {
             rate: 100.0,
@@ -76,7 +78,7 @@ impl CostModel {
         }
     }
 
-    /// Bytes a second.
+    /// Returns the rate in bytes a second.
     pub(super) fn rate(&self) -> u64 {
         (self.rate * 1e6) as u64
     }
@@ -86,7 +88,8 @@ impl CostModel {
         Duration::from_nanos((micros * 1e3) as u64)
     }
 
-    /// What will have been changed when the freeze comes, given what a round found and how long it took.
+    /// Returns the bytes expected to be dirty at the freeze, given the bytes that a round found and the time
+    /// in which they changed.
     pub(super) fn dirty_at_freeze(
         &self,
         strategy: SocketStrategy,
@@ -99,7 +102,7 @@ impl CostModel {
         (all * self.left[index(strategy)]) as u64
     }
 
-    /// Learns how much a freeze sent where so much was expected.
+    /// Learns the share of the `expected` bytes that a freeze sent.
     pub(super) fn learn_dirty(&mut self, strategy: SocketStrategy, expected: u64, sent: u64) {
         if expected >= LEFT_BYTES {
             let left = &mut self.left[index(strategy)];
@@ -108,7 +111,7 @@ impl CostModel {
         }
     }
 
-    /// How long so many bytes take.
+    /// Returns the predicted time to transfer `bytes`.
     pub(super) fn transfer(&self, bytes: u64) -> Duration {
         Duration::from_nanos((bytes as f64 / self.rate * 1e3) as u64)
     }
@@ -122,7 +125,7 @@ impl CostModel {
         }
     }
 
-    /// Learns how long it is from the last round to the freeze.
+    /// Learns the time from the last round to the freeze.
     pub(super) fn learn_gap(&mut self, gap: Duration) {
         let seen = (gap.as_secs_f64() * 1e6).min(self.gap * SAMPLE_MAX);
         self.gap += WEIGHT * (seen - self.gap);
@@ -144,12 +147,13 @@ fn index(strategy: SocketStrategy) -> usize {
     }
 }
 
-/// How many costs there are: once, of a socket, of a process, of a thread, of a mapping, of [`UNIT_BYTES`] shared, of as many sent.
+/// Number of costs: once, per socket, per process, per thread, per mapping, per [`UNIT_BYTES`] shared, per
+/// [`UNIT_BYTES`] sent.
 const TERMS: usize = 7;
 
 type Terms = [f64; TERMS];
 
-/// What was seen: sums of products of the terms, and of the terms with the time.
+/// Sums over the samples: products of the terms, and of the terms with the time.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     products: [Terms; TERMS],
@@ -173,7 +177,7 @@ impl Sums {
         }
     }
 
-    /// Each cost by itself, as far as samples leave it open.
+    /// Adds the guess of each cost, which decides as far as samples leave the cost open.
     fn add_guess(&mut self, guess: Terms) {
         for (at, guess) in guess.into_iter().enumerate() {
             let weight = (NOISE_US / guess).powi(2);
@@ -186,7 +190,7 @@ impl Sums {
 /// A cost for each term.
 #[derive(Debug, Clone)]
 struct Plane {
-    /// At first, but for bytes.
+    /// First guess of all costs but the one of bytes sent.
     guess: [f64; TERMS - 1],
     seen: Sums,
 }
@@ -208,13 +212,13 @@ impl Plane {
         self.seen.add(terms(load), micros);
     }
 
-    /// The costs, where bytes would go at this rate for all that is known of freezes.
+    /// Returns the costs, with `rate` as the first guess for bytes sent.
     fn costs(&self, rate: f64) -> Terms {
         let mut guess = [UNIT_BYTES / rate; TERMS];
         guess[..TERMS - 1].copy_from_slice(&self.guess);
         let mut sums = self.seen;
         sums.add_guess(guess);
-        // Noise may tilt the plane out of what is possible: that cost is then none, and the others take its part.
+        // Noise may tilt the plane beyond the possible: a negative cost is set to zero, and the others take its part.
         let mut free = [true; TERMS];
         loop {
             let costs = solve(sums, free);
@@ -257,7 +261,7 @@ fn solve(sums: Sums, free: [bool; TERMS]) -> Terms {
         products[index][index] = 1.0;
         times[index] = 0.0;
     }
-    // The matrix is positive definite, thanks to the guess: no row is to be exchanged.
+    // The guess makes the matrix positive definite: no rows need exchanging.
     for pivot in 0..TERMS {
         for row in pivot + 1..TERMS {
             let factor = products[row][pivot] / products[pivot][pivot];
@@ -357,7 +361,7 @@ mod tests {
                 "{load:?}: {predicted:?}, not {really:?}"
             );
         }
-        // The other ways have learned nothing.
+        // The other strategies have learned nothing.
         let one = load(0, 1_000, 1);
         let other = model.predict(SocketStrategy::Iterative, one);
         assert_eq!(
@@ -384,7 +388,7 @@ mod tests {
     #[test]
     fn what_a_byte_costs_is_learned_from_freezes() {
         let mut model = CostModel::new();
-        // Rounds that share the processor with the program, and bring pages that the acceptor does not have.
+        // These rounds share the processor with the program, and bring pages that the acceptor does not have.
         for _ in 0..10 {
             model.learn_round(50 << 20, Duration::from_millis(500));
         }
@@ -422,7 +426,7 @@ mod tests {
             Duration::from_millis(100),
         );
         assert!((10_590_000..10_595_000).contains(&dirty), "{dirty}");
-        // A round shorter than the gap: everything of it may change once more, not more than that.
+        // A round shorter than the gap: each of its bytes may change once more, but no more than that.
         let dirty =
             model.dirty_at_freeze(SocketStrategy::Collective, 4_096, Duration::from_micros(1));
         assert_eq!(dirty, 8_192);
@@ -438,7 +442,7 @@ mod tests {
         }
         let expected = model.dirty_at_freeze(way, 10 << 20, took);
         assert!(expected.abs_diff(1 << 20) < 1 << 17, "{expected}");
-        // Each way by itself, and nothing from next to nothing.
+        // Each strategy learns by itself, and nothing from a few bytes.
         let other = model.dirty_at_freeze(SocketStrategy::Collective, 10 << 20, took);
         assert!(other >= 10 << 20, "{other}");
         model.learn_dirty(way, 1, 1 << 30);

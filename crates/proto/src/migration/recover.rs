@@ -1,8 +1,8 @@
-//! After a restart: moves that the last life of the daemon left in the middle.
+//! Recovery after a restart: moves that the daemon finds unfinished in its saved state.
 //!
 //! A donor that may have diverted rolls back: the holder's answer tells whether the process moved. An acceptor that may
-//! have asked to commit rolls back as well: only if it was granted the commit, the record names this node. Both name the
-//! same records in the same order as ever.
+//! have asked to commit rolls back as well: the record names this node only if the commit was granted. Both requests
+//! name the same records in the same order as without a restart.
 
 use super::acceptor::{Stage, Taken};
 use super::asks::{Answers, AskPurpose};
@@ -16,50 +16,50 @@ use core::time::Duration;
 use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 
-/// What was written down of a move. A node may be donor or acceptor, and peer as well: then there are two.
+/// Saved state of a move. A node may be donor or acceptor, and peer as well; it then has two of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoveredMove {
-    /// Which.
+    /// The move.
     pub id: MoveId,
-    /// How often the process had moved before.
+    /// Number of earlier moves of the process.
     pub hops: u32,
-    /// What this node does in it.
+    /// Role of this node in the move.
     pub role: RecoveredRole,
 }
 
-/// What a node does in a move that was written down.
+/// Role of a node in a saved move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecoveredRole {
-    /// It gives the process: `CopyRound` was commanded.
+    /// The node gives the process: `CopyRound` was commanded.
     Donor {
         /// The process.
         process: ProcessId,
-        /// To whom.
+        /// The acceptor.
         to: NodeId,
-        /// The original stays.
+        /// True for a clone: the original stays.
         clone: bool,
-        /// Of the last `Note`; none if there was none.
+        /// Arguments of the last `Note`; none if there was none.
         noted: Option<(Vec<FlowAt>, Vec<PeerConnections>)>,
-        /// `Freeze` was commanded: the process may be stopped.
+        /// True if `Freeze` was commanded: the process may be stopped.
         frozen: bool,
     },
-    /// It takes the process: `Build` was commanded.
+    /// The node takes the process: `Build` was commanded.
     Acceptor {
-        /// Of `Restore`; none if it was not commanded.
+        /// Arguments of `Restore`; none if it was not commanded.
         restored: Option<(Vec<FlowAt>, Vec<PeerConnections>)>,
-        /// It runs: of the last `Go`, with the epoch of the process's record, which is 3.
+        /// True if the process runs: `Go` was carried out. The epoch of the process's record is then 3.
         gone: bool,
     },
-    /// It has prepared a translation.
+    /// The node has prepared a translation.
     Peer {
-        /// To whom the process moves.
+        /// The node to which the process moves.
         to: NodeId,
         /// The connections as the moving process sees them.
         connections: Vec<Flow>,
     },
 }
 
-/// The epoch at which an acceptor owns a process's record.
+/// Epoch at which an acceptor owns a process's record.
 const COMMITTED: Epoch = super::asks::TRANSIT + 1;
 
 impl Migration {
@@ -111,7 +111,7 @@ impl Migration {
         given.flows = places.collect();
         given.peers = peers;
         given.asked = asked;
-        // Peers may have been told.
+        // Peers may have been told of the move.
         given.part = 1;
         let named: Vec<Flow> = given.flows.keys().copied().collect();
         self.donor.insert(id, given);
@@ -164,7 +164,7 @@ impl Migration {
         if self.taken_in(id, Stage::Committing).is_none() {
             return;
         }
-        // What is refused names the record as it stands.
+        // A refusal names the current record.
         let records = answers.into_iter();
         let mut records = records.map(|answer| answer.unwrap_or_else(|refusal| refusal.current));
         match records.next().flatten() {

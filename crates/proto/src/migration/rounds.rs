@@ -1,6 +1,7 @@
-//! Whether another round of copying pays.
+//! Decides whether another round of copying pays.
 //!
-//! Rounds go on until the predicted freeze is short enough, no longer shrinks, or they have been too many or too long.
+//! Rounds continue until the predicted freeze is short enough or no longer shrinks, or until a limit on their number or
+//! time is reached.
 
 use super::command::{Command, RoundReport};
 use super::core::{Purpose, Timer};
@@ -11,28 +12,28 @@ use super::{Config, Migration};
 use core::time::Duration;
 use holdfast_wire::MoveId;
 
-/// A round pays if the predicted freeze is this share shorter after it.
+/// Share by which a round must shorten the predicted freeze to pay.
 const SHRINKS: f64 = 0.1;
-/// After so many rounds that did not pay there is no other.
+/// Number of rounds without a gain after which copying ends.
 const STALE_MAX: u32 = 2;
 
-/// Memory is the most of a freeze that is at least so many times as long as one that sends none.
+/// Ratio of a freeze to one without memory from which on memory counts as most of the freeze.
 const MOSTLY_MEMORY: u32 = 2;
 
 /// The rounds of one move.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     pub count: u32,
-    /// When the first had ended.
+    /// End of the first round.
     pub begun: Option<Duration>,
-    /// When the last had ended.
+    /// End of the last round.
     pub ended: Duration,
-    /// The shortest freeze predicted.
+    /// The shortest predicted freeze.
     best: Option<Duration>,
     stale: u32,
 }
 
-/// What is to follow a round.
+/// The step that follows a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Another,
@@ -41,7 +42,7 @@ pub(super) enum Verdict {
 }
 
 impl Rounds {
-    /// Judges the round that has just ended: the freeze that is predicted, and the same if it sent no memory.
+    /// Judges the round that has just ended, by the predicted freeze and the predicted freeze without memory.
     pub(super) fn judge(
         &mut self,
         now: Duration,
@@ -78,7 +79,7 @@ impl Rounds {
     }
 }
 
-/// `Duration::MAX` times a fraction would overflow in rounding.
+/// Multiplication that saturates: `Duration::MAX` times a fraction would overflow in rounding.
 trait MulOrMax {
     fn mul_f64_or_max(self, factor: f64) -> Duration;
 }
@@ -143,7 +144,7 @@ impl Migration {
             return self.fail(now, id, reason);
         }
         let model = &mut self.model;
-        // What is changed counts as it is in memory.
+        // Compressed bytes count in full, as in memory.
         model.learn_round(report.copied + report.saved, report.duration);
         let rate = model.rate();
         let Some(given) = self.donor.get_mut(&id) else {
@@ -174,7 +175,7 @@ impl Migration {
         }
     }
 
-    /// The sockets of the process are others than before the round.
+    /// Updates the sockets of the process after a round.
     fn update_sockets(&mut self, id: MoveId, report: &RoundReport) -> Result<(), Reason> {
         let Some(given) = self.donor.get_mut(&id) else {
             return Ok(());
@@ -215,7 +216,8 @@ impl Migration {
         }
     }
 
-    /// The acceptor has made what the process will be put into. A round that has ended meanwhile is old by now.
+    /// Handles `Ready`: the acceptor has made the empty process. A round that ended before is stale, so another one
+    /// starts.
     pub(super) fn ready(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -248,7 +250,8 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// Judges rounds of a second with these predictions, in milliseconds; gives how many there were and the last verdict.
+    /// Judges rounds of a second with these predictions, in milliseconds; returns the number of rounds and the last
+    /// verdict.
     fn judge(predictions: &[u64], max: Option<u64>, post_copy: bool) -> (usize, Verdict) {
         let config = Config::new(NodeId(1), 1, NodeId(1), []);
         let mut rounds = Rounds::default();

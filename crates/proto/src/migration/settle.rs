@@ -1,7 +1,8 @@
-//! The end of a move at its donor that did not go as it should: the process goes on here, or it moved all the same.
+//! The end of a failed move at its donor: the process continues here, or it moved all the same.
 //!
-//! What may have been diverted is rolled back at the holder, whose answer decides; a process that may be stopped stays so
-//! until then. One that was not stopped runs on meanwhile: nobody can have committed it, for its state never left.
+//! A move that may have been diverted is rolled back at the holder, and the holder's answer decides; a process that may
+//! be stopped remains so until then. A process that was not stopped runs on meanwhile: no node can have committed it,
+//! for its state was never sent.
 
 use super::Migration;
 use super::asks::{Answers, AskPurpose, OWNED, TRANSIT, of_process};
@@ -16,7 +17,7 @@ use holdfast_wire::{Change, ChangeKind, Flow, MoveId};
 use std::collections::BTreeMap;
 
 impl Migration {
-    /// A move does not go on.
+    /// Fails a move.
     pub(super) fn fail(&mut self, now: Duration, id: MoveId, reason: Reason) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -42,7 +43,7 @@ impl Migration {
         }
     }
 
-    /// What the holder was asked about the move does not matter any more.
+    /// Cancels the open request to the holder about the move.
     pub(super) fn cancel_given_question(&mut self, id: MoveId) {
         let question = (self.donor.get_mut(&id)).and_then(|given| given.question.take());
         if let Some(question) = question {
@@ -50,15 +51,15 @@ impl Migration {
         }
     }
 
-    /// Undoes a divert that has, or may have, happened. The process itself comes first, as in the commit: whichever of
-    /// the two questions the holder gets first decides about all of it.
+    /// Rolls back a divert that has, or may have, taken place. The request names the process itself first, as the
+    /// commit does: the first of the two that reaches the holder decides everything.
     pub(super) fn roll_back(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
         };
         given.stage = Stage::Settling;
         let mut changes = Vec::new();
-        // The divert may come yet, if it is not known to have come: then there is a record that fences it out.
+        // Unless the process was frozen, the divert may still be on its way: a record at a higher epoch fences it out.
         if !given.frozen {
             changes.push(of_process(id, ChangeKind::Establish, OWNED));
         }
@@ -94,7 +95,7 @@ impl Migration {
                 }
                 self.thaw(now, id);
             }
-            // What was closed before the freeze did not go with it: its transit was rolled back just now.
+            // A flow closed before the freeze did not move with the process: this request rolled its transit back.
             Some(_) => {
                 for (place, record) in given.flows.values_mut().zip(records) {
                     match record {
@@ -107,13 +108,13 @@ impl Migration {
                 }
                 self.moved(id);
             }
-            // The state never left, so the original is all there is.
+            // The state was never sent, so the original is the only process.
             None if !given.frozen => self.thaw(now, id),
             None => self.doubt_holder(now, id),
         }
     }
 
-    /// The holder lost its table, and with it whether the acceptor had committed: the acceptor knows.
+    /// Asks the acceptor, because the holder lost its table, and with it the answer whether the acceptor had committed.
     fn doubt_holder(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -128,14 +129,14 @@ impl Migration {
         self.set_deadline(id, Some(again));
     }
 
-    /// The acceptor says that it will never run it, and the holder knows no better.
+    /// Resumes the process: the acceptor will never run it, and the holder has no record.
     pub(super) fn thaw_in_doubt(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
         };
         let mut changes = Vec::new();
         for (flow, place) in &mut given.flows {
-            // Above the epoch of any rollback that was granted and forgotten.
+            // Above the epoch of any rollback that the holder granted and forgot.
             place.epoch = place.epoch.saturating_add(TRANSIT);
             let (flow, kind, epoch) = (*flow, ChangeKind::Establish, place.epoch);
             changes.push(Change { flow, kind, epoch });
@@ -146,14 +147,14 @@ impl Migration {
         self.thaw(now, id);
     }
 
-    /// The process goes on here.
+    /// Resumes the process on this node.
     pub(super) fn thaw(&mut self, now: Duration, id: MoveId) {
         self.set_deadline(id, None);
         self.cancel_given_question(id);
         let Some(given) = self.donor.get(&id) else {
             return;
         };
-        // Peers are told of the move when acceptor and peers prepare for the freeze.
+        // Peers have heard of the move since acceptor and peers prepared for the freeze.
         if given.part > 0 {
             let peers = given.peers.clone();
             self.undo_peers(now, id, peers);

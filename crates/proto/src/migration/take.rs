@@ -13,7 +13,7 @@ use holdfast_wire::{Change, ChangeKind, Flow, MoveId, NodeId, Record};
 use std::collections::BTreeMap;
 
 impl Migration {
-    /// The donor has sent everything.
+    /// Handles `Final`: the donor has sent everything.
     pub(super) fn final_arrived(
         &mut self,
         now: Duration,
@@ -57,7 +57,7 @@ impl Migration {
             return self.say_never(id, &why);
         }
         taken.times.restore_us = taken.enter(now, Stage::Committing);
-        // They are what was diverted with it: none was closed before the freeze, and none came late.
+        // The flows are the ones diverted with the process: none was closed before the freeze, and none appeared late.
         if taken.arms == 1 && taken.flows.len() == taken.held.len() {
             let flows = taken.flows.len() as u32;
             let all = of_process(id, ChangeKind::CommitAll { flows }, TRANSIT);
@@ -74,7 +74,7 @@ impl Migration {
         }
     }
 
-    /// The holder has decided about the process and all its flows.
+    /// Handles the holder's decision about the process and all its flows.
     pub(super) fn committed_all(&mut self, now: Duration, id: MoveId, answers: Answers) {
         let node = self.core.config.node;
         let Some(taken) = self.taken_in(id, Stage::Committing) else {
@@ -88,18 +88,18 @@ impl Migration {
                 taken.committed_unnamed = taken.flows.clone();
                 self.go(now, id, *process, records.into_iter());
             }
-            // It does not know what was diverted together; or the commit is refused once more, and then for good.
+            // The holder does not know which flows were diverted together, or refuses; a second refusal is final.
             _ => self.commit_each(now, id),
         }
     }
 
-    /// The holder has decided.
+    /// Handles the holder's decision about each record.
     pub(super) fn committed(&mut self, now: Duration, id: MoveId, answers: Answers) {
         let node = self.core.config.node;
         if self.taken_in(id, Stage::Committing).is_none() {
             return;
         }
-        // A commit that was refused is not this node's, whatever the record says.
+        // A refused commit is not this node's, whatever the record says.
         let mut records = answers.into_iter().map(|answer| answer.ok().flatten());
         match records.next().flatten() {
             Some(record) if record.is_owned_by(node) => self.go(now, id, record, records),
@@ -110,7 +110,7 @@ impl Migration {
         }
     }
 
-    /// It is this node's: it runs, and its peers send here.
+    /// Runs the process that this node owns, and has its peers send to this node.
     pub(super) fn go(
         &mut self,
         now: Duration,
@@ -187,14 +187,14 @@ impl Migration {
         taken.wait = self.core.config.ask_retry_min;
         let flows = taken.ours.clone();
         let ours: BTreeMap<Flow, _> = flows.iter().copied().collect();
-        // The donor waits, and nobody for the rest.
+        // The donor waits for this frame, but no node for the rest.
         self.say_done(now, id);
         self.core
             .end_flows(id, &ours, |flow| !ours.contains_key(flow));
         self.core.event(Event::Accepted { id, flows });
     }
 
-    /// Tells the donor that its process runs here, until it says that nothing of it is left there.
+    /// Tells the donor that its process runs here, until the donor reports that nothing of it is left there.
     pub(super) fn say_done(&mut self, now: Duration, id: MoveId) {
         let max = self.core.config.ask_retry_max;
         let Some(taken) = self
@@ -220,7 +220,7 @@ impl Migration {
         self.set_taken_deadline(id, Some(due));
     }
 
-    /// There is a new channel to a donor.
+    /// Repeats `Done` over a new channel to a donor.
     pub(super) fn say_all_done(&mut self, now: Duration, donor: NodeId) {
         let moves: Vec<MoveId> = self.acceptor.keys().copied().collect();
         for id in moves.into_iter().filter(|id| id.donor == donor) {
@@ -239,7 +239,7 @@ impl Migration {
         }
     }
 
-    /// Donor and peers have answered: nobody needs the record any more.
+    /// Removes the move's record once donor and peers have answered, since no node needs it any more.
     pub(super) fn forget_if_over(&mut self, now: Duration, id: MoveId) {
         if self.tells.keys().any(|(of, _)| *of == id) {
             return;
@@ -251,14 +251,14 @@ impl Migration {
             return;
         };
         taken.stage = Stage::Forgetting;
-        // A holder that died behind its decision about all of them may have written none.
+        // A holder that crashed after it decided about all flows may have written none of their records.
         let flows = std::mem::take(&mut taken.committed_unnamed);
         let mut changes: Vec<Change> = flows.iter().map(commit).collect();
         changes.push(of_process(id, ChangeKind::Remove, taken.epoch));
         self.ask(now, changes, AskPurpose::Remove(id));
     }
 
-    /// The record of a move is gone: what was written down of it may go too.
+    /// Forgets the saved state of a move whose record is gone.
     pub(super) fn removed(&mut self, id: MoveId) {
         let given = self.given_in(id, Removing).is_some();
         if given || self.taken_in(id, Stage::Forgetting).is_some() {
@@ -272,7 +272,7 @@ impl Migration {
     }
 }
 
-/// A change of the process's record, and the same of its flows' transits.
+/// Returns a change of the process's record, and the same change of its flows' transits.
 pub(super) fn changes(id: MoveId, kind: ChangeKind, flows: &[FlowAt]) -> Vec<Change> {
     let flows = flows.iter().map(|flow| Change {
         kind,
@@ -283,7 +283,7 @@ pub(super) fn changes(id: MoveId, kind: ChangeKind, flows: &[FlowAt]) -> Vec<Cha
         .collect()
 }
 
-/// The commit of a flow alone.
+/// Returns the commit of a single flow.
 fn commit(flow: &FlowAt) -> Change {
     Change {
         flow: flow.flow,

@@ -1,4 +1,4 @@
-//! The freeze at the donor: the process is stopped, what is left is sent, and the acceptor says how it ended.
+//! The freeze at the donor: the process is stopped, the rest is sent, and the acceptor reports the result.
 
 use super::asks::AskPurpose;
 use super::command::{Command, FlowEpoch, FreezeReport};
@@ -15,7 +15,7 @@ use holdfast_wire::{Change, ChangeKind, Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Migration {
-    /// Everything is diverted: the process is stopped, or what came late is sent after it.
+    /// Commands the freeze once everything is diverted; a repeated freeze sends the flows that appeared late.
     pub(super) fn freeze(&mut self, now: Duration, id: MoveId) {
         self.set_deadline(id, None);
         let Some(given) = self.donor.get_mut(&id) else {
@@ -27,7 +27,7 @@ impl Migration {
             given.summary.phases.divert = given.enter(now, Stage::Freezing);
             self.model.learn_gap(now.saturating_sub(given.rounds.ended));
         }
-        // The original of a clone goes on whatever becomes of the copy.
+        // The original of a clone continues, whatever becomes of the clone.
         given.frozen = !clone;
         let post_copy = given.may_follow;
         let flows = given.flows_at(At::Diverted).map(|flow| FlowEpoch {
@@ -61,7 +61,7 @@ impl Migration {
                 return self.fail(now, id, Reason::Failed { step, why });
             }
         };
-        // It ran on for a while after the command.
+        // The process continued to run for a while after the command.
         let ahead = now.saturating_sub(given.since + report.stands);
         given.since += ahead;
         given.summary.phases.divert += ahead;
@@ -88,7 +88,7 @@ impl Migration {
                 _ => {}
             }
         }
-        // Whether or not the process moves.
+        // Flows closed before the freeze return to this node, whether or not the process moves.
         if !kept.is_empty() {
             self.ask(now, kept, AskPurpose::Keep);
         }
@@ -109,7 +109,7 @@ impl Migration {
         self.arm(id);
     }
 
-    /// All of it has been sent.
+    /// Tells the acceptor that the whole process has been sent.
     fn send_final(&mut self, now: Duration, id: MoveId) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -128,7 +128,7 @@ impl Migration {
         self.set_deadline(id, Some(deadline));
     }
 
-    /// The acceptor says how it ended.
+    /// Handles the acceptor's report on the end of the move.
     pub(super) fn done(
         &mut self,
         now: Duration,
@@ -138,7 +138,7 @@ impl Migration {
         (times, ran_at, steps): (AcceptorTimes, Duration, Vec<StepTime>),
     ) {
         let Some(given) = self.donor.get_mut(&id) else {
-            // Nothing of it is here: it was released in an earlier life, or this was said before.
+            // Nothing of the move is left here: this node released it before a restart, or the frame is a repetition.
             if result.is_ok() {
                 self.core.send(from, id, MoveFrame::Released);
             }
@@ -153,7 +153,7 @@ impl Migration {
                 self.learn(ran_at, id, times);
                 self.moved(id);
             }
-            // Else the holder says more: which flows did not go with it.
+            // Otherwise the donor waits for the holder, which also tells the flows that did not move.
             (Stage::Settling, Ok(_)) if given.in_doubt => self.moved(id),
             (Stage::Settling, Err(_)) if given.in_doubt => self.thaw_in_doubt(now, id),
             (Stage::Checking | Stage::Settling | Stage::Removing, _) | (_, Ok(_)) => {
@@ -163,7 +163,7 @@ impl Migration {
         }
     }
 
-    /// What the freeze cost, which ended then at the latest.
+    /// Learns the cost of the freeze, which ended at `ran_at` at the latest.
     fn learn(&mut self, ran_at: Duration, id: MoveId, times: AcceptorTimes) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
@@ -178,7 +178,7 @@ impl Migration {
             ..given.load
         };
         let freeze = phases.freeze();
-        // The original of a copy goes on before the acceptor restores anything.
+        // The original of a clone continues before the acceptor restores anything.
         if given.options.clone {
             return;
         }
@@ -187,7 +187,7 @@ impl Migration {
         self.model.learn_freeze(given.options.sockets, load, freeze);
     }
 
-    /// It is committed: the original ends, or if it was cloned goes on as if nothing had been.
+    /// Ends a committed move: releases the original, or resumes it if it was cloned.
     pub(super) fn moved(&mut self, id: MoveId) {
         self.set_deadline(id, None);
         self.cancel_given_question(id);
@@ -262,15 +262,17 @@ impl Migration {
         self.flush(now, id);
     }
 
-    /// The acceptor may have the record removed when it is told that all is released. A question of this node that was
-    /// repeated and comes behind that would make a new one: questions of one channel come in order, so one more is asked,
-    /// which changes nothing.
+    /// Sends the holder one more request, without effect, to flush out earlier ones.
+    ///
+    /// Once the acceptor hears that all is released, it has the record removed. A repeated request of this node that
+    /// arrived behind the removal would make a new record. Requests of one channel arrive in order, so the answer
+    /// to this one proves that no earlier one is under way.
     pub(super) fn flush(&mut self, now: Duration, id: MoveId) {
         let nothing = asks::of_process(id, ChangeKind::Rollback, asks::TRANSIT);
         self.ask(now, vec![nothing], AskPurpose::Flush(id));
     }
 
-    /// Nothing of a move is left here.
+    /// Reports to the acceptor that nothing of the move is left here.
     pub(super) fn flushed(&mut self, id: MoveId) {
         if let Some(given) = self.given_in(id, Stage::Removing) {
             let to = given.to;

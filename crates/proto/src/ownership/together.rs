@@ -5,25 +5,27 @@ use foldhash::fast::RandomState;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, Refusal};
 use std::collections::HashMap;
 
-/// What the holder remembers of moves in transit: the flows that were diverted with one question behind the process's
-/// record, and the epochs of their transits. Who does not know them, as after a restart, refuses
-/// [`ChangeKind::CommitAll`], and is asked for each flow.
+/// The holder's memory of processes in transit: the flows that were diverted in one request with the process's record,
+/// and the epochs of their transits.
+///
+/// A holder without an entry, as after a restart, refuses [`ChangeKind::CommitAll`]; the acceptor then asks for each
+/// flow.
 #[derive(Debug, Clone, Default)]
 pub struct Together {
     moves: HashMap<Flow, Move, RandomState>,
-    /// With which process a flow was diverted.
+    /// Process with which a flow was diverted.
     with: HashMap<Flow, Flow, RandomState>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Move {
     flows: Vec<(Flow, Epoch)>,
-    /// Something has become of one of them alone.
+    /// True if one of the flows has been changed alone since.
     parted: bool,
 }
 
 impl Together {
-    /// Learns from a question and the answers to it, which stand.
+    /// Learns from a request and the results that were stored for it.
     pub fn answered(&mut self, changes: &[Change], results: &[Result<Option<Record>, Refusal>]) {
         let mut process = None;
         let mut flows = Vec::new();
@@ -32,7 +34,7 @@ impl Together {
             let divert = matches!(change.kind, ChangeKind::Divert { .. });
             match (change.flow.is_process(), divert) {
                 (true, true) => process = Some(change.flow),
-                // The holder may write its flows' records later.
+                // The entry stays, because the holder may write the records of the flows later.
                 (true, false) if matches!(change.kind, ChangeKind::CommitAll { .. }) => {}
                 (true, false) => self.forget(&change.flow),
                 (false, true) => flows.extend(record.map(|record| (change.flow, record.epoch))),
@@ -68,7 +70,8 @@ impl Together {
         }
     }
 
-    /// Whether the flows of a process are, as diverted with it, as many as a [`ChangeKind::CommitAll`] says.
+    /// Returns true if the process has as many flows diverted with it as a [`ChangeKind::CommitAll`] says, and none of
+    /// them was changed alone.
     #[must_use]
     pub fn can_commit(&self, change: &Change) -> bool {
         let of_move = self.moves.get(&change.flow);
@@ -78,9 +81,11 @@ impl Together {
         })
     }
 
-    /// The records of the flows of a process after the [`ChangeKind::CommitAll`] that [`apply`] grants to `asker` for its own
-    /// record; `current` gives those that stand. None unless each of them can be committed and they are as many as the
-    /// asker says: what [`Together::can_commit`] says without a look at them.
+    /// Returns the records of a process's flows after the [`ChangeKind::CommitAll`] that [`apply`] grants to `asker`
+    /// for the process's own record; `current` returns a flow's current record.
+    ///
+    /// None unless each flow can be committed and their number is the one the asker names. [`Together::can_commit`]
+    /// tests the same without reading the records.
     pub fn committed(
         &self,
         change: &Change,
@@ -91,7 +96,7 @@ impl Together {
         let after = of_move.flows.iter().map(|&(flow, epoch)| {
             let (transit, kind) = (current(&flow)?, ChangeKind::Commit);
             let change = Change { flow, kind, epoch };
-            // Owned already is no transit: somebody has asked for this flow alone.
+            // A record that commit does not change is no transit: the flow was committed by a request of its own.
             let record = apply(Some(transit), &change, asker).ok()??;
             (record != transit).then_some((flow, record))
         });

@@ -1,4 +1,4 @@
-//! What a pool element is told when it starts.
+//! Configuration of a pool element.
 
 use crate::hunt::HuntConfig;
 use crate::life::LifeUnit;
@@ -8,41 +8,43 @@ use std::time::Duration;
 /// The settings of a [`super::PoolElement`]. [`Config::new`] has the defaults; each is documented at its field.
 ///
 /// RFC 5352 "normally" waits 30 s for an answer to a registration; a registrar that hangs would keep an element out of
-/// its pool for so long.
+/// its pool for all that time.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The pool.
+    /// Handle of the pool.
     pub handle: PoolHandle,
-    /// Where users reach the element. Its addresses are to be among those of the association with the registrar.
+    /// Transport at which users reach the element. Its addresses must be among the ones of the association with the
+    /// registrar.
     pub user_transport: Transport,
-    /// Where registrars reach the element: none (RFC 5352 section 3.1, the registrar takes the association's).
+    /// Transport at which registrars reach the element; by default none, and the registrar uses the association's
+    /// (RFC 5352 section 3.1).
     pub asap_transport: Option<SctpTransport>,
-    /// What the element first says of itself.
+    /// Initial policy values of the element.
     pub policy: Policy,
-    /// How long a registration holds (5 min); none for ever. At least a second.
+    /// Life of a registration (5 min), at least a second; none for an unlimited one.
     pub life: Option<Duration>,
-    /// What it is counted in (milliseconds).
+    /// Unit of the life in messages (milliseconds).
     pub life_unit: LifeUnit,
-    /// T4-reregistration: the most time between registrations (10 min).
+    /// T4-reregistration: longest time between registrations (10 min).
     pub reregistration_max: Duration,
-    /// How long before its end a registration is renewed (20 s, at most half its life).
+    /// Time before its end at which a registration is renewed (20 s, at most half its life).
     pub life_margin: Duration,
-    /// T2-registration and T3-deregistration: how long a registrar may take to answer (5 s).
+    /// T2-registration and T3-deregistration: longest time for a registrar to answer (5 s).
     pub answer_timeout: Duration,
-    /// MAX-REG-ATTEMPT: unanswered registrations before the daemon is told (2).
+    /// MAX-REG-ATTEMPT: number of unanswered registrations after which the daemon is informed (2).
     pub attempts_max: u32,
-    /// The least time between a registration and the next that only tells of a new policy (250 ms).
+    /// Least time between a registration and another one that only updates the policy (250 ms).
     pub update_interval: Duration,
-    /// How long a deregistration may take, the hunt included (15 s).
+    /// Longest time for a deregistration, including the hunt (15 s).
     pub leave_timeout: Duration,
-    /// Where registrars are.
+    /// Settings of the server hunt.
     pub hunt: HuntConfig,
-    /// From a good source of randomness: what the element's identifier is made from.
+    /// Seed of the element's identifier, from a good source of randomness.
     pub seed: [u8; 32],
 }
 
 impl Config {
-    /// The defaults, for an element of `handle` whose users reach it at `user_transport`.
+    /// Returns the defaults for an element of `handle` that users reach at `user_transport`.
     pub fn new(
         handle: PoolHandle,
         user_transport: Transport,
@@ -68,12 +70,12 @@ impl Config {
         }
     }
 
-    /// The life as it is on the wire.
+    /// Returns the life in its wire format.
     pub(super) fn life_on_wire(&self) -> i32 {
         self.life.map_or(-1, |life| self.life_unit.count(life))
     }
 
-    /// From a registration until the next.
+    /// Returns the time from a registration until the next.
     pub(super) fn reregistration(&self) -> Duration {
         let Some(life) = self.life else {
             return self.reregistration_max;

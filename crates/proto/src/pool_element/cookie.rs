@@ -1,10 +1,10 @@
 //! Cookies that only elements of the pool can have made.
 //!
-//! RFC 5352 section 3.8: "a cookie should be signed by the sending PE ASAP Endpoint and the cookie should be verified by the
-//! receiving PE's ASAP Endpoint. The details of the verification procedure are out of scope for this document."
+//! RFC 5352 section 3.8: "a cookie should be signed by the sending PE ASAP Endpoint and the cookie should be verified
+//! by the receiving PE's ASAP Endpoint. The details of the verification procedure are out of scope for this document."
 //!
-//! Here a signed cookie is 32 bytes of HMAC-SHA-256 and then the state; the code covers the pool's handle too. A user can
-//! bring an older cookie of its own again: state that must not go back needs a number in it.
+//! Here a signed cookie is 32 bytes of HMAC-SHA-256 followed by the state; the code covers the pool's handle too. A
+//! user can replay an older cookie of its own: state that must not go back needs a number in it.
 
 use bytes::{Bytes, BytesMut};
 use hmac::{Hmac, KeyInit, Mac};
@@ -12,25 +12,25 @@ use holdfast_wire::rserpool::PoolHandle;
 use sha2::Sha256;
 use std::fmt;
 
-/// Sets these codes apart from others that the key may be used for.
+/// Label that separates these codes from other uses of the key.
 const LABEL: &[u8] = b"holdfast ASAP cookie 1";
 const CODE_LENGTH: usize = 32;
 
-/// What the elements of a pool sign their cookies with, from a good source of randomness.
+/// Key with which the elements of a pool sign their cookies, from a good source of randomness.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CookieKey(pub [u8; 32]);
 
-/// Not the key: it would end up in logs.
+/// Hides the key, which would end up in logs.
 impl fmt::Debug for CookieKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("CookieKey")
     }
 }
 
-/// Why a cookie is not taken.
+/// Reason for rejecting a cookie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CookieError {
-    /// Shorter than a signature.
+    /// The cookie is shorter than a signature.
     #[error(
         "the cookie is too short to be signed; is an element of the pool without a cookie key?"
     )]
@@ -42,7 +42,7 @@ pub enum CookieError {
     Forged,
 }
 
-/// The cookie for a user: the state signed with the first key, or bare without keys.
+/// Returns the cookie for a user: the state signed with the first key, or unsigned without keys.
 pub(super) fn seal(keys: &[CookieKey], handle: &PoolHandle, state: &[u8]) -> Bytes {
     let mut cookie = BytesMut::with_capacity(CODE_LENGTH + state.len());
     if let Some(key) = keys.first() {
@@ -52,7 +52,7 @@ pub(super) fn seal(keys: &[CookieKey], handle: &PoolHandle, state: &[u8]) -> Byt
     cookie.freeze()
 }
 
-/// The state in a cookie.
+/// Verifies a cookie and returns its state.
 pub(super) fn open(
     keys: &[CookieKey],
     handle: &PoolHandle,
@@ -77,7 +77,7 @@ pub(super) fn open(
 }
 
 fn mac(key: &CookieKey, handle: &PoolHandle, state: &[u8]) -> Hmac<Sha256> {
-    // HMAC fills a short key up with zeros.
+    // HMAC pads a short key with zeros.
     let mut block = [0; 64];
     block[..key.0.len()].copy_from_slice(&key.0);
     let mut mac = Hmac::<Sha256>::new(&block.into());
@@ -128,7 +128,7 @@ mod tests {
             open(&KEYS, &PoolHandle::from("q"), &cookie),
             Err(CookieError::Forged)
         );
-        // Nor one whose handle and state are cut elsewhere.
+        // The boundary between handle and state counts as well.
         let cookie = seal(&KEYS, &PoolHandle::from("ps"), b"tate");
         assert_eq!(
             open(&KEYS, &PoolHandle::from("p"), &cookie),

@@ -1,52 +1,52 @@
-//! What happened to a pool element.
+//! Events of a pool element.
 
 use holdfast_wire::rserpool::{Cause, ElementId, PolicyKind, RegistrarId};
 use std::fmt;
 
-/// Something happened.
+/// An event of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The element is in its pool: told when it was not, or when its identifier has changed.
+    /// The element is in its pool. Emitted if it was not before, or if its identifier has changed.
     Registered {
-        /// Its identifier.
+        /// The element's identifier.
         id: ElementId,
-        /// What the registrar warns of.
+        /// Warnings from the registrar.
         warnings: Vec<Cause>,
     },
-    /// A registrar refused the registration, and trying again would not help. The element is not in its pool (any more);
-    /// [`super::PoolElement::handle_register`] tries anew.
+    /// A registrar refused the registration, and a retry would not help. The element is not in its pool;
+    /// [`super::PoolElement::handle_register`] tries again.
     Refused(Refusal),
-    /// The registration's life ended before it could be renewed; the element goes on trying.
+    /// The registration's life ended before it could be renewed; the element continues to try.
     Expired,
-    /// The home registrar is another.
+    /// The element has a new home registrar.
     NewHome {
-        /// Who, if it is known yet.
+        /// Number of the registrar, if known yet.
         registrar: Option<RegistrarId>,
     },
-    /// The home registrar was lost or does not answer; another is sought.
+    /// The home registrar was lost or does not answer; the element seeks another.
     HomeLost,
-    /// No registrar was reached in a round of attempts; the element goes on trying.
+    /// No registrar was reached in a round of attempts; the element continues to try.
     NoRegistrar,
-    /// So many registrations in a row had no answer. RFC 5352 section 3.1 would stop; the element goes on, for it would stay
-    /// out of its pool when registrars are back.
+    /// Several registrations in a row had no answer. RFC 5352 section 3.1 would stop there; the element continues,
+    /// because otherwise it would stay out of its pool once registrars are back.
     Unanswered {
-        /// How many.
+        /// Number of registrations.
         attempts: u32,
     },
-    /// The registrar found something wrong with a message.
+    /// The registrar reported an error in a message.
     Reported(Vec<Cause>),
-    /// The end of [`super::PoolElement::handle_deregister`]; nothing follows.
+    /// The end of [`super::PoolElement::handle_deregister`]; no event follows.
     Left(Departure),
 }
 
-/// How a deregistration ended.
+/// Result of a deregistration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Departure {
-    /// The element is in no registrar's handlespace.
+    /// No registrar has the element in its handlespace.
     Confirmed,
-    /// No registrar confirmed it in time: the element may be listed until its registration's life ends.
+    /// No registrar confirmed in time: the element may be listed until its registration's life ends.
     TimedOut,
-    /// The registrar refused.
+    /// The registrar refused the deregistration.
     Refused(Vec<Cause>),
 }
 
@@ -54,19 +54,19 @@ pub enum Departure {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the registrar refused the registration: {}", words(causes))]
 pub struct Refusal {
-    /// Its reasons; none if it gave none.
+    /// The registrar's causes; empty if it gave none.
     pub causes: Vec<Cause>,
 }
 
-/// A policy of another kind than the element registered with.
+/// Error for a policy of another kind than the registration's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the element is registered with policy {has}; to use {wanted}, deregister and register it anew"
 )]
 pub struct PolicyChanged {
-    /// The element's.
+    /// The registered policy.
     pub has: PolicyKind,
-    /// What was asked for.
+    /// The requested policy.
     pub wanted: PolicyKind,
 }
 

@@ -1,12 +1,12 @@
 //! A pool element's side of ASAP (RFC 5352 sections 3.1, 3.2, 3.4 and 3.6): one machine for each element, and
 //! [`Sessions`] for the control channels to its users.
 //!
-//! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`. Links
-//! that registrars make to the element are told of by the first message from them; the daemon lets in only registrars
-//! that it is to trust.
+//! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`.
+//! The machine learns of a link made by a registrar from the first message on it; the daemon admits only trusted
+//! registrars.
 //!
-//! There is one question at a time, and a registrar that does not answer it is left. So an answer always is to the
-//! question last asked, though messages have no numbers.
+//! Only one request is open at a time, and the machine leaves a registrar that does not answer. A response therefore
+//! always belongs to the last request, although messages have no numbers.
 
 mod config;
 mod cookie;
@@ -31,10 +31,10 @@ use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId, Transport};
 use registration::{Goal, Question, Registration};
 use std::time::Duration;
 
-/// Something for the daemon to do.
+/// An action for the daemon.
 pub type Output = LinkOutput<Event>;
 
-/// The machine. See the module's text.
+/// A pool element; see the module documentation.
 #[derive(Debug)]
 pub struct PoolElement {
     config: Config,
@@ -43,7 +43,7 @@ pub struct PoolElement {
 }
 
 impl PoolElement {
-    /// A machine with nothing to do.
+    /// Returns an idle machine.
     pub fn new(config: Config) -> PoolElement {
         let mut hunt = Hunt::new(config.hunt.clone(), config.seed, Reach::Sctp);
         // R2.2: "Fill in the PE identifier using a good-quality randomly generated number".
@@ -55,7 +55,8 @@ impl PoolElement {
         }
     }
 
-    /// Registers the element and keeps it registered. Also to be called after [`Event::Refused`], with what was wrong put right.
+    /// Registers the element and keeps it registered. The daemon also calls this function after [`Event::Refused`],
+    /// once the error is corrected.
     pub fn handle_register(&mut self, now: Duration) {
         if self.registration.goal == Goal::Out {
             self.registration.goal = Goal::In;
@@ -66,10 +67,11 @@ impl PoolElement {
         self.pump(now);
     }
 
-    /// Tells the registrar how things stand with the element. Of several in a short time, the last is told.
+    /// Reports the element's current policy values to the registrar. Of several calls in a short time, only the last is
+    /// sent.
     ///
     /// # Errors
-    /// When the policy is another than that of the registration; nothing is changed.
+    /// If the policy is of another kind than the registration's; nothing is changed.
     pub fn handle_policy(&mut self, now: Duration, policy: Policy) -> Result<(), PolicyChanged> {
         let (has, wanted) = (self.registration.policy.kind(), policy.kind());
         if has != wanted {
@@ -80,7 +82,8 @@ impl PoolElement {
         Ok(())
     }
 
-    /// Takes the element out of its pool; [`Event::Left`] follows. Users that know it may still come for a while.
+    /// Removes the element from its pool; [`Event::Left`] follows. Users that know the element may still connect for a
+    /// while.
     pub fn handle_deregister(&mut self, now: Duration) {
         if self.registration.goal == Goal::Leaving {
             return;
@@ -91,7 +94,7 @@ impl PoolElement {
         self.pump(now);
     }
 
-    /// A link of this machine is made.
+    /// Handles the success of a [`LinkOutput::Connect`].
     pub fn handle_connected(&mut self, now: Duration, link: Link) {
         let change = self.hunt.handle_connected(link);
         if change == Some(Change::Found) {
@@ -102,15 +105,16 @@ impl PoolElement {
         self.pump(now);
     }
 
-    /// A link could not be made, or was lost. One on which a message could not be delivered counts as lost; the daemon closes it.
+    /// Handles a link that could not be made, or was lost. The daemon treats a link with an undeliverable message as
+    /// lost, and closes it.
     pub fn handle_lost(&mut self, now: Duration, link: Link) {
         let change = self.hunt.handle_lost(now, link);
         self.changed(change);
         self.pump(now);
     }
 
-    /// A registrar's announce by multicast, as `Message::ServerAnnounce` has it; `source` is where it came from, with
-    /// ASAP's port.
+    /// Handles a registrar's multicast announce, with the fields of `Message::ServerAnnounce`; `source` is the
+    /// datagram's source address, with ASAP's port.
     pub fn handle_announce(
         &mut self,
         now: Duration,
@@ -123,7 +127,7 @@ impl PoolElement {
         self.pump(now);
     }
 
-    /// A message from a registrar.
+    /// Handles a message from a registrar.
     pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
         self.hunt.handle_heard(link);
         match message {
@@ -158,7 +162,8 @@ impl PoolElement {
                     && self.is_meant(&handle, id)
                     && self.registration.goal == Goal::In =>
             {
-                // "or due to the expiration of the registration life of the PE in the pool" (section 2.2.4).
+                // The response may also be "due to the expiration of the registration life of the PE in the pool"
+                // (section 2.2.4).
                 self.expire(now);
             }
             Message::Error(causes) if self.hunt.home() == Some(link) => {
@@ -169,7 +174,7 @@ impl PoolElement {
         self.pump(now);
     }
 
-    /// Time has passed.
+    /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         let change = self.hunt.handle_timeout(now);
         self.changed(change);
@@ -177,34 +182,35 @@ impl PoolElement {
         self.pump(now);
     }
 
-    /// The next thing to do, none when all is done.
+    /// Returns the next output, none if there is none left.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.hunt.outputs.pop_front()
     }
 
-    /// When to call `handle_timeout`, none for never. May be past.
+    /// Returns the time at which to call `handle_timeout`, none for never. The time may be past.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let hunt = self.hunt.poll_timeout();
         hunt.into_iter().chain(self.registration_due()).min()
     }
 
-    /// The element's identifier; it changes if another element of the pool has it.
+    /// Returns the element's identifier. The identifier changes if another element of the pool has it.
     pub fn id(&self) -> ElementId {
         self.registration.id
     }
 
-    /// Whether a registrar has the element in its handlespace, as far as is known here.
+    /// Returns true if a registrar has the element in its handlespace, as far as known here.
     pub fn is_registered(&self) -> bool {
         self.registration.accepted.is_some()
     }
 
-    /// Who the home registrar is, if there is one and it has said so.
+    /// Returns the home registrar's number, if there is one and it has named its number.
     pub fn home(&self) -> Option<RegistrarId> {
         self.hunt.home_id()
     }
 
     fn keep_alive(&mut self, link: Link, home: bool, registrar: RegistrarId) {
-        // An answer may be on its way. But who was never registered or leaves is no element: the registrar is to notice.
+        // An element answers even while its registration is open. One that never registered, or is leaving, does not
+        // answer, so that the registrar removes it.
         if self.registration.goal != Goal::In || !self.registration.asked_once {
             return;
         }
@@ -232,7 +238,7 @@ impl PoolElement {
             None => return,
         };
         if event != Event::NoRegistrar {
-            // What the old one was asked, the new one is asked anew.
+            // An open request to the old registrar is repeated to the new one.
             self.registration.question = None;
         }
         self.hunt.event(event);

@@ -8,32 +8,32 @@ use holdfast_wire::rserpool::{Cause, CauseCode, ElementId};
 use holdfast_wire::rserpool::{Policy, PoolElement as Description, PoolHandle, RegistrarId};
 use std::time::Duration;
 
-/// Identifiers tried before the registrar's word for a conflict is doubted.
+/// Number of identifiers tried before the registrar's reports of a conflict are doubted.
 const CONFLICTS_MAX: u32 = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// Nothing is wanted.
+    /// No registration is wanted.
     Out,
-    /// To be registered.
+    /// The element should be registered.
     In,
-    /// To be deregistered.
+    /// The element should be deregistered.
     Leaving,
 }
 
-/// What the home registrar was asked.
+/// Request to the home registrar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
     Register,
     Deregister,
 }
 
-/// A registration that a registrar accepted.
+/// A registration accepted by a registrar.
 #[derive(Debug)]
 pub(super) struct Accepted {
-    /// The policy it was told.
+    /// The reported policy.
     policy: Policy,
-    /// When it asked; the life began then at the earliest.
+    /// Time of the request, which is the earliest start of the life.
     since: Duration,
 }
 
@@ -41,18 +41,18 @@ pub(super) struct Accepted {
 pub(super) struct Registration {
     pub(super) id: ElementId,
     pub(super) goal: Goal,
-    /// As the element last said.
+    /// Current policy values of the element.
     pub(super) policy: Policy,
     pub(super) accepted: Option<Accepted>,
-    /// What was asked, and with what policy and when.
+    /// The open request, with the reported policy and the time.
     pub(super) question: Option<(Question, Policy, Duration)>,
-    /// When to register next.
+    /// Time of the next registration.
     pub(super) due: Duration,
     pub(super) leave_until: Option<Duration>,
     pub(super) conflicts: u32,
-    /// Registrations without an answer, in a row.
+    /// Number of registrations in a row without an answer.
     unanswered: u32,
-    /// Whether a registrar may know the element, by this identifier.
+    /// True if a registrar may know the element by this identifier.
     pub(super) asked_once: bool,
 }
 
@@ -74,7 +74,7 @@ impl Registration {
 }
 
 impl PoolElement {
-    /// What any input may have made possible.
+    /// Starts actions that an input may have made possible.
     pub(super) fn pump(&mut self, now: Duration) {
         match self.registration.goal {
             Goal::Leaving if !self.registration.asked_once => self.end(Departure::Confirmed),
@@ -153,7 +153,7 @@ impl PoolElement {
             return self.rejected(now, causes);
         }
         self.registration.conflicts = 0;
-        // Up to a tenth earlier, so that elements that started together do not stay together.
+        // Re-register up to a tenth earlier, so that elements started together drift apart.
         let wait = self.config.reregistration();
         let earlier = wait / 10 * self.hunt.random.below(1001) as u32 / 1000;
         self.registration.due = since + wait - earlier;
@@ -169,8 +169,9 @@ impl PoolElement {
         }
     }
 
-    /// "the PE must either re-attempt registration after correcting the error or return a failure indication to the PE's
-    /// upper layer" (section 3.1): another identifier is a correction that can be made here.
+    /// Handles a rejection. "the PE must either re-attempt registration after correcting the error or return a failure
+    /// indication to the PE's upper layer" (section 3.1): a new identifier is a correction that the machine can make
+    /// itself.
     fn rejected(&mut self, now: Duration, causes: Vec<Cause>) {
         let conflict = causes.iter().any(|cause| {
             cause.code == CauseCode::NON_UNIQUE_ELEMENT_ID
@@ -189,10 +190,10 @@ impl PoolElement {
         self.hunt.event(Event::Refused(Refusal { causes }));
     }
 
-    /// The registration's life has ended.
+    /// Handles the end of the registration's life.
     pub(super) fn expire(&mut self, now: Duration) {
         if self.registration.accepted.take().is_some() {
-            // Soon, but not as fast as a registrar can say that.
+            // Re-register soon, but not as fast as a registrar can expire the registration.
             self.registration.due = now + self.config.update_interval;
             self.hunt.event(Event::Expired);
         }
@@ -214,7 +215,8 @@ impl PoolElement {
         }
     }
 
-    /// "If the T2-registration timer expires [...] the PE shall start the Server Hunt procedure".
+    /// Handles an unanswered request. "If the T2-registration timer expires [...] the PE shall start the Server Hunt
+    /// procedure".
     fn unanswered(&mut self, now: Duration) {
         self.registration.question = None;
         self.registration.unanswered += 1;
@@ -237,7 +239,7 @@ impl PoolElement {
         self.hunt.event(Event::Left(departure));
     }
 
-    /// When the registration wants something done, the hunt apart.
+    /// Returns the registration's timers, without the hunt's.
     pub(super) fn registration_due(&self) -> impl Iterator<Item = Duration> {
         let idle = self.registration.question.is_none() && self.hunt.home().is_some();
         let register = (self.registration.goal == Goal::In && idle).then(|| self.register_at());
@@ -250,7 +252,7 @@ impl PoolElement {
         times.into_iter().flatten()
     }
 
-    /// When to register next: as planned, or sooner with what the policy has become.
+    /// Returns the time of the next registration: as planned, or sooner if the policy values have changed.
     fn register_at(&self) -> Duration {
         match &self.registration.accepted {
             Some(accepted) if accepted.policy != self.registration.policy => {

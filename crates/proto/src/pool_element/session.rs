@@ -1,10 +1,10 @@
 //! The element's side of the session layer (RFC 5352 sections 3.8 and 3.9): the control channels to its users.
 //!
-//! A channel is the ASAP part of a link whose data goes straight between the daemon and the server program. Nothing
-//! waits here, so there are no timers.
+//! A channel is the ASAP part of a link; its data passes directly between the daemon and the server program. No
+//! operation waits here, so there are no timers.
 //!
-//! How busy the element is ([`Sessions::report`]) is known from that data: a request is a user's message and all until the program's next
-//! one to that user.
+//! The data also shows how busy the element is ([`Sessions::report`]): a request lasts from a user's first message
+//! until the program's next message to that user.
 
 use super::cookie::{self, CookieError, CookieKey};
 use crate::choice::Served;
@@ -15,75 +15,75 @@ use holdfast_wire::rserpool::{Policy, PoolElement as Description, PoolHandle};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Something for the daemon to do: only `Send` and `Event`.
+/// An action for the daemon: only `Send` and `Event`.
 pub type SessionOutput = hunt::Output<SessionEvent>;
 
 /// The settings of [`Sessions`].
 #[derive(Debug, Clone)]
 pub struct SessionsConfig {
-    /// The element's pool.
+    /// Handle of the element's pool.
     pub handle: PoolHandle,
-    /// The pool's policy: rsplib insists on it in a business card.
+    /// The pool's policy, which rsplib requires in a business card.
     pub policy: Policy,
-    /// What cookies are signed with (the first) and may be signed with (any); the same at all elements of the pool. Without
-    /// keys, cookies go as they are and any is believed.
+    /// Keys of cookies: the first one signs, any one verifies. All elements of the pool need the same keys. Without
+    /// keys, cookies are unsigned and any cookie is accepted.
     pub keys: Vec<CookieKey>,
 }
 
-/// Something happened on a control channel.
+/// An event on a control channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionEvent {
-    /// The user had a session with another element and goes on with this one.
+    /// A user with a session at another element continues it here.
     Resumed {
-        /// The user's.
+        /// The user's link.
         link: Link,
-        /// What the other element gave it last.
+        /// Last state that the other element gave the user.
         state: Bytes,
     },
-    /// The user brought a cookie that is not to be believed: its session starts anew, if at all.
+    /// The user presented an invalid cookie: its session starts anew, if at all.
     Disbelieved {
-        /// The user's.
+        /// The user's link.
         link: Link,
-        /// Why.
+        /// Reason for the rejection.
         error: CookieError,
     },
-    /// A second cookie of a user, who may bring one, first of all.
+    /// The user sent a second cookie. Only one is allowed, as the first message.
     LateCookie {
-        /// The user's.
+        /// The user's link.
         link: Link,
     },
-    /// The user is an element too: of that pool, to be reached at these elements, in that order, should it fail.
+    /// The user is an element too: of the pool `handle`, with the elements to fail over to, in that order.
     PeerCard {
-        /// The user's.
+        /// The user's link.
         link: Link,
-        /// Its pool.
+        /// The user's own pool.
         handle: PoolHandle,
-        /// Whom to fail over to.
+        /// Elements to fail over to.
         elements: Vec<Description>,
     },
 }
 
 #[derive(Debug, Default)]
 struct Channel {
-    /// The user has brought its cookie, which is to be "the first message on the control channel".
+    /// True once the user has sent its cookie, which must be "the first message on the control channel".
     opened: bool,
-    /// A request under way: how many others it met, and since when.
+    /// The open request: the number of others in flight at its start, and its start time.
     request: Option<(u32, Duration)>,
 }
 
-/// The machine. See the module's text.
+/// Control channels of an element; see the module documentation.
 #[derive(Debug)]
 pub struct Sessions {
     config: SessionsConfig,
     channels: BTreeMap<Link, Channel>,
-    /// Whom users are to fail over to.
+    /// Elements for users to fail over to.
     order: Vec<Description>,
     served: Served,
     outputs: VecDeque<SessionOutput>,
 }
 
 impl Sessions {
-    /// A machine without users.
+    /// Returns a machine without users.
     pub fn new(config: SessionsConfig) -> Sessions {
         Sessions {
             config,
@@ -94,15 +94,16 @@ impl Sessions {
         }
     }
 
-    /// A user has come, over a transport that has a control channel.
+    /// Handles a new user, over a transport that has a control channel.
     pub fn handle_connected(&mut self, link: Link) {
         self.channels.insert(link, Channel::default());
-        // "When communication begins between a PU and a PE [...] a PE should always send an ASAP_BUSINESS_CARD message".
+        // "When communication begins between a PU and a PE [...] a PE should always send an ASAP_BUSINESS_CARD
+        // message".
         let card = self.card();
         self.send(link, card);
     }
 
-    /// A user is gone.
+    /// Handles the loss of a user's link.
     pub fn handle_lost(&mut self, link: Link) {
         let channel = self.channels.remove(&link);
         if channel.is_some_and(|channel| channel.request.is_some()) {
@@ -110,7 +111,7 @@ impl Sessions {
         }
     }
 
-    /// A user has sent the program something.
+    /// Notes data from a user to the program.
     pub fn handle_heard(&mut self, now: Duration, link: Link) {
         if let Some(channel) = self.channels.get_mut(&link)
             && channel.request.is_none()
@@ -119,7 +120,7 @@ impl Sessions {
         }
     }
 
-    /// The program has sent a user something.
+    /// Notes data from the program to a user.
     pub fn handle_said(&mut self, now: Duration, link: Link) {
         let channel = self.channels.get_mut(&link);
         if let Some((met, since)) = channel.and_then(|channel| channel.request.take()) {
@@ -127,13 +128,14 @@ impl Sessions {
         }
     }
 
-    /// The answer to a probe: requests in flight, and what those take that come when there are as many, if any has ended.
+    /// Returns the answer to a probe: the requests in flight, and the estimated latency of a request that arrives
+    /// at this load, if any request has ended.
     #[must_use]
     pub fn report(&self) -> (u32, Option<Duration>) {
         self.served.report()
     }
 
-    /// A message on a user's control channel.
+    /// Handles a message on a user's control channel.
     pub fn handle_message(&mut self, link: Link, message: Message) {
         let Some(channel) = self.channels.get_mut(&link) else {
             return;
@@ -159,7 +161,7 @@ impl Sessions {
         self.outputs.push_back(hunt::Output::Event(event));
     }
 
-    /// Gives a user the session's state to keep; the last one counts. Nothing is sent to a user who is gone.
+    /// Gives a user the session's state to keep; the last one counts. A disconnected user gets nothing.
     pub fn handle_state(&mut self, link: Link, state: &[u8]) {
         if self.channels.contains_key(&link) {
             let cookie = cookie::seal(&self.config.keys, &self.config.handle, state);
@@ -167,7 +169,7 @@ impl Sessions {
         }
     }
 
-    /// Tells all users, and those to come, whom to fail over to; an empty list leaves it to the pool's policy.
+    /// Sends all current and later users the failover order; an empty list leaves it to the pool's policy.
     pub fn handle_failover_order(&mut self, order: Vec<Description>) {
         self.order = order;
         let links: Vec<Link> = self.channels.keys().copied().collect();
@@ -177,7 +179,7 @@ impl Sessions {
         }
     }
 
-    /// The next thing to do, none when all is done.
+    /// Returns the next output, none if there is none left.
     pub fn poll_output(&mut self) -> Option<SessionOutput> {
         self.outputs.pop_front()
     }

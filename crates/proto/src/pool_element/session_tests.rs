@@ -1,4 +1,4 @@
-//! Control channels at an element, rule by rule.
+//! Tests of an element's control channels, rule by rule.
 
 use super::*;
 use bytes::Bytes;
@@ -19,7 +19,7 @@ fn outputs(sessions: &mut Sessions) -> Vec<SessionOutput> {
     std::iter::from_fn(|| sessions.poll_output()).collect()
 }
 
-/// The cookie that `sessions` gives for a state.
+/// Returns the cookie that `sessions` makes for a state.
 fn cookie(sessions: &mut Sessions, state: &[u8]) -> Bytes {
     sessions.handle_connected(USER);
     sessions.handle_state(USER, state);
@@ -35,7 +35,7 @@ fn cookie(sessions: &mut Sessions, state: &[u8]) -> Bytes {
 #[test]
 fn a_cookie_of_one_element_resumes_at_another() {
     let cookie = cookie(&mut sessions(&[1]), b"state");
-    // Its keys are being replaced.
+    // The other element has a new key besides the old one.
     let mut other = sessions(&[2, 1]);
     other.handle_connected(USER);
     outputs(&mut other);
@@ -107,10 +107,10 @@ fn a_request_is_a_message_and_all_until_its_answer() {
     element.handle_connected(USER);
     element.handle_connected(other);
     assert_eq!(element.report(), (0, None));
-    // What the program says unasked, or who is not there, is none.
+    // A message without a request, or from an unknown link, is no request.
     element.handle_said(ms(0), USER);
     element.handle_heard(ms(0), Link::Theirs(3));
-    // Two messages, one answer in two.
+    // Two messages of one user are one request, and the second answer counts for none.
     element.handle_heard(ms(1), USER);
     element.handle_heard(ms(2), USER);
     element.handle_heard(ms(2), other);
@@ -118,7 +118,7 @@ fn a_request_is_a_message_and_all_until_its_answer() {
     element.handle_said(ms(21), USER);
     element.handle_said(ms(22), USER);
     assert_eq!(element.report(), (1, Some(ms(20))));
-    // Who goes without an answer teaches nothing.
+    // A request lost with its user teaches nothing.
     element.handle_lost(other);
     element.handle_lost(USER);
     assert_eq!(element.report(), (0, Some(ms(20))));

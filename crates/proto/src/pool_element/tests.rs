@@ -1,4 +1,4 @@
-//! Registration, rule by rule, with one registrar at hand.
+//! Tests of registration, rule by rule, with one registrar.
 
 use super::*;
 use holdfast_wire::rserpool::{Cause, CauseCode, PoolHandle, SctpTransport, TransportUse};
@@ -18,7 +18,7 @@ fn handle() -> PoolHandle {
     PoolHandle::from("pool")
 }
 
-/// An element, its clock, and its home registrar's link.
+/// An element with its clock and its home registrar's link.
 struct Bench {
     element: PoolElement,
     now: Duration,
@@ -27,7 +27,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Connected to a registrar; its registration is sent.
+    /// Returns an element that is connected to a registrar and has sent its registration.
     fn new() -> Bench {
         let hunt = HuntConfig::new(vec![transport(1)]);
         let policy = Policy::LeastUsed { load: 1 };
@@ -51,7 +51,7 @@ impl Bench {
         bench
     }
 
-    /// Carries the outputs out; gives what is sent.
+    /// Carries out the outputs; returns the messages sent.
     fn sent(&mut self) -> Vec<(Link, Message)> {
         let mut sent = Vec::new();
         while let Some(output) = self.element.poll_output() {
@@ -70,7 +70,7 @@ impl Bench {
         self.element.handle_connected(self.now, self.home);
     }
 
-    /// The registration that is sent, and nothing else.
+    /// Returns the registration that is sent, and checks that it is the only message.
     fn registration(&mut self) -> holdfast_wire::rserpool::PoolElement {
         let sent = self.sent();
         let [(link, Message::Registration { element, .. })] = &sent[..] else {
@@ -191,7 +191,7 @@ fn without_an_answer_another_registrar_is_asked() {
     bench.connect();
     bench.registration();
     assert!(bench.events.contains(&Event::Unanswered { attempts: 2 }));
-    // What the old one says late is not heard.
+    // A late answer of the old registrar is ignored.
     let late = Message::RegistrationResponse {
         rejected: false,
         handle: handle(),
@@ -241,7 +241,7 @@ fn a_keep_alive_is_answered_and_can_change_the_home() {
     };
     assert_eq!(sent, [(theirs, ack)]);
     assert_eq!(bench.element.home(), Some(RegistrarId(9)));
-    // What it is asked from here on goes to the new one.
+    // Later requests go to the new home.
     bench.pass(LIFE);
     assert!(
         matches!(bench.sent()[..], [(link, Message::Registration { .. }), ..] if link == theirs)

@@ -1,9 +1,9 @@
-//! Sessions that choose their element by what they see, not by the pool's policy: by latencies ([`ByLatency`]), or by what elements
-//! answer to probes ([`super::probing`]).
+//! Sessions that choose their element by observation, not by the pool's policy: by latency ([`ByLatency`]), or by the
+//! elements' answers to probes ([`super::probing`]).
 //!
-//! All sessions of a machine with one pool learn together. A request is a message to the element and its first
-//! answer; a session's first one begins when the element is chosen, so that the way to it counts. A session that is not answered before
-//! it closes teaches nothing, one that loses its element teaches that it was slow.
+//! All sessions of a machine with one pool learn together. A request lasts from a message to the element until its
+//! first answer. A session's first request begins when the element is chosen, so that the connection time counts. A
+//! session that closes before an answer teaches nothing; one that loses its element counts as slow.
 
 use super::pool::Pool;
 use super::probing::Voice;
@@ -13,24 +13,25 @@ use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Who chooses the element of a session.
+/// Method of choosing a session's element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Choose {
-    /// The registrar, by the pool's policy.
+    /// By the registrar, with the pool's policy.
     #[default]
     Registrar,
-    /// This user: of two drawn by chance the one that answers sooner ([`ByLatency`]).
+    /// By this user: of two elements drawn at random the faster one ([`ByLatency`]).
     Latency,
-    /// This user: by what elements answer to probes ([`ByProbes`]); among those that answer none as with [`Choose::Latency`].
+    /// By this user, with the elements' answers to probes ([`ByProbes`]); among elements without answers as with
+    /// [`Choose::Latency`].
     Probes,
 }
 
-/// Elements that a registrar is asked for where the user chooses: as many as registrars give by default.
+/// Number of elements to request if the user chooses: the most that registrars return by default.
 pub(super) const CANDIDATES: u32 = 64;
-/// After so long without news a past latency counts 1/e of what it did.
+/// Time without news after which a past latency has the weight 1/e.
 const DECAY: Duration = Duration::from_secs(10);
 
-/// What a pool's sessions have learnt.
+/// Observations of all sessions with a pool.
 #[derive(Debug)]
 pub(super) struct Learnt {
     pub(super) latency: ByLatency,
@@ -52,11 +53,11 @@ impl Default for Learnt {
     }
 }
 
-/// No element is chosen yet: answers to probes are on their way.
+/// Result for a choice that has to wait for answers to probes.
 #[derive(Debug)]
 pub(super) struct Later;
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     element: ElementId,
@@ -64,7 +65,7 @@ pub(super) struct Request {
 }
 
 impl PoolUser {
-    /// The session sends a message to its element.
+    /// Notes a message from the session to its element.
     pub fn handle_sent(&mut self, now: Duration, id: SessionId) {
         let Some(session) = self.sessions.get(&id) else {
             return;
@@ -77,7 +78,7 @@ impl PoolUser {
         }
     }
 
-    /// Its element has said something.
+    /// Notes a message from the session's element.
     pub fn handle_heard(&mut self, now: Duration, id: SessionId) {
         self.end_request(id, |learnt, request| {
             let took = now.saturating_sub(request.since);
@@ -98,7 +99,8 @@ impl PoolUser {
         });
     }
 
-    /// The element of a session that has no preference. `is_late`: it has waited for answers to probes.
+    /// Returns the element for a session without a preference. `is_late` is true if the session has waited for answers
+    /// to probes.
     pub(super) fn chosen(
         &mut self,
         now: Duration,
@@ -160,7 +162,7 @@ impl PoolUser {
 }
 
 impl Pool {
-    /// Elements that are not there any more are nothing to remember.
+    /// Forgets observations of elements that are not in the pool any more.
     pub(super) fn forget_others(&mut self) {
         let there: BTreeSet<ElementId> = self.elements.iter().map(|element| element.id).collect();
         self.learnt.latency.retain(|id| there.contains(&id));

@@ -1,4 +1,4 @@
-//! What a pool user is told when it starts.
+//! Configuration of a pool user.
 
 use crate::hunt::HuntConfig;
 use holdfast_wire::rserpool::{Policy, PoolElement, PoolHandle};
@@ -6,39 +6,41 @@ use std::time::Duration;
 
 /// The settings of a [`super::PoolUser`]. [`Config::new`] has the defaults; each is documented at its field.
 ///
-/// RFC 5352 "normally" waits 15 s for a registrar's answer, as long as which few users wait.
+/// RFC 5352 "normally" waits 15 s for a registrar's answer, longer than most users would.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// T1-ENRPrequest: how long a registrar may take to answer (3 s).
+    /// T1-ENRPrequest: longest time for a registrar to answer (3 s).
     pub answer_timeout: Duration,
-    /// MAX-REQUEST-RETRANSMIT: how many more registrars are asked then (2). A request ends after so many times that, and one.
+    /// MAX-REQUEST-RETRANSMIT: number of further registrars to ask (2). A request ends after the answer time of all of
+    /// them and the first.
     pub retries_max: u32,
-    /// stale_cache_value: how long an answer is used without asking again (5 s).
+    /// stale_cache_value: time for which an answer is used without a new request (5 s).
     pub fresh_for: Duration,
-    /// How long an answer is used while asking again (60 s), and kept. A pool with open sessions is asked for again then.
+    /// Time for which an answer is kept, and used while a new request is open (60 s). A pool with open sessions is
+    /// requested again at its end.
     pub usable_for: Duration,
-    /// How many elements to ask for, by rsplib's private parameter (none: as the registrar has it).
+    /// Number of elements to request, by rsplib's private parameter (none: the registrar's default).
     pub items: Option<u32>,
-    /// How long an element that was not reached is not chosen (1 s); it doubles each time in a row.
+    /// Time for which an unreachable element is not selected (1 s); doubles each time in a row.
     pub avoid_for: Duration,
-    /// The most that may become (30 s).
+    /// Upper limit of that time (30 s).
     pub avoid_max: Duration,
-    /// How long a session's link may take to be made (2 s).
+    /// Longest time to establish a session's link (2 s).
     pub connect_timeout: Duration,
-    /// The pause of a session that finds no element (100 ms); it doubles each time in a row.
+    /// Pause of a session that finds no element (100 ms); doubles each time in a row.
     pub pause: Duration,
-    /// The most that may become (5 s).
+    /// Upper limit of the pause (5 s).
     pub pause_max: Duration,
-    /// How long a session without an element is kept up (60 s).
+    /// Longest time to keep a session without an element (60 s).
     pub give_up_after: Duration,
-    /// Where registrars are.
+    /// Settings of the server hunt.
     pub hunt: HuntConfig,
-    /// From a good source of randomness.
+    /// Seed of the random numbers, from a good source of randomness.
     pub seed: [u8; 32],
 }
 
 impl Config {
-    /// The defaults.
+    /// Returns the defaults.
     pub fn new(hunt: HuntConfig, seed: [u8; 32]) -> Config {
         Config {
             answer_timeout: Duration::from_secs(3),
@@ -58,13 +60,13 @@ impl Config {
     }
 }
 
-/// What a user that is a pool element too says of itself on control channels.
+/// Business card of a user that is a pool element too, for its control channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnCard {
-    /// Its own pool.
+    /// Handle of its own pool.
     pub handle: PoolHandle,
-    /// That pool's policy.
+    /// Policy of its own pool.
     pub policy: Policy,
-    /// Whom to fail over to, should this user fail.
+    /// Elements to fail over to, should this user fail.
     pub elements: Vec<PoolElement>,
 }

@@ -1,16 +1,16 @@
-//! What happened, for whoever uses pools.
+//! Events of a pool user, for the programs that use pools.
 
 use super::{Link, RequestId, SessionId};
 use holdfast_wire::rserpool::{Cause, ElementId, PolicyKind, PoolElement, PoolHandle, RegistrarId};
 
-/// Something happened.
+/// An event of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The answer to [`super::PoolUser::handle_select`].
     Selected {
         /// The request.
         request: RequestId,
-        /// Whom to use.
+        /// The selected element.
         element: PoolElement,
     },
     /// The answer to [`super::PoolUser::handle_resolve`].
@@ -19,21 +19,21 @@ pub enum Event {
         request: RequestId,
         /// The pool's policy.
         policy: PolicyKind,
-        /// Its elements, or those that the registrar chose, in the registrar's order.
+        /// The pool's elements, or the registrar's selection of them, in the registrar's order.
         elements: Vec<PoolElement>,
     },
-    /// A request has no answer.
+    /// A request failed.
     Failed {
         /// The request.
         request: RequestId,
-        /// Why.
+        /// Reason of the failure.
         error: ResolveError,
     },
-    /// A watched pool: its elements, first and whenever they have changed; none if there is no such pool.
+    /// Elements of a watched pool, reported first and after each change; none if the pool does not exist.
     Changed {
         /// The pool.
         handle: PoolHandle,
-        /// Its elements, in the registrar's order.
+        /// The pool's elements, in the registrar's order.
         elements: Vec<PoolElement>,
     },
     /// A session has an element; data may flow on the link.
@@ -44,14 +44,15 @@ pub enum Event {
         link: Link,
         /// The element.
         element: ElementId,
-        /// Whether the element was given a cookie, the state of the session at an element before it.
+        /// True if the element was given a cookie, which has the state of the session at an earlier element.
         resumed: bool,
     },
-    /// A session's element is lost, another is sought: keep what it may not have received, to send it again.
+    /// A session's element is lost, and another is sought. The client should keep data that the element may not have
+    /// received, to send it again.
     SessionBroken {
         /// The session.
         session: SessionId,
-        /// The link that is closed.
+        /// The closed link.
         link: Link,
         /// The element.
         element: ElementId,
@@ -60,29 +61,29 @@ pub enum Event {
     SessionFailed {
         /// The session.
         session: SessionId,
-        /// What was wrong last.
+        /// The last error.
         error: ResolveError,
     },
-    /// The registrar that is asked is another.
+    /// The user has a new home registrar.
     NewHome {
-        /// Who, if it is known.
+        /// Number of the registrar, if known.
         registrar: Option<RegistrarId>,
     },
-    /// The home registrar was lost or does not answer; another is sought.
+    /// The home registrar was lost or does not answer; the user seeks another.
     HomeLost,
-    /// No registrar was reached in a round of attempts; the user goes on trying.
+    /// No registrar was reached in a round of attempts; the user continues to try.
     NoRegistrar,
-    /// The registrar found something wrong with a message.
+    /// The registrar reported an error in a message.
     Reported(Vec<Cause>),
 }
 
-/// Why a pool's elements are not known.
+/// Reason for a failed resolution.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// The registrar knows no such pool.
     #[error("there is no such pool; `holdfast pool list` shows those there are")]
     UnknownPool,
-    /// There is a pool, but no element that could be reached.
+    /// The pool exists, but none of its elements could be reached.
     #[error("no element of the pool can be reached")]
     NoElement,
     /// No registrar was reached in time.

@@ -1,15 +1,15 @@
-//! A pool user's side of ASAP (RFC 5352 sections 3.3 and 3.5 to 3.9): resolution of handles with a cache, reports of
-//! elements that were not reached, and sessions that go on at another element.
+//! A pool user's side of ASAP (RFC 5352 sections 3.3 and 3.5 to 3.9): handle resolution with a cache, reports of
+//! unreachable elements, and sessions that fail over to another element.
 //!
 //! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`.
 //!
-//! A pool has at most one question open at a time, and a registrar that does not answer is left: so an answer always is to
-//! the question last asked, though messages have no numbers.
+//! A pool has at most one open request at a time, and the machine leaves a registrar that does not answer. A response
+//! therefore always belongs to the last request, although messages have no numbers.
 //!
-//! A session is a link to an element with a control channel beside the data, if the element has one. Data goes straight
-//! between the daemon and whoever uses it. When the link is lost, the session takes the next element: at once, from the
-//! business card or what is known of the pool, however old. The cookie goes out with the connection, so that the element
-//! has the state a round trip and a half after the loss was seen, and the user goes on after two.
+//! A session is a link to an element, with a control channel beside the data if the element has one. Data passes
+//! directly between the daemon and its client program. When the link is lost, the session turns to the next element at
+//! once: from the business card or from the cached pool, however old. The cookie is sent with the connection, so that
+//! the element has the state one and a half round trips after the loss was noticed, and the user continues after two.
 
 mod choose;
 mod config;
@@ -37,35 +37,35 @@ use session::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Something for the daemon to do.
+/// An action for the daemon.
 pub type Output = LinkOutput<Event>;
 
-/// Names a request, unique in the life of a machine.
+/// Identifies a request, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Names a session, unique in the life of a machine.
+/// Identifies a session, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// What a timer is for.
+/// Purpose of a timer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    /// A question about a pool.
+    /// Answer to a request about a pool.
     Answer(PoolHandle),
-    /// What is known of a pool.
+    /// Cached data of a pool.
     Cache(PoolHandle),
     Session(SessionId),
-    /// A link that probes go by.
+    /// Idle link for probes.
     Way(Link),
 }
 
-/// The machine. See the module's text.
+/// A pool user; see the module documentation.
 #[derive(Debug)]
 pub struct PoolUser {
     config: Config,
     hunt: Hunt<Event>,
-    /// Boxed: most users have one, and a node of the map has room for eleven.
+    /// Boxed: most users have one pool, and a node of the map has space for eleven.
     pools: BTreeMap<PoolHandle, Box<Pool>>,
     pending: BTreeMap<PoolHandle, Pending>,
     /// Reports that wait for a registrar.
@@ -78,7 +78,7 @@ pub struct PoolUser {
 }
 
 impl PoolUser {
-    /// A machine with nothing to do.
+    /// Returns an idle machine.
     pub fn new(config: Config) -> PoolUser {
         PoolUser {
             hunt: Hunt::new(config.hunt.clone(), config.seed, Reach::SctpAndTcp),
@@ -94,21 +94,21 @@ impl PoolUser {
         }
     }
 
-    /// Asks for one element, chosen by the pool's policy: [`Event::Selected`] or [`Event::Failed`] follows.
+    /// Requests one element, selected by the pool's policy: [`Event::Selected`] or [`Event::Failed`] follows.
     pub fn handle_select(&mut self, now: Duration, handle: PoolHandle) -> RequestId {
         let request = RequestId(self.number());
         self.want(now, handle, Waiting::One(request));
         request
     }
 
-    /// Asks for the pool's elements: [`Event::Resolved`] or [`Event::Failed`] follows.
+    /// Requests the pool's elements: [`Event::Resolved`] or [`Event::Failed`] follows.
     pub fn handle_resolve(&mut self, now: Duration, handle: PoolHandle) -> RequestId {
         let request = RequestId(self.number());
         self.want(now, handle, Waiting::All(request));
         request
     }
 
-    /// Asks a registrar for the pool's elements whatever is known here, for so many at most where `items` says:
+    /// Requests the pool's elements from a registrar, without the cache; `items` is the most elements wanted:
     /// [`Event::Resolved`] or [`Event::Failed`] follows.
     pub fn handle_resolve_anew(
         &mut self,
@@ -121,15 +121,15 @@ impl PoolUser {
         request
     }
 
-    /// Forgets what is known of a pool: the next request is asked of a registrar.
+    /// Invalidates the cached data of a pool: the next request goes to a registrar.
     pub fn handle_purge(&mut self, handle: &PoolHandle) {
         if let Some(pool) = self.pools.get_mut(handle) {
             pool.fetched = None;
         }
     }
 
-    /// Tells of a pool's elements from now on ([`Event::Changed`]): as the registrar tells, or by asking every
-    /// [`Config::fresh_for`].
+    /// Starts to report changes of a pool's elements ([`Event::Changed`]), as the registrar sends them, or by a request
+    /// every [`Config::fresh_for`].
     pub fn handle_watch(&mut self, now: Duration, handle: PoolHandle) {
         self.pools.entry(handle.clone()).or_default().watched = true;
         self.ask(now, handle, None);
@@ -142,11 +142,11 @@ impl PoolUser {
         }
     }
 
-    /// Somebody did not reach an element that this machine had sent them to. It is not chosen for a while, and the registrar
-    /// is told. For links of this machine that is done without being asked.
+    /// Handles a client program's failure to reach an element that this machine had selected for it. The element is not
+    /// selected for a while, and the registrar is informed. The machine does the same itself for its own links.
     ///
-    /// An element that nobody was sent to is ignored: "the ASAP Endpoint MUST NOT send an ASAP_ENDPOINT_UNREACHABLE message
-    /// unless the user has made a previous request to send data to the PE" (RFC 5352 section 3.5).
+    /// An element that was never selected is ignored: "the ASAP Endpoint MUST NOT send an ASAP_ENDPOINT_UNREACHABLE
+    /// message unless the user has made a previous request to send data to the PE" (RFC 5352 section 3.5).
     pub fn handle_unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
         let pool = self.pools.get(handle);
         if pool.is_some_and(|pool| pool.is_used(id)) {
@@ -154,7 +154,7 @@ impl PoolUser {
         }
     }
 
-    /// A link of this machine is made.
+    /// Handles the success of a [`LinkOutput::Connect`].
     pub fn handle_connected(&mut self, now: Duration, link: Link) {
         if let Some(&session) = self.links.get(&link) {
             return self.session_connected(session);
@@ -166,7 +166,8 @@ impl PoolUser {
         self.changed(now, change);
     }
 
-    /// A link could not be made, or was lost. One on which a message could not be delivered counts as lost; the daemon closes it.
+    /// Handles a link that could not be made, or was lost. The daemon treats a link with an undeliverable message as
+    /// lost, and closes it.
     pub fn handle_lost(&mut self, now: Duration, link: Link) {
         if let Some(&session) = self.links.get(&link) {
             return self.session_lost(now, session);
@@ -178,8 +179,8 @@ impl PoolUser {
         self.changed(now, change);
     }
 
-    /// The other side has ended a link in order. A session goes on as after a loss; but its element can be reached, so no registrar is
-    /// told otherwise.
+    /// Handles an orderly close by the other side. A session continues as after a loss, but without a report to the
+    /// registrar, because its element can be reached.
     pub fn handle_ended(&mut self, now: Duration, link: Link) {
         match self.links.get(&link) {
             Some(&session) => self.session_ended(now, session),
@@ -187,8 +188,8 @@ impl PoolUser {
         }
     }
 
-    /// A registrar's announce by multicast, as `Message::ServerAnnounce` has it; `source` is where it came from, with
-    /// ASAP's port.
+    /// Handles a registrar's multicast announce, with the fields of `Message::ServerAnnounce`; `source` is the
+    /// datagram's source address, with ASAP's port.
     pub fn handle_announce(
         &mut self,
         now: Duration,
@@ -200,7 +201,7 @@ impl PoolUser {
             .handle_announce(now, registrar, transports, source);
     }
 
-    /// A message from a registrar, from an element that was probed, or on a session's control channel.
+    /// Handles a message from a registrar, from a probed element, or on a session's control channel.
     pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
         if let Some(&session) = self.links.get(&link) {
             return self.session_message(now, session, message);
@@ -237,7 +238,7 @@ impl PoolUser {
         }
     }
 
-    /// Time has passed.
+    /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         let change = self.hunt.handle_timeout(now);
         self.changed(now, change);
@@ -254,23 +255,23 @@ impl PoolUser {
         }
     }
 
-    /// The next thing to do, none when all is done.
+    /// Returns the next output, none if there is none left.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.hunt.outputs.pop_front()
     }
 
-    /// When to call `handle_timeout`, none for never. May be past.
+    /// Returns the time at which to call `handle_timeout`, none for never. The time may be past.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let timers = self.timers.first().map(|(due, _)| *due);
         timers.into_iter().chain(self.hunt.poll_timeout()).min()
     }
 
-    /// Who the home registrar is, if there is one and it has said so.
+    /// Returns the home registrar's number, if there is one and it has named its number.
     pub fn home(&self) -> Option<RegistrarId> {
         self.hunt.home_id()
     }
 
-    /// The session whose element the link leads to, if it is a session's.
+    /// Returns the session that uses the link, if any.
     pub fn session_of(&self, link: Link) -> Option<SessionId> {
         self.links.get(&link).copied()
     }
@@ -280,7 +281,7 @@ impl PoolUser {
         self.numbers
     }
 
-    /// Moves a timer from where it was, if it was set, to where it is to be, if anywhere.
+    /// Moves a timer from its old time, if it was set, to its new time, if any.
     fn set_timer(&mut self, timer: Timer, from: Option<Duration>, to: Option<Duration>) {
         if let Some(from) = from {
             self.timers.remove(&(from, timer.clone()));

@@ -1,4 +1,4 @@
-//! What is known of a pool: the last answer, and which of its elements were not reached.
+//! Cached data of a pool: the last answer, and its unreachable elements.
 
 use super::choose::Learnt;
 use super::selection::Selection;
@@ -7,41 +7,41 @@ use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, SctpTransport}
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// An element that was not reached.
+/// An unreachable element.
 #[derive(Debug)]
 struct Missed {
     until: Duration,
-    /// How often in a row.
+    /// Number of failures in a row.
     times: u32,
 }
 
 /// An entry of the cache.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// When the registrar answered; none if there is no answer.
+    /// Time of the registrar's answer; none if there is no valid answer.
     pub(super) fetched: Option<Duration>,
     pub(super) policy: PolicyKind,
     pub(super) elements: Vec<PoolElement>,
     positions: BTreeMap<ElementId, usize>,
-    /// How often each position was chosen since the answer.
+    /// Number of selections of each element since the answer, by position.
     chosen: Vec<u64>,
     selection: Selection,
     missed: BTreeMap<ElementId, Missed>,
-    /// When elements missed may be chosen again.
+    /// Times at which unreachable elements may be selected again.
     back: BTreeSet<(Duration, ElementId)>,
-    /// Elements that somebody was sent to.
+    /// Elements that were selected for a client program.
     used: BTreeSet<ElementId>,
-    /// What sessions that choose for themselves have seen of the elements.
+    /// Observations of the elements by sessions that choose for themselves.
     pub(super) learnt: Learnt,
-    /// Some session chooses for itself: it wants to know all elements.
+    /// True if a session chooses for itself, and needs all elements.
     pub(super) wide: bool,
-    /// Sessions of this user with elements of the pool.
+    /// Number of this user's sessions with elements of the pool.
     pub(super) sessions: usize,
-    /// Whether somebody wants to know of changes.
+    /// True if changes of the pool are to be reported.
     pub(super) watched: bool,
-    /// The registrar that tells of changes by itself.
+    /// Link to the registrar that sends updates by itself.
     pub(super) updates: Option<Link>,
-    /// When the entry is looked at again; as it is in the timers.
+    /// Time of the next check of the entry, as set in the timers.
     pub(super) due: Option<Duration>,
 }
 
@@ -69,7 +69,7 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Takes a registrar's answer. Whether the elements are others than before.
+    /// Stores a registrar's answer. Returns true if the elements have changed.
     pub(super) fn refill(
         &mut self,
         now: Duration,
@@ -88,7 +88,7 @@ impl Pool {
         }
         self.used.retain(|id| self.positions.contains_key(id));
         self.forget_others();
-        // Who is not listed but was missed and may still be in a business card.
+        // Keep elements that are not listed but still avoided: a business card may name them.
         self.missed
             .retain(|id, missed| self.positions.contains_key(id) || missed.until > now);
         self.back = self
@@ -106,14 +106,14 @@ impl Pool {
         changed
     }
 
-    /// The answer is no longer good, or was that there is no such pool.
+    /// Drops the elements, since the answer is invalid, or the pool does not exist.
     pub(super) fn clear(&mut self, now: Duration) -> bool {
         let changed = self.refill(now, self.policy, Vec::new());
         self.fetched = None;
         changed
     }
 
-    /// Whom to use next, by the pool's policy.
+    /// Selects the next element, by the pool's policy.
     pub(super) fn select(&mut self, now: Duration, random: &mut Random) -> Option<&PoolElement> {
         self.restore(now);
         let position = self.selection.next(random)?;
@@ -129,31 +129,31 @@ impl Pool {
         Some(element)
     }
 
-    /// The elements that may be chosen, in the registrar's order.
+    /// Returns the elements that may be selected, in the registrar's order.
     pub(super) fn candidates(&mut self, now: Duration) -> Vec<ElementId> {
         self.restore(now);
         let ids = self.elements.iter().map(|element| element.id);
         ids.filter(|id| !self.is_missed(now, *id)).collect()
     }
 
-    /// Somebody is sent to this element.
+    /// Marks an element as selected, and returns it.
     pub(super) fn take(&mut self, id: ElementId) -> Option<&PoolElement> {
         self.used.insert(id);
         self.elements.get(*self.positions.get(&id)?)
     }
 
-    /// Where the element's registrar reaches it, if that is known.
+    /// Returns the address at which the element's registrar reaches it, if known.
     pub(super) fn asap_transport(&self, id: ElementId) -> Option<&SctpTransport> {
         let element = self.elements.get(*self.positions.get(&id)?)?;
         element.asap_transport.as_ref()
     }
 
-    /// Somebody was sent to whichever of the elements they choose.
+    /// Marks all elements as selected, since the client program has got all of them.
     pub(super) fn use_all(&mut self) {
         self.used.extend(self.positions.keys());
     }
 
-    /// Whether somebody was sent to the element.
+    /// Returns true if the element was selected before.
     pub(super) fn is_used(&self, id: ElementId) -> bool {
         self.used.contains(&id)
     }
@@ -164,7 +164,8 @@ impl Pool {
             .is_some_and(|missed| missed.until > now)
     }
 
-    /// The element was not reached. `wait` has the first time it is not chosen, and the longest.
+    /// Records that an element could not be reached. `wait` has the first and the longest time for which it is not
+    /// selected.
     pub(super) fn miss(&mut self, now: Duration, id: ElementId, wait: (Duration, Duration)) {
         self.restore(now);
         let times = self.missed.get(&id).map_or(0, |missed| missed.times);
@@ -181,7 +182,7 @@ impl Pool {
         }
     }
 
-    /// The element was reached.
+    /// Records that an element was reached.
     pub(super) fn reached(&mut self, id: ElementId) {
         if let Some(missed) = self.missed.remove(&id)
             && self.back.remove(&(missed.until, id))
@@ -190,7 +191,7 @@ impl Pool {
         }
     }
 
-    /// Elements missed long enough ago may be chosen again.
+    /// Makes elements selectable again once their time is over.
     fn restore(&mut self, now: Duration) {
         while let Some(&(until, id)) = self.back.first()
             && until <= now

@@ -1,11 +1,12 @@
-//! Sessions that choose by what elements answer to probes ([`ByProbes`](crate::choice::ByProbes), Prequal).
+//! Sessions that choose by the elements' answers to probes ([`ByProbes`](crate::choice::ByProbes), Prequal).
 //!
-//! A probe goes where an element's registrar reaches it, to its ASAP transport, over a link that all elements there share. An element has
-//! one probe at a time. A session begins at once if answers of late are there, else it waits for the first of them, for
-//! [`PATIENCE`] at most.
+//! A probe is sent to an element's ASAP transport, at which its registrar reaches it, over a link shared by all
+//! elements there. An element has one probe at a time. A session begins at once if recent answers exist; otherwise it
+//! waits for the first of them, for [`PATIENCE`] at most.
 //!
-//! An element that has never answered (rsplib's, an unmodified server of which nothing can be seen) is *mute*. It is used all the same:
-//! as large a share of the choices as they have of the pool is made among mute elements, by latency; the others are made by the answers.
+//! An element that has never answered (rsplib's, or an unmodified server that cannot be observed) is *mute*, but is
+//! used all the same: mute elements get their share of the pool as share of the choices, made by latency; the answers
+//! decide the other choices.
 
 use super::choose::{Later, Learnt};
 use super::pool::Pool;
@@ -15,26 +16,26 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle, SctpTransport, Transport};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// After so long a probe counts as lost; a session waits no longer for answers. As long as answers are believed.
+/// Time after which a probe counts as lost, and a session stops waiting. Equal to the time for which answers are kept.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// After so long a mute element is probed again, twice as long each time.
+/// Time after which a mute element is probed again; doubles each time.
 const MUTE_FOR: Duration = Duration::from_secs(1);
-/// The most that may become.
+/// Upper limit of that time.
 const MUTE_MAX: Duration = Duration::from_secs(64);
-/// A link on which nothing was asked for so long is closed.
+/// Time without a probe after which a link is closed.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// How an element answers probes.
+/// State of an element's probes.
 #[derive(Debug, Default)]
 pub(super) struct Voice {
-    /// The probe under way: since when, and on which link.
+    /// The open probe: its time, and its link.
     asked: Option<(Duration, Link)>,
-    /// It counts as lost. Its answer may still come.
+    /// True if the probe counts as lost. Its answer may still arrive.
     is_late: bool,
     has_answered: bool,
-    /// Probes lost in a row.
+    /// Number of probes lost in a row.
     lost: u32,
-    /// Not to be probed before.
+    /// Earliest time of the next probe.
     again: Duration,
 }
 
@@ -56,7 +57,7 @@ impl Voice {
     }
 }
 
-/// Links that probes go by.
+/// Links for probes.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
     by_place: BTreeMap<SctpTransport, Link>,
@@ -67,19 +68,20 @@ pub(super) struct Ways {
 struct Way {
     to: SctpTransport,
     used: Duration,
-    /// As it is in the timers.
+    /// Time of the next check, as set in the timers.
     due: Duration,
 }
 
 impl Ways {
-    /// Whether probes go by this link.
+    /// Returns true if the link is for probes.
     pub(super) fn contains(&self, link: Link) -> bool {
         self.ways.contains_key(&link)
     }
 }
 
 impl PoolUser {
-    /// The element of a session that chooses by probes. `is_late`: it has waited for answers.
+    /// Returns the element for a session that chooses by probes. `is_late` is true if the session has waited for
+    /// answers.
     pub(super) fn chosen_by_probes(
         &mut self,
         now: Duration,
@@ -110,12 +112,12 @@ impl PoolUser {
         Ok(place.map(|place| among[place]))
     }
 
-    /// When a session waits no longer for answers.
+    /// Returns the time at which a session stops waiting for answers.
     pub(super) fn answers_until(now: Duration) -> Duration {
         now + PATIENCE
     }
 
-    /// Asks a few elements beside a choice how busy they are.
+    /// Probes a few elements for their load, besides a choice.
     fn probe_some(&mut self, now: Duration, handle: &PoolHandle) {
         let Some(pool) = self.pools.get_mut(handle) else {
             return;
@@ -166,7 +168,7 @@ impl PoolUser {
         link
     }
 
-    /// Closes a link that is not used.
+    /// Closes an idle link.
     pub(super) fn way_due(&mut self, now: Duration, link: Link) {
         let Some(way) = self.ways.ways.get_mut(&link) else {
             return;
@@ -180,7 +182,7 @@ impl PoolUser {
         self.way_lost(now, link);
     }
 
-    /// A link that probes went by is gone, and they are lost.
+    /// Handles the loss of a link, with its probes.
     pub(super) fn way_lost(&mut self, now: Duration, link: Link) {
         let Some(way) = self.ways.ways.remove(&link) else {
             return;
@@ -206,7 +208,7 @@ impl PoolUser {
         }
     }
 
-    /// An element says how busy it is: requests in flight, and what they take in microseconds.
+    /// Handles an element's answer: its requests in flight, and their latency in microseconds.
     pub(super) fn probe_answered(
         &mut self,
         now: Duration,
@@ -220,7 +222,7 @@ impl PoolUser {
         let Some(voice) = pool.learnt.voices.get_mut(&id) else {
             return;
         };
-        // Nobody else is believed, and nobody unasked.
+        // Only the probed element can answer, and only once.
         if voice.asked.is_none_or(|(_, asked)| asked != link) {
             return;
         }
@@ -235,7 +237,7 @@ impl PoolUser {
         self.answers_came(now, handle);
     }
 
-    /// Sessions that wait for answers go on if these are enough, or no more are to be expected.
+    /// Resumes sessions that wait for answers, if there are enough, or no more can be expected.
     fn answers_came(&mut self, now: Duration, handle: &PoolHandle) {
         let Some(pool) = self.pools.get_mut(handle) else {
             return;
@@ -255,7 +257,7 @@ impl PoolUser {
 }
 
 impl Learnt {
-    /// Probes that have had no answer for too long are lost.
+    /// Counts probes without an answer for too long as lost.
     fn lose_late(&mut self, now: Duration) {
         for voice in self.voices.values_mut() {
             let is_due = |(since, _)| since + PATIENCE <= now;
@@ -265,7 +267,8 @@ impl Learnt {
         }
     }
 
-    /// Whether one of these was asked whose answer is worth waiting for: not one that has not answered last time either.
+    /// Returns true if an open probe to one of these elements is worth waiting for: elements that did not answer the
+    /// last probe are not.
     fn is_asking(&self, ids: &[ElementId]) -> bool {
         let voice = |id: &ElementId| self.voices.get(id);
         let mut voices = ids.iter().filter_map(voice);
@@ -274,7 +277,7 @@ impl Learnt {
 }
 
 impl Pool {
-    /// Whom may be chosen: those that are known not to answer probes, and the others.
+    /// Splits the selectable elements: into ones that are known not to answer probes, and the others.
     fn mute_and_speaking(&mut self, now: Duration) -> (Vec<ElementId>, Vec<ElementId>) {
         let candidates = self.candidates(now);
         candidates.into_iter().partition(|id| {
@@ -283,7 +286,7 @@ impl Pool {
         })
     }
 
-    /// Where the element is to be probed, if it is.
+    /// Returns the address for a probe, if the element may be probed.
     fn askable(&self, now: Duration, id: ElementId) -> Option<&SctpTransport> {
         let voice = self.learnt.voices.get(&id);
         let may_be = voice.is_none_or(|voice| voice.may_be_asked(now));

@@ -1,4 +1,4 @@
-//! Handle resolution with a cache (RFC 5352 section 3.3), and reports of elements not reached (section 3.5).
+//! Handle resolution with a cache (RFC 5352 section 3.3), and reports of unreachable elements (section 3.5).
 
 use super::choose::CANDIDATES;
 use super::event::{Event, ResolveError};
@@ -9,7 +9,7 @@ use holdfast_wire::rserpool::{Cause, CauseCode, ElementId, Policy, PolicyKind};
 use holdfast_wire::rserpool::{PoolElement, PoolHandle};
 use std::time::Duration;
 
-/// Who waits for an answer.
+/// Recipient of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waiting {
     One(RequestId),
@@ -17,27 +17,27 @@ pub(super) enum Waiting {
     Session(SessionId),
 }
 
-/// A question about a pool.
+/// An open request about a pool.
 #[derive(Debug)]
 pub(super) struct Pending {
     waiting: Vec<Waiting>,
-    /// How many elements somebody wants, if anybody says.
+    /// Most elements wanted by a recipient, if any names a number.
     items: Option<u32>,
-    /// When the home registrar was asked; none if it was not.
+    /// Time of the request to the home registrar; none if none was sent.
     asked: Option<Duration>,
-    /// When the wait, all in all, is over.
+    /// End of the total wait.
     until: Duration,
-    /// As it is in the timers.
+    /// Time of the next timeout, as set in the timers.
     due: Duration,
 }
 
 impl PoolUser {
-    /// C1: "Be consulted before sending a handle resolution."
+    /// Answers from the cache or asks a registrar. C1: "Be consulted before sending a handle resolution."
     pub(super) fn want(&mut self, now: Duration, handle: PoolHandle, waiting: Waiting) {
         let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
         let usable = fetched.is_some_and(|fetched| now < fetched + self.config.usable_for);
-        // C3: "in parallel, update the cache and answer the request"; C4: "If the cache entry is NOT stale, the endpoint
-        // SHOULD NOT send a handle resolution request".
+        // C3: "in parallel, update the cache and answer the request"; C4: "If the cache entry is NOT stale, the
+        // endpoint SHOULD NOT send a handle resolution request".
         if usable && self.answer(now, &handle, waiting) {
             self.refresh(now, handle);
         } else {
@@ -45,7 +45,8 @@ impl PoolUser {
         }
     }
 
-    /// "If the cache entry is determined to be stale upon a cache hit, a handle resolution message SHOULD be sent" (C2).
+    /// Asks a registrar if the cache is stale. C2: "If the cache entry is determined to be stale upon a cache hit, a
+    /// handle resolution message SHOULD be sent".
     pub(super) fn refresh(&mut self, now: Duration, handle: PoolHandle) {
         let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
         if fetched.is_none_or(|fetched| fetched + self.config.fresh_for <= now) {
@@ -53,7 +54,7 @@ impl PoolUser {
         }
     }
 
-    /// Answers from what is known. Whether there was an answer.
+    /// Answers from the cache. Returns true if there was an answer.
     fn answer(&mut self, now: Duration, handle: &PoolHandle, waiting: Waiting) -> bool {
         let Some(pool) = self.pools.get_mut(handle) else {
             return false;
@@ -92,12 +93,12 @@ impl PoolUser {
         }
     }
 
-    /// Asks a registrar about the pool, unless that is under way.
+    /// Asks a registrar about the pool, unless a request is open.
     pub(super) fn ask(&mut self, now: Duration, handle: PoolHandle, waiting: Option<Waiting>) {
         self.ask_for(now, handle, waiting, None);
     }
 
-    /// The same, for so many elements. A question that is under way may bring fewer.
+    /// Asks a registrar for up to `items` elements of the pool. A request that is open already may return fewer.
     pub(super) fn ask_for(
         &mut self,
         now: Duration,
@@ -144,8 +145,8 @@ impl PoolUser {
         self.set_timer(Timer::Answer(handle.clone()), Some(before), Some(due));
     }
 
-    /// There is a home registrar: what waits is asked and reported, and what is watched asked anew, as "the PU will need to
-    /// re-send an ASAP_HANDLE_RESOLUTION message with the 'S' bit set" (section 2.2.5).
+    /// Sends everything that waits to a new home registrar: open requests, reports, and requests for watched pools, as
+    /// "the PU will need to re-send an ASAP_HANDLE_RESOLUTION message with the 'S' bit set" (section 2.2.5).
     pub(super) fn ask_all(&mut self, now: Duration) {
         let waiting: Vec<PoolHandle> = self.pending.keys().cloned().collect();
         for handle in &waiting {
@@ -164,7 +165,7 @@ impl PoolUser {
         }
     }
 
-    /// The home registrar is gone: nobody has the questions.
+    /// Marks all requests as unsent after the loss of the home registrar.
     pub(super) fn none_asked(&mut self) {
         let asked: Vec<PoolHandle> = self.pending.keys().cloned().collect();
         for handle in asked {
@@ -178,8 +179,8 @@ impl PoolUser {
         }
     }
 
-    /// T1-ENRPrequest. The registrar is left at once: over a transport that does not lose messages, asking it again would
-    /// gain nothing. (RFC 5352 section 3.7.2 asks again and hunts in parallel.)
+    /// Handles T1-ENRPrequest. The registrar is left at once: repeating the request over a transport that loses no
+    /// messages would gain nothing. (RFC 5352 section 3.7.2 repeats it and hunts in parallel.)
     pub(super) fn answer_due(&mut self, now: Duration, handle: PoolHandle) {
         let Some(pending) = self.pending.get(&handle) else {
             return;
@@ -203,7 +204,7 @@ impl PoolUser {
             return;
         };
         if let Some(pool) = self.pools.get_mut(handle) {
-            // Watched pools and those with sessions are asked for again.
+            // Watched pools, and pools with sessions, are requested again.
             let (before, due) = (pool.due, Some(now + self.config.fresh_for));
             pool.due = due;
             self.set_timer(Timer::Cache(handle.clone()), before, due);
@@ -220,7 +221,7 @@ impl PoolUser {
         Some(pending)
     }
 
-    /// An answer, or news of a watched pool.
+    /// Handles an answer, or an update of a watched pool.
     pub(super) fn resolved(
         &mut self,
         now: Duration,
@@ -232,7 +233,7 @@ impl PoolUser {
         let pending = self.end_question(&handle);
         let known = self.pools.contains_key(&handle);
         if pending.is_none() && !known {
-            // Nobody asked: no memory for it.
+            // An unrequested answer takes no memory.
             return;
         }
         let pool = self.pools.entry(handle.clone()).or_default();
@@ -247,7 +248,7 @@ impl PoolUser {
         }
     }
 
-    /// A negative answer.
+    /// Handles a negative answer.
     pub(super) fn refused(&mut self, now: Duration, handle: PoolHandle, causes: Vec<Cause>) {
         let pending = self.end_question(&handle);
         let unknown = |cause: &Cause| cause.code == CauseCode::UNKNOWN_POOL_HANDLE;
@@ -267,12 +268,12 @@ impl PoolUser {
         }
     }
 
-    /// What is known of the pool is another or confirmed: who watches is told, and it is looked at again later.
+    /// Reports changed data of a watched pool, and schedules the next check.
     fn told(&mut self, now: Duration, handle: &PoolHandle, changed: bool) {
         let Some(pool) = self.pools.get_mut(handle) else {
             return;
         };
-        // A session wants somebody to fail over to.
+        // A session needs another element to fail over to.
         let scarce = pool.sessions > 0 && pool.elements.len() < 2;
         let wait = if scarce || pool.watched && pool.updates.is_none() {
             self.config.fresh_for
@@ -291,7 +292,8 @@ impl PoolUser {
         self.set_timer(Timer::Cache(handle.clone()), before, due);
     }
 
-    /// C2: "Have a stale timeout timer associated with each cache entry." What nobody needs is forgotten.
+    /// Handles an expired cache entry: an unused one is removed. C2: "Have a stale timeout timer associated with each
+    /// cache entry."
     pub(super) fn cache_due(&mut self, now: Duration, handle: PoolHandle) {
         let Some(pool) = self.pools.get_mut(&handle) else {
             return;
@@ -304,7 +306,8 @@ impl PoolUser {
         }
     }
 
-    /// "It should be noted that an ASAP Endpoint MUST report no more than once each time it encounters such an event."
+    /// Reports an unreachable element. "It should be noted that an ASAP Endpoint MUST report no more than once each
+    /// time it encounters such an event."
     pub(super) fn unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
         if !self.avoid(now, handle, id) {
             return;
@@ -318,7 +321,7 @@ impl PoolUser {
         }
     }
 
-    /// The element is not chosen for a while. Whether it was chosen until now.
+    /// Excludes an element from selection for a while. Returns true if it was not excluded before.
     pub(super) fn avoid(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) -> bool {
         let pool: &mut Pool = self.pools.entry(handle.clone()).or_default();
         let is_news = !pool.is_missed(now, id);

@@ -1,21 +1,23 @@
-//! The choice among the elements that a registrar named: a sorting order, or chance (RFC 5356, "Pool User Considerations").
+//! Selection among the elements of a registrar's answer: by a sorting order, or at random (RFC 5356, "Pool User
+//! Considerations").
 //!
-//! A choice that is no pool policy, such as one by latencies that the user has seen, is one more variant here.
+//! A selection that is no pool policy, such as one by observed latency, would be one more variant here.
 
 use crate::hunt::Random;
 use holdfast_wire::rserpool::{Policy, PolicyKind};
 use std::collections::BTreeSet;
 
-/// Chooses positions in a list of elements. Each operation is at most logarithmic in the list.
+/// Selects positions in a list of elements. Each operation is at most logarithmic in the list, except a removal from
+/// `Random`, which is linear.
 #[derive(Debug)]
 pub(super) enum Selection {
-    /// The first in order; being chosen may move an element back.
+    /// Selects the first in order; a selection may move an element back.
     Ranked(BTreeSet<Rank>),
     /// "randomly selecting one element from the list of pool elements received from the ENRP server".
     Random(Vec<usize>),
 }
 
-/// The lower, the sooner chosen: by the policy, then the one chosen less often, then the registrar's order.
+/// Sort key, lowest first: the policy's value, then the number of selections, then the registrar's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     value: u64,
@@ -37,7 +39,7 @@ impl Selection {
         }
     }
 
-    /// The element at `position` may be chosen; it was so many times.
+    /// Adds the element at `position`, which was selected so many times.
     pub(super) fn insert(&mut self, position: usize, policy: &Policy, chosen: u64) {
         match self {
             Selection::Ranked(ranks) => {
@@ -47,7 +49,7 @@ impl Selection {
         }
     }
 
-    /// It may not be chosen any more.
+    /// Removes the element at `position`.
     pub(super) fn remove(&mut self, position: usize, policy: &Policy, chosen: u64) {
         match self {
             Selection::Ranked(ranks) => {
@@ -57,7 +59,7 @@ impl Selection {
         }
     }
 
-    /// Whom to use next. The caller counts the choice by removing and inserting it anew.
+    /// Returns the next position. The caller counts the selection by removing and inserting the element.
     pub(super) fn next(&self, random: &mut Random) -> Option<usize> {
         match self {
             Selection::Ranked(ranks) => ranks.first().map(|rank| rank.position),
@@ -74,8 +76,8 @@ fn rank(position: usize, policy: &Policy, chosen: u64) -> Rank {
     }
 }
 
-/// What the policy sorts by. Loads are as the registrar said them, and get worse with each choice where the policy says
-/// by how much; all starts afresh with the next answer.
+/// Returns the policy's sort value. Loads are as the registrar reported them, and increase with each selection if the
+/// policy says by how much; a new answer resets them.
 fn value(policy: &Policy, chosen: u64) -> u64 {
     let raised = |load: u32, degradation: u32, times: u64| {
         u64::from(load).saturating_add(times.saturating_mul(u64::from(degradation)))
@@ -116,7 +118,7 @@ fn value(policy: &Policy, chosen: u64) -> u64 {
             dpf,
             distance,
         } => raised(load, degradation, chosen + 1).saturating_add(delay(dpf, distance)),
-        // Round robin: "starting with the first". Policies by chance have no order.
+        // Round robin: "starting with the first". Random policies have no order.
         _ => chosen,
     }
 }
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// How often each of the elements, each with its policy, is chosen in `rounds` choices.
+    /// Returns how often each of the elements, each with its policy, is selected in `rounds` selections.
     fn choose(policies: &[Policy], rounds: usize) -> Vec<u64> {
         let mut selection = Selection::new(policies[0].kind());
         let mut chosen = vec![0; policies.len()];
@@ -179,7 +181,7 @@ mod tests {
 
     #[test]
     fn chance_is_fair_whatever_the_weights() {
-        // The registrar has weighed them already.
+        // The registrar has weighted them already.
         let policies = [1, 1_000].map(|weight| Policy::WeightedRandom { weight });
         let chosen = choose(&policies, 2_000);
         assert!(

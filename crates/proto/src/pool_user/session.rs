@@ -1,5 +1,5 @@
 //! The user's side of the session layer (RFC 5352 sections 3.8 and 3.9): one link at a time, the latest cookie, and the
-//! element to take next.
+//! next element.
 
 use super::choose::{Choose, Later, Request};
 use super::config::OwnCard;
@@ -14,16 +14,16 @@ use std::time::Duration;
 
 #[derive(Debug)]
 enum Phase {
-    /// Waits for a registrar's answer.
+    /// Waiting for a registrar's answer.
     Waiting,
-    /// Waits for answers to probes.
+    /// Waiting for answers to probes.
     Probing,
-    /// Waits before it asks again.
+    /// Pausing before the next request.
     Pausing,
     Connecting {
         link: Link,
         element: ElementId,
-        /// Whether the cookie was sent.
+        /// True if the cookie was sent.
         resumed: bool,
     },
     Up {
@@ -36,25 +36,25 @@ enum Phase {
 pub(super) struct Session {
     pub(super) handle: PoolHandle,
     pub(super) choose: Choose,
-    /// For those who choose by themselves.
+    /// The open request, for a session that chooses by itself.
     pub(super) request: Option<Request>,
     own: Option<OwnCard>,
     /// "The PU's ASAP endpoint stores the Cookie parameter and discards an older cookie if it is previously stored."
     cookie: Option<Bytes>,
-    /// "a preferred list for failover order".
+    /// Elements to fail over to: "a preferred list for failover order".
     preferred: Vec<PoolElement>,
     phase: Phase,
-    /// When it is given up; none while it has an element.
+    /// Time at which the session is given up; none while it has an element.
     until: Option<Duration>,
     pauses: u32,
-    /// Why it has no element.
+    /// Reason for having no element.
     error: ResolveError,
-    /// As it is in the timers.
+    /// Time of the next timeout, as set in the timers.
     due: Option<Duration>,
 }
 
 impl Session {
-    /// The element it is with.
+    /// Returns the session's element.
     pub(super) fn element(&self) -> Option<ElementId> {
         match self.phase {
             Phase::Up { element, .. } => Some(element),
@@ -65,8 +65,7 @@ impl Session {
 
 impl PoolUser {
     /// Opens a session with the pool. [`Event::SessionUp`] follows, and after each loss of an element
-    /// [`Event::SessionBroken`] and [`Event::SessionUp`], until [`Event::SessionFailed`] or
-    /// [`PoolUser::handle_close`].
+    /// [`Event::SessionBroken`] and [`Event::SessionUp`], until [`Event::SessionFailed`] or [`PoolUser::handle_close`].
     pub fn handle_open(
         &mut self,
         now: Duration,
@@ -76,7 +75,8 @@ impl PoolUser {
         self.handle_open_choosing(now, handle, own, Choose::Registrar)
     }
 
-    /// The same, for a session that says who chooses its element.
+    /// Opens a session with the pool, and a method of choosing its element. The events are those of
+    /// [`PoolUser::handle_open`].
     pub fn handle_open_choosing(
         &mut self,
         now: Duration,
@@ -103,7 +103,7 @@ impl PoolUser {
         pool.sessions += 1;
         if choose != Choose::Registrar && !pool.wide {
             pool.wide = true;
-            // What is known may be a few of many.
+            // The cache may have only some of the elements.
             pool.fetched = None;
         }
         self.arm(id, None);
@@ -111,7 +111,7 @@ impl PoolUser {
         id
     }
 
-    /// Ends a session; nothing follows.
+    /// Closes a session; no event follows.
     pub fn handle_close(&mut self, now: Duration, id: SessionId) {
         if let Some(link) = self.session_link(id) {
             self.hunt.close(link);
@@ -119,7 +119,7 @@ impl PoolUser {
         self.end_session(now, id);
     }
 
-    /// The session's element does not do what it should, though the link stands: the session is to take another.
+    /// Leaves an element that malfunctions although its link is up: the session turns to another.
     pub fn handle_failed(&mut self, now: Duration, id: SessionId) {
         if let Some(link) = self.session_link(id) {
             self.hunt.close(link);
@@ -148,7 +148,7 @@ impl PoolUser {
         };
         pool.sessions -= 1;
         if pool.due.is_none() {
-            // Nothing was ever known of it.
+            // The pool has never had an answer.
             pool.due = Some(now + self.config.usable_for);
             let due = pool.due;
             self.set_timer(Timer::Cache(session.handle), None, due);
@@ -166,10 +166,11 @@ impl PoolUser {
         self.set_timer(Timer::Session(id), before, due);
     }
 
-    /// Takes the next element that is known: first of the business card, then by the pool's policy. Whether there was one.
+    /// Turns to the next known element: first from the business card, then by the pool's policy. Returns true if there
+    /// was one.
     pub(super) fn session_seeks(&mut self, now: Duration, id: SessionId) -> bool {
         let Some(session) = self.sessions.get(&id) else {
-            // Closed meanwhile: nothing is wanted.
+            // The session was closed meanwhile.
             return true;
         };
         if self.session_link(id).is_some() {
@@ -202,7 +203,7 @@ impl PoolUser {
         }
     }
 
-    /// What elements answer to probes is known as far as it will be.
+    /// Chooses an element for a session that has waited for answers to probes.
     pub(super) fn session_has_answers(&mut self, now: Duration, id: SessionId) {
         if let Some(session) = self.sessions.get(&id)
             && matches!(session.phase, Phase::Probing)
@@ -231,8 +232,8 @@ impl PoolUser {
             resumed: cookie.is_some(),
         };
         self.links.insert(link, id);
-        // "it SHOULD send the latest received cookie parameter in an ASAP_COOKIE_ECHO message to the new PE as the first
-        // message on the control channel."
+        // "it SHOULD send the latest received cookie parameter in an ASAP_COOKIE_ECHO message to the new PE as the
+        // first message on the control channel."
         if let Some(cookie) = cookie {
             self.hunt.send(link, Message::CookieEcho(cookie));
         }
@@ -275,7 +276,7 @@ impl PoolUser {
         });
     }
 
-    /// The element was not reached, or is lost: the next.
+    /// Leaves an element that was lost or not reached, and turns to the next.
     pub(super) fn session_lost(&mut self, now: Duration, id: SessionId) {
         if let Some((handle, element)) = self.session_leaves(now, id) {
             self.unreachable(now, &handle, element);
@@ -283,7 +284,7 @@ impl PoolUser {
         }
     }
 
-    /// The element has ended the session in order: the next, or the same when a while has passed.
+    /// Leaves an element that has closed the session in order, and turns to the next one, or to the same after a while.
     pub(super) fn session_ended(&mut self, now: Duration, id: SessionId) {
         if let Some((handle, element)) = self.session_leaves(now, id) {
             self.avoid(now, &handle, element);
@@ -291,7 +292,7 @@ impl PoolUser {
         }
     }
 
-    /// The session has no element any more. Which it had, if it had one.
+    /// Takes a session off its element. Returns the element, if there was one.
     fn session_leaves(&mut self, now: Duration, id: SessionId) -> Option<(PoolHandle, ElementId)> {
         self.request_failed(now, id);
         let session = self.sessions.get_mut(&id)?;
@@ -324,7 +325,7 @@ impl PoolUser {
         self.ask(now, handle, Some(Waiting::Session(id)));
     }
 
-    /// Nothing is known that could help the session: it tries again later.
+    /// Pauses a session without a known element; it tries again later.
     pub(super) fn session_pauses(&mut self, now: Duration, id: SessionId, error: ResolveError) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
@@ -360,13 +361,13 @@ impl PoolUser {
         }
     }
 
-    /// A message of the session's element.
+    /// Handles a message of the session's element.
     pub(super) fn session_message(&mut self, now: Duration, id: SessionId, message: Message) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
         match message {
-            // A copy: the buffer it came in may be much larger, and the cookie stays.
+            // A copy: the receive buffer may be much larger, and the cookie stays.
             Message::Cookie(cookie) => session.cookie = Some(Bytes::copy_from_slice(&cookie)),
             Message::BusinessCard {
                 handle, elements, ..
@@ -386,7 +387,8 @@ impl PoolUser {
     }
 }
 
-/// Whether a control channel goes with the data: by SCTP's payload protocol identifiers, or as rsplib does over TCP.
+/// Returns true if the transport has a control channel beside the data: by SCTP's payload protocol identifiers, or as
+/// rsplib does over TCP.
 fn has_control(transport: &Transport) -> bool {
     let usage = match transport {
         Transport::Sctp(SctpTransport { usage, .. }) | Transport::Tcp { usage, .. } => *usage,

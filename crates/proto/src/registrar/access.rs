@@ -1,21 +1,21 @@
-//! Who may do what (RFC 5355), by address or by certificate: SCTP and TCP authenticate the former, TLS the latter.
+//! Permissions (RFC 5355), by address or by certificate: SCTP and TCP authenticate the former, TLS the latter.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// All addresses that begin alike, written as `10.1.0.0/16`; a single address is one too.
+/// An address prefix, written as `10.1.0.0/16`; a single address is a prefix too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix {
     bits: u128,
     mask: u128,
 }
 
-/// The text is no prefix.
+/// Error for a text that is no prefix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no address prefix; write one such as 10.1.0.0/16 or 2001:db8::/32, or tls:NAME")]
 pub struct PrefixError(String);
 
-/// An IPv4 address is seen as the IPv6 address that maps it.
+/// Returns the address as IPv6 bits; an IPv4 address is mapped.
 fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_ipv6_mapped()),
@@ -24,7 +24,7 @@ fn bits(address: IpAddr) -> u128 {
 }
 
 impl Prefix {
-    /// The addresses whose first `length` bits are those of `address`. None if it has not so many.
+    /// Returns the prefix of the first `length` bits of `address`. None if the address has fewer bits.
     pub fn new(address: IpAddr, length: u8) -> Option<Prefix> {
         let (before, whole) = match address {
             IpAddr::V4(_) => (96, 32),
@@ -42,7 +42,7 @@ impl Prefix {
         })
     }
 
-    /// Whether an address begins so.
+    /// Returns true if an address has this prefix.
     pub fn contains(&self, address: IpAddr) -> bool {
         bits(address) & self.mask == self.bits
     }
@@ -66,14 +66,14 @@ impl FromStr for Prefix {
     }
 }
 
-/// Somebody who may do something.
+/// A class of hosts that has a permission.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Who {
-    /// Whoever is at an address that begins so.
+    /// Hosts at an address with this prefix.
     At(Prefix),
-    /// Whoever has a certificate with this name, written as `tls:NAME`.
+    /// Hosts with a certificate of this name, written as `tls:NAME`.
     Named(String),
-    /// Whoever has a certificate, written as `tls:*`.
+    /// Hosts with any certificate, written as `tls:*`.
     Certified,
 }
 
@@ -90,17 +90,17 @@ impl FromStr for Who {
     }
 }
 
-/// Who may do something.
+/// Hosts that have a permission.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allow {
-    /// All.
+    /// All hosts.
     Everybody,
-    /// These.
+    /// Hosts of these classes.
     Only(Vec<Who>),
 }
 
 impl Allow {
-    /// Whether whoever is at this address may.
+    /// Returns true if a host at this address is permitted.
     pub fn contains(&self, address: IpAddr) -> bool {
         match self {
             Allow::Everybody => true,
@@ -110,7 +110,7 @@ impl Allow {
         }
     }
 
-    /// Whether whoever has a certificate with this name may, wherever that is.
+    /// Returns true if a host with a certificate of this name is permitted, at any address.
     pub fn names(&self, name: &str) -> bool {
         let named = |who: &Who| match who {
             Who::At(_) => false,
@@ -120,20 +120,20 @@ impl Allow {
         matches!(self, Allow::Only(who) if who.iter().any(named))
     }
 
-    /// Whether certificates are asked for.
+    /// Returns true if a permission requires a certificate.
     pub fn asks_for_certificates(&self) -> bool {
         matches!(self, Allow::Only(who) if who.iter().any(|who| !matches!(who, Who::At(_))))
     }
 }
 
-/// Who may do what.
+/// Permissions of all operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// Register and deregister elements.
+    /// Hosts that may register and deregister elements.
     pub register: Allow,
-    /// Resolve handles and report elements.
+    /// Hosts that may resolve handles and report elements.
     pub resolve: Allow,
-    /// Be a registrar of the scope, besides the mentors.
+    /// Hosts that may be a registrar of the scope, besides the mentors.
     pub registrar: Allow,
 }
 

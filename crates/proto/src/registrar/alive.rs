@@ -1,4 +1,4 @@
-//! A home registrar's duty: are its elements alive (RFC 5352 sections 3.4 and 3.5)?
+//! A home registrar's supervision of its elements (RFC 5352 sections 3.4 and 3.5).
 
 use super::associations::endpoints;
 use super::dial::Purpose;
@@ -9,11 +9,11 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle, asap};
 use rand::Rng;
 use std::time::Duration;
 
-/// Elements that one association remembers at first as having been asked.
+/// Size at which an association's list of probed elements is first cleaned.
 const ASKED: usize = 16;
 
 impl Registrar {
-    /// The elements' timers that have expired.
+    /// Handles the elements' expired timers.
     pub(super) fn element_timers(&mut self, now: Duration) {
         while let Some(expired) = self.space.pop_expired(now) {
             let key = expired.key;
@@ -25,8 +25,10 @@ impl Registrar {
         }
     }
 
-    /// An own element that ended its association, and has not registered anywhere since as far as is known, may have another
-    /// registrar for its home that does not know so: it is asked to be this one's.
+    /// Sends the next keep-alive, and sets the H flag for an own element that may have moved.
+    ///
+    /// An element that ended its association, without a known registration since, may have a new home that this
+    /// registrar does not know; it is asked to follow this one.
     fn ask_again(&mut self, now: Duration, key: ElementKey) {
         let own = self.is_own(key);
         if let Some(entry) = self.space.payload_mut(key)
@@ -39,7 +41,7 @@ impl Registrar {
         self.ask(now, key);
     }
 
-    /// Sends an element a keep-alive. An element may have no association with this registrar: then one is made.
+    /// Sends an element a keep-alive, over a new association if it has none with this registrar.
     pub(super) fn ask(&mut self, now: Duration, key: ElementKey) {
         let until = now + self.config.settings.keep_alive_timeout;
         let Some(entry) = self.space.payload_mut(key) else {
@@ -55,7 +57,7 @@ impl Registrar {
             let transport = &element.payload().element.asap_transport;
             transport.clone()
         });
-        // Without addresses it cannot be asked, and the time runs out.
+        // An element without addresses cannot be asked, and its timer expires.
         let Some(transport) = transport else { return };
         let addresses: Vec<_> = endpoints(&transport).collect();
         match self.associations.find(Protocol::Asap, &addresses) {
@@ -86,7 +88,7 @@ impl Registrar {
         }
     }
 
-    /// An element answered.
+    /// Handles an element's answer to a keep-alive.
     pub(super) fn alive(
         &mut self,
         now: Duration,
@@ -104,7 +106,7 @@ impl Registrar {
         let claim = self.space.get(key).map(|view| view.payload().claim);
         let follows = claim == Some(Claim::Asked(from));
         if follows {
-            // It follows, though another has said meanwhile that it is its home.
+            // The element follows this registrar, although another one has claimed to be its home meanwhile.
             self.adopt(now, key, now);
         }
         let own = self.is_own(key);
@@ -114,13 +116,13 @@ impl Registrar {
         entry.reporters.clear();
         entry.heard = now;
         if entry.adopting && entry.courted != Some(from) && !follows {
-            // It answers an earlier keep-alive, without the H flag.
+            // The answer belongs to an earlier keep-alive, without the H flag.
             return;
         }
         entry.probe = if own { Probe::Due(next) } else { Probe::None };
         let adopted = std::mem::take(&mut entry.adopting);
         if adopted {
-            // As good as a registration: what others said until then may have crossed it.
+            // The answer is as good as a registration: earlier claims of other registrars may have crossed it.
             entry.registered = now;
             entry.agreed = true;
         }
@@ -137,13 +139,13 @@ impl Registrar {
             self.contested.remove(&key);
         }
         if adopted || moved {
-            // The element agrees: whoever thought otherwise is told.
+            // The element agrees: registrars with another view are informed.
             self.announce_element(key);
         }
     }
 
-    /// RFC 5352 section 3.4: "varying the time between two ASAP_ENDPOINT_KEEP_ALIVE messages to the same PE randomly by
-    /// plus/minus 50 percent".
+    /// Returns a random interval. RFC 5352 section 3.4: "varying the time between two ASAP_ENDPOINT_KEEP_ALIVE messages
+    /// to the same PE randomly by plus/minus 50 percent".
     pub(super) fn spread_interval(&mut self) -> Duration {
         let interval = self.config.settings.keep_alive_interval;
         interval / 2 + interval.mul_f64(self.random.random::<f64>())
@@ -154,15 +156,15 @@ impl Registrar {
         element.is_some_and(|element| element.home() == self.config.id)
     }
 
-    /// An element that is silent, or cannot be reached, is none.
+    /// Removes an element that is silent or cannot be reached.
     pub(super) fn given_up(&mut self, key: ElementKey, why: Gone) {
         let Some(element) = self.space.get(key) else {
             return;
         };
         let entry: &Entry = element.payload();
         if element.home() != self.config.id {
-            // Asked for a report. Its home asks too; should the element live after all, the next comparison of
-            // checksums brings it back.
+            // The element was probed because of a report. Its home probes it too; should the element live after all,
+            // the next comparison of checksums restores it.
             self.forget(key);
         } else if let (true, Some(other)) = (entry.adopting, self.contested.remove(&key)) {
             self.heard_of(key, other);
@@ -172,8 +174,8 @@ impl Registrar {
         }
     }
 
-    /// RFC 5352 section 3.5. An element that answers is alive whatever a few say: each reporting host counts once, until the
-    /// element answers or registers.
+    /// Handles a report of an unreachable element (RFC 5352 section 3.5). An element that answers is alive, even if a
+    /// few hosts report it: each reporting host counts once, until the element answers or registers.
     pub(super) fn unreachable(
         &mut self,
         now: Duration,
@@ -196,8 +198,8 @@ impl Registrar {
         let Some(entry) = self.space.payload_mut(key) else {
             return;
         };
-        // RFC 5355 section 2.14: "MUST limit the frequency of Keep-Alive messages to a given PE". Who has just answered is
-        // asked in a moment.
+        // RFC 5355 section 2.14: "MUST limit the frequency of Keep-Alive messages to a given PE". An element that has
+        // just answered is probed a little later.
         let at = entry.heard + settings.report_interval;
         if entry.heard > Duration::ZERO && now < at {
             self.counters.reports_unheeded += 1;
@@ -227,7 +229,7 @@ impl Registrar {
         }
     }
 
-    /// The association of elements is gone: perhaps they are, perhaps not.
+    /// Probes the elements of a lost association, since they may be alive.
     pub(super) fn association_lost(&mut self, now: Duration, keys: Vec<ElementKey>) {
         for key in keys {
             if let Some(entry) = self.space.payload_mut(key) {
@@ -237,8 +239,8 @@ impl Registrar {
         }
     }
 
-    /// A message could not be delivered: RFC 5352 section 3.5, "If this ASAP_ENDPOINT_KEEP_ALIVE fails (e.g., it results in
-    /// an SCTP SEND.FAILURE notification), the ENRP server MUST consider the PE as truly unreachable".
+    /// Handles an undeliverable message. RFC 5352 section 3.5: "If this ASAP_ENDPOINT_KEEP_ALIVE fails (e.g., it
+    /// results in an SCTP SEND.FAILURE notification), the ENRP server MUST consider the PE as truly unreachable".
     pub fn handle_send_failed(
         &mut self,
         association: AssociationId,
@@ -256,7 +258,8 @@ impl Registrar {
         };
         let keys = match (id, self.associations.get_mut(association)) {
             (Some(id), _) => Vec::from_iter(self.key(&handle, id)),
-            // Whichever of the pool's it meant: the others are where it did not arrive too.
+            // The message may have meant any probed element of the pool; its failure applies to the others there as
+            // well.
             (None, Some(known)) => std::mem::take(&mut known.probed),
             (None, None) => Vec::new(),
         };
@@ -272,13 +275,13 @@ impl Registrar {
         }
     }
 
-    /// An element was asked without being named: should the message fail, the association says whom it meant.
+    /// Remembers a probe that does not name its element: should the message fail, the association tells the element.
     fn remember_asked(&mut self, association: AssociationId, key: ElementKey) {
         let Some(known) = self.associations.get_mut(association) else {
             return;
         };
         known.probed.push(key);
-        // Those that have answered are forgotten whenever the list has doubled.
+        // Answered elements are removed whenever the list has doubled.
         if known.probed.len() > ASKED && known.probed.len().is_power_of_two() {
             let mut asked = std::mem::take(&mut known.probed);
             asked.sort_unstable();
@@ -293,7 +296,7 @@ impl Registrar {
         }
     }
 
-    /// Nobody answers at an element's addresses.
+    /// Removes elements that no host answers for at their addresses.
     pub(super) fn elements_unreached(&mut self, keys: Vec<ElementKey>) {
         for key in keys {
             let waits = self.space.get(key).is_some_and(|element| {

@@ -11,7 +11,7 @@ use std::time::Duration;
 const ERROR: u8 = 0x0e;
 
 impl Registrar {
-    /// Takes an ASAP message of an association.
+    /// Handles an ASAP message of an association.
     pub fn handle_asap(&mut self, now: Duration, from: AssociationId, bytes: &Bytes) {
         let Some(known) = self.associations.get(from) else {
             return;
@@ -38,7 +38,7 @@ impl Registrar {
                 }
             }
             Err(error) => {
-                // Never answer an error with an error.
+                // An error is never answered with an error.
                 if bytes.first() != Some(&ERROR) {
                     self.asap_report(from, error.reports);
                 }
@@ -47,7 +47,7 @@ impl Registrar {
         }
     }
 
-    /// Takes a message of an association that is neither protocol's.
+    /// Handles a message that belongs to neither protocol.
     pub fn handle_stray(&mut self, now: Duration, from: AssociationId) {
         let host = self.associations.get(from).map(|from| from.host);
         if host.is_some_and(|host| self.admits_message(now, from, host)) {
@@ -55,7 +55,7 @@ impl Registrar {
         }
     }
 
-    /// Counts a message; false if its host sends too many.
+    /// Counts a message; returns false if its host sends too many.
     #[inline]
     fn admits_message(&mut self, now: Duration, from: AssociationId, host: IpAddr) -> bool {
         let limits = &self.config.settings.limits;
@@ -70,7 +70,8 @@ impl Registrar {
         false
     }
 
-    // Every message goes through here once, by value: its other caller, where registrations have waited, is no reason to copy it.
+    // Inlined, because every message passes here once, by value: its other caller, for parked registrations, would
+    // cause a copy.
     #[inline(always)]
     pub(super) fn asap_message(
         &mut self,
@@ -99,22 +100,22 @@ impl Registrar {
             Message::EndpointUnreachable { handle, id } => {
                 self.unreachable(now, from, &handle, id);
             }
-            // The rest is said by registrars, or in the session layer.
+            // Other messages are sent by registrars only, or belong to the session layer.
             other => self.ignored(Some(from), Protocol::Asap, other.name()),
         }
     }
 
-    /// RFC 5354 section 3: what is to be reported goes back in an error message.
+    /// Reports unrecognised parameters to the sender in an error message (RFC 5354 section 3).
     fn asap_report(&mut self, to: AssociationId, causes: Vec<Cause>) {
         if !causes.is_empty() {
-            // What was too long to be repeated is not.
+            // Causes too long for a message are dropped.
             let _ = self.out.asap(to, &Message::Error(causes));
         }
     }
 
-    /// Counts what cannot be read; who sends much of it loses the association.
+    /// Counts a malformed message; a sender of many loses the association.
     pub(super) fn malformed(&mut self, from: AssociationId, protocol: Protocol, kind: ErrorKind) {
-        // What is well-formed but unknown may be a newer version's.
+        // Well-formed but unknown messages may come from a newer version.
         if matches!(
             kind,
             ErrorKind::UnknownMessage(_) | ErrorKind::UnexpectedParameter(_)
@@ -151,7 +152,7 @@ impl Registrar {
         });
     }
 
-    /// RFC 5352 section 3.3.
+    /// Handles a resolution (RFC 5352 section 3.3).
     #[inline]
     fn resolve(
         &mut self,
@@ -167,7 +168,7 @@ impl Registrar {
             self.counters.resolutions_refused += 1;
             return self.refuse(from, handle, CauseCode::REJECTED_FOR_SECURITY);
         };
-        // Who hears of a pool and asks without wishing so does not wish so any more.
+        // A request without the update flag ends a subscription to the pool.
         let noted = (updates || !association.pools.is_empty())
             && self.space.pool(&handle).is_some()
             && self.subscribe(from, &handle, items, updates);
@@ -185,10 +186,11 @@ impl Registrar {
         }
     }
 
-    /// Sends some elements of a pool, as its policy chooses. Returns the answer's length without them.
+    /// Sends elements of a pool, as its policy selects them. Returns the answer's length without elements.
     ///
     /// # Errors
-    /// Nothing was sent: there is no such pool, or its element is too long for a message. RFC 5352 section 3.3: "MUST respond".
+    /// If nothing was sent: the pool does not exist, or one element alone is too long for a message. The caller must
+    /// respond, RFC 5352 section 3.3: "MUST respond".
     #[inline]
     pub(super) fn answer(
         &mut self,
@@ -214,14 +216,14 @@ impl Registrar {
             });
             match sent {
                 Ok(()) => return Ok(head_len),
-                // Elements that describe themselves at length: fewer of them fit.
+                // Elements have long descriptions: send fewer of them.
                 Err(_) if found > 1 => items = found / 2,
                 Err(_) => return Err(CauseCode::LACK_OF_RESOURCES),
             }
         }
     }
 
-    /// How many elements a resolution is answered with at most.
+    /// Returns the highest number of elements in the answer to a resolution.
     #[inline]
     pub(super) fn items(&self, asked: Option<u32>) -> usize {
         let settings = &self.config.settings;

@@ -1,22 +1,23 @@
-//! Resolutions that ask again what the one before has asked.
+//! Cache of resolutions, for requests that repeat the previous one.
 //!
-//! Most do: a user asks for its pool whenever it needs an element. So an association keeps the last resolution that was answered over it:
-//! the next one, if it is the same to the byte, is not parsed, and its answer begins as that one's did. Whom it names is chosen anew.
-//! Whatever the beginning depends on is looked at, or makes it forgotten.
+//! Most do: a user asks for its pool whenever it needs an element. An association therefore keeps the last resolution
+//! answered over it. The next one, if identical to the last byte, is not parsed, and its answer begins with the same
+//! bytes; the elements are selected anew. Changes that could affect the beginning clear the cache, or are checked each
+//! time.
 
 use super::{AssociationId, Registrar};
 use holdfast_wire::rserpool::asap::ResolutionResponse;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 
-/// Bytes of a request that are kept at most.
+/// Most bytes of a request to keep.
 const KEPT_MAX: usize = 256;
 
-/// The last resolution that was answered over an association.
+/// The last resolution answered over an association.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// Its pool and how many elements it wanted.
+    /// The requested pool, with its policy and the number of elements.
     pool: Option<(PoolHandle, PolicyKind, usize)>,
-    /// The request, and what comes before the elements in its answer.
+    /// The request, and the part of its answer before the elements.
     said: Vec<u8>,
     request_len: usize,
 }
@@ -26,7 +27,7 @@ impl Asked {
         self.pool = None;
     }
 
-    /// Whether a message is this resolution once more.
+    /// Returns true if a message repeats this resolution.
     #[inline]
     pub(super) fn is_again(&self, message: &[u8]) -> bool {
         self.pool.is_some() && self.said[..self.request_len] == *message
@@ -34,8 +35,8 @@ impl Asked {
 }
 
 impl Registrar {
-    /// A resolution was answered, the last that was said, to who does not want to hear of the pool. `head_len` is the answer's length
-    /// without elements.
+    /// Caches a resolution whose answer is the newest output, for a user without subscriptions. `head_len` is the
+    /// answer's length without elements.
     pub(super) fn keep_asked(
         &mut self,
         from: AssociationId,
@@ -59,7 +60,7 @@ impl Registrar {
         asked.said.extend_from_slice(request);
         asked.said.extend_from_slice(&answer[..head_len]);
         asked.request_len = request.len();
-        // The pool's own bytes, not the message's.
+        // A reference to the pool's own bytes, so that the message is not kept.
         asked.pool = Some((pool.handle.clone(), pool.policy, items));
     }
 
@@ -69,7 +70,7 @@ impl Registrar {
         }
     }
 
-    /// The resolution that is kept of this association came again. False: it is to be looked at like any other.
+    /// Handles a repetition of the association's cached resolution. Returns false if it must be handled like any other.
     #[inline]
     pub(super) fn resolve_again(&mut self, from: AssociationId) -> bool {
         let is_ready = self.is_ready();

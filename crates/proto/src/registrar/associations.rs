@@ -18,37 +18,38 @@ use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Association {
-    /// Its endpoint's addresses, as an element's ASAP transport: those that the transport has confirmed.
+    /// Addresses of its endpoint, as an element's ASAP transport: the ones confirmed by the transport.
     pub(super) transport: SctpTransport,
-    /// Addresses that the other side says are its own too. Whoever lists another's must not pass for it.
+    /// Addresses that the other side claims as well. A host that lists an address of another must not pass for it.
     pub(super) claimed: Addresses,
     /// Registrations that wait for claimed addresses to be confirmed.
     pub(super) parked: Vec<Bytes>,
-    /// Whose certificate the other side has shown.
+    /// Name in the certificate of the other side.
     pub(super) name: Option<String>,
-    /// The host that it counts for.
+    /// Host to which the association counts.
     pub(super) host: IpAddr,
     pub(super) protocol: Protocol,
     pub(super) may_register: bool,
     pub(super) may_resolve: bool,
     pub(super) may_be_registrar: bool,
-    /// When it began.
+    /// Time at which the association came up.
     pub(super) begun: Duration,
-    /// A message came that could be read.
+    /// True once a well-formed message arrived.
     pub(super) spoke: bool,
-    /// One way, in milliseconds, and what it was when elements were last moved for it: see [`distance`](mod@super::distance).
+    /// One-way delay in milliseconds, and its value when elements were last moved because of it: see
+    /// [`distance`](mod@super::distance).
     pub(super) delay_ms: u32,
     pub(super) moved_ms: u32,
     pub(super) moving: Option<Moving>,
-    /// How many of its elements have a distance.
+    /// Number of its elements that have a distance.
     pub(super) distant: usize,
-    /// Elements that were asked over it without being named.
+    /// Elements that were probed over it without being named.
     pub(super) probed: Vec<ElementKey>,
-    /// The elements that registered over it, each with its place in its [`Entry`](super::entry::Entry).
+    /// The elements registered over it; each one's [`Entry`](super::entry::Entry) has its index here.
     pub(super) elements: Vec<ElementKey>,
-    /// The pools that it wants to hear of.
+    /// The pools that it subscribes to.
     pub(super) pools: Vec<PoolHandle>,
-    /// The registrar that spoke over it.
+    /// The registrar at the other side.
     pub(super) peer: Option<RegistrarId>,
     pub(super) malformed: u32,
     pub(super) download: Option<Download>,
@@ -57,7 +58,7 @@ pub(super) struct Association {
 }
 
 impl Association {
-    /// Whether one of these addresses is its own.
+    /// Returns true if one of these addresses is the association's.
     #[inline]
     pub(super) fn shares(&self, addresses: &[IpAddr]) -> bool {
         addresses
@@ -65,7 +66,8 @@ impl Association {
             .any(|address| self.transport.addresses.contains(address))
     }
 
-    /// Sets what it may do. Any of its addresses says who it is, since it is reached at all of them, and so does its certificate.
+    /// Sets the association's permissions. Each of its addresses identifies the host, since it can be reached at all of
+    /// them, and so does its certificate.
     pub(super) fn admit(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
         self.granted.forget();
         self.asked.forget();
@@ -81,7 +83,7 @@ impl Association {
     }
 }
 
-/// Whether a registrar may be at this address.
+/// Returns true if a registrar is permitted at this address.
 pub(super) fn is_registrar(
     address: IpAddr,
     settings: &Settings,
@@ -91,11 +93,11 @@ pub(super) fn is_registrar(
     settings.access.registrar.contains(address) || mentors.iter().flatten().any(mentor)
 }
 
-/// The hashers have a seed: hosts and ports are chosen by others.
+/// All associations. The hashers are seeded, because other hosts choose addresses and ports.
 #[derive(Debug)]
 pub(super) struct Associations {
     by_id: HashMap<AssociationId, Association, FixedState>,
-    /// By the other side's endpoint.
+    /// Associations by the other side's endpoint.
     by_address: HashMap<(Protocol, SocketAddr), AssociationId, FixedState>,
     pub(super) hosts: Hosts,
 }
@@ -109,7 +111,7 @@ impl Associations {
         }
     }
 
-    /// A new association; an error if there are too many.
+    /// Adds an association; fails if there are too many.
     pub(super) fn insert(
         &mut self,
         now: Duration,
@@ -163,7 +165,7 @@ impl Associations {
         Ok(())
     }
 
-    /// An association has these addresses, and says that it has those.
+    /// Replaces the confirmed and the claimed addresses of an association.
     pub(super) fn readdress(
         &mut self,
         id: AssociationId,
@@ -212,7 +214,7 @@ impl Associations {
         self.by_id.iter_mut()
     }
 
-    /// The associations of registrars that have not said who they are, in the order of their numbers.
+    /// Returns the associations of registrars that have not identified themselves, in the order of their numbers.
     pub(super) fn unknown_registrars(&self) -> Vec<AssociationId> {
         let unknown = self.by_id.iter().filter(|(_, association)| {
             association.protocol == Protocol::Enrp
@@ -224,7 +226,7 @@ impl Associations {
         unknown
     }
 
-    /// The association with the endpoint that has one of these addresses.
+    /// Returns the association with the endpoint that has one of these addresses.
     pub(super) fn find(&self, protocol: Protocol, at: &[SocketAddr]) -> Option<AssociationId> {
         let association = |at: &SocketAddr| {
             let at = SocketAddr::new(at.ip().to_canonical(), at.port());
@@ -233,7 +235,7 @@ impl Associations {
         at.iter().find_map(association)
     }
 
-    /// An element belongs to an association; returns its place in the list.
+    /// Adds an element to an association; returns its index in the list.
     pub(super) fn link(
         &mut self,
         id: AssociationId,
@@ -247,7 +249,7 @@ impl Associations {
         Some(place)
     }
 
-    /// An element no longer does; returns the element that has its place, if another has.
+    /// Removes an element from an association; returns the element that has moved to its index, if any.
     pub(super) fn unlink(
         &mut self,
         id: AssociationId,
@@ -266,7 +268,7 @@ fn canonical(addresses: &[SocketAddr]) -> Addresses {
     each.map(|address| address.ip().to_canonical()).collect()
 }
 
-/// The addresses with their port.
+/// Returns the addresses with their port.
 pub(super) fn endpoints(transport: &SctpTransport) -> impl Iterator<Item = SocketAddr> {
     let addresses = transport.addresses.iter();
     addresses.map(|address| SocketAddr::new(*address, transport.port))

@@ -1,4 +1,4 @@
-//! What a registrar is told when it starts, and what an operator may change while it runs.
+//! Configuration of a registrar: its fixed part, and the settings that an operator may change at run time.
 
 use super::access::Access;
 use crate::life::LifeUnit;
@@ -9,106 +9,108 @@ use std::time::Duration;
 /// The fixed part of a registrar's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Its number: random, not 0, another at each start (RFC 5353 section 3.2.1).
+    /// Number of the registrar: random, not 0, different at each start (RFC 5353 section 3.2.1).
     pub id: RegistrarId,
-    /// Of its random choices: selections, the spread of keep-alives.
+    /// Seed of the random choices: selections, the spread of keep-alives.
     pub seed: u64,
-    /// Where its peers reach it.
+    /// Transport addresses at which peers reach the registrar.
     pub transport: SctpTransport,
-    /// Registrars to ask at the start, in order of preference, each with all its addresses. None: it begins alone, or, if
-    /// it listens to multicast, asks the first that it hears.
+    /// Mentor peers to ask at the start, in order of preference, each with all its addresses. If empty, the registrar
+    /// begins alone, or, if it listens to multicast, asks the first registrar that it hears.
     pub mentors: Vec<Vec<SocketAddr>>,
-    /// What ASAP announces say. Empty: that the datagram's source is the address (rsplib).
+    /// Transports in ASAP announces. If empty, receivers use the datagram's source address (rsplib).
     pub announced: Vec<Transport>,
-    /// What may change while it runs.
+    /// Settings that may change at run time.
     pub settings: Settings,
 }
 
-/// Who goes on when two registrars want to take over the same one.
+/// Winner when two registrars want to take over the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakeoverRace {
-    /// The one with the lower number: rsplib.
+    /// The registrar with the lower number: rsplib.
     LowerId,
-    /// The one with the higher number: RFC 5353 section 3.5.1.
+    /// The registrar with the higher number: RFC 5353 section 3.5.1.
     HigherId,
 }
 
-/// What an operator may change while the registrar runs. [`Settings::default`] has the values in parentheses.
+/// Settings that an operator may change at run time. [`Settings::default`] has the values in parentheses.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Who may do what (registering and resolving: everybody; being a registrar: the mentors only).
+    /// Permissions (registering and resolving: everybody; being a registrar: the mentors only).
     pub access: Access,
-    /// What one host may use.
+    /// Limits on the resources of one host, and of all together.
     pub limits: Limits,
     /// The unit of a registration's life (milliseconds).
     pub life_unit: LifeUnit,
-    /// Elements in an answer to a resolution that names no number: MaxHResItems (3).
+    /// Number of elements in the answer to a resolution that names none: MaxHResItems (3).
     pub resolution_items: usize,
-    /// Elements in an answer at most (64).
+    /// Most elements in an answer (64).
     pub resolution_items_max: usize,
-    /// Time between two keep-alives to an element, give or take a half (30 s).
+    /// Mean time between two keep-alives to an element, varied by up to a half (30 s).
     pub keep_alive_interval: Duration,
-    /// How long an element may take to answer one (5 s).
+    /// Longest time for an element to answer a keep-alive (5 s).
     pub keep_alive_timeout: Duration,
-    /// Keep-alives name the element, as rsplib's do; those who go by the RFC discard them (yes).
+    /// True if keep-alives name the element, as rsplib's do; elements that follow the RFC strictly discard them (yes).
     pub keep_alive_names_element: bool,
-    /// Reports from different hosts that an element survives: MAX-BAD-PE-REPORT (3).
+    /// Number of hosts that may report an element before the next report removes it: MAX-BAD-PE-REPORT (3).
     pub bad_reports_max: usize,
-    /// Time between an element's answer and the next question that a report causes, at least (1 s).
+    /// Least time between an element's answer and the next keep-alive caused by a report (1 s).
     pub report_interval: Duration,
-    /// An element's addresses must be among its association's, and it must come back from one that it had (yes).
+    /// True if an element's addresses must be among its association's, and it must re-register from an address that it
+    /// had (yes).
     pub addresses_checked: bool,
-    /// What distances are rounded to, in milliseconds: DistanceStep (50).
+    /// Rounding step of distances, in milliseconds: DistanceStep (50).
     pub distance_step: u32,
-    /// PEER-HEARTBEAT-CYCLE (30 s).
+    /// Time between two heartbeats: PEER-HEARTBEAT-CYCLE (30 s).
     pub heartbeat_cycle: Duration,
-    /// MAX-TIME-LAST-HEARD (61 s).
+    /// Longest silence of an active peer: MAX-TIME-LAST-HEARD (61 s).
     pub last_heard_max: Duration,
-    /// MAX-TIME-NO-RESPONSE (5 s).
+    /// Longest time for a registrar to respond: MAX-TIME-NO-RESPONSE (5 s).
     pub no_response_max: Duration,
-    /// Time until a refused or failed attempt to reach or ask a registrar is made again (2 s).
+    /// Time until a refused or failed attempt to reach or ask a registrar is repeated (2 s).
     pub retry: Duration,
-    /// How long to listen for a mentor by multicast (5 s).
+    /// Time to listen for a mentor by multicast (5 s).
     pub mentor_hunt: Duration,
-    /// Who wins a takeover's race (the lower number).
+    /// Winner of a takeover race (the lower number).
     pub takeover_race: TakeoverRace,
-    /// Two registrars that were both told of an element within this time settle whose it is (1 s).
+    /// Longest time since an element's registration here in which another registrar's claim counts as simultaneous, and
+    /// is settled by asking the element (1 s).
     pub race_window: Duration,
-    /// How long a re-registration that changes nothing may wait for those that follow it, until peers are told of all of them at once; zero:
-    /// not at all (1 s).
+    /// Longest delay of announcing a re-registration that changes nothing, so that one announcement covers several;
+    /// zero for no delay (1 s).
     pub refresh_delay: Duration,
-    /// Largest block of a handle table, in bytes (16,384) and in elements (128).
+    /// Largest block of a handle table in bytes (16,384).
     pub table_bytes_max: usize,
-    /// See above.
+    /// Largest block of a handle table in elements (128).
     pub table_elements_max: usize,
-    /// Elements that change in one turn at most where there may be more, before others are served: those of a registrar that was taken
-    /// over, that a peer no longer has, or whose distance is another (2,048).
+    /// Most elements to change in one turn before others are served (2,048): elements of a registrar that was taken
+    /// over, elements missing from a peer's table, and elements with a changed distance.
     pub turn_elements_max: usize,
-    /// Handle tables sent at the same time (8).
+    /// Most handle tables sent at the same time (8).
     pub downloads_max: usize,
-    /// ENRP by multicast is sent and believed (no). Even then it comes from allowed addresses only.
+    /// True if ENRP by multicast is sent and accepted (no). Even then it is accepted from allowed addresses only.
     pub enrp_multicast: bool,
-    /// The period of ASAP announces, T6-Serverannounce; none: no announces (none).
+    /// Period of ASAP announces, T6-Serverannounce; none for no announces (none).
     pub announce_cycle: Option<Duration>,
 }
 
-/// What one host, by its first address, may use; and all together.
+/// Limits on the resources of one host, identified by its first address, and of all together.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// IPv6 addresses that begin with the same so many bits are one host: a network of 64 bits is one customer's (64).
+    /// Length of the prefix that makes IPv6 addresses one host (64): a network of 64 bits belongs to one customer.
     pub ipv6_host_bits: u8,
-    /// Associations of one host (10,000).
+    /// Associations per host (10,000).
     pub associations_per_host: usize,
-    /// Elements of one host (100,000).
+    /// Elements per host (100,000).
     pub elements_per_host: usize,
-    /// Pools that one host's elements began and that are still there (10,000).
+    /// Existing pools founded by elements of one host (10,000).
     pub pools_per_host: usize,
-    /// ASAP messages a second of one host, averaged over a second (50,000). What is beyond is dropped; who sends ten
-    /// seconds' worth of that without a second's rest loses the association.
+    /// ASAP messages a second per host, averaged over a second (50,000). Further messages are dropped; a host that
+    /// sends ten seconds' worth of further messages without a second's rest loses the association.
     pub messages_per_second: u32,
-    /// How long an association may last without a message that can be read (60 s).
+    /// Longest time that an association may last without a well-formed message (60 s).
     pub first_message: Duration,
-    /// How long a registration waits for the transport to confirm addresses that the other side says are its own (2 s).
+    /// Longest time that a registration waits for the transport to confirm addresses claimed by the other side (2 s).
     pub confirmation: Duration,
     /// Malformed messages until an association is aborted (16).
     pub malformed: u32,
@@ -178,7 +180,7 @@ impl Default for Settings {
 }
 
 impl Config {
-    /// The defaults for a registrar without mentors that is reached at `transport`.
+    /// Returns the defaults for a registrar without mentors that is reached at `transport`.
     pub fn new(id: RegistrarId, seed: u64, transport: SctpTransport) -> Config {
         Config {
             id,

@@ -1,4 +1,4 @@
-//! Associations that the registrar begins: to elements that it is to ask, to peers, to mentors.
+//! Associations begun by the registrar: to elements for a keep-alive, to peers, to mentors.
 
 use super::{AssociationId, DialId, Output, Protocol, Registrar};
 use holdfast_handlespace::ElementKey;
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) enum Purpose {
-    /// To ask these elements, which share this address.
+    /// Keep-alives to these elements, which share this address.
     Elements(SocketAddr, Vec<ElementKey>),
     Peer(RegistrarId),
     Mentor,
-    /// Somebody who may be a registrar, at a configured address.
+    /// A possible registrar at a configured address.
     Stranger,
-    /// Somebody heard by multicast.
+    /// A registrar heard by multicast.
     Heard(SocketAddr),
 }
 
@@ -52,7 +52,7 @@ impl Registrar {
         Some(purpose)
     }
 
-    /// What was dialled answers.
+    /// Handles the success of an [`Output::Connect`].
     pub(super) fn dialled(&mut self, now: Duration, dial: DialId, association: AssociationId) {
         match self.hang_up(dial) {
             Some(Purpose::Elements(_, keys)) => {
@@ -69,7 +69,7 @@ impl Registrar {
         }
     }
 
-    /// Takes the failure of an [`Output::Connect`].
+    /// Handles the failure of an [`Output::Connect`].
     pub fn handle_dial_failed(&mut self, now: Duration, dial: DialId) {
         match self.hang_up(dial) {
             Some(Purpose::Elements(_, keys)) => self.elements_unreached(keys),

@@ -1,15 +1,16 @@
-//! How far elements are (paper 004 section 5).
+//! Distances of elements (paper 004 section 5).
 //!
-//! A home registrar measures the delay to each of its elements, half of the association's smoothed round trip, and its peers
-//! add the delay of their association with it: in whole milliseconds, as the policy's parameter has them, and not
-//! rounded further. Equation 3 rounds the sum to multiples of DistanceStep: in what a registrar sorts by, and in what it
-//! tells users. Rounded before they are added, two ways of 20 ms in steps of 50 ms would be no distance.
+//! A home registrar measures the delay to each of its elements, half of the association's smoothed round trip, and its
+//! peers add the delay of their association with it: in whole milliseconds, as in the policy's parameter, and without
+//! further rounding. Equation 3 rounds the sum to multiples of DistanceStep, both for sorting and for users. If delays
+//! were rounded before they are added, two delays of 20 ms in steps of 50 ms would give no distance.
 //!
-//! rsplib's registrars round before they tell their peers: of its elements the sum is one of rounded delays.
+//! rsplib's registrars round before they inform their peers: for their elements the sum is one of rounded delays.
 //!
-//! The transport measures all the time. When a way comes to another step, or is known for the first time, the elements at its end are
-//! moved in the order, and own ones are announced: some thousand in a turn. Who is first heard of from another registrar than its
-//! home has that one's way in its distance: the home is asked for its table when it is there.
+//! The transport measures all the time. When a delay reaches another step, or is known for the first time, the elements
+//! at its end are moved in the order, and own ones are announced: some thousand in a turn. An element first heard of
+//! from a registrar other than its home has that registrar's delay in its distance: the home is asked for its table
+//! once it is connected.
 
 use super::schedule::Timer;
 use super::{AssociationId, Output, Protocol, Registrar};
@@ -17,16 +18,16 @@ use holdfast_handlespace::{Cursor, ElementKey};
 use holdfast_wire::rserpool::{Policy, RegistrarId};
 use std::time::Duration;
 
-/// Elements whose way has changed and that have not been moved yet.
+/// Elements with a changed delay that have not been moved yet.
 #[derive(Debug)]
 pub(super) enum Moving {
-    /// Those that registered over the association: the first of its list, so many.
+    /// Elements registered over the association: so many, from the start of its list.
     Own(usize),
-    /// Those of the registrar that speaks over it.
+    /// Elements of the registrar at the other side of the association.
     Of(RegistrarId, Cursor),
 }
 
-/// The distance in a policy that has one.
+/// Returns the distance of a policy that has one.
 #[inline]
 pub(super) fn distance_mut(policy: &mut Policy) -> Option<&mut u32> {
     match policy {
@@ -39,20 +40,20 @@ pub(super) fn distance_mut(policy: &mut Policy) -> Option<&mut u32> {
     }
 }
 
-/// Whether a policy has a distance.
+/// Returns true if a policy has a distance.
 #[inline]
 pub(super) fn is_distant(mut policy: Policy) -> bool {
     distance_mut(&mut policy).is_some()
 }
 
-/// Equation 3: "the nearest integer multiple of the constant DistanceStep".
+/// Rounds by equation 3: "the nearest integer multiple of the constant DistanceStep".
 #[inline]
 fn nearest(distance: u32, step: u32) -> u32 {
     let step = step.max(1);
     distance.saturating_add(step / 2) / step * step
 }
 
-/// A policy whose distance, if it has one, is a multiple of `step`.
+/// Returns the policy with its distance, if it has one, rounded to a multiple of `step`.
 #[inline]
 pub(super) fn rounded(mut policy: Policy, step: u32) -> Policy {
     if let Some(distance) = distance_mut(&mut policy) {
@@ -61,7 +62,7 @@ pub(super) fn rounded(mut policy: Policy, step: u32) -> Policy {
     policy
 }
 
-/// Whether a way that was `before` is another now: at another step, and not only by what comes and goes where two steps meet.
+/// Returns true if a delay has changed to another step, by more than the fluctuation where two steps meet.
 fn is_other(before: u32, now: u32, step: u32) -> bool {
     let steps = nearest(before, step) != nearest(now, step);
     before != now && (before == 0 || steps && before.abs_diff(now) >= step / 8)
@@ -73,14 +74,14 @@ impl Registrar {
         rounded(policy, self.config.settings.distance_step)
     }
 
-    /// Whether an association's round trip matters: it is a peer's, or that of an element with a distance.
+    /// Returns true if an association's round trip is needed: its peer is a registrar, or an element with a distance.
     pub fn measures(&self, association: AssociationId) -> bool {
         let known = self.associations.get(association);
         known.is_some_and(|known| known.protocol == Protocol::Enrp || known.distant > 0)
     }
 
-    /// The transport's smoothed round trip of an association. To be told when it comes up, if it is known then, and now and then
-    /// after [`Output::Measure`].
+    /// Handles an association's smoothed round trip, as measured by the transport. The daemon reports it when the
+    /// association comes up, if known then, and from time to time after [`Output::Measure`].
     pub fn handle_round_trip(
         &mut self,
         now: Duration,
@@ -99,7 +100,7 @@ impl Registrar {
         }
     }
 
-    /// An association is a peer's from now on.
+    /// Moves the elements of a peer once the association is known as the peer's.
     pub(super) fn peer_bound(&mut self, now: Duration, association: AssociationId) {
         let known = self.associations.get(association);
         if known.is_some_and(|known| known.moved_ms > 0) {
@@ -120,7 +121,7 @@ impl Registrar {
         }
     }
 
-    /// Moves some of the elements whose way has changed. Elements and users are served before the next.
+    /// Moves some of the elements with a changed delay. Elements and users are served before the rest.
     pub(super) fn move_some(&mut self, now: Duration, association: AssociationId) {
         let max = self.config.settings.turn_elements_max.max(1);
         let Some(known) = self.associations.get_mut(association) else {
@@ -130,7 +131,7 @@ impl Registrar {
         let rest = match known.moving.take() {
             None => None,
             Some(Moving::Own(left)) => {
-                // Who comes is described as it is now, and who leaves is replaced by the last.
+                // A new element has the current delay already, and the last element replaces a removed one.
                 let left = left.min(known.elements.len());
                 let begin = left.saturating_sub(max);
                 let keys = known.elements[begin..left].to_vec();
@@ -159,14 +160,14 @@ impl Registrar {
             && let Some(known) = self.associations.get_mut(association)
         {
             known.moving = rest;
-            // Not in this turn.
+            // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
             self.schedule.set(Timer::Way(association), next);
         }
     }
 
-    /// Gives an element its way of `delay`: in place of `before`, of which its distance is a sum with what its home says, or of all.
-    /// False: it has it, or no distance.
+    /// Sets the part of an element's distance that is this registrar's delay, in place of `before`; with none, the
+    /// whole distance. Returns false if nothing changes, or the element has no distance.
     pub(super) fn set_way(&mut self, key: ElementKey, before: Option<u32>, delay: u32) -> bool {
         let Some(entry) = self.space.payload_mut(key) else {
             return false;
@@ -187,7 +188,7 @@ impl Registrar {
         is_other
     }
 
-    /// An element has come, or has gone.
+    /// Counts an added or removed element with a distance.
     #[inline]
     pub(super) fn count_distant(&mut self, policy: Policy, has_come: bool) {
         let one = usize::from(is_distant(policy));
@@ -197,7 +198,7 @@ impl Registrar {
         }
     }
 
-    /// The first element with a distance has registered over this association.
+    /// Requests measurements when the first element with a distance registers over this association.
     pub(super) fn measure(&mut self, association: AssociationId) {
         let known = self.associations.get(association);
         if known.is_some_and(|known| known.distant == 1) {

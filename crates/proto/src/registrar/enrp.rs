@@ -1,4 +1,4 @@
-//! ENRP (RFC 5353): messages of peers, and what comes by multicast.
+//! ENRP (RFC 5353): messages of peers, and multicast datagrams.
 
 use super::associations::is_registrar;
 use super::dial::Purpose;
@@ -13,7 +13,7 @@ use std::time::Duration;
 const ERROR: u8 = 0x0a;
 
 impl Registrar {
-    /// Takes an ENRP message of an association.
+    /// Handles an ENRP message of an association.
     pub fn handle_enrp(&mut self, now: Duration, from: AssociationId, bytes: &Bytes) {
         let Some(association) = self.associations.get(from) else {
             return;
@@ -40,7 +40,7 @@ impl Registrar {
                 }
             }
             Err(error) => {
-                // Never answer an error with an error.
+                // An error is never answered with an error.
                 if bytes.first() != Some(&ERROR) {
                     self.enrp_report(from, RegistrarId(0), error.reports);
                 }
@@ -55,8 +55,8 @@ impl Registrar {
         }
     }
 
-    /// Whether a message is from a peer to this registrar. RFC 5353 section 3.4.1: "If a message of any type is received
-    /// from a previously unknown peer, the ENRP server MUST consider this peer a new peer".
+    /// Returns true if a message comes from a peer and is for this registrar. RFC 5353 section 3.4.1: "If a message of
+    /// any type is received from a previously unknown peer, the ENRP server MUST consider this peer a new peer".
     fn is_peers(
         &mut self,
         now: Duration,
@@ -146,8 +146,8 @@ impl Registrar {
         }
     }
 
-    /// Takes a datagram that came by multicast. A datagram's source can be forged: nothing is believed unless the
-    /// settings say so, and then only that somebody may be there. Who it is it says over an association.
+    /// Handles a multicast datagram. A datagram's source can be forged: it is ignored unless the settings allow it, and
+    /// then only suggests that a registrar may exist. The registrar identifies itself over an association.
     pub fn handle_multicast(
         &mut self,
         now: Duration,
@@ -168,14 +168,14 @@ impl Registrar {
         self.counters.multicast_unheeded += u64::from(!heeded);
     }
 
-    /// False: it says nothing.
+    /// Handles a multicast presence; returns false if it has no use.
     fn presence_heard(&mut self, now: Duration, bytes: &Bytes) -> bool {
         let Ok(parsed) = Message::parse(bytes) else {
             self.counters.malformed += 1;
             return false;
         };
         let Message { sender, body, .. } = parsed.message;
-        // What is not ordered with the updates is not compared: so the checksum is not looked at.
+        // The checksum is ignored: datagrams are not ordered with the updates, so a comparison would mean nothing.
         let Body::Presence {
             server: Some(server),
             ..
@@ -201,7 +201,7 @@ impl Registrar {
         true
     }
 
-    /// False: it does not count.
+    /// Handles a multicast announce; returns false if it does not count.
     fn announce_heard(&mut self, now: Duration, bytes: &Bytes) -> bool {
         let Ok(parsed) = asap::Message::parse(bytes) else {
             self.counters.malformed += 1;
@@ -210,7 +210,7 @@ impl Registrar {
         let asap::Message::ServerAnnounce { registrar, .. } = parsed.message else {
             return false;
         };
-        // One that nobody has an association with may be made up, and each makes this one's announces rarer.
+        // A registrar without an association may be made up, and each one makes this registrar's announces rarer.
         let known = self.peers.get(&registrar);
         if known.is_some_and(|peer| peer.association.is_some()) {
             self.announcers.insert(registrar, now);
@@ -226,7 +226,8 @@ impl Registrar {
         }
     }
 
-    /// RFC 5352 section 3.6: "every (N+1)*T6-Serverannounce", N being the other registrars heard.
+    /// Announces this registrar to elements and users. RFC 5352 section 3.6: "every (N+1)*T6-Serverannounce", N being
+    /// the number of other registrars heard.
     pub(super) fn announce(&mut self, now: Duration) {
         let Some(cycle) = self.config.settings.announce_cycle else {
             return;
@@ -243,14 +244,14 @@ impl Registrar {
         self.schedule.set(Timer::Announce, next);
     }
 
-    /// Asks registrars that have an association but have not said who they are: the question is lost where a buffer was full.
+    /// Asks registrars with an association to identify themselves: the first request is lost if a buffer was full.
     pub(super) fn ask_unknown(&mut self) {
         for to in self.associations.unknown_registrars() {
             self.send_presence(to, RegistrarId(0), true);
         }
     }
 
-    /// Somebody who may be a registrar, at a configured address.
+    /// Connects to possible registrars at configured addresses.
     pub(super) fn dial_mentors(&mut self) {
         let mentors = self.config.mentors.clone();
         for mentor in mentors {

@@ -1,4 +1,4 @@
-//! What the registrar keeps with an element, and how elements change: the one place where the handlespace is written.
+//! Data of the registrar about an element, and changes of elements: the only place that writes the handlespace.
 
 use super::associations::endpoints;
 use super::distance::{is_distant, rounded};
@@ -14,71 +14,75 @@ use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// What the registrar keeps with an element.
+/// The registrar's data about an element.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    /// As its home registrar describes it, the distance being this registrar's own: not rounded.
+    /// The element as its home registrar describes it. The distance is this registrar's own, not rounded.
     pub(super) element: PoolElement,
-    /// The element as users are told of it, once one was.
+    /// The element's encoding for users, once one was told of it.
     told: OnceCell<EncodedElement>,
-    /// What of its distance is this registrar's way to who told of it. Only of others' elements.
+    /// Part of the distance that is this registrar's delay to the peer that described the element. Only for elements of
+    /// other homes.
     pub(super) way_ms: u32,
-    /// In the peer's list when this equals the peer's own: see `sync.rs`.
+    /// Equal to the peer's own stamp if the element is in the peer's table: see `sync.rs`.
     pub(super) stamp: u32,
     pub(super) probe: Probe,
-    /// Where it registered, and its place in that association's list. Only of own elements.
+    /// Association of the element's registration, and the index in that association's list. Only for own elements.
     pub(super) link: Option<(AssociationId, usize)>,
-    /// The host that it counts for: the one of its last association here. Only of own elements.
+    /// Host to which the element counts: the one of its last association here. Only for own elements.
     pub(super) host: Option<IpAddr>,
-    /// When the last registration came here.
+    /// Time of the last registration here.
     pub(super) registered: Duration,
-    /// When it last registered or answered here.
+    /// Time of the last registration or answer here.
     pub(super) heard: Duration,
-    /// When the registration ends.
+    /// End of the registration's life.
     pub(super) expires: Duration,
-    /// This registrar became its home without being asked: keep-alives have the H flag until it answers.
+    /// True if this registrar became the home without a registration: keep-alives have the H flag until the element
+    /// answers.
     pub(super) adopting: bool,
-    /// Where the last of those keep-alives was sent: an answer from there is meant.
+    /// Association of the last keep-alive with the H flag: an answer from there accepts this registrar.
     pub(super) courted: Option<AssociationId>,
-    /// It registered here, or answered a keep-alive with the H flag, and that association is there. Else it may have gone to another
-    /// registrar: an answer says only that it is alive. Only of own elements.
+    /// True if the element registered here, or answered a keep-alive with the H flag, and that association is still up.
+    /// Otherwise the element may have moved to another registrar, and an answer says only that it is alive. Only for
+    /// own elements.
     pub(super) agreed: bool,
-    /// What is left of it, where it is another's.
+    /// This registrar's former claim to an element of another home.
     pub(super) claim: Claim,
-    /// Who reported it since it last registered or answered.
+    /// Hosts that reported the element since its last registration or answer.
     pub(super) reporters: Vec<IpAddr>,
 }
 
-/// What is left of an element's having been this registrar's until its home said that it is the home's.
+/// Former claim of this registrar to an element, from before another registrar claimed it as home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// Nothing.
+    /// No former claim.
     None,
-    /// Both may have yielded to each other.
+    /// Yielded; the other registrar may have yielded the element as well.
     Yielded,
-    /// The same, and it was asked there to be this registrar's: its answer is newer than what its home said.
+    /// Yielded, while the element was asked over this association to follow this registrar: its answer is newer than
+    /// the other registrar's word.
     Asked(AssociationId),
 }
 
-/// Is it alive?
+/// State of an element's keep-alives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Probe {
-    /// Nobody asks: it is another registrar's.
+    /// None are sent: the element has another home.
     None,
-    /// To be asked then.
+    /// Next keep-alive at this time.
     Due(Duration),
-    /// Asked; to answer until then.
+    /// Keep-alive sent; the answer is due at this time.
     Asked(Duration),
 }
 
-/// Shorter lives than this would be over before the answer arrives.
+/// Shortest life of a registration: a shorter one would end before the response arrives.
 const LIFE_MIN: Duration = Duration::from_millis(100);
 
-/// The end of time.
+/// A time that never comes.
 pub(super) const NEVER: Duration = Duration::MAX;
 
 impl Entry {
-    /// Of an element whose home is another registrar.
+    /// Returns the entry of an element that has another registrar as home.
     pub(super) fn foreign(element: PoolElement, stamp: u32) -> Entry {
         Entry {
             element,
@@ -99,7 +103,7 @@ impl Entry {
         }
     }
 
-    /// Of an own element that has just registered.
+    /// Updates the entry of an own element after a registration.
     #[inline]
     pub(super) fn renew(&mut self, now: Duration, settings: &Settings) {
         let expires = ends(now, self.element.registration_life, settings.life_unit);
@@ -110,13 +114,13 @@ impl Entry {
         self.reporters.clear();
     }
 
-    /// The element, to be changed.
+    /// Returns the element for a change, and drops its encoding.
     pub(super) fn element_mut(&mut self) -> &mut PoolElement {
         self.told.take();
         &mut self.element
     }
 
-    /// Puts the element into an answer to a user. Its distance is told in steps.
+    /// Adds the element to an answer to a user. Its distance is rounded to `step`.
     #[inline]
     pub(super) fn tell(&self, step: u32, answer: &mut ResolutionResponse<'_>) {
         let element = &self.element;
@@ -129,7 +133,7 @@ impl Entry {
         }
     }
 
-    /// What its timer is to be set for.
+    /// Returns the element's next timer.
     #[inline]
     pub(super) fn timer(&self) -> Option<(TimerKind, Duration)> {
         let (kind, at) = match self.probe {
@@ -145,8 +149,8 @@ impl Entry {
     }
 }
 
-/// What the elements of a pool must have in common besides the policy: the transport's type and its use (RFC 5352 section
-/// 3.1), as the handlespace's class.
+/// Returns the properties that the elements of a pool must share besides the policy, as the handlespace's class: the
+/// transport's type and its use (RFC 5352 section 3.1).
 #[inline]
 pub(super) fn class(transport: &Transport) -> u32 {
     let (kind, usage) = match transport {
@@ -160,7 +164,7 @@ pub(super) fn class(transport: &Transport) -> u32 {
     kind * 2 + u32::from(usage == TransportUse::DataAndControl)
 }
 
-/// An element keeps no message in memory.
+/// Copies an opaque transport, so that the element does not keep the whole message in memory.
 pub(super) fn detach(element: &mut PoolElement) {
     if let Transport::Opaque(data) = &mut element.user_transport {
         *data = Bytes::copy_from_slice(data);
@@ -168,7 +172,7 @@ pub(super) fn detach(element: &mut PoolElement) {
 }
 
 impl Registrar {
-    /// Sets the element's timer to what its entry says.
+    /// Sets the element's timer according to its entry.
     #[inline]
     pub(super) fn arm(&mut self, key: ElementKey) {
         let timer = self
@@ -181,7 +185,8 @@ impl Registrar {
         };
     }
 
-    /// The element registered over this association, and no longer over another; none: it is no longer this registrar's.
+    /// Links the element to the association of its registration, instead of any earlier one; none if this registrar is
+    /// not its home.
     pub(super) fn link(&mut self, key: ElementKey, to: Option<AssociationId>) {
         let host = to.and_then(|to| self.associations.get(to).map(|to| to.host));
         let Some(entry) = self.space.payload_mut(key) else {
@@ -240,7 +245,7 @@ impl Registrar {
         Some(entry)
     }
 
-    /// Removes an element from the handlespace and tells the peers (RFC 5353 section 3.3.2).
+    /// Removes an element from the handlespace and informs the peers (RFC 5353 section 3.3.2).
     pub(super) fn withdraw(&mut self, key: ElementKey, why: Gone) {
         let Some(handle) = self.space.get(key).map(|element| element.handle().clone()) else {
             return;
@@ -254,9 +259,9 @@ impl Registrar {
             && why != Gone::Reported
             && let Some(association) = self.way_to(&entry)
         {
-            // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint". One whose answers
-            // to keep-alives were late or lost learns so too that it is to register again; one that users cannot reach is not
-            // asked back.
+            // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint". An
+            // element with late or lost answers to keep-alives so learns too that it must register again. An
+            // element that users cannot reach is not invited back.
             let forbidden = (why == Gone::Forbidden).then_some(CauseCode::REJECTED_FOR_SECURITY);
             let message = asap::Message::DeregistrationResponse {
                 handle: handle.clone(),
@@ -275,7 +280,7 @@ impl Registrar {
         self.out.event(Event::Removed { handle, id, why });
     }
 
-    /// The association of an element that registered here, or was asked over it.
+    /// Returns the association over which the element registered, or was probed.
     fn way_to(&self, entry: &Entry) -> Option<AssociationId> {
         let linked = entry.link.map(|(association, _)| association);
         linked.or_else(|| {
@@ -285,7 +290,7 @@ impl Registrar {
         })
     }
 
-    /// Makes a registrar the element's home, as its own word or another's has it.
+    /// Sets the element's home, as claimed by that registrar or another one.
     pub(super) fn rehome(&mut self, key: ElementKey, home: RegistrarId) {
         let stamp = self.stamp_of(home);
         if let Some(entry) = self.space.payload_mut(key) {
@@ -295,7 +300,7 @@ impl Registrar {
         self.space.set_home(key, home);
     }
 
-    /// Another registrar is the element's home: it is no longer this one's to watch. Returns what is left of its having been.
+    /// Yields the element to another home, and stops its keep-alives. Returns the remaining claim of this registrar.
     pub(super) fn yield_to(&mut self, key: ElementKey, home: RegistrarId) -> Claim {
         self.link(key, None);
         self.contested.remove(&key);
@@ -313,8 +318,8 @@ impl Registrar {
         claim
     }
 
-    /// This registrar is the element's home, without the element's having asked: it is told so, and asked for an answer, at
-    /// that time.
+    /// Makes this registrar the element's home without a registration. A keep-alive at the time `at` informs the
+    /// element and asks for an answer.
     pub(super) fn adopt(&mut self, now: Duration, key: ElementKey, at: Duration) {
         let id = self.config.id;
         self.rehome(key, id);
@@ -328,7 +333,7 @@ impl Registrar {
         self.arm(key);
     }
 
-    /// Tells the peers of an element as it is here.
+    /// Announces the element to the peers as it is here.
     pub(super) fn announce_element(&mut self, key: ElementKey) {
         let Some(view) = self.space.get(key) else {
             return;
@@ -354,7 +359,7 @@ impl Registrar {
     }
 }
 
-/// When a registration's life ends.
+/// Returns the end of a registration's life.
 #[inline]
 pub(super) fn ends(now: Duration, life: i32, unit: super::LifeUnit) -> Duration {
     unit.life(life).map_or(NEVER, |life| now + life)

@@ -1,9 +1,9 @@
-//! What a registrar tells of itself: events for logs, counters for metrics.
+//! Reports of a registrar: events for logs, counters for metrics.
 
 use super::{AssociationId, Protocol};
 use holdfast_wire::rserpool::{CauseCode, ElementId, PoolHandle, RegistrarId};
 
-/// Something happened that happens seldom. What happens all the time is in [`Counters`].
+/// A rare event. [`Counters`] count the frequent ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields that say no more than their type")]
 pub enum Event {
@@ -15,56 +15,56 @@ pub enum Event {
         id: ElementId,
         cause: CauseCode,
     },
-    /// An element that this registrar was home of is gone.
+    /// An element of this registrar was removed.
     Removed {
         handle: PoolHandle,
         id: ElementId,
         why: Gone,
     },
-    /// The start is over: elements and users are served.
+    /// The start is complete: elements and users are served.
     Ready { elements: usize },
-    /// A mentor did not help: refused, silent or out of reach.
+    /// A mentor failed: it refused, was silent or could not be reached.
     MentorFailed,
-    /// A registrar was heard for the first time, or again after it was believed dead.
+    /// A registrar was heard for the first time, or again after it was taken for dead.
     PeerUp(RegistrarId),
     /// A registrar does not answer.
     PeerDead(RegistrarId),
-    /// This registrar wants the elements of one that is dead.
+    /// This registrar began to take over the elements of a dead one.
     TakeoverBegun(RegistrarId),
-    /// It lets another have them, or the target lives.
+    /// This registrar gave up a takeover: another registrar continues it, or the target lives.
     TakeoverEnded(RegistrarId),
-    /// A registrar took over the elements of another; so many changed their home here.
+    /// A registrar took over another one, and `elements` changed their home here.
     TakenOver {
         target: RegistrarId,
         by: RegistrarId,
         elements: usize,
     },
-    /// A peer's checksum differs from what is known of its elements: they are asked for.
+    /// A peer's checksum differs from the known one: its handle table is requested.
     OutOfStep {
         peer: RegistrarId,
         announced: u16,
         known: u16,
     },
-    /// A peer's elements were learnt anew; so many that it does not have were removed.
+    /// A peer's elements were resynchronised; `removed` of them were missing from its table.
     InStep { peer: RegistrarId, removed: usize },
-    /// An element of a peer's does not fit into its pool, which another registrar made otherwise.
+    /// A peer's element does not fit into its pool, which another registrar created differently.
     Inconsistent {
         handle: PoolHandle,
         id: ElementId,
         home: RegistrarId,
     },
-    /// A message was not heeded.
+    /// A message was ignored.
     Ignored {
         from: Option<AssociationId>,
         protocol: Protocol,
         why: &'static str,
     },
-    /// An association was aborted for what it sent.
+    /// An association was aborted because of its messages or its silence.
     Aborted {
         association: AssociationId,
         why: &'static str,
     },
-    /// A peer reports errors.
+    /// A peer reported errors.
     ErrorReported {
         from: AssociationId,
         protocol: Protocol,
@@ -72,24 +72,24 @@ pub enum Event {
     },
 }
 
-/// Why an element was removed.
+/// Reason for removing an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Gone {
-    /// It left.
+    /// The element deregistered.
     Deregistered,
-    /// It did not register anew in time.
+    /// The element did not re-register in time.
     Expired,
-    /// It did not answer a keep-alive.
+    /// The element did not answer a keep-alive.
     Silent,
-    /// It could not be reached.
+    /// The element could not be reached.
     Unreachable,
-    /// Too many of its users could not reach it.
+    /// Too many users reported the element unreachable.
     Reported,
-    /// The operator no longer allows it.
+    /// The operator withdrew the element's permission.
     Forbidden,
 }
 
-/// How often things happened since the start.
+/// Numbers of events since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[expect(missing_docs, reason = "names that say it")]
 pub struct Counters {
@@ -106,18 +106,18 @@ pub struct Counters {
     pub resynchronisations: u64,
     pub takeovers: u64,
     pub malformed: u64,
-    /// Messages dropped because their host sends too many.
+    /// Messages dropped because their host sent too many.
     pub limited: u64,
-    /// Requests and reports of who may not make them, and messages of who may not be a registrar.
+    /// Requests and reports without permission, and ENRP messages from hosts that may not be registrars.
     pub denied: u64,
-    /// Registrations beyond a limit.
+    /// Registrations refused because of a limit.
     pub over_limit: u64,
-    /// Reports that made nobody ask: their host had reported the element before, or it had just answered.
+    /// Reports that caused no keep-alive: their host had reported the element before, or the element had just answered.
     pub reports_unheeded: u64,
     /// Associations refused because there are too many.
     pub associations_refused: u64,
-    /// Associations ended for what was sent on them, or that nothing was.
+    /// Associations aborted because of their messages or their silence.
     pub aborted: u64,
-    /// Datagrams that came by multicast and were not believed.
+    /// Multicast datagrams that were not accepted.
     pub multicast_unheeded: u64,
 }

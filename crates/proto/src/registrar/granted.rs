@@ -1,9 +1,9 @@
-//! Registrations that say again what the one before has said.
+//! Cache of registrations, for re-registrations that repeat the previous one.
 //!
-//! Most do: an element registers anew to say that it is there. Then its answer, and what peers are told, are again the same bytes too. So
-//! an association keeps the last registration anew that was granted over it, with both: the next one, if it is the same to the byte, is
-//! neither parsed nor checked nor encoded, and does what it would have done. Whatever that could depend on makes it forgotten, or is looked
-//! at: the element may be gone, or another's.
+//! Most do: an element re-registers only to show that it is alive. Then the response and the announcement repeat the
+//! same bytes too. An association therefore keeps its last granted re-registration with both. The next one, if
+//! identical to the last byte, has the same effect without being parsed, checked or encoded. Changes that could affect
+//! the result clear the cache, or are checked each time: the element may be removed, or belong to another registrar.
 
 use super::refresh::Told;
 use super::{AssociationId, Registrar};
@@ -11,20 +11,20 @@ use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, counts_selections};
 use std::time::Duration;
 
-/// Bytes of request, answer and update that are kept at most.
+/// Most bytes of request, response and update to keep.
 const KEPT_MAX: usize = 1024;
 
-/// The last registration that was granted over an association.
+/// The last registration granted over an association.
 #[derive(Debug, Default)]
 pub(super) struct Granted {
     key: Option<ElementKey>,
-    /// It may be done again as it is.
+    /// True if the cached messages may be used again.
     is_kept: bool,
-    /// The request, the answer, and the update, if there were peers.
+    /// The request, the response, and the update, if there were peers.
     said: Vec<u8>,
     request_len: usize,
     answer_len: usize,
-    /// What peers know of it.
+    /// The peers' knowledge of the registration.
     pub(super) told: Told,
 }
 
@@ -33,7 +33,7 @@ impl Granted {
         self.is_kept = false;
     }
 
-    /// The element that peers are to be told of yet, even when the rest is forgotten.
+    /// Returns the element that is still to be announced to peers, even if the cache is cleared.
     pub(super) fn waits(&self) -> Option<ElementKey> {
         self.key.filter(|_| self.told.is_again())
     }
@@ -51,19 +51,19 @@ impl Granted {
         self.is_kept = true;
     }
 
-    /// Whether a message is this registration once more.
+    /// Returns true if a message repeats this registration.
     #[inline]
     pub(super) fn is_again(&self, message: &[u8]) -> bool {
         self.is_kept && self.said[..self.request_len] == *message
     }
 
-    /// Whether there were peers to be told.
+    /// Returns true if there were peers to inform.
     #[inline]
     fn has_update(&self) -> bool {
         self.said.len() > self.request_len + self.answer_len
     }
 
-    /// The answer and the update.
+    /// Returns the response and the update.
     #[inline]
     fn said(&self) -> (&[u8], &[u8]) {
         self.said[self.request_len..].split_at(self.answer_len)
@@ -71,7 +71,8 @@ impl Granted {
 }
 
 impl Registrar {
-    /// An element that was known registered with this message, and its policy has no distance, which changes by itself.
+    /// Caches a granted re-registration. The element's policy must not have a distance, because a distance changes
+    /// without a message.
     #[inline]
     pub(super) fn keep_granted(
         &mut self,
@@ -101,7 +102,8 @@ impl Registrar {
         }
     }
 
-    /// The registration that is kept of this association came again. False: it is to be looked at like any other.
+    /// Handles a repetition of the association's cached registration. Returns false if it must be handled like any
+    /// other.
     #[inline]
     pub(super) fn register_again(&mut self, now: Duration, from: AssociationId) -> bool {
         let known = self.associations.get(from).map(|known| &known.granted);

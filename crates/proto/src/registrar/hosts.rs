@@ -1,4 +1,4 @@
-//! What each host uses: associations, elements, pools, messages a second.
+//! Resources used by each host: associations, elements, pools, messages a second.
 
 use super::config::Limits;
 use foldhash::fast::FixedState;
@@ -7,39 +7,39 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// What one host uses.
+/// Resources used by one host.
 #[derive(Debug, Default)]
 struct Host {
     associations: usize,
     elements: usize,
     pools: usize,
-    /// A token bucket: messages that it may still send, in millionths, as of `filled`.
+    /// Token bucket: messages that the host may still send, in millionths, as of `filled`.
     tokens: u64,
     filled: Duration,
-    /// Messages that were too many since the bucket was last full.
+    /// Messages over the limit since the bucket was last full.
     beyond: u64,
 }
 
 const MESSAGE: u64 = 1_000_000;
 
-/// The bucket holds so much, and is full after so long.
+/// Capacity of the bucket, as the time in which an empty one fills.
 const BURST: Duration = Duration::from_secs(1);
 
-/// Seconds' worth of messages that are too many until an association is ended.
+/// Seconds' worth of messages over the limit until an association is aborted.
 const BEYOND_MAX: u64 = 10;
 
-/// What becomes of a message.
+/// Decision about a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Admitted,
-    /// Its host sends too many.
+    /// Dropped: the host sends too many.
     Dropped,
-    /// Its host does not stop.
+    /// Dropped, and the association is aborted: the host does not stop.
     Enough,
 }
 
 impl Limits {
-    /// The host that an address counts for.
+    /// Returns the host to which an address counts.
     #[inline]
     pub(super) fn host_of(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
@@ -53,13 +53,14 @@ impl Limits {
     }
 }
 
-/// The hashers have a seed: addresses and handles are chosen by others.
+/// Resources of all hosts. The hashers are seeded, because other hosts choose addresses and handles.
 #[derive(Debug)]
 pub(super) struct Hosts {
     hosts: HashMap<IpAddr, Host, FixedState>,
-    /// Who began the pools that elements here began.
+    /// Hosts that founded the pools with elements here.
     founders: HashMap<PoolHandle, IpAddr, FixedState>,
-    /// Hosts whose last association ended, and when their buckets are full: a host that comes back sooner has not rested.
+    /// Hosts without associations, with the times at which their buckets are full: a host that reconnects sooner has
+    /// not rested.
     leaving: VecDeque<(Duration, IpAddr)>,
 }
 
@@ -72,7 +73,7 @@ impl Hosts {
         }
     }
 
-    /// A host has one association more; false if it has too many.
+    /// Adds an association; returns false if the host has too many.
     pub(super) fn join(&mut self, now: Duration, host: IpAddr, limits: &Limits) -> bool {
         self.forget(now);
         let full = u64::from(limits.messages_per_second) * MESSAGE;
@@ -86,7 +87,7 @@ impl Hosts {
         admitted
     }
 
-    /// A host has one association less.
+    /// Removes an association.
     pub(super) fn leave(&mut self, now: Duration, host: IpAddr) {
         self.forget(now);
         if let Some(used) = self.hosts.get_mut(&host) {
@@ -137,19 +138,19 @@ impl Hosts {
         }
     }
 
-    /// A host has one element more.
+    /// Counts a new element of a host.
     pub(super) fn add_element(&mut self, host: IpAddr) {
         if let Some(host) = self.hosts.get_mut(&host) {
             host.elements += 1;
         }
     }
 
-    /// A host has one element less.
+    /// Counts a removed element of a host.
     pub(super) fn remove_element(&mut self, host: IpAddr) {
         self.release(host, |used| &mut used.elements);
     }
 
-    /// Of something that a host has after its associations end there is one less.
+    /// Counts the removal of a resource that can outlast a host's associations.
     fn release(&mut self, host: IpAddr, what: fn(&mut Host) -> &mut usize) {
         if let Some(used) = self.hosts.get_mut(&host) {
             *what(used) -= 1;
@@ -159,19 +160,19 @@ impl Hosts {
         }
     }
 
-    /// Whether a host may have one element more.
+    /// Returns true if a host may have one more element.
     pub(super) fn admits_element(&self, host: IpAddr, limits: &Limits) -> bool {
         let host = self.hosts.get(&host);
         host.is_some_and(|host| host.elements < limits.elements_per_host)
     }
 
-    /// Whether a host may begin one pool more.
+    /// Returns true if a host may found one more pool.
     pub(super) fn admits_pool(&self, host: IpAddr, limits: &Limits) -> bool {
         let host = self.hosts.get(&host);
         host.is_some_and(|host| host.pools < limits.pools_per_host)
     }
 
-    /// A host's element began a pool.
+    /// Counts a pool founded by a host's element.
     pub(super) fn founded(&mut self, host: IpAddr, handle: PoolHandle) {
         if let Some(used) = self.hosts.get_mut(&host) {
             used.pools += 1;
@@ -179,7 +180,7 @@ impl Hosts {
         }
     }
 
-    /// A pool is no more.
+    /// Counts the end of a pool.
     pub(super) fn dissolved(&mut self, handle: &PoolHandle) {
         let Some(host) = self.founders.remove(handle) else {
             return;
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(host(&limits, "2001:db8::1"), at("::"));
     }
 
-    /// Who hangs up and comes back has no new bucket.
+    /// A host that disconnects and reconnects has no new bucket.
     #[test]
     fn a_host_that_comes_back_at_once_has_not_rested() {
         let limits = Limits {
@@ -242,7 +243,7 @@ mod tests {
         let first: Vec<_> = (0..22).map(|_| send(0)).collect();
         let enough = first.iter().position(|verdict| *verdict == Verdict::Enough);
         assert_eq!(enough, Some(21));
-        // After a rest all is forgotten.
+        // After a rest the excess is forgotten.
         assert_eq!(send(1), Verdict::Admitted);
         let again: Vec<_> = (0..20).map(|_| send(1)).collect();
         assert!(!again.contains(&Verdict::Enough));
@@ -258,7 +259,7 @@ mod tests {
         assert!(hosts.join(Duration::ZERO, host, &limits));
         hosts.founded(host, "pool".into());
         assert!(!hosts.admits_pool(host, &limits));
-        // The host's leaving does not change that.
+        // The end of the host's association does not change that.
         hosts.leave(Duration::ZERO, host);
         assert!(hosts.join(BURST, host, &limits));
         assert!(!hosts.admits_pool(host, &limits));

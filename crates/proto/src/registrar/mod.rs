@@ -1,22 +1,23 @@
 //! A registrar of Reliable Server Pooling: ASAP (RFC 5352) with elements and users, ENRP (RFC 5353) with its peers.
 //!
-//! The daemon feeds the machine (`handle_*`), then takes outputs until there are none, and wakes it at `poll_timeout`. An
-//! association is reliable and ordered, as SCTP's are; that its sends may be dropped (a full buffer) is provided for.
-//! Messages are bytes on both sides: each is parsed and encoded once, one encoding goes to all peers, and an
-//! operation of an element or a user allocates nothing.
+//! The daemon feeds the machine (`handle_*`), then takes outputs until there are none, and wakes it at `poll_timeout`.
+//! An association is reliable and ordered, as SCTP's are; the machine copes with a dropped send (a full buffer).
+//! Messages are bytes on both sides: each is parsed and encoded once, one encoding goes to all peers, and an operation
+//! of an element or a user allocates nothing.
 //!
-//! What never happens, whatever is lost, late, repeated or killed: an element that answers its keep-alives and registers
-//! anew is not lost for longer than it takes to register again. What always happens, once registrars reach each
-//! other: their views become equal, and each element has one home.
+//! Safety: an element that answers its keep-alives and re-registers is never missing for longer than until its next
+//! registration, whatever messages are lost, late or repeated, and whatever registrars crash. Liveness: once registrars
+//! reach each other, their views become equal, and each element has one home.
 //!
-//! Whose an element is when two registrars say that it is theirs: an update is newer than what was before, so
-//! its sender's. But two updates may cross, and a handle table says nothing about time: then the registrar with
-//! the lower number asks the element to be its own (a keep-alive with the H flag), and announces it when that is
-//! answered; the other does nothing.
+//! Two registrars may both claim to be an element's home. An update is newer than earlier knowledge, so its sender
+//! wins. But two updates may cross, and a handle table carries no time. In these cases the registrar with the lower
+//! number asks the element to follow it (a keep-alive with the H flag), and announces the element once it answers; the
+//! other does nothing.
 //!
-//! Two may so yield an element to each other, and an element may follow one that has yielded it. Hence who has yielded an element
-//! remembers that: it asks the element when its home does not list it, and takes an answer to its own keep-alive with the H flag as
-//! newer than what the home said. And a home whose element has ended its association asks it so with the next keep-alive.
+//! Two registrars may each yield the same element to the other, and an element may follow a registrar that has
+//! yielded it. Therefore a registrar remembers elements it has yielded: it probes any that the new home does not list,
+//! and takes an answer to its own keep-alive with the H flag as newer than the home's word. A home whose element has
+//! ended its association sets the H flag in the next keep-alive.
 
 mod access;
 mod alive;
@@ -72,15 +73,15 @@ use strangers::Strangers;
 use subscriptions::Subscriptions;
 use takeover::Bequest;
 
-/// An association, as the daemon numbers them: unique among those that are up.
+/// Number of an association, assigned by the daemon and unique among the associations that are up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AssociationId(pub u64);
 
-/// An attempt to connect, unique in the life of a machine.
+/// Number of an attempt to connect, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DialId(pub u64);
 
-/// Which protocol a message or an endpoint speaks.
+/// Protocol of a message or an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// RFC 5352.
@@ -90,7 +91,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Its payload protocol identifier in SCTP.
+    /// Returns the protocol's payload protocol identifier in SCTP.
     pub fn ppid(self) -> u32 {
         match self {
             Protocol::Asap => asap_wire::PPID,
@@ -99,40 +100,41 @@ impl Protocol {
     }
 }
 
-/// Something for the daemon to do. A clone of a message shares its bytes.
+/// An action for the daemon. A clone of a message shares its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields that say no more than their type")]
 pub enum Output {
-    /// Send this on an association.
+    /// Send a message on an association.
     Send {
         to: AssociationId,
         protocol: Protocol,
         message: Bytes,
     },
-    /// Send the same on all of these.
+    /// Send the same message on several associations.
     SendMany {
         to: Arc<[AssociationId]>,
         protocol: Protocol,
         message: Bytes,
     },
-    /// Make an association with the endpoint that has these addresses; [`Registrar::handle_up`] or
-    /// [`Registrar::handle_dial_failed`] follows. If there is one already, the former, with its number.
+    /// Make an association with the endpoint at these addresses; [`Registrar::handle_up`] or
+    /// [`Registrar::handle_dial_failed`] follows. If an association with it exists already, the former follows,
+    /// with that one's number.
     Connect {
         dial: DialId,
         protocol: Protocol,
         addresses: Vec<SocketAddr>,
     },
-    /// Send this to the protocol's multicast group.
+    /// Send a message to the protocol's multicast group.
     Multicast { protocol: Protocol, message: Bytes },
-    /// Tell the association's round trip now and then, as long as [`Registrar::measures`] says that it matters.
+    /// Report the association's round trip from time to time, as long as [`Registrar::measures`] returns true.
     Measure(AssociationId),
-    /// End an association at once; [`Registrar::handle_down`] follows.
+    /// Abort an association at once; [`Registrar::handle_down`] follows.
     Abort(AssociationId),
-    /// Tell whoever is interested.
+    /// Report an event to its observers.
     Event(Event),
 }
 
-/// The machine. See the module's text.
+/// A registrar; see the module documentation.
 #[derive(Debug)]
 pub struct Registrar {
     config: Config,
@@ -140,13 +142,13 @@ pub struct Registrar {
     associations: Associations,
     dials: Dials,
     peers: BTreeMap<RegistrarId, Peer>,
-    /// Own elements that a peer also says are its own, while they are asked.
+    /// Own elements that a peer claims as well, while this registrar probes them.
     contested: HashMap<ElementKey, RegistrarId>,
-    /// Of registrars that are no more.
+    /// Elements of dead registrars that still need their new home.
     bequests: BTreeMap<RegistrarId, Bequest>,
-    /// When each registrar was last heard to announce itself to elements.
+    /// Last time that each registrar was heard to announce itself to elements.
     announcers: BTreeMap<RegistrarId, Duration>,
-    /// Elements that have a distance.
+    /// Number of elements that have a distance.
     distant: usize,
     strangers: Strangers,
     subscriptions: Subscriptions,
@@ -154,7 +156,7 @@ pub struct Registrar {
     start: Start,
     mentor_failures: usize,
     mentor_dial: Option<DialId>,
-    /// Handle tables that are being sent.
+    /// Number of handle tables that are being sent.
     downloads: usize,
     schedule: Schedule,
     out: Outbox,
@@ -163,7 +165,7 @@ pub struct Registrar {
 }
 
 impl Registrar {
-    /// A registrar that begins at `now`.
+    /// Returns a registrar that starts at `now`.
     pub fn new(now: Duration, config: Config) -> Registrar {
         let mut registrar = Registrar {
             space: Handlespace::new(config.seed),
@@ -191,9 +193,9 @@ impl Registrar {
         registrar
     }
 
-    /// An association is there: begun by the other side, or by an [`Output::Connect`]. `addresses` are those of the other
-    /// endpoint that the transport has confirmed, the first being the one that the host is known by; for further ones see
-    /// [`Registrar::handle_addresses`].
+    /// Handles a new association, begun by the other side or by an [`Output::Connect`]. `addresses` are the addresses
+    /// of the other endpoint that the transport has confirmed; the first one identifies the host. For further addresses
+    /// see [`Registrar::handle_addresses`].
     pub fn handle_up(
         &mut self,
         now: Duration,
@@ -230,7 +232,7 @@ impl Registrar {
         }
     }
 
-    /// The other side of an association has shown a certificate with this name.
+    /// Handles a certificate, with this name, from the other side of an association.
     pub fn handle_name(&mut self, association: AssociationId, name: String) {
         if let Some(known) = self.associations.get_mut(association) {
             known.name = Some(name);
@@ -238,7 +240,7 @@ impl Registrar {
         }
     }
 
-    /// An association is gone, for whatever reason.
+    /// Handles the end of an association, for any reason.
     pub fn handle_down(&mut self, now: Duration, association: AssociationId) {
         let Some(gone) = self.associations.remove(now, association) else {
             return;
@@ -259,7 +261,7 @@ impl Registrar {
         }
     }
 
-    /// The other side of an association began anew: who it was may be gone.
+    /// Handles a restart of the association's other side: its user may have changed.
     pub fn handle_restarted(&mut self, now: Duration, association: AssociationId) {
         let Some(restarted) = self.associations.get_mut(association) else {
             return;
@@ -279,8 +281,8 @@ impl Registrar {
         }
     }
 
-    /// An operator changes the settings. Whoever may no longer do something is treated as if it had never been allowed: its
-    /// elements leave, its associations as a registrar end.
+    /// Applies changed settings. A peer or element that loses a permission is treated as if it had never had it:
+    /// elements are removed, and associations of registrars aborted.
     pub fn handle_settings(&mut self, now: Duration, settings: Settings) {
         self.config.settings = settings;
         let (mut elements, mut registrars) = (Vec::new(), Vec::new());
@@ -305,7 +307,7 @@ impl Registrar {
         }
     }
 
-    /// Time has come to `poll_timeout`, or later.
+    /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.element_timers(now);
         self.tell_changes(now);
@@ -328,11 +330,12 @@ impl Registrar {
         }
     }
 
-    /// How many messages ahead one is best announced.
+    /// Number of messages ahead at which to call [`expect`](Self::expect).
     pub const AHEAD: usize = Handlespace::<Entry>::AHEAD;
 
-    /// Announces the message that comes [`AHEAD`](Self::AHEAD) messages after the next one, if it is known: what it will touch is fetched from
-    /// memory meanwhile. To be called once for each message, and nothing depends on it.
+    /// Announces the message that comes [`AHEAD`](Self::AHEAD) messages after the next one, if known, so that the
+    /// memory it will touch is prefetched. The daemon should call this function once for each message; correctness does
+    /// not depend on it.
     #[inline]
     pub fn expect(&mut self, coming: Option<(Protocol, &[u8])>) {
         let subject = coming.and_then(|(protocol, message)| match protocol {
@@ -347,13 +350,13 @@ impl Registrar {
         }));
     }
 
-    /// The next thing to do; none: nothing until the next input.
+    /// Returns the next output; none until the next input.
     #[inline]
     pub fn poll_output(&mut self) -> Option<Output> {
         self.out.pop()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
+    /// Returns the time at which to call [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Duration> {
         let times = [
             self.schedule.next(),
@@ -376,7 +379,7 @@ impl Registrar {
         });
     }
 
-    /// A message came that could be read.
+    /// Notes the first well-formed message of an association.
     pub(self) fn spoke(&mut self, association: AssociationId) {
         if let Some(known) = self.associations.get_mut(association)
             && !known.spoke

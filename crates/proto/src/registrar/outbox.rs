@@ -1,4 +1,4 @@
-//! What the registrar has to say, encoded once each.
+//! Outputs of the registrar, each encoded once.
 
 use super::{AssociationId, Event, Output, Protocol};
 use bytes::{Bytes, BytesMut};
@@ -6,7 +6,7 @@ use holdfast_wire::rserpool::{EncodeError, RegistrarId, asap, enrp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Messages are written one behind the other into chunks of this many bytes, which their slices share.
+/// Size of the chunks into which messages are written one behind the other; the slices of a chunk share it.
 const CHUNK: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -14,9 +14,9 @@ pub(super) struct Outbox {
     id: RegistrarId,
     queue: VecDeque<Output>,
     buffer: BytesMut,
-    /// The associations of all peers that have one.
+    /// The associations of all connected peers.
     pub(super) everybody: Arc<[AssociationId]>,
-    /// Changes with them.
+    /// Changes with every change of `everybody`.
     pub(super) audience: u32,
 }
 
@@ -45,7 +45,7 @@ impl Outbox {
         self.push(Output::Event(event));
     }
 
-    /// The bytes that `write` appends.
+    /// Returns the bytes that `write` appends.
     #[inline]
     fn encoded(
         &mut self,
@@ -65,7 +65,7 @@ impl Outbox {
         self.asap_with(to, |buffer| message.encode(buffer))
     }
 
-    /// Sends an ASAP message that `write` appends.
+    /// Sends the ASAP message that `write` appends.
     #[inline]
     pub(super) fn asap_with(
         &mut self,
@@ -81,7 +81,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The message that was said last, if that was the last output.
+    /// Returns the last message, if it was the last output.
     #[inline]
     pub(super) fn newest(&self) -> Option<&Bytes> {
         match self.queue.back()? {
@@ -90,7 +90,7 @@ impl Outbox {
         }
     }
 
-    /// Sends an ASAP message that was said before.
+    /// Sends the bytes of an earlier ASAP message.
     #[inline]
     pub(super) fn repeat(&mut self, to: AssociationId, message: &[u8]) {
         let _ = self.asap_with(to, |buffer| {
@@ -99,7 +99,7 @@ impl Outbox {
         });
     }
 
-    /// Sends an ENRP message to all peers that was said before.
+    /// Sends the bytes of an earlier ENRP message to all peers.
     #[inline]
     pub(super) fn repeat_to_all(&mut self, message: &[u8]) {
         if !self.everybody.is_empty() {
@@ -118,13 +118,13 @@ impl Outbox {
         });
     }
 
-    /// Sends an ENRP message that `write` appends.
+    /// Sends the ENRP message that `write` appends.
     pub(super) fn enrp_with(
         &mut self,
         to: AssociationId,
         write: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
     ) {
-        // What a registrar says of itself is short and has addresses: it always has an encoding.
+        // Messages of a registrar about itself are short and have addresses: encoding cannot fail.
         if let Ok(message) = self.encoded(write) {
             self.push(Output::Send {
                 to,
@@ -144,7 +144,7 @@ impl Outbox {
         self.enrp_with(to, |buffer| message.encode(buffer));
     }
 
-    /// Sends an ENRP message to all peers, encoded once, and gives its body back. RFC 5353 section 3.3.1: "leave the
+    /// Sends an ENRP message to all peers, encoded once, and returns its body. RFC 5353 section 3.3.1: "leave the
     /// Receiving Server's ID blank".
     pub(super) fn announce(&mut self, body: enrp::Body) -> enrp::Body {
         let message = enrp::Message {

@@ -1,8 +1,9 @@
-//! Addresses that an association's other side says are its own.
+//! Addresses that the other side of an association claims.
 //!
-//! RFC 9260 section 5.4: until a path was probed, its address may be anybody's. So such an address neither admits, nor makes an
-//! element somebody's, nor is given to users. Who registers right after its association began would be refused for what
-//! is true a moment later: such a registration waits.
+//! RFC 9260 section 5.4: until a path was probed, its address may belong to any host. A claimed address therefore
+//! grants no permission, proves no ownership of an element, and is not given to users. An element that registers right
+//! after the start of its association would be refused for a claim that is confirmed a moment later: such a
+//! registration waits.
 
 use super::register::service_addresses;
 use super::schedule::Timer;
@@ -13,11 +14,12 @@ use holdfast_wire::rserpool::{PoolElement, PoolHandle};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Registrations of one association that may wait.
+/// Most waiting registrations of one association.
 const PARKED_MAX: usize = 16;
 
 impl Registrar {
-    /// Of an association's other side the transport has confirmed these addresses; it `claims` those too.
+    /// Handles the addresses of an association's other side: the ones that the transport has confirmed, and further
+    /// ones that it `claims`.
     pub fn handle_addresses(
         &mut self,
         now: Duration,
@@ -42,7 +44,7 @@ impl Registrar {
         self.unpark(now, association);
     }
 
-    /// What was not confirmed until now may never be.
+    /// Ends the wait for unconfirmed addresses, which may never be confirmed.
     pub(super) fn claims_end(&mut self, now: Duration, association: AssociationId) {
         if let Some(known) = self.associations.get_mut(association) {
             known.claimed.clear();
@@ -61,7 +63,7 @@ impl Registrar {
         }
     }
 
-    /// Keeps a registration whose answer the confirmation of an address may change. False: there is none.
+    /// Parks a registration if the confirmation of an address may change its response. Returns false if not.
     #[inline]
     pub(super) fn park(
         &mut self,

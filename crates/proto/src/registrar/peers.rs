@@ -1,4 +1,4 @@
-//! The peer list (RFC 5353 section 3.4): who is there, who is silent.
+//! The peer list (RFC 5353 section 3.4): active and silent registrars.
 
 use super::associations::{endpoints, is_registrar};
 use super::dial::Purpose;
@@ -13,56 +13,57 @@ use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Where it is reached; unknown of one that was only named as an element's home.
+    /// Transport address of the peer; unknown for one that was only named as an element's home.
     pub(super) transport: Option<SctpTransport>,
     pub(super) association: Option<AssociationId>,
     dial: Option<DialId>,
-    /// peer_last_heard.
+    /// Time at which the peer was last heard: peer_last_heard.
     pub(super) last_heard: Duration,
     pub(super) state: State,
-    /// Elements of this home that have another stamp were not in its table.
+    /// Current stamp: elements of this home with another stamp were not in its table.
     pub(super) stamp: u32,
-    /// Its table is being asked for, or what was not in it is being removed.
+    /// True while its table is requested, or elements missing from it are removed.
     pub(super) syncing: bool,
     pub(super) sweep: Option<Sweep>,
-    /// Another registrar has told of elements of it that have a distance, and its own word is to be heard.
+    /// True if another registrar has described elements of this peer that have a distance, and the peer's own table is
+    /// needed.
     pub(super) hearsay: bool,
-    /// The checksum it announced last.
+    /// The checksum that it announced last.
     checksum: Option<u16>,
 }
 
 #[derive(Debug)]
 pub(super) enum State {
     Active,
-    /// Asked to answer.
+    /// Silent; asked for a response.
     Suspect,
     /// Another registrar wants to take over its elements ("not active").
     NotActive,
-    /// This one does.
+    /// This registrar is taking over its elements.
     Taking(Takeover),
 }
 
-/// A peer as it is seen.
+/// Status of a peer, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Its number.
+    /// Number of the peer.
     pub id: RegistrarId,
-    /// Where it is reached, if that is known.
+    /// Transport address of the peer, if known.
     pub transport: Option<SctpTransport>,
-    /// Whether there is an association with it.
+    /// True if there is an association with the peer.
     pub connected: bool,
-    /// Neither silent nor being taken over.
+    /// True if the peer is neither silent nor being taken over.
     pub active: bool,
-    /// When it was last heard.
+    /// Time at which the peer was last heard.
     pub last_heard: Duration,
-    /// Elements whose home it is.
+    /// Number of elements that have the peer as home.
     pub elements: usize,
-    /// The checksum of its elements, and what it announced last.
+    /// The checksum of its elements here, and the last one that the peer announced.
     pub checksum: (u16, Option<u16>),
 }
 
 impl Registrar {
-    /// The peer list, in the order of the numbers.
+    /// Returns the peer list, in the order of the numbers.
     pub fn peers(&self) -> impl Iterator<Item = PeerStatus> + '_ {
         self.peers.iter().map(|(id, peer)| PeerStatus {
             id: *id,
@@ -75,13 +76,13 @@ impl Registrar {
         })
     }
 
-    /// What marks the elements of a home as being in its list.
+    /// Returns the stamp that marks elements of a home as contained in its table.
     pub(super) fn stamp_of(&self, home: RegistrarId) -> u32 {
         self.peers.get(&home).map_or(0, |peer| peer.stamp)
     }
 
-    /// A registrar is in the list from now on. False if the list is full. Who is only heard of has as much time to be heard
-    /// as who was.
+    /// Adds a registrar to the peer list. Returns false if the list is full. A registrar known by hearsay has as much
+    /// time to be heard as any other.
     pub(super) fn know(&mut self, now: Duration, id: RegistrarId) -> bool {
         if id.0 == 0 || id == self.config.id {
             return false;
@@ -111,7 +112,7 @@ impl Registrar {
         true
     }
 
-    /// Something was heard of a peer. It is alive, whatever was thought.
+    /// Handles a sign of life from a peer, which ends any suspicion or takeover.
     pub(super) fn heard(&mut self, now: Duration, id: RegistrarId) {
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
@@ -129,7 +130,7 @@ impl Registrar {
         self.out.event(Event::PeerUp(id));
     }
 
-    /// A message came from a peer over this association.
+    /// Binds an association to the peer that sent a message over it.
     pub(super) fn bind(&mut self, now: Duration, association: AssociationId, id: RegistrarId) {
         if let Some(known) = self.associations.get_mut(association) {
             known.peer = Some(id);
@@ -144,7 +145,7 @@ impl Registrar {
         }
     }
 
-    /// Where a peer says that it is reached, as far as registrars may be there.
+    /// Sets a peer's transport address to the announced one, as far as registrars are permitted there.
     pub(super) fn reached_at(&mut self, id: RegistrarId, transport: &SctpTransport) {
         let mut transport = transport.clone();
         let config = &self.config;
@@ -182,7 +183,7 @@ impl Registrar {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.dial = None;
         }
-        // Who is there says so itself: then it is bound.
+        // The registrar there identifies itself in its presence, which binds it.
         self.send_presence(at, RegistrarId(0), true);
     }
 
@@ -215,7 +216,7 @@ impl Registrar {
         }
     }
 
-    /// Takes a peer off the list.
+    /// Removes a peer from the list.
     pub(super) fn drop_peer(&mut self, id: RegistrarId) {
         let Some(peer) = self.peers.remove(&id) else {
             return;
@@ -242,7 +243,7 @@ impl Registrar {
         self.out.audience = self.out.audience.wrapping_add(1);
     }
 
-    /// A peer's timer: what that means depends on its state.
+    /// Handles a peer's timer, according to the peer's state.
     pub(super) fn peer_timeout(&mut self, now: Duration, id: RegistrarId) {
         let Some(peer) = self.peers.get(&id) else {
             return;
@@ -257,14 +258,15 @@ impl Registrar {
                 }
             }
             State::Suspect => self.dead(now, id),
-            // Who wanted to take it over has not said that it did. rsplib never says it.
+            // The registrar that wanted to take this peer over has not announced it. rsplib never does.
             State::NotActive if self.space.elements_owned_by(id) == 0 => self.drop_peer(id),
             State::NotActive => self.dead(now, id),
             State::Taking(_) => self.takeover_timeout(now, id),
         }
     }
 
-    /// RFC 5353 section 3.4.3: "MUST immediately send a point-to-point ENRP_PRESENCE with the Reply_request flag set".
+    /// Asks a silent peer for a response. RFC 5353 section 3.4.3: "MUST immediately send a point-to-point ENRP_PRESENCE
+    /// with the Reply_request flag set".
     fn suspect(&mut self, now: Duration, id: RegistrarId) {
         let until = now + self.config.settings.no_response_max;
         let Some(peer) = self.peers.get_mut(&id) else {
@@ -277,7 +279,7 @@ impl Registrar {
             Some(to) => self.send_presence(to, id, true),
             None => self.dial_peer(id),
         }
-        // It may have been waited for.
+        // A takeover may have waited for this peer.
         self.takeovers_without(now, id);
     }
 
@@ -286,10 +288,10 @@ impl Registrar {
         self.begin_takeover(now, id);
     }
 
-    /// RFC 5353 section 3.4.2.
+    /// Sends the heartbeat (RFC 5353 section 3.4.2).
     pub(super) fn heartbeat(&mut self, now: Duration) {
         if !self.is_settled() {
-            // Its checksum would differ from what the peers know.
+            // The checksum would differ from the peers' knowledge.
             let soon = now + Duration::from_millis(1);
             return self.schedule.set(Timer::Heartbeat, soon);
         }
@@ -310,8 +312,8 @@ impl Registrar {
         self.tell_all();
     }
 
-    /// Two registrars that each believed the other dead no longer know each other, but others know both. So one of the peers
-    /// is asked for its list now and then.
+    /// Asks one of the peers for its list from time to time. Two registrars that took each other for dead have
+    /// forgotten each other, but other peers know both.
     fn ask_list(&mut self) {
         let connected = self.peers.iter();
         let connected = connected.filter_map(|(id, peer)| Some((*id, peer.association?)));
@@ -320,7 +322,7 @@ impl Registrar {
         }
     }
 
-    /// What this registrar says of itself. rsplib wants all of it always.
+    /// Returns this registrar's presence. rsplib expects all its fields always.
     pub(super) fn presence(&self, reply_required: bool) -> Body {
         Body::Presence {
             reply_required,
@@ -341,7 +343,7 @@ impl Registrar {
         self.out.enrp(to, receiver, body);
     }
 
-    /// A presence came: from whom, and what is in it.
+    /// Handles a presence of a peer.
     pub(super) fn present(
         &mut self,
         now: Duration,
@@ -359,8 +361,8 @@ impl Registrar {
         self.compare(now, id, checksum);
     }
 
-    /// The registrars that are known, this one among them. Not those of which it has only heard: two lists would keep each
-    /// other's dead alive.
+    /// Returns the known registrars, including this one. Registrars known by hearsay only are left out: two lists would
+    /// keep each other's dead ones alive.
     pub(super) fn list(&self) -> Vec<ServerInformation> {
         let known = self.peers.iter().filter_map(|(id, peer)| {
             let transport = peer.transport.clone()?;
@@ -370,7 +372,7 @@ impl Registrar {
         std::iter::once(self.information()).chain(known).collect()
     }
 
-    /// A peer told which registrars it knows.
+    /// Learns registrars from a peer's list.
     pub(super) fn learn_list(&mut self, now: Duration, servers: Vec<ServerInformation>) {
         for server in servers {
             if !self.peers.contains_key(&server.id) && self.know(now, server.id) {

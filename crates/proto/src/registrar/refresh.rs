@@ -1,12 +1,13 @@
-//! When peers hear of registrations that say nothing new.
+//! Delayed announcements of re-registrations that change nothing.
 //!
-//! RFC 5353 section 3.3.1 has each re-registration announced with all that is known of the element, but does not say how soon. One that is
-//! the same to the byte tells peers only that the element is still there. So it waits
-//! ([`Settings::refresh_delay`](super::Settings::refresh_delay)) for those that follow it, and one announcement stands for all of them. Ours have no
-//! timer for another registrar's elements, but rsplib's let them expire a registration's life after they were announced: the wait is a
-//! part of that life at most.
-//! Where registering again changes what is selected next, because selections were counted since, it does not wait; nor where somebody
-//! has joined the peers meanwhile.
+//! RFC 5353 section 3.3.1 demands an announcement of each re-registration with everything known about the element, but
+//! not at once. A registration identical to the last byte only tells peers that the element still exists. Such a
+//! registration therefore waits ([`Settings::refresh_delay`](super::Settings::refresh_delay)) for later ones, and one
+//! announcement covers all of them. A Holdfast registrar has no timer for elements of other registrars, but rsplib's
+//! registrars let them expire one registration life after the announcement: the wait is at most a part of that life.
+//!
+//! There is no wait if the re-registration changes the next selections, because selections were counted since, nor if a
+//! registrar has joined the peers meanwhile.
 
 use super::schedule::Timer;
 use super::{AssociationId, Registrar};
@@ -14,22 +15,22 @@ use holdfast_handlespace::ElementKey;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Announcements are made together, so many times in one delay.
+/// Number of slots in one delay: announcements of a slot are made together.
 const SLOTS: u32 = 8;
 
-/// So many announcements fit into a registration's life at least.
+/// Least number of announcements in a registration's life.
 const IN_A_LIFE: u32 = 4;
 
-/// What peers know of a registration.
+/// The peers' knowledge of a registration.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Told {
-    /// When they were told last.
+    /// Time of the last announcement.
     at: Duration,
-    /// Who they were: [`Outbox::audience`](super::outbox::Outbox::audience).
+    /// Peers that received it: [`Outbox::audience`](super::outbox::Outbox::audience).
     audience: u32,
-    /// To register again changes where it stands.
+    /// True if a re-registration changes the element's place in selections.
     counts: bool,
-    /// It has registered again since.
+    /// True if the element has re-registered since.
     again: bool,
 }
 
@@ -47,7 +48,7 @@ impl Told {
         self.again
     }
 
-    /// Until when the same may wait to be told again; none: it may not.
+    /// Returns the time until which the next announcement may wait; none if it may not.
     #[inline]
     fn until(&self, now: Duration, audience: u32, delay: Duration) -> Option<Duration> {
         let slot = (delay / SLOTS).as_nanos() as u64;
@@ -71,7 +72,7 @@ impl Refreshes {
         self.slots.keys().next().copied()
     }
 
-    /// So many of those whose time has come.
+    /// Removes up to `max` registrations that are due.
     fn take(&mut self, now: Duration, max: usize) -> Vec<AssociationId> {
         let Some(mut first) = self.slots.first_entry().filter(|slot| *slot.key() <= now) else {
             return Vec::new();
@@ -86,7 +87,8 @@ impl Refreshes {
 }
 
 impl Registrar {
-    /// What is kept of this association was granted again, for so long a life. True: peers are to be told at once.
+    /// Handles a repetition of the association's cached registration, with this life. Returns true if peers must be
+    /// informed at once.
     #[inline]
     pub(super) fn is_news(&mut self, now: Duration, from: AssociationId, life: Duration) -> bool {
         let delay = self.config.settings.refresh_delay.min(life / IN_A_LIFE);
@@ -107,20 +109,20 @@ impl Registrar {
         false
     }
 
-    /// Announces what has waited: some of it. Elements and users are served before the next.
+    /// Announces some of the waiting registrations. Elements and users are served before the rest.
     pub(super) fn refresh_some(&mut self, now: Duration) {
         let max = self.config.settings.turn_elements_max.max(1);
         for association in self.refreshes.take(now, max) {
             self.refresh(now, association);
         }
         if let Some(next) = self.refreshes.next() {
-            // Not in this turn.
+            // The rest follows in a later turn.
             let next = next.max(now + Duration::from_nanos(1));
             self.schedule.set(Timer::Refresh, next);
         }
     }
 
-    /// Announces an element that registered again over this association, if it has and still is its.
+    /// Announces the element that re-registered over this association, if it still belongs there.
     fn refresh(&mut self, now: Duration, from: AssociationId) {
         let Some(known) = self.associations.get_mut(from) else {
             return;
@@ -135,7 +137,8 @@ impl Registrar {
         }
     }
 
-    /// Whether an element registered over this association last, and is this registrar's since.
+    /// Returns true if the element's last registration came over this association, and this registrar is its home
+    /// since.
     #[inline]
     pub(super) fn is_held(&self, from: AssociationId, key: ElementKey) -> bool {
         let entry = self.space.get(key).map(|element| element.payload());

@@ -15,7 +15,7 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 impl Registrar {
-    /// "In all above cases, the ENRP server MUST reply".
+    /// Handles a registration and sends the response. "In all above cases, the ENRP server MUST reply".
     #[inline]
     pub(super) fn register(
         &mut self,
@@ -57,7 +57,8 @@ impl Registrar {
         }
     }
 
-    /// Returns the element and what peers are told of it, if this may be done again as it is.
+    /// Performs a registration. Returns the element and its announcement to peers, if a repetition may be answered from
+    /// the cache.
     #[inline]
     fn registered(
         &mut self,
@@ -85,7 +86,7 @@ impl Registrar {
             class,
             payload,
         };
-        // It fits: see `admits`.
+        // The registration fits: `admits` has checked it.
         let Ok(registered) = self.space.register(registration) else {
             return Err(CauseCode::UNSPECIFIED.into());
         };
@@ -112,7 +113,8 @@ impl Registrar {
         Ok(again.then_some((registered.key, update)))
     }
 
-    /// Most registrations come over the same association as the one before.
+    /// Links the element to the association, unless it is linked: most registrations arrive over the association of the
+    /// previous one.
     #[inline]
     fn link_once(&mut self, key: ElementKey, to: AssociationId) {
         if !self.is_linked(to, key) {
@@ -134,7 +136,7 @@ impl Registrar {
     }
 
     fn notice_change(&mut self, handle: &PoolHandle, key: ElementKey, before: Option<&Entry>) {
-        // As users see it.
+        // Compare the element as users see it.
         let seen = |element: &PoolElement| PoolElement {
             policy: self.rounded(element.policy),
             ..element.clone()
@@ -146,7 +148,8 @@ impl Registrar {
         }
     }
 
-    /// Fills in what the home registrar knows of an element, and leaves out what it does not know to be the element's.
+    /// Adds the home registrar's knowledge to the element, and removes addresses that are not confirmed as the
+    /// element's.
     #[inline]
     fn describe(&self, from: AssociationId, element: &mut PoolElement) {
         element.home = self.config.id;
@@ -167,7 +170,7 @@ impl Registrar {
         detach(element);
     }
 
-    /// Tells the peers of an element, and gives it back with what was said.
+    /// Announces an element to the peers; returns it, and the encoded announcement.
     #[inline]
     fn tell(&mut self, handle: &PoolHandle, element: PoolElement) -> (PoolElement, Bytes) {
         self.counters.updates_sent += 1;
@@ -186,7 +189,7 @@ impl Registrar {
         (element, self.out.newest().cloned().unwrap_or_default())
     }
 
-    /// The consistency checks, what the sender may, and the limits.
+    /// Checks a registration's consistency, the sender's permission, and the limits.
     #[inline]
     fn admits(
         &self,
@@ -235,27 +238,28 @@ impl Registrar {
         }
     }
 
-    /// Whether this is the association that an element registered over last.
+    /// Returns true if the element registered last over this association.
     #[inline]
     fn is_linked(&self, to: AssociationId, key: ElementKey) -> bool {
         let link = self.space.get(key).and_then(|view| view.payload().link);
         link.is_some_and(|(linked, _)| linked == to)
     }
 
-    /// Whether an element that is known may be who speaks over this association.
+    /// Returns true if a known element may be the sender on this association.
     #[inline]
     pub(super) fn is_of(&self, from: AssociationId, key: ElementKey) -> bool {
         self.is_linked(from, key) || self.is_like(from, key)
     }
 
-    /// Whether an element that registered over another association, or at another registrar, may be who speaks over this one.
+    /// Returns true if an element registered over another association, or at another registrar, may be the sender
+    /// on this one.
     fn is_like(&self, from: AssociationId, key: ElementKey) -> bool {
         let (Some(association), Some(view)) = (self.associations.get(from), self.space.get(key))
         else {
             return false;
         };
         let entry = view.payload();
-        // While whoever registered it is there, a certificate says more than an address.
+        // While the association of the registration is up, its certificate says more than an address.
         let holder = entry
             .link
             .and_then(|(linked, _)| self.associations.get(linked));
@@ -263,7 +267,7 @@ impl Registrar {
             return association.name.as_ref() == Some(name);
         }
         let element = &entry.element;
-        // One of which a peer did not say where its endpoint is has an address of its service at least.
+        // If a peer did not name the element's endpoint, the element must at least have an address of its service.
         let addresses = match &element.asap_transport {
             Some(transport) => &transport.addresses,
             None => service_addresses(&element.user_transport),
@@ -271,7 +275,7 @@ impl Registrar {
         !self.config.settings.addresses_checked || association.shares(addresses)
     }
 
-    /// RFC 5352 section 3.2: an element that is not known is deregistered already.
+    /// Handles a deregistration. RFC 5352 section 3.2: an unknown element counts as deregistered.
     pub(super) fn deregister(&mut self, from: AssociationId, handle: PoolHandle, id: ElementId) {
         let allowed = self.associations.get(from).is_some_and(|a| a.may_register);
         let key = self.key(&handle, id);
@@ -294,14 +298,14 @@ impl Registrar {
 }
 
 impl super::associations::Association {
-    /// Whether a service is at one of the association's addresses.
+    /// Returns true if a service has one of the association's addresses.
     #[inline]
     fn shares_service(&self, service: &Transport) -> bool {
         matches!(service, Transport::Opaque(_)) || self.shares(service_addresses(service))
     }
 }
 
-/// A service's addresses, if it has such.
+/// Returns a service's addresses, none for an opaque transport.
 #[inline]
 pub(super) fn service_addresses(service: &Transport) -> &[IpAddr] {
     match service {
@@ -314,7 +318,7 @@ pub(super) fn service_addresses(service: &Transport) -> &[IpAddr] {
     }
 }
 
-/// How a registration's transport differs from the pool's.
+/// Returns the cause for a registration with a transport that differs from the pool's.
 fn inconsistent(pool: u32, element: u32) -> Cause {
     if pool / 2 == element / 2 {
         return CauseCode::INCONSISTENT_CONTROL.into();
@@ -324,7 +328,7 @@ fn inconsistent(pool: u32, element: u32) -> Cause {
         0 => TransportUse::DataOnly,
         _ => TransportUse::DataAndControl,
     };
-    // The type is what matters: the pool has no address.
+    // Only the type matters: the pool has no address.
     let port = 0;
     Cause::inconsistent_transport(&match pool / 2 {
         0 => Transport::Dccp {

@@ -1,38 +1,38 @@
-//! The registrar's own timers, those of elements apart.
+//! Timers of the registrar, apart from the elements' timers.
 
 use super::AssociationId;
 use holdfast_wire::rserpool::RegistrarId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What is to be done.
+/// Action of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// Tell the peers that this registrar is there.
+    /// Send the heartbeat to peers.
     Heartbeat,
-    /// Tell elements and users.
+    /// Announce this registrar to elements and users.
     Announce,
-    /// Tell the peers of elements that registered again with nothing new.
+    /// Announce to peers the elements that re-registered without a change.
     Refresh,
-    /// Something of the start takes too long, or is due again.
+    /// Time out or retry a step of the start.
     Start,
-    /// A peer may have been silent for too long: what that means depends on its state.
+    /// Check a peer for silence, according to its state.
     Peer(RegistrarId),
-    /// A peer that was not reached is tried again.
+    /// Retry a connection to a peer.
     Dial(RegistrarId),
-    /// A peer has not sent its handle table.
+    /// Time out a peer's handle table.
     Sync(RegistrarId),
-    /// More of a peer's elements are to be looked at, whether they were in its handle table.
+    /// Check more of a peer's elements for being in its handle table.
     Sweep(RegistrarId),
-    /// More elements of an association are to be moved, since their distance has changed.
+    /// Move more elements of an association, since their distance has changed.
     Way(AssociationId),
-    /// More of a registrar's elements are to get their new home.
+    /// Move more of a dead registrar's elements to their new home.
     Bequest(RegistrarId),
-    /// A peer has not asked for the next block.
+    /// Time out a peer's request for the next block.
     Download(AssociationId),
-    /// An association has been silent since it began.
+    /// Abort an association that has been silent since it began.
     Silent(AssociationId),
-    /// Addresses of an association have not been confirmed.
+    /// End the wait for the confirmation of an association's addresses.
     Claimed(AssociationId),
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Sets a timer, in place of what it was set to.
+    /// Sets a timer, in place of an earlier setting.
     pub(super) fn set(&mut self, timer: Timer, at: Duration) {
         self.stop(timer);
         self.times.insert(timer, at);
@@ -56,7 +56,7 @@ impl Schedule {
         }
     }
 
-    /// The first timer that has expired; it is no longer set.
+    /// Removes and returns the first expired timer.
     pub(super) fn pop(&mut self, now: Duration) -> Option<Timer> {
         let &(at, timer) = self.order.first().filter(|(at, _)| *at <= now)?;
         self.order.remove(&(at, timer));

@@ -13,17 +13,17 @@ pub(super) enum Start {
     /// Listening for a registrar.
     #[default]
     Hunting,
-    /// A mentor is to be reached, or to be tried again.
+    /// Connecting to a mentor, or waiting to retry.
     Reaching,
-    /// It was asked for its list.
+    /// The mentor was asked for its list.
     Listing(AssociationId),
-    /// It was asked for its handlespace.
+    /// The mentor was asked for its handlespace.
     Loading(AssociationId),
     /// Elements and users are served.
     Done,
 }
 
-/// How often each mentor is asked. Registrars that start together refuse each other: one has to begin.
+/// Number of attempts for each mentor. Registrars that start together refuse each other: one of them has to begin.
 const ROUNDS: usize = 2;
 
 impl Registrar {
@@ -94,7 +94,7 @@ impl Registrar {
         }
     }
 
-    /// The next mentor, if it has one; after all of them were asked in vain it begins alone.
+    /// Turns to the next mentor, if there is one; after all of them have failed, the registrar begins alone.
     pub(super) fn mentor_failed(&mut self, now: Duration) {
         if self.start == Start::Done {
             return;
@@ -137,7 +137,7 @@ impl Registrar {
         self.ask_mentor(now, from, mentor, body);
     }
 
-    /// A block of the mentor's handlespace; none: it refuses.
+    /// Handles a block of the mentor's handlespace; none if the mentor refuses.
     pub(super) fn mentor_table(
         &mut self,
         now: Duration,

@@ -1,7 +1,8 @@
-//! Registrars heard of by multicast, which are called to learn whether they are there.
+//! Registrars heard of by multicast, which are called to verify that they exist.
 //!
-//! Who forges datagrams can name any number of them. So few are called at the same time, none that did not answer just now, and those at
-//! the usual port have places of their own: of these there are no more than allowed addresses.
+//! A forger of datagrams can name any number of registrars. Therefore only a few are called at the same time, and
+//! none that failed to answer recently. Registrars at the usual port have call slots of their own: of these there are
+//! no more than allowed addresses.
 
 use super::associations::{endpoints, is_registrar};
 use super::dial::Purpose;
@@ -11,21 +12,22 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Called at the same time, at the usual port and at others.
+/// Most calls at the same time, separately for the usual port and others.
 const CALLED_MAX: usize = 16;
-/// Remembered for not having answered.
+/// Most addresses remembered as silent.
 const SILENT_MAX: usize = 4_096;
-/// For so many times the pause between two attempts.
+/// Time for which an address counts as silent, in pauses between two attempts.
 const SILENT_FOR: u32 = 10;
 
-/// Who did not answer, and until when that is held against it.
+/// Addresses that did not answer, and the time until which they are not called again.
 #[derive(Debug, Default)]
 pub(super) struct Strangers {
     silent: BTreeMap<SocketAddr, Duration>,
 }
 
 impl Registrar {
-    /// False: too many are called already, it did not answer just now, or it is nowhere where a registrar may be.
+    /// Calls a registrar heard of. Returns false if too many are called already, if it failed to answer recently, or if
+    /// no registrar is permitted at its addresses.
     pub(super) fn call_stranger(&mut self, now: Duration, transport: &SctpTransport) -> bool {
         let config = &self.config;
         let allowed = |at: &SocketAddr| is_registrar(at.ip(), &config.settings, &config.mentors);
@@ -61,7 +63,7 @@ impl Registrar {
         true
     }
 
-    /// One that was called does not answer.
+    /// Handles a failed call.
     pub(super) fn stranger_unreached(&mut self, now: Duration, at: SocketAddr) {
         let until = now + self.config.settings.retry * SILENT_FOR;
         let silent = &mut self.strangers.silent;

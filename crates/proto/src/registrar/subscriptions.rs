@@ -1,7 +1,7 @@
-//! Users that want to hear when a pool changes (RFC 5352 section 2.2.5).
+//! Users that subscribe to changes of a pool (RFC 5352 section 2.2.5).
 //!
-//! Changes of a short time are told together. Since a message may be lost where a buffer is full, each heartbeat tells all
-//! of them as well.
+//! Changes within a short time are sent together. Since a message may be lost if a buffer is full, each heartbeat also
+//! sends all of them.
 
 use super::{AssociationId, Registrar};
 use holdfast_wire::rserpool::{CauseCode, PoolHandle};
@@ -9,27 +9,27 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
-/// Pools that one association may hear of.
+/// Most pools that one association may subscribe to.
 const POOLS_MAX: usize = 64;
-/// Time between two tellings.
+/// Least time between two rounds of updates.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Messages in one turn; then others are served.
+/// Most messages in one turn, before others are served.
 const TURN: usize = 256;
 
-/// Who hears of a pool, with the number of elements that it wants.
+/// Subscribers of a pool, each with the requested number of elements.
 #[derive(Debug, Default)]
 struct Audience {
     users: BTreeMap<AssociationId, Option<u32>>,
-    /// It is to be told of a change.
+    /// True if a change is still to be sent.
     waits: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     pools: BTreeMap<PoolHandle, Audience>,
-    /// Pools that have changed, and the last user that was told.
+    /// Changed pools, each with the last user that was informed.
     changed: VecDeque<(PoolHandle, Option<AssociationId>)>,
-    /// When to tell of them.
+    /// Time of the next round of updates.
     due: Duration,
 }
 
@@ -39,12 +39,12 @@ impl Subscriptions {
         self.pools.is_empty()
     }
 
-    /// When there is something to tell.
+    /// Returns the time at which updates are due, if any.
     pub(super) fn next(&self) -> Option<Duration> {
         (!self.changed.is_empty()).then_some(self.due)
     }
 
-    /// Something of a pool is no longer as it was.
+    /// Marks a pool as changed.
     pub(super) fn changed(&mut self, handle: &PoolHandle) {
         if let Some((handle, audience)) = self.pools.get_key_value(handle)
             && !audience.waits
@@ -66,7 +66,7 @@ impl Subscriptions {
         }
     }
 
-    /// A user no longer wants to hear of a pool.
+    /// Ends a user's subscription to a pool.
     pub(super) fn end(&mut self, user: AssociationId, handle: &PoolHandle) {
         if let Some(audience) = self.pools.get_mut(handle) {
             audience.users.remove(&user);
@@ -78,7 +78,7 @@ impl Subscriptions {
 }
 
 impl Registrar {
-    /// Notes whether a user wants to hear of a pool that there is; false if it will not.
+    /// Starts, keeps or ends a user's subscription to an existing pool; returns true if the user is subscribed.
     pub(super) fn subscribe(
         &mut self,
         user: AssociationId,
@@ -110,12 +110,12 @@ impl Registrar {
         true
     }
 
-    /// Tells all who want to hear of pools what these are, whether they have changed or not.
+    /// Sends all subscribers an update, whether their pools have changed or not.
     pub(super) fn tell_all(&mut self) {
         self.subscriptions.all_changed();
     }
 
-    /// Tells of changes that are due.
+    /// Sends the updates that are due.
     pub(super) fn tell_changes(&mut self, now: Duration) {
         if self.subscriptions.next().is_none_or(|due| due > now) {
             return;
@@ -145,7 +145,7 @@ impl Registrar {
                 self.tell_change(user, &handle, items);
             }
         }
-        // What is left is for the next turn, what comes waits.
+        // The rest follows in the next turn; later changes wait for the pause.
         let pause = if left == 0 {
             Duration::from_nanos(1)
         } else {

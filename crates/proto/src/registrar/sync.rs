@@ -1,7 +1,7 @@
-//! Views that agree: updates, comparison of checksums, resynchronisation (RFC 5353 sections 3.3 and 3.6).
+//! Consistent views: updates, comparison of checksums, resynchronisation (RFC 5353 sections 3.3 and 3.6).
 //!
-//! To "mark" all elements of a peer is to raise the stamp that the peer's list gives: those with an older one
-//! are marked, what is written removes the mark.
+//! To "mark" all elements of a peer, the registrar raises the peer's stamp: elements with an older stamp are marked,
+//! and writing an element removes its mark.
 
 use super::distance::{distance_mut, is_distant};
 use super::entry::{Claim, Entry, class, detach};
@@ -14,7 +14,7 @@ use holdfast_wire::rserpool::enrp::{Body, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{PoolElement, PoolHandle, RegistrarId};
 use std::time::Duration;
 
-/// What of a peer's elements was not in its handle table is being removed.
+/// Progress in removing a peer's elements that were not in its handle table.
 #[derive(Debug)]
 pub(super) struct Sweep {
     cursor: Cursor,
@@ -22,7 +22,8 @@ pub(super) struct Sweep {
 }
 
 impl Registrar {
-    /// RFC 5353 section 3.6.1.
+    /// Compares a peer's announced checksum with the known one, and requests its table if they differ (RFC 5353 section
+    /// 3.6.1).
     pub(super) fn compare(&mut self, now: Duration, id: RegistrarId, announced: u16) {
         let known = self.space.checksum(id);
         let until = now + self.config.settings.no_response_max;
@@ -50,7 +51,7 @@ impl Registrar {
         self.out.enrp(to, id, body);
     }
 
-    /// The peer does not answer: its next presence begins anew.
+    /// Gives up a resynchronisation that the peer does not answer; its next presence starts another.
     pub(super) fn sync_timeout(&mut self, id: RegistrarId) {
         self.stop_sync(id);
     }
@@ -64,7 +65,7 @@ impl Registrar {
         }
     }
 
-    /// A block of a handle table; none: the peer refuses.
+    /// Handles a block of a handle table; none if the peer refuses.
     pub(super) fn table_came(
         &mut self,
         now: Duration,
@@ -98,7 +99,8 @@ impl Registrar {
         }
     }
 
-    /// "SHOULD silently remove those 'marked' entries": some of them. Elements and users are served before the next.
+    /// Removes some of the marked elements: "SHOULD silently remove those 'marked' entries". Elements and users are
+    /// served before the rest.
     pub(super) fn sweep_some(&mut self, now: Duration, id: RegistrarId) {
         let max = self.config.settings.turn_elements_max.max(1);
         let Some(peer) = self.peers.get_mut(&id) else {
@@ -112,7 +114,7 @@ impl Registrar {
                 marked.push(element.key());
             }
         });
-        // Yielded to a registrar that yielded it too: it is nobody's, unless it is asked.
+        // An element that both registrars yielded to each other has no home, unless it is probed.
         let yielded = |key: &ElementKey| {
             let view = self.space.get(*key);
             view.is_some_and(|view| view.payload().claim != Claim::None)
@@ -121,7 +123,7 @@ impl Registrar {
         sweep.removed += marked.len();
         if shown == max {
             peer.sweep = Some(sweep);
-            // Not in this turn.
+            // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
             self.schedule.set(Timer::Sweep(id), next);
         } else {
@@ -138,7 +140,7 @@ impl Registrar {
         }
     }
 
-    /// Takes the elements of a table in; their home is `home`, or else what each says.
+    /// Stores the elements of a table; their home is `home`, or else the one that each names.
     pub(super) fn store_all(
         &mut self,
         now: Duration,
@@ -156,7 +158,7 @@ impl Registrar {
         }
     }
 
-    /// RFC 5353 section 3.3.
+    /// Handles an update (RFC 5353 section 3.3).
     #[expect(clippy::too_many_arguments, reason = "the message's fields")]
     #[inline]
     pub(super) fn update(
@@ -185,7 +187,8 @@ impl Registrar {
         }
     }
 
-    /// Only who is the element's home, or knows who is, removes it: else it has moved meanwhile.
+    /// Handles a removal. Only the element's home, or a registrar that names the right home, can remove it: otherwise
+    /// the element has moved meanwhile.
     fn deleted(
         &mut self,
         sender: RegistrarId,
@@ -209,7 +212,8 @@ impl Registrar {
         }
     }
 
-    /// Writes an element as another registrar describes it. `fresh`: it says so of its own accord, now.
+    /// Writes an element as another registrar describes it. `fresh` is true for an update that the registrar sends
+    /// unasked.
     fn store(
         &mut self,
         now: Duration,
@@ -222,7 +226,8 @@ impl Registrar {
         let own = self.config.id;
         let known = self.space.find(handle, element.id);
         if home == own {
-            // Of an earlier life with the same number, or taken over before all was loaded: is it there?
+            // The element dates from an earlier run with the same number, or was taken over before the handlespace was
+            // loaded: probe it.
             let id = element.id;
             if known.is_none() && !self.is_ready() {
                 self.write(own, handle, element, 0);
@@ -307,7 +312,7 @@ impl Registrar {
         }
     }
 
-    /// Of whom an element is was heard from others: its home is to say how far it is.
+    /// Notes that an element's home was learned from another registrar: the home's own word on its distance is needed.
     pub(super) fn heard_of(&mut self, key: ElementKey, home: RegistrarId) {
         let distant = self.space.get(key).is_some_and(|e| is_distant(*e.policy()));
         if let Some(peer) = self.peers.get_mut(&home) {
@@ -315,7 +320,8 @@ impl Registrar {
         }
     }
 
-    /// An own element is said to be another's. See the module's text: true, if it stays this registrar's for now.
+    /// Decides about an own element that another registrar claims, by the rules in the module documentation of the
+    /// registrar. Returns true if the element stays with this registrar for the time being.
     fn contests(&mut self, now: Duration, key: ElementKey, home: RegistrarId, fresh: bool) -> bool {
         let Some(view) = self.space.get(key) else {
             return false;
@@ -327,7 +333,7 @@ impl Registrar {
             return false;
         }
         if home < self.config.id {
-            // The other asks the element. An update that crossed is as good as its answer.
+            // The other registrar asks the element. An update that crossed is as good as the element's answer.
             return !fresh;
         }
         if !entry.adopting {

@@ -1,4 +1,4 @@
-//! The handlespace, in blocks, for a peer that asks (RFC 5353 sections 3.2.3 and 3.6.3).
+//! Handle tables: the handlespace, in blocks, for a peer that asks (RFC 5353 sections 3.2.3 and 3.6.3).
 
 use super::schedule::Timer;
 use super::{AssociationId, Registrar};
@@ -7,7 +7,7 @@ use holdfast_wire::rserpool::RegistrarId;
 use holdfast_wire::rserpool::enrp::{Body, HandleTable};
 use std::time::Duration;
 
-/// How far a peer has come.
+/// Progress of a peer's download.
 #[derive(Debug)]
 pub(super) struct Download {
     own_only: bool,
@@ -61,7 +61,7 @@ impl Registrar {
         }
     }
 
-    /// Sends the next block; returns the rest if there is one.
+    /// Sends the next block; returns the remaining download, if any.
     fn send_block(
         &mut self,
         to: AssociationId,
@@ -89,7 +89,7 @@ impl Registrar {
                 if shown == 0 {
                     break;
                 }
-                // What an empty block refuses fits into none.
+                // An element that does not fit into an empty block fits into none, and is skipped.
                 if !fits && elements > 0 {
                     *cursor = before;
                     break;
@@ -102,7 +102,8 @@ impl Registrar {
         more.then_some(download)
     }
 
-    /// "If this timer expires without receiving another request […], the mentor peer SHOULD abort the session".
+    /// Ends a download. "If this timer expires without receiving another request […], the mentor peer SHOULD abort the
+    /// session".
     pub(super) fn end_download(&mut self, association: AssociationId) {
         if let Some(association) = self.associations.get_mut(association)
             && association.download.take().is_some()

@@ -1,4 +1,4 @@
-//! Taking over the elements of a registrar that failed (RFC 5353 section 3.5).
+//! Takeover of the elements of a registrar that failed (RFC 5353 section 3.5).
 
 use super::config::TakeoverRace;
 use super::peers::State;
@@ -13,23 +13,23 @@ use std::time::Duration;
 /// An arbitration that this registrar began.
 #[derive(Debug)]
 pub(super) struct Takeover {
-    /// Who has not agreed yet.
+    /// Peers that have not agreed yet.
     waiting: BTreeSet<RegistrarId>,
     tries: u32,
 }
 
-/// Elements of a registrar that is no more, as far as they have not got their new home.
+/// Elements of a dead registrar that have not got their new home yet.
 #[derive(Debug)]
 pub(super) struct Bequest {
     heir: RegistrarId,
-    /// When to ask the next.
+    /// Time of the next adopted element's keep-alive.
     ask: Duration,
 }
 
-/// How often silent peers are asked to agree. Those that are gone are noticed sooner.
+/// Number of requests to silent peers. Dead peers are noticed sooner.
 const TRIES: u32 = 3;
 
-/// Adopted elements are asked one after the other, at this distance.
+/// Pause between the keep-alives to adopted elements.
 const PACE: Duration = Duration::from_micros(100);
 
 impl Registrar {
@@ -45,7 +45,7 @@ impl Registrar {
         }
     }
 
-    /// "sending an ENRP_INIT_TAKEOVER message to all its peer servers", the target included.
+    /// Asks the peers to agree, "sending an ENRP_INIT_TAKEOVER message to all its peer servers", including the target.
     fn arbitrate(&mut self, now: Duration, target: RegistrarId) {
         self.out.announce(Body::InitTakeover { target });
         let until = now + self.config.settings.no_response_max;
@@ -53,7 +53,7 @@ impl Registrar {
         self.settle(now, target);
     }
 
-    /// Goes on if all have agreed.
+    /// Completes the takeover if all peers have agreed.
     fn settle(&mut self, now: Duration, target: RegistrarId) {
         let state = self.peers.get(&target).map(|peer| &peer.state);
         if matches!(state, Some(State::Taking(takeover)) if takeover.waiting.is_empty()) {
@@ -75,7 +75,7 @@ impl Registrar {
         self.arbitrate(now, target);
     }
 
-    /// Arbitrations do not wait for a peer that is silent itself.
+    /// Removes a silent peer from arbitrations that wait for it.
     pub(super) fn takeovers_without(&mut self, now: Duration, silent: RegistrarId) {
         let mut targets = Vec::new();
         for (target, peer) in &mut self.peers {
@@ -104,7 +104,7 @@ impl Registrar {
         }
     }
 
-    /// Another registrar wants to take over a third one, or this one.
+    /// Handles another registrar's request to take over a third one, or this one.
     pub(super) fn takeover_asked(
         &mut self,
         now: Duration,
@@ -133,7 +133,7 @@ impl Registrar {
         self.takeovers_without(now, target);
     }
 
-    /// Whether this registrar goes on where another wants the same.
+    /// Returns true if this registrar wins the race for a takeover.
     fn goes_on(&self, other: RegistrarId) -> bool {
         match self.config.settings.takeover_race {
             TakeoverRace::LowerId => self.config.id < other,
@@ -141,24 +141,25 @@ impl Registrar {
         }
     }
 
-    /// RFC 5353 section 3.5.2.
+    /// Takes over the target's elements (RFC 5353 section 3.5.2).
     fn take_over(&mut self, now: Duration, target: RegistrarId) {
         self.out.announce(Body::TakeoverServer { target });
         self.counters.takeovers += 1;
         self.bequeath(now, target, self.config.id);
     }
 
-    /// A peer has taken over another.
+    /// Handles a peer's takeover of another registrar.
     pub(super) fn taken_over(&mut self, now: Duration, by: RegistrarId, target: RegistrarId) {
         if target == self.config.id {
-            // Elements that follow the other answer it, and it announces each: until then they are here.
+            // An element that follows the other registrar answers it, and that one announces the element: until then
+            // the element stays here.
             return self.heartbeat(now);
         }
         self.bequeath(now, target, by);
         self.takeovers_without(now, target);
     }
 
-    /// A registrar is no more, and its elements are another's.
+    /// Begins to move a dead registrar's elements to their new home.
     fn bequeath(&mut self, now: Duration, target: RegistrarId, by: RegistrarId) {
         self.drop_peer(target);
         self.out.event(Event::TakenOver {
@@ -166,7 +167,7 @@ impl Registrar {
             by,
             elements: self.space.elements_owned_by(target),
         });
-        // What is still on its way to the registrar that is no more goes on.
+        // Redirect elements that are still to be moved to the dead registrar.
         let heirs = self.bequests.values_mut();
         heirs
             .filter(|bequest| bequest.heir == target)
@@ -176,12 +177,12 @@ impl Registrar {
         self.bequeath_some(now, target);
     }
 
-    /// Moves some elements of a registrar that is no more to their new home. Elements and users are served before the next.
+    /// Moves some elements of a dead registrar to their new home. Elements and users are served before the rest.
     pub(super) fn bequeath_some(&mut self, now: Duration, target: RegistrarId) {
         let Some(Bequest { heir, mut ask }) = self.bequests.remove(&target) else {
             return;
         };
-        // It is back: what is left is its own.
+        // A registrar that is back keeps the remaining elements.
         let mut keys = Vec::new();
         if !self.peers.contains_key(&target) {
             keys = self.owned_by(target, self.config.settings.turn_elements_max);
@@ -196,13 +197,13 @@ impl Registrar {
         }
         if !keys.is_empty() {
             self.bequests.insert(target, Bequest { heir, ask });
-            // Not in this turn.
+            // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
             self.schedule.set(Timer::Bequest(target), next);
         }
     }
 
-    /// Whether what this registrar says of its elements is all of them.
+    /// Returns true if this registrar's announcements cover all of its elements.
     pub(super) fn is_settled(&self) -> bool {
         self.bequests.is_empty()
     }

@@ -1,36 +1,36 @@
-//! What an operator sees.
+//! Queries of an operator.
 
 use super::{Counters, Registrar, Start};
 use holdfast_handlespace::{Cursor, PoolRef};
 use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle, RegistrarId};
 
 impl Registrar {
-    /// Its number.
+    /// Returns the registrar's number.
     pub fn id(&self) -> RegistrarId {
         self.config.id
     }
 
-    /// What happened how often.
+    /// Returns the event counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Whether elements and users are served.
+    /// Returns true if elements and users are served.
     pub fn is_ready(&self) -> bool {
         matches!(self.start, Start::Done)
     }
 
-    /// How many pools there are.
+    /// Returns the number of pools.
     pub fn pools(&self) -> usize {
         self.space.pools()
     }
 
-    /// A pool.
+    /// Returns a pool.
     pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
         self.space.pool(handle)
     }
 
-    /// Shows some pools from a place on: see [`pools_from`](holdfast_handlespace::Handlespace::pools_from).
+    /// Visits some pools, beginning at a place: see [`pools_from`](holdfast_handlespace::Handlespace::pools_from).
     pub fn pools_from(
         &self,
         place: usize,
@@ -40,13 +40,13 @@ impl Registrar {
         self.space.pools_from(place, places, visit)
     }
 
-    /// Shows the elements of a pool, up to `items`, in no order.
+    /// Visits up to `items` elements of a pool, in no order.
     pub fn each_of(&self, handle: &PoolHandle, items: usize, mut visit: impl FnMut(&PoolElement)) {
         self.space
             .each_of(handle, items, |element| visit(&element.payload().element));
     }
 
-    /// Shows all elements, in no order; those of one pool with the same home together.
+    /// Visits all elements, in no order; elements of one pool with the same home are visited together.
     pub fn each_element(&self, mut visit: impl FnMut(&PoolHandle, &PoolElement)) {
         self.space
             .next_block(&mut Cursor::all(), usize::MAX, |element| {
@@ -54,23 +54,23 @@ impl Registrar {
             });
     }
 
-    /// An element.
+    /// Returns an element.
     pub fn element(&self, handle: &PoolHandle, id: ElementId) -> Option<&PoolElement> {
         let key = self.space.find(handle, id)?;
         Some(&self.space.get(key)?.payload().element)
     }
 
-    /// How many elements there are, whoever's they are.
+    /// Returns the number of elements of all homes.
     pub fn elements(&self) -> usize {
         self.space.elements()
     }
 
-    /// How many elements have a registrar as their home.
+    /// Returns the number of elements that have a registrar as their home.
     pub fn elements_owned_by(&self, home: RegistrarId) -> usize {
         self.space.elements_owned_by(home)
     }
 
-    /// The checksum over the elements that have a registrar as their home (RFC 5353 section 3.6.2).
+    /// Returns the checksum over the elements that have a registrar as their home (RFC 5353 section 3.6.2).
     pub fn checksum(&self, home: RegistrarId) -> u16 {
         self.space.checksum(home)
     }

@@ -1,4 +1,4 @@
-//! Any inputs in any order: nothing panics, no timer stands still, no input has outputs without end.
+//! Any inputs in any order: no machine panics, no timer is stuck, and no input produces outputs without end.
 
 use crate::net::Node;
 use bytes::Bytes;
@@ -46,7 +46,7 @@ fn elements() -> impl Strategy<Value = Vec<Description>> {
     proptest::collection::vec((0u32..5, any::<u32>()).prop_map(element), 0..5)
 }
 
-/// Messages that machines hear something in; `id` is the element's own, where that is wanted.
+/// Messages that machines react to; an `id` other than 0 is replaced by the element's own in responses.
 fn message() -> impl Strategy<Value = Message> {
     let id = || (0u32..5).prop_map(ElementId);
     let policy = proptest::option::of(
@@ -104,7 +104,7 @@ enum Input {
     Message(Link, Message),
     Announce(usize),
     Pass(Duration),
-    /// What the program above wants, by number.
+    /// A request of the program above, by number.
     Want(u8, PoolHandle, u32),
 }
 
@@ -158,7 +158,7 @@ fn give_element(element: &mut PoolElement, now: Duration, input: Input) {
         Input::Connected(link) => element.handle_connected(now, link),
         Input::Lost(link) => element.handle_lost(now, link),
         Input::Message(link, mut message) => {
-            // Mostly about this element.
+            // Most responses are for this element.
             if let Message::RegistrationResponse { id, .. }
             | Message::DeregistrationResponse { id, .. } = &mut message
                 && id.0 > 0
@@ -183,7 +183,7 @@ fn give_element(element: &mut PoolElement, now: Duration, input: Input) {
     }
 }
 
-/// After an input: outputs end, and once timers have run the next is in the future.
+/// Checks after an input that the outputs end, and that after the timers have run the next one is in the future.
 fn settle<E>(
     now: Duration,
     poll: impl FnMut() -> Option<pool_element::LinkOutput<E>>,

@@ -1,19 +1,19 @@
-//! Deliberate faults: what the oracles must find.
+//! Deliberate faults, which the oracles must find.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// Users keep their cookies to themselves.
+    /// Users send no cookies.
     NoEcho,
-    /// Users get their first cookie only.
+    /// Users keep only their first cookie.
     OldCookie,
-    /// Elements are not woken.
+    /// Elements' timers do not fire.
     ElementSleeps,
-    /// Users are not woken.
+    /// Users' timers do not fire.
     UserSleeps,
-    /// Users do not hear that links are lost.
+    /// Users do not notice lost links.
     UserDeaf,
-    /// Elements do not hear registrars' keep-alives.
+    /// Elements do not receive registrars' keep-alives.
     ElementDeaf,
 }
 

@@ -1,6 +1,6 @@
-//! Pool elements and pool users against registrars, elements and links that fail, with oracles at every step.
+//! Pool elements and pool users against failing registrars, elements and links, with oracles at every step.
 //!
-//! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many.
+//! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs the first n seeds.
 
 mod any;
 mod fault;
@@ -23,7 +23,7 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Twenty seconds of crashes; then some stay dead, the others heal and come to rest.
+/// Runs twenty seconds of crashes; then some nodes stay dead, and the others recover and come to rest.
 fn run(seed: u64, fault: Fault) -> World {
     let mut world = World::new(seed, 3, 5, 3);
     world.fault = fault;
@@ -61,7 +61,7 @@ fn run(seed: u64, fault: Fault) -> World {
     world
 }
 
-/// Everybody who lives is where they should be, and nobody speaks to the dead.
+/// Checks that every live node is in its proper state, and that no node sends to dead ones.
 fn check_rest(world: &mut World) {
     let (connects, outputs) = (
         count(world, "connect to a dead node"),
@@ -143,8 +143,8 @@ fn a_seed_gives_the_same_run_again() {
     }
 }
 
-/// The next element has the cookie's state one and a half round trips after the loss is seen, and the user goes on after
-/// two: as long as a handshake of SCTP takes.
+/// The next element has the cookie's state one and a half round trips after the loss is noticed, and the user continues
+/// after two: the duration of an SCTP handshake.
 #[test]
 fn a_session_resumes_within_two_round_trips() {
     for seed in 0..50 {

@@ -1,5 +1,5 @@
-//! Links: ordered and reliable while both ends live, as SCTP's are. Each has its delay; its handshake has four ways, and
-//! what is sent early goes with the third.
+//! Links: ordered and reliable while both ends live, like SCTP's. Each has its delay. The handshake crosses the link
+//! four times, and early data travels with the third.
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::pool_element::Link;
@@ -50,14 +50,14 @@ impl Node {
     }
 }
 
-/// What travels on a link.
+/// A packet on a link.
 #[derive(Debug, Clone)]
 pub enum Packet {
-    /// ASAP, in bytes.
+    /// An ASAP message as bytes.
     Asap(Bytes),
-    /// A user's data: one more step of the session.
+    /// User data: the next step of the session.
     Step { session: (usize, u64) },
-    /// The element's answer to it.
+    /// The element's answer to a step.
     Done { session: (usize, u64) },
 }
 
@@ -71,7 +71,7 @@ impl Packet {
     }
 }
 
-/// One end of a link: a node in one of its lives, and the link's name there.
+/// One end of a link: a node in one of its lives, and the link's identifier there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
     pub node: Node,
@@ -81,10 +81,10 @@ pub struct End {
 
 #[derive(Debug)]
 pub struct Conn {
-    /// Who made it, and who took it.
+    /// The end that made the link, and the end that accepted it.
     pub ends: [End; 2],
     pub delay: Duration,
-    /// When what was sent last arrives, each way.
+    /// Arrival times of the last packets, in each direction.
     pub last: [Duration; 2],
     pub open: bool,
 }

@@ -1,4 +1,4 @@
-//! What the machines want done, and what they tell.
+//! Outputs and events of the machines.
 
 use crate::fault::Fault;
 use crate::net::{Node, Packet};
@@ -10,7 +10,7 @@ use holdfast_wire::rserpool::asap::Message;
 use std::time::Duration;
 
 impl World {
-    /// Takes what a machine wants done, and wakes it when it wants.
+    /// Carries out a machine's outputs, and sets its next wake-up.
     pub fn drain(&mut self, node: Node) {
         let before = self.number_of_outputs();
         match node {

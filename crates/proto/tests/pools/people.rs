@@ -1,4 +1,4 @@
-//! Elements and users: their machines, and what the programs above do.
+//! Elements and users: their machines, and the programs above.
 
 use crate::fault::Fault;
 use crate::net::{Node, Packet};
@@ -16,7 +16,7 @@ use std::time::Duration;
 pub struct Element {
     pub machine: PoolElement,
     pub sessions: Sessions,
-    /// The state of each user's session.
+    /// State of each user's session.
     pub counts: BTreeMap<Link, u64>,
     known: Vec<Transport>,
     pub policy: Policy,
@@ -27,12 +27,12 @@ pub struct User {
     pub machine: PoolUser,
     /// The link of each session, while it has one.
     pub sessions: BTreeMap<SessionId, Option<Link>>,
-    /// When each had an answer last.
+    /// Time of each session's last answer.
     pub answered: BTreeMap<SessionId, Duration>,
     pub next_wake: Option<Duration>,
 }
 
-/// Some know registrars beforehand, some trust announces, some both.
+/// Returns hunt settings: with registrars known beforehand, with trust in announces, or both.
 fn hunt(known: &[Transport], rng: &mut Rng) -> HuntConfig {
     let announces = rng.percent(40);
     let fixed = if announces && rng.percent(50) {
@@ -58,7 +58,7 @@ impl Element {
         let mut config =
             pool_element::Config::new(handle.clone(), at, policy, hunt(&known, rng), seed(rng));
         config.life = Some(Duration::from_secs(rng.range(5, 30)));
-        // Some start with the identifier of another, which registrars refuse.
+        // Some elements start with another's identifier, which registrars refuse.
         if index > 0 && rng.percent(20) {
             config.seed = [9; 32];
         }
@@ -227,7 +227,7 @@ impl World {
             Packet::Asap(bytes) => {
                 let message = parse(&bytes);
                 if let Message::Cookie(cookie) = &message {
-                    // As its element signed it: 32 bytes, then the state.
+                    // A cookie as signed by its element: 32 bytes, then the state.
                     let (key, count) = read_state(&cookie[32..]);
                     let before = self.cookies.insert(key, count);
                     if before.is_some() && self.fault == Fault::OldCookie {
@@ -246,7 +246,7 @@ impl World {
         }
     }
 
-    /// Each session goes one step further; those that failed are opened anew.
+    /// Sends the next step of each session, and opens failed sessions anew.
     pub fn users_tick(&mut self) {
         let now = self.now;
         for index in 0..self.users.len() {

@@ -1,4 +1,4 @@
-//! Registrars in a model: their handlespace is one, kept as if they were always synchronised.
+//! A model of registrars: they share one handlespace, as if always synchronised.
 
 use crate::net::{Node, Packet};
 use crate::world::{What, World};
@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Entry {
     pub element: PoolElement,
     pub owner: usize,
-    /// When it registered or acknowledged a keep-alive last.
+    /// Time of the last registration or acknowledged keep-alive.
     pub seen: Duration,
     pub until: Duration,
 }
@@ -20,12 +20,12 @@ pub struct Space {
     pub handle: PoolHandle,
     pub entries: BTreeMap<ElementId, Entry>,
     pub turn: usize,
-    /// How many elements an answer has.
+    /// Number of elements in an answer.
     pub items: usize,
 }
 
 impl Space {
-    /// What registrar `index` answers.
+    /// Returns the answer of registrar `index` to a message.
     pub fn answer(&mut self, now: Duration, index: usize, message: Message) -> Option<Message> {
         match message {
             Message::Registration { handle, element } => {
@@ -105,7 +105,7 @@ impl Space {
         }
     }
 
-    /// Who is not seen any more, or has not registered anew, goes.
+    /// Removes elements that were silent for too long, or whose registration has expired.
     pub fn upkeep(&mut self, now: Duration) {
         self.entries.retain(|_, entry| {
             entry.until > now && now.saturating_sub(entry.seen) < Duration::from_secs(6)
@@ -118,7 +118,7 @@ pub fn id_of(index: usize) -> RegistrarId {
 }
 
 impl World {
-    /// Registrars: keep-alives, takeover of elements whose owner is dead, announces.
+    /// Acts as the registrars: keep-alives, takeover of elements of dead registrars, announces.
     pub fn registrars_tick(&mut self) {
         let now = self.now;
         self.space.upkeep(now);
@@ -161,7 +161,7 @@ impl World {
         }
         for registrar in alive {
             for node in self.lives.keys().copied().collect::<Vec<_>>() {
-                // Datagrams: lost, repeated, late.
+                // Datagrams may be lost, repeated or late.
                 for _ in 0..[0, 1, 1, 2][self.rng.index(4)] {
                     let after = Duration::from_micros(self.rng.range(100, 400_000));
                     self.at(

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 #[derive(Debug)]
 pub enum What {
-    /// The third way of a handshake arrives; and the fourth.
+    /// The third packet of a handshake arrives; then the fourth.
     Accepted {
         conn: usize,
     },
     Connected {
         conn: usize,
     },
-    /// The end with that number hears that the link is gone.
+    /// The end with that number notices that the link is lost.
     Lost {
         conn: usize,
         end: usize,
@@ -38,7 +38,7 @@ pub enum What {
     Wake {
         node: Node,
     },
-    /// Users' work, registrars' upkeep.
+    /// Work of the users, and maintenance of the registrars.
     Tick,
     Crash {
         node: Node,
@@ -58,22 +58,22 @@ pub struct World {
     number: u64,
     pub conns: Vec<Conn>,
     links: BTreeMap<(Node, u64, Link), (usize, usize)>,
-    /// How often each node was started, and whether it runs.
+    /// Number of starts of each node, and its running state.
     pub lives: BTreeMap<Node, (u64, bool)>,
     pub space: Space,
     pub elements: Vec<Element>,
     pub users: Vec<User>,
     pub registrars: usize,
-    /// Links to each element at each registrar, by owner and element.
+    /// Links for keep-alives, by registrar and element.
     pub monitors: BTreeMap<(usize, usize), usize>,
     pub fault: Fault,
-    /// Registrars lose and repeat messages.
+    /// True if registrars lose and repeat messages.
     pub hostile: bool,
     pub delay_us: (u64, u64),
-    /// The count in the cookie that each session has.
+    /// The count in each session's cookie.
     pub cookies: BTreeMap<(usize, u64), u64>,
     pub tally: BTreeMap<&'static str, u64>,
-    /// When sessions were broken, resumed at an element, and up again.
+    /// Times at which sessions were broken, resumed at an element, and up again.
     pub trace: Vec<(Duration, String)>,
 }
 
@@ -206,7 +206,7 @@ impl World {
         self.lives[&node] == (life, true)
     }
 
-    /// The machine of `node` asks for a link.
+    /// Opens a link for the machine of `node`.
     pub fn connect(&mut self, node: Node, link: Link, to: &Transport) -> usize {
         let other = Node::of(to);
         let number = self.conns.len();
@@ -240,7 +240,7 @@ impl World {
             self.conns[number].last[0] = self.now + delay * 3;
         } else {
             self.count("connect to a dead node");
-            // Its host refuses, or is gone too and nothing ever comes.
+            // The node's host refuses, or is dead too and never answers.
             if self.rng.percent(60) {
                 self.at(
                     delay * 2,
@@ -295,7 +295,7 @@ impl World {
     pub fn close(&mut self, node: Node, link: Link) {
         let (number, end) = self.conn(node, link);
         let conn = &mut self.conns[number];
-        // What was sent before arrives; the other end sees the end then.
+        // Packets sent before still arrive; then the other end notices the close.
         let after = (self.now + conn.delay).max(conn.last[end]) - self.now;
         conn.ends[end].life = u64::MAX;
         self.at(
@@ -317,7 +317,7 @@ impl World {
             Node::Registrar(_) => "registrar crashed",
             _ => "element crashed",
         });
-        // Others hear of it at once, or when their transport has tried long enough.
+        // Other nodes notice it at once, or after their transport's timeout.
         let late = Duration::from_millis(if self.rng.percent(50) {
             0
         } else {

@@ -1,4 +1,4 @@
-//! Addresses that somebody only says are its own: anybody can write any into the packet that begins an association.
+//! Claimed addresses: any host can write any address into the packet that begins an association.
 
 use crate::security::causes;
 use crate::setup::*;
@@ -26,7 +26,7 @@ fn tell(bench: &mut Bench, association: u64, confirmed: &[&str], claims: &[&str]
     bench.outputs()
 }
 
-/// An association of 10.1.0.66 that claims to be 10.1.0.9 too, with that one's port.
+/// Returns an association of 10.1.0.66 that also claims the address 10.1.0.9, with the port of the host there.
 fn impostor(bench: &mut Bench) -> u64 {
     let impostor = bench.up(66);
     tell(bench, impostor, &["10.1.0.66:5000"], &["10.1.0.9:5000"]);
@@ -54,7 +54,7 @@ fn who_claims_another_s_address_cannot_act_for_its_elements() {
         id,
     };
     assert_eq!(causes(&bench.asap(impostor, &leave)), DENIED);
-    // The question goes to the honest one, and the other's answer does not count.
+    // The keep-alive goes to the honest host, and the impostor's answer does not count.
     bench.machine.handle_down(bench.now, AssociationId(honest));
     let outputs = bench.outputs();
     assert!(outputs.iter().any(|out| matches!(out, Out::Connect(..))));
@@ -84,7 +84,7 @@ fn nobody_is_sent_to_an_address_that_was_only_claimed() {
     assert_eq!(causes(&bench.register(impostor, element(1, 9, RR))), []);
     let unusable = [CauseCode::RSPLIB_NO_USABLE_USER_ADDRESSES];
     assert_eq!(causes(&bench.wait(SECOND * 3)), unusable);
-    // Of several addresses those that are its own stay.
+    // Of several addresses only the association's own ones are kept.
     let both = service(&["10.1.0.9", "10.1.0.66", "192.0.2.9"]);
     assert_eq!(causes(&bench.register(impostor, both)), []);
     let known = bench.machine.element(&handle(), ElementId(1)).unwrap();
@@ -122,7 +122,7 @@ fn a_registration_waits_until_its_addresses_are_confirmed() {
     assert_eq!(known.user_transport, both.user_transport);
     let addresses = &known.asap_transport.as_ref().unwrap().addresses;
     assert_eq!(addresses.len(), 2);
-    // What is never confirmed holds up nothing for long.
+    // An address that is never confirmed delays the registration only briefly.
     let third = service(&["10.1.0.9", "10.3.0.9"]);
     assert_eq!(bench.register(honest, third.clone()), []);
     let outputs = bench.wait(SECOND * 2);
@@ -130,7 +130,7 @@ fn a_registration_waits_until_its_addresses_are_confirmed() {
     assert!(bench.register(honest, third).iter().any(granted));
 }
 
-/// A peer's element without ASAP transport has its service's address, not everybody's.
+/// A peer's element without an ASAP transport belongs to its service's address, not to every host.
 #[test]
 fn an_element_without_endpoint_is_not_everybody_s() {
     let mut bench = Bench::new(config());

@@ -1,4 +1,4 @@
-//! Resolutions that ask again what the one before has asked: they are answered as if they had not.
+//! Resolutions that repeat the previous one: the answers are the same as without the cache.
 
 use crate::setup::*;
 use holdfast_proto::registrar::{Allow, Config};
@@ -15,7 +15,7 @@ fn ask(handle: PoolHandle, items: Option<u32>) -> Asap {
     }
 }
 
-/// A pool of five.
+/// Returns a registrar with a pool of five elements.
 fn five(config: Config, policy: Policy) -> Bench {
     let mut bench = Bench::new(config);
     for host in 1..6 {
@@ -25,7 +25,7 @@ fn five(config: Config, policy: Policy) -> Bench {
     bench
 }
 
-/// What a user hears that asks often, and asks for another pool in between or does not.
+/// Returns the answers to a user that often asks for the pool, with another request in between or without.
 fn answers(policy: Policy, items: Option<u32>, same: bool) -> Vec<Out> {
     let mut bench = five(config(), policy);
     let (from, user) = (bench.up(9), bench.up(70));
@@ -41,7 +41,7 @@ fn answers(policy: Policy, items: Option<u32>, same: bool) -> Vec<Out> {
             bench.asap(user, &ask(other.clone(), items));
         }
         if turn == 6 {
-            // One leaves.
+            // One element deregisters.
             let (handle, id) = (handle(), ElementId(3));
             bench.asap(3, &Asap::Deregistration { handle, id });
         }
@@ -89,7 +89,7 @@ fn a_pool_that_is_gone_is_not_resolved() {
         let outputs = bench.asap(user, &ask(handle(), None));
         assert_eq!(crate::security::causes(&outputs), unknown);
     }
-    // It comes back with another policy.
+    // The pool is created again, with another policy.
     bench.register(from, element(1, 9, Policy::Random));
     for _ in 0..2 {
         let outputs = bench.asap(user, &ask(handle(), None));
@@ -139,7 +139,7 @@ fn a_smaller_limit_holds_at_once() {
     }
 }
 
-/// Who wants to hear of the pool from now on hears of it, and who no longer does does not.
+/// A user that subscribes to the pool gets updates, and one that ends its subscription gets none.
 #[test]
 fn a_wish_to_hear_of_changes_is_heard() {
     let mut bench = five(config(), RR);

@@ -1,4 +1,4 @@
-//! How far elements are: measured at any time, often after they have registered.
+//! Distances of elements: measured at any time, often after their registration.
 
 use crate::setup::*;
 use holdfast_proto::registrar::{AssociationId, Event, Protocol};
@@ -16,20 +16,20 @@ fn far(distance: u32) -> Policy {
 }
 
 impl Bench {
-    /// The transport has measured this round trip, in milliseconds.
+    /// Reports a round trip measured by the transport, in milliseconds.
     fn measured(&mut self, association: u64, ms: u64) -> Vec<Out> {
         let (id, round_trip) = (AssociationId(association), Duration::from_millis(ms));
         self.machine.handle_round_trip(self.now, id, round_trip);
         self.outputs()
     }
 
-    /// What is known of an element, with its distance not rounded.
+    /// Returns the known policy of an element, with its distance not rounded.
     fn policy(&self, id: u32) -> Option<Policy> {
         let element = self.machine.element(&handle(), ElementId(id));
         element.map(|element| element.policy)
     }
 
-    /// What users are told of some elements, in the order of the policy.
+    /// Returns a user's answer: elements in the order of the policy.
     fn told(&mut self, user: u64) -> Vec<(u32, Policy)> {
         let ask = Asap::HandleResolution {
             updates: false,
@@ -57,7 +57,7 @@ impl Bench {
     }
 }
 
-/// What peers are told of elements.
+/// Returns the elements announced to peers.
 fn announced(outputs: &[Out]) -> Vec<(u32, Policy)> {
     let updates = outputs.iter().filter_map(|out| match out {
         Out::Enrp(_, message) => match &message.body {
@@ -69,7 +69,8 @@ fn announced(outputs: &[Out]) -> Vec<(u32, Policy)> {
     updates.collect()
 }
 
-/// Half a round trip at the home; its peers add their own path, and equation 3 of paper 004 rounds the sum. Whatever is known when.
+/// The home takes half a round trip, its peers add their own delay, and equation 3 of paper 004 rounds the sum,
+/// in whatever order the delays become known.
 #[test]
 fn distances_add_up_when_they_are_measured() {
     let mut bench = Bench::new(config());
@@ -88,7 +89,7 @@ fn distances_add_up_when_they_are_measured() {
         (Some(far(80)), Some(far(195)))
     );
     assert_eq!(bench.told(from), [(1, far(100)), (2, far(200))]);
-    // The far one has come near, and is chosen first.
+    // The far element has come near, and is selected first.
     bench.measured(1002, 20);
     assert_eq!(bench.policy(2), Some(far(60)));
     assert_eq!(bench.told(from), [(2, far(50)), (1, far(100))]);
@@ -96,7 +97,7 @@ fn distances_add_up_when_they_are_measured() {
     assert_eq!(bench.policy(2), Some(far(80)));
 }
 
-/// Two ways, each less than half a step, are one step together.
+/// Two delays, each less than half a step, are one step together.
 #[test]
 fn delays_are_added_before_they_are_rounded() {
     let mut bench = Bench::new(config());
@@ -109,7 +110,7 @@ fn delays_are_added_before_they_are_rounded() {
     assert_eq!(bench.told(from), [(1, far(0)), (2, far(50))]);
 }
 
-/// A way that stays at its step makes nobody talk; what has no distance is not even to be measured.
+/// A delay that stays at its step causes no messages; an association without distances is not even measured.
 #[test]
 fn only_what_matters_is_measured_and_told() {
     let mut bench = Bench::new(config());
@@ -142,7 +143,7 @@ fn only_what_matters_is_measured_and_told() {
     assert!(!bench.machine.measures(AssociationId(from)));
 }
 
-/// Many elements at the end of one way are moved in several turns.
+/// Many elements at the end of one path are moved in several turns.
 #[test]
 fn others_are_served_while_elements_are_moved() {
     let mut config = config();
@@ -160,7 +161,7 @@ fn others_are_served_while_elements_are_moved() {
         [(1..=5).filter(near).count(), (11..=15).filter(near).count()]
     };
     assert_eq!(moved(&bench), [2, 2]);
-    // One that has not been moved leaves.
+    // An element that has not been moved deregisters.
     let left = (1..=5).find(|id| bench.policy(*id) == Some(far(0)));
     let leave = Asap::Deregistration {
         handle: handle(),
@@ -179,8 +180,8 @@ fn others_are_served_while_elements_are_moved() {
     assert!((2..=3).contains(&announced(&rest).len()));
 }
 
-/// An element of which only a third registrar told has that one's way in its distance. Its home is asked, once, though the checksums
-/// are equal.
+/// An element known only from a third registrar has that registrar's delay in its distance. Its home is asked for its
+/// table, once, although the checksums are equal.
 #[test]
 fn a_home_tells_of_its_elements_itself() {
     let mut bench = Bench::new(config());
@@ -220,7 +221,7 @@ fn a_home_tells_of_its_elements_itself() {
     assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 0);
 }
 
-/// Whoever comes from another registrar is as far as its association says, and peers hear that.
+/// An adopted element has the distance of its own association, and peers are informed.
 #[test]
 fn an_adopted_element_is_as_far_as_it_answers() {
     let mut bench = Bench::new(config());
@@ -235,7 +236,7 @@ fn an_adopted_element_is_as_far_as_it_answers() {
         handle: handle(),
         element,
     };
-    // Suggested to this registrar by name.
+    // The update suggests the takeover to this registrar by number.
     let message = Enrp {
         sender: peer,
         receiver: OWN,

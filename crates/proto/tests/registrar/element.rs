@@ -1,4 +1,4 @@
-//! A pool element: it hunts a registrar, registers again and again, answers keep-alives, follows the H flag.
+//! Model of a pool element: it seeks a registrar, re-registers regularly, answers keep-alives, and follows the H flag.
 
 use crate::net::address;
 use holdfast_proto::registrar::Protocol;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Time between registrations.
 pub const RENEWAL: Duration = Duration::from_millis(3_500);
-/// Time that a registrar may take to answer.
+/// Longest time for a registrar to answer.
 pub const PATIENCE: Duration = Duration::from_millis(800);
 /// Life of a registration in milliseconds.
 const LIFE: i32 = 9_000;
@@ -20,14 +20,14 @@ pub struct Element {
     pub handle: PoolHandle,
     pub id: ElementId,
     pub alive: bool,
-    /// The association with its home.
+    /// The association with its home registrar.
     pub home: Option<u64>,
-    /// When it asked, if there is no answer yet.
+    /// Time of the open request, if any.
     pub asked: Option<Duration>,
-    /// When it is to register again or hunt.
+    /// Time of the next registration or hunt.
     pub next: Duration,
     pub load: u32,
-    /// The last registration was granted.
+    /// True if the last registration was granted.
     pub granted: bool,
 }
 
@@ -66,7 +66,7 @@ impl Element {
         }
     }
 
-    /// Takes a message; gives the answer.
+    /// Handles a message; returns the answer.
     pub fn take(&mut self, now: Duration, link: u64, message: Message) -> Option<Message> {
         match message {
             Message::RegistrationResponse { rejected, .. } if self.home == Some(link) => {

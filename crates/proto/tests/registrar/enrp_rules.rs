@@ -9,7 +9,8 @@ use std::time::Duration;
 
 const RR: Policy = Policy::RoundRobin;
 
-/// RFC 5353 sections 3.4.1 and 3.6: a new peer is asked who it is, a checksum that differs brings its table.
+/// RFC 5353 sections 3.4.1 and 3.6: a new peer is asked to identify itself, and a different checksum leads to a request
+/// for its table.
 #[test]
 fn views_are_compared_and_what_the_peer_does_not_have_goes() {
     let mut bench = Bench::new(config());
@@ -52,14 +53,15 @@ fn views_are_compared_and_what_the_peer_does_not_have_goes() {
     };
     let outputs = bench.enrp(peer, table(true, 2));
     assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
-    // What is told while blocks come stays.
+    // An update between blocks is kept.
     bench.enrp(peer, add(4));
     bench.enrp(peer, table(false, 3));
     let here: Vec<_> = (1..=4).filter(|id| bench.has(*id)).collect();
     assert_eq!(here, [2, 3, 4]);
 }
 
-/// However many elements a table does not have, others are served before all of them are gone; and none goes that comes meanwhile.
+/// However many elements are missing from a table, others are served before all of them are removed; elements updated
+/// meanwhile stay.
 #[test]
 fn what_a_peer_does_not_have_goes_in_turns() {
     let mut config = config();
@@ -93,7 +95,7 @@ fn what_a_peer_does_not_have_goes_in_turns() {
     };
     let first = bench.enrp(peer, table);
     assert_eq!((bench.machine.elements(), in_step(&first)), (7, None));
-    // Nothing is compared before it is over.
+    // No checksum is compared before the removal is complete.
     let outputs = bench.enrp(peer, presence(false, differs));
     assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 0);
     let kept = (1..=9).find(|id| *id != 3 && bench.has(*id)).unwrap();
@@ -109,7 +111,7 @@ fn what_a_peer_does_not_have_goes_in_turns() {
     assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
 }
 
-/// A buffer that is full drops the first presence on a new association. Nobody would ever speak on it.
+/// A full buffer drops the first presence on a new association, and neither side would ever send on it.
 #[test]
 fn who_does_not_say_who_it_is_is_asked_with_each_heartbeat() {
     let mut bench = Bench::new(config());
@@ -127,7 +129,7 @@ fn who_does_not_say_who_it_is_is_asked_with_each_heartbeat() {
     assert_eq!(asked(&bench.wait(SECOND * 31)), 0);
 }
 
-/// RFC 5353 section 3.4.3 and 3.5: silence, a question, an arbitration, and the elements have a new home.
+/// RFC 5353 sections 3.4.3 and 3.5: silence, a request for a response, an arbitration, and a new home for the elements.
 #[test]
 fn a_silent_peer_is_asked_then_taken_over() {
     let mut bench = Bench::new(config());
@@ -162,13 +164,13 @@ fn a_silent_peer_is_asked_then_taken_over() {
     assert_eq!(said(&outputs, "TAKEOVER_SERVER"), 1);
     assert_eq!(bench.machine.checksum(OWN), checksum);
     assert!(bench.machine.peers().all(|peer| peer.id != target));
-    // The element is told, and the peers when it has agreed.
+    // The element is informed, and the peers once it has agreed.
     assert_eq!(keep_alives(&bench.wait(SECOND / 10)), [true]);
     let outputs = bench.asap(9, &Asap::EndpointKeepAliveAck { handle, id });
     assert_eq!(said(&outputs, "HANDLE_UPDATE"), 1);
 }
 
-/// However many elements a registrar leaves, others are served before all of them are moved; and nobody is told of a part.
+/// However many elements a dead registrar has, others are served before all of them are moved; no peer sees a part.
 #[test]
 fn a_takeover_holds_up_nothing() {
     for takes_over in [true, false] {
@@ -253,7 +255,7 @@ fn who_lives_says_so_and_a_takeover_stops() {
     assert!(bench.machine.peers().all(|peer| peer.active));
 }
 
-/// RFC 5353 section 3.2.
+/// The start with a mentor (RFC 5353 section 3.2).
 #[test]
 fn a_mentor_gives_its_list_then_its_handlespace() {
     let mut config = config();
@@ -268,7 +270,7 @@ fn a_mentor_gives_its_list_then_its_handlespace() {
         .handle_up(bench.now, up.0, Protocol::Enrp, &up.1, dial);
     assert_eq!(said(&bench.outputs(), "LIST_REQUEST"), 1);
     let mentor = RegistrarId(2);
-    // Who starts itself refuses.
+    // A starting registrar refuses requests.
     let outputs = bench.enrp(mentor, Body::HandleTableRequest { own_only: false });
     let refuses = |output: &Out| {
         matches!(
@@ -306,7 +308,8 @@ fn a_mentor_gives_its_list_then_its_handlespace() {
     assert_eq!(bench.machine.elements_owned_by(mentor), 2);
 }
 
-/// What the mentor says is this registrar's was taken over before all was loaded, or is of an earlier life: it is asked.
+/// An element that the mentor attributes to this registrar was taken over before the handlespace was loaded, or dates
+/// from an earlier run: it is probed.
 #[test]
 fn an_element_that_a_mentor_gives_to_this_registrar_is_asked() {
     let mut config = config();

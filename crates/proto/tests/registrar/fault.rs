@@ -1,4 +1,4 @@
-//! Deliberate faults, each breaking one rule that registrars keep. The oracles must find every one.
+//! Deliberate faults, each of which breaks one rule of registrars. The oracles must find every one.
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::Protocol;
@@ -8,19 +8,19 @@ use holdfast_wire::rserpool::{RegistrarId, asap};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// Nobody asks for a handle table.
+    /// No handle tables are requested.
     NoTables,
     /// Handle tables end after their first block.
     OneBlock,
-    /// Removals are not said, and no checksum tells.
+    /// Removals are not announced, and checksums do not show them.
     NoRemovals,
-    /// Additions are not said, and no checksum tells.
+    /// Additions are not announced, and checksums do not show them.
     NoAdditions,
-    /// Nobody says that it is there, nor asks.
+    /// No presence is sent or requested.
     NoPresence,
     /// Elements' answers to keep-alives do not count.
     Deaf,
-    /// Elements are not asked whether they live, and registrations do not end.
+    /// Elements get no keep-alives, and registrations do not expire.
     Careless,
 }
 
@@ -35,7 +35,7 @@ pub const ALL: [Fault; 7] = [
 ];
 
 impl Fault {
-    /// What becomes of a message that a registrar sends.
+    /// Applies the fault to a message from a registrar.
     pub fn sent(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
         match (self, protocol) {
             (Fault::None, _) => Some(bytes),
@@ -75,7 +75,7 @@ impl Fault {
         Some(buffer.freeze())
     }
 
-    /// What becomes of a message that an element sends.
+    /// Applies the fault to a message from an element.
     pub fn heard(self, mut message: asap::Message) -> Option<asap::Message> {
         match (self, &mut message) {
             (Fault::Deaf, asap::Message::EndpointKeepAliveAck { .. }) => None,
@@ -88,7 +88,7 @@ impl Fault {
     }
 }
 
-/// The number of a registrar's life.
+/// Returns the registrar's number in one of its lives.
 pub fn registrar_id(random: u64) -> RegistrarId {
     RegistrarId((random as u32).max(1))
 }

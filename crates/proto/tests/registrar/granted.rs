@@ -1,4 +1,4 @@
-//! Registrations that say again what the one before has said: they do what it would have done.
+//! Registrations that repeat the previous one: the effects are the same as without the cache.
 
 use crate::setup::*;
 use holdfast_proto::registrar::{Allow, AssociationId, Event, Protocol};
@@ -10,14 +10,14 @@ use std::time::Duration;
 
 const RR: Policy = Policy::RoundRobin;
 
-/// Registrars that announce each registration at once: see `refresh.rs` for those that do not.
+/// Returns a registrar that announces each registration at once; see `refresh.rs` for delayed announcements.
 fn announcing_each() -> Bench {
     let mut config = config();
     config.settings.refresh_delay = Duration::ZERO;
     Bench::new(config)
 }
 
-/// Who is chosen, one at a time.
+/// Returns the selected elements, one at a time.
 fn chosen(bench: &mut Bench, user: u64) -> Vec<u32> {
     let ask = Asap::HandleResolution {
         updates: false,
@@ -41,7 +41,7 @@ fn is_granted(outputs: &[Out]) -> bool {
     })
 }
 
-/// An association at the address of `bench.up(host)`, by another number.
+/// Opens an association at the address of `bench.up(host)`, with another number.
 fn up_again(bench: &mut Bench, host: u8, id: u64) -> u64 {
     let at = SocketAddr::from(([10, 1, 0, host], 5001));
     let (protocol, id) = (Protocol::Asap, AssociationId(id));
@@ -51,7 +51,8 @@ fn up_again(bench: &mut Bench, host: u8, id: u64) -> u64 {
     id.0
 }
 
-/// What has the fields that the first bytes have, but another life, is never the same as the one before.
+/// Registers several times; returns selections, presence and announcements. Without `same`, each registration has
+/// another life than the one before, and never hits the cache.
 fn registered_often(policy: Policy, same: bool) -> (Vec<Vec<u32>>, Vec<bool>, Vec<usize>) {
     let mut bench = Bench::new(config());
     bench.peer(2);
@@ -102,7 +103,7 @@ fn the_same_again_has_the_same_effects() {
             registered_often(policy, false),
         );
         assert_eq!(same, others, "{policy:?}");
-        // Its life begins anew each time, and ends.
+        // The life begins again each time, and ends.
         assert_eq!(same.1, [&[true; 6][..], &[false]].concat());
         assert_eq!(same.2, [1; 6]);
     }
@@ -119,7 +120,7 @@ fn the_answer_and_the_update_are_the_same_too() {
     for _ in 0..3 {
         assert_eq!(bench.register(from, element(1, 9, RR)), second);
     }
-    // Who has come meanwhile is told too.
+    // A peer that has joined meanwhile gets the update too.
     bench.peer(3);
     let outputs = bench.register(from, element(1, 9, RR));
     let told = outputs.iter().find_map(|output| match output {
@@ -201,7 +202,7 @@ fn an_element_that_left_is_a_new_one() {
     assert!(outputs.iter().any(is_new) && bench.has(1));
 }
 
-/// What was said over one association is not what the element said last.
+/// A cached registration of one association is out of date once the element has registered over another.
 #[test]
 fn an_element_comes_back_from_another_association() {
     let mut bench = Bench::new(config());
@@ -224,7 +225,7 @@ fn an_element_comes_back_from_another_association() {
         panic!("{outputs:?}");
     };
     assert_eq!(elements[0].policy, Policy::LeastUsed { load: 1 });
-    // It is asked where it registered last.
+    // The keep-alive goes to the association of the last registration.
     let outputs = bench.wait(SECOND * 90);
     let asked = outputs.iter().find_map(|output| match output {
         Out::Asap(to, Asap::EndpointKeepAlive { .. }) => Some(*to),
@@ -240,7 +241,7 @@ fn an_element_comes_back_from_another_registrar() {
     for _ in 0..3 {
         bench.register(from, element(1, 9, RR));
     }
-    // Longer ago than that both could have crossed.
+    // The wait is longer than the window in which both messages could have crossed.
     bench.wait(Duration::from_secs(10));
     let theirs = PoolElement {
         home: RegistrarId(2),

@@ -1,4 +1,4 @@
-//! What one host may use, beyond messages and elements.
+//! Limits on the resources of one host, besides messages and elements.
 
 use crate::security::{causes, report, resolution};
 use crate::setup::*;
@@ -42,7 +42,7 @@ fn a_host_begins_so_many_pools_and_joins_others() {
         element: element(2, 66, RR),
     };
     assert_eq!(causes(&bench.asap(flooder, &joins)), []);
-    // An end makes room for another.
+    // The end of one pool allows another.
     let leave = Asap::Deregistration {
         handle: "one".into(),
         id: ElementId(1),
@@ -51,7 +51,7 @@ fn a_host_begins_so_many_pools_and_joins_others() {
     assert_eq!(causes(&bench.asap(flooder, &registration("four", 66))), []);
 }
 
-/// Elements whose association ended are still their host's, whether they answer or not.
+/// Elements with ended associations still count for their host, whether they answer or not.
 #[test]
 fn who_hangs_up_and_comes_back_has_no_new_room() {
     let mut config = config();
@@ -99,7 +99,7 @@ fn who_says_nothing_does_not_stay() {
     assert_eq!(bench.outputs(), []);
 }
 
-/// RFC 5355 section 2.14: however many reports come, an element that answers is asked once in a second.
+/// RFC 5355 section 2.14: however many reports arrive, an answering element is probed once a second.
 #[test]
 fn reports_do_not_make_questions_a_flood() {
     let mut bench = Bench::new(config());
@@ -125,7 +125,7 @@ fn reports_do_not_make_questions_a_flood() {
     assert!(bench.machine.counters().reports_unheeded > 4_900);
 }
 
-/// One that holds a network has any number of addresses.
+/// An owner of a network has any number of addresses.
 #[test]
 fn the_addresses_of_one_ipv6_network_report_as_one() {
     let mut bench = Bench::new(config());
@@ -170,7 +170,7 @@ fn presence_of(id: u32, host: u8, port: u16) -> Bytes {
     bytes(|buffer| message.encode(buffer).unwrap())
 }
 
-/// The calls that a presence of this registrar causes, where multicast is believed and the source may be forged.
+/// Returns the calls caused by a presence of this registrar, with trusted multicast and a possibly forged source.
 fn hear(bench: &mut Bench, id: u32, host: u8, port: u16) -> Vec<(DialId, SocketAddr)> {
     let source = "10.0.0.2:9901".parse().unwrap();
     let presence = presence_of(id, host, port);
@@ -201,12 +201,12 @@ fn forged_presences_take_no_place_from_registrars_that_are_there() {
         called.extend(hear(&mut bench, id, (id % 200) as u8 + 10, id as u16));
     }
     assert_eq!(called.len(), 16);
-    // Who is at the usual port has a place all the same, once.
+    // A registrar at the usual port is called all the same, once.
     let there = "10.0.0.2:9901".parse().unwrap();
     let calls = hear(&mut bench, 2, 2, 9901);
     assert_eq!(calls.iter().map(|(_, at)| *at).collect::<Vec<_>>(), [there]);
     assert_eq!(hear(&mut bench, 2, 2, 9901), []);
-    // Made-up ones there are called once in a while, and then others.
+    // Made-up registrars there are called once in a while, and others then have their turn.
     let mut dead = Vec::new();
     for id in 20..80 {
         dead.extend(hear(&mut bench, id, id as u8, 9901));
@@ -219,7 +219,7 @@ fn forged_presences_take_no_place_from_registrars_that_are_there() {
     assert_eq!(hear(&mut bench, 3, 3, 9901).len(), 1);
     bench.wait(SECOND * 21);
     assert_eq!(hear(&mut bench, 20, 20, 9901).len(), 1);
-    // Nobody is known before it has said so itself.
+    // No registrar is known before it has identified itself.
     assert_eq!(bench.machine.peers().count(), 0);
     bench.peer(2);
     assert_eq!(bench.machine.peers().count(), 1);
@@ -272,7 +272,7 @@ fn who_is_no_longer_allowed_leaves() {
     assert_eq!(causes(&again), [CauseCode::REJECTED_FOR_SECURITY]);
 }
 
-/// What is of neither protocol is garbage too.
+/// A message of neither protocol counts as malformed too.
 #[test]
 fn strays_count_and_end_the_association() {
     let mut bench = Bench::new(config());

@@ -1,7 +1,8 @@
-//! Two to five registrars and their elements against a net and processes that fail, with oracles at every step; and the
-//! rules of RFC 5352 and 5353 one by one.
+//! Two to five registrars and their elements against a failing network and failing processes, with oracles at every
+//! step; and the rules of RFC 5352 and 5353 one by one.
 //!
-//! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many; `HOLDFAST_TRACE=1` prints all.
+//! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs the first n seeds; `HOLDFAST_TRACE=1` prints all
+//! events.
 
 mod addresses;
 mod asked;
@@ -30,7 +31,7 @@ use world::{Tally, What, World};
 
 const STORM: Duration = Duration::from_secs(12);
 
-/// One run: twelve seconds of faults, then everything heals and comes to rest.
+/// Runs one seed: twelve seconds of faults, then everything recovers and comes to rest.
 fn run(seed: u64, fault: Fault) -> Tally {
     let mut world = World::new(seed, fault);
     plan(&mut world);
@@ -94,14 +95,14 @@ fn views_become_equal_and_no_live_element_is_lost() {
     }
 }
 
-/// Two registrars that only multicast brings together, the first presence on their association lost: neither knew that
-/// the other was there.
+/// Two registrars that only multicast brings together, with the first presence on their association lost: neither
+/// knew that the other existed.
 #[test]
 fn registrars_that_lose_their_first_words_meet() {
     run(1380, Fault::None);
 }
 
-/// The runs met what they are there to meet.
+/// Checks that the runs covered the situations they are meant for.
 fn assert_worth(tally: &Tally) {
     let met = [
         "taken over",
@@ -124,7 +125,7 @@ fn assert_worth(tally: &Tally) {
     }
 }
 
-/// Where nothing goes wrong nobody is suspected, nothing is removed, and no view is ever out of step.
+/// Without failures no registrar is suspected, no element removed, and no view ever out of step.
 #[test]
 fn in_a_calm_world_nothing_happens() {
     for seed in 0..60 {

@@ -1,5 +1,5 @@
-//! Associations: ordered, and reliable as long as they last. While an association is cut its messages wait; when that takes too
-//! long it breaks, on both sides and not at the same time.
+//! Associations: ordered, and reliable as long as they last. The messages of a cut association wait; after too long a
+//! cut it breaks, on both sides and at different times.
 
 use bytes::Bytes;
 use holdfast_proto::registrar::Protocol;
@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Registrars are the ends from 0 on, elements follow.
+/// Number of an end: registrars from 0 on, then elements.
 pub type End = usize;
 
 pub struct Link {
     pub ends: [End; 2],
     pub protocol: Protocol,
-    /// To each end: what is under way, and from when on it may arrive.
+    /// For each end: the messages in flight, with their earliest arrival times.
     pub queues: [VecDeque<(Duration, Bytes)>; 2],
-    /// Neither end has noticed its end.
+    /// For each end, true until it notices the association's loss.
     pub open: [bool; 2],
 }
 
@@ -51,7 +51,7 @@ impl Net {
         self.cuts.remove(&(a.min(b), a.max(b)));
     }
 
-    /// The links of an end.
+    /// Returns the links of an end.
     pub fn of(&self, end: End) -> Vec<u64> {
         let links = self.links.iter();
         let of = links.filter(|(_, link)| link.ends.contains(&end));

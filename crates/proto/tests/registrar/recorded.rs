@@ -83,7 +83,7 @@ fn a_recorded_handle_table_gives_the_checksum_that_its_registrar_announced() {
     assert!(agree >= 5, "{agree} of {tables}");
 }
 
-/// Whatever rsplib says, in whatever order, is taken without a panic, and never answered with an error about an error.
+/// All messages of rsplib, in any order, are handled without a panic, and an error is never answered with an error.
 #[test]
 fn all_that_was_recorded_is_taken() {
     let mut bench = Bench::new(config());

@@ -1,4 +1,4 @@
-//! Registrations that say nothing new: peers are told of those of some time together.
+//! Re-registrations without a change: peers get one announcement for all those of some time.
 
 use crate::setup::*;
 use holdfast_proto::registrar::Config;
@@ -12,7 +12,7 @@ const DELAY: Duration = SECOND;
 const NONE: [u32; 0] = [];
 const QUARTER: Duration = Duration::from_millis(250);
 
-/// One that has registered anew once, at time 0, and a peer that knows.
+/// Returns a registrar with an element that has re-registered once, at time 0, and a peer that knows it.
 fn registered(config: Config, element: &PoolElement) -> (Bench, u64) {
     let mut bench = Bench::new(config);
     bench.peer(2);
@@ -24,7 +24,7 @@ fn registered(config: Config, element: &PoolElement) -> (Bench, u64) {
     (bench, from)
 }
 
-/// The elements that peers are told of.
+/// Returns the elements announced to peers.
 fn announced(outputs: &[Out]) -> Vec<u32> {
     let ids = outputs.iter().filter_map(|output| match output {
         Out::Enrp(_, message) => match &message.body {
@@ -51,11 +51,11 @@ fn many_of_a_second_are_one() {
         let count = announced(&waited).len() + announced(&at_once).len();
         times.extend((0..count).map(|_| bench.now));
     }
-    // Ten seconds. They are announced in slots of an eighth of the delay.
+    // Ten seconds. Announcements are made in slots of an eighth of the delay.
     assert!((10..=12).contains(&times.len()), "{times:?}");
     let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
     assert!(gaps.max() <= Some(DELAY + QUARTER / 10), "{times:?}");
-    // The last one is announced too, and then there is nothing to say.
+    // The last one is announced too; then no announcement is left.
     assert_eq!(announced(&bench.wait(DELAY)), [1]);
     assert_eq!(announced(&bench.wait(DELAY * 5)), NONE);
     let counters = bench.machine.counters();
@@ -79,11 +79,11 @@ fn what_is_new_does_not_wait() {
     let (mut bench, from) = registered(config(), &used(1));
     assert_eq!(announced(&bench.register(from, used(1))), NONE);
     assert_eq!(announced(&bench.register(from, used(2))), [1]);
-    // And what waited is no longer to be said.
+    // The waiting announcement is dropped.
     assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
 }
 
-/// Peers count selections until they hear that it has registered again.
+/// Peers count selections until they hear of the re-registration.
 #[test]
 fn what_counts_selections_does_not_wait() {
     let counting = Policy::LeastUsedDegradation {
@@ -107,7 +107,7 @@ fn who_joins_is_told_by_the_next_one() {
     assert_eq!(announced(&bench.register(from, same)), NONE);
 }
 
-/// rsplib's registrars let another's element expire a life after it was announced.
+/// rsplib's registrars let another's element expire one life after its announcement.
 #[test]
 fn it_waits_for_a_part_of_its_life_at_most() {
     let short = PoolElement {
@@ -164,7 +164,7 @@ fn elements_of_one_association_are_all_announced() {
     bench.register(from, two.clone());
     bench.register(from, one.clone());
     assert_eq!(announced(&bench.register(from, one.clone())), NONE);
-    // What waits is said before another takes its place.
+    // The waiting announcement is made before another takes its place.
     assert_eq!(announced(&bench.register(from, two)), [2, 1]);
     assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
 }

@@ -16,7 +16,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From `low` to `high`, the latter excluded.
+    /// Returns a number from `low` to `high`, the latter excluded.
     pub fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low)
     }
@@ -30,7 +30,7 @@ impl Rng {
     }
 }
 
-/// The seeds of a run: `HOLDFAST_SEED` alone, the first `HOLDFAST_SEEDS`, or else so many.
+/// Returns the seeds of a run: `HOLDFAST_SEED` alone, or the first `HOLDFAST_SEEDS`, or else so many.
 pub fn seeds(otherwise: u64) -> std::ops::Range<u64> {
     let number = |name| {
         std::env::var(name)

@@ -169,7 +169,7 @@ fn resolution_has_the_policy_and_as_many_elements_as_asked_for_and_allowed() {
     assert_eq!(answer.causes()[0].code, CauseCode::UNKNOWN_POOL_HANDLE);
 }
 
-/// RFC 5352 section 3.4: keep-alives, spread by half of the interval; silence is death.
+/// RFC 5352 section 3.4: keep-alives, varied by half of the interval; a silent element is dead.
 #[test]
 fn an_own_element_is_asked_and_removed_when_it_is_silent() {
     let mut bench = Bench::new(config());
@@ -216,7 +216,7 @@ fn a_registration_ends_and_its_element_is_told() {
     }
 }
 
-/// An element whose association is lost is called at its own address; who is not there is removed at once.
+/// An element with a lost association is called at its own address; one that is not reached is removed at once.
 #[test]
 fn a_lost_association_asks_at_once() {
     let mut bench = Bench::new(config());
@@ -260,7 +260,7 @@ fn unknown_parameters_are_reported_unless_they_are_in_an_error() {
         data: Bytes::copy_from_slice(&parameter),
     }]);
     assert!(outputs.contains(&Out::Asap(from, report)));
-    // In an error message, the same.
+    // The same parameter in an error message is not reported.
     let mut error = vec![0x0e, 0, 0, 12, 0, 0x0c, 0, 4];
     error.extend(parameter);
     let error = Bytes::from(error);
@@ -272,8 +272,8 @@ fn unknown_parameters_are_reported_unless_they_are_in_an_error() {
     );
 }
 
-/// RFC 5352 section 3.5: a keep-alive that is not delivered says that the element is gone; also one that does not name it, as the RFC
-/// has them.
+/// RFC 5352 section 3.5: an undeliverable keep-alive means that the element is gone, also a keep-alive that does not
+/// name it, as in the RFC.
 #[test]
 fn who_cannot_be_sent_a_keep_alive_is_gone() {
     for named in [true, false] {
@@ -304,17 +304,17 @@ fn who_cannot_be_sent_a_keep_alive_is_gone() {
             Some(Gone::Unreachable),
             "{named}"
         );
-        // The other has answered.
+        // The other element has answered.
         assert_eq!((bench.has(1), bench.has(2)), (false, true), "{named}");
     }
 }
 
-/// RFC 5352 section 3.3: "MUST respond", also where no answer has room for the element.
+/// RFC 5352 section 3.3: "MUST respond", also if the element does not fit into any answer.
 #[test]
 fn a_resolution_is_answered_whatever_peers_say() {
     let mut bench = Bench::new(config());
     let (user, peer) = (bench.up(9), bench.peer(2));
-    // The longest that fits between registrars; users are told of the pool's policy too.
+    // The longest transport that fits between registrars; answers to users contain the pool's policy too.
     let zero = PolicyKind::LeastUsedDegradationDpf.zeroed();
     let fits = (0..65_536).rev().step_by(4).find_map(|length| {
         let mut element = element(1, 9, zero);

@@ -1,4 +1,4 @@
-//! What RFC 5355 asks for: who may do what, what one host may use, what spoofed reports do.
+//! Requirements of RFC 5355: permissions, limits per host, and resistance to spoofed reports.
 
 use crate::setup::*;
 use bytes::Bytes;
@@ -156,7 +156,7 @@ fn multicast_is_not_believed_unless_configured() {
             bench
                 .machine
                 .handle_multicast(bench.now, source, Protocol::Enrp, &datagram);
-            // Who it is it is to say itself.
+            // The registrar must identify itself over an association.
             assert_eq!(bench.machine.peers().count(), 0);
         }
         let dials = bench
@@ -219,7 +219,7 @@ fn reports_make_the_registrar_ask_and_many_of_one_host_remove_nothing() {
     bench.asap(from, &Asap::EndpointKeepAliveAck { handle, id });
     bench.wait(SECOND * 6);
     assert!(bench.has(1));
-    // More hosts than the threshold, before it answers.
+    // Reports from more hosts than the threshold, before the element answers.
     for host in 0..3 {
         let user = bench.up(70 + host);
         bench.asap(user, &report());
@@ -257,7 +257,7 @@ fn floods_of_one_host_leave_others_served() {
     assert_eq!(bench.machine.counters().associations_refused, 1);
     assert_eq!(causes(&bench.register(honest, element(7_000, 9, RR))), []);
     assert!(!bench.asap(honest, &resolution()).is_empty());
-    // A second later it may speak again, and leave room.
+    // A second later the host may send again, and free capacity.
     bench.wait(SECOND);
     let (handle, id) = (handle(), ElementId(0));
     bench.asap(flooder, &Asap::Deregistration { handle, id });

@@ -1,4 +1,4 @@
-//! One registrar, and the other side of its associations by hand.
+//! One registrar, with the other sides of its associations played by the test.
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::{
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub const OWN: RegistrarId = RegistrarId(0x50);
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// What came out.
+/// An output in a form that is easy to compare.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Out {
     Asap(u64, Asap),
@@ -46,7 +46,7 @@ pub fn config() -> Config {
     config
 }
 
-/// An element at 10.1.0.`host`.
+/// Returns an element at 10.1.0.`host`.
 pub fn element(id: u32, host: u8, policy: Policy) -> PoolElement {
     PoolElement {
         id: ElementId(id),
@@ -73,7 +73,7 @@ pub fn bytes(write: impl FnOnce(&mut BytesMut)) -> Bytes {
 }
 
 impl Bench {
-    /// Ready, at time 0, with nothing to say.
+    /// Returns a started registrar at time 0, without outputs.
     pub fn new(config: Config) -> Bench {
         let mut bench = Bench {
             machine: Registrar::new(Duration::ZERO, config),
@@ -111,7 +111,7 @@ impl Bench {
         all
     }
 
-    /// An association of an element or user at 10.1.0.`host`, by that number.
+    /// Opens an association of an element or user at 10.1.0.`host`, numbered by the host.
     pub fn up(&mut self, host: u8) -> u64 {
         let id = AssociationId(u64::from(host));
         let at = SocketAddr::from(([10, 1, 0, host], 5000));
@@ -120,7 +120,7 @@ impl Bench {
         id.0
     }
 
-    /// An association of the registrar 10.0.0.`host`, by 1000 and that number, which says who it is.
+    /// Opens an association of the registrar 10.0.0.`host`, numbered 1000 plus the host, and sends its presence.
     pub fn peer(&mut self, host: u8) -> RegistrarId {
         let id = AssociationId(1000 + u64::from(host));
         let at = SocketAddr::from(([10, 0, 0, host], 9901));
@@ -155,7 +155,7 @@ impl Bench {
         self.asap(from, &Asap::Registration { handle, element })
     }
 
-    /// Time passes; timers are served when they are due.
+    /// Lets time pass; handles timers when they are due.
     pub fn wait(&mut self, time: Duration) -> Vec<Out> {
         let end = self.now + time;
         let mut all = Vec::new();
@@ -181,7 +181,7 @@ pub fn presence(reply_required: bool, checksum: u16) -> Body {
     }
 }
 
-/// The H flags of the keep-alives.
+/// Returns the H flags of the keep-alives.
 pub fn keep_alives(outputs: &[Out]) -> Vec<bool> {
     let homes = outputs.iter().filter_map(|output| match output {
         Out::Asap(_, Asap::EndpointKeepAlive { home, .. }) => Some(*home),
@@ -190,7 +190,7 @@ pub fn keep_alives(outputs: &[Out]) -> Vec<bool> {
     homes.collect()
 }
 
-/// How many ENRP messages of that name there are.
+/// Returns the number of ENRP messages with that name.
 pub fn said(outputs: &[Out], name: &str) -> usize {
     let enrp =
         |output: &&Out| matches!(output, Out::Enrp(_, message) if message.body.name() == name);

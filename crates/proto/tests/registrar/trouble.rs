@@ -1,4 +1,4 @@
-//! What goes wrong, what elements do, and what must hold.
+//! Failures, the elements' actions, and the invariants.
 
 use crate::element::{PATIENCE, RENEWAL};
 use crate::net::{End, address};
@@ -36,7 +36,8 @@ impl World {
         }
     }
 
-    /// A process is gone: the other sides hear of it soon. Or its host is: then they notice by themselves.
+    /// Handles the death of a process, which the other sides hear of soon, or of its host, which they notice by
+    /// themselves.
     fn gone(&mut self, end: End) {
         let host = self.rng.percent(40);
         for link in self.net.of(end) {
@@ -63,7 +64,7 @@ impl World {
         }
     }
 
-    /// One end of a link notices that it is dead.
+    /// Handles the notice of one end of a link that the link is dead.
     pub fn broken(&mut self, link: u64, side: usize) {
         let Some(known) = self.net.links.get_mut(&link) else {
             return;
@@ -122,7 +123,7 @@ impl World {
         self.at(after, What::Element { element });
     }
 
-    /// An element registers, or hunts.
+    /// Lets an element register, or seek a registrar.
     pub fn element_turn(&mut self, number: usize) {
         let registrars = self.nodes.len();
         let element = &mut self.elements[number];
@@ -130,7 +131,7 @@ impl World {
             return;
         }
         if element.asked.take().is_some() {
-            // No answer: another registrar.
+            // Without an answer the element turns to another registrar.
             return self.hunt(number);
         }
         let end = element.end;
@@ -197,7 +198,7 @@ impl World {
         self.say(number, link, Message::Deregistration { handle, id });
     }
 
-    /// An element is removed that lives. Not while nothing fails.
+    /// Checks the removal of an element: a live one must not be removed while nothing fails.
     pub fn removed(&self, handle: &PoolHandle, id: ElementId, why: Gone) {
         let mut elements = self.elements.iter();
         let element = elements.find(|element| element.id == id && element.handle == *handle);
@@ -210,7 +211,7 @@ impl World {
         );
     }
 
-    /// Each live element has one home, and is in every view; unless something failed a short while ago.
+    /// Checks that each live element has one home and is in every view, unless something failed a short while ago.
     pub fn check(&mut self) {
         let calm = self.now.saturating_sub(self.trouble) > BOUND && self.net.cuts.is_empty();
         for number in 0..self.elements.len() {
@@ -240,7 +241,7 @@ impl World {
         }
     }
 
-    /// At rest all views are equal, and right.
+    /// Checks at rest that all views are equal, and right.
     pub fn check_end(&self) {
         let machines: Vec<_> = self
             .nodes

@@ -1,4 +1,4 @@
-//! Users that want to hear when a pool changes (RFC 5352 section 2.2.5).
+//! Users that subscribe to changes of a pool (RFC 5352 section 2.2.5).
 
 use crate::setup::*;
 use holdfast_proto::registrar::AssociationId;
@@ -20,7 +20,7 @@ fn ask(bench: &mut Bench, from: u64, updates: bool) -> Vec<Out> {
     bench.asap(from, &ask)
 }
 
-/// What a user was told of the pool: the A flag, and the elements or the cause.
+/// Returns a user's updates of the pool: the A flag, and the elements or the cause.
 fn told(outputs: &[Out], user: u64) -> Vec<(bool, Result<Vec<u32>, CauseCode>)> {
     let each = outputs.iter().filter_map(|out| match out {
         Out::Asap(
@@ -45,7 +45,7 @@ fn told(outputs: &[Out], user: u64) -> Vec<(bool, Result<Vec<u32>, CauseCode>)> 
 fn who_asks_for_it_is_told_of_every_change_and_of_the_end() {
     let mut bench = Bench::new(config());
     let (from, user, other) = (bench.up(9), bench.up(70), bench.up(71));
-    // "only [...] when the Pool exists".
+    // Updates are sent "only [...] when the Pool exists".
     let unknown = Err(CauseCode::UNKNOWN_POOL_HANDLE);
     assert_eq!(
         told(&ask(&mut bench, user, true), user),
@@ -66,12 +66,12 @@ fn who_asks_for_it_is_told_of_every_change_and_of_the_end() {
     let outputs = [registered, bench.wait(SECOND)].concat();
     assert_eq!(told(&outputs, user), [(true, Ok(vec![2, 1]))]);
     assert_eq!(told(&outputs, other), []);
-    // A change of load is one, a registration that says the same is none.
+    // A new load is a change; an identical registration is none.
     bench.register(from, element(2, 9, used(9)));
     assert_eq!(told(&bench.wait(SECOND), user), [(true, Ok(vec![1, 2]))]);
     bench.register(from, element(2, 9, used(9)));
     assert_eq!(told(&bench.wait(SECOND), user), []);
-    // So is what a peer tells.
+    // A peer's update is a change as well.
     let peer = bench.peer(2);
     let add = Body::HandleUpdate {
         takeover_suggested: false,
@@ -119,7 +119,7 @@ fn many_changes_are_told_together_to_as_many_as_want_it() {
         bench.register(from, element(1, 9, used(load)));
         bench.outputs();
     }
-    // Not all in one turn.
+    // The updates take several turns.
     let at = bench.machine.poll_timeout().unwrap();
     bench.now = at.max(bench.now);
     bench.machine.handle_timeout(bench.now);
@@ -129,7 +129,7 @@ fn many_changes_are_told_together_to_as_many_as_want_it() {
     for user in &users {
         assert_eq!(told(&outputs, *user), [(true, Ok(vec![1]))], "{user}");
     }
-    // Who is gone, or asks without wishing it, hears no more.
+    // A user that disconnects, or asks without the update flag, gets no further updates.
     bench
         .machine
         .handle_down(bench.now, AssociationId(users[0]));
@@ -140,7 +140,7 @@ fn many_changes_are_told_together_to_as_many_as_want_it() {
     assert_eq!(users.iter().filter(heard).count(), users.len() - 2);
 }
 
-/// A message may be lost where a buffer is full.
+/// A message may be lost if a buffer is full.
 #[test]
 fn all_are_told_again_now_and_then() {
     let mut bench = Bench::new(config());
@@ -154,7 +154,7 @@ fn all_are_told_again_now_and_then() {
     ask(&mut bench, user, true);
     let outputs = bench.wait(SECOND * 31);
     assert_eq!(told(&outputs, user).len(), 1);
-    // Of so many pools at most.
+    // The number of subscriptions is limited.
     let mut accepted = 0;
     for pool in 0..100 {
         let name = format!("pool {pool}");
@@ -176,7 +176,7 @@ fn all_are_told_again_now_and_then() {
     assert_eq!(accepted, 63);
 }
 
-/// Who begins anew knows nothing of what it wanted before.
+/// A restarted user has lost its subscriptions.
 #[test]
 fn a_user_that_began_anew_hears_nothing() {
     let mut bench = Bench::new(config());

@@ -1,4 +1,4 @@
-//! How what a registrar wants to send gets where it is to go.
+//! Delivery of the registrars' outputs.
 
 use crate::fault::Fault;
 use crate::net::{End, address, end_at};
@@ -44,7 +44,7 @@ impl World {
     fn connect(&mut self, node: usize, dial: DialId, protocol: Protocol, at: SocketAddr) {
         let to = end_of(at, self.nodes.len());
         let after = if self.is_up(to) && self.net.is_cut(node, to) {
-            // Nobody answers, not even to refuse.
+            // No host answers, not even with a refusal.
             Duration::from_secs(2)
         } else {
             self.delay()
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// Puts a message on a link. What a full buffer drops is dropped, and a daemon that asks twice sends twice.
+    /// Puts a message on a link. A full buffer drops the message; a daemon that repeats a request sends it twice.
     pub fn send(&mut self, from: End, link: u64, message: Bytes) {
         let copies = match self.rng.range(0, 200) {
             0 if self.hostile => 0,

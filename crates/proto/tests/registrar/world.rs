@@ -1,4 +1,4 @@
-//! The world: registrars, elements, the net between them, and what happens next.
+//! The world: registrars, elements, the network between them, and the queue of events.
 
 use crate::element::Element;
 use crate::fault::{Fault, registrar_id};
@@ -10,9 +10,10 @@ use holdfast_wire::rserpool::{SctpTransport, TransportUse, asap};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long two registrars may both believe to be an element's home, or a live element may be missing in a view, while
-/// nothing fails: a heartbeat tells that views differ, a table is asked for and an element asked, and its next registration is
-/// due; twice, since either may just have begun.
+/// Longest time for which, without failures, two registrars may both claim an element, or a live element may be missing
+/// from a view. In this time a heartbeat shows that views differ, a table is requested, the element is probed, and its
+/// next registration is due. The time covers two heartbeats and two registrations, since the first of each may just
+/// have passed.
 pub const BOUND: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
@@ -31,7 +32,7 @@ pub enum What {
         a: End,
         b: End,
     },
-    /// A link that is still cut breaks; this end notices.
+    /// This end notices that a link, still cut, has broken.
     Break {
         link: u64,
         side: usize,
@@ -103,9 +104,9 @@ pub struct World {
     pub net: Net,
     pub tally: Tally,
     pub now: Duration,
-    /// When something last failed or healed.
+    /// Time of the last failure or recovery.
     pub trouble: Duration,
-    /// Since when an element is not as it should be.
+    /// Time since which an element has been in a wrong state.
     pub odd: BTreeMap<usize, Duration>,
     queue: BTreeMap<(Duration, u64), What>,
     sequence: u64,
@@ -178,14 +179,14 @@ impl World {
         self.now = end;
     }
 
-    /// Nothing fails any more.
+    /// Ends all failures.
     pub fn heal(&mut self) {
         self.hostile = false;
         self.net.cuts.clear();
         for node in 0..self.nodes.len() {
             self.at(Duration::ZERO, What::Boot { node });
         }
-        // Some of the dead stay dead.
+        // Some of the dead elements stay dead.
         for element in 0..self.elements.len() {
             if self.rng.percent(60) {
                 self.at(Duration::ZERO, What::Join { element });
@@ -278,7 +279,7 @@ impl World {
         self.feed(node, |_, _| ());
     }
 
-    /// Gives a machine an input, and carries out what it wants.
+    /// Gives a machine an input, and carries out its outputs.
     pub fn feed(&mut self, node: usize, input: impl FnOnce(&mut Registrar, Duration)) {
         let now = self.now;
         let Some(machine) = &mut self.nodes[node].machine else {
@@ -345,7 +346,7 @@ fn settings(multicast: bool) -> Settings {
     settings
 }
 
-/// An ASAP message as bytes.
+/// Encodes an ASAP message.
 pub fn encoded(message: &asap::Message) -> Bytes {
     let mut buffer = BytesMut::new();
     message.encode(&mut buffer).unwrap();

@@ -1,8 +1,8 @@
-//! What an acceptor does.
+//! Steps of an acceptor.
 
 use crate::*;
 
-/// An acceptor whose socket for the one flow of `batch` is prepared.
+/// Returns an acceptor with a prepared socket for the one flow of `batch`.
 fn taking(batch: BatchId) -> Handoff {
     let mut acceptor = machine(B, HOLDER);
     let prepare = PrepareFlow {

@@ -1,4 +1,4 @@
-//! What a donor does.
+//! Steps of a donor.
 
 use crate::*;
 
@@ -43,7 +43,7 @@ fn a_donor_sends_the_state_the_moment_it_is_frozen_and_never_copies_it() {
     ended_with_its_phases(&mut donor);
 }
 
-/// All that is told in the end.
+/// Checks the final events.
 fn ended_with_its_phases(donor: &mut Handoff) {
     let events: Vec<_> = std::iter::from_fn(|| donor.poll_output()).collect();
     let [

@@ -1,4 +1,4 @@
-//! One handoff step by step: what is said and done, in which order, and what it costs.
+//! One handoff step by step: its frames and commands, their order, and their number.
 
 mod acceptor;
 mod donor;
@@ -36,7 +36,7 @@ fn request(drain: Drain) -> Request {
     }
 }
 
-/// The only output.
+/// Returns the only output.
 fn only(machine: &mut Handoff) -> Output {
     let output = machine.poll_output().expect("an output");
     assert_eq!(machine.poll_output(), None, "after {output:?}");
@@ -61,7 +61,7 @@ fn complete(machine: &mut Handoff, now: Duration, token: Token, results: Results
     machine.handle_done(now, Completion { token, results });
 }
 
-/// Lets a donor read a flow whose queue is `queue`; its next output follows.
+/// Lets a donor read a flow with the queue `queue`; the donor's next output follows.
 fn read(machine: &mut Handoff, now: Duration, queue: SendQueueInfo) {
     let Command::ReadStatic { token, flows } = command(machine) else {
         panic!("not a read");
@@ -76,7 +76,7 @@ fn read(machine: &mut Handoff, now: Duration, queue: SendQueueInfo) {
     complete(machine, now, token, Results::ReadStatic(vec![Ok(state)]));
 }
 
-/// Takes a donor's `Prepare` and says that all is prepared.
+/// Takes a donor's `Prepare` and answers that all sockets are prepared.
 fn prepared(machine: &mut Handoff, now: Duration) -> BatchId {
     let (to, Frame::Prepare { batch, flows }) = sent(machine) else {
         panic!("not a Prepare");
@@ -102,7 +102,7 @@ fn answer(machine: &mut Handoff, now: Duration, kind: ChangeKind, epoch: u32, re
     machine.handle_frame(now, HOLDER, Frame::Answer { request, results });
 }
 
-/// A donor up to its `State`, given the blob.
+/// Advances a donor to its `State`, with the given blob.
 fn give(machine: &mut Handoff, dynamic: Bytes) -> BatchId {
     machine
         .handle_request(ms(0), request(Drain::No))

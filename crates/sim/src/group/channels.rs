@@ -1,5 +1,5 @@
-//! The channels between daemons: ordered while they live; when one breaks, what is under way is lost and both sides
-//! learn of it, each in its own time.
+//! The channels between daemons: ordered while they are up. When a channel breaks, the frames in transit are lost and
+//! each side learns of it after its own delay.
 
 use crate::time::Time;
 use std::collections::BTreeMap;
@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 pub(super) struct Channel {
     pub(super) up: bool,
     pub(super) cut: bool,
-    /// Counts the channel's lives.
+    /// Number of times that the channel has broken.
     pub(super) life: u64,
-    /// Sides that have not learned yet that it broke.
+    /// Sides that have not yet learned that the channel broke.
     pub(super) unaware: Vec<usize>,
-    /// When the last frame arrives, per direction.
+    /// Arrival time of the last frame, per direction.
     last: [Time; 2],
 }
 
@@ -26,13 +26,13 @@ impl Channels {
 }
 
 impl Channel {
-    /// It is up, and nothing is under way.
+    /// Sets the channel up, with no frames in transit.
     pub(super) fn begin(&mut self, now: Time) {
         self.up = true;
         self.last = [now; 2];
     }
 
-    /// When a frame arrives that would arrive then, behind those before it.
+    /// Returns the arrival time of a frame that would arrive at `arrival`, not before earlier frames.
     pub(super) fn behind(&mut self, (from, to): (usize, usize), arrival: Time) -> Time {
         let last = &mut self.last[usize::from(from > to)];
         *last = arrival.max(*last);
@@ -40,7 +40,7 @@ impl Channel {
     }
 }
 
-/// Every two of so many nodes.
+/// Returns all pairs of nodes.
 pub(crate) fn pairs(nodes: usize) -> Vec<(usize, usize)> {
     let of = |a| (a + 1..nodes).map(move |b| (a, b));
     (0..nodes).flat_map(of).collect()

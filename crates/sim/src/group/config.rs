@@ -1,68 +1,69 @@
-//! What does happen.
+//! The configuration of one run.
 
 use super::{Faults, id};
 use crate::time::Time;
 use std::fmt;
 
-/// What a seed makes of a [`Setting`](super::Setting); `K` is what is peculiar to handoff or migration.
+/// A run's configuration, which a seed derives from a [`Setting`](super::Setting); `K` is the part specific to handoff
+/// or migration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config<K> {
-    /// How many nodes there are.
+    /// Number of nodes.
     pub nodes: usize,
-    /// The one that keeps the records.
+    /// The node that holds the records.
     pub holder: usize,
-    /// See [`Setting::flows`](super::Setting::flows).
+    /// Number of flows, see [`Setting::flows`](super::Setting::flows).
     pub flows: usize,
-    /// Whether channels lose, repeat and reorder single frames.
+    /// True if channels lose, repeat and reorder single frames.
     pub hostile: bool,
-    /// Whether commands fail.
+    /// True if commands can fail.
     pub failing: bool,
-    /// How often what fails of itself does.
+    /// Frequencies of unplanned faults.
     pub faults: Faults,
-    /// What happens, and when.
+    /// The planned actions with their times.
     pub plan: Vec<(Time, Action)>,
-    /// From then on nothing fails any more: daemons are back, channels mended.
+    /// Time at which all faults end: daemons are restarted, channels mended.
     pub heals: Time,
-    /// By then nothing may go on.
+    /// Time by which all activity must have ended.
     pub rest: Time,
-    /// What is peculiar to the kind.
+    /// The part specific to handoff or migration.
     pub own: K,
 }
 
-/// Something that happens. Who does it to what is drawn from a `draw` of its own, so that it does not depend on what else happens
-/// more than it must.
+/// A planned action. Its objects are chosen by its own random number `draw`, so that the choice depends as little as
+/// possible on other actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// A node's daemon dies; what the kernel has stays.
+    /// A node's daemon dies; the kernel's state stays.
     Crash(usize),
-    /// It begins anew.
+    /// A node's daemon restarts.
     Restart(usize),
-    /// The channel between two nodes breaks, and is not made again.
+    /// The channel between two nodes breaks, and is not reconnected.
     Cut(usize, usize),
-    /// It is.
+    /// The channel between two nodes can be connected again.
     Mend(usize, usize),
-    /// An operator asks for a handoff or a migration.
+    /// An operator requests a handoff or a migration.
     Request {
-        /// Which.
+        /// Random number that chooses the flows or process.
         draw: u64,
     },
-    /// An operator calls back what is asked for.
+    /// An operator cancels the requests in progress.
     Cancel,
-    /// Server programs do something wherever they may.
+    /// All server programs that may act process data.
     Work,
     /// A connection is closed.
     Close {
-        /// Which.
+        /// Random number that chooses the connection.
         draw: u64,
     },
     /// A client connects.
     Open {
-        /// Where.
+        /// Random number that chooses the node or process.
         draw: u64,
     },
     /// A process is killed.
     Kill {
-        /// Which.
+        /// Random number that chooses the process.
         draw: u64,
     },
 }

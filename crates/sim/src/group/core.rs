@@ -10,7 +10,7 @@ use holdfast_wire::{Flow, Frame, Record, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What is to happen; `E` is what a daemon does for its machine.
+/// A queued event; `E` is an action of a daemon for its state machine.
 #[derive(Debug)]
 pub(crate) enum Event<E> {
     Deliver {
@@ -23,7 +23,7 @@ pub(crate) enum Event<E> {
         node: usize,
         life: u64,
     },
-    /// A side learns that a channel broke.
+    /// One side learns that a channel broke.
     Lost {
         node: usize,
         peer: usize,
@@ -33,7 +33,7 @@ pub(crate) enum Event<E> {
         b: usize,
     },
     Act(Action),
-    /// Nothing fails any more.
+    /// All faults end.
     Heal,
     Own {
         node: usize,
@@ -43,7 +43,7 @@ pub(crate) enum Event<E> {
 }
 
 impl<E> Event<E> {
-    /// Tells apart what happens at one time, mostly.
+    /// Returns a key that mostly distinguishes events at the same time.
     fn key(&self) -> u64 {
         let (kind, a, b) = match self {
             Event::Deliver { from, to, .. } => (0, *from, *to),
@@ -60,9 +60,9 @@ impl<E> Event<E> {
 
 #[derive(Debug)]
 pub(crate) struct Daemon<M> {
-    /// None: it has died.
+    /// The daemon's state machine; none if the daemon is dead.
     pub(crate) machine: Option<M>,
-    /// Counts the daemon's lives.
+    /// Incarnation of the daemon: number of its deaths.
     pub(crate) life: u64,
     pub(super) wake: Option<Duration>,
 }
@@ -74,9 +74,9 @@ pub(crate) struct Core<M, E> {
     pub(crate) daemons: Vec<Daemon<M>>,
     pub(crate) holder: usize,
     pub(crate) steering: BTreeMap<Flow, Record>,
-    /// Flows that the oracle is to look at.
+    /// Flows that the oracle must check.
     pub(crate) dirty: Vec<Flow>,
-    /// It was hostile before it healed.
+    /// True if channels were hostile before all faults ended.
     pub(crate) was_hostile: bool,
     pub(crate) violation: Option<Violation>,
     pub(crate) counts: BTreeMap<String, u64>,
@@ -89,7 +89,7 @@ pub(crate) struct Core<M, E> {
     pub(super) digest: u64,
     seed: u64,
     pub(super) trace: Option<Vec<String>>,
-    /// Questions to the holder that were sent, of which life.
+    /// Requests sent to the holder: node, incarnation, request number.
     asked: BTreeSet<(usize, u64, u64)>,
 }
 
@@ -135,8 +135,8 @@ impl<M, E> Core<M, E> {
         self.daemons[node].life
     }
 
-    /// The next event, if it is until then. What chance does with it depends on its time and place, not on how much has happened
-    /// before: what is left out of a plan changes nothing else that it does not cause.
+    /// Returns the next event, if it is not after `until`. The event's random numbers depend on its time and kind, not
+    /// on the number of earlier events: omitting a step of a plan changes only events that the step causes.
     pub(super) fn pop(&mut self, until: Time) -> Option<Event<E>> {
         let (at, event) = self.queue.pop_until(until)?;
         self.now = at;
@@ -153,24 +153,24 @@ impl<M, E> Core<M, E> {
         self.queue.push(self.now + delay, event);
     }
 
-    /// Something that a daemon does, unless it dies before.
+    /// Schedules an action of a daemon, which is dropped if the daemon dies before.
     pub(crate) fn own(&mut self, node: usize, at: Time, event: E) {
         let life = self.life(node);
         self.queue.push(at, Event::Own { node, life, event });
     }
 
-    /// From `low` to `high`, the latter excluded.
+    /// Returns a random time of `low` to `high` microseconds, the latter excluded.
     pub(crate) fn micros(&mut self, low: u64, high: u64) -> Time {
         Time::from_micros(self.random.between(low, high))
     }
 
-    /// How long a command takes: rarely much longer than usual.
+    /// Returns the duration of a command: rarely much longer than usual.
     pub(crate) fn takes(&mut self, usual_us: u64) -> Time {
         let slow = self.random.chance(self.faults.slow_commands);
         self.micros(1, if slow { 400_000 } else { usual_us })
     }
 
-    /// Whether a command fails.
+    /// Returns true if a command fails.
     pub(crate) fn fails(&mut self) -> bool {
         self.failing && self.random.chance(self.faults.failed)
     }
@@ -189,20 +189,20 @@ impl<M, E> Core<M, E> {
         self.violation.get_or_insert(Violation { at, what });
     }
 
-    /// A line of the trace, if there is one.
+    /// Adds a line to the trace, if there is one.
     pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:.6} {}", self.now.as_secs_f64(), line()));
         }
     }
 
-    /// Notes that a question was sent; gives whether it was before.
+    /// Records that a request was sent; returns true if it had been sent before.
     pub(crate) fn asks_again(&mut self, node: usize, request: u64) -> bool {
         let life = self.life(node);
         !self.asked.insert((node, life, request))
     }
 
-    /// Keeps what the rules of ownership gave.
+    /// Stores the result of the ownership rules.
     pub(crate) fn record(&mut self, flow: Flow, result: &Result<Option<Record>, Refusal>) {
         match result {
             Ok(Some(record)) => self.steering.insert(flow, *record),
@@ -212,12 +212,12 @@ impl<M, E> Core<M, E> {
         self.dirty.push(flow);
     }
 
-    /// Whether frames from one reach the other.
+    /// Returns true if the channel between two nodes is up.
     pub(crate) fn is_up(&mut self, a: usize, b: usize) -> bool {
         self.channels.between(a, b).up
     }
 
-    /// A frame leaves; it arrives if the channel lives so long.
+    /// Sends a frame, which arrives if the channel stays up.
     pub(crate) fn transmit(&mut self, from: usize, to: usize, frame: &Frame) {
         if from == to {
             return self.violated(format!("node {} sends to itself", id(from)));
@@ -251,7 +251,7 @@ impl<M, E> Core<M, E> {
         }
     }
 
-    /// What is under way is lost; the sides learn of it within so many microseconds.
+    /// Breaks a channel: frames in transit are lost, and the sides learn of it within `slow_us` microseconds.
     pub(super) fn break_channel(&mut self, a: usize, b: usize, slow_us: u64) {
         let channel = self.channels.between(a, b);
         if !channel.up {
@@ -267,7 +267,7 @@ impl<M, E> Core<M, E> {
         self.at(Time::from_micros(5_000), Event::Connect { a, b });
     }
 
-    /// A daemon dies, and with it what it was about to do.
+    /// Kills a daemon, with its scheduled actions.
     pub(crate) fn kill(&mut self, node: usize) {
         let daemon = &mut self.daemons[node];
         (daemon.machine, daemon.wake) = (None, None);
@@ -277,7 +277,7 @@ impl<M, E> Core<M, E> {
         }
     }
 
-    /// It is back, and dials the others.
+    /// Connects a restarted daemon to the others.
     pub(crate) fn dial(&mut self, node: usize) {
         for peer in (0..self.nodes()).filter(|peer| *peer != node) {
             let delay = self.micros(100, 20_000);
@@ -285,7 +285,7 @@ impl<M, E> Core<M, E> {
         }
     }
 
-    /// From now on nothing fails.
+    /// Ends all faults: restarts daemons and mends channels.
     pub(super) fn heal(&mut self) {
         (self.hostile, self.failing) = (false, false);
         for node in 0..self.nodes() {

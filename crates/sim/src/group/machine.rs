@@ -1,11 +1,11 @@
-//! A machine of `proto`, as a world that does not care which has it.
+//! A common interface to the state machines of `proto`, for the simulated world.
 
 use holdfast_proto::{handoff, migration};
 use holdfast_wire::{Frame, NodeId};
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// What a machine says.
+/// An output of a state machine.
 #[derive(Debug)]
 pub(crate) enum Said<C, E> {
     Send { to: NodeId, frame: Frame },

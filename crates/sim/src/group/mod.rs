@@ -1,9 +1,9 @@
-//! What [`handoff`](crate::handoff) and [`migration`](crate::migration) have in common: nodes whose daemons die and come back,
-//! channels between them that break, one node that keeps the records, and faults by chance.
+//! The common part of [`handoff`](crate::handoff) and [`migration`](crate::migration): nodes with daemons that die and
+//! restart, channels that break, one node that holds the records, and random faults.
 //!
-//! A [`Setting`] says what may happen. A seed makes a [`Config`] of it, in which all is decided but the delays; that and the
-//! seed again make a run, with one outcome. What a run violates is found by oracles after every event and in the end, and what a
-//! failing run fails without is left out of its plan ([`Failure`]).
+//! A [`Setting`] describes the possible actions and faults. A seed derives from it a [`Config`], which fixes everything
+//! but the delays; a config and the seed determine a run with one outcome. Oracles check a run after every event and at
+//! its end; from a failing run's plan all steps are removed that the failure does not need ([`Failure`]).
 
 mod channels;
 mod config;
@@ -27,12 +27,12 @@ pub(crate) use world::World;
 use holdfast_wire::{Change, ChangeKind, Flow, NodeId, Protocol, Record, RecordState};
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// The node with this place among all.
+/// Returns the node ID of the node with this index.
 pub(crate) fn id(index: usize) -> NodeId {
     NodeId(index as u16 + 1)
 }
 
-/// The place of a node among all.
+/// Returns the index of a node.
 pub(crate) fn index(id: NodeId) -> usize {
     usize::from(id.0) - 1
 }
@@ -41,10 +41,10 @@ pub(crate) fn change(flow: Flow, kind: ChangeKind, epoch: u32) -> Change {
     Change { flow, kind, epoch }
 }
 
-/// A client's connection with the service, one for each number.
+/// Returns a client's connection to the service, a different one for each number.
 pub(crate) fn client(number: u64) -> Flow {
     let at = |last, port| SocketAddr::from((Ipv4Addr::new(10, 0, last, 1), port));
-    // So many ports, then the next address.
+    // Use 60,000 ports, then the next address.
     let (host, port) = (number / 60_000, number % 60_000);
     Flow {
         protocol: Protocol::Tcp,
@@ -53,7 +53,8 @@ pub(crate) fn client(number: u64) -> Flow {
     }
 }
 
-/// Who may speak, as the record says: the owner, or the donor of a flow in transit (until it freezes).
+/// Returns the node that may send according to the record: the owner, or the donor of a flow in transit (until it
+/// freezes).
 pub(crate) fn speaker(record: &Record) -> NodeId {
     match record.state {
         RecordState::Owned { owner } => owner,

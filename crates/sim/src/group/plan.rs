@@ -1,21 +1,21 @@
-//! A setting and a seed make a plan.
+//! Derives a plan from a setting and a seed.
 
 use super::{Action, Config, Setting, pairs};
 use crate::random::Random;
 use crate::time::Time;
 
-/// How often something comes with a request, and what.
+/// The probability of an action that accompanies a request, and the action.
 pub(crate) type WithRequest = (f64, fn(u64) -> Action);
 
-/// Draws a config from a stream of its own, and with it what is peculiar to the kind. `with_requests` may come with each request
-/// besides.
+/// Draws a config from a separate random stream, including its specific part. The actions in `with_requests` may
+/// accompany each request.
 pub(crate) fn schedule<K>(
     setting: &Setting,
     seed: u64,
     with_requests: &[WithRequest],
     own: impl FnOnce(&mut Random, usize) -> K,
 ) -> Config<K> {
-    // Another stream than the world's own.
+    // Use a random stream other than the world's.
     let mut random = Random::new(seed ^ 0x5eed_5eed_5eed_5eed);
     let nodes = setting.nodes.draw(&mut random);
     let (holder, flows) = (random.below(nodes), setting.flows.draw(&mut random));
@@ -55,7 +55,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// A request, and the trouble that mostly comes while something moves.
+    /// Adds a request, and the faults near it, so that most faults occur during a move.
     fn request(&mut self, with_requests: &[WithRequest]) {
         let setting = self.setting;
         let at = self.within(Time::ZERO, setting.runtime);
@@ -97,7 +97,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Not after all has healed.
+    /// Returns a random time up to `time` after `from`, but not after the end of all faults.
     fn within(&mut self, from: Time, time: Time) -> Time {
         let at = from + Time(self.random.between(0, time.0.max(1)));
         at.min(self.setting.runtime)

@@ -1,4 +1,4 @@
-//! A run from its beginning to its end, and what a failing one fails without.
+//! A run from beginning to end, and the shrinking of a failing one.
 
 use super::core::{Daemon, Event};
 use super::machine::Machine;
@@ -8,29 +8,29 @@ use crate::shrink::shortest;
 use crate::time::Time;
 use std::collections::BTreeMap;
 
-/// What a run showed.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// What happened, how often: how moves ended, what the holder said, in which states daemons died.
+    /// Number of occurrences by kind: results of moves, answers of the holder, states in which daemons died.
     pub counts: BTreeMap<String, u64>,
-    /// Frames, timers, steps of commands, actions.
+    /// Number of frames, timers, steps of commands, and actions.
     pub events: u64,
-    /// A number that depends on when every event was: equal for equal runs.
+    /// A digest of the times of all events: equal for equal runs.
     pub digest: u64,
 }
 
 /// A failing seed, shrunk.
 #[derive(Debug, Clone)]
 pub struct Failure<K> {
-    /// With the shortest plan, and the fewest faults, with which it still fails.
+    /// The shortest plan and the fewest faults that still fail.
     pub config: Config<K>,
-    /// How.
+    /// The violated invariant.
     pub violation: Violation,
-    /// All that happens until then.
+    /// All events up to the violation.
     pub trace: Vec<String>,
 }
 
-/// Carries a config out. With `trace`, every event and what each machine says becomes a line of it.
+/// Runs a config. With `trace`, every event and every output of a state machine becomes a line of it.
 pub(crate) fn try_run<W: World>(
     config: &Config<W::Own>,
     seed: u64,
@@ -71,7 +71,7 @@ fn check_end<W: World>(world: &mut W) -> Result<(), String> {
     world.check_end()
 }
 
-/// No machine waits for anything.
+/// Checks that no state machine waits for anything.
 fn all_idle<W: World>(world: &mut W) -> Result<(), String> {
     let core = world.core();
     let hangs = |daemon: &Daemon<W::Machine>| {
@@ -86,7 +86,7 @@ fn all_idle<W: World>(world: &mut W) -> Result<(), String> {
     Err(format!("node {} hangs", id(node)))
 }
 
-/// The least of what a failing config has with which it still fails. None: it does not fail.
+/// Returns the smallest part of a failing config that still fails. None if the config does not fail.
 pub(crate) fn shrink<W: World>(config: Config<W::Own>, seed: u64) -> Option<Failure<W::Own>>
 where
     W::Own: Clone,

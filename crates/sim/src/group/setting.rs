@@ -1,55 +1,55 @@
-//! What may happen.
+//! The possible actions and faults of a group.
 
 use crate::random::Random;
 use crate::time::Time;
 use serde::Deserialize;
 
-/// What may happen to a group; each seed draws from it.
+/// The possible actions and faults of a group; each seed draws from it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting {
-    /// Nodes, one of which keeps the records.
+    /// Number of nodes, of which one holds the records.
     pub nodes: Span,
-    /// Flows: all that there are where they are handed off, those at first where processes have them.
+    /// Number of flows: for handoffs the total, for migrations the initial number.
     pub flows: Span,
-    /// How often somebody asks for a handoff or a migration.
+    /// Number of requests for a handoff or a migration.
     pub requests: Span,
-    /// The time in which that is, and in which things fail.
+    /// Duration of the requests and faults.
     pub runtime: Time,
-    /// By then nothing may go on any more, counted from the start.
+    /// Time, from the start, by which all activity must have ended.
     pub rest: Time,
-    /// What happens because of a request begins so soon after it, at the latest.
+    /// Maximum delay between a request and the actions that accompany it.
     pub soon: Time,
-    /// With each request so often: a daemon dies soon, and comes back within 0.7 s.
+    /// Probability, per request, that a daemon dies soon after; it restarts within 0.7 s.
     pub crash: f64,
-    /// A channel is cut soon, and mended within 1.5 s.
+    /// Probability, per request, that a channel is cut soon after; it is mended within 1.5 s.
     pub cut: f64,
-    /// A flow is closed soon.
+    /// Probability, per request, that a flow is closed soon after.
     pub close: f64,
-    /// A client connects soon, or tries to: five times so often.
+    /// Probability of each of five attempts per request that a client connects soon after.
     pub open: f64,
-    /// What fails of itself.
+    /// Frequencies of unplanned faults.
     pub faults: Faults,
 }
 
-/// What fails of itself, without being planned.
+/// Frequencies of unplanned faults.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
-    /// The share of seeds with channels that lose, repeat and reorder single frames, which real ones never do.
+    /// Share of seeds with channels that lose, repeat and reorder single frames, which real channels never do.
     pub hostile: f64,
-    /// The share of frames that these lose,
+    /// Share of frames that such channels lose.
     pub lost: f64,
-    /// repeat,
+    /// Share of frames that such channels repeat.
     pub repeated: f64,
-    /// and let overtake others.
+    /// Share of frames that such channels let overtake others.
     pub reordered: f64,
-    /// The share of seeds in which daemons fail to carry commands out.
+    /// Share of seeds in which daemons fail to execute commands.
     pub failing: f64,
-    /// The share of commands that fail there.
+    /// Share of commands that fail in such seeds.
     pub failed: f64,
-    /// The share of frames that take up to 200 ms instead of 0.6.
+    /// Share of frames that take up to 200 ms instead of 0.6 ms.
     pub slow_frames: f64,
-    /// The share of commands that take up to 400 ms.
+    /// Share of commands that take up to 400 ms.
     pub slow_commands: f64,
 }
 
@@ -60,7 +60,7 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Much fails.
+    /// Many faults.
     pub const DEFAULT: Faults = Faults {
         hostile: 0.3,
         lost: 0.03,
@@ -72,7 +72,7 @@ impl Faults {
         slow_commands: 0.02,
     };
 
-    /// Nothing fails.
+    /// No faults.
     pub const NONE: Faults = Faults {
         hostile: 0.0,
         lost: 0.0,
@@ -84,7 +84,7 @@ impl Faults {
         slow_commands: 0.0,
     };
 
-    /// All of them.
+    /// Returns all shares.
     pub(crate) fn shares(&self) -> [f64; 8] {
         [
             self.hostile,
@@ -99,13 +99,13 @@ impl Faults {
     }
 }
 
-/// From the least to the most, both included.
+/// A range of numbers, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(from = "SpanText")]
 pub struct Span {
-    /// The least.
+    /// The smallest number.
     pub least: u32,
-    /// The most.
+    /// The largest number.
     pub most: u32,
 }
 
@@ -126,18 +126,18 @@ impl From<SpanText> for Span {
 }
 
 impl Span {
-    /// From the least to the most.
+    /// Creates a range, both ends included.
     #[must_use]
     pub const fn new(least: u32, most: u32) -> Span {
         Span { least, most }
     }
 
-    /// One of them.
+    /// Draws a number of the range.
     pub(crate) fn draw(self, random: &mut Random) -> usize {
         random.between(u64::from(self.least), u64::from(self.most) + 1) as usize
     }
 
-    /// Whether all of them are within others.
+    /// Returns true if the range is valid and within these limits.
     pub(crate) fn is_within(self, least: u32, most: u32) -> bool {
         least <= self.least && self.least <= self.most && self.most <= most
     }

@@ -1,4 +1,4 @@
-//! What happens in a group, whichever machine its daemons run.
+//! The events of a group, independent of the kind of its state machines.
 
 use super::core::{Core, Event};
 use super::machine::{Machine, Said};
@@ -9,40 +9,40 @@ use holdfast_wire::Frame;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// A group whose daemons have one kind of machine.
+/// A group with daemons that run one kind of state machine.
 pub(crate) trait World: Sized {
-    /// What is peculiar to its configs.
+    /// The specific part of its configs.
     type Own;
     type Machine: Machine;
-    /// What its daemons do for their machines.
+    /// An action of a daemon for its state machine.
     type Event: Debug;
 
-    /// With all daemons there, and their channels.
+    /// Creates the group with all daemons running and their channels up.
     fn new(config: &Config<Self::Own>, seed: u64) -> Self;
 
     fn core(&mut self) -> &mut Core<Self::Machine, Self::Event>;
 
     fn timers_fire(&self) -> bool;
 
-    /// A machine sends a frame.
+    /// Handles a frame sent by a state machine.
     fn send(&mut self, from: usize, to: usize, frame: Frame);
 
-    /// A frame arrives at a daemon that lives.
+    /// Handles the arrival of a frame at a live daemon.
     fn deliver(&mut self, from: usize, to: usize, frame: Frame);
 
-    /// A machine wants something done.
+    /// Starts a command of a state machine.
     fn begin(&mut self, node: usize, command: <Self::Machine as Machine>::Command);
 
-    /// A machine tells of something.
+    /// Handles an event reported by a state machine.
     fn event(&mut self, node: usize, event: <Self::Machine as Machine>::Event);
 
-    /// A daemon does something for its machine.
+    /// Executes an action of a daemon.
     fn step(&mut self, node: usize, event: Self::Event);
 
-    /// A daemon that lives dies.
+    /// Handles the death of a live daemon.
     fn crash(&mut self, node: usize);
 
-    /// One that is dead begins anew.
+    /// Restarts a dead daemon.
     fn restart(&mut self, node: usize);
 
     fn request(&mut self, random: &mut Random);
@@ -52,13 +52,13 @@ pub(crate) trait World: Sized {
     fn open(&mut self, random: &mut Random);
     fn kill(&mut self, random: &mut Random);
 
-    /// What must be so after every event.
+    /// Checks the invariants that hold after every event.
     fn check(&mut self) -> Result<(), String>;
 
-    /// What must be so after all has healed, time has passed and nothing goes on any more.
+    /// Checks the invariants that hold after the end of all faults and activity.
     fn check_end(&mut self) -> Result<(), String>;
 
-    /// Whether no machine that lives has anything to do.
+    /// Returns true if no live state machine has work left.
     #[cfg(test)]
     fn is_at_rest(&mut self) -> bool {
         let mut daemons = self.core().daemons.iter();
@@ -66,7 +66,7 @@ pub(crate) trait World: Sized {
         daemons.all(|daemon| daemon.machine.as_ref().is_none_or(idle))
     }
 
-    /// Gives a daemon an input, if it lives, and carries out what it says.
+    /// Gives a live daemon's state machine an input, and executes its outputs.
     fn input(&mut self, node: usize, give: impl FnOnce(&mut Self::Machine, Duration)) {
         let now = Duration::from(self.core().now);
         let Some(machine) = self.core().daemons[node].machine.as_mut() else {
@@ -97,7 +97,7 @@ pub(crate) trait World: Sized {
         }
     }
 
-    /// The channel comes up, if it can.
+    /// Sets the channel up, if possible.
     fn connect(&mut self, a: usize, b: usize) {
         let core = self.core();
         let alive = core.is_alive(a) && core.is_alive(b);
@@ -139,7 +139,7 @@ pub(crate) trait World: Sized {
         }
     }
 
-    /// The next thing happens, if there is one until then; gives whether there was.
+    /// Handles the next event, if it is not after `until`; returns true if there was one.
     fn next(&mut self, until: Time) -> bool {
         let core = self.core();
         if core.violation.is_some() {

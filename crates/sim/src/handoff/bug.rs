@@ -1,40 +1,41 @@
-//! Deliberate bugs, each breaking one rule that the machine or its daemon keeps: the oracles must find every one.
+//! Deliberate bugs, each of which breaks one rule of the state machine or its daemon: the oracles must detect every
+//! one.
 
-/// Which rule is broken.
+/// The broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// An acceptor is active as soon as it asks to commit.
+    /// An acceptor activates the flow when it requests the commit, before the answer.
     ActivatesBeforeCommitted,
-    /// A donor resumes as soon as it asks to roll back.
+    /// A donor resumes the flow when it requests the rollback, before the answer.
     ResumesUnasked,
-    /// The holder takes any epoch for the right one.
+    /// The holder accepts any epoch.
     StaleEpochAccepted,
-    /// The holder commits what was rolled back.
+    /// The holder commits a rolled-back flow.
     CommitAfterRollback,
-    /// A freeze leaves the donor speaking.
+    /// A freeze does not stop the donor from sending.
     FreezeKeepsSpeaking,
-    /// A restarted donor goes on without asking.
+    /// A restarted donor resumes its flows without asking the holder.
     RestartResumes,
-    /// A restarted daemon does not look at what was in transit.
+    /// A restarted daemon ignores the flows in transit.
     RestartForgets,
-    /// A question to the holder is sent once.
+    /// A request to the holder is never repeated.
     AsksOnce,
-    /// New flows start at epoch 1 whatever was before.
+    /// New flows start at epoch 1, regardless of earlier flows.
     NoFloors,
-    /// A discard leaves the entry.
+    /// A discard leaves the kernel's entry.
     DiscardLeaves,
-    /// State is put into the socket twice.
+    /// State is restored into the socket twice.
     RestoresTwice,
-    /// `Done` says moved for what was refused.
+    /// `Done` reports refused flows as moved.
     DoneLies,
-    /// A donor closes when the acceptor has prepared, before anything is committed.
+    /// A donor closes when the acceptor has prepared, before the commit.
     ClosesEarly,
-    /// The machines' timers do not fire.
+    /// The state machines' timers do not fire.
     NoTimers,
 }
 
 impl Bug {
-    /// All of them.
+    /// All bugs.
     pub const ALL: [Bug; 14] = [
         Bug::ActivatesBeforeCommitted,
         Bug::ResumesUnasked,

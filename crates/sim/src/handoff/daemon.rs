@@ -1,4 +1,4 @@
-//! What a daemon does for its machine: commands, the holder's table, crash and restart.
+//! Actions of a daemon for its state machine: commands, the holder's table, crash and restart.
 
 use super::Bug;
 use super::node::{Running, State, flows_of, start};
@@ -25,7 +25,7 @@ impl World {
         let flows = flows_of(&command);
         for (index, flow) in flows.iter().enumerate() {
             let mut at = self.core.now + self.core.takes(60);
-            // Flow by flow, and never before what was commanded earlier for the flow.
+            // Handle flow by flow, and not before earlier commands for the same flow.
             let busy_until = &mut self.nodes[node].busy_until;
             for earlier in &flows[..=index] {
                 at = at.max(busy_until.get(earlier).copied().unwrap_or_default());
@@ -41,7 +41,7 @@ impl World {
         self.nodes[node].running.insert(token, running);
     }
 
-    /// The daemon of the holder applies changes to the kernel's table.
+    /// Applies changes to the kernel's table; runs on the holder's daemon.
     pub(super) fn arbitrate(&mut self, node: usize, token: Token) {
         if node != self.core.holder {
             let what = format!("node {} arbitrates and is not the holder", id(node));
@@ -93,7 +93,7 @@ impl World {
         self.core.count(&format!("{kind} {how}"));
     }
 
-    /// The machine asks the holder: where the faults that do not wait for the answer come in.
+    /// Handles a request to the holder: applies the bugs that do not wait for the answer.
     pub(super) fn asks(&mut self, node: usize, changes: &[Change]) {
         for change in changes {
             let flow = change.flow;
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// Each flow of a request has one outcome.
+    /// Checks that each flow of a request has exactly one outcome.
     fn ended(&mut self, node: usize, request: RequestId, flow: Flow) {
         let open = self.nodes[node].open.get_mut(&request);
         let place = open.and_then(|open| {
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// The daemon notes what the holder said to an establish or a removal.
+    /// Records the holder's answer to an establish or a removal.
     fn changed(&mut self, node: usize, change: Change, record: Option<Record>) {
         let flow = change.flow;
         let kernel = &mut self.nodes[node].kernel;
@@ -176,7 +176,7 @@ impl World {
         self.core.dirty.push(flow);
     }
 
-    /// A daemon begins, with what it finds.
+    /// Starts a daemon with the state it finds in the kernel.
     pub(super) fn begin_daemon(&mut self, node: usize) {
         let core = &mut self.core;
         let peers = (0..core.nodes()).map(id);
@@ -187,7 +187,7 @@ impl World {
         let floor = (seconds(core.now) * 1_000 + 1).max(epochs.max().unwrap_or(0) + 1);
         config.epoch_floor = floor.max(life as u32 * 10_000);
         let mut machine = Handoff::new(config);
-        // Some nodes have nothing to spare.
+        // Half of the daemons have no spare processor time.
         machine.give_way((node + life as usize) % 2 == 1);
         core.daemons[node].machine = Some(machine);
         let mut recovered = self.nodes[node].recovered();
@@ -219,7 +219,7 @@ impl World {
     }
 }
 
-/// How an outcome is counted.
+/// Returns the name under which an outcome is counted.
 fn name(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Moved { .. } => "moved".to_owned(),

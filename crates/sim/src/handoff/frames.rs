@@ -1,4 +1,4 @@
-//! What daemons send each other, and where bugs bend it.
+//! The frames between daemons, and the bugs that alter them.
 
 use super::Bug;
 use super::node::State;
@@ -36,7 +36,8 @@ impl World {
     }
 }
 
-/// Says that all moved. The donor's own epochs are not known here; one that is refused is enough.
+/// Returns the frame with all flows reported as moved. The donor's own epochs are unknown here; one wrongly reported
+/// flow is enough.
 fn lie(frame: Frame) -> Frame {
     match frame {
         Frame::Done {

@@ -1,8 +1,9 @@
-//! Flows that change hands: the handoff machines of `holdfast-proto`, unchanged, of all nodes of a group, with what their daemons do for
-//! them, step by step: they may die between two.
+//! Handoff of flows: the unmodified handoff state machines of `holdfast-proto` on all nodes of a group, and the actions
+//! of their daemons in steps, between which a daemon may die.
 //!
-//! A socket's state is how many bytes it has seen. The oracle looks after every event: one node speaks for a flow, the one that
-//! the record names, with every byte that the flow has seen; epochs only grow. In the end every flow that lives has one owner.
+//! A socket's state is the number of bytes it has processed. After every event the oracle checks that exactly the node
+//! in the record may send for a flow, that this node has every byte of the flow, and that epochs only grow. At the end
+//! every live flow has one owner.
 
 mod bug;
 mod daemon;
@@ -21,19 +22,19 @@ use crate::group::{self, Faults, Outcome, Setting, Span};
 use crate::time::Time;
 use world::World;
 
-/// What is peculiar to handoffs.
+/// The part of a config specific to handoffs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Own {
-    /// What the machines are told: the most flows that move together.
+    /// Maximum number of flows per batch, a setting of the state machines.
     pub batch_flows_max: usize,
-    /// What is broken on purpose.
+    /// The deliberate bug, if any.
     pub bug: Option<Bug>,
 }
 
-/// What happens.
+/// Configuration of a run.
 pub type Config = group::Config<Own>;
 
-/// Three to five nodes, with a few flows that go round for two seconds.
+/// Three to five nodes, with a few flows that are handed around for two seconds.
 pub const DEFAULT: Setting = Setting {
     nodes: Span::new(3, 5),
     flows: Span::new(2, 8),
@@ -48,7 +49,7 @@ pub const DEFAULT: Setting = Setting {
     faults: Faults::DEFAULT,
 };
 
-/// What a seed makes of a setting.
+/// Derives a config from a setting and a seed.
 #[must_use]
 pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
     group::schedule(setting, seed, &[], |random, _| Own {
@@ -57,11 +58,11 @@ pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
     })
 }
 
-/// Simulates with a seed: the same two give the same outcome, always. With `trace`, every event and what each machine says
-/// becomes a line of it.
+/// Simulates a config with a seed: the same two always give the same outcome. With `trace`, every event and every
+/// output of a state machine becomes a line of it.
 ///
 /// # Errors
-/// What was not as it must be.
+/// The first violated invariant.
 pub fn try_run(
     config: &Config,
     seed: u64,
@@ -70,7 +71,7 @@ pub fn try_run(
     group::try_run::<World>(config, seed, trace)
 }
 
-/// The least of what a failing seed has with which it still fails. None: it comes right.
+/// Returns the smallest part of a failing seed's config that still fails. None if the seed does not fail.
 #[must_use]
 pub fn shrink(setting: &Setting, seed: u64, bug: Option<Bug>) -> Option<group::Failure<Own>> {
     group::shrink::<World>(schedule(setting, seed, bug), seed)

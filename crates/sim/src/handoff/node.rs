@@ -1,4 +1,5 @@
-//! A node: the kernel's state and the server program's sockets, which survive its daemon, and what the daemon is about to do.
+//! A node: the kernel's state and the server program's sockets, which survive its daemon, and the daemon's commands in
+//! progress.
 
 use super::Bug;
 use crate::random::Random;
@@ -11,7 +12,7 @@ use holdfast_wire::{Flow, NodeId};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What the kernel lets a node do with a flow.
+/// State of a flow in a node's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Owned,
@@ -25,7 +26,7 @@ pub(super) enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) state: State,
-    /// 0: the holder has not confirmed it.
+    /// The flow's epoch; 0 until the holder has confirmed the flow.
     pub(super) epoch: u32,
     pub(super) peer: NodeId,
 }
@@ -36,14 +37,14 @@ impl Entry {
     }
 }
 
-/// A socket in the server program: how many bytes it has seen, which is all its state.
+/// A socket in the server program. Its only state is the number of bytes it has processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Socket {
     pub(super) content: u64,
     pub(super) restored: bool,
 }
 
-/// A command under way.
+/// A command in progress.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) command: Command,
@@ -56,22 +57,22 @@ pub(super) struct Node {
     pub(super) kernel: BTreeMap<Flow, Entry>,
     pub(super) sockets: BTreeMap<Flow, Socket>,
     pub(super) running: BTreeMap<Token, Running>,
-    /// When the last effect on a flow, and the last arbitration, happens.
+    /// Time of the last scheduled action on a flow; below, of the last arbitration.
     pub(super) busy_until: BTreeMap<Flow, Time>,
     pub(super) arbitrates_until: Time,
-    /// Flows without outcome, per request of this life.
+    /// Flows without outcome, per request of this incarnation.
     pub(super) open: BTreeMap<RequestId, Vec<Flow>>,
 }
 
 impl Node {
-    /// What the daemon was about to do, nobody does.
+    /// Drops the daemon's commands in progress.
     pub(super) fn crash(&mut self) {
         self.running.clear();
         self.busy_until.clear();
         self.open.clear();
     }
 
-    /// What a restarted daemon finds in its maps.
+    /// Returns the flows that a restarted daemon finds in its maps.
     pub(super) fn recovered(&self) -> Vec<RecoveredFlow> {
         let entries = self.kernel.iter();
         let found = entries.filter_map(|(flow, entry)| {
@@ -92,7 +93,7 @@ impl Node {
         found.collect()
     }
 
-    /// Carries a command out for its flow number `index`.
+    /// Executes a command for its flow number `index`.
     pub(super) fn effect(
         &mut self,
         running: &mut Running,
@@ -292,7 +293,7 @@ fn failing(fails: bool, effect: impl FnOnce()) -> Result<(), String> {
     Ok(())
 }
 
-/// The flows of a command that is carried out flow by flow; none for the holder's.
+/// Returns the flows of a command that is executed flow by flow; none for the holder's commands.
 pub(super) fn flows_of(command: &Command) -> Vec<Flow> {
     match command {
         Command::ReadStatic { flows, .. }
@@ -323,7 +324,7 @@ fn flow_of(command: &Command, index: usize) -> Flow {
     }
 }
 
-/// The token and the empty results of a command.
+/// Returns the token and the empty results of a command.
 pub(super) fn start(command: &Command) -> (Token, Results) {
     match command {
         Command::ReadStatic { token, .. } => (*token, Results::ReadStatic(vec![])),

@@ -1,4 +1,4 @@
-//! What must be true at every step, and in the end.
+//! The invariants after every step, and at the end.
 
 use super::node::State;
 use super::world::World;
@@ -13,7 +13,8 @@ impl World {
         Ok(())
     }
 
-    /// One speaker, who is whom the holder says, with every byte the flow has seen; epochs only grow.
+    /// Checks that only the node in the holder's record may send, and has every byte of the flow, and that epochs only
+    /// grow.
     fn check_flow(&mut self, flow: Flow) -> Result<(), String> {
         let Some(truth) = self.truths.get_mut(&flow) else {
             return Ok(());
@@ -65,7 +66,7 @@ impl World {
         }
     }
 
-    /// After all faults have healed and time has passed.
+    /// Checks the state after all faults have ended and time has passed.
     pub(super) fn check_rest(&mut self) -> Result<(), String> {
         for (at, node) in self.nodes.iter().enumerate() {
             if !node.open.is_empty() {
@@ -79,7 +80,7 @@ impl World {
         Ok(())
     }
 
-    /// A flow that lives has one owner, which serves it; one that is closed has left nothing.
+    /// Checks that a live flow has one owner, which serves it, and that a closed flow has left nothing.
     fn check_owner(&self, flow: Flow) -> Result<(), String> {
         let alive = self.truths.get(&flow).is_some_and(|truth| truth.alive);
         let record = self.core.steering.get(&flow);
@@ -93,7 +94,7 @@ impl World {
         });
         let entries: Vec<_> = entries.collect();
         if !alive {
-            // An establish that overtakes a removal, as no real channel lets it, leaves a record.
+            // An establish that overtakes a removal, which no real channel allows, leaves a record.
             let ghost = self.core.was_hostile && owner.is_some();
             if (record.is_some() && !ghost) || !entries.is_empty() {
                 return Err(format!("closed {flow} has {record:?}, {entries:?}"));

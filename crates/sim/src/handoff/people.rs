@@ -1,4 +1,4 @@
-//! What operators, server programs and clients do.
+//! Actions of operators, server programs and clients.
 
 use super::node::{Entry, Node, Socket, State};
 use super::world::World;
@@ -9,7 +9,7 @@ use holdfast_wire::{ChangeKind, Flow, NodeId};
 use std::time::Duration;
 
 impl World {
-    /// An operator hands flows over: those of a node, or some.
+    /// An operator requests a handoff: of all flows of a node, or of some.
     pub(super) fn ask(&mut self, random: &mut Random) {
         let (node, to) = (
             random.below(self.nodes.len()),
@@ -49,7 +49,7 @@ impl World {
         self.input(node, |_, _| {});
     }
 
-    /// The server program does something on each connection it may.
+    /// The server program processes a byte on each active connection.
     pub(super) fn serve(&mut self) {
         for flow in &self.flows {
             for node in &mut self.nodes {
@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// A client connects with a node, with addresses and ports that may have been used before.
+    /// A client connects to a node, with addresses and ports that may have been used before.
     pub(super) fn connects(&mut self, node: usize) {
         let free = self.flows.iter().find(|flow| {
             let busy = |node: &Node| {

@@ -1,4 +1,4 @@
-//! Where nothing goes wrong everything moves, from node to node and on, and soon.
+//! Tests without faults: every flow moves, from node to node and on, and quickly.
 
 use super::node::Entry;
 use super::world::World;
@@ -8,7 +8,7 @@ use crate::time::Time;
 use holdfast_proto::handoff::Drain;
 use holdfast_wire::Flow;
 
-/// Nothing fails, nobody asks for anything.
+/// Returns a world without faults and requests.
 fn calm(seed: u64) -> World {
     let setting = Setting {
         requests: Span::new(0, 0),
@@ -18,7 +18,7 @@ fn calm(seed: u64) -> World {
     World::new(&schedule(&setting, seed, None), seed)
 }
 
-/// Runs until no machine has anything to do; gives how long that took.
+/// Runs until no state machine has work left; returns the duration.
 fn rest(world: &mut World) -> Time {
     let begun = world.core.now;
     while !world.is_at_rest() && world.next(Time(u64::MAX)) {}

@@ -1,4 +1,4 @@
-//! A group whose daemons hand flows off.
+//! A group with daemons that hand flows off.
 
 use super::node::{Node, State};
 use super::{Bug, Config, Own};
@@ -9,7 +9,7 @@ use holdfast_proto::handoff::{Command, Completion, Event, Handoff, Token};
 use holdfast_wire::{Flow, Frame, Record};
 use std::collections::BTreeMap;
 
-/// What a daemon does for its machine.
+/// An action of a daemon for its state machine.
 #[derive(Debug)]
 pub(super) enum Work {
     Effect { token: Token, index: usize },
@@ -17,11 +17,11 @@ pub(super) enum Work {
     Complete { token: Token },
 }
 
-/// What is true of a flow, whoever has it.
+/// The expected state of a flow, independent of its location.
 #[derive(Debug, Default)]
 pub(super) struct Truth {
     pub(super) alive: bool,
-    /// Bytes it has seen: those of the one socket that speaks.
+    /// Number of bytes it has processed, all in the one socket that may send.
     pub(super) content: u64,
     pub(super) epoch: u32,
     pub(super) record: Option<Record>,
@@ -122,7 +122,7 @@ impl group::World for World {
         self.ask(random);
     }
 
-    /// A handoff is never called back.
+    /// Does nothing: a handoff cannot be cancelled.
     fn cancel(&mut self) {}
 
     fn work(&mut self) {
@@ -139,7 +139,7 @@ impl group::World for World {
         self.connects(node);
     }
 
-    /// There are no processes.
+    /// Does nothing: there are no processes.
     fn kill(&mut self, _: &mut Random) {}
 
     fn check(&mut self) -> Result<(), String> {
@@ -167,14 +167,14 @@ impl World {
         self.nodes[node].running.insert(token, running);
     }
 
-    /// The daemon tells its machine that a command is done, so many microseconds later at most.
+    /// Schedules the report to the state machine that a command is done, at most `most_us` microseconds later.
     pub(super) fn complete_within(&mut self, node: usize, token: Token, most_us: u64) {
         let at = self.core.now + self.core.micros(0, most_us);
         self.core.own(node, at, Work::Complete { token });
     }
 }
 
-/// Whole seconds, as the daemon's epoch floor has them.
+/// Returns whole seconds, as in the daemon's epoch floor.
 pub(super) fn seconds(now: Time) -> u32 {
     now.as_secs_f64() as u32
 }

@@ -1,46 +1,47 @@
-//! Deliberate bugs, each breaking one rule that the machine, its daemon or the holder keeps: the oracles must find every one.
+//! Deliberate bugs, each of which breaks one rule of the state machine, its daemon or the holder: the oracles must
+//! detect every one.
 
-/// Which rule is broken.
+/// The broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// An acceptor lets the process run as soon as it asks to commit.
+    /// An acceptor resumes the process when it requests the commit, before the answer.
     GoesBeforeCommitted,
-    /// A donor lets it go on as soon as it asks to roll back.
+    /// A donor resumes the process when it requests the rollback, before the answer.
     ThawsUnasked,
-    /// A donor ends the original as soon as it has sent it.
+    /// A donor kills the original as soon as it has sent the process.
     ReleasesEarly,
-    /// A rollback leaves the process's own record out.
+    /// A rollback omits the process's own record.
     RollbackWithoutProcess,
-    /// A commit leaves it out, and is taken for granted.
+    /// A commit omits the process's own record, and is assumed to succeed.
     CommitWithoutProcess,
-    /// The holder commits a process, and leaves the flows in transit that are to come with it.
+    /// The holder commits a process, and leaves the flows in transit that must be committed with it.
     CommitsProcessAlone,
-    /// The holder takes any epoch for the right one.
+    /// The holder accepts any epoch.
     StaleEpochAccepted,
-    /// A freeze leaves the process running.
+    /// A freeze does not stop the process.
     FreezeKeepsRunning,
-    /// A restarted donor lets a stopped process go on without asking.
+    /// A restarted donor resumes a stopped process without asking the holder.
     RestartThaws,
-    /// A restarted daemon does not look at what was written down.
+    /// A restarted daemon ignores its stored records of moves.
     RestartForgets,
-    /// `Note` writes nothing.
+    /// `Note` stores nothing.
     NotesNothing,
-    /// A question to the holder is sent once.
+    /// A request to the holder is never repeated.
     AsksOnce,
     /// A discard leaves the holds.
     DiscardLeaves,
-    /// Peers are told once.
+    /// A translation request to a peer is never repeated.
     TellsOnce,
     /// An acceptor's record is removed as soon as it is committed.
     ForgottenEarly,
-    /// `Done` says moved for what was refused.
+    /// `Done` reports a refused process as moved.
     DoneLies,
-    /// The machines' timers do not fire.
+    /// The state machines' timers do not fire.
     NoTimers,
 }
 
 impl Bug {
-    /// All of them.
+    /// All bugs.
     pub const ALL: [Bug; 17] = [
         Bug::GoesBeforeCommitted,
         Bug::ThawsUnasked,

@@ -1,4 +1,4 @@
-//! What a daemon does for its machine, step by step: it may die between two.
+//! Actions of a daemon for its state machine, in steps, between which the daemon may die.
 
 use super::host::{Running, Written};
 use super::world::{Work, World};
@@ -22,14 +22,14 @@ impl World {
             .own(node, self.holder_busy, Work::Effect { token });
     }
 
-    /// Effects of one move come one after the other, in the order of the commands.
+    /// Schedules the next step. The steps of one move run in sequence, in the order of the commands.
     fn next_effect(&mut self, node: usize, token: Token, id: Option<MoveId>) {
         let mut at = self.core.now + self.core.takes(150);
         if let Some(id) = id {
             let host = &mut self.hosts[node];
             let busy = host.busy_until.entry(id).or_default();
             at = at.max(*busy + Time(1));
-            // Room for its other steps before those of the next command.
+            // Leave time for the command's other steps before the next command's.
             *busy = at + Time::from_micros(3);
         }
         self.core.own(node, at, Work::Effect { token });
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// One step; gives what came of it with the last, or early when it fails.
+    /// Executes one step; returns the results after the last step, or early on failure.
     fn carry_out(
         &mut self,
         node: usize,
@@ -159,7 +159,7 @@ fn connections_has(command: &Command, end: &Flow) -> bool {
     }
 }
 
-/// The token of a command, how many steps it has, and its move.
+/// Returns the token of a command, its number of steps, and its move.
 fn about(command: &Command) -> (Token, usize, Option<MoveId>) {
     match command {
         Command::Check { token, .. } => (*token, 1, None),

@@ -1,4 +1,4 @@
-//! What daemons send each other, and where bugs bend it.
+//! The frames between daemons, and the bugs that alter them.
 
 use super::Bug;
 use super::holder::is_commit;
@@ -26,7 +26,7 @@ impl World {
         }
     }
 
-    /// The machine asks the holder: where the bugs that do not wait for the answer come in.
+    /// Handles a request to the holder: applies the bugs that do not wait for the answer.
     fn asks(&mut self, node: usize, changes: &[Change]) {
         let process = changes.iter().find_map(|change| {
             let deciding = is_commit(change.kind) || change.kind == ChangeKind::Rollback;
@@ -41,7 +41,7 @@ impl World {
         }
     }
 
-    /// Bugs of what is said about moves; whether the frame is not sent.
+    /// Applies bugs to a frame of a move; returns true if the frame is not sent.
     fn bent(&mut self, (from, to): (usize, usize), id: MoveId, frame: &MoveFrame) -> bool {
         match frame {
             MoveFrame::Final { .. } if self.bug == Some(Bug::ReleasesEarly) => {
@@ -78,7 +78,7 @@ impl World {
     }
 }
 
-/// The frame, or if it says how a move has ended, one that says that all is well.
+/// Returns the frame; a frame with a move's final result reports success.
 fn lied(frame: Frame) -> Frame {
     match frame {
         Frame::Move {

@@ -1,4 +1,4 @@
-//! What a donor's daemon does, step by step.
+//! Actions of a donor's daemon, in steps.
 
 use super::Bug;
 use super::host::{Host, Image, Process, State, Who, Written};
@@ -9,7 +9,7 @@ use holdfast_proto::migration::{
 };
 use holdfast_wire::{Flow, MoveId};
 
-/// What every process here consists of.
+/// Size of every simulated process.
 const ONE_THREAD: Shape = Shape {
     processes: 1,
     threads: 1,
@@ -139,7 +139,7 @@ impl World {
         }))
     }
 
-    /// First no flow speaks any more, then the process is stopped, then sent.
+    /// Freezes a process: first its flows stop sending, then the process is stopped, then sent.
     fn freeze(
         &mut self,
         node: usize,
@@ -198,7 +198,7 @@ impl World {
         Some(Results::Frozen(Ok(report)))
     }
 
-    /// Of a process that stands still, or whose copy does.
+    /// Returns the report on a stopped process, or on the stopped copy of one.
     fn frozen_report(
         &mut self,
         node: usize,

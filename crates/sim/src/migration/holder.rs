@@ -1,4 +1,4 @@
-//! The holder: a table, and the rules of `ownership`. What the handoff's machine does about reports, in short.
+//! The holder: a table with the rules of `ownership`, and a simplified form of the handoff state machine's reports.
 
 use super::Bug;
 use super::host::State;
@@ -9,7 +9,7 @@ use holdfast_proto::ownership;
 use holdfast_wire::{Change, ChangeKind, Flow, NodeId, Record, RecordState, Refusal};
 
 impl World {
-    /// All changes of one question, in one step.
+    /// Handles all changes of one request atomically.
     pub(super) fn arbitrate(
         &mut self,
         asker: NodeId,
@@ -23,7 +23,7 @@ impl World {
         results
     }
 
-    /// The flows that are committed with their process; whether they are.
+    /// Commits the flows that belong to their process's commit; returns true if they are committed.
     fn commit_flows(&mut self, asker: NodeId, change: &Change) -> bool {
         if self.bug == Some(Bug::CommitsProcessAlone) {
             return true;
@@ -87,7 +87,7 @@ impl World {
         result
     }
 
-    /// A report reaches the holder, sooner or later.
+    /// Delivers a report to the holder, immediately or later.
     pub(super) fn report(&mut self, node: usize, change: Change) {
         let holder = self.core.holder;
         let reached =
@@ -136,7 +136,7 @@ impl World {
     }
 }
 
-/// Whether an acceptor asks so.
+/// Returns true for a commit, which an acceptor requests.
 pub(super) fn is_commit(kind: ChangeKind) -> bool {
     matches!(kind, ChangeKind::Commit | ChangeKind::CommitAll { .. })
 }

@@ -1,4 +1,4 @@
-//! A host: processes and the kernel's state, which survive its daemon, and what the daemon is about to do.
+//! A host: processes and the kernel's state, which survive its daemon, and the daemon's commands in progress.
 
 use crate::time::Time;
 use holdfast_proto::migration::{Command, ProcessId, RecoveredMove, RecoveredRole, Token};
@@ -6,7 +6,7 @@ use holdfast_wire::migration::{FlowAt, PeerConnections};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use std::collections::BTreeMap;
 
-/// What the kernel lets a host do with a flow.
+/// State of a flow in a host's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Owned,
@@ -20,33 +20,33 @@ pub(super) enum State {
 pub(super) struct Entry {
     pub(super) state: State,
     pub(super) epoch: u32,
-    /// Whose hold it is.
+    /// The move that holds the flow's packets.
     pub(super) id: Option<MoveId>,
 }
 
 /// A connection to another process of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Connection {
-    /// As this process sees it.
+    /// The connection's flow as this process sees it.
     pub(super) flow: Flow,
-    /// Where its packets go.
+    /// The node that its packets are sent to.
     pub(super) peer: NodeId,
-    /// Of the other end's last switch.
+    /// Number of moves of the other end at its last `Switch`.
     pub(super) hops: u32,
 }
 
-/// All that a process is.
+/// The complete state of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Image {
     pub(super) who: Who,
-    /// Everything it has done.
+    /// Number of its work steps.
     pub(super) content: u64,
     pub(super) flows: Vec<Flow>,
     pub(super) connections: Vec<Connection>,
     pub(super) hops: u32,
 }
 
-/// Who a process is: the number of an original, or the move that made a copy.
+/// Identity of a process: the number of an original, or the move that made a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Who {
     Original(usize),
@@ -59,14 +59,14 @@ pub(super) struct Process {
     pub(super) running: bool,
 }
 
-/// What was written down of a move.
+/// The stored record of a move.
 #[derive(Debug, Clone)]
 pub(super) struct Written {
     pub(super) hops: u32,
     pub(super) role: RecoveredRole,
 }
 
-/// A command under way.
+/// A command in progress.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) command: Command,
@@ -76,16 +76,16 @@ pub(super) struct Running {
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) processes: BTreeMap<ProcessId, Process>,
-    /// Made for processes that are taken; with all that was restored.
+    /// The empty processes that become restored ones, with their image after it is restored.
     pub(super) husks: BTreeMap<MoveId, Option<Image>>,
     pub(super) entries: BTreeMap<Flow, Entry>,
     pub(super) written: BTreeMap<MoveId, Written>,
-    /// Translations.
+    /// Stored translations of peers.
     pub(super) prepared: BTreeMap<MoveId, Written>,
     pub(super) running: BTreeMap<Token, Running>,
-    /// When the last effect for a move happens.
+    /// Time of the last scheduled step of a move.
     pub(super) busy_until: BTreeMap<MoveId, Time>,
-    /// Moves without outcome, of this life.
+    /// Moves of this incarnation without outcome.
     pub(super) open: Vec<MoveId>,
     processes_made: u64,
 }
@@ -100,14 +100,14 @@ impl Host {
         id
     }
 
-    /// What the daemon was about to do, nobody does.
+    /// Drops the daemon's commands in progress.
     pub(super) fn crash(&mut self) {
         self.running.clear();
         self.busy_until.clear();
         self.open.clear();
     }
 
-    /// What a restarted daemon finds.
+    /// Returns the records that a restarted daemon finds.
     pub(super) fn recovered(&self) -> Vec<RecoveredMove> {
         let written = self.written.iter().chain(&self.prepared);
         let moves = written.map(|(id, written)| RecoveredMove {
@@ -125,7 +125,7 @@ impl Host {
         }
     }
 
-    /// The flows of a process that it may speak for.
+    /// Returns the flows for which a process may send.
     pub(super) fn flows_of(&self, process: &Process) -> Vec<FlowAt> {
         let flows = process.image.flows.iter();
         let flows = flows.filter_map(|flow| {

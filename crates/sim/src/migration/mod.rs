@@ -1,9 +1,11 @@
-//! Processes that move: the migration machines of `holdfast-proto`, unchanged, of all nodes of a group, with what their daemons do for
-//! them, step by step: they may die between two. Two processes have a connection with each other, all may have clients.
+//! Migration of processes: the unmodified migration state machines of `holdfast-proto` on all nodes of a group, and the
+//! actions of their daemons in steps, between which a daemon may die. Two processes are connected to each other, all
+//! may have clients.
 //!
-//! A process's state is how often it has worked. The oracle looks after every event: no process runs twice, each has done what
-//! it did wherever it was, one node speaks for a flow, the one that the record names, and epochs do not shrink. In the end every
-//! process that lives runs at one node, with its flows and connections, and nothing of a move is left.
+//! A process's state is the number of its work steps. After every event the oracle checks that no process runs
+//! twice, that each has all its work steps, that exactly the node in the record may send for a flow, and that epochs do
+//! not decrease. At the end every live process runs at one node, with its flows and connections, and no traces of moves
+//! are left.
 
 mod bug;
 mod commands;
@@ -25,36 +27,36 @@ use crate::group::{self, Action, Faults, Outcome, Setting as Shared, Span, WithR
 use crate::time::Time;
 use world::World;
 
-/// What may happen.
+/// The possible actions and faults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting {
-    /// What may happen to any group.
+    /// The settings common to all groups.
     pub group: Shared,
-    /// Processes: two at least.
+    /// Number of processes: at least two.
     pub processes: Span,
-    /// With each request so often: an operator calls back soon what is asked for.
+    /// Probability, per request, that an operator cancels it soon after.
     pub cancel: f64,
-    /// Somebody kills a process soon.
+    /// Probability, per request, that a process is killed soon after.
     pub kill: f64,
-    /// The share of requests for a copy.
+    /// Share of requests for a clone.
     pub copies: f64,
 }
 
-/// What is peculiar to migrations.
+/// The part of a config specific to migrations.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Own {
-    /// The node of each process at first.
+    /// Initial node of each process.
     pub homes: Vec<usize>,
-    /// The share of requests for a copy.
+    /// Share of requests for a clone.
     pub copies: f64,
-    /// What is broken on purpose.
+    /// The deliberate bug, if any.
     pub bug: Option<Bug>,
 }
 
-/// What happens.
+/// Configuration of a run.
 pub type Config = group::Config<Own>;
 
-/// Three to five nodes, with two or three processes that go round for two seconds.
+/// Three to five nodes, with two or three processes that are moved around for two seconds.
 pub const DEFAULT: Setting = Setting {
     group: Shared {
         nodes: Span::new(3, 5),
@@ -75,7 +77,7 @@ pub const DEFAULT: Setting = Setting {
     copies: 0.12,
 };
 
-/// What a seed makes of a setting.
+/// Derives a config from a setting and a seed.
 #[must_use]
 pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
     let with_requests: [WithRequest; 2] = [
@@ -92,11 +94,11 @@ pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
     })
 }
 
-/// Simulates with a seed: the same two give the same outcome, always. With `trace`, every event and what each machine says
-/// becomes a line of it.
+/// Simulates a config with a seed: the same two always give the same outcome. With `trace`, every event and every
+/// output of a state machine becomes a line of it.
 ///
 /// # Errors
-/// What was not as it must be.
+/// The first violated invariant.
 pub fn try_run(
     config: &Config,
     seed: u64,
@@ -105,7 +107,7 @@ pub fn try_run(
     group::try_run::<World>(config, seed, trace)
 }
 
-/// The least of what a failing seed has with which it still fails. None: it comes right.
+/// Returns the smallest part of a failing seed's config that still fails. None if the seed does not fail.
 #[must_use]
 pub fn shrink(setting: &Setting, seed: u64, bug: Option<Bug>) -> Option<group::Failure<Own>> {
     group::shrink::<World>(schedule(setting, seed, bug), seed)

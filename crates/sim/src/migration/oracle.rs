@@ -1,4 +1,4 @@
-//! What must be true at every step, and in the end.
+//! The invariants after every step, and at the end.
 
 use super::host::{Host, State, Who};
 use super::world::World;
@@ -7,7 +7,7 @@ use holdfast_wire::Flow;
 use std::collections::BTreeMap;
 
 impl World {
-    /// No process runs twice, and each has done what it did wherever it was.
+    /// Checks that no process runs twice, and that each has all its work steps.
     pub(super) fn check_running(&self) -> Result<(), String> {
         let mut running: BTreeMap<Who, usize> = BTreeMap::new();
         for (node, host) in self.hosts.iter().enumerate() {
@@ -34,7 +34,7 @@ impl World {
         Ok(())
     }
 
-    /// One speaker, who is whom the holder says; epochs do not shrink.
+    /// Checks that only the node in the holder's record may send, and that epochs do not decrease.
     fn check_flow(&mut self, flow: Flow) -> Result<(), String> {
         let record = self.core.steering.get(&flow);
         if let Some(record) = record.filter(|_| !flow.is_process()) {
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// After all faults have healed and time has passed.
+    /// Checks the state after all faults have ended and time has passed.
     pub(super) fn check_rest(&self) -> Result<(), String> {
         for (node, host) in self.hosts.iter().enumerate() {
             let at = id(node);
@@ -84,7 +84,7 @@ impl World {
         self.check_leftovers()
     }
 
-    /// Where a process is, whatever it does.
+    /// Returns the nodes with this process, running or not.
     pub(super) fn homes(&self, who: Who) -> Vec<usize> {
         let of = |host: &Host| {
             let processes = host.processes.values();
@@ -114,8 +114,8 @@ impl World {
         for flow in &process.image.flows {
             let entry = self.hosts[node].entries.get(flow);
             let record = self.core.steering.get(flow);
-            // A rollback that was repeated, and came behind an establish that the first had come before, leaves the record
-            // above the entry: the next change is refused with it, and asked again.
+            // A repeated rollback that arrives after an establish, before which the first rollback arrived, leaves the
+            // record's epoch above the entry's: the next change is refused with that record, and retried.
             let owned = entry.zip(record).is_some_and(|(entry, record)| {
                 entry.state == State::Owned
                     && record.is_owned_by(id(node))
@@ -127,7 +127,7 @@ impl World {
         }
         for connection in &process.image.connections {
             let other = 1 - number;
-            // What is forwarded goes where it went.
+            // Forwarded packets are sent to the original destination.
             let forwarded = self.core.counts.contains_key("forwarded");
             if let [home] = self.homes(Who::Original(other))[..]
                 && self.truths[other].alive
@@ -153,7 +153,7 @@ impl World {
         Ok(())
     }
 
-    /// Nothing is held, in transit or recorded that no process has.
+    /// Checks that every hold, transit and record belongs to a process.
     fn check_leftovers(&self) -> Result<(), String> {
         for (node, host) in self.hosts.iter().enumerate() {
             let mut entries = host.entries.iter();
@@ -168,7 +168,7 @@ impl World {
                 let mut processes = host.processes.values();
                 processes.any(|process| process.image.flows.contains(flow))
             });
-            // A divert that overtakes the removal of its record, as no real channel lets it, leaves one.
+            // A divert that overtakes the removal of its record, which no real channel allows, leaves a record.
             let ghost = self.core.was_hostile && flow.is_process();
             if !of_a_process && !ghost {
                 return Err(format!("{flow} is left, {record}"));

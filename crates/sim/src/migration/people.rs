@@ -1,4 +1,4 @@
-//! What operators, programs and clients do; how daemons begin, and what they tell.
+//! Actions of operators, programs and clients; the start of daemons, and their reports.
 
 use super::Bug;
 use super::host::{State, Who};
@@ -13,7 +13,7 @@ use holdfast_wire::{Change, ChangeKind, Flow};
 use std::time::Duration;
 
 impl World {
-    /// An operator moves a process, or copies it.
+    /// An operator moves or clones a process.
     pub(super) fn ask(&mut self, random: &mut Random) {
         let (node, to) = (
             random.below(self.hosts.len()),
@@ -24,7 +24,7 @@ impl World {
         let options = Options {
             clone,
             sockets: SocketStrategy::Incremental,
-            // No freeze is as short as one: memory follows then.
+            // No freeze is as short as 1 ms, so memory is then sent by post-copy.
             max_freeze: match post_copy {
                 true => Some(Duration::from_millis(1)),
                 false => random.chance(0.3).then_some(Duration::from_millis(4)),
@@ -65,7 +65,7 @@ impl World {
         self.input(node, |_, _| {});
     }
 
-    /// An operator thinks better of it.
+    /// An operator cancels the moves in progress.
     pub(super) fn call_back(&mut self) {
         for node in 0..self.hosts.len() {
             for id in self.hosts[node].open.clone() {
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// Each process that runs does something.
+    /// Each running process does one work step.
     pub(super) fn serve(&mut self) {
         let processes = self.hosts.iter_mut();
         let processes = processes.flat_map(|host| host.processes.values_mut());
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// A process that runs, with its host.
+    /// Returns a random running process, with its host.
     fn somebody(&self, random: &mut Random) -> Option<(usize, ProcessId)> {
         let mut running = Vec::new();
         for (node, host) in self.hosts.iter().enumerate() {
@@ -113,7 +113,7 @@ impl World {
         self.report_soon(node, change(flow, ChangeKind::Establish, 1));
     }
 
-    /// A client's connection is closed by the process.
+    /// A process closes a client's connection.
     pub(super) fn close_flow(&mut self, random: &mut Random) {
         let Some((node, process)) = self.somebody(random) else {
             return;
@@ -142,7 +142,7 @@ impl World {
         self.input(node, |machine, _| machine.handle_changes(report));
     }
 
-    /// Somebody kills a process.
+    /// Kills a process.
     pub(super) fn kill_process(&mut self, random: &mut Random) {
         let Some((node, process)) = self.somebody(random) else {
             return;
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// A daemon begins, with what it finds.
+    /// Starts a daemon with the state it finds.
     pub(super) fn begin_daemon(&mut self, node: usize) {
         let core = &mut self.core;
         let peers = (0..core.nodes()).map(id);
@@ -234,7 +234,7 @@ impl World {
     }
 }
 
-/// How an outcome is counted.
+/// Returns the name under which an outcome is counted.
 fn outcome_name(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Moved => "moved".to_owned(),

@@ -1,4 +1,4 @@
-//! What an acceptor's daemon does, step by step.
+//! Actions of an acceptor's daemon, in steps.
 
 use super::Bug;
 use super::host::{Entry, State, Who, Written};
@@ -82,7 +82,7 @@ impl World {
         Ok(())
     }
 
-    /// Flows first, then the process, then that it runs is written down.
+    /// Activates the flows, then resumes the process, then stores that it runs.
     fn go(&mut self, node: usize, command: &Command, step: usize, fails: bool) -> Option<Results> {
         let Command::Go {
             id, flows, lost, ..
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// What was restored runs, unless it does already.
+    /// Resumes the restored process, unless it runs already.
     pub(super) fn start(&mut self, node: usize, id: MoveId, lost: &[Flow]) {
         let host = &mut self.hosts[node];
         let Some(husk) = host.husks.remove(&id) else {

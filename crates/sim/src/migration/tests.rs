@@ -1,4 +1,4 @@
-//! Where nothing goes wrong each process goes from node to node and on, with its clients and its connections.
+//! Tests without faults: each process moves from node to node and on, with its clients and its connections.
 
 use super::host::Who;
 use super::world::World;
@@ -7,7 +7,7 @@ use crate::group::{self, Faults, Span, World as _};
 use crate::time::Time;
 use holdfast_proto::migration::{Options, ProcessId};
 
-/// Nothing fails, nobody asks for anything.
+/// Returns a world without faults and requests.
 fn calm(seed: u64) -> World {
     let group = group::Setting {
         requests: Span::new(0, 0),
@@ -20,7 +20,7 @@ fn calm(seed: u64) -> World {
 
 const END: Time = Time(u64::MAX);
 
-/// Runs until no machine has anything to do and all reports have come.
+/// Runs until no state machine has work left and all reports have arrived.
 fn rest(world: &mut World) {
     while world.next(END) {}
     assert!(world.is_at_rest());
@@ -55,7 +55,8 @@ fn in_a_calm_world_all_processes_go_round() {
     }
 }
 
-/// A peer whose daemon is away does not keep a process from moving: this node forwards what it does not translate.
+/// A peer without a running daemon does not prevent a process from moving: this node forwards the connections that are
+/// not translated.
 #[test]
 fn connections_to_a_peer_without_a_daemon_are_forwarded() {
     let mut moved = 0;
@@ -85,7 +86,7 @@ fn connections_to_a_peer_without_a_daemon_are_forwarded() {
     assert!(moved > 10, "{moved}");
 }
 
-/// The first of the processes, which is at that node.
+/// Returns the first process, which is at that node.
 fn first(world: &World, node: usize) -> ProcessId {
     let mut processes = world.hosts[node].processes.iter();
     let first = processes.find(|(_, process)| process.image.who == Who::Original(0));

@@ -1,4 +1,4 @@
-//! A group whose daemons move processes.
+//! A group with daemons that migrate processes.
 
 use super::host::{Connection, Entry, Host, Image, State, Who};
 use super::{Bug, Config, Own};
@@ -12,7 +12,7 @@ use holdfast_wire::{Change, Flow, Frame, MoveId, Protocol};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// What a daemon does for its machine.
+/// An action of a daemon for its state machine.
 #[derive(Debug)]
 pub(super) enum Work {
     Effect {
@@ -22,13 +22,13 @@ pub(super) enum Work {
         token: Token,
         results: Results,
     },
-    /// It reports a flow to the holder, as the handoff's machine does.
+    /// The daemon reports a flow to the holder, as the handoff state machine does.
     Report {
         change: Change,
     },
 }
 
-/// What is true of a process, wherever it runs.
+/// The expected state of a process, independent of its location.
 #[derive(Debug)]
 pub(super) struct Truth {
     pub(super) alive: bool,
@@ -40,22 +40,22 @@ pub(super) struct World {
     pub(super) core: Core<Migration, Work>,
     pub(super) hosts: Vec<Host>,
     pub(super) holder_busy: Time,
-    /// What the holder's daemon remembers of diverts.
+    /// The holder's memory of flows that were diverted with a process.
     pub(super) together: Together,
-    /// The highest epoch that each flow had.
+    /// The highest epoch of each flow.
     pub(super) epochs: BTreeMap<Flow, u32>,
-    /// What daemons have sent each other of processes.
+    /// Process images that daemons have sent to each other.
     pub(super) images: BTreeMap<MoveId, Image>,
     pub(super) truths: Vec<Truth>,
     pub(super) clones: BTreeSet<MoveId>,
-    /// Those whose memory follows.
+    /// Moves with memory sent by post-copy.
     pub(super) following: BTreeSet<MoveId>,
-    /// Copies that ran.
+    /// Clones that have run.
     pub(super) copies: BTreeSet<Who>,
-    /// What peers were told, by whom in which life.
+    /// Translation requests to peers: sender, its incarnation, move, peer, step.
     pub(super) translated: BTreeSet<(usize, u64, MoveId, usize, u8)>,
     pub(super) bug: Option<Bug>,
-    /// The share of requests for a copy.
+    /// Share of requests for a clone.
     pub(super) copying: f64,
     flows_made: u64,
 }
@@ -179,7 +179,7 @@ impl group::World for World {
 }
 
 impl World {
-    /// Processes, of which the first two are connected with each other.
+    /// Creates the processes, of which the first two are connected to each other.
     fn populate(&mut self, homes: &[usize]) {
         let end = |of: usize| SocketAddr::from((Ipv4Addr::new(10, 9, 0, of as u8 + 1), 77));
         for (number, home) in homes.iter().enumerate() {
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// A flow nobody had before.
+    /// Creates a flow that was never used before.
     pub(super) fn new_flow(&mut self, node: usize) -> Flow {
         let flow = client(self.flows_made);
         self.flows_made += 1;
@@ -216,7 +216,7 @@ impl World {
         flow
     }
 
-    /// Whether a peer was told the same before, in this life of the daemon; it is from now on.
+    /// Returns true if a peer was told the same before, in this incarnation of the daemon; records that it was told.
     pub(super) fn tells_again(
         &mut self,
         (from, to): (usize, usize),

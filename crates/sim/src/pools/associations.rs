@@ -1,4 +1,4 @@
-//! Associations, as SCTP's: ordered, reliable while they last, with a handshake of four ways.
+//! Associations like SCTP's: ordered, reliable while they last, with a four-way handshake.
 
 use super::node::{self, Node, Role};
 use super::world::{Event, World};
@@ -9,62 +9,62 @@ use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
 use holdfast_wire::rserpool::asap::Message;
 use std::time::Duration;
 
-/// Headers below a message: IP, UDP, SCTP and its chunk.
+/// Size of the headers below a message, in bytes: IP, UDP, SCTP and its chunk.
 const HEADERS: usize = 20 + 8 + 12 + 16;
 
-/// Which end: 0 made it.
+/// An end of an association; 0 is the initiator.
 pub(super) type Side = u8;
 
 #[derive(Debug)]
 pub(super) struct Association {
     pub(super) ends: [Node; 2],
     pub(super) protocol: Protocol,
-    /// What the maker calls it.
+    /// The initiator's name for the association.
     pub(super) name: Name,
-    /// When what each end sent last arrives.
+    /// Arrival time of the last message that each end sent.
     last: [Time; 2],
-    /// Which ends know that it is there.
+    /// True for each end that knows the association.
     pub(super) up: [bool; 2],
     pub(super) open: bool,
-    /// What cannot be sent, in its order, with who sends it.
+    /// Messages that cannot be sent, in order, with their senders.
     held: Vec<(Side, Bytes)>,
-    /// The transport's smoothed round trip, in seconds.
+    /// The transport's smoothed round trip time, in seconds.
     round_trip_s: f64,
 }
 
 impl Association {
-    /// The transport's smoothed round trip.
+    /// Returns the transport's smoothed round trip time.
     pub(super) fn round_trip(&self) -> Duration {
         Time::from_secs_f64(self.round_trip_s).into()
     }
 }
 
-/// The maker's name for an association.
+/// The initiator's name for an association.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Name {
     Link(Link),
     Dial(DialId),
 }
 
-/// An association's number at one of its ends, if that is a registrar.
+/// Returns the ID of an association at one of its ends, for a registrar there.
 pub(super) fn id(association: u32, side: Side) -> AssociationId {
     AssociationId(u64::from(association) * 2 + u64::from(side))
 }
 
-/// The inverse.
+/// Returns the association and the end of an ID: the inverse of [`id`].
 pub(super) fn of_id(id: AssociationId) -> (u32, Side) {
     ((id.0 / 2) as u32, (id.0 % 2) as Side)
 }
 
 pub(super) fn encoded(message: &Message) -> Bytes {
     let mut buffer = BytesMut::with_capacity(128);
-    // What the machines say has an encoding.
+    // Every message of the state machines has an encoding.
     let _ = message.encode(&mut buffer);
     buffer.freeze()
 }
 
 impl World<'_> {
-    /// Somebody wants an association; `up` or `lost` follows.
+    /// Starts an association; `up` or `lost` follows.
     pub(super) fn connect(&mut self, from: Node, to: Node, protocol: Protocol, name: Name) -> u32 {
         let association = self.associations.len() as u32;
         let mut new = Association {
@@ -129,7 +129,8 @@ impl World<'_> {
         self.network.reliable(&mut self.random, at, way, bytes)
     }
 
-    /// When a message between a user and an element arrives that leaves at `at`; none if it does not.
+    /// Returns the arrival time of a message between a user and an element that is sent at `at`; none if it does not
+    /// arrive.
     pub(super) fn way_at(&mut self, at: Time, from: Node, to: Node) -> Option<Time> {
         self.arrival(at, (from, to), 0)
     }
@@ -172,7 +173,7 @@ impl World<'_> {
         self.queue.push(arrival, deliver);
     }
 
-    /// What waited goes on its way, where that is open again.
+    /// Sends the held messages that can be sent again.
     pub(super) fn send_held(&mut self) {
         for association in 0..self.associations.len() {
             let held = std::mem::take(&mut self.associations[association].held);
@@ -182,7 +183,7 @@ impl World<'_> {
         }
     }
 
-    /// Nothing arrived for too long: both ends give up.
+    /// Ends an association after a timeout without arrivals: both ends give up.
     pub(super) fn break_up(&mut self, association: u32) {
         let known = &mut self.associations[association as usize];
         if !known.open || known.held.is_empty() {
@@ -194,7 +195,7 @@ impl World<'_> {
         }
     }
 
-    /// One end closes it or dies; the other hears of it.
+    /// Ends an association because one end closes it or dies; the other end is notified.
     pub(super) fn close(&mut self, association: u32, side: Side) {
         let known = &mut self.associations[association as usize];
         if !known.open {
@@ -205,7 +206,7 @@ impl World<'_> {
         let other = usize::from(1 - side);
         let ends = (known.ends[usize::from(side)], known.ends[other]);
         let last = known.last[usize::from(side)];
-        // What was sent before still arrives.
+        // Messages sent earlier still arrive.
         let arrival = self.arrival(self.now, ends, 0);
         let timeout = self.now + self.config.association_timeout.into();
         let at = arrival.unwrap_or(timeout).max(last);
@@ -213,7 +214,7 @@ impl World<'_> {
         self.queue.push(at, Event::Lost { association, side });
     }
 
-    /// All associations of a node that dies.
+    /// Ends all associations of a node that dies.
     pub(super) fn close_all(&mut self, node: Node) {
         for association in 0..self.associations.len() {
             let ends = self.associations[association].ends;
@@ -223,7 +224,7 @@ impl World<'_> {
         }
     }
 
-    /// The handshake has come so far that this end has the association.
+    /// Handles the step of the handshake at which this end has the association.
     pub(super) fn up(&mut self, association: u32, side: Side) {
         let known = &mut self.associations[association as usize];
         if !known.open {
@@ -259,7 +260,7 @@ impl World<'_> {
         }
     }
 
-    /// An end hears that the association is no more, or never was.
+    /// Notifies an end that the association has ended, or was never established.
     pub(super) fn lost(&mut self, association: u32, side: Side) {
         let known = &mut self.associations[association as usize];
         let was_up = std::mem::replace(&mut known.up[usize::from(side)], false);
@@ -295,7 +296,7 @@ impl World<'_> {
         }
     }
 
-    /// A message arrives.
+    /// Handles the arrival of a message.
     #[inline]
     pub(super) fn deliver(&mut self, association: u32, side: Side, message: &Bytes) {
         let known = &self.associations[association as usize];
@@ -335,7 +336,7 @@ impl World<'_> {
         }
     }
 
-    /// Where delays vary, the transport's estimate follows them (RFC 9260 section 6.3.1: an eighth of each new measurement).
+    /// Updates the transport's estimate if delays vary (RFC 9260 section 6.3.1: an eighth of each new measurement).
     fn feel_round_trip(&mut self, association: u32) {
         if !self.delays_vary {
             return;

@@ -1,28 +1,28 @@
-//! Deliberate bugs, each breaking one rule that the machines keep: the oracle must find every one.
+//! Deliberate bugs, each of which breaks one rule of the state machines: the oracle must detect every one.
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::Protocol;
 use holdfast_wire::rserpool::asap;
 use holdfast_wire::rserpool::enrp::{Body, Message, UpdateAction};
 
-/// Which rule is broken.
+/// The broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// Nobody asks for a handle table.
+    /// No registrar requests a handle table.
     NoTables,
     /// Handle tables end after their first block.
     OneBlock,
-    /// Removals are not said, and no checksum tells.
+    /// Removals are not announced, and checksums are missing.
     NoRemovals,
-    /// Additions are not said, and no checksum tells.
+    /// Additions are not announced, and checksums are missing.
     NoAdditions,
-    /// Nobody says that it is there, nor asks.
+    /// Registrars neither send nor request presences.
     NoPresence,
-    /// Who asks for a registrar's own elements gets all that it knows.
+    /// A request for a registrar's own elements returns all known elements.
     AllElements,
-    /// Elements' answers to keep-alives do not count.
+    /// Elements' answers to keep-alives are ignored.
     Deaf,
-    /// Elements are not asked whether they live, and registrations do not end.
+    /// Elements get no keep-alives, and registrations do not expire.
     Careless,
     /// Registrars' timers do not fire.
     NoRegistrarTimers,
@@ -33,7 +33,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All of them.
+    /// All bugs.
     pub const ALL: [Bug; 11] = [
         Bug::NoTables,
         Bug::OneBlock,
@@ -48,7 +48,7 @@ impl Bug {
         Bug::NoUserTimers,
     ];
 
-    /// What becomes of a message; none: it is not sent.
+    /// Returns the altered message; none if it is not sent.
     pub(super) fn sent(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
         match protocol {
             Protocol::Asap => self.sent_asap(bytes),

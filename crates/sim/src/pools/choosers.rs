@@ -1,4 +1,4 @@
-//! Users that choose by what they see and not by what registrars say.
+//! Users that choose elements by their own observations instead of the registrars' selection.
 
 use super::config::{Choice, Sharing};
 use super::node::{self, Node};
@@ -11,7 +11,7 @@ use holdfast_wire::rserpool::{ElementId, PoolElement};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// Until a past average of latencies counts 1/e: as long as balancers of today keep it.
+/// Time constant of the latency average (decay to 1/e), as in present load balancers.
 const DECAY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub(super) enum Chooser {
     Probes { probes: ByProbes, with_way: bool },
 }
 
-/// Those of a world: one for each zone or user, or none, where the registrars choose.
+/// Returns the choosers of a world: one per zone or user, or none if the registrars choose.
 pub(super) fn choosers(choice: Choice, zones: usize, users: usize) -> Vec<Chooser> {
     let (sharing, new): (Sharing, Chooser) = match choice {
         Choice::LeastUsed | Choice::LeastUsedDpf(_) | Choice::RoundRobin => return Vec::new(),
@@ -58,7 +58,7 @@ impl World<'_> {
         Some((chooser, &mut self.random))
     }
 
-    /// A user whose registrar does not choose for it has the pool's elements.
+    /// Handles the pool's elements at a user that chooses for itself.
     pub(super) fn resolved(&mut self, user: usize, elements: &[PoolElement]) {
         let now = self.now.into();
         let ids: Vec<ElementId> = elements.iter().map(|element| element.id).collect();
@@ -100,7 +100,7 @@ impl World<'_> {
         }
     }
 
-    /// An element is asked how busy it is.
+    /// Handles a probe at an element, which answers with its load.
     pub(super) fn probed(&mut self, element: usize, user: Node, probe: Letter) {
         let (Letter::Probe { id, sent, elements }, Some(_)) =
             (probe, &self.elements[element].machine)
@@ -108,7 +108,7 @@ impl World<'_> {
             return;
         };
         let (in_flight, latency) = self.elements[element].served.report();
-        // Who has nothing to tell yet is tried.
+        // An element without measurements reports no latency, so that users try it.
         let answer = Letter::Probed {
             id,
             sent,
@@ -140,7 +140,7 @@ impl World<'_> {
         }
     }
 
-    /// A request has ended, well or not.
+    /// Records the end of a request, successful or not.
     pub(super) fn learn(&mut self, user: usize, id: ElementId, sent: Time, well: bool) {
         let now = self.now;
         if let Some((Chooser::Latency(latency), _)) = self.chooser(user) {

@@ -1,4 +1,4 @@
-//! What is simulated.
+//! The configuration of a simulation of pools.
 
 use super::{Bug, Demands};
 use crate::net::Link;
@@ -8,96 +8,99 @@ use holdfast_proto::registrar::{Limits, Settings};
 use holdfast_wire::rserpool::Policy;
 use std::time::Duration;
 
-/// Registrars, elements and users of one pool, and what happens to them.
+/// Registrars, elements and users of one pool, and the actions on them.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Places: "Each LAN contains one PR and a variable amount of PEs and PUs" (paper 004 section 6.1).
+    /// The zones: "Each LAN contains one PR and a variable amount of PEs and PUs" (paper 004 section 6.1).
     pub zones: Vec<Zone>,
-    /// What is between two zones, one way, and within each: `links[from][to]`.
+    /// The one-way links between zones and within each: `links[from][to]`.
     pub links: Vec<Vec<Link>>,
-    /// Of each so many elements the last has only this share of the capacity.
+    /// Slow elements: the last one of each group of this size has only this share of the capacity.
     pub slow: Option<(u32, f64)>,
-    /// How an element is chosen.
+    /// The rule for choosing an element.
     pub choice: Choice,
-    /// What users ask for.
+    /// The users' requests.
     pub workload: Workload,
-    /// Whose requests users make: those of [`Requests`] with this seed. None: whatever the run draws.
+    /// Seed of the users' [`Requests`]. None: random requests of the run.
     pub requests: Option<u64>,
-    /// By how much one request raises the load that an element reports, as a share of the whole.
+    /// Increase by one request of the load that an element reports, as a share of the whole.
     pub load_per_request: f64,
-    /// The least time between two reports of load.
+    /// Minimum interval between two reports of load.
     pub update_interval: Duration,
-    /// Round trips before a user's request may be sent: 0 as in the paper's simulation, which has no handshakes; SCTP's takes 1.
+    /// Round trips before a user can send its request: 0 as in the paper's simulation, which has no handshakes; SCTP's
+    /// handshake takes 1.
     pub setup_round_trips: u32,
-    /// What a user's host takes for each request before it asks for an element.
+    /// Processing time of a user's host for each request before it asks for an element.
     pub overhead: Time,
-    /// What hosts take for each request from an element's being named to its having the request, beside what the network takes.
+    /// Processing time of hosts for each request, from the selection of an element until it has the request, without
+    /// network delays.
     pub delivery: Time,
-    /// What the registrars are told.
+    /// Settings of the registrars.
     pub registrar: Settings,
-    /// How long an association is kept when nothing arrives.
+    /// Time for which an association is kept although nothing arrives.
     pub association_timeout: Duration,
-    /// Elements beyond this many of each zone are not there at first: [`Action::Start`] brings them. None: all are there.
+    /// Initial number of elements in each zone: [`Action::Start`] starts the others. None: all elements.
     pub elements_at_first: Option<Vec<u32>>,
-    /// What happens, and when.
+    /// The planned actions with their times.
     pub plan: Vec<(Time, Action)>,
-    /// When users begin; until then registrars meet and elements register.
+    /// Time at which users start; before that, registrars connect and elements register.
     pub begin: Time,
-    /// How long they go on: "the simulation runtime is 15 minutes".
+    /// Duration of the users' requests: "the simulation runtime is 15 minutes".
     pub runtime: Time,
-    /// What must be so; none: nobody looks.
+    /// Invariants to check; none: no checks.
     pub demands: Option<Demands>,
-    /// What is broken on purpose.
+    /// The deliberate bug, if any.
     pub bug: Option<Bug>,
-    /// How long an element's registration holds.
+    /// Lifetime of an element's registration.
     pub life: Duration,
-    /// Times to be told of apart, counted from `begin`; none: all of it.
+    /// Intervals to report separately, counted from `begin`; none: the whole run.
     pub windows: Vec<(Time, Time)>,
 }
 
 /// A place with one registrar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Zone {
-    /// Elements that there may be.
+    /// Maximum number of elements.
     pub elements: u32,
-    /// Users.
+    /// Number of users.
     pub users: u32,
 }
 
-/// How an element is chosen.
+/// The rule for choosing an element.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Choice {
     /// The least used.
     LeastUsed,
-    /// The least used, a millisecond of distance counting as so much load (paper 004 section 5.3).
+    /// The least used, with a load added per millisecond of distance (paper 004 section 5.3).
     LeastUsedDpf(f64),
-    /// One after the other.
+    /// Round robin.
     RoundRobin,
-    /// Users choose: of two elements drawn by chance the one of less latency.
+    /// Users choose, of two elements drawn at random, the one with less latency.
     Latency(Sharing),
-    /// Users choose: by the answers to probes.
+    /// Users choose by the answers to probes.
     Probes {
-        /// Who learns together.
+        /// The users that share their observations.
         sharing: Sharing,
-        /// Whether the probe's round trip is added to the latency that the element answered.
+        /// True if the probe's round trip time is added to the latency in the element's answer.
         with_way: bool,
-        /// Beyond which share of the answers an element is hot; 0: the one with the fewest requests in flight is chosen.
+        /// Quantile of the answers above which an element is hot; 0: choose the one with the fewest requests in
+        /// progress.
         hot: f64,
     },
 }
 
-/// Who learns together, where users choose.
+/// The users that share their observations, if users choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
-    /// All users of a zone, as behind one balancer.
+    /// All users of a zone, as behind one load balancer.
     Zone,
-    /// Each for itself.
+    /// No sharing: each user for itself.
     User,
 }
 
 impl Choice {
-    /// What an element says of itself.
+    /// Returns the policy figures that an element reports.
     #[must_use]
     pub fn policy(self, load: f64) -> Policy {
         let share = |part: f64| (part * f64::from(u32::MAX)).round() as u32;
@@ -113,26 +116,26 @@ impl Choice {
         }
     }
 
-    /// Whether users choose for themselves.
+    /// Returns true if users choose for themselves.
     #[must_use]
     pub fn is_users(self) -> bool {
         matches!(self, Choice::Latency(_) | Choice::Probes { .. })
     }
 }
 
-/// The requests (paper 004 section 4).
+/// The distribution of requests (paper 004 section 4).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Workload {
-    /// Of each element, calculations a second.
+    /// Capacity of each element, in calculations per second.
     pub capacity: f64,
-    /// The mean of the sizes, which are negative exponential, in calculations.
+    /// Mean of the request sizes, which are negative exponential, in calculations.
     pub request_size: f64,
-    /// The mean of the times between one user's requests, which are negative exponential, in seconds.
+    /// Mean of the intervals between one user's requests, which are negative exponential, in seconds.
     pub request_interval: f64,
 }
 
 impl Workload {
-    /// With the interval that equation 2 gives for a utilisation:
+    /// Returns the workload with the interval that equation 2 gives for a utilisation:
     /// `utilisation = ratio * (size / interval) / capacity`.
     #[must_use]
     pub fn of_utilisation(
@@ -149,7 +152,7 @@ impl Workload {
     }
 }
 
-/// One user's requests, the same in each run.
+/// One user's requests, identical in every run.
 #[derive(Debug, Clone)]
 pub struct Requests {
     workload: Workload,
@@ -157,14 +160,14 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Those of the user with this number in a zone.
+    /// Returns the requests of the user with this number in a zone.
     #[must_use]
     pub fn new(workload: Workload, seed: u64, zone: u16, user: u32) -> Requests {
         let random = Random::new(seed << 32 | u64::from(zone) << 16 | u64::from(user));
         Requests { workload, random }
     }
 
-    /// How long after the one before the next is made, and its size.
+    /// Returns the interval before the next request, and its size.
     pub fn draw(&mut self) -> (Time, f64) {
         let interval = self.random.exponential(self.workload.request_interval);
         let size = self.random.exponential(self.workload.request_size);
@@ -172,44 +175,45 @@ impl Requests {
     }
 }
 
-/// Something that happens.
+/// A planned action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The elements with these places in a zone leave the pool in good order and end.
+    /// An element deregisters and ends.
     Stop {
-        /// Where.
+        /// The zone.
         zone: u16,
-        /// Which.
+        /// The element's index in the zone.
         element: u32,
     },
-    /// They are there (again).
+    /// An element starts, or restarts.
     Start {
-        /// Where.
+        /// The zone.
         zone: u16,
-        /// Which.
+        /// The element's index in the zone.
         element: u32,
     },
     /// An element dies.
     Kill {
-        /// Where.
+        /// The zone.
         zone: u16,
-        /// Which.
+        /// The element's index in the zone.
         element: u32,
     },
     /// A registrar dies.
     KillRegistrar(u16),
-    /// It begins anew.
+    /// A registrar restarts.
     StartRegistrar(u16),
-    /// Two zones are parted.
+    /// Two zones are separated.
     Cut(u16, u16),
-    /// They are joined again.
+    /// Two zones are connected again.
     Mend(u16, u16),
-    /// No packet is lost any more.
+    /// All packet loss ends.
     Reliable,
 }
 
 impl Config {
-    /// Zones alike, with so much delay within each and so much more between any two; milliseconds, one way.
+    /// Returns a config of uniform zones, with one-way delays in milliseconds: within each zone, and additionally
+    /// between two.
     #[must_use]
     pub fn new(
         zones: Vec<Zone>,
@@ -236,7 +240,7 @@ impl Config {
             registrar: Settings {
                 resolution_items: 1,
                 distance_step: 1,
-                // Many more than a daemon would take.
+                // Far more than a daemon would accept.
                 limits: Limits {
                     associations: usize::MAX,
                     ..Limits::default()
@@ -255,13 +259,13 @@ impl Config {
         }
     }
 
-    /// All elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> u32 {
         self.zones.iter().map(|zone| zone.elements).sum()
     }
 
-    /// Calculations a second of the element with this place among all.
+    /// Returns the capacity of the element with this index, in calculations per second.
     #[must_use]
     pub fn capacity(&self, element: u32) -> f64 {
         match self.slow {
@@ -272,7 +276,7 @@ impl Config {
         }
     }
 
-    /// All users.
+    /// Returns the number of users.
     #[must_use]
     pub fn users(&self) -> u32 {
         self.zones.iter().map(|zone| zone.users).sum()

@@ -1,4 +1,4 @@
-//! Pool elements: the machine, and the service that it registers.
+//! Pool elements: the state machine, and the service that it registers.
 
 use super::associations::{Name, encoded};
 use super::config::Choice;
@@ -17,24 +17,24 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A request, as an element knows it: whose, and which of theirs.
+/// A request as an element identifies it: the user, and the user's request number.
 pub(super) type Job = (Node, u32);
 
 #[derive(Debug)]
 pub(super) struct ElementNode {
-    /// None: it is dead.
+    /// The state machine; none if the element is dead.
     pub(super) machine: Option<PoolElement>,
     pub(super) server: Server<Job>,
-    /// What it answers to probes, and what each request met when it came.
+    /// Figures for answers to probes; below, the conditions at each request's arrival.
     pub(super) served: Served,
     met: BTreeMap<Job, (u32, Time)>,
-    /// When the next of its requests ends, as it is in the queue.
+    /// End of its next request, as queued.
     served_at: Option<Time>,
     pub(super) links: Links,
     pub(super) wake: Option<Time>,
 }
 
-/// The links that a machine made.
+/// The links that a state machine created.
 pub(super) type Links = SmallVec<[(Link, u32); 2]>;
 
 impl ElementNode {
@@ -52,7 +52,7 @@ impl ElementNode {
 }
 
 impl World<'_> {
-    /// An element begins (anew), and registers with its zone's registrar, or with another if that is not there.
+    /// Starts or restarts an element, which registers with its zone's registrar, or with another if that is dead.
     pub(super) fn start_element(&mut self, index: usize) {
         if self.elements[index].machine.is_some() {
             return;
@@ -72,7 +72,7 @@ impl World<'_> {
         self.element(index, |machine, now| machine.handle_register(now));
     }
 
-    /// Where registrars are: "PEs and PUs choose 'nearby' PRs" (paper 004 section 5.2).
+    /// Returns the settings for finding registrars: "PEs and PUs choose 'nearby' PRs" (paper 004 section 5.2).
     pub(super) fn hunt(&self, node: Node) -> HuntConfig {
         let near = u32::from(self.nodes.zone(node));
         let registrar = |node| Transport::Sctp(node::sctp(node, Protocol::Asap));
@@ -81,7 +81,7 @@ impl World<'_> {
         hunt
     }
 
-    /// An element leaves its pool in good order; what it works on is lost when it has left.
+    /// Starts a regular deregistration; the element's requests are lost when it has left the pool.
     pub(super) fn stop_element(&mut self, index: usize) {
         self.element(index, |machine, now| machine.handle_deregister(now));
     }
@@ -102,7 +102,7 @@ impl World<'_> {
         self.close_all(node);
     }
 
-    /// Gives an element's machine an input, and carries out what it wants.
+    /// Gives an element's state machine an input, and executes its outputs.
     #[inline]
     pub(super) fn element(&mut self, index: usize, input: impl FnOnce(&mut PoolElement, Duration)) {
         let now = self.now.into();
@@ -149,7 +149,7 @@ impl World<'_> {
         }
     }
 
-    /// A request comes.
+    /// Handles the arrival of a request.
     pub(super) fn requested(&mut self, index: usize, user: Node, request: u32, size: f64) {
         let node = self.nodes.element(index);
         if self.elements[index].machine.is_none() {
@@ -165,7 +165,7 @@ impl World<'_> {
         self.load_changed(index);
     }
 
-    /// Requests may have ended.
+    /// Handles the possible end of requests.
     pub(super) fn served(&mut self, index: usize, at: Time) -> bool {
         if self.elements[index].served_at != Some(at) {
             return false;
@@ -183,7 +183,7 @@ impl World<'_> {
         true
     }
 
-    /// The load is "the current amount of simultaneously handled requests" (paper 004 section 6.1).
+    /// Updates the load: "the current amount of simultaneously handled requests" (paper 004 section 6.1).
     fn load_changed(&mut self, index: usize) {
         let element = &mut self.elements[index];
         let next = element.server.next();
@@ -202,7 +202,7 @@ impl World<'_> {
         let load = element.server.jobs() as f64 * self.config.load_per_request;
         let policy = self.config.choice.policy(load.min(1.0));
         self.element(index, |machine, now| {
-            // It is of the kind that it registered with.
+            // The policy is of the registered kind, so it cannot be refused.
             let _ = machine.handle_policy(now, policy);
         });
     }

@@ -1,43 +1,44 @@
-//! What is measured (paper 004 section 4).
+//! Measurements (paper 004 section 4).
 
 use crate::time::Time;
 
-/// What a run showed.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// In the order of [`Config::windows`](super::Config::windows); one for all of it where there are none.
+    /// One per interval of [`Config::windows`](super::Config::windows), in order; one for the whole run if there are
+    /// none.
     pub windows: Vec<Window>,
-    /// Delivered messages and fired timers.
+    /// Number of delivered messages and fired timers.
     pub events: u64,
-    /// Virtual seconds.
+    /// Simulated time, in virtual seconds.
     pub simulated_s: f64,
-    /// A number that depends on every event: equal exactly for equal runs.
+    /// A digest of all events: equal exactly for equal runs.
     pub digest: u64,
 }
 
-/// Requests that ended within a window.
+/// Sums over the requests that ended within a window.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Window {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
-    /// Calculations.
+    /// Total size, in calculations.
     pub size: f64,
-    /// Seconds from being generated until the user knows the result: "the sum of queuing delay, startup delay [...] and processing
-    /// time".
+    /// Seconds from the generation of the request until the user has the result: "the sum of queuing delay, startup
+    /// delay [...] and processing time".
     pub handling_s: f64,
-    /// Seconds that they waited for the user's requests before them.
+    /// Seconds spent waiting for the user's earlier requests.
     pub queuing_s: f64,
-    /// "dequeuing until reception of acceptance acknowledgement".
+    /// Startup delay in seconds: "dequeuing until reception of acceptance acknowledgement".
     pub startup_s: f64,
-    /// The sum of the handling speeds, in calculations a second (equation 1).
+    /// Sum of the handling speeds, in calculations per second (equation 1).
     pub speeds: f64,
-    /// Requests that an element lost and another did.
+    /// Number of requests that one element lost and another served.
     pub lost: u64,
-    /// Requests that an element in the user's own zone did.
+    /// Number of requests served by an element in the user's own zone.
     pub local: u64,
-    /// Calculations that elements did within the window, and that they could have done.
+    /// Calculations of all elements within the window.
     pub done: f64,
-    /// See above.
+    /// Capacity of all elements within the window, in calculations.
     pub could: f64,
 }
 
@@ -66,31 +67,31 @@ impl Window {
         self.local += u64::from(request.local);
     }
 
-    /// The mean time a request took, in seconds.
+    /// Returns the mean handling time of a request, in seconds.
     #[must_use]
     pub fn handling_mean_s(&self) -> f64 {
         self.handling_s / self.requests as f64
     }
 
-    /// The handling speed: calculations that were asked for, by the time that users waited for them, in calculations a second.
+    /// Returns the handling speed: total size divided by total handling time, in calculations per second.
     #[must_use]
     pub fn speed(&self) -> f64 {
         self.size / self.handling_s
     }
 
-    /// The mean of the requests' handling speeds, to which short requests and long ones count alike.
+    /// Returns the mean of the requests' handling speeds, in which short and long requests count equally.
     #[must_use]
     pub fn speed_of_requests(&self) -> f64 {
         self.speeds / self.requests as f64
     }
 
-    /// The share of the elements' capacity that was used.
+    /// Returns the used share of the elements' capacity.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         self.done / self.could
     }
 
-    /// The share of requests that stayed in their user's zone.
+    /// Returns the share of requests served in their user's zone.
     #[must_use]
     pub fn local_share(&self) -> f64 {
         self.local as f64 / self.requests as f64

@@ -1,7 +1,7 @@
-//! Reliable Server Pooling: the registrars, pool elements and pool users of `holdfast-proto`, unchanged, over associations of a
-//! simulated network, with the requests of paper 004 section 4.
+//! Reliable Server Pooling: the unmodified registrars, pool elements and pool users of `holdfast-proto`, over
+//! associations of a simulated network, with the requests of paper 004 section 4.
 //!
-//! [`run`] carries a [`Config`] out with a seed and gives an [`Outcome`].
+//! [`run`] simulates a [`Config`] with a seed and returns an [`Outcome`].
 
 mod associations;
 mod bug;
@@ -24,16 +24,16 @@ pub use oracle::Demands;
 
 use crate::Violation;
 
-/// Simulates with a seed: the same two give the same outcome, always.
+/// Simulates a config with a seed: the same two always give the same outcome.
 #[must_use]
 pub fn run(config: &Config, seed: u64) -> Outcome {
     world::World::new(config, seed).run().0
 }
 
-/// The same with [`Config::demands`], up to the first that is not met.
+/// Simulates a config and checks [`Config::demands`], up to the first violation.
 ///
 /// # Errors
-/// What was not as it must be.
+/// The first violated invariant.
 pub fn try_run(config: &Config, seed: u64) -> Result<Outcome, Violation> {
     match world::World::new(config, seed).run() {
         (_, Some(violation)) => Err(violation),

@@ -1,4 +1,4 @@
-//! Who is where: nodes are numbered, registrars first, then elements, then users, and each has one address.
+//! Node numbers and addresses: registrars come first, then elements, then users, and each has one address.
 
 use crate::net::Zone;
 use holdfast_proto::registrar::Protocol;
@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 /// The number of a node.
 pub(super) type Node = u32;
 
-/// What a node is, with its place among its kind.
+/// The kind of a node, with its index within the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Registrar(usize),
@@ -71,14 +71,14 @@ impl Nodes {
     }
 }
 
-/// 10.0.0.1 and so on.
+/// The address of node 0; the others follow.
 const FIRST: u32 = 0x0a00_0001;
 
 fn address(node: Node) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(FIRST + node))
 }
 
-/// Where a node speaks a protocol.
+/// Returns a node's address and port for a protocol.
 pub(super) fn endpoint(node: Node, protocol: Protocol) -> SocketAddr {
     let port = match protocol {
         Protocol::Asap => 3_863,
@@ -95,7 +95,7 @@ pub(super) fn sctp(node: Node, protocol: Protocol) -> SctpTransport {
     }
 }
 
-/// Where users reach an element.
+/// Returns the address of an element for users.
 pub(super) fn service(node: Node) -> Transport {
     Transport::Tcp {
         port: 80,
@@ -104,7 +104,7 @@ pub(super) fn service(node: Node) -> Transport {
     }
 }
 
-/// The node that has an address.
+/// Returns the node with an address.
 pub(super) fn node_at(address: IpAddr) -> Option<Node> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_sub(FIRST),
@@ -112,7 +112,7 @@ pub(super) fn node_at(address: IpAddr) -> Option<Node> {
     }
 }
 
-/// The node that is reached there.
+/// Returns the node of a transport.
 pub(super) fn node_of(transport: &Transport) -> Option<Node> {
     match transport {
         Transport::Tcp { address, .. } => node_at(*address),
@@ -121,7 +121,7 @@ pub(super) fn node_of(transport: &Transport) -> Option<Node> {
     }
 }
 
-/// The number of a registrar in one of its lives: the first is the lowest.
+/// Returns the number of a registrar in one of its incarnations: the first registrar has the lowest.
 pub(super) fn registrar_id(index: usize, life: u32) -> RegistrarId {
     RegistrarId(((index as u32 + 1) << 16) + life)
 }

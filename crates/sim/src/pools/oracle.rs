@@ -1,4 +1,4 @@
-//! What must be so, whatever fails: looked at while a world runs, and when it has come to rest.
+//! Invariants despite faults, checked during a run and at its end.
 
 use super::world::World;
 use crate::Violation;
@@ -7,24 +7,24 @@ use holdfast_proto::registrar::Registrar;
 use holdfast_wire::rserpool::{ElementId, RegistrarId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is demanded of a run.
+/// The invariants to check.
 #[derive(Debug, Clone, Copy)]
 pub struct Demands {
-    /// From then on nothing fails any more, counted from `begin`.
+    /// Time at which all faults end, counted from `begin`.
     pub calm: Time,
-    /// By then all must be well.
+    /// Time by which all must be well.
     pub rest: Time,
-    /// How long two registrars may both believe to be an element's home while nothing fails.
+    /// Maximum time for which two registrars may both believe that they are an element's home, without faults.
     pub two_homes: Time,
 }
 
-/// How often one looks.
+/// Interval between checks.
 pub(super) const LOOK: Time = Time(500_000_000);
 
-/// What the oracle remembers.
+/// The oracle's memory.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
-    /// Since when an element has had two homes.
+    /// Since when each element has had two homes.
     shared: BTreeMap<ElementId, Time>,
     pub(super) violation: Option<Violation>,
 }
@@ -43,7 +43,7 @@ impl World<'_> {
         self.oracle.violation.get_or_insert(Violation { at, what });
     }
 
-    /// No element is monitored by two registrars for longer than demanded, while nothing fails.
+    /// Checks that no element has two monitoring registrars for longer than allowed, without faults.
     fn homes(&mut self, demands: Demands, calm: Time) {
         let mut owners: BTreeMap<ElementId, u32> = BTreeMap::new();
         for registrar in self
@@ -72,9 +72,9 @@ impl World<'_> {
         }
     }
 
-    /// All is well: the registrars' views are, and every user's requests have been done since the calm began.
+    /// Checks the registrars' views, and that every user's requests have been served since the end of faults.
     fn rest(&mut self, calm: Time) {
-        // Live elements, with the home that each takes for its own, as far as it knows.
+        // Live elements, each with the home registrar that it knows.
         let elements = self.elements.iter();
         let live: BTreeMap<ElementId, Option<RegistrarId>> = elements
             .filter_map(|node| node.machine.as_ref())
@@ -105,7 +105,8 @@ impl World<'_> {
     }
 }
 
-/// Each live element is in a registrar's view with a home that lives and that it takes for its own; no dead one is.
+/// Checks that each live element is in a registrar's view with a live home, the same as the element knows, and that no
+/// dead element is.
 fn view(
     registrar: &Registrar,
     live: &BTreeMap<ElementId, Option<RegistrarId>>,

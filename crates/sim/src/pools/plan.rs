@@ -1,4 +1,4 @@
-//! What happens to the world.
+//! Planned actions on the world.
 
 use super::config::Action;
 use super::world::World;
@@ -29,7 +29,7 @@ impl World<'_> {
         }
     }
 
-    /// The place among all elements of a zone's.
+    /// Returns the index among all elements of a zone's element.
     pub(super) fn element_index(&self, zone: u16, element: u32) -> usize {
         let before = &self.config.zones[..usize::from(zone)];
         let before: u32 = before.iter().map(|zone| zone.elements).sum();

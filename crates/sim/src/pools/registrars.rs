@@ -1,4 +1,4 @@
-//! Registrars: the machine, and what a daemon does for it.
+//! Registrars: the state machine, and its daemon's actions.
 
 use super::associations::{Name, id, of_id};
 use super::node::{self, Role};
@@ -7,20 +7,21 @@ use crate::time::Time;
 use holdfast_proto::registrar::{Allow, Config, LifeUnit, Output, Protocol, Registrar};
 use std::time::Duration;
 
-/// When a daemon first asks its transport how far somebody is, and how often then.
+/// Delay before a daemon's first measurement of the distance to a peer, and interval between further ones.
 const MEASURE: Duration = Duration::from_millis(250);
 const MEASURE_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 pub(super) struct RegistrarNode {
-    /// None: it is dead.
+    /// The state machine; none if the registrar is dead.
     pub(super) machine: Option<Registrar>,
     pub(super) lives: u32,
     pub(super) wake: Option<Time>,
 }
 
 impl World<'_> {
-    /// A registrar begins (anew). Those before it are its mentors: so the first is alone at first, and all others ask somebody.
+    /// Starts or restarts a registrar. The registrars before it are its mentors: so the first one starts alone, and all
+    /// others have a mentor.
     pub(super) fn start_registrar(&mut self, index: usize) {
         if self.registrars[index].machine.is_some() {
             return;
@@ -60,7 +61,7 @@ impl World<'_> {
         }
     }
 
-    /// Gives a registrar an input, and carries out what it wants.
+    /// Gives a registrar's state machine an input, and executes its outputs.
     #[inline]
     pub(super) fn registrar(&mut self, index: usize, input: impl FnOnce(&mut Registrar, Duration)) {
         let now = self.now.into();
@@ -105,7 +106,7 @@ impl World<'_> {
                     return self.queue.push(self.now, Event::DialFailed { index, dial });
                 };
                 match self.directory.get(&(node, to, protocol)) {
-                    // There is one already.
+                    // An association exists already.
                     Some(&(association, side)) => {
                         let id = id(association, side);
                         let up = Event::DialledAgain {
@@ -136,7 +137,7 @@ impl World<'_> {
         }
     }
 
-    /// A registrar is told how far the other end is; again and again, where that varies.
+    /// Tells a registrar the distance to the other end; repeatedly, if delays vary.
     pub(super) fn tell_round_trip(&mut self, association: u32, side: u8) {
         let known = &self.associations[association as usize];
         let Role::Registrar(index) = self.nodes.role(known.ends[usize::from(side)]) else {
@@ -157,7 +158,7 @@ impl World<'_> {
         }
     }
 
-    /// The transport has ended an association, as its registrar wanted.
+    /// Handles the end of an association that its registrar aborted.
     pub(super) fn aborted(&mut self, association: u32, side: u8) {
         let known = &self.associations[association as usize];
         let (node, other) = (

@@ -1,4 +1,4 @@
-//! The machines' timers.
+//! The state machines' timers.
 
 use super::bug::Bug;
 use super::node::{Node, Role};
@@ -9,7 +9,7 @@ use holdfast_proto::pool_element::PoolElement;
 use holdfast_proto::registrar::Registrar;
 use std::time::Duration;
 
-/// Puts a machine's next timer into the queue, unless an earlier one is there already, at whose time it is asked again.
+/// Queues a state machine's next timer, unless an earlier one is queued, after which the timer is queried again.
 #[inline]
 pub(super) fn rearm(
     queue: &mut Queue<Event>,
@@ -26,7 +26,7 @@ pub(super) fn rearm(
 }
 
 impl World<'_> {
-    /// A machine is asked whether its time has come. Whether it had.
+    /// Fires a state machine's timer if it is due; returns true if it was.
     pub(super) fn wake(&mut self, node: Node, at: Time) -> bool {
         let now: Duration = self.now.into();
         if let Some(bug) = self.config.bug

@@ -1,4 +1,4 @@
-//! Pool users: the machine, and who wants its requests done.
+//! Pool users: the state machine, and the source of its requests.
 
 use super::associations::{Name, encoded};
 use super::elements::Links;
@@ -12,7 +12,7 @@ use holdfast_wire::rserpool::{ElementId, PoolElement};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What users and elements tell each other.
+/// A message between users and elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Letter {
     Request {
@@ -25,17 +25,17 @@ pub(super) enum Letter {
     Done {
         request: u32,
     },
-    /// The element is gone, or out of reach.
+    /// The element is dead or unreachable.
     Lost {
         request: u32,
     },
-    /// How busy are you?
+    /// Asks an element for its load.
     Probe {
         id: ElementId,
         sent: Time,
         elements: u32,
     },
-    /// Requests in flight, and how long they take.
+    /// Number of requests in progress, and their latency.
     Probed {
         id: ElementId,
         sent: Time,
@@ -44,14 +44,14 @@ pub(super) enum Letter {
     },
 }
 
-/// What a user waits for.
+/// The request that a user waits for.
 #[derive(Debug)]
 struct Current {
     request: u32,
     size: f64,
     generated: Time,
     dequeued: Time,
-    /// The first time.
+    /// Time of the first acceptance.
     accepted: Option<Time>,
     element: Option<(Node, ElementId)>,
     sent: Time,
@@ -69,11 +69,11 @@ pub(super) struct UserNode {
     requests: u32,
 }
 
-/// Until a user asks again who got no element.
+/// Delay before a user without an element asks again.
 const PAUSE: Time = Time(500_000_000);
 
 impl UserNode {
-    /// Since when its request has been under way.
+    /// Returns the time since which the user's request is in progress.
     pub(super) fn waits_since(&self) -> Option<Time> {
         self.current.as_ref().map(|current| current.dequeued)
     }
@@ -93,7 +93,7 @@ impl World<'_> {
         }
     }
 
-    /// A user has a new request, and some time later the next.
+    /// Generates a user's request, and schedules its next one.
     pub(super) fn generate(&mut self, index: usize) {
         let size = match self.requests.get(index) {
             Some((_, size)) => *size,
@@ -144,7 +144,7 @@ impl World<'_> {
         }
     }
 
-    /// Each request asks the registrar: what was known before is not looked at, unless the user chooses for itself.
+    /// Asks the registrar for each request, without using cached elements, unless the user chooses for itself.
     pub(super) fn select(&mut self, index: usize) {
         let handle = self.handle.clone();
         let is_users = self.config.choice.is_users();
@@ -158,7 +158,7 @@ impl World<'_> {
         });
     }
 
-    /// Gives a user's machine an input, and carries out what it wants.
+    /// Gives a user's state machine an input, and executes its outputs.
     #[inline]
     pub(super) fn user(&mut self, index: usize, input: impl FnOnce(&mut PoolUser, Duration)) {
         input(&mut self.users[index].machine, self.now.into());
@@ -227,7 +227,7 @@ impl World<'_> {
         self.post_at(at, node, to, Letter::Request { request, size });
     }
 
-    /// A letter goes from one to the other; if it cannot, the user learns it when it has waited long enough.
+    /// Sends a message; if it cannot be delivered, the user learns of it after a timeout.
     pub(super) fn post(&mut self, from: Node, to: Node, letter: Letter) {
         self.post_at(Some(self.now), from, to, letter);
     }
@@ -261,7 +261,7 @@ impl World<'_> {
         );
     }
 
-    /// A letter arrives.
+    /// Handles the arrival of a message.
     pub(super) fn letter(&mut self, from: Node, to: Node, letter: Letter) {
         match (self.nodes.role(to), letter) {
             (Role::Element(index), Letter::Request { request, size }) => {

@@ -1,4 +1,4 @@
-//! The world: nodes, the network between them, and what happens next.
+//! The world: nodes, the network between them, and the queue of events.
 
 use super::associations::{Association, Side};
 use super::choosers::{Chooser, choosers};
@@ -21,7 +21,7 @@ use std::collections::HashMap;
 
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A message arrives at an end.
+    /// A message arrives at an end of an association.
     Deliver {
         association: u32,
         side: Side,
@@ -32,12 +32,12 @@ pub(super) enum Event {
         to: Node,
         letter: Letter,
     },
-    /// A machine wants to be woken.
+    /// A state machine's timer is due.
     Wake {
         node: Node,
         at: Time,
     },
-    /// A request has ended, unless others have come or gone since.
+    /// A request has ended, unless other requests have started or ended since.
     Served {
         index: u32,
         at: Time,
@@ -45,7 +45,7 @@ pub(super) enum Event {
     Generate {
         index: u32,
     },
-    /// A user asks again.
+    /// A user asks for an element again.
     Again {
         index: u32,
     },
@@ -61,7 +61,7 @@ pub(super) enum Event {
         association: u32,
         side: Side,
     },
-    /// A registrar asks its transport how far the other end is.
+    /// A registrar measures the distance to the other end.
     Measure {
         association: u32,
         side: Side,
@@ -86,9 +86,9 @@ pub(super) enum Event {
         index: u32,
     },
     Act(Action),
-    /// A window opens or closes.
+    /// A window starts or ends.
     Look,
-    /// The oracle looks.
+    /// The oracle checks the invariants.
     Examine,
 }
 
@@ -104,12 +104,12 @@ pub(super) struct World<'a> {
     pub(super) registrars: Vec<RegistrarNode>,
     pub(super) elements: Vec<ElementNode>,
     pub(super) users: Vec<UserNode>,
-    /// What each user is to ask, with the size of what is next, where that is given.
+    /// Each user's requests, with the size of the next one, if the requests are given.
     pub(super) requests: Vec<(Requests, f64)>,
     pub(super) associations: Vec<Association>,
-    /// The registrars' associations that are up, by both ends. It is never walked in its own order.
+    /// The registrars' associations that are up, by both ends. Never iterated, because its order is random.
     pub(super) directory: HashMap<(Node, Node, Protocol), (u32, Side)>,
-    /// Of users who choose for themselves.
+    /// The choosers of users that choose for themselves.
     pub(super) choosers: Vec<Chooser>,
     pub(super) handle: PoolHandle,
     pub(super) oracle: Oracle,
@@ -118,7 +118,7 @@ pub(super) struct World<'a> {
     digest: u64,
 }
 
-/// Of all users, where they are given.
+/// Returns the requests of all users, if they are given.
 fn requests(config: &Config) -> Vec<(Requests, f64)> {
     let Some(seed) = config.requests else {
         return Vec::new();
@@ -169,7 +169,7 @@ impl<'a> World<'a> {
         world
     }
 
-    /// Registrars begin one after the other, then elements; users ask from `begin` on.
+    /// Starts registrars in sequence, then elements; users start at `begin`.
     fn populate(&mut self) {
         let zones = self.config.zones.len();
         for index in 0..zones as u32 {
@@ -205,7 +205,7 @@ impl<'a> World<'a> {
         self.foresee();
     }
 
-    /// What is to happen, and be looked at.
+    /// Queues the planned actions, windows and checks.
     fn foresee(&mut self) {
         for (at, action) in &self.config.plan {
             self.queue
@@ -330,7 +330,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whether somebody is there to be reached.
+    /// Returns true if a node is alive.
     pub(super) fn is_alive(&self, node: Node) -> bool {
         match self.nodes.role(node) {
             Role::Registrar(index) => self.registrars[index].machine.is_some(),
@@ -347,7 +347,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// How much elements have done, at a window's beginning and end.
+    /// Measures the elements' work at a window's start and end.
     fn look(&mut self) {
         let mut done = 0.0;
         let mut capacity = 0.0;

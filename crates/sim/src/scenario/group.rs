@@ -7,38 +7,38 @@ use crate::group::{Action, Outcome, Setting};
 use crate::time::Time;
 use crate::{Violation, handoff, migration};
 
-/// A group of nodes, whose daemons do one or the other.
+/// A group of nodes, with daemons that hand off flows or migrate processes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Group {
-    /// Flows change hands.
+    /// Handoffs of flows.
     Handoff {
-        /// What may happen.
+        /// The possible actions and faults.
         setting: Setting,
-        /// What is broken on purpose.
+        /// The deliberate bug, if any.
         bug: Option<handoff::Bug>,
     },
-    /// Processes move.
+    /// Migrations of processes.
     Migration {
-        /// What may happen.
+        /// The possible actions and faults.
         setting: migration::Setting,
-        /// What is broken on purpose.
+        /// The deliberate bug, if any.
         bug: Option<migration::Bug>,
     },
 }
 
-/// What a failing seed still fails with.
+/// The smallest failing case of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shrunk {
-    /// What happens, and when.
+    /// The planned actions with their times.
     pub plan: Vec<(Time, Action)>,
-    /// How it fails.
+    /// The violated invariant.
     pub violation: Violation,
-    /// All that happens until then.
+    /// All events up to the violation.
     pub trace: Vec<String>,
 }
 
 impl Group {
-    /// `handoff` or `migration`.
+    /// Returns the kind: `handoff` or `migration`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -47,10 +47,10 @@ impl Group {
         }
     }
 
-    /// The same, with something broken on purpose.
+    /// Returns the group with a deliberate bug.
     ///
     /// # Errors
-    /// There is no such bug.
+    /// There is no bug of this name.
     pub fn broken(self, name: &str) -> Result<Group, NoBug> {
         Ok(match self {
             Group::Handoff { setting, .. } => {
@@ -64,10 +64,10 @@ impl Group {
         })
     }
 
-    /// Simulates with a seed. With `trace`, every event and what each machine says becomes a line of it.
+    /// Simulates one seed. With `trace`, every event and every output of a state machine becomes a line of it.
     ///
     /// # Errors
-    /// What was not as it must be.
+    /// The first violated invariant.
     pub fn try_seed(
         &self,
         seed: u64,
@@ -83,7 +83,7 @@ impl Group {
         }
     }
 
-    /// The least that a failing seed still fails with. None: it comes right.
+    /// Returns the smallest part of a failing seed's plan that still fails. None if the seed does not fail.
     #[must_use]
     pub fn shrink(&self, seed: u64) -> Option<Shrunk> {
         let (plan, violation, trace) = match self {
@@ -163,7 +163,7 @@ impl GroupText {
         if !setting.nodes.is_within(2, 64) || !setting.requests.is_within(0, 10_000) {
             return wrong("nodes are from 2 to 64, requests from 0 to 10000");
         }
-        // Programs work until 100 s after all has healed.
+        // Programs work until 100 s after the end of all faults.
         let healed = setting.runtime + Time::from_secs_f64(100.0);
         if setting.runtime == Time::ZERO || setting.rest <= healed {
             return wrong("runtime_s is above 0, and rest_s more than 100 s above it");

@@ -1,4 +1,4 @@
-//! Texts that are scenarios, and texts that are none.
+//! Tests of valid and invalid scenario texts.
 
 use super::*;
 use crate::{handoff, migration};
@@ -63,7 +63,7 @@ fn what_is_wrong_is_named() {
     assert!(error(missing).contains("none numbered 2"));
     assert!(Scenario::parse("utilisation = 0.6").is_err());
 }
-/// What is written down beside the program is what it does without.
+/// The built-in plain scenarios state the default values.
 #[test]
 fn the_plain_scenarios_of_groups_say_what_holds_anyway() {
     let group = |text: &str| match Scenario::parse(text).expect("it is right").kind {

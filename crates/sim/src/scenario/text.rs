@@ -1,11 +1,11 @@
-//! A scenario as it is written.
+//! The text form of a scenario.
 
 use crate::group::{Faults, Span};
 use crate::net::Link;
 use crate::pools::Sharing;
 use serde::Deserialize;
 
-/// What kind of scenario it is; all else is not looked at.
+/// The kind of a scenario; all other keys are ignored.
 #[derive(Debug, Deserialize)]
 pub(super) struct KindText {
     #[serde(default)]

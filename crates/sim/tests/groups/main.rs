@@ -1,7 +1,7 @@
-//! Groups of nodes whose daemons hand flows off and move processes, against channels and daemons that fail, with oracles at every
-//! step.
+//! Simulates groups of nodes that hand flows off and move processes, with failing channels and daemons, and checks
+//! oracles at every step.
 //!
-//! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many.
+//! `HOLDFAST_SEED=n` runs only that seed; `HOLDFAST_SEEDS=n` runs the first `n` seeds.
 
 mod handoff;
 mod migration;
@@ -12,7 +12,7 @@ use holdfast_sim::{Violation, seeds};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-/// `HOLDFAST_SEED` alone, the first `HOLDFAST_SEEDS`, or else so many.
+/// Returns only `HOLDFAST_SEED`, the first `HOLDFAST_SEEDS`, or by default the first `otherwise` seeds.
 fn all_seeds(otherwise: u64) -> Vec<u64> {
     let number = |name| {
         let text = std::env::var(name).ok();
@@ -24,7 +24,7 @@ fn all_seeds(otherwise: u64) -> Vec<u64> {
     }
 }
 
-/// All seeds come right, and meet each of these things five times, if they are enough.
+/// Checks that all seeds succeed, and that they cover each of these events five times, if there are enough seeds.
 fn assert_all<K: Debug>(
     run: impl Fn(u64) -> Result<Outcome, Violation> + Sync,
     shrink: impl Fn(u64) -> Option<Failure<K>>,
@@ -60,7 +60,7 @@ fn assert_same_again(run: impl Fn(u64) -> Result<Outcome, Violation>) {
     assert_ne!(digest(0), digest(1));
 }
 
-/// Each bug is found by one of so many seeds, which shrinks to few actions.
+/// Checks that one of `budget` seeds detects each bug, and that it shrinks to a few actions.
 fn assert_found<B: Copy + Debug + Sync, K>(
     bugs: &[B],
     budget: u64,
@@ -83,7 +83,7 @@ fn assert_found<B: Copy + Debug + Sync, K>(
     }
 }
 
-/// So do those that come with the program, with some seeds each.
+/// Checks the built-in scenarios, with some seeds each.
 #[test]
 fn other_scenarios_come_right() {
     let seeds: Vec<u64> = (0..20).collect();

@@ -1,4 +1,4 @@
-//! Processes that move.
+//! Tests of migrations.
 
 use crate::{assert_all, assert_found, assert_same_again};
 use holdfast_sim::Violation;
@@ -9,7 +9,7 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<Outcome, Violation> {
     try_run(&schedule(&DEFAULT, seed, bug), seed, None)
 }
 
-/// What the runs are there to meet.
+/// Kinds of events that the runs must cover.
 const MET: [&str; 30] = [
     "moved",
     "cloned",

@@ -1,4 +1,4 @@
-//! The first process of a moved tree's PID namespace: see `holdfast_sys::process::acceptor`.
+//! First process of a moved tree's PID namespace: see `holdfast_sys::process::acceptor`.
 
 #[cfg(target_arch = "x86_64")]
 fn main() {

@@ -1,4 +1,4 @@
-//! What fails while a process is inspected, saved or recreated.
+//! Errors of inspecting, saving and recreating processes.
 
 use super::files::FilesError;
 use super::inspect::Blocker;
@@ -6,13 +6,13 @@ use super::sockets::SocketError;
 use std::io;
 use thiserror::Error;
 
-/// Why a step was not taken. Before the commit each of them leads back to the running original.
+/// Reason for a failed step. Before the commit, every error leads back to the running original.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The process or a thread of it ended.
+    /// The process or one of its threads ended.
     #[error("process {0} has ended")]
     Gone(i32),
-    /// Something the tree uses cannot move.
+    /// The tree uses something that cannot move.
     #[error("cannot move: {}", list(.0))]
     Blocked(Vec<Blocker>),
     /// A thread did not stop in time (uninterruptible sleep, `vfork`).
@@ -20,21 +20,21 @@ pub enum Error {
         "thread {0} did not stop in time: it waits in the kernel where it cannot be interrupted; try again later"
     )]
     WouldNotStop(i32),
-    /// This machine cannot take the process; the text names what is missing or differs.
+    /// The local machine cannot take the process. The text names the missing or different property.
     #[error("this machine cannot take the process: {0}")]
     Refused(String),
-    /// A TCP or UDP socket.
+    /// A TCP or UDP socket could not be saved or restored.
     #[error("{0}")]
     Socket(#[from] SocketError),
-    /// What the other side sent makes no sense.
+    /// The image from the other node is malformed.
     #[error("malformed image: {0}")]
     Image(&'static str),
-    /// The kernel or procfs said something unexpected.
+    /// A system call or procfs gave an unexpected result.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was asked.
+        /// The attempted operation.
         what: String,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -56,10 +56,10 @@ fn list(blockers: &[Blocker]) -> String {
     texts.join("; ")
 }
 
-/// Short for results of this module.
+/// Result type of the `process` module.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Names what was asked when the kernel says no.
+/// Adds the attempted operation to an error of the kernel.
 pub(crate) trait Context<T> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
@@ -73,7 +73,7 @@ impl<T> Context<T> for io::Result<T> {
     }
 }
 
-/// An answer of procfs that does not parse.
+/// Returns the error for a procfs file that does not parse.
 pub(crate) fn unexpected(what: &str) -> Error {
     Error::Kernel {
         what: what.to_owned(),
@@ -81,7 +81,7 @@ pub(crate) fn unexpected(what: &str) -> Error {
     }
 }
 
-/// The result of a system call that returns -1 on failure.
+/// Converts the result of a system call that returns -1 on failure.
 pub(crate) fn check_long(outcome: libc::c_long) -> io::Result<libc::c_long> {
     if outcome < 0 {
         return Err(io::Error::last_os_error());

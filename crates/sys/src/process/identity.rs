@@ -1,4 +1,4 @@
-//! By what two machines tell that a file is the same on both: the linker's build id, else the digest of its content.
+//! Identity of a file across two machines: the linker's build id, or a digest of the content if the file has none.
 
 use super::error::{Context, Error, Result};
 use super::image::BackingFile;
@@ -11,14 +11,15 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-/// How far into a file its build id is looked for.
+/// Number of leading bytes of a file in which its program headers are searched. Also the most bytes read of one note
+/// segment.
 const HEADERS: usize = 1 << 16;
 /// `PT_NOTE`.
 const NOTE: u32 = 4;
 /// `NT_GNU_BUILD_ID`.
 const BUILD_ID: u32 = 3;
 
-/// What a file under this path must be to be this file.
+/// Returns the identity that a file under this path must have to be the same file.
 pub(crate) fn of_file(path: &[u8], file: &File) -> Result<BackingFile> {
     let name = || String::from_utf8_lossy(path).into_owned();
     let size = file.metadata().context(name)?.size();
@@ -36,10 +37,10 @@ pub(crate) fn of_file(path: &[u8], file: &File) -> Result<BackingFile> {
     })
 }
 
-/// Opens the same file here.
+/// Opens the file of this machine that has the path and identity of the donor's file.
 ///
 /// # Errors
-/// [`Error::Refused`], with the path, if it is missing or differs.
+/// [`Error::Refused`], with the path, if the file is missing or differs.
 pub(crate) fn open_same(wanted: &BackingFile, opener: &mut Opener) -> Result<File> {
     let path = std::path::Path::new(OsStr::from_bytes(&wanted.path));
     let refused = |why: String| Error::Refused(format!("{}: {why}", path.display()));
@@ -72,7 +73,7 @@ fn digest(file: &File) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// The build id of a 64-bit ELF file, if it has one.
+/// Returns the build id of a 64-bit ELF file, if the file has one.
 fn build_id(file: &File) -> Option<Vec<u8>> {
     let mut head = Vec::new();
     let mut reader = At { file, at: 0 };
@@ -125,7 +126,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Reads from the beginning without moving the file's own position.
+/// Reader that begins at offset 0 and leaves the file's own position alone.
 struct At<'a> {
     file: &'a File,
     at: u64,

@@ -1,7 +1,7 @@
-//! Running processes in and out: a tree of processes is saved while it runs, round by round, frozen for a moment, and
-//! recreated with the same identities in another PID, mount and network namespace (paper 002 sections III-A and V-A).
+//! Live migration of processes: saves a process tree in rounds while it runs (pre-copy), freezes it briefly, and
+//! restores it with the same IDs in another PID, mount and network namespace (paper 002, sections III-A and V-A).
 //!
-//! The library is made of steps which a daemon calls one by one; nothing here decides when to take the next.
+//! The library offers single steps. The calling daemon decides when to take each step.
 
 #[cfg(target_arch = "x86_64")]
 pub mod acceptor;
@@ -35,10 +35,10 @@ mod trace;
 #[cfg(target_arch = "x86_64")]
 pub mod vdso;
 
-/// The name (`comm`) of the first process of a PID namespace that a restorer made.
+/// Name (`comm`) of the reaper: the first process of a PID namespace that a restorer made.
 pub const REAPER_NAME: &str = "holdfast-reaper";
 
-/// Whether processes can move on this machine.
+/// Checks that this machine's architecture supports process migration.
 ///
 /// # Errors
 /// `Unsupported`, with the name of the architecture, on anything but x86_64.

@@ -1,11 +1,11 @@
 //! Sets of addresses.
 
-/// Disjoint ranges in order.
+/// Set of disjoint address ranges in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges(Vec<(u64, u64)>);
 
 impl Ranges {
-    /// Adds a range that begins where the last ends or behind it.
+    /// Adds a range that begins at or after the end of the last range.
     pub fn push(&mut self, start: u64, end: u64) {
         match self.0.last_mut() {
             Some(last) if last.1 >= start => last.1 = last.1.max(end),
@@ -22,7 +22,7 @@ impl Ranges {
         self.0.is_empty()
     }
 
-    /// What is in both.
+    /// Returns the intersection of both sets.
     pub fn and(&self, other: &Self) -> Self {
         let mut found = Self::default();
         let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
@@ -40,7 +40,7 @@ impl Ranges {
         found
     }
 
-    /// What is here and not there.
+    /// Returns the addresses of this set that are not in `other`.
     pub fn minus(&self, other: &Self) -> Self {
         let mut found = Self::default();
         let mut others = other.0.iter().peekable();
@@ -66,7 +66,7 @@ impl Ranges {
         found
     }
 
-    /// The same with what lies between two ranges, where that is at most so much.
+    /// Joins ranges whose gap is at most `near` bytes. The gap becomes part of the set.
     pub fn joined(&self, near: u64) -> Self {
         let mut found = Self::default();
         for (start, end) in self.iter() {
@@ -78,7 +78,7 @@ impl Ranges {
         found
     }
 
-    /// What is in either.
+    /// Returns the union of both sets.
     pub fn or(&self, other: &Self) -> Self {
         let mut all: Vec<(u64, u64)> = self.iter().chain(other.iter()).collect();
         all.sort_unstable();
@@ -87,7 +87,7 @@ impl Ranges {
 }
 
 impl FromIterator<(u64, u64)> for Ranges {
-    /// From ranges in order.
+    /// Builds a set from ranges in ascending order.
     fn from_iter<I: IntoIterator<Item = (u64, u64)>>(ranges: I) -> Self {
         let mut found = Self::default();
         for (start, end) in ranges {

@@ -1,6 +1,6 @@
-//! Shared memory of System V: what a machine knows of it, in the IPC namespace of a process, and how it is made again.
+//! System V shared memory: the segments of a process's IPC namespace, and how the acceptor recreates them.
 //!
-//! Segments have numbers by which programs know them, so a tree that comes has an IPC namespace of its own.
+//! Programs refer to segments by number, so a restored tree has its own IPC namespace.
 
 use super::error::{Context, Error, Result, check_long};
 use super::image::{PAGE, Segment};
@@ -11,43 +11,43 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-/// How names of mapped segments begin in procfs; the key follows.
+/// Prefix of the names of mapped segments in procfs. The key follows.
 pub(crate) const MAPPED: &[u8] = b"/SYSV";
-/// `SHM_DEST`: it goes with the last who has it.
+/// `SHM_DEST`: the segment is destroyed when the last process detaches it.
 const REMOVED: u32 = 0o1000;
 /// `SHM_LOCKED`.
 const LOCKED: u32 = 0o2000;
 /// `IPC_CREAT | IPC_EXCL`.
 const NEW: i32 = libc::IPC_CREAT | libc::IPC_EXCL;
-/// Permissions while a tree is made.
+/// Permissions of a segment while its tree is being restored.
 const OPEN: i32 = 0o777;
 
-/// A segment as `/proc/sysvipc/shm` has it.
+/// A segment as listed in `/proc/sysvipc/shm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub segment: Segment,
-    /// Who made it.
+    /// PID of the creator.
     pub creator: i32,
-    /// How many mappings there are of it.
+    /// Number of mappings of the segment.
     pub attached: u64,
 }
 
 /// The list of segments of an IPC namespace.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// `/proc/sysvipc/shm`: what it shows is of the namespace in which it was opened.
+    /// Open `/proc/sysvipc/shm`, which shows the namespace in which it was opened.
     file: File,
 }
 
 impl Table {
-    /// That of a process.
+    /// Opens the list of the IPC namespace of a process.
     pub fn of(pid: i32) -> Result<Self> {
         let path = "/proc/sysvipc/shm";
         let file = within(pid, move || File::open(path))?;
         file.map(|file| Self { file }).context(|| path.to_owned())
     }
 
-    /// All segments.
+    /// Reads all segments of the namespace.
     pub fn read(&self) -> Result<Vec<Seen>> {
         let mut text = Vec::new();
         let mut piece = [0; 16 << 10];
@@ -63,25 +63,25 @@ impl Table {
     }
 }
 
-/// A segment as a process has it: neighbouring mappings of one `shmat(2)`.
+/// A segment attached by a process: the adjacent mappings of one `shmat(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attachment {
     pub id: i32,
-    /// Where in the segment it begins.
+    /// Offset in the segment at which the mappings begin.
     offset: u64,
     bytes: u64,
-    /// How many mappings the kernel counts.
+    /// Number of mappings as the kernel counts them.
     pub mappings: u64,
 }
 
 impl Attachment {
-    /// Whether all of a segment of this size is there.
+    /// Returns true if the attachment covers all of a segment of this size.
     pub fn is_whole(&self, size: u64) -> bool {
         self.offset == 0 && self.bytes == size.next_multiple_of(PAGE)
     }
 }
 
-/// The segments that a process has.
+/// Returns the segments that a process has attached.
 pub(crate) fn attachments(lines: &[MapLine]) -> Vec<Attachment> {
     let id = |line: &MapLine| match classify(line) {
         Class::SystemV(id) => Some(id),
@@ -104,18 +104,19 @@ pub(crate) fn attachments(lines: &[MapLine]) -> Vec<Attachment> {
     parts.map(attachment).collect()
 }
 
-/// Takes segments away from the namespace of a process that moved: they go with the last who has them.
+/// Removes segments from the namespace of a process that has moved. A segment lives on until the last process
+/// detaches it.
 pub(crate) fn remove(pid: i32, ids: Vec<i32>) -> Result<()> {
     within(pid, move || {
         for id in ids {
-            // What is gone already needs nothing.
+            // A segment that does not exist any more needs no removal.
             // SAFETY: no pointers but a null one are passed.
             unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
         }
     })
 }
 
-/// Does something in the IPC namespace of a process.
+/// Runs a closure in the IPC namespace of a process.
 pub(crate) fn within<T: Send + 'static>(
     pid: i32,
     work: impl FnOnce() -> T + Send + 'static,
@@ -161,7 +162,7 @@ fn parse(line: &str) -> Option<Seen> {
     })
 }
 
-/// A segment that was made here, which this process has too, so that it stays until others have it.
+/// A recreated segment. The restorer attaches it too, so that it exists until the restored processes attach it.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub segment: Segment,
@@ -171,10 +172,10 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// Makes a segment with its number, in the caller's IPC namespace.
+    /// Creates a segment with its original number in the caller's IPC namespace.
     pub fn new(segment: Segment) -> Result<Self> {
         let making = || format!("System V memory {}", segment.id);
-        // Takes effect on the next segment that this namespace gets.
+        // The setting applies to the next segment created in this namespace.
         std::fs::write("/proc/sys/kernel/shm_next_id", segment.id.to_string()).context(making)?;
         let size = usize::try_from(segment.size).map_err(|_| Error::Image("size of a segment"))?;
         let made = as_creator(segment.creator, || {
@@ -186,7 +187,7 @@ impl Made {
             let why = format!("System V memory {} cannot have its number", segment.id);
             return Err(Error::Refused(why));
         }
-        // SAFETY: at a place of the kernel's choice, which nothing refers to; taken away by `let_go`.
+        // SAFETY: the kernel chooses the address, nothing refers to it, and `let_go` detaches it.
         let place = unsafe { libc::shmat(segment.id, std::ptr::null(), 0) }.addr();
         if place == usize::MAX {
             return Err(io::Error::last_os_error()).context(making);
@@ -201,7 +202,7 @@ impl Made {
         Ok(made)
     }
 
-    /// Its content, as a file.
+    /// Opens the segment's content as a file.
     pub fn open(&self) -> Result<File> {
         let (start, end) = (self.place, self.place + self.length);
         let link = format!("/proc/self/map_files/{start:x}-{end:x}");
@@ -212,7 +213,7 @@ impl Made {
             .context(|| link)
     }
 
-    /// The original has become this.
+    /// Updates the segment to the original's present state.
     pub fn follow(&mut self, wanted: Segment) -> Result<()> {
         self.segment = wanted;
         if wanted.removed {
@@ -221,7 +222,8 @@ impl Made {
         Ok(())
     }
 
-    /// Gives it the owner and permissions that the original has: who makes the tree may then have none.
+    /// Sets the original's owner and permissions, which may deny further access to the process that restores the
+    /// tree.
     pub fn finish(&mut self) -> Result<()> {
         // SAFETY: plain numbers, for which zero is a value.
         let mut description: libc::shmid_ds = unsafe { std::mem::zeroed() };
@@ -234,7 +236,7 @@ impl Made {
         self.control(libc::IPC_SET, &raw mut description)
     }
 
-    /// It goes with the last who has it.
+    /// Marks the segment for destruction when the last process detaches it.
     pub fn remove(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.is_removed, true) {
             return Ok(());
@@ -251,17 +253,17 @@ impl Made {
             .context(|| format!("System V memory {id}"))
     }
 
-    /// Leaves it to those who have it.
+    /// Detaches the segment from this process, and so leaves it to the restored ones.
     pub fn let_go(&mut self) {
         let place = std::mem::take(&mut self.place);
         if place != 0 {
-            // SAFETY: attached by `new`, and nothing refers to what is in it.
+            // SAFETY: attached by `new`, and nothing refers to its content.
             unsafe { libc::shmdt(std::ptr::without_provenance(place)) };
         }
     }
 }
 
-/// Makes a call with the effective user and group of somebody else. The caller has one thread.
+/// Makes a call with another effective user and group. The caller must be single-threaded.
 fn as_creator<T>((user, group): (u32, u32), call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     const KEEP: u32 = u32::MAX;
     let set = |user: u32, group: u32| {
@@ -277,7 +279,7 @@ fn as_creator<T>((user, group): (u32, u32), call: impl FnOnce() -> io::Result<T>
     }
     set(user, group)?;
     let outcome = call();
-    // The user first: another one may not change the group.
+    // Restore the user first: another user may not be allowed to change the group.
     // SAFETY: no pointers are passed.
     check_long(unsafe { libc::syscall(libc::SYS_setresuid, KEEP, own_user, KEEP) })?;
     set(own_user, own_group)?;
@@ -324,7 +326,7 @@ mod tests {
             name: b"/SYSV00000000 (deleted)".to_vec(),
             advice: None,
         };
-        // Twice next to each other, the second with two protections, and a part.
+        // Two adjacent whole attachments, the second in two protections, and a partial attachment.
         let lines = [line(1, 2, 0), line(3, 1, 0), line(4, 1, 1), line(9, 1, 1)];
         let found = attachments(&lines);
         let whole: Vec<bool> = found.iter().map(|of| of.is_whole(PAGE + 1)).collect();

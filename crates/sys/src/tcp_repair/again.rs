@@ -1,4 +1,4 @@
-//! A restored socket whose connection went on at the donor: the state it got is taken back, and the clock kept right.
+//! A restored socket whose connection continued at the donor: its state is removed again, and its clock kept right.
 
 use super::error::{At, RepairError};
 use super::restore::{PreparedSocket, Preparer, RestoredSocket, set_segment_size};
@@ -9,25 +9,26 @@ use crate::sockopt::{TCP_DELACK_MAX_US, TCP_RTO_MIN_US, get_int, set_int};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::os::fd::AsFd;
 
-/// What a disconnect resets of all that [`Preparer::prepare`] has set, beside the segment size.
+/// Options set by [`Preparer::prepare`] that a disconnect resets, apart from the segment size.
 const RESET: [i32; 3] = [libc::TCP_WINDOW_CLAMP, TCP_RTO_MIN_US, TCP_DELACK_MAX_US];
 
 impl RestoredSocket {
-    /// Takes the socket out of repair mode, as [`super::activate`] does where nothing is to be sent. Whoever calls it sees to it that
-    /// nothing comes to it, and nothing leaves.
+    /// Takes the socket out of repair mode, like [`super::activate`] with nothing to send. The caller must keep packets
+    /// from reaching and leaving the socket.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's error.
     pub fn awaken(&self) -> Result<(), RepairError> {
         self.set_repair(REPAIR_OFF_QUIET)?;
-        // Leaving repair mode clears it, and who listens at this address does so later: `settle` has what it was.
+        // Leaving repair mode clears SO_REUSEADDR, without which a later listener could not bind to this address.
+        // `settle` restores the original value.
         set_int(self.fd.as_fd(), SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")
     }
 
     /// Undoes [`RestoredSocket::awaken`].
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's error.
     pub fn lull(&self) -> Result<(), RepairError> {
         self.set_repair(REPAIR_ON)
     }
@@ -36,21 +37,21 @@ impl RestoredSocket {
         set_int(self.fd.as_fd(), IPPROTO_TCP, libc::TCP_REPAIR, mode).at("TCP_REPAIR")
     }
 
-    /// Takes the connection from the socket, which is then as it was prepared: the same open file, so that who has a
-    /// descriptor of it keeps it. Nothing goes on the wire.
+    /// Removes the connection from the socket and returns it to its prepared state: the open file stays the same, so
+    /// existing descriptors of it stay valid. Nothing is sent.
     ///
     /// # Errors
-    /// What the kernel refuses; the socket is then closed, silently.
+    /// The kernel's error; the socket is then closed, silently.
     pub fn take_back(
         self,
         fixed: &TcpStatic,
         preparer: &Preparer,
     ) -> Result<PreparedSocket, RepairError> {
         let socket = self.fd.as_fd();
-        // One that is awake would reset its peer.
+        // Outside repair mode, a disconnect would send a reset to the peer.
         self.lull()?;
         disconnect(socket).at("disconnect")?;
-        // In repair mode a disconnect leaves an error for the program to find.
+        // In repair mode a disconnect leaves an error, which the program would read.
         get_int(socket, SOL_SOCKET, libc::SO_ERROR).at("SO_ERROR")?;
         let fresh = preparer.fresh(fixed.v6_socket);
         for name in RESET {
@@ -64,12 +65,12 @@ impl RestoredSocket {
         Ok(PreparedSocket::reclaim(self.fd))
     }
 
-    /// Sets the TCP clock of a connection, which may be awake, to what it is at the donor `elapsed_us` after `state` was taken there. A message
-    /// that was long under way makes the clock late, and the peer drops segments whose timestamps go back (RFC 7323
-    /// section 5.3).
+    /// Sets the TCP clock of a connection, in repair mode or not (`is_awake`), to the donor's value `elapsed_us` after
+    /// `state` was extracted there. A slow message would make the clock late, and the peer drops segments whose
+    /// timestamps go back (RFC 7323 section 5.3).
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's error.
     pub fn keep_time(
         &self,
         fixed: &TcpStatic,
@@ -80,11 +81,11 @@ impl RestoredSocket {
         if !fixed.timestamps {
             return Ok(());
         }
-        // The kernel sets clocks in repair mode alone.
+        // The kernel sets clocks in repair mode only.
         if is_awake {
             self.lull()?;
         }
-        // Two more, as in `restore`.
+        // Two ticks are added, as in `restore`.
         let clock = state.clock_after(elapsed_us).wrapping_add(2) as i32;
         set_int(self.fd.as_fd(), IPPROTO_TCP, libc::TCP_TIMESTAMP, clock).at("TCP_TIMESTAMP")?;
         match is_awake {

@@ -1,4 +1,5 @@
-//! The steps for many connections at once, on one or two threads. A failure of one connection is its own.
+//! Each step for many connections at once, on one or more threads. A failure of one connection does not affect the
+//! others.
 
 use super::dynamic_state::extract_polled;
 use super::static_state::{poll_entry, poll_now};
@@ -8,10 +9,11 @@ use super::{
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Fewer connections than this are not worth a second thread (starting one costs about 30 us).
+/// Smallest number of connections that justifies a second thread (starting one costs about 30 us).
 const WORTH_A_THREAD: usize = 32;
 
-/// Applies `step` to every item, in order; with `threads` of 2 or more, in as many slices at once.
+/// Applies `step` to every item and returns the results in order; with `threads` of 2 or more, in as many slices at
+/// once.
 pub fn each<T, R, F>(items: Vec<T>, threads: usize, step: F) -> Vec<R>
 where
     T: Send,
@@ -47,10 +49,10 @@ where
     results
 }
 
-/// [`super::read_static`] for each, over one netlink socket.
+/// Does the same as [`super::read_static`] for each socket, over one netlink socket.
 ///
 /// # Errors
-/// What making that socket gives.
+/// Errors of making the netlink socket.
 pub fn read_static_all(
     sockets: &[BorrowedFd<'_>],
 ) -> Result<Vec<Result<TcpStatic, RepairError>>, RepairError> {
@@ -58,7 +60,7 @@ pub fn read_static_all(
     Ok(sockets.iter().map(|socket| reader.read(*socket)).collect())
 }
 
-/// [`Preparer::prepare`] for each.
+/// Does the same as [`Preparer::prepare`] for each connection.
 pub fn prepare_all(
     preparer: &Preparer,
     fixed: &[TcpStatic],
@@ -67,7 +69,8 @@ pub fn prepare_all(
     each(fixed.iter().collect(), threads, |one| preparer.prepare(one))
 }
 
-/// [`super::extract_into`] for each; `states` is made as long as `connections` and its buffers are used again.
+/// Does the same as [`super::extract_into`] for each connection; `states` is resized to the number of `connections`,
+/// and its buffers are reused.
 pub fn extract_all(
     connections: &[(BorrowedFd<'_>, &TcpStatic)],
     states: &mut Vec<TcpDynamic>,
@@ -92,7 +95,7 @@ pub fn extract_all(
     })
 }
 
-/// [`restore`] for each.
+/// Does the same as [`restore`] for each connection.
 pub fn restore_all(
     connections: Vec<(PreparedSocket, &TcpStatic, &TcpDynamic)>,
     threads: usize,
@@ -102,7 +105,7 @@ pub fn restore_all(
     })
 }
 
-/// [`activate`] for each.
+/// Does the same as [`activate`] for each connection.
 pub fn activate_all(
     connections: Vec<(RestoredSocket, &TcpStatic, &TcpDynamic)>,
     probe: WindowProbe,

@@ -1,5 +1,5 @@
-//! Sockets whose connections have ended, by both FINs or by a reset, and whose programs have not closed them: what they have
-//! not read is still to be read, and then comes the end, or the error.
+//! Sockets of connections that have ended, by both FINs or by a reset, and that the program has not closed. The program
+//! can still read unread data, and then gets the end of file or the error.
 
 use super::dynamic_state::unread;
 use super::ended::{Pair, wait_until};
@@ -13,41 +13,42 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// `linux/sockios.h`: bytes that were received and not read, or written and not acknowledged.
+/// Requests for the number of bytes received and not read, or written and not acknowledged (`linux/sockios.h`).
 const SIOCINQ: libc::c_ulong = 0x541B;
 const SIOCOUTQ: libc::c_ulong = 0x5411;
 
-/// Room for what has to be read once more; no memory is taken for it before.
+/// Buffer limit for data that the program still has to read; memory is allocated only as data arrives.
 const ROOM_BYTES: i32 = 256 << 20;
 
-/// What does not change of such a socket.
+/// The constant part of such a socket's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpClosed {
-    /// Whether the socket is an IPv6 one.
+    /// True for an IPv6 socket.
     pub v6_socket: bool,
     /// Socket options.
     pub options: SocketOptions,
 }
 
-/// What its program has still to learn.
+/// The part of an ended connection that the program has not seen yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rest {
-    /// What was received and not read.
+    /// Data received and not read.
     #[serde(with = "serde_bytes")]
     pub unread: Vec<u8>,
-    /// That the connection failed, which comes behind all that; the kernel does not tell how without forgetting it, and a reset it
-    /// is nearly always.
+    /// True if the connection failed, which the program learns after the data. The kernel reveals the error only by
+    /// clearing it; nearly always the error is a reset.
     pub failed: bool,
 }
 
-/// Such a socket in the making, with the other end of a connection over the loopback device that is to end.
+/// Such a socket under construction, with the other end of a loopback connection that will be ended.
 #[derive(Debug)]
 pub struct Closing(Pair);
 
-/// Whether a socket is one of these: not one that was never connected.
+/// Returns true if the socket's connection has ended; false for a socket that was never connected.
 ///
 /// # Errors
-/// [`Unmovable::NeverConnected`] for one that could not be connected, where the program does not know yet; else the kernel's refusal.
+/// [`Unmovable::NeverConnected`] for a failed connection attempt whose error the program has not read; otherwise the
+/// kernel's error.
 pub fn has_closed(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
     let info = TcpInfo::read(fd).at("TCP_INFO")?;
     let events = events(fd)?;
@@ -68,10 +69,10 @@ fn events(fd: BorrowedFd<'_>) -> Result<libc::c_short, RepairError> {
 }
 
 impl TcpClosed {
-    /// Reads a socket that [`has_closed`]; touches nothing.
+    /// Reads a socket for which [`has_closed`] is true, without changing it.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn read(fd: BorrowedFd<'_>) -> Result<Self, RepairError> {
         let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).at("SO_DOMAIN")?;
         let v6_socket = domain == libc::AF_INET6;
@@ -81,27 +82,27 @@ impl TcpClosed {
         })
     }
 
-    /// Makes a socket that is to become such a one. Nothing leaves this host.
+    /// Makes a socket for such a connection. Nothing leaves this host.
     ///
     /// # Errors
-    /// What the kernel refuses; the loopback device may be down.
+    /// The kernel's error; the loopback device may be down.
     pub fn prepare(&self) -> Result<Closing, RepairError> {
         Pair::new(self.v6_socket, Some(ROOM_BYTES)).map(Closing)
     }
 }
 
 impl Rest {
-    /// Takes it from a socket whose program stands still; touches nothing.
+    /// Reads the unseen part from a socket of a stopped process, without changing the socket.
     ///
     /// # Errors
-    /// [`Unmovable::UrgentData`], else the kernel's refusal.
+    /// [`Unmovable::UrgentData`], otherwise the kernel's error.
     pub fn read(fd: BorrowedFd<'_>) -> Result<Self, RepairError> {
         let events = events(fd)?;
         if events & libc::POLLPRI != 0 {
             return Err(Unmovable::UrgentData.into());
         }
         let length = ioctl_int(fd, SIOCINQ).at("SIOCINQ")?;
-        // Where there is nothing, to look would take the error.
+        // With an empty queue, peeking would clear the socket's error.
         let bytes = match u32::try_from(length).unwrap_or(0) {
             0 => Some(Vec::new()),
             length => unread(fd, length),
@@ -120,16 +121,16 @@ impl AsFd for Closing {
 }
 
 impl Closing {
-    /// Ends the connection, and gives the socket its options.
+    /// Ends the connection, and sets the socket's options.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's error.
     pub fn end(self, fixed: &TcpClosed, rest: &Rest) -> Result<OwnedFd, RepairError> {
         let Pair { ours, mut theirs } = self.0;
         theirs.write_all(&rest.unread).at("write (loopback)")?;
         if rest.failed {
             let theirs = theirs.as_fd();
-            // A reset does not wait for what is under way.
+            // A reset would discard data that has not arrived.
             wait_until(|| Ok(ioctl_int(theirs, SIOCOUTQ)? == 0)).at("data (loopback)")?;
         }
         Pair { ours, theirs }.finish(rest.failed, |ours| {
@@ -156,7 +157,7 @@ mod tests {
         wait_until(|| Ok(TcpInfo::read(near.as_fd())?.state == TcpState::Close)).expect("closed");
     }
 
-    /// What was made of a socket at another host.
+    /// Returns a socket restored from `near`'s state.
     fn made_again(near: &TcpStream) -> TcpStream {
         closed(near);
         assert!(has_closed(near.as_fd()).expect("looks"));

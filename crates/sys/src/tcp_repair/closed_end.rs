@@ -1,5 +1,5 @@
-//! The other end of a connection over the loopback device, which its program has closed: it stays with the kernel, and answers what the
-//! end that is still open sends. Without it the first acknowledgement of that end would be answered by a reset.
+//! The other end of a loopback connection, closed by its program: the kernel keeps it, and it answers the segments of
+//! the end that is still open. Without it, the first acknowledgement of the open end would be answered by a reset.
 
 use super::dynamic_state::{TcpDynamic, Window};
 use super::ended::wait_until;
@@ -11,7 +11,7 @@ use crate::tcp_info::{TcpInfo, TcpState};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 
-/// A closed end in the making, in repair mode.
+/// A closed end under construction, in repair mode.
 #[derive(Debug)]
 pub struct ClosedEnd {
     socket: RestoredSocket,
@@ -20,11 +20,11 @@ pub struct ClosedEnd {
 }
 
 impl ClosedEnd {
-    /// Makes the closed end of a connection that has received its FIN. Nothing is sent. None where this host has that end: the
-    /// connection was here a while ago.
+    /// Makes the closed end of a connection that has received its FIN. Nothing is sent. Returns `None` if this host
+    /// has that end already, from an earlier stay of the connection.
     ///
     /// # Errors
-    /// The kernel's refusal to make, bind or connect the socket.
+    /// The kernel's error from making, binding or connecting the socket.
     pub fn new(
         open: &TcpStatic,
         state: &TcpDynamic,
@@ -67,16 +67,16 @@ impl ClosedEnd {
         }
     }
 
-    /// The acknowledgement of its FIN, to be delivered before [`ClosedEnd::leave`].
+    /// Returns the acknowledgement of its FIN, to be delivered before [`ClosedEnd::leave`].
     #[must_use]
     pub fn packet(&self) -> Option<Vec<u8>> {
         injection(&self.fixed, &self.state)
     }
 
-    /// Leaves it to the kernel, which forgets it after a while (`tcp_fin_timeout`).
+    /// Closes the descriptor. The kernel keeps the closed end until `tcp_fin_timeout` expires.
     ///
     /// # Errors
-    /// The kernel's refusal, or a time limit when the acknowledgement does not come.
+    /// The kernel's error, or `TimedOut` if the acknowledgement does not arrive.
     pub fn leave(self) -> Result<(), RepairError> {
         let state = || TcpInfo::read(self.socket.as_fd()).map(|info| info.state);
         wait_until(|| Ok(state()? == TcpState::FinWait2)).at("end (loopback)")?;
@@ -84,7 +84,7 @@ impl ClosedEnd {
     }
 }
 
-/// Whether a socket cannot be made because there is one with the same addresses.
+/// Returns true if the error means that a socket with the same addresses exists.
 fn is_there(error: &RepairError) -> bool {
     let taken = |error: &io::Error| {
         matches!(

@@ -1,4 +1,4 @@
-//! The donor's socket after the freeze: given up, or taken back.
+//! The donor's socket after the freeze: abandoned, or resumed.
 
 use super::error::{At, RepairError};
 use super::static_state::TcpStatic;
@@ -8,31 +8,32 @@ use crate::sockopt::{get_int, set_int};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::os::fd::BorrowedFd;
 
-/// Ends a socket at the donor after its connection went to another host: nothing goes on the wire, and the address
-/// pair is free at once, even while a program keeps a descriptor (it reads as closed).
+/// Closes a socket at the donor after its connection moved to another host: nothing is sent, and the address pair is
+/// free at once, even while a program keeps a descriptor (the socket reads as closed).
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn abandon(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
-    // In repair mode a disconnect is silent; otherwise it would reset the peer.
+    // In repair mode a disconnect is silent; otherwise it would send a reset to the peer.
     set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
     disconnect(socket).at("disconnect")
 }
 
-/// Takes a frozen socket back at the donor after a failed handoff: it goes on, and unsent data is pushed at once.
+/// Resumes a frozen socket at the donor after a failed handoff: the connection continues, and unsent data is pushed at
+/// once.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn resume(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     leave_repair(socket, fixed)?;
     let value = |name| fixed.options.int(IPPROTO_TCP, name).unwrap_or(0);
     push(socket, value(libc::TCP_CORK), value(libc::TCP_NODELAY))
 }
 
-/// [`resume`] of a socket of which nothing is known but what it says itself. That it had `SO_REUSEADDR` is lost.
+/// Does the same as [`resume`] for a socket whose static state is unknown; its `SO_REUSEADDR` is lost.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn wake(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
     set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
     let value = |name| get_int(socket, IPPROTO_TCP, name);
@@ -40,7 +41,7 @@ pub fn wake(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
     push(socket, cork, value(libc::TCP_NODELAY).at("TCP_NODELAY")?)
 }
 
-/// Setting TCP_NODELAY pushes what is queued. A corked socket is left alone: the program will push.
+/// Pushes queued data by setting TCP_NODELAY. A corked socket is left alone: the program will push.
 fn push(socket: BorrowedFd<'_>, cork: i32, nodelay: i32) -> Result<(), RepairError> {
     if cork != 0 {
         return Ok(());
@@ -52,7 +53,7 @@ fn push(socket: BorrowedFd<'_>, cork: i32, nodelay: i32) -> Result<(), RepairErr
     Ok(())
 }
 
-/// Repair mode off at the donor, and what that clears set again.
+/// Leaves repair mode at the donor, and restores the option that leaving clears.
 pub(super) fn leave_repair(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
     if fixed.options.reuse_address {
@@ -61,13 +62,13 @@ pub(super) fn leave_repair(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<
     Ok(())
 }
 
-/// Moves the TCP clock of one connection ahead by `ticks` (its unit: milliseconds, or microseconds where the
-/// connection counts them; an even number). For tests: on one machine all namespaces share a clock, and this makes
-/// the connections of one node look as if its clock ran ahead of the others'. Nothing else in this module needs to
-/// know: `TCP_TIMESTAMP` is given and taken as the connection's own value, whatever a host's clock says.
+/// Advances the TCP clock of one connection by `ticks` (its unit: milliseconds or microseconds; an even number). For
+/// tests: on one machine all namespaces share a clock, and this function makes the connections of one node look as if
+/// its clock ran ahead of the others'. The rest of this module works with any host clock, because `TCP_TIMESTAMP` is
+/// read and set as the connection's own value.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn shift_timestamp_clock(socket: BorrowedFd<'_>, ticks: u32) -> Result<(), RepairError> {
     let reuse = get_int(socket, SOL_SOCKET, libc::SO_REUSEADDR).at("SO_REUSEADDR")?;
     set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;

@@ -1,4 +1,4 @@
-//! The part of a connection's state that changes with every segment, taken in the freeze.
+//! The part of a connection's state that changes with every segment, extracted in the freeze.
 
 use super::error::{At, RepairError, Unmovable};
 use super::static_state::{TcpStatic, poll_entry, poll_now};
@@ -9,79 +9,79 @@ use libc::IPPROTO_TCP;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Bytes in the receive queue that were not read (`linux/sockios.h`; also `FIONREAD`).
+/// Request for the number of unread bytes in the receive queue (`linux/sockios.h`; also `FIONREAD`).
 const SIOCINQ: libc::c_ulong = 0x541B;
-/// Bytes in the send queue that were not acknowledged (also `TIOCOUTQ`).
+/// Request for the number of unacknowledged bytes in the send queue (also `TIOCOUTQ`).
 const SIOCOUTQ: libc::c_ulong = 0x5411;
 
-/// Sequence numbers, queues, windows and clock of a frozen connection. Encoded by postcard it takes under 80 bytes when
+/// Sequence numbers, queues, windows and clock of a frozen connection. Its postcard encoding takes under 80 bytes when
 /// the queues are empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpDynamic {
     /// State at the freeze.
     pub state: TcpState,
-    /// Next sequence number the program would write at; an own FIN is counted once queued.
+    /// Sequence number of the next byte that the program writes; an own FIN is counted once queued.
     pub write_seq: u32,
-    /// Next sequence number expected; a received FIN is counted.
+    /// Next sequence number expected from the peer; a received FIN is counted.
     pub rcv_nxt: u32,
-    /// The largest segment the peer takes, as its MSS option said (options not deducted; RFC 9293 section 3.7.1).
+    /// Largest segment that the peer accepts, from its MSS option (options not deducted; RFC 9293 section 3.7.1).
     pub mss: u16,
-    /// TCP clock of the connection (the next TSval), rounded as the kernel gives it: the low bit says whether it
+    /// TCP clock of the connection (the next TSval), rounded as the kernel reports it: the low bit says if the clock
     /// counts microseconds (set) or milliseconds.
     pub timestamp: u32,
-    /// Windows.
+    /// Send and receive windows.
     pub window: Window,
     /// Congestion state.
     pub congestion: Congestion,
-    /// Congestion was signalled to or by the peer under ECN (RFC 3168). Repair mode has no door to restore ECN: the
-    /// acceptor's socket neither marks its packets nor echoes marks. Kept so that it can be told, and restored where
-    /// there is another way.
+    /// True if ECN was negotiated (RFC 3168). Repair mode cannot restore ECN: the acceptor's socket neither marks its
+    /// packets nor echoes marks. The field records the loss, and allows restoring ECN by another way.
     pub ecn: bool,
-    /// An own FIN is queued but was not sent.
+    /// True if an own FIN is queued but was not sent.
     pub fin_unsent: bool,
-    /// Received, in order, not read by the program.
+    /// Data received in order and not read by the program.
     #[serde(with = "serde_bytes")]
     pub unread: Vec<u8>,
-    /// Written by the program, not acknowledged by the peer: first what was sent, then what was not.
+    /// Data written by the program and not acknowledged by the peer: first the sent bytes, then the unsent ones.
     #[serde(with = "serde_bytes")]
     pub outgoing: Vec<u8>,
-    /// How many bytes at the end of `outgoing` were never sent.
+    /// Number of bytes at the end of `outgoing` that were never sent.
     pub unsent: u32,
 }
 
-/// `struct tcp_repair_window` (`linux/tcp.h`), with sequence numbers relative to `rcv_nxt`, which makes them short.
+/// `struct tcp_repair_window` (`linux/tcp.h`), with sequence numbers relative to `rcv_nxt`, which makes their encoding
+/// short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     /// `rcv_nxt` minus the sequence number of the segment that last updated the peer's window.
     pub snd_wl1_back: u32,
-    /// The peer's window, bytes.
+    /// The peer's receive window, bytes.
     pub snd_wnd: u32,
-    /// The largest window it ever had, bytes.
+    /// Largest window that the peer has advertised, bytes.
     pub max_window: u32,
-    /// Own window as last told, bytes.
+    /// Own receive window as last advertised, bytes.
     pub rcv_wnd: u32,
-    /// `rcv_nxt` minus what it was then.
+    /// `rcv_nxt` minus its value at that advertisement.
     pub rcv_wup_back: u32,
 }
 
-/// What the sender knows about the path (`TCP_INFO`); the kernel has no socket option to set it.
+/// The sender's knowledge of the path (`TCP_INFO`); the kernel has no socket option to set it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Congestion {
     /// Congestion window, segments.
     pub window: u32,
-    /// Slow start threshold, segments; `None` while none is set.
+    /// Slow start threshold, segments; `None` if none is set.
     pub threshold: Option<u32>,
     /// Smoothed round-trip time, microseconds.
     pub srtt_us: u32,
-    /// Its mean deviation, microseconds.
+    /// Mean deviation of the round-trip time, microseconds.
     pub rttvar_us: u32,
     /// Smallest round-trip time, microseconds.
     pub min_rtt_us: u32,
-    /// Delivery rate, bytes a second.
+    /// Delivery rate, bytes per second.
     pub delivery_rate: u64,
 }
 
-/// `TCP_INFINITE_SSTHRESH` of the kernel.
+/// The kernel's `TCP_INFINITE_SSTHRESH`.
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
 
 impl Default for TcpDynamic {
@@ -104,10 +104,10 @@ impl Default for TcpDynamic {
 }
 
 impl TcpDynamic {
-    /// What was sent and not acknowledged, and what was not sent.
+    /// Splits `outgoing` into the bytes sent and not acknowledged, and the bytes never sent.
     ///
     /// # Errors
-    /// [`RepairError::Inconsistent`] when more is unsent than there is.
+    /// [`RepairError::Inconsistent`] if `unsent` exceeds the length of `outgoing`.
     pub fn outgoing_parts(&self) -> Result<(&[u8], &[u8]), RepairError> {
         self.outgoing
             .len()
@@ -116,7 +116,8 @@ impl TcpDynamic {
             .ok_or(RepairError::Inconsistent("more unsent than queued"))
     }
 
-    /// Sequence number of the first byte of `outgoing` (of the FIN, where the queue is empty and a FIN was written).
+    /// Returns the sequence number of the first byte of `outgoing` (of the FIN, if the queue is empty and a FIN was
+    /// written).
     #[must_use]
     pub fn first_outgoing(&self) -> u32 {
         self.write_seq
@@ -124,19 +125,19 @@ impl TcpDynamic {
             .wrapping_sub(self.outgoing.len() as u32)
     }
 
-    /// Sequence number after the last byte received, a FIN not counted.
+    /// Returns the sequence number after the last received byte, not counting a FIN.
     #[must_use]
     pub fn received_data_end(&self) -> u32 {
         self.rcv_nxt
             .wrapping_sub(u32::from(self.state.received_fin()))
     }
 
-    /// Moves the clock ahead, in its unit; the low bit stays.
+    /// Advances the clock, in its unit; the low bit is kept.
     pub fn advance(&mut self, elapsed_us: u64) {
         self.timestamp = self.clock_after(elapsed_us);
     }
 
-    /// The clock so long after it was read, rounded up to an even number of its ticks.
+    /// Returns the clock `elapsed_us` after it was read, rounded up to an even number of its ticks.
     pub(super) fn clock_after(&self, elapsed_us: u64) -> u32 {
         let ticks = match self.timestamp & 1 {
             1 => elapsed_us,
@@ -146,13 +147,13 @@ impl TcpDynamic {
             .wrapping_add((ticks as u32).wrapping_add(1) & !1)
     }
 
-    /// Whether an own FIN was sent (acknowledged or not).
+    /// Returns true if an own FIN was sent (acknowledged or not).
     #[must_use]
     pub fn fin_sent(&self) -> bool {
         self.state.sent_fin() && !self.fin_unsent
     }
 
-    /// Whether something was sent that the peer has not acknowledged.
+    /// Returns true if the peer has not acknowledged everything that was sent.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         let fin = self.fin_sent() && self.state != TcpState::FinWait2;
@@ -160,18 +161,18 @@ impl TcpDynamic {
     }
 }
 
-/// Freezes the socket (repair mode on) and takes its dynamic state. The flow's ingress and egress must be shut, and
+/// Freezes the socket (repair mode on) and extracts its dynamic state. The flow's ingress and egress must be shut, and
 /// the program must not use the socket any more.
 ///
 /// # Errors
-/// On any error the socket is given back to the program ([`super::resume`]) and nothing is lost.
+/// After any error the socket has been returned to the program ([`super::resume`]) and nothing is lost.
 pub fn extract(fd: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<TcpDynamic, RepairError> {
     let mut state = TcpDynamic::default();
     extract_into(fd, fixed, &mut state)?;
     Ok(state)
 }
 
-/// [`extract`] into a value whose buffers are used again.
+/// Does the same as [`extract`], into a value that the caller reuses for its buffers.
 ///
 /// # Errors
 /// As [`extract`].
@@ -185,8 +186,8 @@ pub fn extract_into(
     extract_polled(fd, fixed, state, entry[0].revents)
 }
 
-/// [`extract_into`] after a `poll` that asked for urgent data. Where there is some, the receive queue's length says
-/// nothing about what lies behind it, so the socket is left alone.
+/// Does the same as [`extract_into`], after a `poll` for urgent data. With urgent data present, the receive queue's
+/// length does not count the data after it, so the socket is left alone.
 pub(super) fn extract_polled(
     fd: BorrowedFd<'_>,
     fixed: &TcpStatic,
@@ -199,14 +200,15 @@ pub(super) fn extract_polled(
     set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
     let outcome = take(fd, fixed, state);
     if outcome.is_err() {
-        // The first error tells more; should giving back fail too, the socket is gone in any case.
+        // The first error is more specific. If leaving repair mode fails too, the socket is lost in any case.
         let _ = super::donor::leave_repair(fd, fixed);
     }
     outcome
 }
 
-/// The order matters: while the repair queue is the send queue, the kernel's own pushes mark unsent data as sent
-/// without transmitting it. So `TCP_INFO` comes first, and the receive queue is selected last.
+/// Extracts the state. The order matters: while the send queue is the selected repair queue, the kernel's own pushes
+/// mark unsent data as sent without transmitting it. So `TCP_INFO` is read first, and the receive queue is selected
+/// last.
 fn take(fd: BorrowedFd<'_>, fixed: &TcpStatic, state: &mut TcpDynamic) -> Result<(), RepairError> {
     let info = TcpInfo::read(fd).at("TCP_INFO")?;
     if matches!(info.state, TcpState::Close | TcpState::TimeWait) {
@@ -255,7 +257,7 @@ fn take_send_queue(
     if info.unacked == 0 && info.notsent_bytes == 0 {
         return Ok(());
     }
-    // Both counts include a FIN, which is the last byte of the queue, so it is unsent if anything is.
+    // Both counts include a FIN. The FIN is the last byte of the queue, so it is unsent if anything is.
     let queued = ioctl_int(fd, SIOCOUTQ).at("SIOCOUTQ")?;
     let fin = i32::from(state.state.sent_fin() && state.state != TcpState::FinWait2);
     state.fin_unsent = fin == 1 && info.notsent_bytes > 0;
@@ -263,10 +265,10 @@ fn take_send_queue(
     peek(fd, queued - fin, &mut state.outgoing)
 }
 
-/// What was received and not read, if that is exactly `length` bytes; nothing is touched.
+/// Returns the received and unread data if it has exactly `length` bytes; does not change the socket.
 #[must_use]
 pub fn unread(fd: BorrowedFd<'_>, length: u32) -> Option<Vec<u8>> {
-    // Room for more shows whether there is more.
+    // One more byte of buffer shows if there is more data.
     let mut bytes = vec![0; length as usize + 1];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: `bytes` is writable for its length and outlives the call.

@@ -1,4 +1,5 @@
-//! A connection as it is after its peer's reset: what a copy of a program has where the original has a connection.
+//! A connection after a reset by its peer: a cloned program gets such a socket in place of each of the original's
+//! connections.
 
 use super::error::{At, RepairError};
 use crate::address::{RawAddress, connect, local};
@@ -11,16 +12,17 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long anything may take on the loopback device; the machine may be very busy.
+/// Longest wait for an event on the loopback device; long because the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Pause between two polls.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Makes a socket whose connection was reset and whose program has not been told yet: what reads it gets `ECONNRESET`. The
-/// connection it had was one over the loopback device, so that nothing leaves this host. Its options are a new socket's.
+/// Makes a socket whose connection was reset and whose program has not read the error: the first read gets
+/// `ECONNRESET`. Its connection was one over the loopback device, so that nothing leaves this host. Its options are a
+/// new socket's.
 ///
 /// # Errors
-/// What the kernel refuses; the loopback device may be down.
+/// The kernel's error; the loopback device may be down.
 pub fn ended(v6_socket: bool) -> Result<OwnedFd, RepairError> {
     Pair::new(v6_socket, None)?.finish(true, |_| Ok(()))
 }
@@ -33,7 +35,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Makes one; with room for so many bytes that are on their way to us.
+    /// Makes a loopback connection; `room` is the number of bytes that may be in transit to our end.
     pub(super) fn new(v6_socket: bool, room: Option<i32>) -> Result<Self, RepairError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).at("bind (loopback)")?;
         let address = listener.local_addr().at("getsockname")?;
@@ -48,14 +50,14 @@ impl Pair {
         // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
         let ours = unsafe { OwnedFd::from_raw_fd(fd) };
         if let Some(room) = room {
-            // Before it is connected, which settles how large its window may become.
+            // The receive buffer is set before connecting, because the handshake fixes the window scale.
             set_int(ours.as_fd(), SOL_SOCKET, libc::SO_RCVBUFFORCE, room).at("SO_RCVBUFFORCE")?;
         }
         let address = RawAddress::for_family(address, v6_socket);
         connect(ours.as_fd(), &address).at("connect (loopback)")?;
         let our_port = local(ours.as_fd()).at("getsockname")?.port();
         let theirs = loop {
-            // Anybody on this host may have connected in between.
+            // Any process of this host may have connected in between.
             let (theirs, from) = listener.accept().at("accept (loopback)")?;
             if from.port() == our_port {
                 break theirs;
@@ -70,7 +72,7 @@ impl Pair {
         })
     }
 
-    /// Ends it by a reset, or by both FINs, and has ours `finished` then.
+    /// Ends the connection by a reset or by both FINs, and then calls `finished` with our end.
     pub(super) fn finish(
         self,
         reset: bool,
@@ -94,7 +96,7 @@ impl Pair {
     }
 }
 
-/// Waits for something that the loopback device brings.
+/// Waits for an event on the loopback device.
 pub(super) fn wait_until(condition: impl Fn() -> io::Result<bool>) -> io::Result<()> {
     let began = Instant::now();
     while !condition()? {

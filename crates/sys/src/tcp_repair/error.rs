@@ -1,4 +1,4 @@
-//! Why a connection cannot move, and what failed while moving it.
+//! Reasons that a connection cannot be moved, and failures while moving one.
 
 use crate::tcp_info::TcpState;
 use crate::wide_options::WideError;
@@ -7,14 +7,14 @@ use std::io;
 use std::net::SocketAddr;
 use thiserror::Error;
 
-/// A state or feature of a socket that cannot move. Found before anything is touched; the connection goes on where it
-/// is. Each text says what to do.
+/// A state or feature of a socket that cannot be moved. The check precedes any change, so the connection
+/// continues where it is. Each text says how to remove the obstacle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum Unmovable {
-    /// Not a TCP stream socket over IPv4 or IPv6.
+    /// The descriptor is not a TCP stream socket over IPv4 or IPv6.
     #[error("not a TCP socket over IPv4 or IPv6: only TCP connections can be handed off this way")]
     NotTcp,
-    /// A listener.
+    /// The socket is a listener.
     #[error("a listening socket cannot move: hand off the connections it accepted")]
     Listening,
     /// The three-way handshake is not complete.
@@ -22,23 +22,23 @@ pub enum Unmovable {
         "the handshake is not complete (state {0:?}): try again once the connection is established"
     )]
     Handshake(TcpState),
-    /// Both sides have closed: closed, reset, or TIME-WAIT.
+    /// Both sides have closed, the connection was reset, or the state is TIME-WAIT.
     #[error("the connection is closed, reset or in TIME-WAIT: there is nothing left to move")]
     Closed,
     /// Urgent data was received and not read.
     #[error("urgent data is waiting: read it (MSG_OOB, or SO_OOBINLINE and read) and try again")]
     UrgentData,
-    /// A Multipath TCP socket (RFC 8684).
+    /// The socket uses Multipath TCP (RFC 8684).
     #[error(
         "Multipath TCP cannot move: listen with IPPROTO_TCP instead of IPPROTO_MPTCP (or set net.mptcp.enabled=0)"
     )]
     Mptcp,
-    /// TCP MD5 signatures (RFC 2385).
+    /// The connection uses TCP MD5 signatures (RFC 2385).
     #[error(
         "the connection has TCP MD5 keys (RFC 2385), which the kernel does not give up: use TLS or IPsec"
     )]
     Md5,
-    /// TCP authentication option (RFC 5925).
+    /// The connection uses the TCP authentication option (RFC 5925).
     #[error(
         "the connection has TCP-AO keys (RFC 5925), which the kernel does not give up: use TLS or IPsec"
     )]
@@ -48,30 +48,30 @@ pub enum Unmovable {
         "the kernel handles '{0}' on this connection (TCP_ULP) and does not give its state up: keep it in the program"
     )]
     UpperLayerProtocol(String),
-    /// An eBPF program filters what the socket receives.
+    /// An eBPF program filters the socket's received packets.
     #[error(
         "an eBPF program is attached to the socket (SO_ATTACH_BPF), which the kernel does not give out: attach a classic filter (SO_ATTACH_FILTER), or detach it"
     )]
     ExtendedFilter,
-    /// `SO_PEEK_OFF`.
+    /// The socket has a peek offset (`SO_PEEK_OFF`).
     #[error("the socket keeps a place to peek at (SO_PEEK_OFF): set it to -1")]
     PeekOffset,
-    /// `SOF_TIMESTAMPING_OPT_ID`.
+    /// Timestamps are numbered (`SOF_TIMESTAMPING_OPT_ID`), and the kernel does not tell the current number.
     #[error(
         "timestamps of the socket are numbered (SOF_TIMESTAMPING_OPT_ID), and the kernel does not tell how far: ask for timestamps without numbers"
     )]
     NumberedTimestamps,
-    /// `SOF_TIMESTAMPING_BIND_PHC`.
+    /// Timestamps come from a hardware clock of this host (`SOF_TIMESTAMPING_BIND_PHC`).
     #[error(
         "timestamps of the socket are of a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): ask for those of the system's clock"
     )]
     HardwareClock,
-    /// An address that means something on this host only.
+    /// An address is valid on this host's link only.
     #[error(
         "{0} is a link-local address, which means nothing on another link: use a routable address"
     )]
     HostAddress(std::net::IpAddr),
-    /// The socket is bound to a device the acceptor has not.
+    /// The socket is bound to a device that the acceptor lacks.
     #[error(
         "the socket is bound to device '{0}', which the acceptor has not: create it there, or do not bind to it"
     )]
@@ -81,38 +81,38 @@ pub enum Unmovable {
         "congestion control '{0}' is not available at the acceptor: load it there (modprobe tcp_{0})"
     )]
     CongestionControlAbsent(String),
-    /// A connection could not be made, and the program has not been told yet.
+    /// A connection attempt failed, and the program has not read the error yet.
     #[error(
         "a connection was refused or timed out, and the program has not asked why yet: try again"
     )]
     NeverConnected,
-    /// The socket belongs to another network namespace than the caller.
+    /// The socket belongs to a network namespace other than the caller's.
     #[error(
         "the socket belongs to another network namespace: run the daemon in the namespace of its servers"
     )]
     OtherNamespace,
 }
 
-/// What went wrong with a connection.
+/// Failure to save or restore a connection.
 #[derive(Debug, Error)]
 pub enum RepairError {
-    /// It cannot move, and was not touched.
+    /// The connection cannot be moved, and was not touched.
     #[error("{0}")]
     Unmovable(#[from] Unmovable),
     /// The kernel refused a step.
     #[error("{step}: {source}")]
     Kernel {
-        /// What was tried, as the kernel names it.
+        /// The step, as the kernel names it.
         step: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Another socket of the host has the address.
+    /// Another socket of the host uses the address.
     #[error(
         "{0} is in use there: end what has it, or try again where connections of that port were closed a moment ago"
     )]
     AddressInUse(SocketAddr),
-    /// The state contradicts itself, or what the kernel holds.
+    /// The state contradicts itself, or the kernel's state.
     #[error("inconsistent state: {0}")]
     Inconsistent(&'static str),
 }
@@ -129,9 +129,9 @@ impl From<WideError> for RepairError {
     }
 }
 
-/// Names the step that an IO error comes from.
+/// Adds the failed step's name to an IO error.
 pub(super) trait At<T> {
-    /// `step` is what was tried, as the kernel names it.
+    /// Converts the error; `step` names the failed step as the kernel does.
     fn at(self, step: &'static str) -> Result<T, RepairError>;
 }
 
@@ -141,7 +141,7 @@ impl<T> At<T> for io::Result<T> {
     }
 }
 
-/// Names the address that a socket could not be bound to.
+/// Adds the address to a failure to bind.
 pub(super) fn bound(outcome: io::Result<()>, address: SocketAddr) -> Result<(), RepairError> {
     match outcome {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

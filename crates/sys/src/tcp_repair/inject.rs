@@ -1,15 +1,16 @@
-//! The packet that gives a restored socket what repair mode cannot: the peer's FIN, or its acknowledgement of ours.
+//! The packet that gives a restored socket a state which repair mode cannot: the peer's FIN, or its acknowledgement of
+//! the own FIN.
 
 use super::dynamic_state::TcpDynamic;
 use super::static_state::TcpStatic;
 use crate::packet::{Segment, flags, tcp_packet};
 use crate::tcp_info::TcpState;
 
-/// The packet to deliver to a restored socket before it is activated, as if the peer had sent it (again): the FIN for
-/// CLOSE-WAIT, LAST-ACK and CLOSING, an acknowledgement of our FIN for FIN-WAIT-2; `None` for the other states. It is a
-/// whole IP packet with checksums, to be written to a TUN device. The socket may answer a FIN with an acknowledgement.
+/// Returns the packet to deliver to a restored socket before activation, as if the peer had sent it (again): the FIN
+/// for CLOSE-WAIT, LAST-ACK and CLOSING, an acknowledgement of the own FIN for FIN-WAIT-2; `None` for other states. The
+/// packet is a whole IP packet with checksums, for a TUN device. The socket may answer a FIN with an acknowledgement.
 ///
-/// It has no timestamp option: a receiver takes such a segment as it is and keeps its last timestamp.
+/// The packet has no timestamp option: a receiver accepts such a segment and keeps its last timestamp.
 #[must_use]
 pub fn injection(fixed: &TcpStatic, state: &TcpDynamic) -> Option<Vec<u8>> {
     let (flag, acknowledgement) = match state.state {

@@ -1,24 +1,25 @@
-//! Save and restore of TCP connections with the kernel's repair mode (`TCP_REPAIR`), so that a connection goes on at
-//! another host and its peer notices nothing.
+//! Save and restore of TCP connections with the kernel's repair mode (`TCP_REPAIR`): a connection continues on another
+//! host, and its peer notices nothing.
 //!
-//! The work is split by when it can be done:
+//! The work is divided by the time at which each part can be done:
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
 //! | before the freeze | [`read_static`], for many [`StaticReader::read_seen`] | [`prepare`] |
 //! | in the freeze | [`extract`] | [`restore`], [`injection`] where there is one, [`activate`] |
-//! | after it | [`abandon`] (or [`resume`], when the handoff failed) | [`settle`] |
+//! | after the freeze | [`abandon`] (or [`resume`], when the handoff failed) | [`settle`] |
 //!
-//! A connection may be restored ahead of the freeze already, from a state that was seen from beside it, and again when it
-//! went on: [`RestoredSocket::take_back`], [`RestoredSocket::keep_time`].
+//! A connection may be restored before the freeze, from a snapshot that was taken without stopping the process. If the
+//! connection continues at the donor, it is restored again: [`RestoredSocket::take_back`],
+//! [`RestoredSocket::keep_time`].
 //!
 //! [`extract`] switches the socket to repair mode. From then on, until [`resume`] or [`abandon`], the program must not
-//! use it, and nothing may reach it: ingress and egress of its flow have to be shut first. The donor's congestion
-//! window and threshold travel in [`TcpDynamic`], but the kernel gives no socket option to set them.
+//! use the socket, and no packet may reach or leave it: ingress and egress of its flow must be shut first. The donor's
+//! congestion window and threshold travel in [`TcpDynamic`], but the kernel has no socket option to set them.
 //!
-//! What cannot be restored by any door of repair mode: the timestamp last received (the first segment from the peer
-//! restores it; until then zero is echoed, which receivers ignore, RFC 7323 section 3.2), segments received out of
-//! order (the hold replays them), and ECN (see [`TcpDynamic::ecn`]).
+//! Repair mode cannot restore the timestamp last received (the first segment from the peer restores it; until then zero
+//! is echoed, which receivers ignore, RFC 7323 section 3.2), segments received out of order (the hold replays them),
+//! and ECN (see [`TcpDynamic::ecn`]).
 
 mod again;
 mod bulk;

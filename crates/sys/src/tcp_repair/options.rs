@@ -22,14 +22,15 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// One `int` option: its number in the encoded state, and where the kernel keeps it.
+/// One `int` option: its number in the encoded state, and the kernel's level and name.
 struct IntOption {
     id: u8,
     level: i32,
     name: i32,
-    /// Set only when the value is not zero (setting zero has a meaning of its own, or is refused).
+    /// The option is set only if its value is not zero, because the kernel gives zero another meaning or refuses it.
     only_nonzero: bool,
-    /// Of sockets without a connection alone: a connection's says something else, or changes with traffic.
+    /// The option is read only from sockets without a connection: in a connection its value has another meaning, or
+    /// changes with traffic.
     unconnected: bool,
 }
 
@@ -63,7 +64,7 @@ const fn unconnected(id: u8, level: i32, name: i32) -> IntOption {
     }
 }
 
-/// `TCP_TX_DELAY`, `TCP_INQ` (`linux/tcp.h`).
+/// Options `TCP_INQ` and `TCP_TX_DELAY` (`linux/tcp.h`).
 const TCP_INQ: i32 = 36;
 const TCP_TX_DELAY: i32 = 37;
 
@@ -71,8 +72,8 @@ const QUICK_ACK_ID: u8 = 20;
 const RCVLOWAT_ID: u8 = 36;
 const WINDOW_CLAMP_ID: u8 = 37;
 
-/// Numbers never change meaning: hosts of different versions read each other's state. The order is the order of
-/// setting: TOS sets the priority too, and `SO_RCVLOWAT` may raise the receive buffer.
+/// All `int` options. Numbers never change meaning, because hosts of different versions read each other's state.
+/// Options are set in this order: TOS also changes the priority, and `SO_RCVLOWAT` may raise the receive buffer.
 const INT_OPTIONS: &[IntOption] = &[
     nonzero(1, IPPROTO_IP, libc::IP_TRANSPARENT),
     option(2, IPPROTO_IP, libc::IP_TOS),
@@ -105,7 +106,7 @@ const INT_OPTIONS: &[IntOption] = &[
     option(29, SOL_SOCKET, libc::SO_OOBINLINE),
     option(30, SOL_SOCKET, libc::SO_DONTROUTE),
     option(31, SOL_SOCKET, libc::SO_BUSY_POLL),
-    // Each of these changes what the next ones say.
+    // Each of the timestamp options changes the values of the following ones.
     option(40, SOL_SOCKET, SO_TIMESTAMPING),
     nonzero(41, SOL_SOCKET, SO_TIMESTAMPING_NEW),
     nonzero(32, SOL_SOCKET, libc::SO_TIMESTAMP),
@@ -174,29 +175,29 @@ const INT_OPTIONS: &[IntOption] = &[
     option(102, IPPROTO_IPV6, IPV6_ADDR_PREFERENCES),
 ];
 
-/// `SO_LINGER`: what `close` does with unsent data.
+/// `SO_LINGER`: treatment of unsent data by `close`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Linger {
-    /// Whether `close` waits.
+    /// True if `close` waits.
     pub on: bool,
-    /// How long, seconds; zero with `on` resets the connection.
+    /// Longest wait, seconds; zero with `on` resets the connection.
     pub seconds: i32,
 }
 
 /// The options of a connection's socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOptions {
-    /// `int` options by number, as the table of this module has them.
+    /// `int` options by their number in the table of this module.
     pub(crate) ints: Vec<(u8, i32)>,
     /// `SO_LINGER`.
     pub linger: Linger,
-    /// `SO_SNDBUF`, bytes as the kernel counts them (twice what a program asked for).
+    /// `SO_SNDBUF`, bytes as the kernel counts them (twice the size that a program requested).
     pub send_buffer: i32,
-    /// `SO_RCVBUF`, likewise.
+    /// `SO_RCVBUF`, counted like `send_buffer`.
     pub receive_buffer: i32,
-    /// `SO_BUF_LOCK`: 1 the send buffer's size was fixed by the program, 2 the receive buffer's; else the kernel tunes.
+    /// `SO_BUF_LOCK`: 1 the program fixed the send buffer's size, 2 the receive buffer's; the kernel tunes the others.
     pub buffer_lock: i32,
-    /// `SO_MAX_PACING_RATE`, bytes a second, all ones for none.
+    /// `SO_MAX_PACING_RATE`, bytes per second, all ones for none.
     pub max_pacing_rate: u64,
     /// `SO_RCVTIMEO`, microseconds, 0 for none.
     pub receive_timeout_us: u64,
@@ -206,9 +207,9 @@ pub struct SocketOptions {
     pub congestion_control: String,
     /// `SO_BINDTODEVICE`, empty for none.
     pub device: String,
-    /// `TCP_NOTSENT_LOWAT`, bytes; applied last, as it would stop the queue from being filled.
+    /// `TCP_NOTSENT_LOWAT`, bytes; applied last, because it would keep the queue from being filled.
     pub notsent_lowat: i32,
-    /// `SO_REUSEADDR`; leaving repair mode clears it, so it is applied after.
+    /// `SO_REUSEADDR`; applied after repair mode, because leaving repair mode clears it.
     pub reuse_address: bool,
     /// `SO_REUSEPORT`.
     pub reuse_port: bool,
@@ -216,17 +217,17 @@ pub struct SocketOptions {
     pub free_bind: bool,
     /// `O_NONBLOCK` of the descriptor.
     pub nonblocking: bool,
-    /// Options that take more than an `int`.
+    /// Options longer than an `int`.
     pub(crate) wide: WideOptions,
 }
 
 impl SocketOptions {
-    /// Reads all options of a connection's socket; those the kernel does not know are left out.
+    /// Reads all options of a connection's socket; omits options that the kernel does not know.
     pub(super) fn read(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, RepairError> {
         Self::read_all(fd, v6, false)
     }
 
-    /// [`SocketOptions::read`] of a socket without a connection.
+    /// Does the same as [`SocketOptions::read`] for a socket without a connection.
     pub(super) fn read_unconnected(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, RepairError> {
         Self::read_all(fd, v6, true)
     }
@@ -255,13 +256,13 @@ impl SocketOptions {
         })
     }
 
-    /// Level and name of an `int` option by its number.
+    /// Returns level and name of an `int` option by its number.
     pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
         let known = INT_OPTIONS.iter().find(|known| known.id == id)?;
         Some((known.level, known.name))
     }
 
-    /// The value of an `int` option by its kernel name, if it was read.
+    /// Returns the value of an `int` option by its kernel name, if it was read.
     #[must_use]
     pub fn int(&self, level: i32, name: i32) -> Option<i32> {
         let id = INT_OPTIONS
@@ -274,13 +275,14 @@ impl SocketOptions {
             .map(|(_, value)| *value)
     }
 
-    /// Whether the connection is probed while it is idle (`SO_KEEPALIVE`).
+    /// Returns true if the connection is probed while it is idle (`SO_KEEPALIVE`).
     pub(super) fn keeps_alive(&self) -> bool {
         let on = self.int(SOL_SOCKET, libc::SO_KEEPALIVE);
         on.is_some_and(|on| on != 0)
     }
 
-    /// The options of another socket that has the same, but for what changes by itself.
+    /// Returns these options with the values of `seen` that change by themselves, for another socket with equal
+    /// options.
     pub(super) fn with_sizes(mut self, seen: &Seen<'_>) -> Self {
         self.send_buffer = seen.send_buffer.cast_signed();
         self.receive_buffer = seen.receive_buffer.cast_signed();
@@ -294,8 +296,8 @@ impl SocketOptions {
         self
     }
 
-    /// Takes from another socket's options what the kernel tunes by itself, and what `TCP_QUICKACK` says, which changes with
-    /// traffic.
+    /// Copies from another socket's options the values that the kernel tunes by itself, and `TCP_QUICKACK`, which
+    /// changes with traffic.
     pub(super) fn take_tuned(&mut self, from: &Self) {
         self.take_int(QUICK_ACK_ID, from);
         if self.buffer_lock & 1 == 0 {
@@ -315,8 +317,8 @@ impl SocketOptions {
         }
     }
 
-    /// Sets what differs from `fresh`, a new socket's options, on an unconnected socket. `IP_TRANSPARENT` and
-    /// `IPV6_V6ONLY` have to come before `bind`, so all of it does.
+    /// Sets the options that differ from `fresh`, a new socket's options, on an unconnected socket. Must precede
+    /// `bind`, as `IP_TRANSPARENT` and `IPV6_V6ONLY` require.
     pub(super) fn apply(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {
         if !self.device.is_empty() {
             set_bytes(
@@ -406,7 +408,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// Buffer sizes without locking what was not locked. The kernel doubles what it is given.
+    /// Sets buffer sizes without locking sizes that were not locked. The kernel doubles a given size.
     fn apply_buffers(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {
         let send = self.send_buffer != fresh.send_buffer;
         let receive = self.receive_buffer != fresh.receive_buffer;
@@ -429,7 +431,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// Says again which buffer sizes the program fixed, after a size was set.
+    /// Restores `SO_BUF_LOCK` after a size was set, which locks that size.
     pub(super) fn apply_buffer_lock(&self, fd: BorrowedFd<'_>) -> Result<(), RepairError> {
         set_int(fd, SOL_SOCKET, SO_BUF_LOCK, self.buffer_lock & 3).at("SO_BUF_LOCK")
     }
@@ -489,7 +491,7 @@ fn timeval(microseconds: u64) -> [u8; 16] {
     raw
 }
 
-/// A text option, without its terminating zero.
+/// Reads a text option, without its terminating zero.
 pub(super) fn read_text(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<String> {
     let mut raw = [0u8; 32];
     let length = get_bytes(fd, level, name, &mut raw)?.min(raw.len());

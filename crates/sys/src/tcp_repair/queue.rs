@@ -1,4 +1,4 @@
-//! Small questions and settings of live and restored sockets.
+//! Queue lengths and congestion control of live and restored sockets.
 
 use super::error::{At, RepairError};
 use crate::sockopt::{ioctl_int, set_bytes};
@@ -6,14 +6,14 @@ use crate::tcp_info::TcpInfo;
 use libc::IPPROTO_TCP;
 use std::os::fd::BorrowedFd;
 
-/// Bytes in the receive queue (`linux/sockios.h`).
+/// Request for the number of bytes in the receive queue (`linux/sockios.h`).
 const SIOCINQ: libc::c_ulong = 0x541B;
-/// Bytes in the send queue.
+/// Request for the number of bytes in the send queue.
 const SIOCOUTQ: libc::c_ulong = 0x5411;
-/// Bytes of it that were never sent.
+/// Request for the number of bytes in the send queue that were never sent.
 const SIOCOUTQNSD: libc::c_ulong = 0x894B;
 
-/// What a connection's queues hold, and how fast the send queue empties.
+/// Fill levels of a connection's queues, and the drain rate of the send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Queue {
     /// Bytes never sent.
@@ -22,7 +22,7 @@ pub struct Queue {
     pub unacknowledged: u32,
     /// Bytes received and not read.
     pub unread: u32,
-    /// Bytes a second, as the kernel last measured; 0 when unknown.
+    /// Delivery rate in bytes per second, as the kernel last measured; 0 when unknown.
     pub delivery_rate: u64,
     /// Smoothed round-trip time, microseconds; 0 when unknown.
     pub srtt_us: u32,
@@ -31,7 +31,7 @@ pub struct Queue {
 /// Reads the queues of a live connection.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn send_queue(socket: BorrowedFd<'_>) -> Result<Queue, RepairError> {
     let size = |request| ioctl_int(socket, request).map(|bytes| u32::try_from(bytes).unwrap_or(0));
     let outgoing = size(SIOCOUTQ).at("SIOCOUTQ")?;
@@ -46,10 +46,10 @@ pub fn send_queue(socket: BorrowedFd<'_>) -> Result<Queue, RepairError> {
     })
 }
 
-/// Chooses the congestion control by name (at most 15 bytes).
+/// Sets the congestion control by name (at most 15 bytes).
 ///
 /// # Errors
-/// The kernel has none of that name, or does not allow it.
+/// The kernel lacks that algorithm or does not allow it.
 pub fn set_congestion_control(socket: BorrowedFd<'_>, name: &str) -> Result<(), RepairError> {
     set_bytes(socket, IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes()).at("TCP_CONGESTION")
 }

@@ -1,5 +1,5 @@
-//! A connection that nobody has accepted yet, as what makes it anew in a listener's queue: what its handshake has left, and packets as
-//! if from the peer.
+//! A connection that no program has accepted yet, in the form that recreates it in a listener's queue: the results of
+//! its handshake, and packets as if from the peer.
 
 use super::dynamic_state::TcpDynamic;
 use super::error::RepairError;
@@ -7,50 +7,50 @@ use super::static_state::TcpStatic;
 use crate::packet::{Segment, flags, tcp_packet};
 use crate::tcp_info::TcpState;
 
-/// Bytes of unread data in one packet: what every path takes.
+/// Bytes of unread data per packet, small enough for every path.
 const CHUNK: usize = 1200;
 
-/// Unread bytes that surely fit the window of a new connection.
+/// Most unread bytes that certainly fit the window of a new connection.
 const UNREAD_MAX: usize = 48 * 1024;
 
-/// The smallest MSS that the kernel takes here.
+/// Smallest MSS that the kernel accepts here, for IPv6 and IPv4.
 const MSS_MIN: u16 = 1220;
 const MSS_MIN_V4: u16 = 536;
 
-/// What a handshake has left.
+/// Results of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
-    /// The sequence number of the packet that ends it.
+    /// Sequence number of the packet that ends the handshake.
     pub sequence: u32,
-    /// Our next timestamp.
+    /// Next timestamp of this side.
     pub timestamp: u32,
     /// The peer's MSS.
     pub mss: u16,
     /// Window scales, if negotiated, as [`TcpStatic::window_scale`].
     pub window_scale: Option<(u8, u8)>,
-    /// Selective acknowledgements were negotiated.
+    /// True if selective acknowledgements were negotiated.
     pub sack: bool,
-    /// Timestamps were negotiated.
+    /// True if timestamps were negotiated.
     pub timestamps: bool,
-    /// Our timestamps count microseconds.
+    /// True if the timestamps of this side count microseconds.
     pub microseconds: bool,
-    /// ECN was negotiated.
+    /// True if ECN was negotiated.
     pub ecn: bool,
 }
 
-/// See the module's text.
+/// Connection that waits to be accepted: see the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queued {
-    /// What its listener's host is to know before the packets come.
+    /// Handshake results that the listener's host must know before the packets arrive.
     pub handshake: Handshake,
-    /// Whole IP packets: the end of the handshake, unread data, the peer's FIN. To be delivered in this order.
+    /// Whole IP packets, to be delivered in this order: the end of the handshake, unread data, the peer's FIN.
     pub packets: Vec<Vec<u8>>,
 }
 
-/// Makes it from a connection's state.
+/// Builds the queued form from a connection's state.
 ///
 /// # Errors
-/// [`RepairError::Inconsistent`] if a program has used it, or it cannot wait in a queue.
+/// [`RepairError::Inconsistent`] if a program has used the connection, or it cannot wait in a queue.
 pub fn queued(fixed: &TcpStatic, state: &TcpDynamic) -> Result<Queued, RepairError> {
     let no = |why| Err(RepairError::Inconsistent(why));
     if !matches!(state.state, TcpState::Established | TcpState::CloseWait) {
@@ -91,7 +91,7 @@ pub fn queued(fixed: &TcpStatic, state: &TcpDynamic) -> Result<Queued, RepairErr
     };
     let handshake = Handshake {
         sequence: first,
-        // As in `restore`: certainly not less than what the peer has seen.
+        // Two ticks are added, as in `restore`: certainly not less than the peer has seen.
         timestamp: state.timestamp.wrapping_add(2),
         mss: state.mss.max(mss_min),
         window_scale: fixed.window_scale,
@@ -127,7 +127,7 @@ mod tests {
         TcpDynamic {
             state: TcpState::CloseWait,
             write_seq: 77,
-            // The unread bytes begin just before numbers begin anew, and the FIN counts.
+            // The unread bytes begin just before sequence numbers wrap around, and the FIN counts.
             rcv_nxt: (unread as u32).wrapping_sub(9),
             mss: 100,
             timestamp: 1001,

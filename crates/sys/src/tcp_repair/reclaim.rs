@@ -1,4 +1,4 @@
-//! A socket that an earlier daemon restored, and perhaps woke before it died.
+//! Sockets that an earlier daemon restored, and perhaps activated before it died.
 
 use super::dynamic_state::TcpDynamic;
 use super::error::{At, RepairError};
@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Bytes in the send queue (`linux/sockios.h`).
 const SIOCOUTQ: libc::c_ulong = 0x5411;
 
-/// [`super::activate`] for a socket of which it is not known whether that has been done, or half done: pushes only
-/// what was not pushed. May be repeated.
+/// Does the same as [`super::activate`] for a socket that may have been activated already, in whole or in part: pushes
+/// only data that was not pushed. May be repeated.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn activate_again(
     socket: OwnedFd,
     fixed: &TcpStatic,
@@ -24,12 +24,12 @@ pub fn activate_again(
     let (sent, unsent) = state.outgoing_parts()?;
     let queued = ioctl_int(socket.as_fd(), SIOCOUTQ).at("SIOCOUTQ")?;
     let acked = TcpInfo::read(socket.as_fd()).at("TCP_INFO")?.bytes_acked;
-    // Since the restore the socket has had `sent`, then what was pushed; acknowledged bytes left the queue.
+    // Since the restore the socket has received `sent`, then the pushed bytes; acknowledged bytes left the queue.
     let had = u64::try_from(queued).unwrap_or(0) + acked;
     let pushed = had
         .saturating_sub(sent.len() as u64)
         .min(unsent.len() as u64);
     let restored = RestoredSocket { fd: socket };
-    // Packets of the freeze were lost with the earlier daemon.
+    // The packets held in the freeze were lost with the earlier daemon.
     activate_from(restored, fixed, state, WindowProbe::Yes, pushed as usize)
 }

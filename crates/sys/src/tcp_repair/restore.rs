@@ -1,4 +1,4 @@
-//! Making a connection's socket at the acceptor.
+//! Restore of a connection's socket at the acceptor.
 
 use super::dynamic_state::TcpDynamic;
 use super::error::{At, RepairError, bound};
@@ -15,23 +15,24 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Smallest value `TCP_RTO_MAX_MS` takes.
+/// Smallest value that `TCP_RTO_MAX_MS` accepts, milliseconds.
 pub(super) const FIRST_TIMEOUT_CAP_MS: i32 = 1000;
 
-/// A socket made ahead of the freeze: in repair mode, bound, with its options; not connected, unknown to the wire.
+/// A socket made before the freeze: in repair mode, bound, with its options; not connected, and silent.
 #[derive(Debug)]
 pub struct PreparedSocket {
     fd: OwnedFd,
 }
 
-/// A socket that has its connection back but is still in repair mode: it sends nothing of its own.
+/// A socket that has its connection back but is still in repair mode: it sends nothing by itself.
 #[derive(Debug)]
 pub struct RestoredSocket {
     pub(super) fd: OwnedFd,
 }
 
 impl PreparedSocket {
-    /// A socket that [`Preparer::prepare`] made in an earlier process: its descriptor was kept elsewhere.
+    /// Wraps a socket that [`Preparer::prepare`] made in an earlier process and whose descriptor was kept in the fd
+    /// store.
     #[must_use]
     pub fn reclaim(fd: OwnedFd) -> Self {
         Self { fd }
@@ -56,7 +57,8 @@ impl From<RestoredSocket> for OwnedFd {
     }
 }
 
-/// Makes sockets; knows what a fresh socket's options are in this namespace, so that only others are set.
+/// Maker of sockets. Reads the options of a fresh socket in this namespace once, so that only differing options are
+/// set.
 #[derive(Debug)]
 pub struct Preparer {
     fresh_v4: SocketOptions,
@@ -64,10 +66,10 @@ pub struct Preparer {
 }
 
 impl Preparer {
-    /// Looks at a fresh socket of each family; a host without IPv6 has none.
+    /// Reads the options of a fresh socket of each family; a host without IPv6 has none of that family.
     ///
     /// # Errors
-    /// What the kernel says to making and reading a socket.
+    /// The kernel's error from making or reading a socket.
     pub fn new() -> Result<Self, RepairError> {
         let v4 = stream_socket(false, false).at("socket")?;
         let fresh_v6 = match stream_socket(true, false) {
@@ -80,7 +82,7 @@ impl Preparer {
         })
     }
 
-    /// What a new socket has.
+    /// Returns the options of a fresh socket.
     pub(super) fn fresh(&self, v6: bool) -> &SocketOptions {
         match (v6, &self.fresh_v6) {
             (true, Some(v6)) => v6,
@@ -88,24 +90,26 @@ impl Preparer {
         }
     }
 
-    /// Makes a socket for the connection: repair mode, options, bound. Nothing goes on the wire.
+    /// Makes a socket for the connection: in repair mode, with its options, bound. Sends nothing.
     ///
     /// # Errors
-    /// [`RepairError::Unmovable`] when this host lacks a device or congestion control; else the kernel's refusal.
+    /// [`RepairError::Unmovable`] when this host lacks a device or congestion control; otherwise the kernel's error.
     pub fn prepare(&self, fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
-        // A program may have it, and use it, the moment it acts: nothing can be put right about its mode then.
+        // The blocking mode is set at creation: a restored program may share the descriptor and use it at once, and
+        // changing the mode later would be too late.
         let fd = stream_socket(fixed.v6_socket, fixed.options.nonblocking).at("socket")?;
         let socket = fd.as_fd();
-        // Before bind, so that bind succeeds beside a listener of the same address.
+        // Repair mode comes before bind, so that bind succeeds beside a listener of the same address.
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
         fixed.options.apply(socket, self.fresh(fixed.v6_socket))?;
         if fixed.options.keeps_alive() {
-            // Repair mode does not keep it from probing once it is connected, nor from giving up. `settle` sets it.
+            // Repair mode stops neither the probes of a connected socket nor its keepalive timeout. `settle` sets the
+            // option.
             set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 0).at("SO_KEEPALIVE")?;
         }
         set_segment_size(socket, fixed)?;
-        // A socket that never measured a round trip waits 3 s for its first retransmission; nothing sets the measure, but
-        // this caps the wait. `settle` gives the cap back. Kernels before 6.15 have no such option.
+        // A socket that never measured a round trip waits 3 s for its first retransmission. No option sets the measured
+        // value, but this one caps the wait. `settle` restores the cap. Kernels before 6.15 do not have the option.
         let _ = set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, FIRST_TIMEOUT_CAP_MS);
         bind_local(socket, fixed)?;
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
@@ -113,8 +117,8 @@ impl Preparer {
     }
 }
 
-/// `TCP_REPAIR_OPTIONS` sets the peer's MSS but leaves the segment size that `connect` computed, from 536 where nothing else
-/// was said. The kernel takes 88 to 32767 here.
+/// Sets the segment size. `TCP_REPAIR_OPTIONS` sets the peer's MSS but not the segment size, which `connect` computes
+/// (from 536 without another value). The kernel accepts 88 to 32767 here.
 pub(super) fn set_segment_size(
     socket: BorrowedFd<'_>,
     fixed: &TcpStatic,
@@ -123,22 +127,22 @@ pub(super) fn set_segment_size(
     set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at("TCP_MAXSEG")
 }
 
-/// [`Preparer::prepare`] for one socket.
+/// Does the same as [`Preparer::prepare`] for one socket.
 ///
 /// # Errors
-/// As there.
+/// As [`Preparer::prepare`].
 pub fn prepare(fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
     Preparer::new()?.prepare(fixed)
 }
 
-/// A connection from the address of the host where it began keeps that address here, where nobody has it: routing lets a socket
-/// speak from it that is transparent.
+/// Binds the socket to its local address. A connection that began at another host's address keeps that
+/// address, which this host does not have; routing lets only a transparent socket send from it.
 fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let address = RawAddress::for_family(fixed.local, fixed.v6_socket);
     let transparent = || set_int(socket, IPPROTO_IP, libc::IP_TRANSPARENT, 1).at("IP_TRANSPARENT");
     if fixed.options.free_bind {
         set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
-        // Then any address can be bound, also one that routing will not speak from.
+        // With IP_FREEBIND, bind accepts any address, even one that routing would not send from.
         if !crate::net::is_local(fixed.local.ip()).unwrap_or(true) {
             transparent()?;
         }
@@ -163,12 +167,12 @@ fn stream_socket(v6: bool, nonblocking: bool) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Gives the connection to a prepared socket; repair mode stays on and nothing goes on the wire. The service address
-/// must be configured and there must be a route to the peer. Where [`super::injection`] gives a packet, it must be
+/// Restores the connection in a prepared socket; repair mode stays on and nothing is sent. The service address must be
+/// configured and there must be a route to the peer. If [`super::injection`] returns a packet, the packet must be
 /// delivered to this socket next, before [`activate`].
 ///
 /// # Errors
-/// What the kernel refuses; the socket is then closed, silently.
+/// The kernel's error; the socket is then closed, silently.
 pub fn restore(
     prepared: PreparedSocket,
     fixed: &TcpStatic,
@@ -178,8 +182,8 @@ pub fn restore(
     let socket = fd.as_fd();
     let (sent, _) = state.outgoing_parts()?;
     if fixed.timestamps {
-        // The kernel cleared or set the low bit of what it gave, so the true value may be one higher, and the peer may
-        // have seen it: two more is certainly not less, and keeps the low bit (the unit).
+        // The kernel cleared or set the low bit of the value that it returned, so the true value may be one higher, and
+        // the peer may have seen it. Adding two is certainly enough, and keeps the low bit (the unit).
         let clock = state.timestamp.wrapping_add(2) as i32;
         set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, clock).at("TCP_TIMESTAMP")?;
     }
@@ -216,13 +220,13 @@ fn set_queue_seq(socket: BorrowedFd<'_>, sequence: u32) -> Result<(), RepairErro
     set_int(socket, IPPROTO_TCP, libc::TCP_QUEUE_SEQ, sequence as i32).at("TCP_QUEUE_SEQ")
 }
 
-/// In repair mode this queues a FIN as sent, without sending it.
+/// Shuts the sending direction; in repair mode the kernel queues the FIN as sent, without sending it.
 fn shut_write(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
     // SAFETY: no pointers are passed.
     check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) }).at("shutdown")
 }
 
-/// `TCP_REPAIR_OPTIONS`: pairs of option kind (RFC 9293 section 3.1, RFC 7323, RFC 2018) and value.
+/// Sets `TCP_REPAIR_OPTIONS`: pairs of option kind (RFC 9293 section 3.1, RFC 7323, RFC 2018) and value.
 fn set_tcp_options(socket: BorrowedFd<'_>, fixed: &TcpStatic, mss: u16) -> Result<(), RepairError> {
     let mut raw = [0u8; 32];
     let mut length = 0;
@@ -256,7 +260,7 @@ fn set_window(socket: BorrowedFd<'_>, state: &TcpDynamic) -> Result<(), RepairEr
     let mut rcv_wup = state.rcv_nxt.wrapping_sub(window.rcv_wup_back);
     let mut rcv_wnd = window.rcv_wnd;
     if state.state.received_fin() && rcv_wup == state.rcv_nxt {
-        // The FIN was acknowledged, but this socket has not got it yet; the right edge stays.
+        // The FIN was acknowledged, but this socket has not received it yet; the right window edge stays.
         rcv_wup = known;
         rcv_wnd = rcv_wnd.saturating_add(1);
     }
@@ -274,7 +278,7 @@ fn set_window(socket: BorrowedFd<'_>, state: &TcpDynamic) -> Result<(), RepairEr
     set_bytes(socket, IPPROTO_TCP, TCP_REPAIR_WINDOW, &raw).at("TCP_REPAIR_WINDOW")
 }
 
-/// Writes `bytes` to the selected queue (or sends them, outside repair mode), making the buffer larger where needed.
+/// Writes `bytes` to the selected queue (or sends them, outside repair mode), and enlarges the buffer if necessary.
 fn push(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -308,29 +312,29 @@ fn push(
     Ok(())
 }
 
-/// When leaving repair mode makes the peer say where it is, by a window probe, to which it answers with an
-/// acknowledgement.
+/// Condition under which leaving repair mode sends a window probe, which the peer answers with an acknowledgement of
+/// its present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WindowProbe {
-    /// Never. Right when every packet of the freeze was held and is delivered, and the connection stays for some seconds:
-    /// windows are restored exactly, so there is nothing to ask.
+    /// Never. Right if every packet of the freeze was held and is delivered, and the connection stays for some seconds:
+    /// windows are restored exactly, so there is nothing to learn.
     #[default]
     No,
-    /// Where the peer has not acknowledged all that was sent: its acknowledgement may have been lost before the freeze, and the
-    /// new socket would notice after its first timeout, a second.
+    /// If the peer has not acknowledged everything that was sent. Its acknowledgement may have been lost before the
+    /// freeze, and the new socket would notice only after its first timeout, 1 s.
     Unacknowledged,
-    /// Always. For a freeze in which packets may have been lost: a window update that was lost would otherwise be waited
-    /// for until a timer runs out.
+    /// Always. For a freeze in which packets may have been lost: after a lost window update the connection would
+    /// otherwise wait until a timer expires.
     Yes,
 }
 
-/// Lets the connection go on: repair mode off, then unsent data and FIN go out. Where nothing of what was sent was acknowledged
-/// since the connection moved last, its first segment is sent again at once: the first timeout of a new socket is a second, and
-/// would never come if the connection moved on sooner each time. The socket's options that could not
-/// be set before follow with [`super::settle`].
+/// Resumes the connection: repair mode off, then unsent data and FIN are sent. If the peer has acknowledged nothing
+/// since the connection's last move, its first segment is retransmitted at once: the first timeout of a new socket is
+/// 1 s, and would never expire if the connection moved again sooner each time. [`super::settle`] sets the options that
+/// could not be set before.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn activate(
     restored: RestoredSocket,
     fixed: &TcpStatic,
@@ -340,7 +344,7 @@ pub fn activate(
     activate_from(restored, fixed, state, probe, 0)
 }
 
-/// [`activate`], but for the first `pushed` bytes of the unsent part, which the socket has already.
+/// Does the same as [`activate`], but for the first `pushed` bytes of the unsent part, which the socket already has.
 pub(super) fn activate_from(
     restored: RestoredSocket,
     fixed: &TcpStatic,
@@ -360,7 +364,8 @@ pub(super) fn activate_from(
         WindowProbe::Unacknowledged => state.is_waited_for(),
         WindowProbe::Yes => true,
     };
-    // The first acknowledgement measures a round trip. The loopback device loses nothing.
+    // A zero round-trip time shows that no acknowledgement has arrived: the first one measures it. The loopback device
+    // loses nothing.
     let is_unanswered = state.is_waited_for() && state.congestion.srtt_us == 0;
     let again = match is_unanswered && !fixed.remote.ip().is_loopback() {
         true => sent_again(socket, fixed, state)?,
@@ -372,7 +377,7 @@ pub(super) fn activate_from(
     };
     set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, off).at("TCP_REPAIR")?;
     if let Some(packet) = again {
-        // Where it does not leave, the socket sends it after its timeout.
+        // If the packet cannot be sent, the socket retransmits after its timeout.
         let _ = crate::packet::send(&packet);
     }
     push(socket, unsent, libc::SO_SNDBUFFORCE, &fixed.options)?;

@@ -1,5 +1,5 @@
-//! The static state of many sockets with few system calls: what somebody saw of each from beside it, and one reading of
-//! options for all sockets that have the same.
+//! The static state of many sockets with few system calls: from snapshots taken without stopping the process, and with
+//! one reading of options for all sockets with equal options.
 
 use super::error::RepairError;
 use super::options::SocketOptions;
@@ -10,29 +10,29 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-/// A connection's socket as it was seen, all fields at one instant: what [`TcpStatic`] needs, under the names it has
-/// there, and what its queues held.
+/// Snapshot of a connection's socket, all fields at one instant: the contents of [`TcpStatic`], under the same names,
+/// and the fill levels of the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen<'a> {
-    /// Own address; IPv4 even on an IPv6 socket where the flow is IPv4.
+    /// Own address; IPv4 even on an IPv6 socket if the flow is IPv4.
     pub local: SocketAddr,
-    /// The peer's address, likewise.
+    /// The peer's address, in the same form.
     pub remote: SocketAddr,
-    /// Whether the socket is an IPv6 one.
+    /// True for an IPv6 socket.
     pub v6_socket: bool,
     /// Window scales, if negotiated.
     pub window_scale: Option<(u8, u8)>,
-    /// Selective acknowledgements negotiated.
+    /// True if selective acknowledgements were negotiated.
     pub sack: bool,
-    /// Timestamps negotiated.
+    /// True if timestamps were negotiated.
     pub timestamps: bool,
     /// Payload of the largest segment sent (`tcpi_snd_mss`).
     pub snd_mss: u32,
     /// Connection state.
     pub state: TcpState,
-    /// It has nothing that has to be asked for by name: no urgent data, filter, upper layer protocol, keys or ECN.
+    /// True if nothing needs a query of the socket itself: no urgent data, filter, upper layer protocol, keys or ECN.
     pub plain: bool,
-    /// The program shut its receiving direction (or the peer's FIN came).
+    /// True if the program shut its receiving direction (or the peer's FIN arrived).
     pub receive_shut: bool,
     /// `SO_SNDBUF`.
     pub send_buffer: u32,
@@ -42,29 +42,29 @@ pub struct Seen<'a> {
     pub receive_low_water: u32,
     /// `TCP_WINDOW_CLAMP`.
     pub window_clamp: u32,
-    /// What the queues hold.
+    /// Fill levels of the queues.
     pub queue: Queue,
-    /// What tells sockets with other options apart, but for those above: equal for equal options.
+    /// Fingerprint of all other options: equal for equal options.
     pub marks: &'a [u8],
 }
 
 impl Seen<'_> {
-    /// Whether nothing has to be asked of the socket itself. The states in which one side has closed are rare, and each
-    /// has a meaning of its own for queues and refusals.
+    /// Returns true if the socket itself need not be queried. Other states are rare, and each has its own meaning for
+    /// queues and refusals.
     #[must_use]
     pub fn is_enough(&self) -> bool {
         self.plain && self.state == TcpState::Established
     }
 }
 
-/// Options that were read, by the marks of the socket they were read from.
+/// Known options, by the marks of the socket that they were read from.
 #[derive(Debug, Default)]
 pub(super) struct Known(HashMap<Box<[u8]>, SocketOptions>);
 
 impl StaticReader {
-    /// [`StaticReader::read`] of a socket that was seen; its descriptor is asked only where it must be.
+    /// Does the same as [`StaticReader::read`] for a socket with a snapshot; queries its descriptor only if necessary.
     ///
-    /// Options of sockets with the same marks are read once, until [`StaticReader::forget`].
+    /// Options of sockets with equal marks are read once, until [`StaticReader::forget`].
     ///
     /// # Errors
     /// As [`StaticReader::read`].
@@ -99,7 +99,7 @@ impl StaticReader {
         })
     }
 
-    /// Reads options anew from here on: what a socket leaves open is the host's to say, and that may change.
+    /// Discards the known options: the host determines some defaults, which may change.
     pub fn forget(&mut self) {
         self.known.0.clear();
     }

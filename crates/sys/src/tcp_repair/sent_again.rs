@@ -1,4 +1,5 @@
-//! The segment that a restored socket's peer waits for, where the socket itself would not send it for a second.
+//! Retransmission of the segment that a restored socket's peer waits for: the socket itself would send it only after
+//! 1 s.
 
 use super::dynamic_state::TcpDynamic;
 use super::error::{At, RepairError};
@@ -8,14 +9,15 @@ use crate::sockopt::get_int;
 use libc::IPPROTO_TCP;
 use std::os::fd::BorrowedFd;
 
-/// Bytes of data that any peer takes in a segment (RFC 9293 section 3.7.1).
+/// Number of data bytes that any peer accepts in a segment (RFC 9293 section 3.7.1).
 const LEAST: usize = 536;
 
-/// The first of what was sent and not acknowledged, as the socket would send it again: a whole IP packet, to be sent at once. The
-/// acknowledgement of it gives the socket a round trip, and so a timeout that is right. `None` where it makes no packet.
+/// Builds the first unacknowledged segment as the socket would retransmit it: a whole IP packet, to be sent at once.
+/// Its acknowledgement gives the socket a round trip measurement, and so the right timeout. Returns `None` if the bytes
+/// make no packet.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub(super) fn sent_again(
     socket: BorrowedFd<'_>,
     fixed: &TcpStatic,

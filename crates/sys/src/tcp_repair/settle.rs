@@ -1,4 +1,4 @@
-//! What is put right on a moved connection's socket after the freeze.
+//! Completion of a moved connection's socket after the freeze.
 
 use super::error::{At, RepairError};
 use super::restore::FIRST_TIMEOUT_CAP_MS;
@@ -8,41 +8,42 @@ use crate::tcp_info::{TcpInfo, TcpState};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Whether [`settle`] has to be called again.
+/// Result of [`settle`]: done, or to be called again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// All options are as they were.
+    /// All options have their original values.
     Done,
-    /// No round trip was measured yet, so the cap on the retransmission timeout stays for now.
+    /// No round trip was measured yet, so the cap on the retransmission timeout stays.
     Later,
 }
 
-/// Sets what could not be set before [`super::activate`] and nothing waits for: `SO_REUSEADDR` (which repair mode
-/// changes), `SO_KEEPALIVE` (whose timer repair mode does not stop), `TCP_NOTSENT_LOWAT` (which would have kept the queue
-/// from being filled), `SHUT_RD`, and, if the new socket has measured a round trip, the longest retransmission timeout. If
-/// not, [`uncap_timeout`] does it later.
+/// Sets options that could not be set before [`super::activate`] and that nothing waits for: `SO_REUSEADDR` (which
+/// repair mode changes), `SO_KEEPALIVE` (whose timer repair mode does not stop), `TCP_NOTSENT_LOWAT` (which would have
+/// kept the queue from being filled), `SHUT_RD`, and, if the new socket has measured a round trip, the longest
+/// retransmission timeout. Otherwise [`uncap_timeout`] sets the timeout later.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, RepairError> {
     settle_options(socket, fixed)?;
     uncap_timeout(socket, fixed, Uncap::Measured)
 }
 
-/// [`settle`] but for the retransmission timeout.
+/// Does the same as [`settle`] but for the retransmission timeout.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let reuse = i32::from(fixed.options.reuse_address);
     set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")?;
     settle_others(socket, fixed)
 }
 
-/// [`settle_options`] of a connection that was woken before it was certain that it acts, and has `SO_REUSEADDR` since.
+/// Does the same as [`settle_options`] for a connection that left repair mode early ([`super::RestoredSocket::awaken`])
+/// and has had `SO_REUSEADDR` since.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn settle_awake(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     match fixed.options.reuse_address {
         true => settle_others(socket, fixed),
@@ -67,26 +68,26 @@ fn settle_others(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), Repair
 }
 
 impl TcpStatic {
-    /// The longest retransmission timeout, milliseconds, where it is another than the cap.
+    /// Returns the longest retransmission timeout, in milliseconds, if it differs from the cap.
     pub fn longest_timeout_ms(&self) -> Option<i32> {
         let longest = self.options.int(IPPROTO_TCP, TCP_RTO_MAX_MS)?;
         (longest != FIRST_TIMEOUT_CAP_MS).then_some(longest)
     }
 }
 
-/// When [`uncap_timeout`] gives the longest retransmission timeout back.
+/// Time at which [`uncap_timeout`] restores the longest retransmission timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uncap {
-    /// If a round trip was measured: from then on the timeout is right without a cap.
+    /// Once a round trip was measured: the timeout is then right without a cap.
     Measured,
-    /// In any case: a connection that stays silent is not to keep the cap for good.
+    /// In any case, so that a silent connection does not keep the cap for ever.
     Now,
 }
 
-/// Gives a socket the longest retransmission timeout that it had.
+/// Restores a socket's original longest retransmission timeout.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn uncap_timeout(
     socket: BorrowedFd<'_>,
     fixed: &TcpStatic,

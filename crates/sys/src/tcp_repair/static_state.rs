@@ -1,4 +1,4 @@
-//! The part of a connection's state that does not change while it lives, read while it works.
+//! The part of a connection's state that stays constant during its life, read while the connection is in use.
 
 use super::error::{At, RepairError, Unmovable};
 use super::options::{SocketOptions, read_text};
@@ -12,34 +12,35 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// What a connection was born with, and its socket's options. Sent ahead of the freeze.
+/// The parameters that a connection negotiated, and its socket's options. Sent before the freeze.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpStatic {
-    /// Own address; IPv4 even on an IPv6 socket where the flow is IPv4.
+    /// Own address; IPv4 even on an IPv6 socket if the flow is IPv4.
     pub local: SocketAddr,
-    /// The peer's address, likewise.
+    /// The peer's address, in the same form.
     pub remote: SocketAddr,
-    /// Whether the socket is an IPv6 one (its flow may still be IPv4, by mapped addresses).
+    /// True for an IPv6 socket (its flow may still be IPv4, by mapped addresses).
     pub v6_socket: bool,
-    /// Window scales (ours to shift what we receive, ours told to the peer), if negotiated (RFC 7323 section 2).
+    /// Window scales, if negotiated (RFC 7323 section 2): the shift of received windows, then the shift of sent
+    /// windows.
     pub window_scale: Option<(u8, u8)>,
-    /// Selective acknowledgements negotiated (RFC 2018).
+    /// True if selective acknowledgements were negotiated (RFC 2018).
     pub sack: bool,
-    /// Timestamps negotiated (RFC 7323 section 3).
+    /// True if timestamps were negotiated (RFC 7323 section 3).
     pub timestamps: bool,
-    /// ECN negotiated (RFC 3168).
+    /// True if ECN was negotiated (RFC 3168).
     pub ecn: bool,
-    /// Payload of the largest segment sent now plus the bytes its options take: the MSS option's value, or less where the
-    /// path allows less. The exact value comes with the dynamic state.
+    /// Payload of the largest segment sent plus the length of its options: the MSS option's value, or less if the path
+    /// allows less. [`super::TcpDynamic::mss`] has the exact value.
     pub segment_size: u16,
-    /// The program shut its receiving direction (`SHUT_RD`).
+    /// True if the program shut its receiving direction (`SHUT_RD`).
     pub receive_shut: bool,
     /// Socket options.
     pub options: SocketOptions,
 }
 
 impl TcpStatic {
-    /// Whether both say the same but for sizes that the kernel tunes by itself.
+    /// Returns true if both states agree in everything but sizes that the kernel tunes by itself.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         let mut tuned = other.clone();
@@ -49,15 +50,16 @@ impl TcpStatic {
     }
 }
 
-/// Reads the static state of a connection in use, and refuses what cannot move; touches nothing.
+/// Reads the static state of a connection in use without changing the socket, and refuses a connection that cannot be
+/// moved.
 ///
 /// # Errors
-/// [`RepairError::Unmovable`] names the state or feature in the way.
+/// [`RepairError::Unmovable`] names the state or feature that prevents the move.
 pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
     StaticReader::new()?.read(fd)
 }
 
-/// Reads many static states over one netlink socket of this network namespace.
+/// Reader of many static states over one netlink socket of this network namespace.
 #[derive(Debug)]
 pub struct StaticReader {
     netlink: Netlink,
@@ -65,10 +67,10 @@ pub struct StaticReader {
 }
 
 impl StaticReader {
-    /// A reader for sockets of the calling thread's network namespace.
+    /// Makes a reader for sockets of the calling thread's network namespace.
     ///
     /// # Errors
-    /// What making a netlink socket gives.
+    /// Errors of making a netlink socket.
     pub fn new() -> Result<Self, RepairError> {
         let netlink = Netlink::new(libc::NETLINK_SOCK_DIAG).at("sock_diag")?;
         Ok(Self {
@@ -77,10 +79,10 @@ impl StaticReader {
         })
     }
 
-    /// [`read_static`].
+    /// Does the same as [`read_static`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`read_static`].
     pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
         read_with(&mut self.netlink, fd)
     }
@@ -109,13 +111,14 @@ fn read_with(netlink: &mut Netlink, fd: BorrowedFd<'_>) -> Result<TcpStatic, Rep
     })
 }
 
-/// `tcpi_snd_mss` has the timestamp option's 12 bytes deducted (RFC 7323 appendix A).
+/// Returns the segment size for `tcpi_snd_mss`, from which the kernel deducts the timestamp option's 12 bytes (RFC 7323
+/// appendix A).
 pub(super) fn segment_size(snd_mss: u32, timestamps: bool) -> u16 {
     let options = if timestamps { 12 } else { 0 };
     u16::try_from(snd_mss + options).unwrap_or(u16::MAX)
 }
 
-/// Whether the socket is an IPv6 one; refuses what is not TCP.
+/// Returns true for an IPv6 socket; refuses any socket but a TCP one.
 fn check_kind(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
     let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| Unmovable::NotTcp)?;
     let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
@@ -146,18 +149,19 @@ fn check_features(fd: BorrowedFd<'_>) -> Result<(), RepairError> {
     {
         return Err(Unmovable::UpperLayerProtocol(ulp).into());
     }
-    // `struct tcp_ao_info_opt` is 56 bytes; a socket without keys gives ENOENT, a kernel without TCP-AO ENOPROTOOPT.
+    // The buffer is as long as `struct tcp_ao_info_opt`. A socket without keys returns ENOENT, a kernel without TCP-AO
+    // ENOPROTOOPT.
     if get_bytes(fd, IPPROTO_TCP, TCP_AO_INFO, &mut [0u8; 56]).is_ok() {
         return Err(Unmovable::TcpAo.into());
     }
-    // To look at what was received would move it. Kernels before 6.9 have it for datagrams alone.
+    // Peeking at received data would move the offset. Kernels before 6.9 support the option for datagrams only.
     match get_int(fd, SOL_SOCKET, libc::SO_PEEK_OFF) {
         Ok(0..) => Err(Unmovable::PeekOffset.into()),
         _ => Ok(()),
     }
 }
 
-/// Refuses urgent data; tells whether the receiving direction is shut.
+/// Refuses urgent data; returns true if the receiving direction is shut.
 fn check_urgent(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
     let mut entry = [poll_entry(fd)];
     poll_now(&mut entry)?;
@@ -168,7 +172,7 @@ fn check_urgent(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
     Ok(poll.revents & libc::POLLRDHUP != 0)
 }
 
-/// A `poll` entry that asks for urgent data and a shut receiving direction.
+/// Makes a `poll` entry for urgent data and a shut receiving direction.
 pub(super) fn poll_entry(fd: BorrowedFd<'_>) -> libc::pollfd {
     libc::pollfd {
         fd: fd.as_raw_fd(),
@@ -177,7 +181,7 @@ pub(super) fn poll_entry(fd: BorrowedFd<'_>) -> libc::pollfd {
     }
 }
 
-/// `poll` without waiting.
+/// Calls `poll` without waiting.
 pub(super) fn poll_now(entries: &mut [libc::pollfd]) -> Result<(), RepairError> {
     // SAFETY: the entries are valid and outlive the call; a timeout of zero returns at once.
     let outcome = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
@@ -191,7 +195,7 @@ fn addresses(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr), RepairError
     Ok((local, remote))
 }
 
-/// Refuses addresses that mean something on this host only.
+/// Refuses addresses that are valid on this host's link only.
 pub(super) fn check_host_addresses(local: SocketAddr, remote: SocketAddr) -> Result<(), Unmovable> {
     for ip in [local.ip(), remote.ip()] {
         let host_only = match ip {

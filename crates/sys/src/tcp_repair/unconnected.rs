@@ -1,4 +1,4 @@
-//! TCP sockets without a connection: listeners, and those that are not connected yet.
+//! TCP sockets without a connection: listeners, and sockets that are not connected yet.
 
 use super::error::{At, RepairError, Unmovable, bound};
 use super::options::SocketOptions;
@@ -11,27 +11,27 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// How a socket waits for connections.
+/// Parameters of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// How many connections may wait to be accepted.
+    /// Largest number of connections that wait to be accepted.
     pub backlog: i32,
     /// `TCP_DEFER_ACCEPT`, seconds.
     pub defer_accept_s: i32,
-    /// `TCP_FASTOPEN`: how many requests with data may wait; 0 for none.
+    /// `TCP_FASTOPEN`: largest number of pending requests with data; 0 disables the feature.
     pub fast_open: i32,
-    /// `TCP_FASTOPEN_KEY`, 16 bytes a key, where [`Waiting::fast_open`] is not 0: cookies that clients have stay good.
+    /// `TCP_FASTOPEN_KEY`, 16 bytes per key, if [`Waiting::fast_open`] is not 0, so that cookies of clients stay valid.
     pub fast_open_keys: Vec<u8>,
 }
 
 /// A TCP socket without a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpUnconnected {
-    /// Whether the socket is an IPv6 one.
+    /// True for an IPv6 socket.
     pub v6_socket: bool,
-    /// What it is bound to: an unspecified address where it takes all.
+    /// Address the socket is bound to; unspecified for a wildcard socket.
     pub local: Option<SocketAddr>,
-    /// How it waits for connections, if it does.
+    /// Listener parameters; `None` if the socket does not listen.
     pub waiting: Option<Waiting>,
     /// Socket options.
     pub options: SocketOptions,
@@ -56,10 +56,11 @@ impl Waiting {
 }
 
 impl TcpUnconnected {
-    /// Reads a socket in use; touches nothing. Connections that wait to be accepted are not part of it.
+    /// Reads a socket in use without changing it. Connections that wait to be accepted are not included.
     ///
     /// # Errors
-    /// [`Unmovable::Handshake`] for a connection that is being made, [`Unmovable::NotTcp`]; else the kernel's refusal.
+    /// [`Unmovable::Handshake`] for a connection under construction, [`Unmovable::NotTcp`]; otherwise the kernel's
+    /// error.
     pub fn read(fd: BorrowedFd<'_>) -> Result<Self, RepairError> {
         let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| Unmovable::NotTcp)?;
         let v6_socket = domain == libc::AF_INET6;
@@ -78,20 +79,20 @@ impl TcpUnconnected {
         })
     }
 
-    /// How many connections wait to be accepted.
+    /// Returns the number of connections that wait to be accepted.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn unaccepted(fd: BorrowedFd<'_>) -> Result<u32, RepairError> {
         let info = TcpInfo::read(fd).at("TCP_INFO")?;
         let listens = info.state == TcpState::Listen;
         Ok(if listens { info.unacked } else { 0 })
     }
 
-    /// Makes a socket with the same options and address. It does not listen yet.
+    /// Makes a socket with the same options and address that does not listen yet.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's error.
     pub fn prepare(&self) -> Result<OwnedFd, RepairError> {
         let family = if self.v6_socket {
             libc::AF_INET6
@@ -108,7 +109,7 @@ impl TcpUnconnected {
         let fresh = SocketOptions::read_unconnected(socket, self.v6_socket)?;
         self.options.apply(socket, &fresh)?;
         if let Some(address) = self.local {
-            // Connections that are made for the same address have it already.
+            // Connections restored for the same address are bound to it already.
             set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
             set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
             let raw = RawAddress::for_family(address, self.v6_socket);
@@ -117,10 +118,10 @@ impl TcpUnconnected {
         Ok(fd)
     }
 
-    /// Lets a prepared socket listen, if it is to, and gives it what it could not have before.
+    /// Makes a prepared socket listen, if the original did, and sets the remaining options.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's error.
     pub fn restore(&self, socket: BorrowedFd<'_>) -> Result<(), RepairError> {
         if let Some(waiting) = &self.waiting {
             if waiting.defer_accept_s != 0 {

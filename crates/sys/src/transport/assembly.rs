@@ -1,4 +1,5 @@
-//! What a stack delivers, as events: pieces become messages, notifications of either layout become what they mean.
+//! Conversion of a stack's output to events: message pieces become messages, notifications of either layout become
+//! events.
 
 use super::event::{AssocId, DownReason, Event, Message, PathState};
 use super::layout::{u16_at, u32_at};
@@ -6,18 +7,18 @@ use crate::address::RawAddress;
 use bytes::{Bytes, BytesMut};
 use std::collections::{HashMap, HashSet};
 
-/// Bytes of one buffer that messages share.
+/// Length of one shared message buffer, bytes.
 const ARENA_LEN: usize = 64 * 1024;
-/// The lengths of `struct sctp_sndinfo`, the same for both.
+/// Length of `struct sctp_sndinfo`, the same in both stacks.
 const SNDINFO_LEN: usize = 16;
 
-/// The numbers in which Linux and usrsctp differ; their notifications are laid out alike.
+/// Numbers that differ between Linux and usrsctp; the layouts of their notifications agree.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialect {
     pub assoc_change: u16,
     pub path_change: u16,
     pub send_failed: u16,
-    /// The first of `sac_state` and of `spc_state`.
+    /// Smallest value of `sac_state` and of `spc_state`.
     pub first_state: u32,
     /// `SCTP_UNORDERED`.
     pub unordered: u16,
@@ -25,26 +26,26 @@ pub struct Dialect {
     pub data_sent: u16,
 }
 
-/// What comes with a message (`struct sctp_rcvinfo`).
+/// Metadata of a message (`struct sctp_rcvinfo`).
 #[derive(Clone, Copy, Debug)]
 pub struct Origin {
     pub assoc: AssocId,
     pub stream: u16,
     pub flags: u16,
-    /// Host order.
+    /// Payload protocol identifier in host order.
     pub ppid: u32,
 }
 
-/// Events of an endpoint that it has not taken yet.
+/// Collected events that the endpoint has not fetched yet, and incomplete messages.
 pub struct Assembly {
     pub events: Vec<Event>,
-    /// Associations whose peer sends a message that is too long.
+    /// Associations with a peer that sends a message over the limit.
     pub too_long: Vec<AssocId>,
     dialect: Dialect,
     message_len_max: usize,
     arena: BytesMut,
     partial: HashMap<AssocId, BytesMut>,
-    /// Associations that were `too_long` and have not ended yet: the rest of the message is no message.
+    /// Associations that were `too_long` and have not ended yet: the rest of their message is discarded.
     cut_off: HashSet<AssocId>,
 }
 
@@ -61,7 +62,7 @@ impl Assembly {
         }
     }
 
-    /// A message, or a piece of one that is not the last.
+    /// Adds a message, or a piece of one that is not the last.
     pub fn message(&mut self, bytes: &[u8], origin: &Origin, is_end: bool) {
         if !self.cut_off.is_empty() && self.cut_off.contains(&origin.assoc) {
             return;
@@ -102,7 +103,7 @@ impl Assembly {
         self.cut_off.insert(assoc);
     }
 
-    /// A copy of `bytes` in the shared buffer: one allocation for hundreds of messages.
+    /// Copies `bytes` to the shared buffer: one allocation serves hundreds of messages.
     fn store(&mut self, bytes: &[u8]) -> Bytes {
         if self.arena.capacity() < bytes.len() {
             self.arena = BytesMut::with_capacity(ARENA_LEN.max(bytes.len()));
@@ -111,7 +112,7 @@ impl Assembly {
         self.arena.split().freeze()
     }
 
-    /// A notification to the socket of `port`; one that is unknown or cut off says nothing.
+    /// Handles a notification to the socket of `port`; ignores unknown and truncated ones.
     pub fn notice(&mut self, port: u32, bytes: &[u8]) {
         let dialect = self.dialect;
         let event = match u16_at(bytes, 0) {
@@ -124,7 +125,7 @@ impl Assembly {
             self.partial.remove(&assoc);
             self.cut_off.remove(&assoc);
         }
-        // The stack may use a number again.
+        // The stack may reuse an ID.
         if let Some(Event::Up { assoc, .. }) = event {
             self.cut_off.remove(&assoc);
         }
@@ -133,7 +134,7 @@ impl Assembly {
 }
 
 impl Dialect {
-    /// `struct sctp_assoc_change`.
+    /// Parses a `struct sctp_assoc_change`.
     fn assoc_change(&self, port: u32, bytes: &[u8]) -> Option<Event> {
         let assoc = AssocId::new(port, u32_at(bytes, 16)?);
         let down = |reason| Event::Down { assoc, reason };
@@ -152,7 +153,7 @@ impl Dialect {
         })
     }
 
-    /// `struct sctp_paddr_change`.
+    /// Parses a `struct sctp_paddr_change`.
     fn path_change(&self, port: u32, bytes: &[u8]) -> Option<Event> {
         const ADDRESS_AT: usize = 8;
         const STATE_AT: usize = ADDRESS_AT + size_of::<libc::sockaddr_storage>();
@@ -165,7 +166,7 @@ impl Dialect {
         })
     }
 
-    /// `struct sctp_send_failed_event`.
+    /// Parses a `struct sctp_send_failed_event`.
     fn send_failed(&self, port: u32, bytes: &[u8]) -> Option<Event> {
         const INFO_AT: usize = 12;
         const DATA_AT: usize = INFO_AT + SNDINFO_LEN + 4;
@@ -232,7 +233,7 @@ mod tests {
         assembly.message(&[0; 600], &from(1), false);
         assembly.message(&[0; 600], &from(1), false);
         assert_eq!(assembly.too_long, [AssocId(1)]);
-        // What is left of it is no message.
+        // The rest of the message is discarded.
         assembly.message(&[0; 100], &from(1), true);
         assembly.message(&[0; 1001], &from(2), true);
         assert_eq!(assembly.too_long.len(), 2);

@@ -1,45 +1,46 @@
-//! What an endpoint is made of.
+//! Configuration of an SCTP endpoint.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// The UDP port of RFC 6951, section 5.
+/// UDP port for encapsulated SCTP (RFC 6951, section 5).
 pub const ENCAPSULATION_PORT: u16 = 9899;
 
 /// Settings of an SCTP endpoint.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Local addresses, all of one family and with one port; port 0 lets the system choose. An unspecified address stands for all
-    /// addresses of the host.
+    /// Local addresses, all of one family and with one port; port 0 lets the system choose. An unspecified address
+    /// stands for all addresses of the host.
     pub local: Vec<SocketAddr>,
     /// Accept associations.
     pub listen: bool,
-    /// Local UDP port of encapsulated packets (RFC 6951); 0 lets the system choose, `None` has no encapsulation. One for
-    /// the whole process (usrsctp) or network namespace (kernel): the first endpoint decides.
+    /// Local UDP port of encapsulated packets (RFC 6951); 0 lets the system choose, `None` disables encapsulation. The
+    /// whole process (usrsctp) or network namespace (kernel) has one such port: the first endpoint determines it.
     pub encapsulation: Option<u16>,
-    /// Speak IP protocol 132 itself. usrsctp needs `CAP_NET_RAW` for it and takes part without it if it may not.
-    /// Decided by the first endpoint of a process; the kernel's SCTP always does.
+    /// Use IP protocol 132 directly. usrsctp needs `CAP_NET_RAW` for that and continues without it if not permitted.
+    /// The first endpoint of a process determines the setting; the kernel's SCTP always uses protocol 132.
     pub raw: bool,
-    /// Inbound streams allowed.
+    /// Most inbound streams.
     pub streams: u16,
-    /// Outbound streams asked for. libusrsctp looks at each of them whenever it sends something.
+    /// Number of outbound streams requested. libusrsctp scans all of them whenever it sends.
     pub outbound_streams: u16,
-    /// Bytes an association may have unsent or unacknowledged before [`send`](super::Endpoint::send) refuses.
+    /// Most unsent or unacknowledged bytes of an association before [`send`](super::Endpoint::send) refuses.
     pub send_buffer: u32,
-    /// Bytes of receive window.
+    /// Receive window, bytes.
     pub receive_buffer: u32,
-    /// Longest message taken from a peer; one that is longer ends the association.
+    /// Length of the longest message accepted from a peer; a longer one ends the association.
     pub message_len_max: u32,
-    /// Largest SCTP packet with its IP header, bytes. Fixed: neither stack hears of too-big packets inside UDP.
+    /// Length of the largest SCTP packet with its IP header, bytes. Fixed, because neither stack sees too-big errors
+    /// for packets inside UDP.
     pub path_mtu: u32,
-    /// Send small messages at once rather than when the ones before are acknowledged (`SCTP_NODELAY`).
+    /// Send small messages at once, before earlier ones are acknowledged (`SCTP_NODELAY`).
     pub no_delay: bool,
-    /// When a path or an association has failed.
+    /// Limits after which a path or an association has failed.
     pub failure: Failure,
 }
 
-/// How quickly a dead path or peer is noticed (RFC 9260, sections 6.3 and 8). The standard's defaults take half a minute; these are for
-/// registrars and elements that shall be replaced within seconds.
+/// Parameters for detecting a dead path or peer (RFC 9260, sections 6.3 and 8). The standard's defaults take half a
+/// minute; these defaults suit registrars and elements that must be replaced within seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// First retransmission timeout of a path.
@@ -48,13 +49,13 @@ pub struct Failure {
     pub rto_min: Duration,
     /// Upper bound of the retransmission timeout.
     pub rto_max: Duration,
-    /// How often an idle path is probed.
+    /// Interval of probes on an idle path.
     pub heartbeat: Duration,
-    /// Retransmissions after which a path is given up (`Path.Max.Retrans`).
+    /// Retransmissions after which a path has failed (`Path.Max.Retrans`).
     pub path_retransmissions: u16,
-    /// Retransmissions after which the peer is (`Association.Max.Retrans`).
+    /// Retransmissions after which the association has failed (`Association.Max.Retrans`).
     pub association_retransmissions: u16,
-    /// Attempts to set up an association (`Max.Init.Retransmits`).
+    /// Most retransmissions when establishing an association (`Max.Init.Retransmits`).
     pub init_retransmissions: u16,
 }
 
@@ -73,7 +74,8 @@ impl Default for Failure {
 }
 
 impl Config {
-    /// An endpoint at `local`, with defaults for everything else: listening, raw and encapsulated.
+    /// Returns the configuration of an endpoint at `local`, with defaults for all other settings: listening, raw and
+    /// encapsulated.
     #[must_use]
     pub fn new(local: Vec<SocketAddr>) -> Self {
         Self {

@@ -1,14 +1,14 @@
-//! What an endpoint tells, and what it is asked to send.
+//! Events and messages of an endpoint.
 
 use bytes::Bytes;
 use std::net::SocketAddr;
 
-/// An association of one endpoint: the number of the local port it belongs to (0 is the endpoint's own) in the upper half, that
-/// of the stack in the lower. A number may be used again after [`Event::Down`]. The highest bit is never set.
+/// ID of an association of one endpoint: the number of its local port (0 is the endpoint's own) in the upper half, the
+/// stack's number in the lower half. An ID may be reused after [`Event::Down`]. The highest bit is never set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AssocId(pub u64);
 
-/// In the place of a local port: a connection of [`Streams`](super::Streams). No port's number is as large.
+/// Port number that marks a connection of [`Streams`](super::Streams), larger than any local port's number.
 const STREAM: u32 = 1 << 30;
 
 impl AssocId {
@@ -16,7 +16,7 @@ impl AssocId {
         Self::new(STREAM, number)
     }
 
-    /// Whether it is a connection over TCP, with TLS or without.
+    /// Returns true for a connection over TCP, with or without TLS.
     #[must_use]
     pub fn is_stream(self) -> bool {
         self.port() == STREAM
@@ -40,16 +40,16 @@ impl AssocId {
 pub struct Message {
     /// Payload protocol identifier, in host order: 11 is ASAP, 12 is ENRP (RFC 5354, section 6).
     pub ppid: u32,
-    /// Stream.
+    /// SCTP stream number.
     pub stream: u16,
     /// Deliver without regard to the order within the stream.
     pub unordered: bool,
-    /// The bytes; a clone shares them.
+    /// Payload; a clone shares the bytes.
     pub data: Bytes,
 }
 
 impl Message {
-    /// An ordered message on stream 0.
+    /// Makes an ordered message on stream 0.
     #[must_use]
     pub fn new(ppid: u32, data: Bytes) -> Self {
         Self {
@@ -61,94 +61,96 @@ impl Message {
     }
 }
 
-/// What happened.
+/// Notification from an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A whole message came.
+    /// A whole message arrived.
     Message {
-        /// From which association.
+        /// Association that the message arrived on.
         assoc: AssocId,
-        /// The message. Its bytes share a buffer with others of the batch: copy what is kept for long.
+        /// The message. Its bytes share a buffer with others of the batch: copy bytes that are kept for long.
         message: Message,
     },
-    /// An association is there.
+    /// An association is established.
     Up {
-        /// Which.
+        /// ID of the association.
         assoc: AssocId,
-        /// Streams to send on.
+        /// Number of streams to send on.
         outbound_streams: u16,
-        /// Streams the peer may send on.
+        /// Number of streams that the peer may send on.
         inbound_streams: u16,
     },
-    /// The peer started anew with the same addresses: what was not acknowledged is lost, the association goes on.
+    /// The peer restarted the association from the same addresses: unacknowledged data is lost, the association
+    /// continues.
     Restarted {
-        /// Which.
+        /// ID of the association.
         assoc: AssocId,
     },
-    /// An association is gone; its number means nothing any more.
+    /// An association has ended; its ID becomes invalid.
     Down {
-        /// Which.
+        /// ID of the association.
         assoc: AssocId,
-        /// Why.
+        /// Reason for the end.
         reason: DownReason,
     },
     /// A path of an association changed.
     Path {
-        /// Which association.
+        /// ID of the association.
         assoc: AssocId,
         /// The peer's address.
         address: SocketAddr,
-        /// What it is now.
+        /// New state of the path.
         state: PathState,
     },
-    /// A message was given up, with its association as a rule. Messages of more than one fragment may come back in pieces.
+    /// A message was discarded, usually with its association. Messages of several fragments may be reported in pieces.
     SendFailed {
-        /// Which association.
+        /// ID of the association.
         assoc: AssocId,
-        /// The message, or what is left of it.
+        /// The message, or its remaining part.
         message: Message,
-        /// Whether some of it was sent: the peer may have it.
+        /// True if part of it was sent: the peer may have received it.
         sent: bool,
     },
-    /// A connection over TCP did not come up, or was let in no longer. If it was told of, or begun here, [`Event::Down`] follows.
+    /// A TCP connection was not established, or its peer is not admitted any more. If the connection was reported as up
+    /// or was started here, [`Event::Down`] follows.
     Refused {
-        /// The other side.
+        /// Address of the other side.
         remote: SocketAddr,
-        /// Why.
+        /// Reason for the refusal.
         why: String,
     },
 }
 
-/// Why an association ended.
+/// Reason for an association's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DownReason {
-    /// Both sides had finished.
+    /// Both sides shut the association down.
     Shutdown,
-    /// The peer is out of reach, or either side aborted.
+    /// The peer is unreachable, or either side aborted.
     Lost,
-    /// It never came up.
+    /// The association was never established.
     NotStarted,
 }
 
-/// What a path is good for.
+/// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// The peer answers there.
+    /// The peer answers at the address.
     Reachable,
-    /// It does not.
+    /// The peer does not answer at the address.
     Unreachable,
-    /// It has answered there for the first time.
+    /// The peer answered at the address for the first time.
     Confirmed,
     /// The peer added the address.
     Added,
-    /// The peer removed it.
+    /// The peer removed the address.
     Removed,
-    /// It is the primary path.
+    /// The path became the primary path.
     Primary,
 }
 
 impl PathState {
-    /// `spc_state`, counted from 0.
+    /// Converts `spc_state`, counted from 0.
     pub(super) fn from_number(value: u32) -> Option<Self> {
         Some(match value {
             0 => Self::Reachable,

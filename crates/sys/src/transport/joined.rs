@@ -1,4 +1,4 @@
-//! An SCTP endpoint and one of streams, in one.
+//! Combination of an SCTP endpoint and an endpoint of TCP connections.
 
 use super::{AssocId, Endpoint, Event, Message, Over, Security, Streams};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Both. What is said of an endpoint's addresses is said of SCTP's.
+/// An SCTP endpoint and TCP connections as one endpoint. The addresses of the endpoint are SCTP's.
 pub struct Joined {
     sctp: Box<dyn Endpoint>,
     streams: Streams,
@@ -16,10 +16,10 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Joins them.
+    /// Combines the two endpoints.
     ///
     /// # Errors
-    /// The system gives no descriptor.
+    /// The system has no free descriptor.
     pub fn new(sctp: Box<dyn Endpoint>, streams: Streams) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (number, fd) in [sctp.fd(), streams.fd()].into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Structures of the socket API (RFC 6458) that Linux and usrsctp lay out alike, and addresses one after another.
+//! Structures of the socket API (RFC 6458) with the same layout in Linux and usrsctp, and packed address lists.
 
 use crate::address::RawAddress;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub struct Initmsg {
     pub timeout_ms_max: u16,
 }
 
-/// Addresses one after another, each as long as its family is: what bindx and connectx read.
+/// Packs addresses without gaps, each as long as its family needs, as bindx and connectx read them.
 pub fn packed(addresses: &[SocketAddr]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(addresses.len() * 28);
     for &address in addresses {
@@ -30,7 +30,7 @@ pub fn packed(addresses: &[SocketAddr]) -> Vec<u8> {
     bytes
 }
 
-/// The addresses in a packed list of `count`; stops at what is neither IPv4 nor IPv6.
+/// Returns the addresses in a packed list of `count`; stops at another family than IPv4 and IPv6.
 pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
     let mut addresses = Vec::new();
     while addresses.len() < count {
@@ -43,7 +43,8 @@ pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
     addresses
 }
 
-/// An address as anybody writes it: Linux names the interface of any IPv6 peer, which only a link-local address needs.
+/// Clears the scope ID of an address that does not need one: Linux sets the interface for any IPv6 peer, but only
+/// link-local addresses depend on it.
 fn plain(mut address: SocketAddr) -> SocketAddr {
     if let SocketAddr::V6(v6) = &mut address
         && !v6.ip().is_unicast_link_local()

@@ -1,7 +1,7 @@
-//! Announces: datagrams to a multicast group.
+//! Announcements: datagrams to a multicast group.
 //!
-//! The addresses are settings of whoever announces. Defaults in use are 239.0.0.50:3863 for ASAP and 239.0.0.51:9901 for
-//! ENRP. Nobody's word is authenticated here.
+//! The announcer's settings give the addresses. Common defaults are 239.0.0.50:3863 for ASAP and 239.0.0.51:9901 for
+//! ENRP. The sender of a datagram is not authenticated here.
 
 use crate::address::{self, RawAddress};
 use crate::sockopt::{self, check};
@@ -9,9 +9,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// The longest datagram that is taken; what is longer is dropped.
+/// Length of the longest accepted datagram, bytes; longer ones are dropped.
 const ANNOUNCE_LEN_MAX: usize = 9000;
-/// Routers that an announce may pass (`IP_MULTICAST_TTL`): the group's scope limits it further.
+/// Most routers that an announcement may pass (`IP_MULTICAST_TTL`); the group's scope limits it further.
 const HOPS: i32 = 16;
 
 /// A member of one multicast group.
@@ -23,21 +23,22 @@ pub struct Multicast {
     buffer: Vec<u8>,
 }
 
-/// A datagram that came.
+/// A received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Announced<'a> {
-    /// Who says to have sent it.
+    /// Claimed sender address.
     pub from: SocketAddr,
-    /// What it says.
+    /// Payload.
     pub bytes: &'a [u8],
 }
 
 impl Multicast {
-    /// Joins `group` on the interfaces of these indices (`if_nametoindex(3)`); without any, on the one that the routing table
-    /// says. Several members on one host each get every datagram, their own included.
+    /// Joins `group` on the interfaces with these indices (`if_nametoindex(3)`); without any, on the interface that the
+    /// routing table gives. Each of several members on one host gets every datagram, including its own.
     ///
     /// # Errors
-    /// `InvalidInput` unless `group` is a multicast address; what the kernel says, such as no such interface or route.
+    /// `InvalidInput` unless `group` is a multicast address; otherwise the kernel's error, such as no such interface or
+    /// route.
     pub fn join(group: SocketAddr, interfaces: &[u32]) -> io::Result<Self> {
         if !group.ip().is_multicast() {
             let text = format!("{group} is no multicast address");
@@ -69,14 +70,14 @@ impl Multicast {
         match self.group.ip() {
             IpAddr::V4(_) => {
                 sockopt::set_int(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, HOPS)?;
-                // Groups that other sockets of this host joined are not ours.
+                // Datagrams for groups that only other sockets of this host joined are not delivered here.
                 sockopt::set_int(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
             }
             IpAddr::V6(_) => {
                 sockopt::set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, HOPS)?;
             }
         }
-        // Bound to the group: no unicast datagram comes in.
+        // Binding to the group's address keeps unicast datagrams out.
         address::bind(fd, &RawAddress::for_family(self.group, false))?;
         if self.interfaces.is_empty() {
             return self.join_on(0);
@@ -90,7 +91,7 @@ impl Multicast {
         let fd = self.fd();
         match self.group.ip() {
             IpAddr::V4(group) => {
-                // `struct ip_mreqn`: group, address of an interface (any), index.
+                // The request is a `struct ip_mreqn`: group, address of an interface (any), index.
                 let mut request = [0; 12];
                 request[..4].copy_from_slice(&group.octets());
                 request[8..].copy_from_slice(&interface.to_ne_bytes());
@@ -104,16 +105,17 @@ impl Multicast {
         }
     }
 
-    /// Readable when a datagram is there.
+    /// Returns the socket, which is readable when a datagram has arrived.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Sends to the group on each interface; returns on how many it went. A link that is down keeps none of the others from it.
+    /// Sends to the group on each interface and returns the number of interfaces that accepted the datagram. An
+    /// interface that is down does not affect the others.
     ///
     /// # Errors
-    /// It went nowhere.
+    /// No interface accepted the datagram.
     pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         if self.interfaces.is_empty() {
             self.send_on(0, bytes)?;
@@ -154,10 +156,10 @@ impl Multicast {
         sockopt::check_length(sent).map(drop)
     }
 
-    /// The next datagram, if there is one; never blocks.
+    /// Returns the next datagram, if there is one; never blocks.
     ///
     /// # Errors
-    /// What the kernel says of the socket.
+    /// The socket's error.
     pub fn receive(&mut self) -> io::Result<Option<Announced<'_>>> {
         loop {
             let mut from = RawAddress::empty();

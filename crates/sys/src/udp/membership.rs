@@ -1,5 +1,6 @@
-//! Multicast memberships. The kernel shows, per interface, how many sockets joined a group (`/proc/net/igmp`,
-//! `/proc/net/igmp6`), but not which. A socket that is asked for its filter of such a group says whether it has joined it.
+//! Multicast memberships of a socket. The kernel shows, per interface, how many sockets joined a group
+//! (`/proc/net/igmp`, `/proc/net/igmp6`), but not which ones. A query for a socket's filter of such a group succeeds
+//! only if the socket has joined the group.
 
 use super::{At, UdpError};
 use crate::net::interface_index;
@@ -9,34 +10,35 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 
-/// `MCAST_JOIN_GROUP`, `MCAST_BLOCK_SOURCE`, `MCAST_JOIN_SOURCE_GROUP` and `MCAST_MSFILTER` (`linux/in.h`; RFC 3678 section 5).
+/// Options `MCAST_JOIN_GROUP`, `MCAST_BLOCK_SOURCE`, `MCAST_JOIN_SOURCE_GROUP` and `MCAST_MSFILTER` (`linux/in.h`; RFC
+/// 3678 section 5).
 const MCAST_JOIN_GROUP: i32 = 42;
 const MCAST_BLOCK_SOURCE: i32 = 43;
 const MCAST_JOIN_SOURCE_GROUP: i32 = 46;
 const MCAST_MSFILTER: i32 = 48;
-/// `MCAST_INCLUDE`: from these sources alone.
+/// Filter mode `MCAST_INCLUDE`: datagrams only from the listed sources.
 const INCLUDE: u32 = 1;
-/// Bytes of a `sockaddr_storage`, and where it starts in `struct group_req`.
+/// Length of a `sockaddr_storage`, and its offset in `struct group_req`, bytes.
 const STORAGE: usize = 128;
 const GROUP_AT: usize = 8;
-/// Where in `struct group_filter` mode, number of sources, and sources are.
+/// Offsets of mode, number of sources, and sources in `struct group_filter`.
 const MODE_AT: usize = GROUP_AT + STORAGE;
 const COUNT_AT: usize = MODE_AT + 4;
 const SOURCES_AT: usize = COUNT_AT + 4;
-/// Most sources of a group that are asked for; the kernel's limits are lower.
+/// Most sources of a group that are requested; the kernel's limits are lower.
 const SOURCES_MAX: usize = 128;
 
-/// One group a socket has joined.
+/// One group that a socket has joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
-    /// The group.
+    /// Address of the group.
     pub group: IpAddr,
     /// Name of the interface it was joined on (indexes differ between hosts).
     pub interface: String,
-    /// A source that is wanted, for source-specific multicast (RFC 4607): where there are several, each has an entry. None
-    /// where all are.
+    /// Wanted source, for source-specific multicast (RFC 4607); each of several wanted sources has an entry of its own.
+    /// `None`: all sources.
     pub source: Option<IpAddr>,
-    /// Sources that are not wanted, where all others are.
+    /// Blocked sources, when all others are wanted.
     pub blocked: Vec<IpAddr>,
 }
 
@@ -45,10 +47,10 @@ pub struct Membership {
 pub struct Groups(Vec<(u32, String, IpAddr)>);
 
 impl Groups {
-    /// Those of the calling thread's network namespace.
+    /// Reads the groups of the calling thread's network namespace.
     #[must_use]
     pub fn read() -> Self {
-        // A kernel without a protocol has no such file.
+        // The file does not exist in a kernel without the protocol.
         let file = |name: &str| {
             std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()
         };
@@ -83,10 +85,10 @@ impl Groups {
     }
 }
 
-/// The groups that a socket has joined, of those that its host has.
+/// Returns the groups in `groups` that a socket has joined.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn joined(
     socket: BorrowedFd<'_>,
     v6_socket: bool,
@@ -115,7 +117,7 @@ pub fn joined(
     Ok(found)
 }
 
-/// Whether a socket has joined a group, and from which sources it wants datagrams (true) or does not want them.
+/// Returns the sources of a group that a socket wants (true) or blocks (false); `None` if the socket has not joined it.
 fn filter(
     socket: BorrowedFd<'_>,
     interface: u32,
@@ -148,12 +150,12 @@ fn level(group: IpAddr) -> i32 {
 /// Joins a group.
 ///
 /// # Errors
-/// [`UdpError::DeviceAbsent`] without such an interface; else the kernel's refusal.
+/// [`UdpError::DeviceAbsent`] without such an interface; otherwise the kernel's error.
 pub fn join(socket: BorrowedFd<'_>, membership: &Membership) -> Result<(), UdpError> {
     let index = interface_index(&membership.interface)
         .map_err(|_| UdpError::DeviceAbsent(membership.interface.clone()))?;
     let level = level(membership.group);
-    // `struct group_source_req`; `struct group_req` is its beginning.
+    // The request is a `struct group_source_req`, which begins with a `struct group_req`.
     let mut raw = [0u8; GROUP_AT + 2 * STORAGE];
     raw[..4].copy_from_slice(&index.to_ne_bytes());
     write_address(&mut raw[GROUP_AT..], membership.group);
@@ -173,7 +175,7 @@ pub fn join(socket: BorrowedFd<'_>, membership: &Membership) -> Result<(), UdpEr
     Ok(())
 }
 
-/// The address in a `sockaddr_storage` of the same family as `like`.
+/// Reads the address in a `sockaddr_storage` of the same family as `like`.
 fn read_address(raw: &[u8], like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => {
@@ -189,7 +191,7 @@ fn read_address(raw: &[u8], like: IpAddr) -> IpAddr {
     }
 }
 
-/// A `sockaddr_storage` with port 0.
+/// Writes a `sockaddr_storage` with port 0.
 fn write_address(raw: &mut [u8], address: IpAddr) {
     let mut write = |family: i32, at: usize, octets: &[u8]| {
         raw[..2].copy_from_slice(&(family as u16).to_ne_bytes());

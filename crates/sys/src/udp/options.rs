@@ -31,10 +31,10 @@ const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
 const IPV6_FREEBIND: i32 = 78;
 
-/// `int` options by their number in the encoded state; numbers never change meaning. The order is that of setting:
-/// TOS sets the priority too.
+/// `int` options by their number in the encoded state; numbers never change meaning. Options are set in this order,
+/// because setting the TOS also changes the priority.
 const INTS: &[(u8, i32, i32)] = &[
-    // Each of these changes what the next ones say, so the order matters.
+    // Each of the timestamp options changes the values of the following ones, so their order matters.
     (45, SOL_SOCKET, SO_TIMESTAMPING),
     (46, SOL_SOCKET, SO_TIMESTAMPING_NEW),
     (34, SOL_SOCKET, libc::SO_TIMESTAMP),
@@ -124,17 +124,17 @@ const INTS: &[(u8, i32, i32)] = &[
     (95, IPPROTO_IPV6, IPV6_AUTOFLOWLABEL),
     (96, IPPROTO_IPV6, IPV6_MINHOPCOUNT),
 ];
-/// The kernel changes it with each packet of a connected socket.
+/// Number of `SO_INCOMING_CPU`, which the kernel changes with each packet of a connected socket.
 const INCOMING_CPU_ID: u8 = 56;
 
 /// A UDP socket's addresses and options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpStatic {
-    /// Whether the socket is an IPv6 one.
+    /// True for an IPv6 socket.
     pub v6_socket: bool,
-    /// What it is bound to; an unspecified address where it takes all.
+    /// Address the socket is bound to; unspecified for a wildcard socket.
     pub local: SocketAddr,
-    /// Its peer, if connected.
+    /// The peer's address, if connected.
     pub remote: Option<SocketAddr>,
     /// `int` options by number.
     pub(crate) ints: Vec<(u8, i32)>,
@@ -144,19 +144,20 @@ pub struct UdpStatic {
     pub buffer_lock: i32,
     /// `SO_BINDTODEVICE`, empty for none.
     pub device: String,
-    /// Name of the interface that multicast leaves by (`IP_MULTICAST_IF`, `IPV6_MULTICAST_IF`), empty for the route's.
+    /// Name of the interface for outgoing multicast (`IP_MULTICAST_IF`, `IPV6_MULTICAST_IF`), empty for the route's
+    /// choice.
     pub multicast_interface: String,
-    /// Groups that the new one joins at once.
+    /// Groups that the restored socket joins at once.
     pub memberships: Vec<Membership>,
-    /// Options that take more than an `int`.
+    /// Options longer than an `int`.
     pub(crate) wide: WideOptions,
-    /// Halves that are shut: 1 receiving, 2 sending.
+    /// Halves that are shut down: 1 receiving, 2 sending.
     pub shutdown: u8,
 }
 
 impl UdpStatic {
-    /// Whether other sockets may be bound to the same address and port beside it (`SO_REUSEPORT`), and datagrams of any client may
-    /// come to it.
+    /// Returns true if other sockets may be bound to the same address and port (`SO_REUSEPORT`) and the socket may
+    /// receive datagrams of any client.
     #[must_use]
     pub fn may_share_port(&self) -> bool {
         let set = |(id, value): &(u8, i32)| {
@@ -166,16 +167,18 @@ impl UdpStatic {
     }
 }
 
-/// Level and name of an `int` option by its number.
+/// Returns level and name of an `int` option by its number.
 pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
     let known = INTS.iter().find(|(known, ..)| *known == id)?;
     Some((known.1, known.2))
 }
 
-/// Reads a socket in use; touches nothing. `memberships` are the multicast groups that the new one is to join at once.
+/// Reads a socket in use without changing it. `memberships` are the multicast groups that the restored socket joins at
+/// once.
 ///
 /// # Errors
-/// What cannot move, by name; [`UdpError::NotBound`] where nobody could have sent anything to it.
+/// An option that cannot be moved, by name; [`UdpError::NotBound`] for a socket to which no datagram can have been
+/// sent.
 pub fn read_static(
     fd: BorrowedFd<'_>,
     memberships: Vec<Membership>,
@@ -187,10 +190,10 @@ pub fn read_static(
     Ok(found)
 }
 
-/// [`read_static`], also of a socket that is not bound: its port is 0.
+/// Does the same as [`read_static`], but also accepts a socket that is not bound: its port is 0.
 ///
 /// # Errors
-/// What cannot move, by name.
+/// An option that cannot be moved, by name.
 pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpStatic, UdpError> {
     let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| UdpError::NotUdp)?;
     let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
@@ -225,7 +228,7 @@ pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpS
     })
 }
 
-/// Halves that are shut, as far as the socket tells: not the sending one alone.
+/// Returns the halves that are shut down, as far as poll shows them: a lone shut-down sending half is not visible.
 fn shut_halves(fd: BorrowedFd<'_>) -> Result<u8, UdpError> {
     let mut entry = [PollFd::new(&fd, PollFlags::RDHUP)];
     let asked = poll(&mut entry, Some(&Timespec::default()));
@@ -266,7 +269,7 @@ fn read_multicast_interface(fd: BorrowedFd<'_>, v6: bool) -> Result<String, UdpE
     let index = if v6 {
         get_int(fd, IPPROTO_IPV6, libc::IPV6_MULTICAST_IF).at("IPV6_MULTICAST_IF")?
     } else {
-        // With room for a `struct ip_mreqn` the kernel tells the index; with less, only an address.
+        // The kernel returns the index only into a buffer as large as a `struct ip_mreqn`; otherwise, only an address.
         let mut raw = [0u8; 12];
         let length =
             get_bytes(fd, IPPROTO_IP, libc::IP_MULTICAST_IF, &mut raw).at("IP_MULTICAST_IF")?;
@@ -281,11 +284,11 @@ fn read_multicast_interface(fd: BorrowedFd<'_>, v6: bool) -> Result<String, UdpE
     crate::net::interface_name(index as u32).at("if_indextoname")
 }
 
-/// Makes a socket with the same options, bound, connected where the old one was, and a member of the same groups. It
-/// receives at once what the host's filters let through, so arm the hold first.
+/// Makes a bound socket with the same options, connected if the old one was, and a member of the same groups. The
+/// socket receives all datagrams that the host's filters pass from then on, so the hold must be armed first.
 ///
 /// # Errors
-/// What the kernel refuses; [`UdpError::DeviceAbsent`] where an interface is missing.
+/// The kernel's error; [`UdpError::DeviceAbsent`] if an interface is missing.
 pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
     let family = if fixed.v6_socket {
         libc::AF_INET6
@@ -330,7 +333,7 @@ pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
     Ok(fd)
 }
 
-/// Shuts halves, also of a socket without a peer, where the kernel does it and says `ENOTCONN`.
+/// Shuts halves down. For a socket without a peer the kernel does so and yet returns `ENOTCONN`.
 fn shut(socket: BorrowedFd<'_>, halves: u8) -> Result<(), UdpError> {
     let how = match halves & 3 {
         1 => Shutdown::Read,
@@ -344,7 +347,7 @@ fn shut(socket: BorrowedFd<'_>, halves: u8) -> Result<(), UdpError> {
     }
 }
 
-/// A wildcard stays one in the socket's own family: `::` on an IPv6 socket also takes IPv4.
+/// Returns the address to bind to. A wildcard keeps the socket's own family: `::` on an IPv6 socket also receives IPv4.
 fn local_address(fixed: &UdpStatic) -> RawAddress {
     RawAddress::for_family(fixed.local, fixed.v6_socket)
 }
@@ -354,7 +357,8 @@ fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError>
         let Some((_, value)) = fixed.ints.iter().find(|(known, _)| known == id) else {
             continue;
         };
-        // A fresh socket's own value needs no setting, and some are refused (IPv6 checksum flags where unset, -1).
+        // Options at their default are skipped, because the kernel refuses some defaults (-1 for unset IPv6 checksum
+        // flags).
         let fresh = get_int(socket, *level, *name).ok();
         if fresh != Some(*value) {
             set_int(socket, *level, *name, *value).at("setting a socket option")?;

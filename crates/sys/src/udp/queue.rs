@@ -1,4 +1,4 @@
-//! Datagrams that were received and not read.
+//! Queue of datagrams that a UDP socket has received and the program has not read.
 
 use super::{At, UdpError};
 use crate::address::{RawAddress, canonical};
@@ -13,19 +13,22 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// A received datagram.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Datagram {
-    /// Who sent it.
+    /// Sender's address.
     pub source: SocketAddr,
-    /// To which address, where the socket was bound to all and asked for it (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
+    /// Destination address, if the socket was bound to all addresses and requested it (`IP_PKTINFO`,
+    /// `IPV6_RECVPKTINFO`).
     pub destination: Option<IpAddr>,
-    /// Its payload.
+    /// Payload of the datagram.
     #[serde(with = "serde_bytes")]
     pub payload: Vec<u8>,
 }
 
-/// Takes all datagrams out of the queue, oldest first. Datagrams that the kernel had joined (`UDP_GRO`) come apart again.
+/// Removes all datagrams from the queue and returns them, oldest first. Datagrams that the kernel had coalesced
+/// (`UDP_GRO`) are split again.
 ///
 /// # Errors
-/// What the kernel refuses; what was taken before is lost then, so call it only when the socket is given up.
+/// The kernel's error. Datagrams removed before the error are lost, so this function is only for a socket that is being
+/// given up.
 pub fn drain(socket: BorrowedFd<'_>) -> Result<Vec<Datagram>, UdpError> {
     let mut found = Vec::new();
     while let Some(batch) = receive(socket, 0)? {
@@ -34,11 +37,11 @@ pub fn drain(socket: BorrowedFd<'_>) -> Result<Vec<Datagram>, UdpError> {
     Ok(found)
 }
 
-/// Copies all datagrams and leaves them in the queue, by way of `SO_PEEK_OFF`, which is put back. The kernel shows a
-/// datagram without payload to the first such reading only.
+/// Copies all datagrams and leaves them in the queue, by means of `SO_PEEK_OFF`, which is restored. The kernel shows a
+/// datagram without payload only to the first such read.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn peek(socket: BorrowedFd<'_>) -> Result<Vec<Datagram>, UdpError> {
     let before = get_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF).at("SO_PEEK_OFF")?;
     set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, 0).at("SO_PEEK_OFF")?;
@@ -58,10 +61,10 @@ pub fn peek(socket: BorrowedFd<'_>) -> Result<Vec<Datagram>, UdpError> {
     outcome.map(|()| found)
 }
 
-/// [`peek`], with the address that each datagram was sent to, whether the program asked for it or not.
+/// Does the same as [`peek`], and includes each datagram's destination address even if the program did not request it.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub fn peek_with_destinations(
     socket: BorrowedFd<'_>,
     v6_socket: bool,
@@ -84,8 +87,8 @@ pub fn peek_with_destinations(
     found
 }
 
-/// The packet that brings a datagram back when it is written to a TUN device: `local` is what the socket is bound to.
-/// `None` where no address says where it was sent to.
+/// Builds the packet that delivers a datagram again when it is written to a TUN device. `local` is the socket's bound
+/// address. Returns `None` if the destination address is unknown.
 #[must_use]
 pub fn replay(datagram: &Datagram, local: SocketAddr) -> Option<Vec<u8>> {
     let to = datagram.destination.unwrap_or(local.ip());
@@ -96,12 +99,12 @@ pub fn replay(datagram: &Datagram, local: SocketAddr) -> Option<Vec<u8>> {
     udp_packet(canonical(datagram.source), to, &datagram.payload)
 }
 
-/// Room for the control messages of one datagram, in words for alignment.
+/// Size of the buffer for one datagram's control messages, in 8-byte words for alignment.
 const CONTROL_WORDS: usize = 64;
 /// `UDP_GRO` (`linux/udp.h`).
 const UDP_GRO: i32 = 104;
 
-/// One `recvmsg`: `None` when the queue is empty.
+/// Makes one `recvmsg` call. Returns `None` when the queue is empty.
 fn receive(socket: BorrowedFd<'_>, flags: i32) -> Result<Option<Vec<Datagram>>, UdpError> {
     let mut payload = vec![0u8; MAX_UDP_PAYLOAD + 20];
     let mut control = [0u64; CONTROL_WORDS];
@@ -135,7 +138,7 @@ fn receive(socket: BorrowedFd<'_>, flags: i32) -> Result<Option<Vec<Datagram>>, 
     Ok(Some(split(source, destination, segment, payload)))
 }
 
-/// Cuts what the kernel joined.
+/// Splits a payload that the kernel coalesced.
 fn split(
     source: SocketAddr,
     destination: Option<IpAddr>,
@@ -156,11 +159,11 @@ fn split(
         .collect()
 }
 
-/// Destination address and segment size from the control messages.
+/// Extracts the destination address and the segment size from the control messages.
 fn controls(message: &libc::msghdr) -> (Option<IpAddr>, usize) {
     let (mut destination, mut segment) = (None, 0);
-    // SAFETY: the kernel filled the control part, so headers and lengths are right, and each kind has the structure that
-    // is read.
+    // SAFETY: the kernel filled the control part, so headers and lengths are right, and each kind of message holds the
+    // structure that is read.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null() {

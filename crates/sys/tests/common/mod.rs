@@ -1,5 +1,5 @@
-//! A client, a router and two servers in network namespaces of their own. The namespaces live as long as the test's
-//! descriptors of them: nothing is left behind, whatever happens.
+//! A client, a router and two servers, each in its own network namespace. A namespace exists only as long as the test's
+//! descriptor of it, so nothing is left behind, however the test ends.
 #![allow(dead_code, missing_docs)]
 
 pub mod vary;
@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any condition that must become true.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A network namespace.
@@ -57,7 +57,7 @@ impl Namespace {
         })
     }
 
-    /// Runs `ip` with `arguments` inside.
+    /// Runs `ip` with `arguments` inside the namespace.
     pub fn ip(&self, arguments: &str) {
         self.run(|| {
             let status = Command::new("ip")
@@ -72,7 +72,7 @@ impl Namespace {
         self.run(|| std::fs::write(format!("/proc/sys/{path}"), value).expect("sysctl"));
     }
 
-    /// A link to `other`, called `name` on both sides.
+    /// Creates a link to `other`, called `name` on both sides.
     pub fn join(&self, other: &Namespace, name: &str) {
         let path = other.path();
         self.ip(&format!(
@@ -89,7 +89,7 @@ impl Namespace {
     }
 }
 
-/// The hosts: `a` and `b` both have the service addresses; the router sends them to one or the other.
+/// The hosts. Both `a` and `b` have the service addresses, and the router forwards packets to one of them.
 pub struct Net {
     pub client: Namespace,
     pub router: Namespace,
@@ -97,7 +97,7 @@ pub struct Net {
     pub b: Namespace,
 }
 
-/// The service's addresses, both families.
+/// Returns the service's addresses of both families.
 pub fn services() -> [SocketAddr; 2] {
     [(SERVICE_V4, 8080).into(), (SERVICE_V6, 8080).into()]
 }
@@ -105,7 +105,7 @@ pub fn services() -> [SocketAddr; 2] {
 pub const SERVICE_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 9, 9);
 pub const SERVICE_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 9, 0, 0, 0, 0, 0, 9);
 
-/// Where the router sends the service address.
+/// The host to which the router forwards packets for the service address.
 #[derive(Clone, Copy)]
 pub enum To {
     A,
@@ -145,7 +145,7 @@ impl Net {
                 To::B => format!("{service} via {net}3{host}"),
                 To::Nowhere => format!("blackhole {service}"),
             };
-            // `replace` keeps a route of another type, so the old one goes first.
+            // `ip route replace` keeps a route of another type, so the old route is removed first.
             let _ = self.router.run(|| {
                 Command::new("ip")
                     .args([family, "route", "flush", service])
@@ -155,7 +155,7 @@ impl Net {
         }
     }
 
-    /// Loses (or not) everything the servers send to the client.
+    /// Drops everything that the servers send to the client, or stops dropping.
     pub fn deafen_client(&self, deaf: bool) {
         let verb = if deaf { "add" } else { "del" };
         for (family, address) in [("-4", "10.77.1.2/32"), ("-6", "fd77:1::2/128")] {
@@ -164,7 +164,7 @@ impl Net {
         }
     }
 
-    /// A listener at `a` and a connection from the client through it: client's end, server's end.
+    /// Opens a listener at `a` and a connection from the client: client's end, server's end.
     pub fn connection(&self, service: SocketAddr) -> (TcpStream, TcpStream) {
         let listener = self.a.run(|| TcpListener::bind(service).expect("listen"));
         self.connect_to(&listener)
@@ -212,14 +212,14 @@ fn link(router: &Namespace, host: &Namespace, number: u8) {
     host.ip(&format!("-6 route add default via fd77:{number}::1"));
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from position to position.
 pub fn pattern(seed: u32, length: usize) -> Vec<u8> {
     (0..length as u32)
         .map(|at| (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(7) ^ seed) as u8)
         .collect()
 }
 
-/// Sends `bytes` from one end to the other and checks what arrives.
+/// Sends `bytes` from one end to the other and compares the received bytes.
 pub fn exchange(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
     let mut arrived = vec![0; bytes.len()];
     let mut sender = from.try_clone().expect("clone");
@@ -230,7 +230,7 @@ pub fn exchange(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
     assert!(arrived == bytes, "bytes changed on the way");
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns true.
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -239,7 +239,7 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A descriptor as a blocking stream with patience.
+/// Returns a descriptor as a blocking stream with timeouts of [`PATIENCE`].
 pub fn stream(fd: OwnedFd) -> TcpStream {
     let stream = TcpStream::from(fd);
     stream.set_nonblocking(false).expect("blocking");
@@ -248,7 +248,7 @@ pub fn stream(fd: OwnedFd) -> TcpStream {
     stream
 }
 
-/// A counter of `/proc/net/netstat` of the namespace, such as `PAWSEstab`.
+/// Returns a counter of `/proc/net/netstat` of the namespace, such as `PAWSEstab`.
 pub fn counter(namespace: &Namespace, name: &str) -> u64 {
     let text = namespace
         .run(|| std::fs::read_to_string("/proc/thread-self/net/netstat").expect("counters"));
@@ -263,7 +263,7 @@ pub fn counter(namespace: &Namespace, name: &str) -> u64 {
     panic!("no counter {name}");
 }
 
-/// The connection's state.
+/// Returns the connection's TCP state.
 pub fn state(socket: impl AsFd) -> TcpState {
     TcpInfo::read(socket.as_fd()).expect("TCP_INFO").state
 }
@@ -271,19 +271,19 @@ pub fn state(socket: impl AsFd) -> TcpState {
 /// A connection that has moved.
 pub struct Moved {
     pub socket: TcpStream,
-    /// Whether the descriptor was non-blocking when it was handed out.
+    /// True if the descriptor was non-blocking when it was activated.
     pub nonblocking: bool,
     pub fixed: TcpStatic,
     pub state: TcpDynamic,
 }
 
-/// [`hand_off_from`] `a` to `b`, without a probe.
+/// Moves the connection of `server` from `a` to `b` by [`hand_off_from`], without a window probe.
 pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
     hand_off_from(net, (&net.a, &net.b, To::B), server, WindowProbe::No)
 }
 
-/// Moves the connection of `server` from one host to another, every step and both codings. The client's packets are lost in
-/// between.
+/// Moves the connection of `server` from one host to another, with every step, and encodes and decodes both states. The
+/// client's packets are dropped in between.
 pub fn hand_off_from(
     net: &Net,
     (donor, acceptor, to): (&Namespace, &Namespace, To),
@@ -314,7 +314,7 @@ pub fn hand_off_from(
     net.route(to);
     abandon(server.as_fd()).expect("abandoned");
     let fd = acceptor.run(|| activate(restored, &fixed, &frozen, probe).expect("active"));
-    // Its program may use it from here on.
+    // The acceptor's program may use the socket from here on.
     // SAFETY: F_GETFL takes no argument and touches no memory.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
     settle(fd.as_fd(), &fixed).expect("settled");
@@ -329,7 +329,7 @@ pub fn hand_off_from(
 /// A classic filter: code, both jumps, operand.
 pub type Filter = [(u16, u8, u8, u32)];
 
-/// What is shorter than 9,000 bytes, as a whole.
+/// A filter that accepts only packets shorter than 9,000 bytes, and accepts them whole.
 pub const SHORT_ONES: [(u16, u8, u8, u32); 4] = [
     // `ld #len`, `jge #9000, 0, 1`, `ret #0`, `ret #-1`.
     (0x80, 0, 0, 0),
@@ -355,14 +355,14 @@ fn instruction(&(code, jump_true, jump_false, operand): &(u16, u8, u8, u32)) -> 
     }
 }
 
-/// The filter of a socket.
+/// Returns the filter of a socket.
 pub fn filter(socket: BorrowedFd<'_>) -> Vec<(u16, u8, u8, u32)> {
     let program = SocketFilter::read(socket).expect("a filter").program;
     let plain = |one: &Instruction| (one.code, one.jump_true, one.jump_false, one.operand);
     program.iter().map(plain).collect()
 }
 
-/// Attaches an eBPF program that takes all.
+/// Attaches an eBPF program that accepts every packet.
 pub fn attach_ebpf(socket: BorrowedFd<'_>) {
     // `r0 = -1`, `exit`.
     let program = [0xffff_ffff_0000_00b7_u64, 0x95];
@@ -372,7 +372,7 @@ pub fn attach_ebpf(socket: BorrowedFd<'_>) {
     attributes[1] = program.as_ptr() as u64;
     attributes[2] = c"GPL".as_ptr() as u64;
     let size = size_of_val(&attributes);
-    // SAFETY: `BPF_PROG_LOAD` reads the attributes and what they point to, which outlive the call.
+    // SAFETY: `BPF_PROG_LOAD` reads the attributes and the memory they point to, which outlive the call.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, 5, attributes.as_ptr(), size) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
     // SAFETY: the call succeeded, so this is a new descriptor that nothing else owns.
@@ -381,7 +381,7 @@ pub fn attach_ebpf(socket: BorrowedFd<'_>) {
     set_int(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, number).expect("attached");
 }
 
-/// Writes until the client's window and the send buffer are full; tells how much.
+/// Writes until the client's window and the send buffer are full; returns the number of bytes written.
 pub fn fill(server: &mut TcpStream, bytes: &[u8]) -> usize {
     server.set_nonblocking(true).expect("nonblocking");
     let mut written = 0;
@@ -400,7 +400,7 @@ pub fn fill(server: &mut TcpStream, bytes: &[u8]) -> usize {
     written
 }
 
-/// Whether the stream ends here (reading as the standard library does, over interruptions).
+/// Returns true if the stream ends here. Interrupted reads are retried, as the standard library does.
 pub fn at_end(socket: &mut TcpStream) -> bool {
     socket.read_to_end(&mut Vec::new()).expect("end of stream") == 0
 }

@@ -1,4 +1,5 @@
-//! Two hosts with two links, and the SCTP peer on the other one: this program again, since each host has a stack of its own.
+//! Two hosts with two links, and an SCTP peer on the second host. The peer is this program, started again, because each
+//! host needs its own SCTP stack.
 #![allow(missing_docs)]
 
 use super::common::Namespace;
@@ -7,10 +8,11 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
 
-/// Set for the program that is the peer.
+/// Environment variable that is set for the peer's process.
 const PEER: &str = "HOLDFAST_TEST_PEER";
 
-/// The peer's program: a test of the name `peer`, which does nothing unless [`is_peer`]. Killed when it is dropped.
+/// The peer's process, killed when dropped. The process runs the test named `peer`, which does nothing unless
+/// [`is_peer`].
 pub struct Peer(Child);
 
 impl Peer {
@@ -36,7 +38,7 @@ pub fn is_peer() -> bool {
     std::env::var_os(PEER).is_some()
 }
 
-/// Host 1 and host 2 of the networks 10.1.0.0/24 (link "left") and 10.2.0.0/24 ("right").
+/// Returns host 1 and host 2 of the networks 10.1.0.0/24 (link "left") and 10.2.0.0/24 (link "right").
 pub fn two_links() -> (Namespace, Namespace) {
     let (ours, theirs) = (Namespace::new(), Namespace::new());
     for (name, net) in [("left", 1), ("right", 2)] {
@@ -53,7 +55,7 @@ pub fn at(address: &str) -> SocketAddr {
     SocketAddr::new(address.parse().expect("an address"), 3863)
 }
 
-/// Sends what waits, and gives what came within 50 ms.
+/// Sends pending packets, waits up to 50 ms for packets of the peer, and returns the events.
 pub fn turn(endpoint: &mut dyn Endpoint) -> Vec<Event> {
     endpoint.flush().expect("flushed");
     let mut poll = libc::pollfd {
@@ -61,7 +63,7 @@ pub fn turn(endpoint: &mut dyn Endpoint) -> Vec<Event> {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one structure, that outlives the call.
+    // SAFETY: the call gets one structure, and the structure outlives the call.
     unsafe { libc::poll(&raw mut poll, 1, 50) };
     let mut events = Vec::new();
     endpoint.recv_batch(&mut events).expect("received");

@@ -1,42 +1,42 @@
-//! Every option of a socket that the kernel lets one read and set, set to something else than it is.
+//! Changes every socket option that the kernel can read and set, so that a test can check that all of them survive.
 
 use holdfast_sys::sockopt::{get_bytes, set_bytes};
 use std::os::fd::BorrowedFd;
 
-/// Longest value that is looked at.
+/// Longest value that is read.
 const BYTES: usize = 64;
 
-/// Level, name, and the value that was read after all were set.
+/// Level, name, and the value read after all options were set.
 pub type Varied = Vec<(i32, i32, Vec<u8>)>;
 
-/// Levels of a socket's own options, and the first number that is another module's (netfilter's, MPTCP's).
+/// Levels of a socket's own options, each with the first number that belongs to another module (netfilter, MPTCP).
 pub const SOCKET: (i32, i32) = (libc::SOL_SOCKET, 100);
 pub const IP: (i32, i32) = (libc::IPPROTO_IP, 64);
 pub const IPV6: (i32, i32) = (libc::IPPROTO_IPV6, 80);
 pub const TCP: (i32, i32) = (libc::IPPROTO_TCP, 48);
 pub const UDP: (i32, i32) = (libc::IPPROTO_UDP, 110);
 
-/// Options that are no property of a socket that could be kept: devices that it is bound to are set by name, timestamps with
-/// numbers, repair, keys, conversion to another family, and what a test of its own looks at.
+/// Options that are no keepable property of a socket, or have a test of their own: bound devices (set by name),
+/// timestamps with numbers, repair mode, keys, and conversion to another address family.
 const LEFT_OUT: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
     (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX),
     (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
-    // The kernel shows an address here, and takes an interface.
+    // The kernel returns an address for this option, but expects an interface.
     (libc::IPPROTO_IP, libc::IP_MULTICAST_IF),
     (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM),
     (libc::IPPROTO_TCP, libc::TCP_REPAIR),
     (libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE),
     (libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ),
     (libc::IPPROTO_TCP, libc::TCP_TIMESTAMP),
-    // It changes with traffic.
+    // Traffic changes this option.
     (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
-    // A socket that is corked or decapsulates is refused.
+    // A corked or decapsulating socket is refused.
     (libc::IPPROTO_UDP, 1),
     (libc::IPPROTO_UDP, 100),
 ];
 
-/// Sets every option of these levels but those in `without`, and says what they all are then.
+/// Changes every option of these levels except `without`, and returns the resulting values.
 pub fn vary(socket: BorrowedFd<'_>, levels: &[(i32, i32)], without: &[(i32, i32)]) -> Varied {
     let mut changed = Vec::new();
     for (level, end) in levels {
@@ -54,7 +54,7 @@ pub fn vary(socket: BorrowedFd<'_>, levels: &[(i32, i32)], without: &[(i32, i32)
     now.collect()
 }
 
-/// The options that are not what they were.
+/// Returns the options with values that differ from `varied`.
 pub fn differences(socket: BorrowedFd<'_>, varied: &Varied) -> Vec<String> {
     let all = varied.iter().filter_map(|(level, name, value)| {
         let now = read(socket, *level, *name);

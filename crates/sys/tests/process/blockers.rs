@@ -1,4 +1,4 @@
-//! What cannot move is found and named before anything is touched.
+//! Blockers of a move are found and named before the process is touched.
 
 use crate::moving::Host;
 use crate::program::Program;
@@ -7,13 +7,13 @@ use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{Obstacle, inspect};
 use std::time::{Duration, Instant};
 
-/// How long anything may take on a busy machine.
+/// Time limit for any operation on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Looks at processes that come and go, and with `HOLDFAST_WHOLE`.
+/// Number of inspections of short-lived processes, by default and with `HOLDFAST_WHOLE`.
 const LOOKS: (usize, usize) = (40, 500);
 
-/// What the program `blocked` does, and what must be said.
+/// Cases of the program `blocked`, each with a part of the expected blocker.
 const CASES: [(&str, &str); 39] = [
     ("io_uring", "anon_inode:[io_uring]"),
     ("aio", "asynchronous IO"),
@@ -56,7 +56,7 @@ const CASES: [(&str, &str); 39] = [
     ("branch", "it is in session"),
 ];
 
-/// A process that ends while it is looked at is no obstacle, whatever of it is gone by then.
+/// A process that ends while it is inspected is no blocker, at whatever stage of its exit it is read.
 #[test]
 fn children_that_end_meanwhile_do_not_hide() {
     let forks = "while :; do (:); (:) & (:) & wait; done";
@@ -87,7 +87,7 @@ fn children_that_end_meanwhile_do_not_hide() {
     );
 }
 
-/// A program that watches its own files by inotify is not told of a look at it.
+/// An inspection causes no inotify event in a program that watches its own files.
 #[test]
 fn a_look_reads_no_file() {
     use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
@@ -110,11 +110,11 @@ fn a_look_reads_no_file() {
     assert_eq!(read, Err(rustix::io::Errno::AGAIN));
 }
 
-/// A control group for a process, which is thawed and removed in the end.
+/// A control group for a process; thawed and removed when dropped.
 struct Group(std::path::PathBuf);
 
 impl Group {
-    /// None where nobody may make one.
+    /// Creates a group; none if the test may not create one.
     fn new() -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
@@ -181,7 +181,7 @@ fn a_frozen_group_is_named() {
     sleeper.wait().expect("ended");
 }
 
-/// The same of the program `blocked_sockets`.
+/// Cases of the program `blocked_sockets`, each with a part of the expected blocker.
 const SOCKETS: [(&str, &str); 10] = [
     ("keys", "TCP MD5 keys"),
     ("urgent", "urgent data is waiting: read it"),
@@ -250,13 +250,14 @@ fn what_cannot_move_is_named() {
             Err(Error::Blocked(blockers)) => assert_eq!(blockers, report.blockers),
             other => panic!("{case}: {other:?}"),
         }
-        // Who has page faults handled looks like one that is watched.
+        // A process with its page faults handled by another process (userfaultfd) shows the same traces as a tracked
+        // one, so this case is left out.
         let touched = case != "faults" && program.has_traces(root);
         assert!(!touched, "{case} was touched");
     }
 }
 
-/// What a copy may have, and what moves may not.
+/// A loopback connection with one end outside the tree does not block a copy, but is reported, since it blocks a move.
 #[test]
 fn a_connection_over_loopback_with_an_end_outside_is_named() {
     for case in ["tcp4", "tcp6", "udp4", "udp6", "tcp4-waiting"] {
@@ -292,7 +293,7 @@ fn a_connection_over_loopback_with_an_end_outside_is_named() {
     }
 }
 
-/// What only shows when the process stands still is found when watching it begins, and it runs on.
+/// A blocker that only shows in a stopped process is found when tracking starts, and the process runs on.
 #[test]
 fn what_hides_is_named() {
     for (case, wanted) in [

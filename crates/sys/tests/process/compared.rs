@@ -1,4 +1,4 @@
-//! What was made of a program is compared with the program, and what differs is named.
+//! The restored tree is compared with the original, and each difference is named.
 
 use crate::moving;
 use crate::program::Program;
@@ -33,7 +33,7 @@ fn what_differs_is_named() {
     program.ends_well(tree);
 }
 
-/// Guard pages are compared too, and what is in the other pages of their mappings.
+/// The comparison covers guard pages, and the content of other pages in their mappings.
 #[test]
 fn guard_pages_that_differ_are_named() {
     let program = Program::start_feature("guard_pages");
@@ -57,7 +57,7 @@ fn guard_pages_that_differ_are_named() {
     program.ends_well(tree);
 }
 
-/// What waits in pipes and sockets, who shares what, and locks.
+/// The comparison covers data queued in pipes and sockets, shared open files, and locks.
 #[test]
 fn descriptors_that_differ_are_named() {
     let program = Program::start("kept");
@@ -86,7 +86,7 @@ fn descriptors_that_differ_are_named() {
         parted.contains("who shares the open file of descriptor 27 of process "),
         "{parted}"
     );
-    // A record lock, one of an open file, and one of all of it.
+    // A record lock, an open file description lock, and a flock.
     for place in 0..3 {
         let fewer = why(&Change {
             on_image: &|image| {
@@ -114,7 +114,7 @@ fn descriptors_that_differ_are_named() {
     program.ends_well(tree);
 }
 
-/// Into a pipe, or a socket for the other end, of the copy.
+/// Writes into a pipe of the copy, or through a socket of the copy to its other end.
 fn write_more(root: i32, number: u32) {
     let path = format!("/proc/{root}/fd/{number}");
     match std::fs::File::options().write(true).open(&path) {
@@ -131,13 +131,13 @@ fn write_more(root: i32, number: u32) {
     }
 }
 
-/// What is changed of a program on its way.
+/// Changes made to a program's images while they are transferred.
 struct Change<'a> {
     on_tree: &'a dyn Fn(&mut Tree),
     on_image: &'a dyn Fn(&mut Image),
     on_pages: &'a dyn Fn(&mut Pages),
     on_state: &'a dyn Fn(&mut Frozen),
-    /// Of what was made, whose root the test sees under this number.
+    /// Changes the restored tree; the argument is the root's PID as the test sees it.
     on_made: &'a dyn Fn(i32),
 }
 
@@ -153,7 +153,7 @@ impl Default for Change<'_> {
     }
 }
 
-/// Makes a program elsewhere, with something changed on its way; says what differs. The program goes on.
+/// Restores a program with changes on the way, and returns the difference found. The original goes on.
 fn made(
     program: &Program,
     on_pages: impl Fn(&mut Pages),

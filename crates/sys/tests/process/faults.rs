@@ -1,4 +1,5 @@
-//! Whatever dies at whatever step before the commit, the original goes on, and nothing else does.
+//! The donor, the restorer or the process dies at some step before the commit: the original goes on, and nothing else
+//! runs.
 
 use crate::common::wait_for;
 use crate::moving::{Host, Step, migrate_until};
@@ -18,9 +19,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The step and the process that this very test, started as a program of its own, is to be the donor of.
+/// Environment variable that makes this test, started as a separate program, act as a donor; its value is the step and
+/// the PID.
 const ROLE: &str = "HOLDFAST_TEST_DONOR";
-/// Instead of a step: it asks for the state of the process all the time.
+/// Value used in place of a step: the donor requests the state of the process all the time.
 const HURRY: &str = "hurry";
 const STEPS: [Step; 11] = Step::BEFORE_COMMIT;
 
@@ -43,15 +45,15 @@ fn a_donor_is_killed_at_each_step() {
         donor.kill().expect("killed");
         donor.wait().expect("ends");
         program.goes_on();
-        // The restorer, which nobody waits for, ends when it finds its donor gone.
+        // The restorer, which the test does not wait for, ends when it finds that its donor is gone.
         let alone = format!("{source} to run once after {:?}", STEPS[step]);
         wait_for(&alone, || program.like_it() == 1);
-        // What the dead donor left does not hinder another one.
+        // The traces of the dead donor do not hinder another one.
         crate::ends_elsewhere(program);
     }
 }
 
-/// Killed at any moment, also in the middle of a step.
+/// A donor is killed at arbitrary moments, also within a step.
 #[test]
 fn a_donor_is_killed_at_any_moment() {
     for delay in 0..12 {
@@ -66,10 +68,10 @@ fn a_donor_is_killed_at_any_moment() {
     }
 }
 
-/// What threads were lent for their calls they give back by themselves.
+/// Threads give back the priority that was lent for their system calls when the donor is killed.
 #[test]
 fn a_donor_is_killed_in_a_hurry() {
-    // Negative for one that has ended.
+    // The result is negative for an ended thread.
     // SAFETY: no memory is involved.
     let hurries = |tid: i32| unsafe { libc::sched_getscheduler(tid) } > libc::SCHED_OTHER;
     for delay in 0..20 {
@@ -88,7 +90,7 @@ fn a_donor_is_killed_in_a_hurry() {
     }
 }
 
-/// Asks for the state of a process again and again.
+/// Requests the state of a process again and again, with lent priority.
 fn ask_in_a_hurry(pid: i32) {
     let mut tracker = Tracker::start(pid).expect("starts");
     let _hurry = Hurry::begin().expect("root may");
@@ -139,7 +141,7 @@ fn a_restorer_is_killed_at_each_step() {
         let tree = program.tree(&Host::own());
         let moving = std::thread::spawn(move || {
             let (tree, left) = migrate_until(tree, &Host::new(), step).expect("comes so far");
-            // The tracker rolls back, the restorer is killed.
+            // The tracker rolls back when dropped, and the restorer is killed.
             drop(left);
             tree
         });
@@ -151,7 +153,7 @@ fn a_restorer_is_killed_at_each_step() {
     }
 }
 
-/// A library or program that is another one at the acceptor is a refusal with its path, and the original goes on.
+/// A library or program file that differs at the acceptor causes a refusal with its path, and the original goes on.
 #[test]
 fn a_file_that_differs_is_refused() {
     let program = Program::start("memory");
@@ -179,7 +181,8 @@ fn a_file_that_differs_is_refused() {
     program.ends_well(tree);
 }
 
-/// A child in the session of a terminal cannot get that terminal back: said before anything is touched.
+/// A child in the session of a terminal cannot get that terminal back, so the move is refused before anything is
+/// touched.
 #[test]
 fn a_session_with_jobs_on_a_terminal_is_refused() {
     let program = Program::start_with("terminal", &["job"]);
@@ -194,7 +197,7 @@ fn a_session_with_jobs_on_a_terminal_is_refused() {
     goes_on_untouched(program);
 }
 
-/// The same where the job begins while its tree is watched: said before anything is frozen.
+/// A job that begins on the terminal while the tree is tracked causes a refusal before anything is frozen.
 #[test]
 fn a_job_that_begins_late_is_refused() {
     let program = Program::start_with("terminal", &["quiet"]);
@@ -229,13 +232,13 @@ fn goes_on_untouched(program: Program) {
     program.ends_well(tree);
 }
 
-/// A restorer whose root directory has `other` under `path`.
+/// Returns a restorer that sees `other` under `path`.
 fn restorer_that_sees(other: &str, path: &Path) -> Restorer {
     let mounts = File::open("/proc/thread-self/ns/mnt").expect("opens");
     let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).expect("no NUL");
     let (other, path) = (text(Path::new(other)), text(path));
     let none = std::ptr::null();
-    // SAFETY: all strings end with a NUL and outlive the calls; only this thread moves to other mounts, and back.
+    // SAFETY: all strings end with a NUL and outlive the calls; only this thread enters other mounts, and returns.
     unsafe {
         assert_eq!(libc::unshare(libc::CLONE_FS | libc::CLONE_NEWNS), 0);
         let private = libc::MS_REC | libc::MS_PRIVATE;

@@ -1,5 +1,5 @@
-//! One small program for each feature of a process: moved there while it runs and back while it is stopped, it must find
-//! everything as it was; and from outside nothing may differ either.
+//! One small program per feature of a process. Each is moved while it runs, and back while it is stopped; the program
+//! must find its state unchanged, and procfs must show no difference either.
 
 use crate::moving::{self, Host};
 use crate::program::Program;
@@ -7,11 +7,11 @@ use crate::same;
 use std::path::Path;
 use std::sync::Mutex;
 
-/// How many move at a time: they wait more than they work.
+/// Number of programs that move at a time: a program waits more than it works.
 const AT_A_TIME: usize = 4;
-/// Set to parts of names, only those programs are moved.
+/// Environment variable with parts of names: only programs with such a name are moved.
 const ONLY: &str = "HOLDFAST_TEST_FEATURES";
-/// Fewest programs that must have moved: what a kernel may lack is not many.
+/// Smallest number of programs that must have moved: a kernel lacks few of the features.
 const FEWEST: usize = 80;
 
 #[test]
@@ -41,7 +41,7 @@ fn every_feature_moves() {
     assert!(moved >= FEWEST || !only.is_empty(), "only {moved} moved");
 }
 
-/// Names of all programs, but for those that are not wanted.
+/// Returns the names of all programs that match `only`.
 fn features(only: &str) -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process/features");
     let entries = std::fs::read_dir(folder).expect("readable").flatten();
@@ -58,7 +58,7 @@ fn next(names: &Mutex<Vec<String>>) -> Option<String> {
     names.lock().expect("unspoilt").pop()
 }
 
-/// False if this machine lacks what the program needs.
+/// Moves a program there and back. Returns false if this machine lacks a feature that the program needs.
 fn there_and_back(name: &str) -> bool {
     let program = Program::start_feature(name);
     if let Some(why) = program.skipped() {

@@ -1,4 +1,4 @@
-//! Memory follows a program that runs already.
+//! Post-copy: the remaining pages are sent after the process resumes at the acceptor.
 
 use crate::moving::{self, Acceptor, Host, Step, Tree};
 use crate::program::Program;
@@ -11,19 +11,19 @@ use holdfast_sys::tcp_repair::WindowProbe;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Bytes that are sent at a time beside what is waited for.
+/// Number of bytes sent at a time in addition to requested pages.
 const STEP: u64 = 64 << 10;
 
-/// What followed a program.
+/// Bytes sent by post-copy.
 #[derive(Debug, Default)]
 struct Counts {
     missing: u64,
-    /// Pages that somebody waited for, with neighbours.
+    /// Bytes of requested pages and their neighbours.
     on_demand: u64,
     pushed: u64,
 }
 
-/// Both ends of what follows.
+/// Both ends of a post-copy transfer.
 struct Link {
     behind: Behind,
     following: Option<Following>,
@@ -52,7 +52,7 @@ impl Link {
         })
     }
 
-    /// Serves who waits, and with `push` sends other pages too; whether all is there.
+    /// Sends requested pages, and with `push` other pages too; returns true if all pages have arrived.
     fn serve(&mut self, push: bool) -> Result<bool, Error> {
         let following = self.following.as_mut().expect("goes on");
         let limit = if push {
@@ -88,14 +88,14 @@ impl Link {
         Ok(following.is_complete())
     }
 
-    /// All is there: the original ends.
+    /// Completes the transfer: the original ends.
     fn complete(self) -> Result<Counts, Error> {
         self.following.expect("goes on").complete()?;
         self.stopped.release()?;
         Ok(self.counts)
     }
 
-    /// Not all of it can come.
+    /// Ends the process, since its memory cannot be completed.
     fn give_up(&mut self) {
         self.following.take().expect("goes on").give_up();
     }
@@ -104,7 +104,7 @@ impl Link {
         self.following.as_ref().is_none_or(Following::has_ended)
     }
 
-    /// The donor knows nothing but what the acceptor says.
+    /// Replaces the donor's side by a new one that only knows the acceptor's list of missing pages.
     fn begin_again(&mut self) {
         let lacks = self.following.as_ref().expect("goes on").missing();
         let known = Missing::default();
@@ -113,7 +113,7 @@ impl Link {
     }
 }
 
-/// Moves a tree as far as it runs, while its memory is still to follow. What moved has its restorer as long as the link.
+/// Moves a tree until it runs, with pages still missing. The restorer lives as long as the link.
 fn migrate_ahead(tree: Tree, to: &Host) -> Result<(Tree, Link), Error> {
     let from = tree.host.clone();
     to.enter();
@@ -148,19 +148,19 @@ fn migrate_ahead(tree: Tree, to: &Host) -> Result<(Tree, Link), Error> {
     Ok((moved, link))
 }
 
-/// Serves until the program has said a word.
+/// Sends requested pages until the program has written a file named `word`.
 fn serve_until(link: &mut Link, program: &Program, word: &str) {
     while !program.said(word) {
         link.serve(false).expect("serves");
     }
 }
 
-/// A thread of its own traces, and is moved between namespaces.
+/// Runs `work` on a thread of its own, since a tracer is a thread, and this thread changes namespaces.
 fn alone<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(work).join().expect("a thread"))
 }
 
-/// It checks all its memory, and does all that may be done with it while it is on its way.
+/// Moves a program that checks all its memory, and uses it in every possible way while pages are missing.
 #[test]
 fn memory_follows_a_program() {
     follows(Program::start("heap"));
@@ -179,7 +179,7 @@ fn follows(program: Program) {
         assert!(missing > 16 << 20, "{missing} bytes are missing");
         program.leave("moved");
         serve_until(&mut link, &program, "begins");
-        // Only what it waits for comes.
+        // Only requested pages are sent from here on.
         program.leave("alone");
         serve_until(&mut link, &program, "did");
         while !link.serve(true).expect("serves") {}
@@ -190,13 +190,13 @@ fn follows(program: Program) {
     });
     program.goes_on();
     assert!(!moved.has_traces());
-    // As any other.
+    // A completed process moves like any other.
     let back = moving::migrate(moved, &Host::own()).expect("moves back");
     program.goes_on();
     program.ends_well(back);
 }
 
-/// Of stacks that follow what is not there is not looked at for places in the code of another kernel.
+/// Missing pages of stacks are not searched for return addresses in the code of another kernel's vDSO.
 #[test]
 fn memory_follows_a_program_to_another_kernel() {
     let program = Program::start_with("clock", &["another"]);
@@ -212,7 +212,7 @@ fn memory_follows_a_program_to_another_kernel() {
     program.ends_well(moved);
 }
 
-/// What ends a program while its memory is on its way.
+/// Runs a fault that ends the program at the acceptor while pages are missing.
 fn ends(end: impl FnOnce(&Tree, &mut Link) + Send) {
     let program = Program::start("heap");
     alone(|| {
@@ -227,7 +227,7 @@ fn ends(end: impl FnOnce(&Tree, &mut Link) + Send) {
         assert!(!std::path::Path::new(&format!("/proc/{}", moved.root)).exists());
         link.stopped.roll_back().expect("only a test may");
     });
-    // It wrote nowhere but in its memory.
+    // The program at the acceptor wrote only to its memory, so the original can go on.
     program.goes_on();
     let tree = program.tree(&Host::own());
     program.ends_well(tree);
@@ -247,7 +247,7 @@ fn a_program_whose_memory_cannot_come_is_ended() {
     ends(|_, link| link.give_up());
 }
 
-/// Another daemon serves from the original that its forerunner left stopped, and knows of nothing.
+/// A new daemon serves pages from the original that its predecessor left stopped, without the predecessor's state.
 #[test]
 fn another_serves_what_is_missing() {
     let program = Program::start("heap");

@@ -1,14 +1,15 @@
-//! The code that kernels give to programs is another at each place.
+//! Moves between kernels with different vDSO code.
 
 use crate::moving::{self, Host, Tree};
 use crate::program::Program;
 use holdfast_sys::process::donor::Tracker;
 use holdfast_sys::process::error::Error;
 
-/// How often a move is tried that was refused for where a thread stood.
+/// Number of attempts for a move that is refused because of a thread's position in the vDSO.
 const TRIES: usize = 200;
 
-/// Whoever is interrupted there again and again, and is moved in the handlers, goes on there.
+/// A thread that is interrupted in vDSO code again and again, and is moved inside its handlers, returns into the old
+/// code and goes on.
 #[test]
 fn who_returns_into_another_kernels_code_goes_on() {
     let program = Program::start("interrupted_clock");
@@ -29,7 +30,7 @@ fn who_returns_into_another_kernels_code_goes_on() {
     program.ends_well(back);
 }
 
-/// Elsewhere it could not go on in the middle of it.
+/// No thread is stopped inside the vDSO, since it could not continue in the middle of another kernel's code.
 #[test]
 fn nobody_is_stopped_in_the_kernels_code() {
     let program = Program::start("clock");
@@ -58,7 +59,7 @@ fn nobody_is_stopped_in_the_kernels_code() {
     program.ends_well(tree);
 }
 
-/// Where the kernel has its code in a process.
+/// Returns the address range of the vDSO in a process.
 fn place_of_code(pid: i32) -> String {
     let maps = maps(pid);
     let line = maps.lines().find(|line| line.ends_with("[vdso]"));
@@ -70,7 +71,8 @@ fn maps(pid: i32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps")
 }
 
-/// A thread that was interrupted just where a jump is put cannot go on: then the program runs on where it is.
+/// Moves a tree, with further attempts while a thread is interrupted just where a jump must be patched: such a move is
+/// refused and the program runs on.
 fn move_at_last(root: i32, from: &Host, to: &Host) -> Tree {
     for _ in 0..TRIES {
         match moving::migrate(Tree::original(root, from), to) {

@@ -1,5 +1,5 @@
-//! A donor that was taken over: what it sends goes nowhere but where the process's own memory is, and what is made of it has no more
-//! rights than the process.
+//! A compromised donor: its data reaches only the process's own memory, and the restored process has no more rights
+//! than the original.
 
 use crate::moving;
 use holdfast_sys::process::donor::Tracker;
@@ -11,17 +11,17 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Nobody's number, and group.
+/// User and group ID of nobody.
 const NOBODY: u32 = 65534;
-/// `CAP_CHECKPOINT_RESTORE`, as `status` shows it.
+/// `CAP_CHECKPOINT_RESTORE` as `/proc/PID/status` shows it.
 const ONE_CAPABILITY: &str = "0000010000000000";
 const NONE: &str = "0000000000000000";
 
-/// A program of nobody's.
+/// A program of the user nobody.
 struct Sleeper(Child);
 
 const SLEEP: &[&str] = &["sleep", "1000"];
-/// With children, one of which is born late.
+/// A shell with children, one of which is born late.
 const FAMILY: &[&str] = &["sh", "-c", "sleep 1000 & sleep 0.5; sleep 1000 & wait"];
 
 impl Sleeper {
@@ -43,7 +43,7 @@ impl Sleeper {
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) };
             Ok(())
         };
-        // SAFETY: it makes one system call. What the test was started with is not the program's.
+        // SAFETY: the closure makes one system call. Descriptors of the test must not reach the program.
         unsafe { command.pre_exec(close_others) };
         let child = command.spawn().expect("starts");
         let pid = child.id() as i32;
@@ -60,7 +60,7 @@ impl Sleeper {
         Self(child)
     }
 
-    /// As a donor sees it.
+    /// Returns the tree as a donor reports it.
     fn tree(&self) -> Tree {
         let mut tracker = Tracker::start(self.0.id() as i32).expect("watched");
         tracker.round().expect("a round").tree
@@ -131,7 +131,7 @@ fn pages_go_nowhere_but_into_the_process_s_own_memory() {
             .flat_map(|line| [line.start, line.end - PAGE])
             .filter(|at| !own(*at) && *at < 1 << 47)
             .collect();
-        // The stub at least, and the vDSO.
+        // The restorer's stub at least, and the vDSO.
         assert!(foreign.len() >= 4, "{foreign:x?}");
         for at in foreign.iter().copied().chain([0, 0x5000_0000_0000]) {
             let before = read(at);
@@ -193,7 +193,7 @@ fn a_husk_is_its_user_before_anything_of_the_image_is_in_it() {
         let original = sleeper.0.id() as i32;
         assert_eq!(line(husk, "CapBnd"), line(original, "CapBnd"));
         assert_eq!(line(husk, "NoNewPrivs"), u8::from(limited).to_string());
-        // Nothing of the restorer's is open in it but the socket by which descriptors come.
+        // The empty process has only one open descriptor: the socket through which descriptors are passed.
         let open: Vec<_> = (std::fs::read_dir(format!("/proc/{husk}/fd")).expect("readable"))
             .map(|entry| std::fs::read_link(entry.expect("an entry").path()).expect("a link"))
             .collect();
@@ -204,7 +204,7 @@ fn a_husk_is_its_user_before_anything_of_the_image_is_in_it() {
     }
 }
 
-/// One line of a process's status.
+/// Returns one line of a process's status.
 fn status(pid: i32, name: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("readable");
     let found = status.lines().find_map(|line| line.strip_prefix(name));
@@ -245,7 +245,7 @@ fn processes_of_an_ordinary_user_move_and_are_who_they_were() {
             .expect("readable")
             .count();
         assert_eq!(open, 3, "the socket for descriptors stays");
-        // With it goes its restorer.
+        // The restorer ends with its process.
         // SAFETY: no pointers are passed.
         unsafe { libc::kill(moved.root, libc::SIGKILL) };
     }

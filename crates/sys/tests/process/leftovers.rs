@@ -1,24 +1,25 @@
-//! Nothing that a test started outlives it, whatever happens to the test.
+//! Ends all processes that a test has started, however the test ends.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-/// Names in the environment of all that is started the program's folder, and the run of tests.
+/// Environment variables with the program's folder and the test run, set for every started process.
 const FOLDER: &str = "HOLDFAST_TEST_FOLDER";
 const RUN: &str = "HOLDFAST_TEST_RUN";
-/// Takes away what outlives processes, and ends by itself (`programs/blocked.c`).
+/// Name of a process that is not killed: it removes objects that outlive processes, and ends by itself
+/// (`programs/blocked.c`).
 const KEEPER: &str = "keeper\n";
 
-/// Marks what is to be started.
+/// Marks a command with its folder and the test run.
 pub fn mark(command: &mut Command, folder: &Path) {
     static WATCHDOG: OnceLock<(String, Child)> = OnceLock::new();
     let (run, _) = WATCHDOG.get_or_init(watchdog);
     command.env(FOLDER, folder).env(RUN, run);
 }
 
-/// A shell that ends, when these tests have ended or were killed, what they left.
+/// Starts a shell that waits for the end of these tests, in whatever way, and kills the processes that are left.
 fn watchdog() -> (String, Child) {
     let now = UNIX_EPOCH.elapsed().expect("a time");
     let run = format!("{}-{}", std::process::id(), now.as_nanos());
@@ -34,7 +35,7 @@ fn watchdog() -> (String, Child) {
     (run, shell)
 }
 
-/// Ends all that is marked with a folder.
+/// Kills all processes that are marked with a folder.
 pub fn end(folder: &Path) {
     let mark = format!("{FOLDER}={}", folder.display());
     let began = Instant::now();
@@ -62,7 +63,7 @@ fn marked(mark: &[u8]) -> Vec<i32> {
 }
 
 fn is_marked(pid: i32, mark: &[u8]) -> bool {
-    // Nothing can be read of one that has ended.
+    // The environment of an ended process cannot be read.
     let read = |name| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let environment = read("environ");
     environment

@@ -25,7 +25,7 @@ use moving::Host;
 use program::Program;
 use std::time::Duration;
 
-/// Moves a program twice and asks it whether all is well.
+/// Moves a program twice and asks for its verdict.
 fn there_and_back(source: &str) {
     goes_there_and_back(Program::start(source));
 }
@@ -40,7 +40,7 @@ fn goes_there_and_back(program: Program) {
     program.ends_well(back);
 }
 
-/// Moves a program once and ends it there.
+/// Moves a program once and ends it at the acceptor.
 fn ends_elsewhere(program: Program) {
     let moved = moving::migrate(program.tree(&Host::own()), &Host::new()).expect("moves");
     program.goes_on();
@@ -62,7 +62,7 @@ fn signals_move() {
     there_and_back("signals");
 }
 
-/// Handlers of traps too: the kernel takes them away from a thread that traps while it blocks them.
+/// Trap handlers move too, although the kernel resets the handler of a thread that traps while the signal is blocked.
 #[test]
 fn traps_move() {
     for mode in ["caught", "ignored", "waiting"] {
@@ -85,7 +85,7 @@ fn seccomp_moves() {
     there_and_back("seccomp");
 }
 
-/// Its session and group are a shell's.
+/// The program's session and process group are a shell's.
 #[test]
 fn a_program_of_a_session_moves() {
     let shell = ["setsid", "sh", "-c", "\"$0\" \"$@\" & wait"];
@@ -94,7 +94,7 @@ fn a_program_of_a_session_moves() {
     }
 }
 
-/// In a container the first process leads the session of a program that it started, or nobody who can be seen from there.
+/// In a container the first process leads the session of a program that it started, or the session leader is invisible.
 #[test]
 fn a_program_of_a_container_moves() {
     in_a_container(&["unshare"], &["setsid"], "inside_a_container");
@@ -158,7 +158,7 @@ fn shared_tables_move() {
     there_and_back("tables");
 }
 
-/// At a host that has none of the names, and back where they are left over.
+/// Moves to a host without the shared memory names, and back to a host where they still exist.
 #[test]
 fn posix_memory_moves() {
     let program = Program::start("posix_memory");
@@ -182,16 +182,17 @@ fn a_tree_moves() {
     there_and_back("tree");
 }
 
-/// More threads than are asked at the same time, and in each process some that are born while it is being stopped.
+/// Moves more threads than are handled at the same time, with threads that are born while their process is being
+/// stopped.
 #[test]
 fn many_processes_and_threads_move() {
     goes_there_and_back(Program::start_with("crowd", &["3", "40"]));
 }
 
-/// What a tracer in a hurry lends to threads for its calls it takes back.
+/// A tracker that lends threads priority for its calls takes the priority back.
 #[test]
 fn threads_keep_their_priority() {
-    /// What is said of a thread that is not there.
+    /// Result for a thread that does not exist.
     const ENDED: i32 = -1;
     let policy = |tid: i32| {
         // SAFETY: no memory is involved.
@@ -202,7 +203,7 @@ fn threads_keep_their_priority() {
     let mut tracker = Tracker::start(tree.root).expect("starts");
     let threads = holdfast_sys::process::procfs::threads(tree.root).expect("threads");
     assert!(threads.len() > 1);
-    // Some come and go.
+    // Some threads may end meanwhile.
     let threads: Vec<(i32, i32)> = (threads.into_iter().map(|tid| (tid, policy(tid))))
         .filter(|(_, policy)| *policy != ENDED)
         .collect();
@@ -225,7 +226,7 @@ fn threads_keep_their_priority() {
     program.ends_well(tree);
 }
 
-/// Whoever asks anything of a pipe that is being spliced waits until that call returns.
+/// An inspection must not touch a pipe during a splice(2): any operation on it would wait until that call returns.
 #[test]
 fn pipes_that_are_spliced_move() {
     let program = Program::start("splices");
@@ -249,7 +250,7 @@ fn calls_that_have_done_a_part_go_on() {
     goes_there_and_back(Program::start_with("unfinished_calls", &["moves"]));
 }
 
-/// The same where the program stays, however often it is looked at.
+/// Calls that are partly done continue in a program that stays, however often the program is stopped.
 #[test]
 fn calls_that_have_done_a_part_go_on_after_each_stop() {
     let program = Program::start("unfinished_calls");
@@ -265,7 +266,7 @@ fn calls_that_have_done_a_part_go_on_after_each_stop() {
     program.ends_well(tree);
 }
 
-/// Stopped and let go again and again, a program notices nothing.
+/// A program is stopped and thawed again and again without an effect.
 #[test]
 fn a_thawed_program_notices_nothing() {
     let sources =

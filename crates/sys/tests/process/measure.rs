@@ -1,5 +1,5 @@
-//! What each step of a freeze costs, printed: `cargo test --release -p holdfast-sys --test process measure -- --ignored
-//! --nocapture`.
+//! Measures the cost of each step of a freeze, and prints it:
+//! `cargo test --release -p holdfast-sys --test process measure -- --ignored --nocapture`.
 
 use crate::common::{Net, SERVICE_V4, SERVICE_V6};
 use crate::moving::{Host, restorer};
@@ -24,8 +24,8 @@ fn a_freeze() {
     }
 }
 
-/// Trees like that of a server with a process for each session, of one with a thread for each, and of one with as many mappings
-/// as a process may have.
+/// Trees like a server with one process per session, a server with one thread per session, and a process with the
+/// largest possible number of mappings.
 #[test]
 #[ignore = "measures, and says nothing about right or wrong"]
 fn a_freeze_of_many() {
@@ -94,7 +94,7 @@ fn run(idle: usize) -> Steps {
     steps
 }
 
-/// Moves a tree step by step, and ends it there.
+/// Moves a tree step by step, and ends it at the acceptor.
 fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
     let mut steps = Steps::default();
     to.enter();
@@ -155,7 +155,7 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
     steps
 }
 
-/// Two rounds while the tree runs.
+/// Runs two pre-copy rounds while the tree runs.
 fn copy(
     tracker: &mut Tracker,
     (restorer, sockets): &mut (Restorer, Sockets),

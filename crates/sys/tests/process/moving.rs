@@ -1,4 +1,4 @@
-//! Moving a tree between hosts, which here are network namespaces.
+//! Moves of a tree between hosts. Each host is a network namespace.
 
 use crate::pids::{outer_pid, wait_for_end};
 use holdfast_sys::priority::Hurry;
@@ -20,24 +20,24 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// For how long something of ours may be seen in a process that was left.
+/// Longest time for which a tracer's traces may remain in a process after it was left.
 const TRACES_MAX: Duration = Duration::from_secs(20);
-/// For how long something of a tree may be in the way of its stop.
+/// Longest time for which a temporary blocker may delay the stop of a tree.
 const BLOCKED_MAX: Duration = Duration::from_secs(60);
 
-/// A network namespace.
+/// A host, represented by a network namespace.
 #[derive(Clone)]
 pub struct Host {
     namespace: Arc<File>,
     reach: Arc<dyn Fn(bool) + Send + Sync>,
     hurries: bool,
     rights: Rights,
-    /// It has a `/dev/shm` of its own, as another machine has.
+    /// True if the host has its own `/dev/shm`, as another machine has.
     has_memory: bool,
 }
 
 impl Host {
-    /// The test's own.
+    /// Returns the host of the test itself.
     pub fn own() -> Self {
         let namespace = File::open("/proc/thread-self/ns/net").expect("opens");
         Self {
@@ -49,7 +49,7 @@ impl Host {
         }
     }
 
-    /// The same with an empty `/dev/shm` of its own.
+    /// Gives the host an empty `/dev/shm` of its own.
     pub fn with_memory(self) -> Self {
         Self {
             has_memory: true,
@@ -57,12 +57,12 @@ impl Host {
         }
     }
 
-    /// Trees that come here have these rights.
+    /// Limits trees that move to this host to these rights.
     pub fn with_rights(self, rights: Rights) -> Self {
         Self { rights, ..self }
     }
 
-    /// Moves to here are ahead of ordinary threads.
+    /// Makes moves to this host run ahead of ordinary threads.
     pub fn in_a_hurry(self) -> Self {
         Self {
             hurries: true,
@@ -70,7 +70,7 @@ impl Host {
         }
     }
 
-    /// With `reach`, which lets packets come here, or nowhere.
+    /// Sets a function that directs packets to this host, or drops them.
     pub fn reached_by(self, reach: impl Fn(bool) + Send + Sync + 'static) -> Self {
         Self {
             reach: Arc::new(reach),
@@ -78,7 +78,7 @@ impl Host {
         }
     }
 
-    /// A new one, with a loopback device.
+    /// Creates a host with a loopback device.
     pub fn new() -> Self {
         crate::common::Namespace::new().run(Self::own)
     }
@@ -106,8 +106,9 @@ impl Tree {
         }
     }
 
-    /// Whether something of ours stays in the root. A program that another test starts has a copy of every descriptor of ours, and so of
-    /// a `userfaultfd`, until it has become that program.
+    /// Returns true if traces of a tracer remain in the root. A program that another test is about to start holds a
+    /// copy of each descriptor of this process, including a `userfaultfd`, until its exec, so traces may last for a
+    /// moment.
     pub fn has_traces(&self) -> bool {
         let began = Instant::now();
         while self.shows_traces() {
@@ -119,7 +120,7 @@ impl Tree {
         false
     }
 
-    /// Whether a tracer, a stub or a `userfaultfd` is in the root.
+    /// Returns true if the root has a tracer, a stub or a `userfaultfd`.
     fn shows_traces(&self) -> bool {
         let read = |name: &str| {
             std::fs::read_to_string(format!("/proc/{}/{name}", self.root)).expect("readable")
@@ -127,7 +128,7 @@ impl Tree {
         let watched = read("smaps")
             .lines()
             .any(|line| line.starts_with("VmFlags") && line.contains(" u"));
-        // The stub is the only mapping of that size.
+        // The stub is the only mapping of this size.
         let stub = read("maps").lines().any(|line| {
             let range = line
                 .split(' ')
@@ -141,7 +142,7 @@ impl Tree {
         watched || stub || !read("status").contains("TracerPid:\t0")
     }
 
-    /// Waits for its root to end; gives the exit code.
+    /// Waits until the root has ended, and returns its exit code.
     pub fn wait(mut self, child: &mut Child, limit: Duration) -> i32 {
         let Some(restorer) = &mut self.restorer else {
             let began = Instant::now();
@@ -163,7 +164,7 @@ impl Tree {
 }
 
 impl Host {
-    /// What takes trees here.
+    /// Starts a restorer on this host.
     fn restorer(&self) -> Restorer {
         if !self.has_memory {
             return restorer();
@@ -205,14 +206,14 @@ pub fn restorer() -> Restorer {
     Restorer::start(program, &[], ClockOffsets::default()).expect("a restorer")
 }
 
-/// Moves a tree in three rounds and a freeze.
+/// Moves a tree with three pre-copy rounds and a freeze.
 pub fn migrate(tree: Tree, to: &Host) -> Result<Tree, Error> {
     let to = to.clone();
     let moving = move || migrate_until(tree, &to, Step::Released).map(|(tree, _)| tree);
     std::thread::spawn(moving).join().expect("a thread")
 }
 
-/// How far a move goes.
+/// Step of a move, up to which a test lets a move run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     Watched,
@@ -246,10 +247,10 @@ impl Step {
     ];
 }
 
-/// What is left of a move: the tree, wherever it is, and what was at work when it stopped.
+/// The state after a partial move: the tree, at either host, and the objects in use when the move stopped.
 pub type Left = (Tree, Option<Box<dyn std::any::Any>>);
 
-/// Moves a tree from the calling thread, which is left in the tree's namespace, as far as a step.
+/// Moves a tree up to a step. The calling thread is left in the tree's namespace.
 pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     let from = tree.host.clone();
     to.enter();
@@ -313,7 +314,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     Ok((moved, None))
 }
 
-/// Three rounds while the tree runs; whether all were to be made.
+/// Runs three pre-copy rounds while the tree runs, up to the step `last`; returns true if all rounds were complete.
 pub fn copy(
     tracker: &mut Tracker,
     acceptor: &mut Acceptor,
@@ -347,17 +348,17 @@ pub fn copy(
     Ok(true)
 }
 
-/// The original gives its locks up and ends, and the copy runs.
+/// Commits the move: the original gives its locks up and ends, and the copy runs.
 fn commit(
     mut stopped: StoppedTree,
     acceptor: &mut Acceptor,
     contended: &[WantedLock],
 ) -> Result<(), Error> {
-    // Both hosts have one file system here, and so one set of locks.
+    // Both hosts share one file system here, and so one set of locks.
     let given = stopped.find_locks(contended)?;
     stopped.share_locks(given.clone())?;
     assert_eq!(acceptor.restorer.advance_locks(LockStep::Share)?, []);
-    // As long as the acceptor shares them, nobody has them back.
+    // The original cannot regain its locks while the acceptor shares them.
     assert_eq!(stopped.regain_locks()?, contended.is_empty());
     stopped.share_locks(given)?;
     for step in [LockStep::Rest, LockStep::First, LockStep::Last] {
@@ -368,7 +369,7 @@ fn commit(
     stopped.release()?;
     originals.into_iter().for_each(wait_for_end);
     (acceptor.host.reach)(true);
-    // What was sent meanwhile is lost.
+    // Packets sent meanwhile are lost.
     acceptor.sockets.activate(WindowProbe::Yes, 1)?;
     let unlocked = acceptor.restorer.go()?;
     assert!(
@@ -380,7 +381,7 @@ fn commit(
 
 pub type Stopped = (StoppedTree, Descriptors, BTreeMap<FileId, SocketState>);
 
-/// Stops a tree. Some blockers come and go.
+/// Stops a tree, with further attempts while there are temporary blockers.
 pub fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
     let look = |stopped: &mut StoppedTree| {
         let found = stopped.descriptors()?;
@@ -407,7 +408,7 @@ pub fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
     }
 }
 
-/// Who takes a tree.
+/// The receiving side of a move.
 pub struct Acceptor {
     pub host: Host,
     pub restorer: Restorer,
@@ -415,7 +416,7 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Both sides are ahead of ordinary threads from now on, where moves to this host are.
+    /// Lends both sides priority over ordinary threads, if this host asks for it.
     fn hurry(&mut self) -> Result<Option<Hurry>, Error> {
         if !self.host.hurries {
             return Ok(None);
@@ -424,7 +425,7 @@ impl Acceptor {
         Ok(Some(Hurry::begin().expect("root may")))
     }
 
-    /// Takes descriptors; the calling thread is back in `from` afterwards.
+    /// Restores descriptors; the calling thread returns to `from` afterwards.
     pub fn descriptors(
         &mut self,
         from: &Host,
@@ -446,7 +447,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Gives sockets their state, with the packets that belong to it.
+    /// Restores the state of sockets, and injects the packets that belong to it.
     pub fn restore(
         &mut self,
         from: &Host,
@@ -468,7 +469,7 @@ impl Acceptor {
     }
 }
 
-/// As it comes from another host.
+/// Encodes and decodes a value, as a transfer between hosts does.
 pub fn decoded<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
     postcard::from_bytes(&postcard::to_stdvec(value).expect("coded")).expect("decoded")
 }

@@ -1,8 +1,8 @@
-//! Processes of a tree by their PIDs.
+//! Finds processes of a tree by their PIDs.
 
 use holdfast_sys::process::acceptor::Restorer;
 
-/// What a process that was killed had open is closed a moment later.
+/// Waits until a process has ended. The open files of a killed process are closed a moment after the kill.
 pub fn wait_for_end(pid: i32) {
     crate::common::wait_for("the original's end", || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -11,7 +11,7 @@ pub fn wait_for_end(pid: i32) {
     });
 }
 
-/// The root's PID as the test sees it: the restorer's first child; orphans of the tree come after it.
+/// Returns the root's PID as the test sees it: the restorer's first child; orphans of the tree follow.
 pub fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
     let pid = restorer.pid();
     let children =

@@ -10,10 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long anything may take on a busy machine.
+/// Time limit for any operation on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program that runs.
+/// A running program.
 pub struct Program {
     folder: PathBuf,
     child: Child,
@@ -21,23 +21,24 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles and starts it, and waits until it says that it is ready.
+    /// Compiles and starts a program, and waits until it reports that it is ready.
     pub fn start(source: &str) -> Self {
         Self::start_with(source, &[])
     }
 
-    /// The same of a program with one feature, which may lack what it needs.
+    /// Starts a program that tests one feature, which the machine may lack.
     pub fn start_feature(name: &str) -> Self {
         Self::run(&["setsid"], &compile("features", name), name, &[])
     }
 
-    /// The same with arguments behind the folder.
+    /// Starts a program with arguments after its folder.
     pub fn start_with(source: &str, arguments: &[&str]) -> Self {
-        // A session of its own, whatever session the tests run in.
+        // In a session of its own, whatever session the tests run in.
         Self::start_under(&["setsid"], source, arguments)
     }
 
-    /// The same as the last words of another command, which executes it or waits for it.
+    /// Starts a program through another command, which executes it or waits for it; the program is the command's last
+    /// words.
     pub fn start_under(command: &[&str], source: &str, arguments: &[&str]) -> Self {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let guard = ONE_AT_A_TIME.lock();
@@ -64,33 +65,33 @@ impl Program {
             Ok(())
         };
         leftovers::mark(&mut starter, &folder);
-        // SAFETY: it makes one system call. What the test was started with is not the program's.
+        // SAFETY: the closure makes one system call. Descriptors of the test must not reach the program.
         unsafe { starter.pre_exec(close_others) };
         let child = starter.spawn().expect("starts");
         let pid = child.id() as i32;
         let mut started = Self { folder, child, pid };
         started.wait_for(|started| started.read("ready").is_some());
-        // It may hide in a namespace.
+        // The program may run in a PID namespace below the command.
         started.pid = descendant(pid, program).unwrap_or(pid);
         started
     }
 
-    /// What this machine lacks for it.
+    /// Returns the feature that this machine lacks for the program.
     pub fn skipped(&self) -> Option<String> {
         self.read("skipped")
     }
 
-    /// Where it is now.
+    /// Returns the tree at the host where the program was started.
     pub fn tree(&self, host: &Host) -> Tree {
         Tree::original(self.pid, host)
     }
 
-    /// Its PID before it is moved.
+    /// Returns the program's PID before it moves.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// How many processes run this program in this folder, children apart.
+    /// Counts the processes that run this program with this folder, without their children.
     pub fn like_it(&self) -> usize {
         let arguments =
             |pid: &str| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -114,27 +115,27 @@ impl Program {
             .count()
     }
 
-    /// Leaves something for it to find.
+    /// Creates a file for the program to find.
     pub fn leave(&self, name: &str) {
         std::fs::write(self.folder.join(name), "").expect("writes");
     }
 
-    /// Whether it left this.
+    /// Returns true if the program has written this file.
     pub fn said(&self, name: &str) -> bool {
         self.read(name).is_some()
     }
 
-    /// A number that it left.
+    /// Returns a number that the program has written.
     pub fn number(&self, name: &str) -> Option<i32> {
         self.read(name)?.parse().ok()
     }
 
-    /// Whether a tracer, a stub or a `userfaultfd` is left in a process.
+    /// Returns true if a tracer, a stub or a `userfaultfd` is left in a process.
     pub fn has_traces(&self, pid: i32) -> bool {
         Tree::original(pid, &Host::own()).has_traces()
     }
 
-    /// Waits until it has checked itself a few more times.
+    /// Waits until the program has checked itself a few more times.
     pub fn goes_on(&self) {
         let beats = |program: &Self| {
             program
@@ -142,7 +143,7 @@ impl Program {
                 .and_then(|text| text.parse::<u64>().ok())
                 .unwrap_or(0)
         };
-        // Changes, not their sum: one that was rolled back counts from where it was.
+        // Changes are counted, not the difference: a rolled-back program counts from an earlier value.
         let (mut last, mut changes) = (beats(self), 0);
         self.wait_for(|program| {
             let now = beats(program);
@@ -152,7 +153,7 @@ impl Program {
         });
     }
 
-    /// Tells it to end, and asks for its verdict.
+    /// Tells the program to end, and asserts that its verdict is good.
     pub fn ends_well(mut self, tree: Tree) {
         self.leave("end");
         let status = tree.wait(&mut self.child, LIMIT);
@@ -178,7 +179,7 @@ impl Program {
         }
     }
 
-    /// How the process is that was started, which ends too when it has moved.
+    /// Describes the process that was started, which also ends once it has moved.
     fn original(&self) -> String {
         let child = WaitId::Pid(rustix::process::Pid::from_child(&self.child));
         let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -206,7 +207,7 @@ impl Drop for Program {
     }
 }
 
-/// The process that runs a program: this one, or the first below it.
+/// Returns the process that runs a program: this process, or the first one below it.
 fn descendant(pid: i32, program: &Path) -> Option<i32> {
     if std::fs::read_link(format!("/proc/{pid}/exe")).ok()? == program {
         return Some(pid);
@@ -218,7 +219,8 @@ fn descendant(pid: i32, program: &Path) -> Option<i32> {
     children.find_map(|child| descendant(child, program))
 }
 
-/// Compiled once for all runs of tests: the name says of what. Its first line may have flags for the compiler.
+/// Compiles a program once for all test runs: its name contains a hash of its source. The first line of the source may
+/// have compiler flags.
 fn compile(folder: &str, source: &str) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process");
     let path = sources.join(folder).join(source).with_extension("c");
@@ -248,7 +250,7 @@ fn compile(folder: &str, source: &str) -> PathBuf {
             .status()
             .expect("gcc");
         assert!(status.success(), "{source}.c does not compile");
-        // Not in the place of one that another has compiled meanwhile: that may run already.
+        // A file that another process has compiled meanwhile is not replaced, since it may run already.
         if let Err(error) = std::fs::hard_link(&draft, &program) {
             assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{error}");
         }
@@ -257,7 +259,7 @@ fn compile(folder: &str, source: &str) -> PathBuf {
     program
 }
 
-/// Programs without privileges must reach it.
+/// Creates a folder that programs without privileges can reach.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -1,10 +1,11 @@
-//! What procfs tells of a tree and of its copy, side by side, while both stand still.
+//! Compares procfs files of a tree and of its copy while both are stopped.
 
 use holdfast_sys::process::inspect::tree;
 use holdfast_sys::process::procfs::{Stat, Status, threads};
 use std::time::{Duration, Instant};
 
-/// Stops a tree by job control, and waits until it stands. Gives those, by their own numbers, that stood before.
+/// Stops a tree by job control, and waits until it is stopped. Returns the PIDs, in their own namespace, of
+/// processes that were stopped before.
 pub fn stop(root: i32) -> Vec<i32> {
     let mut stood = Vec::new();
     for pid in tree(root).expect("a tree") {
@@ -15,7 +16,7 @@ pub fn stop(root: i32) -> Vec<i32> {
     }
     let began = Instant::now();
     let mut looks = 0;
-    // What is born meanwhile is stopped too.
+    // Processes born meanwhile are stopped too.
     while !tree(root).expect("a tree").iter().all(|pid| stands(*pid)) {
         assert!(
             began.elapsed() < Duration::from_secs(60),
@@ -24,7 +25,7 @@ pub fn stop(root: i32) -> Vec<i32> {
         std::thread::sleep(Duration::from_millis(1));
         looks += 1;
         if looks % 100 == 0 {
-            // One that has made a child by vfork(2) stops only after the child has gone on.
+            // A process that called vfork(2) stops only after its child has gone on.
             for pid in tree(root).expect("a tree") {
                 if own(pid).is_some_and(|own| !stood.contains(&own)) {
                     signal(pid, libc::SIGCONT);
@@ -39,7 +40,7 @@ fn own(pid: i32) -> Option<i32> {
     Status::read(pid, pid).ok().map(|status| status.own_id())
 }
 
-/// Lets a stopped tree go on, but for those that stood before.
+/// Continues a stopped tree, except for the processes that were stopped before.
 pub fn go_on(root: i32, stood: &[i32]) {
     let began = Instant::now();
     let stands = |pid: &i32| Stat::read(*pid).is_ok_and(|stat| matches!(stat.state, 'T' | 'Z'));
@@ -62,7 +63,7 @@ fn signal(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// The signal stops one thread at first, and that the others.
+/// Returns true if all threads are stopped. SIGSTOP stops one thread first, and that thread signals the others.
 fn stands(pid: i32) -> bool {
     let state = |tid: i32| Stat::read(tid).map_or('X', |stat| stat.state);
     let threads = threads(pid).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Servers move with their sockets; their clients, on another host, notice nothing but a pause.
+//! Servers move with their sockets; their clients, on another host, notice only a pause.
 
 use crate::common::{Net, PATIENCE, SERVICE_V4, SERVICE_V6, To, pattern, wait_for};
 use crate::moving::{self, Host};
@@ -12,7 +12,7 @@ use std::time::Duration;
 const ECHO: u16 = 8080;
 const LAZY: u16 = 8081;
 const DATAGRAMS: [u16; 2] = [9090, 9091];
-/// Connections of each family.
+/// Number of connections of each family.
 const CONNECTIONS: usize = 8;
 
 #[test]
@@ -34,12 +34,12 @@ fn a_server_moves_with_its_connections() {
     program.leave("read");
     lazy.into_iter().for_each(Lazy::ends_well);
     clients.end();
-    // A new client of the listener that moved twice.
+    // A new client of the listener after its two moves.
     net.client.run(|| Echo::start(SERVICE_V4.into()).exchange());
     program.ends_well(back);
 }
 
-/// A move that is given up at whatever step leaves all connections as they were.
+/// A move that is abandoned at any step leaves all connections as they were.
 #[test]
 fn connections_go_on_after_a_rollback() {
     let net = Arc::new(Net::new());
@@ -68,7 +68,7 @@ fn connections_go_on_after_a_rollback() {
     program.ends_well(tree);
 }
 
-/// What came before the move and was not read is read after two of them.
+/// Datagrams that arrived before a move, and were not read, can be read after two moves.
 #[test]
 fn unread_datagrams_move() {
     let net = Arc::new(Net::new());
@@ -89,7 +89,7 @@ fn unread_datagrams_move() {
     program.ends_well(back);
 }
 
-/// From two sockets in turn; each says from which, and its number.
+/// Sends datagrams from two sockets in turn; each contains its source port and its number.
 fn send_datagrams(to: IpAddr, from: &str) {
     let sockets = [(); 2].map(|()| UdpSocket::bind(from).expect("bound"));
     for number in 0..40usize {
@@ -102,7 +102,7 @@ fn send_datagrams(to: IpAddr, from: &str) {
     }
 }
 
-/// Both hosts of a net, which are reached when a tree is there.
+/// Returns both servers of a net as hosts; packets reach the host that has the tree.
 pub fn hosts(net: &Arc<Net>) -> [Host; 2] {
     let [to_a, to_b] = [To::A, To::B].map(|to| {
         let net = Arc::clone(net);
@@ -114,7 +114,7 @@ pub fn hosts(net: &Arc<Net>) -> [Host; 2] {
     ]
 }
 
-/// A connection with the echo.
+/// A connection to the echo server.
 struct Echo {
     stream: TcpStream,
     turn: u32,
@@ -138,7 +138,7 @@ impl Echo {
     }
 }
 
-/// Clients that never stop.
+/// Clients that send all the time.
 struct Clients {
     stop: Arc<AtomicBool>,
     turns: Vec<Arc<AtomicU64>>,
@@ -195,7 +195,7 @@ impl Clients {
     }
 }
 
-/// Datagrams, which may be lost: they are asked for again.
+/// A client that repeats its datagrams until they are answered, since datagrams may be lost.
 struct Asker {
     socket: UdpSocket,
     server: SocketAddr,
@@ -221,17 +221,17 @@ impl Asker {
     fn ask(&mut self) {
         self.turn += 1;
         wait_for("an answer", || {
-            // While nobody is there, a router may say so.
+            // While no host has the server, a router may report an error.
             let _ = self.socket.send_to(&self.turn.to_ne_bytes(), self.server);
             let mut answer = [0; 8];
-            // A socket that is bound to no address answers from the host's own.
+            // A server socket bound to no address may answer from the host's own address, so the source is not checked.
             let received = self.socket.recv(&mut answer);
             received.is_ok_and(|length| length == 8) && answer == self.turn.to_ne_bytes()
         });
     }
 }
 
-/// A connection whose server reads late: what it said, and its end, wait there during all moves.
+/// A connection with a server that reads late: the client's data and its FIN stay queued during all moves.
 struct Lazy {
     stream: TcpStream,
     said: Vec<u8>,

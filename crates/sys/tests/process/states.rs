@@ -1,4 +1,5 @@
-//! Connections that are half closed move in every state, with data in both queues, and end as they would have.
+//! Connections in every half-closed state move, with data in both queues, and close as they would have without the
+//! move.
 
 use crate::common::{Net, PATIENCE, SERVICE_V4, SERVICE_V6, pattern, wait_for};
 use crate::moving;
@@ -10,7 +11,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// What `states.c` has of each family, in this order of ports.
+/// Connections that `states.c` has of each family, in the order of their ports.
 const STATES: [Closes; 6] = [
     Closes::Answers,
     Closes::Answers,
@@ -22,14 +23,14 @@ const STATES: [Closes; 6] = [
 const PORT: u16 = 7000;
 const HEARD: usize = 20_000;
 
-/// When a client says its end.
+/// The time at which a client closes its sending side.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Closes {
-    /// Before the server does.
+    /// Before the server closes its side.
     First,
-    /// After the server has, of which it has not heard.
+    /// After the server closes its side, but before the client has received the server's FIN.
     After,
-    /// When it has heard all.
+    /// After the client has received everything.
     Answers,
 }
 
@@ -83,7 +84,7 @@ fn half_closed_connections_move_in_every_state() {
 }
 
 impl Client {
-    /// Has little room for what it does not read.
+    /// Connects a client with a small receive buffer.
     fn start(ip: IpAddr, number: u16, closes: Closes) -> Self {
         let family = if ip.is_ipv6() {
             libc::AF_INET6

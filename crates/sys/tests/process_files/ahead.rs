@@ -1,4 +1,4 @@
-//! What is made ready before the freeze: of use as long as nothing is opened or closed, and never otherwise.
+//! Descriptors prepared before the freeze: used if no descriptor was opened or closed since, and never otherwise.
 
 use crate::harness::{Donor, at, close, fork, put, stop};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-/// Opens one of many kinds: connections at 10 to 12, of which 12 is 11.
+/// Opens descriptors of many kinds, connections at 10 to 12 among them; 12 is a duplicate of 11.
 fn open_all() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
     let address = listener.local_addr().expect("address");
@@ -46,7 +46,7 @@ fn watch(number: i32, events: epoll::EventFlags) {
     epoll::add(at(21), at(number), data, events).expect("added");
 }
 
-/// A donor that has all that open, and does something after it was read for the first time.
+/// Returns true if the prepared descriptors were used for a donor that makes a change after its first reading.
 fn freeze_after(change: fn()) -> bool {
     let donor = Donor::new(|| {
         open_all();
@@ -60,7 +60,7 @@ fn freeze_after(change: fn()) -> bool {
     donor.freeze_either_way(&draft).1
 }
 
-/// Puts a descriptor in flight from 18 to 19.
+/// Sends a descriptor from 18 to 19, so that it is in flight.
 fn send(fd: OwnedFd) {
     use std::os::fd::AsFd;
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -105,7 +105,7 @@ fn who_is_told_of_a_socket() {
     }));
 }
 
-/// The signal of urgent data goes to an owner whatever the flags are.
+/// SIGURG goes to a socket's owner whatever the flags are, so an owner without O_ASYNC must be saved.
 #[test]
 fn who_is_told_of_urgent_data() {
     assert!(freeze_after(|| {
@@ -138,7 +138,7 @@ fn what_is_opened_or_closed_is_found() {
     )));
     assert!(!freeze_after(|| close(10)));
     assert!(!freeze_after(|| close(12)));
-    // Another of the same kind at the same number.
+    // Another descriptor of the same kind with the same number.
     assert!(!freeze_after(|| put(
         UdpSocket::bind("127.0.0.1:0").expect("bound"),
         13

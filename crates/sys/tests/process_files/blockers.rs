@@ -1,4 +1,4 @@
-//! What cannot move is named, each kind by its reason.
+//! Blockers of a move are reported, each kind with its reason.
 
 use crate::harness::{Donor, fork, put, stop};
 use holdfast_sys::process::files::{Draft, Limits};
@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// The blockers of a process that holds something at number 10.
+/// Returns the blockers of a process with one descriptor, at number 10.
 fn blockers(hold: impl FnOnce() -> OwnedFd) -> Vec<String> {
     let donor = Donor::new(|| {
         put(hold(), 10);
@@ -27,11 +27,11 @@ fn only(found: &[String], reason: &str) {
     assert!(found[0].contains("descriptor 10 ("), "{found:?}");
 }
 
-/// The new descriptor of a system call.
+/// Returns the new descriptor of a system call.
 fn made(number: libc::c_long, arguments: [usize; 4]) -> OwnedFd {
     let [one, two, three, four] = arguments;
-    // A fifth one that is left out would be whatever a register holds.
-    // SAFETY: the callers pass pointers to what outlives the call, and numbers.
+    // All arguments are passed, because an omitted one would be whatever a register holds.
+    // SAFETY: the callers pass numbers, and pointers to memory that outlives the call.
     let fd = unsafe { libc::syscall(number, one, two, three, four, 0_usize) };
     assert!(
         fd >= 0,
@@ -58,7 +58,7 @@ fn an_io_uring() {
 fn a_pipe_with_an_owner_outside_the_tree() {
     let found = blockers(|| {
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        put(writer.into(), 11);
+        put(writer, 11);
         // SAFETY: no pointers are passed.
         assert_eq!(0, unsafe {
             libc::fcntl(reader.as_raw_fd(), libc::F_SETOWN, libc::getppid())
@@ -147,7 +147,7 @@ fn fanotify() {
 
 #[test]
 fn a_performance_counter() {
-    // `struct perf_event_attr`: software, its size, the processor's clock.
+    // `struct perf_event_attr`: software event, size, CPU clock.
     let mut attributes = [0u32; 32];
     (attributes[0], attributes[1]) = (1, 128);
     let pointer = attributes.as_ptr() as usize;
@@ -187,7 +187,7 @@ fn a_directory_that_a_signal_tells_of() {
     let directory = tempfile::tempdir().expect("made");
     let found = blockers(|| {
         let file = File::open(directory.path()).expect("open");
-        // `DN_CREATE | DN_MULTISHOT`, whose signal is ignored unless it is handled.
+        // `DN_CREATE | DN_MULTISHOT`; the signal is ignored unless the process handles it.
         let asked = 1 << 31 | 4_u32;
         // SAFETY: no pointers are passed.
         let outcome = unsafe {
@@ -200,7 +200,7 @@ fn a_directory_that_a_signal_tells_of() {
     only(&found, "DirectoryNotify");
 }
 
-/// Objects without a name are found to be shared with a process that stays.
+/// Nameless objects that are shared with a process outside the tree are found.
 #[test]
 fn what_a_process_outside_has_too() {
     let memory = || rustix::fs::memfd_create("shared", MemfdFlags::CLOEXEC).expect("made");
@@ -224,7 +224,7 @@ fn what_a_process_outside_has_too() {
         &|| deleted().into(),
     ];
     for make in make {
-        // Another of the kind, which nobody shares.
+        // Two objects of the same kind, none of them shared.
         let donor = Donor::new(|| {
             put(make(), 10);
             put(make(), 11);
@@ -232,7 +232,8 @@ fn what_a_process_outside_has_too() {
         });
         assert!(donor.blockers().is_empty(), "{:?}", donor.blockers());
         let pid = donor.pids()[0];
-        // It takes the copy itself: a descriptor of the test's own would be in each child that another test starts.
+        // The outside process copies the descriptor itself: a copy in the test process would be inherited by each
+        // child that another test starts.
         let stranger = Donor::new(|| {
             put(donor.copy(10), 10);
             stop();
@@ -352,7 +353,7 @@ fn a_set_that_watches_what_others_have() {
         let data = epoll::EventData::new_u64(1);
         epoll::add(&set, &event, data, epoll::EventFlags::IN).expect("added");
         put(set, 10);
-        // A child keeps it open, and is no part of the tree.
+        // A child outside the tree keeps the eventfd open.
         if fork().is_none() {
             stop();
         }

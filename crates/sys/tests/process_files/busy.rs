@@ -1,4 +1,4 @@
-//! Trees that run while they are looked at, and whose processes come and go.
+//! Trees that run while they are inspected, with processes that begin and end.
 
 use crate::harness::{Donor, at, fork, put, stop};
 use holdfast_sys::process::files::{Draft, Image, Limits};
@@ -7,7 +7,7 @@ use rustix::process::{Signal, kill_process};
 use std::net::UdpSocket;
 use std::os::unix::net::UnixStream;
 
-/// So many looks meet descriptors that are just being closed.
+/// Number of inspections, enough to meet descriptors that are just being closed.
 const LOOKS: usize = 200;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Pipes, FIFOs, counters, timers, signals, epoll, inotify.
+//! Pipes, FIFOs, eventfds, timers, signalfds, asynchronous signals.
 
 use crate::harness::{Donor, Saved, at, close, fork, put, read, stop};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -41,13 +41,14 @@ fn a_pipe_keeps_content_capacity_and_both_ends() {
         close(11);
         assert_eq!(read(10), b"", "no writer is left over");
     });
-    // It is all still there at the donor.
+    // The data is also still at the donor.
     donor
         .save()
         .restored(|_| assert_eq!(read(10), b"before and after"));
 }
 
-/// Programs open their own standard streams again, by `/proc/self/fd`: who may is who made the pipe.
+/// A pipe keeps its owner and permissions, because programs reopen their standard streams by `/proc/self/fd`, and the
+/// kernel checks these.
 #[test]
 fn a_pipe_keeps_its_owner_and_permissions() {
     let own = |number: RawFd, mode: u32| {
@@ -292,7 +293,7 @@ fn who_gets_the_signals_stays_who_it_was() {
         stop();
     });
     let saved: Saved = donor.save();
-    // The group is the donor's, which is still there.
+    // The process group is the donor's, and the donor still exists.
     let group = donor.pids()[0];
     saved.restored(|_| {
         // SAFETY: no pointers are passed.

@@ -1,4 +1,4 @@
-//! Files, directories, devices, content without a name, locks.
+//! Files, directories, devices, nameless content, locks.
 
 use crate::harness::{Donor, at, close, put, read, stop};
 use rustix::fs::{FallocateFlags, Timespec, Timestamps, fallocate, futimens};
@@ -46,7 +46,8 @@ fn a_file_keeps_position_flags_and_sharing() {
     });
 }
 
-/// Names are bytes: of the process, of files, directories, FIFOs and memory, with what the kernel shows behind those of removed files.
+/// Names are arbitrary bytes: of the process, of files, directories, FIFOs and memory files, including the suffix that
+/// the kernel shows after names of removed files.
 #[test]
 fn names_of_any_bytes_are_kept() {
     let dir = directory();
@@ -126,7 +127,7 @@ fn what_changed_while_it_was_saved_is_followed() {
     assert_eq!(fs::read(path.with_extension("new")).expect("read"), b"x");
 }
 
-/// What an earlier draft had is not there any more, also where the last draft and the freeze have the same.
+/// Flags of an earlier draft do not persist, even if the last draft and the freeze have the same flags.
 #[test]
 fn flags_are_the_last_ones() {
     let dir = directory();
@@ -250,7 +251,7 @@ fn content_without_a_name_moves_by_value() {
         );
         rustix::io::pread(at(11), &mut buffer, 0).expect("read");
         assert_eq!(&buffer, b"tempora");
-        // Only what O_TMPFILE made can still get a name.
+        // Only a file made by O_TMPFILE can still get a name.
         let name = dir.path().join("named");
         let flags = rustix::fs::AtFlags::SYMLINK_FOLLOW;
         let cwd = rustix::fs::CWD;
@@ -258,7 +259,7 @@ fn content_without_a_name_moves_by_value() {
     });
 }
 
-/// Where its data are, in units of 4,096 bytes.
+/// Returns the data extents of a file, in units of 4,096 bytes.
 fn extents(number: i32) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut at_byte = 0;
@@ -306,7 +307,7 @@ fn content_without_a_name_keeps_its_holes_and_times() {
         );
         for number in [10, 11] {
             write(number, 0, b"begin");
-            // Zeros that were written are no hole.
+            // Zeros that were written are not a hole.
             write(number, 2, &[0; 4096]);
             write(number, 20, &[7; 3 * 4096]);
             write(number, 100, b"end");
@@ -347,7 +348,7 @@ fn content_without_a_name_keeps_its_holes_and_times() {
     donor.freeze(&draft).restored(check(holes, -2_000_000));
 }
 
-/// A memory file that is open for writing by a path can be executed by nobody.
+/// A memory file cannot be executed while it is open for writing by path, so the restored one must not be.
 #[test]
 fn a_memory_file_can_be_executed() {
     let donor = Donor::new(|| {
@@ -362,7 +363,7 @@ fn a_memory_file_can_be_executed() {
     });
 }
 
-/// Writes into a file that is open for reading only here.
+/// Writes into a file that is only open for reading here.
 fn at_offset(number: i32, bytes: &[u8]) {
     let path = format!("/proc/self/fd/{number}");
     let file = File::options().write(true).open(path).expect("open");
@@ -467,9 +468,9 @@ fn a_directory_goes_on_where_it_was() {
     });
 }
 
-/// Reads some entries and leaves the directory at number 10.
+/// Reads some entries, and leaves the directory offset there.
 fn list(dir: &OwnedFd, most: usize) -> (Vec<String>, usize) {
-    // Small, so that a reading ends in the middle.
+    // A small buffer, so that reading ends in the middle.
     let mut space = vec![std::mem::MaybeUninit::uninit(); 1024];
     let mut names = Vec::new();
     let mut entries = rustix::fs::RawDir::new(dir, &mut space);
@@ -542,7 +543,7 @@ fn locks_are_taken_again() {
     saved.restored(|_| {
         let other = open();
         assert!(flock(&other, FlockOperation::NonBlockingLockShared).is_err());
-        // Not closed: any descriptor of the file that is closed gives up the process's record locks.
+        // The descriptor is not closed: closing any descriptor of the file releases the process's record locks.
         let other = std::os::fd::IntoRawFd::into_raw_fd(other);
         let seen = |start| lock(other, libc::F_OFD_GETLK, libc::F_WRLCK, start, 1).expect("asked");
         assert_eq!(seen(0).0, libc::F_UNLCK);

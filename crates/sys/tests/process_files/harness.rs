@@ -1,4 +1,4 @@
-//! A donor that holds descriptors and stands still, and an acceptor that gets them.
+//! A donor that holds descriptors and is stopped, and an acceptor that restores them.
 
 use crate::listing::list;
 use holdfast_sys::process::files::image::{FileId, Kind};
@@ -13,21 +13,21 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A process that stopped itself.
+/// A process that has stopped itself.
 pub struct Donor {
     pub pid: Pid,
-    /// What the last draft expected to be seen from beside.
+    /// Sockets that the last draft expects to read without a copy of the descriptor.
     expected: Mutex<Arc<BTreeSet<FileId>>>,
 }
 
 impl Donor {
-    /// Forks a process that has no descriptors but `/dev/null` and runs `hold`, which ends with [`stop`].
+    /// Forks a process that has only `/dev/null` as descriptors and runs `hold`, which ends with [`stop`].
     pub fn new(hold: impl FnOnce()) -> Self {
         let _alone = lifting();
         Self::start(hold, None)
     }
 
-    /// A process that keeps a descriptor of the test's own, as its number 10.
+    /// Forks a process that keeps a descriptor of the test as number 10.
     pub fn keeping(fd: impl FnOnce() -> OwnedFd) -> Self {
         let fd = fd();
         let _alone = lifting();
@@ -63,20 +63,20 @@ impl Donor {
         assert!(status.stopped(), "the donor ended: {status:?}");
     }
 
-    /// Lets it run to its next [`stop`].
+    /// Lets the process run to its next [`stop`].
     pub fn run_on(&self) {
         kill_process(self.pid, Signal::CONT).expect("continued");
         self.wait_until_stopped();
     }
 
-    /// A copy of one of its descriptors.
+    /// Returns a copy of one of the process's descriptors.
     pub fn copy(&self, number: u32) -> OwnedFd {
         let mut copier = holdfast_sys::process::files::Copier::default();
         let address = (self.pid.as_raw_nonzero().get(), number);
         copier.copy(address).expect("copied")
     }
 
-    /// All processes of its tree.
+    /// Returns the PIDs of the process's tree.
     pub fn pids(&self) -> Vec<i32> {
         let mut pids = vec![self.pid.as_raw_nonzero().get()];
         let mut at = 0;
@@ -94,7 +94,7 @@ impl Donor {
         pids
     }
 
-    /// Saved while it runs, as far as anybody can tell, and made ready for the freeze.
+    /// Takes a draft, as before a freeze of a running process, and prepares the freeze.
     pub fn draft(&self) -> Draft {
         let draft = Draft::save(&self.pids(), &Limits::default());
         let draft = draft.unwrap_or_else(|error| panic!("{error}"));
@@ -104,12 +104,12 @@ impl Donor {
         draft
     }
 
-    /// Saves it as it is, as if nothing had happened between running and standing still.
+    /// Saves the process with no change between draft and freeze.
     pub fn save(&self) -> Saved {
         self.freeze(&self.draft())
     }
 
-    /// Saves it against a draft that was made after an earlier one.
+    /// Saves the process against a second draft, with the changes since the first.
     pub fn freeze_again(&self, first: &Draft) -> Saved {
         let draft = Draft::look(|| self.pids(), &Limits::default(), Some(first));
         let draft = draft.unwrap_or_else(|error| panic!("{error}"));
@@ -123,12 +123,13 @@ impl Donor {
         }
     }
 
-    /// Saves it against an earlier draft. What crosses is encoded and decoded.
+    /// Saves the process against an earlier draft. Transferred data is encoded and decoded.
     pub fn freeze(&self, draft: &Draft) -> Saved {
         self.freeze_either_way(draft).0
     }
 
-    /// The same, and whether what was made ready was of use. All ways to read it lead to the same.
+    /// Saves the process like [`Self::freeze`]; the flag is true if the prepared descriptors were used. All ways of
+    /// reading must give the same result.
     pub fn freeze_either_way(&self, draft: &Draft) -> (Saved, bool) {
         let frozen = draft
             .save_frozen(&self.pids())
@@ -185,8 +186,8 @@ impl Donor {
     }
 }
 
-/// What two readings of a stopped tree have in common: clocks go on, and the kernel shows an empty message only to the first
-/// who looks without taking it.
+/// Removes the parts in which two readings of a stopped tree may differ: running clocks, and empty messages, which the
+/// kernel shows to the first peek only.
 fn lasting(mut image: Image) -> Image {
     for file in image.files.values_mut() {
         match &mut file.kind {
@@ -210,28 +211,28 @@ impl Drop for Donor {
     }
 }
 
-/// What an acceptor gets.
+/// Data that an acceptor gets.
 pub struct Saved {
     pub image: Image,
-    /// What led from there to the last draft, if that is another.
+    /// Changes from `image` to the last draft, if that is another draft.
     pub followed: Option<Changes>,
     pub changes: Changes,
     pub frozen: Image,
 }
 
 impl Saved {
-    /// Restores it in a new process and runs `check` there, once for each table: its place among the tables is given.
+    /// Restores the image in a new process and runs `check` there once for each table, with the index of the table.
     pub fn restored(self, check: impl Fn(usize)) {
         self.restored_in(|| {}, check);
     }
 
-    /// The same after `enter`, which makes namespaces of its own for the acceptor.
+    /// Restores the image like [`Self::restored`], after `enter` has created namespaces for the acceptor.
     pub fn restored_in(self, enter: impl FnOnce(), check: impl Fn(usize)) {
         let outcome = self.accept(enter, check);
         assert!(outcome.is_empty(), "the acceptor says: {outcome}");
     }
 
-    /// What the acceptor says when it refuses.
+    /// Returns the reason with which the acceptor refuses.
     pub fn refused(self) -> String {
         self.accept(|| {}, |_| {})
     }
@@ -287,14 +288,16 @@ fn settle(stock: Stock, table: u32) {
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Held while a test has lifted descriptors, and while a donor is forked, which would have them too.
+/// Returns a guard, held while a test has lifted descriptors and while a donor is forked, because the donor would
+/// inherit them.
 pub fn lifting() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // Another test's failure is its own.
+    // A panic of another test must not fail this one.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` in a new process, which has what the test has lifted, and says what it said.
+/// Runs `work` in a new process, which inherits the descriptors that the test has lifted, and returns its panic
+/// message.
 pub fn in_child(work: impl FnOnce()) -> String {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     let pid = match fork() {
@@ -308,12 +311,12 @@ pub fn in_child(work: impl FnOnce()) -> String {
     said
 }
 
-/// Stops the calling process until it is told to go on.
+/// Stops the calling process until SIGCONT.
 pub fn stop() {
     rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).expect("stopped");
 }
 
-/// Gives a descriptor a number.
+/// Moves a descriptor to a number.
 pub fn put(fd: impl Into<OwnedFd>, number: RawFd) {
     let fd = fd.into();
     if fd.as_raw_fd() == number {
@@ -326,19 +329,19 @@ pub fn put(fd: impl Into<OwnedFd>, number: RawFd) {
     let _ = place.into_raw_fd();
 }
 
-/// The descriptor with this number.
+/// Returns the descriptor with this number.
 pub fn at(number: RawFd) -> BorrowedFd<'static> {
     // SAFETY: tests name only numbers that they opened or got restored, and that stay open.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
-/// Closes a number.
+/// Closes the descriptor with this number.
 pub fn close(number: RawFd) {
     // SAFETY: the number belongs to the test, which does not use it again.
     drop(unsafe { OwnedFd::from_raw_fd(number) });
 }
 
-/// Everything that can be read at once.
+/// Reads everything that is available at once.
 pub fn read(number: RawFd) -> Vec<u8> {
     let mut buffer = vec![0; 1 << 20];
     let length = rustix::io::read(at(number), &mut buffer).expect("read");
@@ -346,17 +349,17 @@ pub fn read(number: RawFd) -> Vec<u8> {
     buffer
 }
 
-/// `None` in the child.
+/// Forks; returns `None` in the child.
 pub fn fork() -> Option<Pid> {
-    // SAFETY: the child goes on with memory of its own; what it calls does not wait for threads that are not there.
+    // SAFETY: the child has its own memory, and its calls do not wait for threads that exist only in the parent.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork");
     Pid::from_raw(pid)
 }
 
-/// Runs `work` in a forked child that has `/dev/null` three times, and its own reports. Never returns.
+/// Runs `work` in a forked child that has `/dev/null` as 0 to 2, and reports its panic. Never returns.
 fn child(work: impl FnOnce(), report: Option<OwnedFd>) -> ! {
-    // Nothing here may wait for ever: a thread that is not in this process may have held what it waits for.
+    // A lock held by a thread that this process lacks would block forever, so the child has a time limit.
     // SAFETY: no pointers are passed.
     unsafe { libc::alarm(120) };
     Stock::raise_limit().expect("limit");

@@ -1,4 +1,4 @@
-//! Images are read from another node: any bytes give a value or an error, and what is read leads nowhere else.
+//! Images come from another node: any bytes give a value or an error, and references lead only to objects of the image.
 
 use holdfast_sys::process::files::image::{
     Bytes, Kind, OpenFile, Pipe, Slot, Table, UnixLink, UnixName, UnixSocket, Watch,
@@ -30,7 +30,7 @@ fn socket(link: UnixLink) -> Kind {
     }))
 }
 
-/// Kinds that refer to others among the first files, pipes and tables; some to what is not there.
+/// Returns kinds that refer to some of the first files, pipes and tables; some references lead nowhere.
 fn kind() -> impl Strategy<Value = Kind> {
     prop_oneof![
         any::<(u64, bool)>().prop_map(|(count, semaphore)| Kind::Event { count, semaphore }),

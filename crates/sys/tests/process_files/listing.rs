@@ -1,15 +1,16 @@
-//! What a caller lists that can look at many descriptors at once, made from `/proc`.
+//! Descriptor listings made from `/proc`, equal to the ones that a caller makes if it can read many descriptors at
+//! once.
 
 use holdfast_sys::process::files::{EpollLine, FdInfo, Listed, Listing, Watches};
 use std::collections::HashMap;
 use std::fs;
 
-/// A process and a descriptor of it, and the identity of the open file.
+/// A process, one of its descriptors, and the identity of the open file.
 type Same = (i32, u32, u64);
 
-/// The descriptors of these processes.
+/// Lists the descriptors of these processes.
 pub fn list(pids: &[i32]) -> Vec<Listing> {
-    // Those that may be the same, and the identities they got.
+    // Candidates for the same open file, with the identities assigned to them.
     let mut known: HashMap<(u32, u64, Option<u32>), Vec<Same>> = HashMap::new();
     let mut next = 0;
     let listing = |pid: &i32| {
@@ -67,7 +68,7 @@ pub fn list(pids: &[i32]) -> Vec<Listing> {
     listings
 }
 
-/// Whether somebody is named who is told by signal of a descriptor.
+/// Returns true if a descriptor has an owner for signals (F_SETOWN).
 fn is_owned(pid: i32, number: u32) -> bool {
     use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
     use std::os::fd::AsRawFd;
@@ -78,7 +79,7 @@ fn is_owned(pid: i32, number: u32) -> bool {
     copy.is_ok_and(|copy| unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_GETOWN) } != 0)
 }
 
-/// What an epoll set watches, if all of that is among these files.
+/// Returns the watches of an epoll set, if all watched files are among these files.
 fn watches(set: (i32, u32), files: &[Same]) -> Option<Watches> {
     let text = fs::read_to_string(format!("/proc/{}/fdinfo/{}", set.0, set.1)).ok()?;
     let lines = FdInfo::parse(&text)?.epoll();
@@ -98,7 +99,7 @@ fn watches(set: (i32, u32), files: &[Same]) -> Option<Watches> {
     entries.map(Watches::of)
 }
 
-/// `kcmp` of an open file with what a set watches at a number.
+/// Compares an open file with the file that a set watches at a number, by `kcmp`.
 fn is_watched(file: (i32, u32), set: (i32, u32), (number, nth): (u32, u32)) -> bool {
     const KCMP_EPOLL_TFD: i32 = 7;
     let slot = [set.1, number, nth];
@@ -116,7 +117,7 @@ fn is_watched(file: (i32, u32), set: (i32, u32), (number, nth): (u32, u32)) -> b
     order == 0
 }
 
-/// `kcmp` of two open files (0) or two tables (2).
+/// Compares two open files (kind 0) or two tables (kind 2) by `kcmp`.
 fn is_same(what: i32, one: (i32, u32), other: (i32, u32)) -> bool {
     // SAFETY: these kinds of comparison take no pointers.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, what, one.1, other.1) };

@@ -1,4 +1,4 @@
-//! Descriptors of a process that stands still, saved from outside, restored in another one, and used there.
+//! Descriptors of a stopped process are saved from outside, restored in another process, and used there.
 
 mod ahead;
 mod blockers;

@@ -1,4 +1,4 @@
-//! What a tree may not open is refused by name.
+//! Objects that a tree has no right to open are refused by name.
 
 use crate::harness::{Donor, in_child, put, stop};
 use holdfast_sys::process::files::image::{Kind, UnixName};
@@ -8,10 +8,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 
-/// A user that nobody is.
+/// An unused user ID.
 const USER: u32 = 61_234;
 
-/// What the acceptor says to an image; nothing if it takes it.
+/// Returns the acceptor's refusal of an image, or an empty string if it accepts the image.
 fn said(image: &Image, rights: &Rights) -> String {
     in_child(|| {
         let stock = Stock::prepare_for(image.clone(), Given::default(), rights.clone());
@@ -96,7 +96,7 @@ fn a_socket_has_its_name_only_where_its_user_may_make_files() {
     assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
 
     chown(folder.path(), Some(USER), None).expect("an owner");
-    // In a directory like /tmp, a file that is another's is not replaced.
+    // In a directory like /tmp, a file of another user is not replaced.
     fs::write(&path, "root's").expect("written");
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).expect("a mode");
     chown(folder.path(), Some(0), None).expect("an owner");
@@ -108,7 +108,7 @@ fn a_socket_has_its_name_only_where_its_user_may_make_files() {
     let kind = fs::metadata(&path).expect("published").file_type();
     assert!(kind.is_socket());
 
-    // Nor does it become another's, or lie above the root of its stage.
+    // A socket file cannot be given to another user, and its path cannot leave the root of its stage.
     for (user, file) in [
         (0, path.to_str().expect("text")),
         (USER, "/../../tmp/climbed"),

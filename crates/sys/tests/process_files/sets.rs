@@ -6,7 +6,7 @@ use rustix::fs::inotify::{self, WatchFlags};
 use rustix::io::write;
 use std::os::fd::RawFd;
 
-/// What an epoll set says now: data and events.
+/// Returns the data and events that an epoll set reports.
 fn wait(set: RawFd) -> Vec<(u64, u32)> {
     let mut events = Vec::with_capacity(16);
     let none = Timespec {
@@ -49,7 +49,7 @@ fn an_epoll_set_watches_what_it_watched() {
         add(10, 12, 200, IN | epoll::EventFlags::ET);
         add(10, 13, 300, IN | epoll::EventFlags::ONESHOT);
         add(30, 10, 1, IN);
-        // Watched by a number that is closed meanwhile, and by one that is another file meanwhile.
+        // Two numbers are watched that are closed later, and one of them is opened again as another file.
         add(10, 14, 400, IN);
         put(rustix::io::dup(at(14)).expect("dup"), 44);
         close(14);
@@ -145,7 +145,7 @@ fn inotify_keeps_its_watch_descriptors() {
     });
 }
 
-/// The kernel shows watch descriptors in hexadecimal.
+/// Watch descriptors are read correctly although the kernel shows them in hexadecimal.
 #[test]
 fn many_watches_of_inotify_keep_their_numbers() {
     const WATCHES: i32 = 300;

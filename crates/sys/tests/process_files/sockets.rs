@@ -107,7 +107,7 @@ fn descriptors_in_flight_arrive() {
         put(eventfd(3, EventfdFlags::NONBLOCK).expect("made"), 30);
         send_fd(10, b"shared", 30);
         write(at(10), b"plain").expect("written");
-        // Nobody else has this one: it is in flight only, and has something in flight itself.
+        // The far end is only in flight, with a descriptor in flight in its own queue.
         let (near, far) = UnixStream::pair().expect("pair");
         send_fd(near.as_raw_fd(), b"deeper", 30);
         send_fd(20, b"alone", far.as_raw_fd());
@@ -162,7 +162,7 @@ fn a_listener_keeps_its_name_and_who_waits() {
         let waiting = accept(at(10)).expect("accepted");
         write(at(13), b"early").expect("written");
         assert_eq!(read(waiting.as_raw_fd()), b"early");
-        // New clients find it by the name.
+        // New clients find the listener by its name.
         let client = UnixStream::connect(&path).expect("connected");
         let server = accept(at(10)).expect("accepted");
         write(&client, b"late").expect("written");
@@ -174,7 +174,8 @@ fn a_listener_keeps_its_name_and_who_waits() {
     assert_eq!(names.len(), 1, "nothing is left behind");
 }
 
-/// As a server's connections are for a moment whose clients have just closed them.
+/// Accepted sockets keep the listener's name after their clients have closed. A server's connections are in this state
+/// for a moment.
 #[test]
 fn accepted_sockets_whose_peers_are_gone_keep_the_name_of_their_listener() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -191,13 +192,13 @@ fn accepted_sockets_whose_peers_are_gone_keep_the_name_of_their_listener() {
         orphan(&listener, &path, 11);
         orphan(&listener, &path, 12);
         put(listener, 13);
-        // Nobody listens by this name any more.
+        // No socket listens by this name after the drop.
         let listener = UnixListener::bind(&gone).expect("bound");
         orphan(&listener, &gone, 14);
         orphan(&listener, &gone, 15);
         std::fs::remove_file(&gone).expect("removed");
         drop(listener);
-        // Who listens by this one is not found by it any more.
+        // The listener's file is removed, so the name does not lead to it.
         let listener = UnixListener::bind(&lost).expect("bound");
         orphan(&listener, &lost, 16);
         put(UnixStream::connect(&lost).expect("connected"), 17);
@@ -236,7 +237,8 @@ fn accepted_sockets_whose_peers_are_gone_keep_the_name_of_their_listener() {
     assert_eq!(names.len(), 1, "nothing is left behind");
 }
 
-/// Renamed after it was bound, as a JVM's attach listener is, or bound by a path from another directory.
+/// A listener's file was renamed after the bind, as a JVM's attach listener does, or bound by a path relative to
+/// another directory.
 #[test]
 fn a_listener_is_found_by_the_name_that_its_file_has() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -246,7 +248,7 @@ fn a_listener_is_found_by_the_name_that_its_file_has() {
     let files = ["from/one", "2a", "from/2b", "3"];
     let donor = Donor::new(|| {
         for (at, (name, file)) in bound.into_iter().zip(files).enumerate() {
-            // The first two by whole paths, the others by relative ones.
+            // The first two by absolute paths, the others by relative ones.
             let path = match at {
                 0 | 1 => at_dir(name),
                 _ => {
@@ -295,7 +297,7 @@ fn a_listener_is_found_by_the_name_that_its_file_has() {
     assert_eq!(left.len(), 1 + files.len(), "{left:?}");
 }
 
-/// Every option that can be read and set is afterwards what it was, whatever it is called; filters too.
+/// Every socket option that can be read and set, and every filter, has the same value after the restore.
 #[test]
 fn options_and_filters_survive() {
     const ACCEPT_ALL: Instruction = Instruction {
@@ -417,7 +419,7 @@ fn options_of_sockets_are_kept() {
         sockopt::set_socket_timeout(at(10), sockopt::Timeout::Recv, Some(time)).expect("set");
         sockopt::set_socket_send_buffer_size(at(11), 99_000).expect("set");
         stop();
-        // Credentials are kept with what is sent while somebody wants them.
+        // The kernel attaches credentials to data only while a receiver wants them.
         write(at(11), b"who").expect("written");
         stop();
     });

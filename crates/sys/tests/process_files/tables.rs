@@ -1,4 +1,4 @@
-//! Whole tables: shared ones, large ones, processes that are named by descriptors, sockets that are handed through.
+//! Whole descriptor tables: shared and large ones, pidfds, and sockets that are passed through.
 
 use crate::harness::{Donor, at, fork, put, read, stop};
 use holdfast_sys::process::files::image::{FileId, Kind};
@@ -33,7 +33,7 @@ fn processes_that_share_a_table_have_one() {
         }
         stop();
     });
-    // The second child stops when it has its file, and only there.
+    // The second child stops only after it has opened its file.
     let pids = donor.pids();
     assert_eq!(pids.len(), 3);
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -99,7 +99,7 @@ fn one_file_opened_many_times_is_told_apart() {
         );
         assert!(seen.insert(table.slots[&number].file));
     }
-    // And the one that stands three times, as input, output and errors.
+    // One more open file stands at 0, 1 and 2: input, output and errors.
     assert_eq!(saved.frozen.files.len(), 245 + 1);
 }
 
@@ -165,7 +165,8 @@ fn sockets_of_the_internet_are_handed_through() {
         protocols.contains(&(libc::AF_INET6, libc::IPPROTO_UDP)),
         "{protocols:?}"
     );
-    // Copies of the donor's stand for what the acceptor makes; the numbers say which was put where.
+    // Copies of the donor's sockets take the place of sockets that the acceptor makes; the descriptor numbers
+    // show where each was put.
     let listener = frozen.sockets.iter().find(|(id, _)| {
         matches!(
             image.files[id].kind,
@@ -184,7 +185,7 @@ fn sockets_of_the_internet_are_handed_through() {
     assert_eq!(restored, "");
 }
 
-/// Restores the image around these sockets in a process of its own.
+/// Restores the image with these sockets in a separate process.
 fn restored_with(
     image: holdfast_sys::process::files::Image,
     changes: holdfast_sys::process::files::Changes,
@@ -239,7 +240,7 @@ fn sockets_that_are_in_each_others_places_change_them() {
         let table = draft.image.tables.values().next().expect("a table");
         let mut given = Given::default();
         let mut expected = Vec::new();
-        // Each in the place of the next but two.
+        // Each socket occupies the number that belongs to the third socket after it.
         for number in 0..many {
             let place = 10 + (number + 3) % many;
             put(UdpSocket::bind("127.0.0.1:0").expect("bound"), place);

@@ -1,4 +1,4 @@
-//! Pseudo-terminals. The acceptor has a devpts of its own, so that numbers are free.
+//! Pseudo-terminals. The acceptor has its own devpts, so that terminal numbers are free.
 
 use crate::harness::{Donor, at, put, read, stop};
 use rustix::fs::{Mode, OFlags, open};
@@ -8,7 +8,7 @@ use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcgetwins
 use rustix::termios::{tcsetattr, tcsetwinsize};
 use std::process::Command;
 
-/// Terminals of our own.
+/// Mounts a separate devpts for the calling process.
 fn own_terminals() {
     // SAFETY: the process has one thread.
     assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0);
@@ -33,7 +33,7 @@ fn own_terminals() {
 #[test]
 fn a_terminal_keeps_its_number_modes_and_size() {
     let donor = Donor::new(|| {
-        // Another one before it, so that its number is not the first.
+        // Opens another terminal first, so that the tested terminal does not have the first number.
         let other = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         put(
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal"),

@@ -1,4 +1,4 @@
-//! ASAP (RFC 5352): between pool elements or pool users and registrars, and, in the session layer, between each other.
+//! ASAP (RFC 5352): between pool elements or pool users and registrars, and, in the session layer, among the former.
 
 use super::cause::Cause;
 use super::element::PoolElement;
@@ -24,23 +24,23 @@ pub const PPID: u32 = 11;
 pub const PORT: u16 = 3863;
 
 const HANDLE_RESOLUTION_RESPONSE: u8 = 0x06;
-/// Ours, of those that nobody has: "00 Stop processing this message and discard it", says RFC 5354
-/// section 4 of their two top bits, and not to report it. rsplib drops any type that it does not know.
+/// A number that the RFC leaves unassigned. Its two top bits mean "00 Stop processing this message and discard it" (RFC
+/// 5354 section 4), without a report. rsplib drops any type that it does not know.
 const PROBE: u8 = 0x3d;
 const PROBE_ANSWER: u8 = 0x3e;
 
 /// An ASAP message (RFC 5352 section 2.2).
 ///
-/// What it holds as bytes are slices of the buffer that was parsed: keep a copy of what outlives it for long.
+/// Byte fields are slices of the parsed buffer: copy a field to keep it without the buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields that say no more than their type")]
 pub enum Message {
-    /// A pool element registers, or registers anew.
+    /// A pool element registers or re-registers.
     Registration {
         handle: PoolHandle,
         element: PoolElement,
     },
-    /// A pool element leaves its pool.
+    /// A pool element deregisters from its pool.
     Deregistration { handle: PoolHandle, id: ElementId },
     /// The answer to a registration.
     RegistrationResponse {
@@ -51,7 +51,7 @@ pub enum Message {
         /// Empty: no Operation Error.
         causes: Vec<Cause>,
     },
-    /// The answer to a deregistration, or the end of a registration's life.
+    /// The answer to a deregistration, or notice that a registration's lifetime ended.
     DeregistrationResponse {
         handle: PoolHandle,
         id: ElementId,
@@ -60,66 +60,67 @@ pub enum Message {
     },
     /// A pool user asks for elements of a pool.
     HandleResolution {
-        /// The S flag: tell me of changes too.
+        /// The S flag: request notifications of changes.
         updates: bool,
         handle: PoolHandle,
-        /// How many elements are wanted, `u32::MAX` for all that there may be: rsplib's private parameter `0x803f`, which
-        /// others skip.
+        /// Maximum number of elements, `u32::MAX` for no limit: rsplib's private parameter `0x803f`, which other
+        /// implementations skip.
         items: Option<u32>,
     },
-    /// The answer to a handle resolution: negative exactly if it has causes, and then it has neither policy nor elements.
+    /// The answer to a handle resolution: negative exactly if it has causes; then policy and elements are absent.
     HandleResolutionResponse {
-        /// The A flag: changes will be told.
+        /// The A flag: changes will be notified.
         updates: bool,
         handle: PoolHandle,
-        /// The pool's policy; without it, round robin. rsplib insists on it.
+        /// The pool's policy; round robin if absent. rsplib requires the policy.
         policy: Option<Policy>,
         elements: Vec<PoolElement>,
         /// Empty: no Operation Error.
         causes: Vec<Cause>,
     },
-    /// A registrar asks a pool element whether it lives.
+    /// A registrar checks that a pool element is alive.
     EndpointKeepAlive {
-        /// The H flag: the registrar is now the element's home.
+        /// The H flag: the registrar becomes the element's home.
         home: bool,
         registrar: RegistrarId,
         handle: PoolHandle,
-        /// Which of the endpoint's elements is meant; rsplib's addition, which the RFC's receivers discard the message for.
+        /// The element of the endpoint that is meant; rsplib's addition, for which a receiver that follows the RFC
+        /// discards the message.
         id: Option<ElementId>,
     },
-    /// It lives.
+    /// The answer to a keep-alive.
     EndpointKeepAliveAck { handle: PoolHandle, id: ElementId },
     /// A pool user did not reach a pool element.
     EndpointUnreachable { handle: PoolHandle, id: ElementId },
-    /// A registrar says by multicast that it is there.
+    /// A registrar announces itself by multicast.
     ServerAnnounce {
         registrar: RegistrarId,
-        /// SCTP or TCP. rsplib sends none, and then it is the address and port that the datagram came from; of several it
-        /// understands those up to the first SCTP one, which must be the last.
+        /// SCTP or TCP. rsplib sends none, and then the datagram's source address and port are meant; of several,
+        /// rsplib understands the first ones up to an SCTP one, which must be the last.
         transports: Vec<Transport>,
     },
-    /// State that a pool element gives its user to keep.
+    /// State of a pool element, stored by its user.
     Cookie(Bytes),
-    /// The state that a pool user brings to the next pool element.
+    /// The stored state, sent by the pool user to the next pool element.
     CookieEcho(Bytes),
-    /// Which pool the sender is of, and whom to fail over to, in that order.
+    /// The sender's pool, and elements to fail over to, in that order.
     BusinessCard {
         handle: PoolHandle,
-        /// The pool's policy; rsplib's addition, on which it insists.
+        /// The pool's policy; rsplib's addition and requirement.
         policy: Option<Policy>,
         elements: Vec<PoolElement>,
     },
-    /// Something was wrong with a message.
+    /// Reports errors in a message.
     Error(Vec<Cause>),
-    /// A pool user asks a pool element how busy it is. Not of the RFC.
+    /// A pool user asks a pool element for its load. Not in the RFC.
     Probe { handle: PoolHandle, id: ElementId },
-    /// How busy the element is.
+    /// The element's load.
     ProbeAnswer {
         handle: PoolHandle,
         id: ElementId,
-        /// Requests in flight.
+        /// Number of requests in progress.
         in_flight: u32,
-        /// What those take that come when it is as busy as it is, in microseconds; none if it cannot tell.
+        /// Expected latency of a request that arrives at the present load, in microseconds; none if unknown.
         latency_us: Option<u32>,
     },
 }
@@ -128,7 +129,7 @@ impl Message {
     /// Reads a message, with or without the padding behind it.
     ///
     /// # Errors
-    /// Why the message is discarded, and what its sender is to be told.
+    /// The reason for discarding the message, and the reports for its sender.
     pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
         read::message(bytes, parse)
     }
@@ -136,7 +137,7 @@ impl Message {
     /// Appends the message.
     ///
     /// # Errors
-    /// When it has no encoding; nothing is appended then.
+    /// A message without an encoding; then nothing is appended.
     pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
         write::message(buffer, self.number(), self.flags(), |writer| {
             self.write(writer);
@@ -186,7 +187,7 @@ impl Message {
         }
     }
 
-    /// Where a message has a flag, it is the lowest bit.
+    /// In every message with a flag, the flag is the lowest bit.
     fn flags(&self) -> u8 {
         u8::from(match self {
             Message::RegistrationResponse { rejected, .. } => *rejected,
@@ -197,12 +198,12 @@ impl Message {
         })
     }
 
-    /// What the message reports: nothing, if it has no Operation Error.
+    /// Returns the causes that the message reports; empty without an Operation Error.
     pub fn causes(&self) -> &[Cause] {
         self.operation_error().map_or(&[], Vec::as_slice)
     }
 
-    /// The Operation Error parameter; only that of an error message may be empty.
+    /// Returns the Operation Error parameter; only an error message's may be empty.
     fn operation_error(&self) -> Option<&Vec<Cause>> {
         match self {
             Message::RegistrationResponse { causes, .. }
@@ -215,7 +216,7 @@ impl Message {
         }
     }
 
-    /// The figures of a probe's answer.
+    /// Returns the load figures of a probe's answer.
     fn busy(&self) -> Option<Busy> {
         match self {
             Message::ProbeAnswer {

@@ -9,16 +9,16 @@ use super::write::Writer;
 use bytes::Bytes;
 use std::fmt;
 
-/// What kind of error: a number of RFC 5354's table, or another that a peer uses.
+/// Kind of error: a number of RFC 5354's table, or another one used by a peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CauseCode(pub u16);
 
 /// One error that a message reports.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Cause {
-    /// What kind.
+    /// The kind of error.
     pub code: CauseCode,
-    /// Cause-specific information, as it is on the wire; for most kinds there is none.
+    /// Cause-specific information in wire format; empty for most kinds.
     pub data: Bytes,
 }
 
@@ -28,7 +28,7 @@ macro_rules! codes {
             $($(#[$doc])* pub const $name: CauseCode = CauseCode($number);)*
         }
 
-        /// What the number means, in words.
+        /// The meaning of the number, in words.
         impl fmt::Display for CauseCode {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match *self {
@@ -49,11 +49,11 @@ codes! {
     UNRECOGNIZED_MESSAGE = 0x2, "unrecognized message";
     /// Data: the offending parameter, whole.
     INVALID_VALUES = 0x3, "invalid values";
-    /// The pool has another element with this number.
+    /// Another element of the pool has this number.
     NON_UNIQUE_ELEMENT_ID = 0x4, "element identifier in use by another element";
     /// Data: the pool's policy, see [`Cause::inconsistent_policy`].
     INCONSISTENT_POLICY = 0x5, "policy differs from the pool's";
-    /// The sender cannot do what was asked.
+    /// The sender lacks the resources for the request.
     LACK_OF_RESOURCES = 0x6, "lack of resources";
     /// Data: the pool's transport, see [`Cause::inconsistent_transport`].
     INCONSISTENT_TRANSPORT = 0x7, "transport type differs from the pool's";
@@ -65,9 +65,9 @@ codes! {
     REJECTED_FOR_SECURITY = 0xa, "rejected for security";
     /// rsplib's private: the message's framing is broken.
     RSPLIB_INVALID_MESSAGE = 0x10, "invalid message (rsplib)";
-    /// rsplib's private: a value is none that is possible.
+    /// rsplib's private: a value is impossible.
     RSPLIB_INVALID_VALUE = 0x11, "invalid value (rsplib)";
-    /// rsplib's private: it does not know the policy.
+    /// rsplib's private: the policy is unknown to the sender.
     RSPLIB_UNSUPPORTED_POLICY = 0x100b, "policy not supported (rsplib)";
     /// rsplib's private: the element's number is in use.
     RSPLIB_DUPLICATE_ID = 0xf002, "element identifier in use by another element (rsplib)";
@@ -100,7 +100,7 @@ impl fmt::Display for Cause {
 }
 
 impl Cause {
-    /// A registration's policy differs from the pool's, which is `pool`.
+    /// A registration's policy differs from `pool`, the pool's policy.
     pub fn inconsistent_policy(pool: &Policy) -> Cause {
         Cause {
             code: CauseCode::INCONSISTENT_POLICY,
@@ -108,7 +108,7 @@ impl Cause {
         }
     }
 
-    /// A registration's transport differs from the pool's, of which `pool` is one.
+    /// A registration's transport differs from the pool's; `pool` is one of the pool's transports.
     pub fn inconsistent_transport(pool: &Transport) -> Cause {
         Cause {
             code: CauseCode::INCONSISTENT_TRANSPORT,
@@ -116,12 +116,12 @@ impl Cause {
         }
     }
 
-    /// The pool's policy, of a [`CauseCode::INCONSISTENT_POLICY`] that says it (rsplib's do not).
+    /// Returns the pool's policy from a [`CauseCode::INCONSISTENT_POLICY`] that carries it (rsplib's do not).
     pub fn policy(&self) -> Option<Policy> {
         (self.code == CauseCode::INCONSISTENT_POLICY).then(|| read::parameter(&self.data))?
     }
 
-    /// The pool's transport, of a [`CauseCode::INCONSISTENT_TRANSPORT`] that says it.
+    /// Returns the pool's transport from a [`CauseCode::INCONSISTENT_TRANSPORT`] that carries it.
     pub fn transport(&self) -> Option<Transport> {
         (self.code == CauseCode::INCONSISTENT_TRANSPORT).then(|| read::parameter(&self.data))?
     }

@@ -5,29 +5,29 @@ use super::parameter::{self, Parameter};
 use super::read::{ErrorKind, Reader};
 use super::write::Writer;
 
-/// The checksum of a set of pool elements, kept as elements come and go.
+/// The checksum of a set of pool elements, updated as elements are added and removed.
 ///
-/// RFC 1071 over each element's block, the pool's handle padded with zeros to a multiple of 4 bytes, then the element's
-/// number. The words are summed unfolded, in 64 bits: so what was added can be taken away exactly, in any order, and no set
-/// of elements is large enough to overflow it (rsplib's accumulator of 32 bits wraps beyond some 10,000 elements, and the
-/// carries that it loses make the checksum wrong).
+/// RFC 1071 over each element's block: the pool's handle padded with zeros to a multiple of 4 bytes, then the element's
+/// number. The words are summed in 64 bits without folding, so each element can be removed exactly, in any order, and
+/// no set of elements is large enough to overflow the sum (rsplib's accumulator of 32 bits wraps beyond some 10,000
+/// elements, and the lost carries make the checksum wrong).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PeChecksum {
     sum: u64,
 }
 
 impl PeChecksum {
-    /// An element joins the set.
+    /// Adds an element to the set.
     pub fn add(&mut self, handle: &PoolHandle, id: ElementId) {
         self.sum += block(handle, id);
     }
 
-    /// An element that was added leaves the set.
+    /// Removes an element that was added.
     pub fn remove(&mut self, handle: &PoolHandle, id: ElementId) {
         self.sum = self.sum.wrapping_sub(block(handle, id));
     }
 
-    /// The checksum; of no elements it is `0xffff`.
+    /// Returns the checksum; `0xffff` for an empty set.
     pub fn value(&self) -> u16 {
         let mut sum = self.sum;
         while sum > 0xffff {

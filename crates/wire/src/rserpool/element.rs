@@ -1,4 +1,4 @@
-//! Pool elements and registrars as messages describe them (RFC 5354 sections 3.9 to 3.11 and 3.14).
+//! Pool elements and registrars in messages (RFC 5354 sections 3.9 to 3.11 and 3.14).
 
 use super::id::{ElementId, PoolHandle, RegistrarId};
 use super::parameter::{self, Parameter};
@@ -10,37 +10,37 @@ use super::write::{self, EncodeError, Writer};
 /// A pool element (RFC 5354 section 3.10).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PoolElement {
-    /// Its number within the pool.
+    /// The element's number within the pool.
     pub id: ElementId,
-    /// Its home registrar; 0 if it has none.
+    /// The element's home registrar; 0 if none.
     pub home: RegistrarId,
-    /// How long the registration holds; -1 means for ever. As it is on the wire: RFC 5354 counts seconds, rsplib
-    /// milliseconds, and nothing in the message tells which.
+    /// Lifetime of the registration, as on the wire; -1 means unlimited. RFC 5354 counts seconds, rsplib milliseconds,
+    /// and the message does not tell which unit applies.
     pub registration_life: i32,
-    /// Where its users reach it.
+    /// Transport address for pool users.
     pub user_transport: Transport,
-    /// What it says of itself for the pool's policy.
+    /// The element's figures for the pool's policy.
     pub policy: Policy,
-    /// Where registrars reach it. The RFC wants it always. rsplib sends it between registrars only, where it insists on it,
-    /// and takes the association's addresses in a registration.
+    /// Transport address for registrars. The RFC always requires it. rsplib requires it between registrars, and
+    /// omits it elsewhere; for a registration rsplib uses the association's addresses.
     pub asap_transport: Option<SctpTransport>,
 }
 
 /// A registrar (RFC 5354 section 3.11).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ServerInformation {
-    /// Its number.
+    /// The registrar's number.
     pub id: RegistrarId,
-    /// Where its peers reach it.
+    /// Transport address for peers.
     pub transport: SctpTransport,
 }
 
-/// A pool element as messages have it, for those that are told again and again.
+/// A pool element in encoded form, for elements that are sent repeatedly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedElement(pub(super) Result<Box<[u8]>, EncodeError>);
 
 impl PoolElement {
-    /// As it is written. One that has no encoding makes the message fail that it is put into.
+    /// Encodes the element. An element without an encoding makes every message fail that contains it.
     pub fn encoded(&self) -> EncodedElement {
         EncodedElement(write::parameter_of(self).map(|bytes| Box::from(&bytes[..])))
     }

@@ -16,28 +16,28 @@ pub const PORT: u16 = 9901;
 
 /// An ENRP message (RFC 5353 section 2).
 ///
-/// What it holds as bytes are slices of the buffer that was parsed: keep a copy of what outlives it for long.
+/// Byte fields are slices of the parsed buffer: copy a field to keep it without the buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Who sends it.
+    /// The sending registrar.
     pub sender: RegistrarId,
-    /// Who is to get it; 0 for all.
+    /// The receiving registrar; 0 for all.
     pub receiver: RegistrarId,
-    /// What it says.
+    /// The content.
     pub body: Body,
 }
 
-/// What an ENRP message says.
+/// The content of an ENRP message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields that say no more than their type")]
 pub enum Body {
-    /// The sender is there.
+    /// The sender is alive.
     Presence {
-        /// The R flag: answer with a presence that has server information.
+        /// The R flag: request a presence with server information.
         reply_required: bool,
-        /// Of the elements that the sender owns, see [`PeChecksum`](super::PeChecksum). rsplib insists on it.
+        /// Checksum of the elements that the sender owns, see [`PeChecksum`](super::PeChecksum). rsplib requires it.
         checksum: Option<u16>,
-        /// The sender; the RFC wants it where a reply was required, rsplib always.
+        /// The sender's information; the RFC requires it in a requested reply, rsplib always.
         server: Option<ServerInformation>,
     },
     /// Asks for the handlespace.
@@ -45,50 +45,50 @@ pub enum Body {
         /// The W flag: only the elements that the receiver owns.
         own_only: bool,
     },
-    /// A block of the handlespace; large ones are written with [`HandleTable`].
+    /// A block of the handlespace; large blocks are encoded with [`HandleTable`].
     HandleTableResponse {
-        /// The R flag: not now.
+        /// The R flag: the request is rejected for the present.
         rejected: bool,
-        /// The M flag: ask again for the next block.
+        /// The M flag: request the next block.
         more: bool,
         entries: Vec<PoolEntry>,
     },
-    /// An element of the sender's came, changed or went.
+    /// An element of the sender was added, changed or removed.
     HandleUpdate {
-        /// A flag of rsplib's: the receiver should take the element over.
+        /// rsplib's flag: the receiver should take the element over.
         takeover_suggested: bool,
         action: UpdateAction,
         handle: PoolHandle,
         element: PoolElement,
     },
-    /// Asks for the registrars that the receiver knows.
+    /// Requests the registrars known to the receiver.
     ListRequest,
-    /// The registrars that the sender knows.
+    /// The registrars known to the sender.
     ListResponse {
-        /// The R flag: not now.
+        /// The R flag: the request is rejected for the present.
         rejected: bool,
         servers: Vec<ServerInformation>,
     },
     /// The sender wants to take over the elements of `target`.
     InitTakeover { target: RegistrarId },
-    /// The sender does not object to that.
+    /// The sender does not object to the takeover.
     InitTakeoverAck { target: RegistrarId },
     /// The sender has taken over the elements of `target`.
     TakeoverServer { target: RegistrarId },
-    /// Something was wrong with a message.
+    /// Reports errors in a message.
     Error(Vec<Cause>),
 }
 
-/// A pool in a handle table, or the part of it in this block.
+/// A pool in a handle table, or the part of the pool in this block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolEntry {
     /// The pool.
     pub handle: PoolHandle,
-    /// Its elements.
+    /// The pool's elements in this block.
     pub elements: Vec<PoolElement>,
 }
 
-/// What a handle update does.
+/// Effect of a handle update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UpdateAction {
     /// Add the element, or replace it.
@@ -101,7 +101,7 @@ impl Message {
     /// Reads a message, with or without the padding behind it.
     ///
     /// # Errors
-    /// Why the message is discarded, and what its sender is to be told.
+    /// The reason for discarding the message, and the reports for its sender.
     pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
         read::message(bytes, |number, flags, reader| {
             if !(PRESENCE..=ERROR).contains(&number) {
@@ -118,7 +118,7 @@ impl Message {
     /// Appends the message.
     ///
     /// # Errors
-    /// When it has no encoding; nothing is appended then.
+    /// A message without an encoding; then nothing is appended.
     pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
         write::message(buffer, self.body.number(), self.body.flags(), |writer| {
             writer.u32(self.sender.0);
@@ -131,7 +131,7 @@ impl Message {
 const PRESENCE: u8 = 0x01;
 const HANDLE_TABLE_RESPONSE: u8 = 0x03;
 const ERROR: u8 = 0x0a;
-/// The first flag of a message, whatever it means.
+/// The lowest flag bit, with a meaning per message type.
 const FIRST: u8 = 1;
 const MORE: u8 = 2;
 
@@ -285,7 +285,7 @@ impl UpdateAction {
     }
 }
 
-/// Writes a block of the handlespace, a handle table response, element by element until it is full.
+/// Encoder of a handle table response, which appends elements to one block of the handlespace until it is full.
 pub struct HandleTable<'a> {
     writer: Writer<'a>,
     handle: Option<PoolHandle>,
@@ -293,7 +293,7 @@ pub struct HandleTable<'a> {
 }
 
 impl<'a> HandleTable<'a> {
-    /// Begins a block of at most `length_max` bytes.
+    /// Starts a block of at most `length_max` bytes.
     pub fn new(
         buffer: &'a mut BytesMut,
         sender: RegistrarId,
@@ -310,8 +310,9 @@ impl<'a> HandleTable<'a> {
         }
     }
 
-    /// Appends an element, under its pool's handle if that differs from the last one's. `false`: it did not fit, the block
-    /// is as it was. What a block that is still empty refuses fits into none: limit handles where elements register.
+    /// Appends an element, under its pool's handle if that differs from the last one's. Returns false if the element
+    /// did not fit; the block is then unchanged. An element that an empty block refuses fits into none: limit the
+    /// length of handles at registration.
     pub fn push(&mut self, handle: &PoolHandle, element: &PoolElement) -> bool {
         let before = self.writer.length();
         let same_pool = self.handle.as_ref() == Some(handle);
@@ -332,7 +333,7 @@ impl<'a> HandleTable<'a> {
     /// Completes the block; `more` says that another follows.
     ///
     /// # Errors
-    /// When an element has no encoding; the buffer is as it was before the block.
+    /// An element without an encoding; the buffer is then as before the block.
     pub fn finish(mut self, more: bool) -> Result<(), EncodeError> {
         if more {
             self.writer.set_flags(MORE);

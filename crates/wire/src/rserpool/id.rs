@@ -1,4 +1,4 @@
-//! Who is who in a scope: pools, pool elements, registrars.
+//! Identifiers within a scope: pools, pool elements, registrars.
 
 use bytes::Bytes;
 use std::fmt;
@@ -13,7 +13,7 @@ impl From<&str> for PoolHandle {
     }
 }
 
-/// As text, what is no printable ASCII escaped.
+/// Text form, with all but printable ASCII escaped.
 impl fmt::Display for PoolHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.escape_ascii().fmt(f)

@@ -1,10 +1,11 @@
 //! Reliable Server Pooling (RFC 5351 to 5356): its identities and policies, its parameters, [`asap`] and [`enrp`].
 //!
-//! A parameter that is not known where it stands is treated by the two top bits of its type (RFC 5354 section 3): the
-//! message is discarded, or the parameter skipped, and either is reported or not. What is to be reported comes with the
-//! message or with the error. Of a message type that is not known, only those with the top bits 01 are reported.
+//! The two top bits of a parameter's type tell how to treat it where it is unknown (RFC 5354 section 3): discard the
+//! message or skip the parameter, and report it or not. The reports are returned with the message or with the error. Of
+//! the unknown message types, only the types with top bits 01 are reported.
 //!
-//! Where rsplib departs from the RFCs, its form is understood, and written when its fields are set: each says so.
+//! rsplib departs from the RFCs in some fields, which name it: its form is decoded, and encoded when these fields are
+//! set.
 
 pub mod asap;
 mod cause;

@@ -1,4 +1,4 @@
-//! The parameters of RFC 5354 by number, and what each type that is one can do.
+//! The parameters of RFC 5354 by number, and the trait of types that are parameters.
 
 use super::read::{ErrorKind, Reader};
 use super::write::Writer;
@@ -19,34 +19,34 @@ pub(super) const COOKIE: u16 = 0x000d;
 pub(super) const ELEMENT_ID: u16 = 0x000e;
 pub(super) const CHECKSUM: u16 = 0x000f;
 pub(super) const OPAQUE_TRANSPORT: u16 = 0x0010;
-/// rsplib's own, in a handle resolution: how many elements are wanted.
+/// rsplib's private parameter of a handle resolution: the number of elements requested.
 pub(super) const ITEMS: u16 = 0x803f;
-/// Ours, in the answer to a probe: how busy an element is.
+/// Private parameter of the answer to a probe: an element's load.
 pub(super) const BUSY: u16 = 0x803e;
 
-/// A value that travels as a parameter: type, length, value (RFC 5354 section 3).
+/// A value that is encoded as a parameter: type, length, value (RFC 5354 section 3).
 pub(super) trait Parameter: Sized {
-    /// The types it can have on the wire.
+    /// The possible types on the wire.
     const KINDS: &'static [u16];
 
-    /// The type of this one.
+    /// Returns this value's type.
     fn kind(&self) -> u16 {
         Self::KINDS[0]
     }
 
-    /// Reads the value, all of it.
+    /// Decodes the whole value.
     fn read(value: &mut Reader<'_>) -> Result<Self, ErrorKind>;
 
-    /// Writes the value, without padding at its end.
+    /// Encodes the value, without padding at its end.
     fn write(&self, writer: &mut Writer<'_>);
 }
 
-/// What to do with a parameter that is not recognised where it stands, by the two top bits of its type.
+/// Treatment of a parameter that is unknown where it stands, from the two top bits of its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Unrecognized {
-    /// Go on behind the parameter; otherwise the message is discarded.
+    /// Continue after the parameter; if false, the message is discarded.
     pub(super) skip: bool,
-    /// Tell the sender.
+    /// Report the parameter to the sender.
     pub(super) report: bool,
 }
 

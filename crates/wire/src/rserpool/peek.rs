@@ -1,24 +1,24 @@
-//! What a message is about, before it is read: enough to fetch from memory what will be asked for.
+//! The subject of a message before it is decoded: enough to prefetch the memory that its handler reads.
 
 use super::id::ElementId;
 use super::parameter;
 
-/// The pool and the element that a message names first. The message may still be malformed.
+/// The first pool and element in a message. The message may still be malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject<'a> {
     /// The pool's handle.
     pub handle: &'a [u8],
     /// The element's number; none in a handle resolution.
     pub id: Option<ElementId>,
-    /// It leaves its pool.
+    /// True if the element leaves its pool.
     pub leaves: bool,
 }
 
-/// That of an ASAP message for a registrar.
+/// Returns the subject of an ASAP message to a registrar.
 #[inline]
 pub fn asap(message: &[u8]) -> Option<Subject<'_>> {
     match message.first()? {
-        // Registration and deregistration, a keep-alive's answer, a report.
+        // Registration, deregistration, answer to a keep-alive, unreachable report.
         &kind @ (0x01 | 0x02 | 0x08 | 0x09) => element(message.get(4..)?, kind == 0x02),
         // Resolution.
         0x05 => {
@@ -33,10 +33,10 @@ pub fn asap(message: &[u8]) -> Option<Subject<'_>> {
     }
 }
 
-/// That of an ENRP handle update.
+/// Returns the subject of an ENRP handle update.
 #[inline]
 pub fn enrp(message: &[u8]) -> Option<Subject<'_>> {
-    // Behind the header: both registrars, and the action.
+    // After the header: both registrars, and the action.
     if message.first()? != &0x04 {
         return None;
     }
@@ -44,7 +44,7 @@ pub fn enrp(message: &[u8]) -> Option<Subject<'_>> {
     element(message.get(16..)?, !adds)
 }
 
-/// A handle, and an element's number or the element, which begins with it.
+/// Reads a handle, then an element's number, or an element, which begins with its number.
 #[inline]
 fn element(parameters: &[u8], leaves: bool) -> Option<Subject<'_>> {
     let (handle, rest) = handle(parameters)?;
@@ -56,7 +56,7 @@ fn element(parameters: &[u8], leaves: bool) -> Option<Subject<'_>> {
     })
 }
 
-/// A pool handle parameter, and what is behind it.
+/// Reads a pool handle parameter; returns the handle and the bytes after it.
 #[inline]
 fn handle(parameters: &[u8]) -> Option<(&[u8], &[u8])> {
     let &[t0, t1, l0, l1] = parameters.first_chunk()?;

@@ -1,4 +1,4 @@
-//! Pool policies: how a pool chooses among its elements (RFC 5356), and rsplib's private ones.
+//! Pool policies: rules for choosing among a pool's elements (RFC 5356), and rsplib's private ones.
 
 use super::parameter::{self, Parameter};
 use super::read::{ErrorKind, Reader};
@@ -30,15 +30,16 @@ macro_rules! figure {
 /// One line for each policy: its number, its short name, its figures in their order on the wire.
 macro_rules! policies {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $short:literal $({ $($figure:ident),+ })?;)*) => {
-        /// What a pool element says of itself for its pool's policy (RFC 5356 sections 3 to 5).
+        /// A pool element's figures for its pool's policy (RFC 5356 sections 3 to 5).
         ///
-        /// The policies from [`Policy::RandomizedPriorityLeastUsed`] on are rsplib's, in its private range and encoding.
+        /// Policies from [`Policy::RandomizedPriorityLeastUsed`] on are rsplib's, in its private range and encoding.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Policy {
             $($(#[$doc])* $name $({ $(#[doc = figure!($figure)] $figure: u32),+ })?,)*
         }
 
-        /// A policy without its figures: what all elements of a pool share. Written by its short name, such as `LU-DPF`.
+        /// A policy without its figures: the part that all elements of a pool share. Written by its short name, such as
+        /// `LU-DPF`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u32)]
         pub enum PolicyKind {
@@ -58,14 +59,14 @@ macro_rules! policies {
             /// Every policy, in the order of the numbers.
             pub const ALL: &[PolicyKind] = &[$(PolicyKind::$name),*];
 
-            /// The policy with all its figures 0: of a pool, where only the kind matters.
+            /// Returns the policy with all figures 0: for a pool, where only the kind matters.
             pub fn zeroed(self) -> Policy {
                 match self {
                     $(PolicyKind::$name => Policy::$name { $($($figure: 0),+)? },)*
                 }
             }
 
-            /// The policy with that number in RFC 5356's table or in rsplib's private range.
+            /// Returns the policy with that number in RFC 5356's table or in rsplib's private range.
             pub fn from_number(number: u32) -> Option<PolicyKind> {
                 match number {
                     $($number => Some(PolicyKind::$name),)*
@@ -73,7 +74,7 @@ macro_rules! policies {
                 }
             }
 
-            /// Its short name, as rsplib and the papers have it.
+            /// Returns the policy's short name, as in rsplib and the papers.
             pub fn name(self) -> &'static str {
                 match self {
                     $(PolicyKind::$name => $short,)*
@@ -105,23 +106,23 @@ macro_rules! policies {
 }
 
 policies! {
-    /// One after another.
+    /// In turn.
     RoundRobin = 0x0000_0001, "RR";
-    /// One after another, each as often as its weight says.
+    /// In turn, each element as often as its weight.
     WeightedRoundRobin = 0x0000_0002, "WRR" { weight };
-    /// By chance, all alike.
+    /// At random, with equal probability.
     Random = 0x0000_0003, "RAND";
-    /// By chance, in proportion to the weights.
+    /// At random, in proportion to the weights.
     WeightedRandom = 0x0000_0004, "WRAND" { weight };
     /// The highest priority.
     Priority = 0x0000_0005, "PRIO" { priority };
     /// The lowest load; round robin among equals.
     LeastUsed = 0x4000_0001, "LU" { load };
-    /// The lowest load, which each selection raises until the element reports anew.
+    /// The lowest load; each selection raises the load until the element's next report.
     LeastUsedDegradation = 0x4000_0002, "LUD" { load, degradation };
     /// The lowest load after one more session.
     PriorityLeastUsed = 0x4000_0003, "PLU" { load, degradation };
-    /// By chance, in proportion to what is left of the load.
+    /// At random, in proportion to the unused load.
     RandomizedLeastUsed = 0x4000_0004, "RLU" { load };
     /// RLU over the load after one more session.
     RandomizedPriorityLeastUsed = 0xb000_1001, "RPLU" { load, degradation };
@@ -137,9 +138,11 @@ policies! {
     LeastUsedDpf = 0xb000_2002, "LU-DPF" { load, dpf, distance };
     /// LUD, with a load that the distance raises.
     LeastUsedDegradationDpf = 0xb000_2003, "LUD-DPF" { load, degradation, dpf, distance };
-    /// PLU, with a load that the distance raises. rsplib has the number but no encoding; this one follows LUD-DPF's.
+    /// PLU, with a load that the distance raises. rsplib has the number but no encoding; this encoding follows
+    /// LUD-DPF's.
     PriorityLeastUsedDpf = 0xb000_2004, "PLU-DPF" { load, degradation, dpf, distance };
-    /// PLUD, with a load that the distance raises. rsplib has the number but no encoding; this one follows LUD-DPF's.
+    /// PLUD, with a load that the distance raises. rsplib has the number but no encoding; this encoding follows
+    /// LUD-DPF's.
     PriorityLeastUsedDegradationDpf = 0xb000_2005, "PLUD-DPF" { load, degradation, dpf, distance };
 }
 
@@ -156,7 +159,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// The text is no policy's short name.
+/// A text that is not the short name of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a pool policy; use one such as RR, WRR, RAND, WRAND, LU or LU-DPF")]
 pub struct PolicyNameError(String);
@@ -164,7 +167,7 @@ pub struct PolicyNameError(String);
 impl FromStr for PolicyKind {
     type Err = PolicyNameError;
 
-    /// By the short name, in upper or lower case.
+    /// Parses the short name, in upper or lower case.
     fn from_str(text: &str) -> Result<PolicyKind, PolicyNameError> {
         let named = |kind: &&PolicyKind| kind.name().eq_ignore_ascii_case(text);
         PolicyKind::ALL

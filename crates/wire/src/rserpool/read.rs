@@ -1,67 +1,68 @@
-//! Decoding: a total reader over the received bytes, which treats what it does not know as RFC 5354 section 3 says.
+//! Decoding: a total reader of received bytes, which treats unknown parts as RFC 5354 section 3 requires.
 
 use super::cause::{Cause, CauseCode};
 use super::parameter::{Parameter, Unrecognized};
 use bytes::Bytes;
 
-/// A message, and what its sender is to be told of it.
+/// A message, and the reports for its sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parsed<M> {
-    /// The message, without what was skipped.
+    /// The message, without its skipped parts.
     pub message: M,
-    /// Parameters that were skipped and must be reported, for an error message (`ASAP_ERROR`, `ENRP_ERROR`). At most
+    /// Skipped parameters that must be reported in an error message (`ASAP_ERROR`, `ENRP_ERROR`). At most
     /// [`REPORTS_MAX`].
     pub reports: Vec<Cause>,
 }
 
-/// Why a message is discarded.
+/// The reason for discarding a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}")]
 pub struct Error {
-    /// What is wrong.
+    /// The defect.
     pub kind: ErrorKind,
-    /// What the sender is to be told, as in [`Parsed::reports`]; nothing if this is empty. Never answer an error message
-    /// with one.
+    /// Reports for the sender, as in [`Parsed::reports`]; none if empty. Never answer an error message with an error
+    /// message.
     pub reports: Vec<Cause>,
 }
 
-/// What is wrong with a message.
+/// The defect of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ErrorKind {
-    /// The message or a parameter in it is longer than the bytes there are, or too short for its fixed fields.
+    /// The message or a parameter in it is longer than the available bytes, or too short for its fixed fields.
     #[error("the message ends too early")]
     Truncated,
-    /// More bytes than the length field says, padding apart.
+    /// More bytes than the length field and padding account for.
     #[error("{0} bytes follow the message")]
     Trailing(usize),
-    /// No such message type.
+    /// The message type is unknown.
     #[error("unknown message type {0:#04x}")]
     UnknownMessage(u8),
-    /// A parameter that is unknown, or known but not of this message, and may not be skipped.
+    /// A parameter that is unknown, or that this message must not have, and that may not be skipped.
     #[error("parameter {0:#06x} is not expected here")]
     UnexpectedParameter(u16),
-    /// The message lacks a parameter that it must have.
+    /// A required parameter of the message is missing.
     #[error("parameter {0:#06x} is missing")]
     MissingParameter(u16),
-    /// A handle update whose action is none (RFC 5353 section 2.4).
+    /// The action of a handle update is unknown (RFC 5353 section 2.4).
     #[error("unknown update action {0:#06x}")]
     UpdateAction(u16),
-    /// A parameter's value is none that it can have.
+    /// A parameter's value is not allowed.
     #[error("parameter {0:#06x} has an invalid value")]
     InvalidParameter(u16),
 }
 
-/// Reports of one message at most; what is beyond is skipped unreported, so that a small message cannot ask for much.
+/// Maximum number of reports per message. Further parameters are skipped without a report, so that a small message
+/// cannot cause a large answer.
 pub const REPORTS_MAX: usize = 16;
 
-/// Data in all reports of one message at most, in bytes: they fit into one error message.
+/// Maximum size of the data in all reports of one message, in bytes: the reports fit into one error message.
 const REPORTS_BYTES_MAX: usize = 65_000;
 
-/// Length in bytes, padding included, of the message that starts with `header`: for transports that are streams.
-/// `None` until four bytes are there.
+/// Returns the length of the message that starts with `header`, in bytes including padding: for stream transports.
+/// `None` until four bytes have arrived.
 ///
 /// # Errors
-/// [`ErrorKind::Truncated`] when the length field does not cover the header: the stream cannot be followed any further.
+/// [`ErrorKind::Truncated`] when the length field does not cover the header: later message boundaries are then unknown.
 pub fn message_length(header: &[u8]) -> Result<Option<usize>, ErrorKind> {
     let Some(&[_, _, high, low]) = header.first_chunk() else {
         return Ok(None);
@@ -87,7 +88,7 @@ impl Reports {
     }
 }
 
-/// Reads one message: `body` gets its type, its flags, and a reader of what follows, which it need not finish.
+/// Reads one message: `body` gets its type, its flags, and a reader of the rest, which `body` need not consume.
 pub(super) fn message<M>(
     bytes: &Bytes,
     body: impl FnOnce(u8, u8, &mut Reader<'_>) -> Result<M, ErrorKind>,
@@ -138,7 +139,7 @@ fn read<M>(
     Ok(message)
 }
 
-/// Reads one parameter that stands alone.
+/// Reads one parameter outside a message.
 pub(super) fn parameter<P: Parameter>(bytes: &Bytes) -> Option<P> {
     let mut reader = Reader {
         bytes,
@@ -157,15 +158,15 @@ pub(super) fn parameter<P: Parameter>(bytes: &Bytes) -> Option<P> {
 pub(super) struct Reader<'a> {
     bytes: &'a Bytes,
     reports: &'a mut Reports,
-    /// The parameter's type; none for the message's body.
+    /// The parameter's type; none for a message's body.
     kind: Option<u16>,
-    /// Where the parameter begins.
+    /// Start of the parameter.
     start: usize,
     at: usize,
     end: usize,
 }
 
-/// A parameter that is next.
+/// Header of the next parameter.
 struct Header {
     kind: u16,
     start: usize,
@@ -174,7 +175,7 @@ struct Header {
 }
 
 impl Reader<'_> {
-    /// The type of the parameter whose value this reads; 0 for a message's body.
+    /// Returns the type of the parameter being read; 0 for a message's body.
     pub(super) fn kind(&self) -> u16 {
         self.kind.unwrap_or(0)
     }
@@ -197,14 +198,14 @@ impl Reader<'_> {
         }
     }
 
-    /// All that is left, without a copy.
+    /// Returns all remaining bytes, without a copy.
     pub(super) fn rest(&mut self) -> Bytes {
         let rest = self.bytes.slice(self.at..self.end);
         self.at = self.end;
         rest
     }
 
-    /// Makes sure that nothing is left.
+    /// Checks that no bytes remain.
     pub(super) fn end(&mut self) -> Result<(), ErrorKind> {
         if self.at == self.end {
             Ok(())
@@ -213,7 +214,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The parameter has a value that it cannot have: reports it whole (RFC 5354 section 3.12.4).
+    /// Reports the whole parameter for its invalid value (RFC 5354 section 3.12.4).
     pub(super) fn invalid(&mut self) -> ErrorKind {
         let Some(kind) = self.kind else {
             return ErrorKind::Truncated;
@@ -223,7 +224,7 @@ impl Reader<'_> {
         ErrorKind::InvalidParameter(kind)
     }
 
-    /// The next parameter, which must be a `P`.
+    /// Reads the next parameter, which must be a `P`.
     pub(super) fn expect<P: Parameter>(&mut self) -> Result<P, ErrorKind> {
         match self.optional()? {
             Some(parameter) => Ok(parameter),
@@ -234,7 +235,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The next parameter if it is a `P`.
+    /// Reads the next parameter if it is a `P`.
     pub(super) fn optional<P: Parameter>(&mut self) -> Result<Option<P>, ErrorKind> {
         while let Some(header) = self.header()? {
             if P::KINDS.contains(&header.kind) {
@@ -247,7 +248,7 @@ impl Reader<'_> {
         Ok(None)
     }
 
-    /// As many `P` as follow.
+    /// Reads as many `P` as follow.
     pub(super) fn list<P: Parameter>(&mut self) -> Result<Vec<P>, ErrorKind> {
         let mut list = Vec::new();
         while let Some(parameter) = self.optional()? {
@@ -256,7 +257,7 @@ impl Reader<'_> {
         Ok(list)
     }
 
-    /// The next parameter of whatever type: error causes have numbers of their own.
+    /// Reads the next parameter of any type, because error causes have their own numbers.
     pub(super) fn any<T>(
         &mut self,
         read: impl FnOnce(&mut Reader<'_>) -> Result<T, ErrorKind>,
@@ -267,7 +268,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Nothing may follow that may not be skipped.
+    /// Checks that only parameters follow that may be skipped.
     pub(super) fn finish(&mut self) -> Result<(), ErrorKind> {
         while let Some(header) = self.header()? {
             if !self.skip(&header) {
@@ -312,13 +313,13 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    /// Goes on behind a parameter and its padding, which the last one of a value may lack.
+    /// Moves past a parameter and its padding, which may be missing after the last parameter of a value.
     fn pass(&mut self, header: &Header) {
         let padded = header.start + (header.end - header.start).next_multiple_of(4);
         self.at = padded.min(self.end);
     }
 
-    /// Skips a parameter that is not recognised here, if its type allows it.
+    /// Skips a parameter that is unknown here, if its type allows skipping.
     fn skip(&mut self, header: &Header) -> bool {
         let Unrecognized { skip, report } = Unrecognized::of(header.kind);
         if skip {

@@ -1,4 +1,4 @@
-//! Where an element or a registrar is reached: the transport parameters (RFC 5354 sections 3.1 to 3.7 and 3.16).
+//! Addresses of elements and registrars: the transport parameters (RFC 5354 sections 3.1 to 3.7 and 3.16).
 
 use super::parameter::{self, Parameter};
 use super::read::{ErrorKind, Reader};
@@ -10,28 +10,28 @@ use std::net::IpAddr;
 /// The addresses of an SCTP endpoint; up to two without an allocation.
 pub type Addresses = SmallVec<[IpAddr; 2]>;
 
-/// What a transport address is for.
+/// The purpose of a transport address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum TransportUse {
     /// Data channel only.
     #[default]
     DataOnly,
-    /// Data and the control channel of the session layer in one.
+    /// Both the data channel and the control channel of the session layer.
     DataAndControl,
 }
 
-/// An SCTP endpoint. It has at least one address: one without is not encoded.
+/// An SCTP endpoint. At least one address is required for encoding.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SctpTransport {
     /// Port.
     pub port: u16,
-    /// What it is for.
+    /// Purpose of the endpoint.
     pub usage: TransportUse,
-    /// All its addresses.
+    /// All addresses of the endpoint.
     pub addresses: Addresses,
 }
 
-/// A service's transport: which protocol, and where.
+/// The transport protocol and address of a service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// RFC 4340.
@@ -49,7 +49,8 @@ pub enum Transport {
     Tcp {
         /// Port.
         port: u16,
-        /// What it is for. RFC 5354 reserves the field (send [`TransportUse::DataOnly`], which is 0); rsplib uses it.
+        /// Purpose of the endpoint. RFC 5354 reserves the field (send [`TransportUse::DataOnly`], which is 0); rsplib
+        /// uses it.
         usage: TransportUse,
         /// Address.
         address: IpAddr,
@@ -68,11 +69,11 @@ pub enum Transport {
         /// Address.
         address: IpAddr,
     },
-    /// Something that only the pool's users understand.
+    /// Bytes that only the pool's users understand.
     Opaque(Bytes),
 }
 
-/// An IPv4 address is one on either side, never a mapped IPv6 address.
+/// An IPv4 address is encoded and decoded as IPv4, never as a mapped IPv6 address.
 impl Parameter for IpAddr {
     const KINDS: &'static [u16] = &[parameter::IPV4_ADDRESS, parameter::IPV6_ADDRESS];
 

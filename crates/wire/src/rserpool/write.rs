@@ -1,9 +1,9 @@
-//! Encoding: appends messages to the caller's buffer, lengths filled in behind.
+//! Encoding: appends messages to the caller's buffer, and fills in lengths afterwards.
 
 use super::parameter::Parameter;
 use bytes::{Bytes, BytesMut};
 
-/// Why a message cannot be encoded; the buffer is as it was.
+/// The reason that a message cannot be encoded; the buffer is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// The length field has 16 bits.
@@ -11,7 +11,7 @@ pub enum EncodeError {
         "the message would take {0} bytes, the format allows {LENGTH_MAX}; send it in several, or less in it"
     )]
     TooLong(usize),
-    /// RFC 5354 section 3.4: at least one.
+    /// RFC 5354 section 3.4 requires at least one address.
     #[error("an SCTP transport without an address; give it at least one")]
     NoAddress,
 }
@@ -19,16 +19,16 @@ pub enum EncodeError {
 /// Largest message in bytes: a multiple of 4 in a field of 16 bits.
 pub const LENGTH_MAX: usize = 65_532;
 
-/// Bytes that the buffer is made longer by before they are written: a call for each field would cost more than the field.
+/// Growth step of the buffer, in bytes: resizing the buffer for each field would cost more than the field.
 const ROOM: usize = 256;
 
-/// Writes one message. Padding is written before what follows it: so it is never in the length of the parameter that it
-/// pads, nor, at the end of a nested parameter, in that of the outer one (RFC 5354 section 2).
+/// Encoder of one message. Padding is written before the next part, so that padding is never counted in the length of
+/// the parameter it pads nor, at the end of a nested parameter, in the length of the outer one (RFC 5354 section 2).
 pub(super) struct Writer<'a> {
-    /// Longer than what is written, until it is finished.
+    /// Longer than the written part, until the message is finished.
     buffer: &'a mut BytesMut,
     start: usize,
-    /// Where the next byte goes.
+    /// Position of the next byte.
     at: usize,
     error: Option<EncodeError>,
 }
@@ -45,12 +45,12 @@ pub(super) fn message(
     writer.finish()
 }
 
-/// One parameter that stands alone, unpadded; whatever is wrong with it is its receiver's to see.
+/// Encodes one parameter outside a message, unpadded; the receiver detects any error in it.
 pub(super) fn parameter<P: Parameter>(parameter: &P) -> Bytes {
     written(parameter).0
 }
 
-/// The same of one that goes into messages.
+/// Encodes one parameter for use in messages.
 pub(super) fn parameter_of<P: Parameter>(parameter: &P) -> Result<Bytes, EncodeError> {
     match written(parameter) {
         (bytes, None) if bytes.len() <= LENGTH_MAX => Ok(bytes),
@@ -110,12 +110,12 @@ impl<'a> Writer<'a> {
         Err(error)
     }
 
-    /// Bytes of the message so far.
+    /// Length of the message so far, in bytes.
     pub(super) fn length(&self) -> usize {
         self.at - self.start
     }
 
-    /// Takes back all but the first `length` bytes of the message.
+    /// Removes all but the first `length` bytes of the message.
     pub(super) fn truncate(&mut self, length: usize) {
         self.at = self.start + length;
     }
@@ -149,7 +149,7 @@ impl<'a> Writer<'a> {
         self.at = end;
     }
 
-    /// Where what is `length` bytes long ends; the buffer goes so far.
+    /// Returns the end position of the next `length` bytes, and grows the buffer to hold them.
     #[inline]
     fn room(&mut self, length: usize) -> usize {
         let end = self.at + length;
@@ -168,7 +168,7 @@ impl<'a> Writer<'a> {
         self.tlv(parameter.kind(), |writer| parameter.write(writer));
     }
 
-    /// A parameter that was written before.
+    /// Appends a parameter that was encoded before.
     #[inline]
     pub(super) fn put_written(&mut self, parameter: &[u8]) {
         self.pad();
@@ -184,7 +184,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A type, the length, and the value that `value` writes.
+    /// Appends a type, a length, and the value that `value` writes.
     #[inline]
     pub(super) fn tlv(&mut self, kind: u16, value: impl FnOnce(&mut Self)) {
         self.pad();
@@ -194,7 +194,8 @@ impl<'a> Writer<'a> {
         self.set_length(start);
     }
 
-    /// Fills in the length of what began at `start`. Too long for the field is too long for the message: see `finish`.
+    /// Fills in the length of the part that began at `start`. A part too long for the field makes the message too long:
+    /// see `finish`.
     #[inline]
     fn set_length(&mut self, start: usize) {
         let length = u16::try_from(self.at - start).unwrap_or(u16::MAX);

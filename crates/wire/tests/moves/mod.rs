@@ -1,4 +1,4 @@
-//! Frames about the move of a process, and how its record is named.
+//! Tests of the frames about moving a process, and of its record's key.
 
 use crate::{blob, flow, node};
 use holdfast_wire::frame::AcceptorTimes;
@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 pub fn move_id() -> impl Strategy<Value = MoveId> {
-    // Halves that look like the end of a mapped IPv4 address among them.
+    // Include halves that look like the end of a mapped IPv4 address.
     let half = prop_oneof![any::<u64>(), Just(0xffff_0a00_0001), Just(0)];
     (node(), half.clone(), half).prop_map(|(donor, boot, seq)| MoveId { donor, boot, seq })
 }
@@ -168,7 +168,7 @@ fn the_record_of_a_process_is_no_flow_and_no_flow_is_one() {
     assert_eq!(record.to_string(), "process:2.5f3a.7");
     assert_eq!("process:2.5f3a.7".parse(), Ok(record));
     assert_eq!((record.move_id(), record.is_process()), (Some(id), true));
-    // As it comes back from a map, where an address may be a mapped one.
+    // A map returns this form, with a possibly mapped address.
     let Flow { local, remote, .. } = record;
     assert_eq!(Flow::new(Protocol::Process, local, remote), Ok(record));
     let (local, remote) = (record.remote, record.local);

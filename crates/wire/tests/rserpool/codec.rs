@@ -1,4 +1,4 @@
-//! Either protocol's messages, behind one door.
+//! Messages of both protocols behind one interface.
 
 use bytes::{Bytes, BytesMut};
 use holdfast_wire::rserpool::{EncodeError, Error, Parsed, asap, enrp};

@@ -1,4 +1,4 @@
-//! A second opinion: Wireshark's dissectors find nothing wrong with what we write.
+//! Wireshark's dissectors, an independent implementation, find no fault in the encoded messages.
 
 use crate::codec::Message;
 use crate::strategies::message;
@@ -53,7 +53,7 @@ fn capture(packets: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// One line for each packet: message type, whether the checksum is right (1), what is malformed or of concern.
+/// Returns one line per packet: message type, checksum validity (1 if right), malformed parts or warnings.
 fn dissect(packets: &[Vec<u8>]) -> Vec<String> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), capture(packets)).expect("written");
@@ -89,7 +89,7 @@ fn dissect(packets: &[Vec<u8>]) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Every message kind, with any of what can be in one, and causes with their data.
+/// Returns messages of every kind, with optional parts, and causes with their data.
 fn messages() -> Vec<Message> {
     let mut runner = TestRunner::deterministic();
     let any = message();
@@ -138,7 +138,7 @@ fn wireshark_finds_nothing_malformed() {
     assert_eq!(kinds.len(), 14 + 2 + 10, "every kind");
 }
 
-/// The judge can judge: a message that is cut short, under a checksum that is wrong.
+/// A control test: the dissectors report a message that is cut short and has a wrong checksum.
 #[test]
 fn wireshark_would_find_what_is_malformed() {
     if Command::new("tshark").arg("--version").output().is_err() {
@@ -157,7 +157,8 @@ fn wireshark_would_find_what_is_malformed() {
     assert!(lines[1].contains(",0,,Bad SCTP checksum"), "{}", lines[1]);
 }
 
-/// `./x test` looks at its captures with `scripts/captures.sh`: what it finds in these folders, and whether it is content.
+/// Runs `scripts/captures.sh`, with which `./x test` checks its captures, on these folders; returns its verdict and
+/// output.
 fn check(captures: &[(&str, Vec<Vec<u8>>)]) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, packets) in captures {
@@ -187,7 +188,7 @@ fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
     };
     let asap = of(|message| matches!(message, Message::Asap(_)));
     let enrp = of(|message| matches!(message, Message::Enrp(_)));
-    // Of each test program that is listed there, and of a host of a lab.
+    // One capture for each test program that the script lists, and one for a host of a lab.
     let mut good: Vec<(&str, Vec<_>)> = [
         "node-registrar.pcap",
         "node-pool.pcap",

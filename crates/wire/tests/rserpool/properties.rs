@@ -1,4 +1,4 @@
-//! What holds of any bytes and of any message.
+//! Properties that hold for any bytes and for any message.
 
 use crate::codec::Message;
 use crate::strategies::message;
@@ -102,7 +102,7 @@ fn padding_may_be_counted_or_not_be_there_and_holds_anything() {
     assert_eq!(error.kind, ErrorKind::Trailing(7));
 }
 
-/// RFC 5354 section 4: of unknown types only 01 is to be reported, with the whole message.
+/// RFC 5354 section 4: of the unknown types, only the 01 types are reported, with the whole message.
 #[test]
 fn an_unknown_type_is_discarded_and_reported_by_its_two_top_bits() {
     for number in [0x00, 0x0f, 0x3f, 0x40, 0x7f, 0x80, 0xbf, 0xc0, 0xff] {
@@ -130,7 +130,7 @@ fn an_invalid_value_is_reported_with_its_parameter() {
     };
     let mut buffer = BytesMut::new();
     message.encode(&mut buffer).expect("small");
-    // The policy parameter's type and length, and the number of a policy that there is not.
+    // The policy parameter's type, length and number (RAND); the 99 below is no policy's number.
     let policy = [0, 8, 0, 8, 0, 0, 0, 3];
     let at = buffer.windows(8).position(|window| window == policy);
     buffer[at.expect("RAND") + 7] = 99;
@@ -143,7 +143,8 @@ fn an_invalid_value_is_reported_with_its_parameter() {
     assert_eq!(error.reports, [report]);
 }
 
-/// A transport of 12 bytes whose address says 8 of the 4 that are left: those behind are another parameter's.
+/// A transport of 12 bytes with an address that claims 8 bytes where 4 are left: the others belong to another
+/// parameter.
 #[test]
 fn a_parameter_does_not_reach_beyond_the_one_it_is_in() {
     let announce = |length| {

@@ -1,4 +1,4 @@
-//! Any value of every message.
+//! Proptest strategies for every message.
 
 use crate::codec::Message;
 use bytes::Bytes;
@@ -33,7 +33,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
     any::<IpAddr>().prop_map(|address| address.to_canonical())
 }
 
-/// A policy with these figures, as many of them as it has.
+/// Builds a policy from as many of these figures as it has.
 fn policy_of(kind: PolicyKind, figures: [u32; 4]) -> Policy {
     let read = |count: usize| {
         let length = 8 + 4 * count as u16;

@@ -1,4 +1,4 @@
-//! Unknown parameters, put anywhere, are treated by their two top bits (RFC 5354 section 3).
+//! Unknown parameters at any position are treated by their two top bits (RFC 5354 section 3).
 
 use crate::codec::Message;
 use crate::strategies::message;
@@ -7,7 +7,7 @@ use holdfast_wire::rserpool::{Cause, CauseCode, ErrorKind, REPORTS_MAX, asap};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// A place for a parameter: where, and where the parameters begin that it is inside of.
+/// A position for a parameter, and the start of each parameter that encloses it.
 struct Place {
     at: usize,
     inside: Vec<usize>,
@@ -23,7 +23,7 @@ fn fixed(message: &Message, number: u8) -> usize {
     }
 }
 
-/// The places among the parameters of a range, which lies inside of those that begin at `inside`.
+/// Collects the positions in a range of parameters, inside the parameters that begin at `inside`.
 fn places(bytes: &[u8], mut at: usize, end: usize, inside: &[usize], places_: &mut Vec<Place>) {
     loop {
         places_.push(Place {
@@ -49,7 +49,7 @@ fn places(bytes: &[u8], mut at: usize, end: usize, inside: &[usize], places_: &m
     }
 }
 
-/// An unknown parameter, its padding not zero.
+/// An unknown parameter with nonzero padding.
 fn unknown() -> impl Strategy<Value = (u16, Vec<u8>)> {
     let kind = any::<u16>().prop_filter(
         "known",
@@ -117,7 +117,7 @@ fn a_small_message_cannot_ask_for_many_reports() {
     assert_eq!(parsed.reports.len(), REPORTS_MAX);
 }
 
-/// What is reported goes into one error message.
+/// All reports of a message fit into one error message.
 #[test]
 fn reports_fit_into_one_error_message() {
     let mut bytes = vec![0x05, 0, 0, 0, 0, 9, 0, 4];
@@ -129,7 +129,7 @@ fn reports_fit_into_one_error_message() {
     assert!(error.encode().is_ok());
 }
 
-/// A parameter of the RFC's in a message that has no use for it: its top bits say stop.
+/// A parameter of the RFC in a message that does not allow it: its top bits say stop.
 #[test]
 fn a_known_parameter_out_of_place_is_not_recognised_there() {
     let bytes = Bytes::from_static(b"\x05\0\0\x10\0\x09\0\x04\0\x0e\0\x08\0\0\0\x01");

@@ -1,4 +1,5 @@
-//! 833 messages of rsplib's, taken from the wire and from its encoder; those of a probe that tries odd ones among them.
+//! Tests against 833 messages of rsplib, captured from the wire and from its encoder, including some of a probe that
+//! tries odd messages.
 
 use crate::codec::Message;
 use bytes::Bytes;
@@ -17,7 +18,7 @@ struct Vector {
     hex: String,
 }
 
-/// Messages to be discarded, why, and whether the sender is told.
+/// Messages that must be discarded, the reason, and whether the sender gets a report.
 const DISCARDED: [(&str, ErrorKind, usize); 3] = [
     // The length field says 16, there are 12 bytes.
     ("05000010000900065252506f", ErrorKind::Truncated, 0),
@@ -35,7 +36,7 @@ const DISCARDED: [(&str, ErrorKind, usize); 3] = [
     ),
 ];
 
-/// Messages that are understood but not written again as they came, and how many reports they cause: each has an unknown
+/// Messages that are decoded but encode differently, and how many reports they cause: each has an unknown
 /// parameter that is skipped.
 const SKIPPING: [(&str, usize); 2] = [
     ("050000180009000a5252506f6f6c0000bf03000812345678", 0),
@@ -96,7 +97,8 @@ fn every_type_is_among_the_vectors() {
     assert_eq!(types, asap.chain(enrp).collect::<Vec<_>>());
 }
 
-/// What is seen before a message is read is what is read then; and of no beginning of a message more than is there.
+/// A peek returns the same subject as the decoded message; a peek at a truncated message returns no more than the bytes
+/// tell.
 #[test]
 fn a_peek_sees_the_subject() {
     let mut seen = 0;
@@ -182,10 +184,10 @@ fn a_report_carries_the_whole_parameter() {
     }
 }
 
-/// The sender of the encoder's messages, whose checksums are made up.
+/// The sender of the encoder's messages, which have invented checksums.
 const ENCODER: RegistrarId = RegistrarId(0x1234_5678);
 
-/// Each handle table that a registrar gave, with what it said of its own elements' checksum.
+/// Each handle table that a registrar sent, with the checksum that it announced for its own elements.
 #[test]
 fn checksums_are_those_that_rsplib_announces() {
     let messages = vectors()

@@ -1,4 +1,4 @@
-//! Requests about processes that move.
+//! Requests about process migration.
 
 use super::{Client, ClientError, query_text};
 use crate::control::{
@@ -12,7 +12,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn unit(&self, unit: &str) -> Result<UnitEntry, ClientError> {
-        // The one character of such names that a path cannot have.
+        // A backslash is the only character of a unit name that a path cannot have.
         let unit = unit.replace('\\', "%5C");
         self.get(&format!("/v1/units/{unit}")).await
     }
@@ -25,7 +25,7 @@ impl Client {
         self.get(&format!("/v1/processes/{pid}/check")).await
     }
 
-    /// The same, where the node of this name is asked too.
+    /// `GET /v1/processes/{pid}/check?to=NODE`: also asks that node whether it takes the process.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -35,7 +35,7 @@ impl Client {
         self.get(&format!("/v1/processes/{pid}/check{query}")).await
     }
 
-    /// `POST /v1/migrations`: begins one.
+    /// `POST /v1/migrations`: starts a migration.
     ///
     /// # Errors
     /// See [`ClientError`].

@@ -4,7 +4,7 @@ use std::thread;
 
 use super::*;
 
-/// A daemon that gives these answers, one a connection; its thread returns the requests.
+/// Starts a daemon that gives these answers, one per connection; its thread returns the requests.
 fn daemon(
     answers: Vec<(u16, String)>,
 ) -> (tempfile::TempDir, PathBuf, thread::JoinHandle<Vec<String>>) {

@@ -1,4 +1,4 @@
-//! What the daemon says, and what follows from it.
+//! Handlers of the daemon's messages.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -11,14 +11,14 @@ use crate::app::{
 use crate::session::Descriptor;
 use crate::{Destination, FlowText, Protocol};
 
-/// What the daemon hears when it asks for a flow that ended meanwhile.
+/// Answer to a request for a flow that has ended.
 const NO_SUCH_FLOW: &str = "the program no longer has this connection";
-/// Reason for refusing a flow whose descriptor the kernel could not give to this process.
+/// Reason for refusing a flow with a descriptor that the kernel could not give to this process.
 const NO_DESCRIPTOR: &str =
     "the program has no descriptor left; raise its limit of open files (RLIMIT_NOFILE)";
 
 impl<T: Tag> Core<T> {
-    /// A message of the daemon. `descriptors_lost`: as in [`Packet`](crate::app::Packet).
+    /// Handles a message of the daemon. `descriptors_lost`: as in [`Packet`](crate::app::Packet).
     pub(crate) fn handle_message(
         &mut self,
         message: FromDaemon,
@@ -68,7 +68,7 @@ impl<T: Tag> Core<T> {
         Ok(())
     }
 
-    /// Everything that a daemon must know of this session, be it new or not.
+    /// Sends everything that a daemon must know of this session, whether the session is new or not.
     fn opened(&mut self, node: String) {
         self.link = Link::Open;
         for (id, service) in &self.services {
@@ -179,7 +179,7 @@ impl<T: Tag> Core<T> {
         pieces: Vec<Piece>,
         last: bool,
     ) -> Result<(), Violation> {
-        // One that was refused: the daemon had not heard yet.
+        // An unknown flow was refused, and the daemon had not processed the refusal.
         let Some(incoming) = self.incoming.get_mut(&id) else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! What a client knows of its connection.
+//! State of a client's connection.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::super::protocol::scramble::{SERVER_CLEAR, scramble};
 use super::super::protocol::{COMMANDS_KEPT, Malformed};
 use super::super::trace::{Arrival, Trace};
 
-/// Snapshots on which a later one may build.
+/// Snapshots kept as a base for later ones.
 const REMEMBERED: usize = 32;
 
 /// A connection to a server.
@@ -23,14 +23,14 @@ pub struct Session {
     heard_at: Duration,
     /// Number of the next message.
     next: u32,
-    /// The head of the next message.
+    /// Head of the next message.
     head: Head,
     gamestate: Option<GameState>,
-    /// The server's commands, by number.
+    /// Commands of the server, by number.
     heard: Commands,
-    /// Own commands, by number.
+    /// Commands of the client, by number.
     said: Commands,
-    /// Number of the newest own command, and of the newest that the server has carried out.
+    /// Number of the client's newest command, and of its newest command that the server has executed.
     newest: i32,
     done: i32,
     known: VecDeque<Known>,
@@ -38,7 +38,7 @@ pub struct Session {
     clock: Option<Clock>,
 }
 
-/// What is known of the player since a message.
+/// State of the player after a message.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     message: u32,
@@ -46,17 +46,17 @@ struct Known {
     place: [f32; 2],
 }
 
-/// The server's clock when its newest snapshot came.
+/// Clock of the server at the arrival of its newest snapshot.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     at: Duration,
     server_time_ms: i32,
-    /// Of the newest user command.
+    /// Server time of the newest user command.
     told_ms: i32,
 }
 
 impl Session {
-    /// One that the server has just agreed to.
+    /// Creates a connection that the server has just accepted.
     pub fn new(number: u16, challenge: i32, now: Duration) -> Self {
         Self {
             number,
@@ -76,17 +76,18 @@ impl Session {
         }
     }
 
-    /// Whether the server tells it of the world.
+    /// Returns true if the server sends snapshots.
     pub fn plays(&self) -> bool {
         self.clock.is_some()
     }
 
-    /// When the server was last heard.
+    /// Returns the time of the server's last message.
     pub fn heard_at(&self) -> Duration {
         self.heard_at
     }
 
-    /// What the player does now, as a datagram; before it has entered, that it is there.
+    /// Returns a datagram with the player's next actions; before the player has entered, the datagram only shows that
+    /// the client is alive.
     pub fn act(&mut self, now: Duration, trace: &mut Trace) -> Vec<u8> {
         let moves = self.gamestate.is_some().then(|| {
             let command = player::command(self.number, self.turn, self.reckon(now));
@@ -115,7 +116,7 @@ impl Session {
         datagram
     }
 
-    /// A snapshot may build only on one that was understood; else all that follow would not be.
+    /// Names the acknowledged snapshot as base only if it was understood; otherwise no later snapshot could be.
     fn base(&self) -> Base {
         match self.known.back() {
             Some(known) if known.message as i32 == self.head.message => Base::Acknowledged,
@@ -130,7 +131,7 @@ impl Session {
         }
     }
 
-    /// The server's clock now, later than it was reckoned before.
+    /// Returns the estimated server clock, always later than the estimate before.
     fn reckon(&mut self, now: Duration) -> i32 {
         let Some(clock) = &mut self.clock else {
             return 0;
@@ -141,7 +142,7 @@ impl Session {
         clock.told_ms
     }
 
-    /// A datagram came; says why the connection has ended, if it has.
+    /// Handles a datagram; returns the reason if the connection has ended.
     pub fn hear(
         &mut self,
         now: Duration,
@@ -184,7 +185,7 @@ impl Session {
         Ok(None)
     }
 
-    /// A command of the server's; says why the connection has ended, if it has.
+    /// Handles a command of the server; returns the reason if the connection has ended.
     fn obey(&mut self, number: i32, text: String, trace: &mut Trace) -> Option<String> {
         if number <= self.head.command {
             return None;
@@ -228,7 +229,7 @@ impl Session {
                     .copied()
             }
         };
-        // One that builds on what this client never had tells nothing of the player.
+        // A snapshot with an unknown base says nothing about the player.
         let Some(before) = before else {
             return;
         };
@@ -248,7 +249,7 @@ impl Session {
     }
 }
 
-/// The newest commands of a side.
+/// The newest commands of one side.
 #[derive(Debug)]
 struct Commands(Vec<String>);
 
@@ -259,7 +260,7 @@ impl Default for Commands {
 }
 
 impl Commands {
-    /// The one of this number, or what is in its place.
+    /// Returns the command with this number, or the one that shares its slot.
     fn get(&self, number: i32) -> &str {
         &self.0[number as usize % COMMANDS_KEPT]
     }

@@ -1,19 +1,19 @@
-//! Compression by a Huffman tree that grows with what it compresses: for the text of `connect`.
+//! Compression by a Huffman tree that adapts to the compressed bytes: for the text of `connect`.
 //!
-//! A byte that is new is sent as the code of *new* and eight bits. All nodes are in a list by weight, lightest first; one
-//! whose weight grows first changes places with the last of its weight.
+//! A new byte is sent as the code of *new* and eight bits. All nodes are in a list by weight, lightest first; a node
+//! first changes places with the last one of its weight before its weight grows.
 
-/// A node by its number.
+/// Number of a node.
 type Node = usize;
 
-/// Stands for every byte that has not come yet.
+/// Node for every byte that has not occurred yet.
 const NEW: Node = 0;
 
 #[derive(Debug)]
 struct Tree {
     /// All nodes, by weight.
     list: Vec<Node>,
-    /// Where each node is in it.
+    /// Index of each node in `list`.
     place: Vec<usize>,
     weight: Vec<u32>,
     parent: Vec<Option<Node>>,
@@ -21,10 +21,10 @@ struct Tree {
     leaf: [Option<Node>; 256],
 }
 
-/// Compresses; the number of bytes, in two bytes, comes first.
+/// Compresses bytes; the result begins with their number, in two bytes.
 ///
 /// # Panics
-/// When there are 64 KiB or more.
+/// There are 64 KiB or more.
 #[must_use]
 pub fn compress(bytes: &[u8]) -> Vec<u8> {
     let count = u16::try_from(bytes.len()).expect("a text shorter than 64 KiB");
@@ -44,7 +44,7 @@ pub fn compress(bytes: &[u8]) -> Vec<u8> {
         let places = eight.iter().enumerate();
         out.push(places.fold(0, |byte, (place, bit)| byte | u8::from(*bit) << place));
     }
-    // The protocol's own count of bytes takes one more where the last is full.
+    // The protocol's own byte count has one more byte if the last one is full.
     out.resize(2 + bits.len() / 8 + 1, 0);
     out
 }
@@ -61,7 +61,7 @@ impl Tree {
         }
     }
 
-    /// The bits that lead from the root to a node.
+    /// Returns the bits that lead from the root to a node.
     fn path(&self, node: Node) -> Vec<bool> {
         let up = std::iter::successors(Some(node), |node| self.parent[*node]);
         let mut path: Vec<bool> = up
@@ -78,7 +78,7 @@ impl Tree {
         }
     }
 
-    /// Puts a node with the byte's leaf in the place of [`NEW`], which becomes its other child.
+    /// Replaces [`NEW`] by a node with two children: the byte's leaf and [`NEW`].
     fn grow(&mut self, byte: u8) {
         let (leaf, inner) = (self.list.len(), self.list.len() + 1);
         let above = self.parent[NEW];
@@ -100,7 +100,7 @@ impl Tree {
         }
     }
 
-    /// Adds one to the weight of a node and of all above it.
+    /// Adds one to the weight of a node and of all its ancestors.
     fn heavier(&mut self, node: Node) {
         let last = self.last_as_heavy(node);
         if last != node {
@@ -114,7 +114,7 @@ impl Tree {
             return;
         };
         self.heavier(parent);
-        // A parent stays behind its children in the list; the climb may have left it just before.
+        // A parent stays behind its children in the list; the swap may have put the parent just before the node.
         if self.place[parent] + 1 == self.place[node] {
             self.swap_in_list(parent, node);
         }
@@ -142,7 +142,7 @@ impl Tree {
         self.parent.swap(a, b);
     }
 
-    /// Which child of `parent` it is.
+    /// Returns the index of `child` among the children of `parent`.
     fn side(&self, parent: Node, child: Node) -> usize {
         self.children[parent].map_or(0, |both| usize::from(both[1] == child))
     }
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The other direction, which no client needs.
+    /// Decompresses; no client needs this direction.
     fn expand(packed: &[u8]) -> Vec<u8> {
         let (count, rest) = packed.split_first_chunk().unwrap();
         let mut bits = rest
@@ -189,7 +189,7 @@ mod tests {
         out
     }
 
-    /// What an adaptive Huffman tree promises: weights in order, and each parent as heavy as its children.
+    /// Returns true if the tree is valid: weights in order, and each parent as heavy as its children together.
     fn is_sound(tree: &Tree) -> bool {
         let ordered = tree
             .list

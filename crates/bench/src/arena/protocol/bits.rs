@@ -1,11 +1,11 @@
-//! Streams of bits: whole bytes by the fixed code, what is left of a number's bits before them as they are.
+//! Bit streams: a number's bits beyond whole bytes come first and uncoded, then its whole bytes by the fixed code.
 
 use super::{Malformed, code};
 
-/// The longest text, its end included.
+/// Bytes of the longest text, including its end.
 const TEXT_MAX: usize = 8192;
 
-/// Reads a stream.
+/// Reads a bit stream.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
@@ -14,16 +14,16 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// From its first bit.
+    /// Creates a reader at the first bit.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
-    /// One bit as it is.
+    /// Reads one uncoded bit.
     ///
     /// # Errors
-    /// There is none left.
+    /// No bit is left.
     pub fn bit(&mut self) -> Result<bool, Malformed> {
         let byte = self.bytes.get(self.at / 8).ok_or(Malformed::Short)?;
         let bit = byte >> (self.at % 8) & 1;
@@ -31,10 +31,10 @@ impl<'a> Reader<'a> {
         Ok(bit == 1)
     }
 
-    /// A number of so many bits, 1 to 32.
+    /// Reads a number of 1 to 32 bits.
     ///
     /// # Errors
-    /// The stream ends before, or has bits that are no code.
+    /// The stream ends too early, or has bits that are no code.
     pub fn number(&mut self, bits: u32) -> Result<u32, Malformed> {
         let raw = bits % 8;
         let mut value = 0;
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// A byte by its code.
+    /// Reads a byte by its code.
     ///
     /// # Errors
     /// As [`number`](Self::number).
@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
         Ok(byte)
     }
 
-    /// A number of 32 bits with its sign.
+    /// Reads a signed number of 32 bits.
     ///
     /// # Errors
     /// As [`number`](Self::number).
@@ -69,10 +69,11 @@ impl<'a> Reader<'a> {
         Ok(self.number(32)? as i32)
     }
 
-    /// A text up to its zero byte. What is no ASCII comes as a full stop, a percent sign too, since both sides take it so.
+    /// Reads a text up to its zero byte. Non-ASCII bytes and percent signs become full stops, as on both sides of the
+    /// protocol.
     ///
     /// # Errors
-    /// As [`number`](Self::number), or it is too long.
+    /// As [`number`](Self::number), or the text is too long.
     pub fn text(&mut self) -> Result<String, Malformed> {
         let mut text = String::new();
         loop {
@@ -84,7 +85,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// At least the next 11 bits, with zeros behind the last.
+    /// Returns at least the next 11 bits, with zeros behind the last.
     fn ahead(&self) -> u32 {
         let mut bytes = [0; 4];
         let rest = self.bytes.get(self.at / 8..).unwrap_or_default();
@@ -94,7 +95,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes a stream.
+/// Writes a bit stream.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -103,7 +104,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// The lowest bits of a number, 1 to 32 of them.
+    /// Writes the lowest `bits` bits of a number, 1 to 32.
     pub fn number(&mut self, value: u32, bits: u32) {
         let raw = bits % 8;
         self.raw(value, raw);
@@ -112,18 +113,18 @@ impl Writer {
         }
     }
 
-    /// A byte by its code.
+    /// Writes a byte by its code.
     pub fn byte(&mut self, byte: u8) {
         let (bits, count) = code::of(byte);
         self.raw(bits, count);
     }
 
-    /// A number of 32 bits with its sign.
+    /// Writes a signed number of 32 bits.
     pub fn long(&mut self, value: i32) {
         self.number(value as u32, 32);
     }
 
-    /// A text and its end.
+    /// Writes a text and its end.
     pub fn text(&mut self, text: &str) {
         let bytes = text.bytes().filter(|byte| *byte != 0);
         for byte in bytes.take(TEXT_MAX - 1) {
@@ -132,14 +133,14 @@ impl Writer {
         self.byte(0);
     }
 
-    /// The stream. There is one byte more where the last is full: so the protocol counts.
+    /// Returns the stream. The protocol counts one byte more if the last byte is full.
     #[must_use]
     pub fn into_bytes(mut self) -> Vec<u8> {
         self.bytes.resize(self.at / 8 + 1, 0);
         self.bytes
     }
 
-    /// Bits as they are, the lowest first.
+    /// Writes uncoded bits, the lowest first.
     fn raw(&mut self, value: u32, count: u32) {
         for place in 0..count {
             if self.at.is_multiple_of(8) {
@@ -153,7 +154,7 @@ impl Writer {
     }
 }
 
-/// How either side takes a byte of a text.
+/// Returns the byte that both sides use for a byte of a text.
 pub(super) fn harmless(byte: u8) -> u8 {
     if byte.is_ascii() && byte != b'%' {
         byte

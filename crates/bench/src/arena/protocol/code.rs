@@ -1,14 +1,14 @@
-//! The fixed code of messages: how many and which bits stand for each byte.
+//! The fixed code of messages: the bits that stand for each byte, and their number.
 //!
-//! The protocol grows an adaptive tree by a fixed table of frequencies before the first message and leaves it alone from then
-//! on. So what is on the wire is a constant code, which stands here.
+//! The protocol builds an adaptive tree from a fixed table of frequencies before the first message and never changes it
+//! afterwards. Hence the code on the wire is constant, and this file contains it.
 
 use std::sync::OnceLock;
 
 /// Bits of the longest code.
 const LONGEST: u32 = 11;
 
-/// For each byte its bits, the first one sent lowest, below a one that marks their end.
+/// Bits of each byte, the first one sent lowest, below a one that marks their end.
 #[rustfmt::skip]
 const CODES: [u16; 256] = [
     0x6, 0x3b, 0xc8, 0xec, 0x1a1, 0x111, 0x90, 0x7f, 0x35, 0xb4, 0xe9, 0x8b,
@@ -35,7 +35,7 @@ const CODES: [u16; 256] = [
     0x6b9, 0x68d, 0xaf, 0x64,
 ];
 
-/// The bits of a byte, the first one lowest, and their number.
+/// Returns the bits of a byte, the first one lowest, and their number.
 #[must_use]
 pub fn of(byte: u8) -> (u32, u32) {
     let marked = u32::from(CODES[usize::from(byte)]);
@@ -43,7 +43,8 @@ pub fn of(byte: u8) -> (u32, u32) {
     (marked ^ (1 << count), count)
 }
 
-/// The byte whose code these bits begin with, the first one lowest, and the number of its bits. None where no byte's does.
+/// Returns the byte whose code begins these bits, the first one lowest, and the number of its bits. Returns none if no
+/// code matches.
 #[must_use]
 pub fn find(bits: u32) -> Option<(u8, u32)> {
     static TABLE: OnceLock<Vec<Option<(u8, u32)>>> = OnceLock::new();

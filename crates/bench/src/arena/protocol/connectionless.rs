@@ -4,20 +4,20 @@ use super::adaptive;
 
 const MARK: [u8; 4] = [0xff; 4];
 
-/// What a server says outside a connection.
+/// Message of a server outside a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// The number with which a client may connect.
+    /// Number with which a client may connect.
     Challenge(i32),
     /// The client is connected.
     Connected,
     /// The connection has ended.
     Disconnect,
-    /// For the user to read: mostly why there is no connection.
+    /// Text for the user, mostly the reason for a refusal.
     Print(String),
-    /// Its settings, and the players.
+    /// Settings of the server, and the players.
     Status(Status),
-    /// Something else.
+    /// Any other message.
     Other,
 }
 
@@ -26,22 +26,22 @@ pub enum Said {
 pub struct Status {
     /// Names of settings and their values.
     pub settings: Vec<(String, String)>,
-    /// Who plays.
+    /// Current players.
     pub players: Vec<Player>,
 }
 
-/// A line of it.
+/// One player in a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Player {
     /// Points.
     pub score: i32,
-    /// Round trip, milliseconds; 999 for one who has not entered.
+    /// Round-trip time, milliseconds; 999 for a player that has not entered.
     pub ping_ms: i32,
     /// Name.
     pub name: String,
 }
 
-/// Reads a datagram; none if it belongs to a connection.
+/// Reads a datagram; returns none if it belongs to a connection.
 #[must_use]
 pub fn parse(datagram: &[u8]) -> Option<Said> {
     let text = String::from_utf8_lossy(datagram.strip_prefix(&MARK)?);
@@ -92,19 +92,19 @@ pub fn settings(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Asks for a challenge.
+/// Returns a request for a challenge.
 #[must_use]
 pub fn get_challenge() -> Vec<u8> {
     say("getchallenge")
 }
 
-/// Asks for the status.
+/// Returns a request for the status.
 #[must_use]
 pub fn get_status() -> Vec<u8> {
     say("getstatus")
 }
 
-/// Asks to be connected. All behind the first word is compressed with a tree that grows on the way.
+/// Returns a request to be connected. Everything after the first word is compressed with an adaptive tree.
 #[must_use]
 pub fn connect(user: &[(&str, &str)]) -> Vec<u8> {
     let info: String = user

@@ -9,66 +9,66 @@ const MOVE_AFRESH: u8 = 3;
 const COMMAND: u8 = 4;
 const END: u8 = 5;
 
-/// User commands that one message may have.
+/// Most user commands in a message.
 const MOVES_MAX: u8 = 32;
 
-/// The head of every message.
+/// Head of every message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Which run of a map the client is in.
+    /// Number of the map run that the client is in.
     pub server_id: i32,
-    /// Number of the server's newest message that came.
+    /// Number of the server's newest message received.
     pub message: i32,
-    /// Number of the server's newest command that came.
+    /// Number of the server's newest command received.
     pub command: i32,
 }
 
-/// What a player does in a few milliseconds.
+/// Actions of a player in a few milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserCommand {
-    /// The server's clock as the client reckons it, milliseconds.
+    /// The client's estimate of the server clock, milliseconds.
     pub server_time_ms: i32,
-    /// Where it looks: pitch, yaw, roll; the full circle is 65,536.
+    /// Direction of view: pitch, yaw, roll; a full circle is 65,536.
     pub angles: [u16; 3],
     /// Forward, right and up, at most 127.
     pub steps: [i8; 3],
     /// Buttons: 1 is the trigger.
     pub buttons: u16,
-    /// Its weapon.
+    /// Weapon.
     pub weapon: u8,
 }
 
-/// Whether a snapshot may build on the one that is acknowledged.
+/// States if a snapshot may build on the acknowledged one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// It may.
+    /// A snapshot may build on the acknowledged one.
     Acknowledged,
-    /// The client has none.
+    /// The client has no snapshot to build on.
     None,
 }
 
-/// A message.
+/// A message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientMessage {
-    /// Its head.
+    /// Head of the message.
     pub head: Head,
     /// Commands that the server has not acknowledged yet, with their numbers.
     pub commands: Vec<(i32, String)>,
-    /// What the player did, oldest first.
+    /// Actions of the player, oldest first.
     pub moves: Option<(Base, Vec<UserCommand>)>,
 }
 
-/// What user commands are combined with.
+/// Data that the key of user commands is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct Secret<'a> {
-    /// From the gamestate.
+    /// Number from the gamestate.
     pub checksum_feed: i32,
-    /// The server's command of the head's number.
+    /// The server's command with the number in the head.
     pub command: &'a str,
 }
 
 impl ClientMessage {
-    /// Its bytes, before they are scrambled.
+    /// Returns the message's bytes before scrambling.
     #[must_use]
     pub fn write(&self, secret: Secret<'_>) -> Vec<u8> {
         let mut writer = Writer::default();
@@ -98,10 +98,10 @@ impl ClientMessage {
         writer.into_bytes()
     }
 
-    /// Reads it, as a server does.
+    /// Reads a message, as a server does.
     ///
     /// # Errors
-    /// It is not one.
+    /// The bytes are no message of a client.
     pub fn parse(message: &[u8], secret: Secret<'_>) -> Result<Self, Malformed> {
         let mut reader = Reader::new(message);
         let mut parsed = Self {
@@ -151,7 +151,7 @@ fn key(head: Head, secret: Secret<'_>) -> u32 {
     (secret.checksum_feed ^ head.message) as u32 ^ hash(secret.command)
 }
 
-/// A number for the first 32 letters of a text.
+/// Returns a hash of the first 32 letters of a text.
 fn hash(text: &str) -> u32 {
     let letters = text.bytes().take(32).map(harmless).zip(119u32..);
     let sum = letters.fold(0u32, |sum, (letter, weight)| {
@@ -212,7 +212,7 @@ impl UserCommand {
         Ok(read)
     }
 
-    /// Values and bits of all but the time, in the protocol's order.
+    /// Returns the values and bit widths of all fields but the time, in the protocol's order.
     fn fields(&self) -> [(u32, u32); 8] {
         let angles = self.angles.map(|angle| (u32::from(angle), 16));
         let steps = self.steps.map(|step| (u32::from(step as u8), 8));

@@ -11,14 +11,14 @@ const SNAPSHOT: u8 = 7;
 const NOTHING: u8 = 1;
 const END: u8 = 8;
 
-/// Number of the setting that says which run of a map this is.
+/// Number of the setting that has the number of the map run.
 const SYSTEM: u16 = 1;
-/// Settings and baselines in a gamestate, at most.
+/// Most settings and baselines in a gamestate.
 const SETTINGS_MAX: usize = 1024 + 1024;
 /// Bits of an entity's number.
 const ENTITY_BITS: u32 = 10;
 
-/// Bits of each field of an entity, in the protocol's order; 0 is a number with a fraction.
+/// Bits of each field of an entity, in the protocol's order; 0 stands for a floating-point number.
 #[rustfmt::skip]
 const ENTITY: [u32; 51] = [
     32, 0, 0, 0, 0, 0, 0, 0, 0, 10, 0, 8, 8, 8, 8, 10, 8, 19, 10, 8, 8, 0, 32, 8, 0, 0, 0, 24, 16, 8, 10, 8, 8, 0, 0, 0, 8, 0,
@@ -26,59 +26,59 @@ const ENTITY: [u32; 51] = [
 ];
 /// Fields of a player.
 const PLAYER_FIELDS: u8 = 48;
-/// A whole number in the place of one with a fraction, and what is added to it.
+/// Width of a whole number sent in place of a floating-point one, and the bias added to it.
 const WHOLE_BITS: u32 = 13;
 const WHOLE_BIAS: f32 = 4096.0;
 
-/// A message.
+/// A message of the server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerMessage {
-    /// Number of the client's last command that the server has carried out.
+    /// Number of the client's last command that the server has executed.
     pub commands_done: i32,
-    /// Commands to the client with their numbers; those not yet acknowledged come with every message.
+    /// Commands to the client with their numbers; every message repeats the unacknowledged ones.
     pub commands: Vec<(i32, String)>,
-    /// What a client must know before it enters.
+    /// State that a client needs before it enters.
     pub gamestate: Option<GameState>,
-    /// The world now.
+    /// Current state of the world.
     pub snapshot: Option<Snapshot>,
 }
 
-/// What a client must know before it enters.
+/// State that a client needs before it enters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GameState {
-    /// Number of the last command before it.
+    /// Number of the last command before the gamestate.
     pub commands_until: i32,
-    /// Which run of a map this is.
+    /// Number of the map run.
     pub server_id: i32,
-    /// Settings that came with it.
+    /// Number of settings in the gamestate.
     pub settings: usize,
-    /// The client's number.
+    /// Number of the client.
     pub client: i32,
-    /// A part of the key of user commands.
+    /// Part of the key of user commands.
     pub checksum_feed: i32,
 }
 
 /// The beginning of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// The server's clock, milliseconds.
+    /// Clock of the server, milliseconds.
     pub server_time_ms: i32,
-    /// How many messages ago the one was from which this tells the differences; 0 for none.
+    /// Distance in messages back to the base of this difference; 0 for no base.
     pub since: u8,
-    /// What has changed of the player.
+    /// Changes of the player.
     pub player: Changes,
 }
 
-/// What has changed of a player since the message that the snapshot builds on.
+/// Changes of a player since the base of the snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Changes {
-    /// The server time of the newest user command that the game has carried out.
+    /// Server time of the newest user command that the game has executed.
     pub command_time_ms: Option<i32>,
-    /// Where the player is, east and north.
+    /// Position of the player, east and north.
     pub place: [Option<f32>; 2],
 }
 
-/// Reads how many of the client's commands the server has carried out: the beginning of a message, never scrambled.
+/// Reads the number of client commands that the server has executed: the beginning of a message, never scrambled.
 ///
 /// # Errors
 /// The message is too short.
@@ -86,10 +86,10 @@ pub fn commands_done(message: &[u8]) -> Result<i32, Malformed> {
     Reader::new(message).long()
 }
 
-/// Reads a message, up to the snapshot's part that no client here needs.
+/// Reads a message up to the part of a snapshot that no client here needs.
 ///
 /// # Errors
-/// It is not one.
+/// The bytes are no message of a server.
 pub fn parse(message: &[u8]) -> Result<ServerMessage, Malformed> {
     let mut reader = Reader::new(message);
     let mut parsed = ServerMessage {
@@ -141,21 +141,21 @@ fn gamestate(reader: &mut Reader<'_>) -> Result<GameState, Malformed> {
     Err(Malformed::TooLong)
 }
 
-/// Reads the number of a map's run from a system setting.
+/// Reads the number of a map run from a system setting.
 fn server_id(setting: &str) -> Option<i32> {
     let settings = connectionless::settings(setting);
     let found = settings.iter().find(|(name, _)| name == "sv_serverid");
     found?.1.parse().ok()
 }
 
-/// Reads a number of a map's run from a command that changes the system setting.
+/// Reads the number of a map run from a command that changes the system setting.
 #[must_use]
 pub fn new_server_id(command: &str) -> Option<i32> {
     let text = command.strip_prefix("cs ")?.strip_prefix("1 ")?;
     server_id(text.trim_matches('"'))
 }
 
-/// Passes over an entity, which is told as differences.
+/// Skips an entity, which is sent as differences.
 fn entity(reader: &mut Reader<'_>) -> Result<(), Malformed> {
     reader.number(ENTITY_BITS)?;
     let gone = reader.bit()?;
@@ -164,7 +164,7 @@ fn entity(reader: &mut Reader<'_>) -> Result<(), Malformed> {
     }
     let count = usize::from(reader.byte()?);
     for bits in ENTITY.get(..count).ok_or(Malformed::Unknown)? {
-        // A bit that it has changed, then one that it is not zero.
+        // The first bit says that the field has changed, the second that its value is not zero.
         if !reader.bit()? || !reader.bit()? {
             continue;
         }
@@ -176,7 +176,7 @@ fn entity(reader: &mut Reader<'_>) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// A number with a fraction: as a whole one where it is, and small.
+/// Reads a floating-point number; small whole numbers are sent as such.
 fn fraction(reader: &mut Reader<'_>) -> Result<f32, Malformed> {
     if reader.bit()? {
         return Ok(f32::from_bits(reader.number(32)?));
@@ -187,7 +187,7 @@ fn fraction(reader: &mut Reader<'_>) -> Result<f32, Malformed> {
 fn snapshot(reader: &mut Reader<'_>) -> Result<Snapshot, Malformed> {
     let (server_time_ms, since) = (reader.long()?, reader.byte()?);
     let _flags = reader.byte()?;
-    // Which parts of the map the player can see.
+    // One byte for each part of the map visible to the player.
     for _ in 0..reader.byte()? {
         reader.byte()?;
     }
@@ -198,7 +198,7 @@ fn snapshot(reader: &mut Reader<'_>) -> Result<Snapshot, Malformed> {
     })
 }
 
-/// Its first three fields are all that is read.
+/// Reads the first three fields of a player and leaves the rest.
 fn player(reader: &mut Reader<'_>) -> Result<Changes, Malformed> {
     let count = reader.byte()?;
     if count > PLAYER_FIELDS {

@@ -1,11 +1,11 @@
-//! What a client of OpenArena's server says and hears: protocol 71 of OpenArena, which is protocol 68 of Quake III Arena
-//! on the wire.
+//! Messages between OpenArena's server and its clients: protocol 71 of OpenArena, which is protocol 68 of Quake III
+//! Arena on the wire.
 //!
-//! Bytes in and out, no IO and no clock. Every parser is total: a value or [`Malformed`], never a panic.
+//! The module has no IO and no clock. Every parser is total: it returns a value or [`Malformed`], and never panics.
 //!
 //! A datagram is either *connectionless*, four bytes of ones and a text ([`connectionless`]), or a piece of a numbered
-//! message ([`netchan`]). A message's bytes are scrambled ([`scramble`]) and hold a stream of bits in which most bytes stand by a
-//! fixed Huffman code ([`bits`], [`code`]).
+//! message ([`netchan`]). A message's bytes are scrambled ([`scramble`]) and hold a bit stream in which a fixed Huffman
+//! code stands for most bytes ([`bits`], [`code`]).
 
 pub mod adaptive;
 pub mod bits;
@@ -16,17 +16,17 @@ pub mod from_server;
 pub mod netchan;
 pub mod scramble;
 
-/// Commands that either side keeps until the other has acknowledged them.
+/// Commands that either side keeps until the other side has acknowledged them.
 pub const COMMANDS_KEPT: usize = 64;
 
-/// Bytes that are not what they should be: the peer's fault, or the network's.
+/// Invalid bytes, caused by the peer or by the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// The message ends before what it began.
+    /// The message ends too early.
     Short,
     /// A text or a list is longer than the protocol allows.
     TooLong,
-    /// There is no such code, number or operation.
+    /// The code, number or operation is unknown.
     Unknown,
 }
 

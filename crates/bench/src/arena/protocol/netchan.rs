@@ -1,17 +1,18 @@
-//! Numbered messages in datagrams: a message of 1300 bytes or more comes in fragments, the last of which is shorter.
+//! Numbered messages in datagrams: a message of 1300 bytes or more is sent in fragments, and the last fragment is
+//! shorter.
 //!
-//! Nothing is sent again here. A gap in the numbers is a message that was lost.
+//! Lost datagrams are not sent again. A gap in the numbers means a lost message.
 
 use super::Malformed;
 
-/// Marks the number of a fragment.
+/// Flag in the number of a fragment.
 const FRAGMENT: u32 = 1 << 31;
 /// Bytes of each fragment but the last.
 pub const FRAGMENT_BYTES: usize = 1300;
 /// Bytes of the longest message.
 pub const MESSAGE_MAX: usize = 16384;
 
-/// A datagram of a client: its message's number, the client's own number behind one address, the message.
+/// Returns a datagram of a client: the message's number, the number of the client behind its address, the message.
 #[must_use]
 pub fn from_client(sequence: u32, client: u16, message: &[u8]) -> Vec<u8> {
     let mut datagram = Vec::with_capacity(6 + message.len());
@@ -21,31 +22,31 @@ pub fn from_client(sequence: u32, client: u16, message: &[u8]) -> Vec<u8> {
     datagram
 }
 
-/// What comes from the server.
+/// Receiver of the server's messages.
 #[derive(Clone, Debug, Default)]
 pub struct Incoming {
     /// Number of the newest whole message.
     sequence: u32,
     fragments: Vec<u8>,
-    /// The message they are of.
+    /// Number of the message that the fragments belong to.
     fragments_of: u32,
-    /// Messages that never came whole.
+    /// Messages that never arrived whole.
     pub lost: u64,
-    /// Datagrams that came twice, or after a later one.
+    /// Datagrams that arrived twice, or after a later one.
     pub late: u64,
 }
 
 impl Incoming {
-    /// Number of the newest whole message.
+    /// Returns the number of the newest whole message.
     #[must_use]
     pub fn sequence(&self) -> u32 {
         self.sequence
     }
 
-    /// Takes a datagram; gives a message's number and bytes where it is whole.
+    /// Handles a datagram; returns the number and bytes of a message that is complete with it.
     ///
     /// # Errors
-    /// It is shorter than its header says, or the message too long.
+    /// The datagram is shorter than its header says, or the message is too long.
     pub fn handle(&mut self, datagram: &[u8]) -> Result<Option<(u32, Vec<u8>)>, Malformed> {
         let (head, rest) = datagram.split_first_chunk().ok_or(Malformed::Short)?;
         let number = u32::from_le_bytes(*head);
@@ -80,7 +81,7 @@ impl Incoming {
         if start + length > MESSAGE_MAX {
             return Err(Malformed::TooLong);
         }
-        // One between was lost: the message never gets whole, and counts as lost when the next one comes.
+        // A fragment in between was lost: the message stays incomplete, and counts as lost when the next one arrives.
         if start != self.fragments.len() {
             return Ok(None);
         }

@@ -1,10 +1,10 @@
-//! Messages are combined with a key that changes from byte to byte along a text both sides know.
+//! Scrambling of messages with a key that changes from byte to byte along a text known to both sides.
 
 use super::bits::harmless;
 
-/// Bytes of a client's message that stay as they are.
+/// Unscrambled bytes at the beginning of a client's message.
 pub const CLIENT_CLEAR: usize = 12;
-/// Bytes of a server's message that stay as they are.
+/// Unscrambled bytes at the beginning of a server's message.
 pub const SERVER_CLEAR: usize = 4;
 
 /// Scrambles a message's bytes from `clear` on, or makes them readable again.

@@ -1,4 +1,4 @@
-//! OpenArena's dedicated server goes round while players play: paper 002, section VI B.
+//! OpenArena's dedicated server moves between nodes while players play: paper 002, section VI B.
 
 mod report;
 mod screen;
@@ -13,12 +13,12 @@ use crate::moves::game::{GameMove, GameSpec, Playing};
 pub use report::MigrateReport;
 pub use screen::MigrateScreen;
 
-/// What is to be shown.
+/// Parameters of the demonstration.
 #[derive(Clone, Debug, Serialize)]
 pub struct MigrateDemoSpec {
-    /// What is played.
+    /// Parameters of the game.
     pub game: GameSpec,
-    /// How often the server moves.
+    /// Number of moves of the server.
     pub moves: usize,
 }
 
@@ -35,25 +35,25 @@ impl Default for MigrateDemoSpec {
     }
 }
 
-/// What happens, as it happens.
+/// An event of the running demonstration.
 #[derive(Clone, Debug)]
 pub enum MigrateEvent {
     /// A step begins.
     Step(String),
-    /// The server has moved; so many play then.
+    /// The server has moved; the number is the players that play afterwards.
     Moved(GameMove, usize),
-    /// All is done.
+    /// The demonstration has ended.
     Ended,
 }
 
-/// Who is told.
+/// A function that receives the events.
 pub type Watch<'a> = &'a (dyn Fn(&MigrateEvent) + Sync);
 
 /// Runs the demonstration.
 ///
 /// # Errors
-/// Something kept it from coming to a result: no game, no lab, a move that was not made. A result that is not as promised is no
-/// error: [`field@MigrateReport::problems`] tells.
+/// The demonstration came to no result: no game, no lab, or a failed move. A result that breaks a promise is no error:
+/// [`field@MigrateReport::problems`] lists it.
 pub fn run(spec: &MigrateDemoSpec, watch: Watch<'_>) -> Result<MigrateReport> {
     let started = Instant::now();
     let players = spec.game.players;

@@ -1,4 +1,4 @@
-//! What was seen, and whether it is as promised.
+//! Results of the demonstration, and their comparison with its promises.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use super::MigrateDemoSpec;
 use crate::handoff::stats::Quantiles;
 use crate::moves::game::{GameMove, Losses};
 
-/// "We experience a 20 milliseconds downtime" (paper 002, section VI B).
+/// Freeze in the paper, milliseconds: "We experience a 20 milliseconds downtime" (paper 002, section VI B).
 pub const PAPER_FREEZE_MS: f64 = 20.0;
-/// The same section's packet delay, Figure 4.
+/// Packet delay in the same section, Figure 4, milliseconds.
 pub const PAPER_DELAY_MS: f64 = 25.0;
 
-/// What was seen.
+/// Results of the demonstration.
 #[derive(Debug, Serialize)]
 pub struct MigrateReport {
-    /// What was asked for.
+    /// Parameters of the demonstration.
     pub spec: MigrateDemoSpec,
-    /// Everything is as promised.
+    /// True if every promise is kept.
     pub passed: bool,
-    /// What is not as promised.
+    /// Broken promises.
     pub problems: Vec<String>,
-    /// Each move.
+    /// The moves, in order.
     pub moves: Vec<GameMove>,
     /// Median freeze, milliseconds.
     pub freeze_ms_median: f64,
     /// Median over the moves of the longest delay that any player saw, milliseconds.
     pub added_delay_ms_median: f64,
-    /// What players lost.
+    /// Losses of the players.
     pub losses: Losses,
-    /// Seconds that everything took.
+    /// Duration of the demonstration, seconds.
     pub total_s: f64,
 }
 
@@ -84,7 +84,7 @@ impl MigrateReport {
         problems
     }
 
-    /// The report for people, many lines.
+    /// Returns the report as text of several lines.
     pub fn text(&self) -> String {
         let mut text = format!(
             "{:>4}  {:<8}  {:>9}  {:>14}  {:>14}  {:>12}  {:>12}\n",

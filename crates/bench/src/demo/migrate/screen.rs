@@ -1,4 +1,4 @@
-//! What the demonstration shows while it runs: lines, with a bar for each freeze.
+//! Display of the running demonstration: lines, with a bar for each freeze.
 
 use std::io::{Write, stderr};
 use std::sync::{Mutex, PoisonError};
@@ -7,10 +7,10 @@ use std::time::Instant;
 use super::MigrateEvent;
 use super::report::PAPER_FREEZE_MS;
 
-/// Columns of a bar as long as the paper's freeze.
+/// Columns of a bar for the paper's freeze.
 const BAR: f64 = 40.0;
 
-/// A screen, told of [`MigrateEvent`]s. It writes to the standard error, so that the standard output is free for the report.
+/// A display of [`MigrateEvent`]s on standard error, so that standard output is free for the report.
 #[derive(Default)]
 pub struct MigrateScreen {
     started: Mutex<Option<Instant>>,
@@ -22,7 +22,7 @@ impl MigrateScreen {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let since = started.get_or_insert_with(Instant::now).elapsed();
         let line = format!("[{:5.1} s] {}\n", since.as_secs_f64(), words(event));
-        // A screen that is gone shall not stop the demonstration.
+        // A failed write must not stop the demonstration.
         let _ = stderr().lock().write_all(line.as_bytes());
     }
 }

@@ -1,4 +1,5 @@
-//! The client: asks the pool daemon of its host for an element, fetches a page from it, and tries another where that fails.
+//! The client: asks the pool daemon of its host for an element, fetches a page from the element, and tries another one
+//! after a failure.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,21 +15,21 @@ use serde::Serialize;
 use super::scene::{POOL, Scene};
 use super::{PoolDemoSpec, PoolEvent, Watch};
 
-/// How long an element may take to answer.
+/// Time limit for the answer of an element.
 const ANSWER: Duration = Duration::from_millis(1000);
-/// How long a request may take, all elements tried included.
+/// Time limit for a request, including all retries.
 const REQUEST: Duration = Duration::from_secs(20);
-/// The pause where no element is known.
+/// Pause while no element is known.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What the client saw.
+/// Results of the client.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
     /// Requests.
     pub requests: u64,
-    /// Elements tried in vain.
+    /// Failed attempts at an element.
     pub retries: u64,
-    /// Requests without an answer, all retries included.
+    /// Requests without an answer, after all retries.
     pub failures: u64,
     /// Answers by the host that gave them.
     pub answers: std::collections::BTreeMap<String, u64>,
@@ -36,7 +37,7 @@ pub struct Counts {
     pub longest_s: f64,
 }
 
-/// The client.
+/// The client of the demonstration.
 pub struct Client<'a> {
     daemon: BlockingClient,
     lab: &'a Lab,
@@ -45,7 +46,7 @@ pub struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// A client in c1.
+    /// Creates a client in c1.
     ///
     /// # Errors
     /// The system gives no descriptors.
@@ -58,12 +59,12 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Lets [`Client::work`] end.
+    /// Makes [`Client::work`] return.
     pub fn stop(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Makes requests until it is to stop. In a thread of its own, which is moved into c1's network.
+    /// Makes requests until [`Client::stop`]. Needs a thread of its own, because it moves the thread into c1's network.
     pub fn work(&self, watch: Watch<'_>) -> Counts {
         let mut counts = Counts::default();
         if self.lab.enter_net("c1").is_err() {
@@ -86,7 +87,7 @@ impl<'a> Client<'a> {
         counts
     }
 
-    /// One page, from whichever element; the host that gave it.
+    /// Fetches one page from any element; returns the host that served it.
     fn request(&self, counts: &mut Counts, watch: Watch<'_>) -> Option<String> {
         let deadline = Instant::now() + REQUEST;
         while Instant::now() < deadline {
@@ -115,12 +116,12 @@ impl<'a> Client<'a> {
     fn report(&self, id: String) {
         let handle = POOL.to_owned();
         let report = UnreachableReport { handle, id };
-        // If the daemon is gone, the next selection says so.
+        // If the daemon has failed, the next selection fails, too.
         let _ = self.daemon.run(|client| client.report_unreachable(&report));
     }
 }
 
-/// The body of `GET /`.
+/// Returns the body of `GET /`.
 fn get(address: SocketAddr) -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
     stream.set_read_timeout(Some(ANSWER))?;

@@ -1,4 +1,4 @@
-//! A pool of stock web servers, used through the death of a server and of a registrar.
+//! A pool of stock web servers, used through the failure of a server and of a registrar.
 
 mod client;
 mod report;
@@ -15,16 +15,16 @@ pub use report::PoolReport;
 use scene::Scene;
 pub use screen::PoolScreen;
 
-/// What is to be shown.
+/// Parameters of the demonstration.
 #[derive(Clone, Debug, Serialize)]
 pub struct PoolDemoSpec {
-    /// The lab's name.
+    /// Name of the lab.
     pub name: String,
-    /// How many web servers; at least two.
+    /// Number of web servers; at least two.
     pub elements: u16,
-    /// The client's pause after a request.
+    /// Pause of the client after a request.
     pub pause: Duration,
-    /// How long the client works undisturbed before and after each death.
+    /// Undisturbed time before and after each failure.
     pub calm: Duration,
 }
 
@@ -39,35 +39,36 @@ impl Default for PoolDemoSpec {
     }
 }
 
-/// What happens, as it happens.
+/// An event of the running demonstration.
 #[derive(Clone, Debug)]
 pub enum PoolEvent {
     /// A step begins.
     Step(String),
     /// The elements, by host.
     Elements(Vec<String>),
-    /// A request was answered by the element of this host.
+    /// The element of this host answered a request.
     Served(String),
-    /// An element was not reached, and another tried at once.
+    /// An element was not reached, and the client tries another at once.
     Retried(String),
-    /// An element is dead, or there again in the pool.
+    /// An element was killed.
     Dead(String),
-    /// Something has come right again after so many seconds.
+    /// The pool has recovered, after this many seconds.
     Recovered(String, f64),
-    /// All is done.
+    /// The demonstration has ended.
     Ended,
 }
 
-/// Who is told.
+/// A function that receives the events.
 pub type Watch<'a> = &'a (dyn Fn(&PoolEvent) + Sync);
 
-/// Longest wait for anything that must happen.
+/// Longest wait for any expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the demonstration.
 ///
 /// # Errors
-/// Something kept it from coming to a result. A result that is not as promised is no error: [`field@PoolReport::problems`] tells.
+/// The demonstration came to no result. A result that breaks a promise is no error: [`field@PoolReport::problems`]
+/// lists it.
 pub fn run(spec: &PoolDemoSpec, watch: Watch<'_>) -> Result<PoolReport> {
     let started = Instant::now();
     watch(&PoolEvent::Step(format!(
@@ -89,14 +90,14 @@ pub fn run(spec: &PoolDemoSpec, watch: Watch<'_>) -> Result<PoolReport> {
     Ok(PoolReport::new(spec, counts, deaths, started.elapsed()))
 }
 
-/// How long it took to recover, seconds, and what was there then.
+/// Recovery times, and the elements listed in between.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Deaths {
-    /// Until the dead element was out of the pool.
+    /// Seconds until the killed element had left the pool.
     pub element_s: f64,
-    /// Until the elements of the dead registrar were the other one's.
+    /// Seconds until the other registrar was the home of the killed registrar's elements.
     pub registrar_s: f64,
-    /// The fewest living elements that a living registrar listed after a registrar's death.
+    /// The fewest living elements that the living registrar listed after the other's failure.
     pub elements_min: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What was seen, and whether it is as promised.
+//! Results of the demonstration, and their comparison with its promises.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use serde::Serialize;
 use super::client::Counts;
 use super::{Deaths, PoolDemoSpec};
 
-/// What was seen.
+/// Results of the demonstration.
 #[derive(Debug, Serialize)]
 pub struct PoolReport {
-    /// What was asked for.
+    /// Parameters of the demonstration.
     pub spec: PoolDemoSpec,
-    /// Everything is as promised.
+    /// True if every promise is kept.
     pub passed: bool,
-    /// What is not as promised.
+    /// Broken promises.
     pub problems: Vec<String>,
-    /// What the client saw.
+    /// Results of the client.
     pub client: Counts,
-    /// How the pool recovered.
+    /// Recovery of the pool.
     pub deaths: Deaths,
-    /// Seconds that everything took.
+    /// Duration of the demonstration, seconds.
     pub total_s: f64,
 }
 
@@ -72,7 +72,7 @@ impl PoolReport {
         problems
     }
 
-    /// The report for people, many lines.
+    /// Returns the report as text of several lines.
     pub fn text(&self) -> String {
         let (client, deaths) = (&self.client, &self.deaths);
         let answers = client.answers.iter();

@@ -9,21 +9,21 @@ use super::{PATIENCE, PoolDemoSpec};
 use crate::cluster::find_program;
 use crate::pools::{PoolLab, system_program, words};
 
-/// The pool's handle.
+/// Handle of the pool.
 pub const POOL: &str = "web";
 const REGISTRARS: [&str; 2] = ["n1", "n2"];
 
-/// The lab, and who is in it.
+/// The lab and the hosts of its web servers.
 pub struct Scene {
     lab: PoolLab,
     elements: Vec<String>,
 }
 
 impl Scene {
-    /// Brings it up, and waits until all elements are in the pool at both registrars.
+    /// Brings the lab up, and waits until both registrars list all elements.
     ///
     /// # Errors
-    /// The machine lacks something, or the pool does not come about.
+    /// The machine lacks a requirement, or the pool is not complete within the time limit.
     pub fn up(spec: &PoolDemoSpec) -> Result<Scene> {
         ensure!(
             (2..=20).contains(&spec.elements),
@@ -56,17 +56,17 @@ impl Scene {
         Ok(scene)
     }
 
-    /// The hosts of the web servers.
+    /// Returns the hosts of the web servers.
     pub fn elements(&self) -> &[String] {
         &self.elements
     }
 
-    /// The lab.
+    /// Returns the lab.
     pub fn lab(&self) -> &PoolLab {
         &self.lab
     }
 
-    /// The client's pool daemon.
+    /// Returns a client of the pool daemon at c1.
     ///
     /// # Errors
     /// The system gives no descriptors.
@@ -74,18 +74,18 @@ impl Scene {
         self.lab.control("c1", "pool")
     }
 
-    /// Kills all that runs at a host.
+    /// Kills all processes of a host.
     ///
     /// # Errors
-    /// Nothing runs there.
+    /// The host has no process.
     pub fn kill(&self, host: &str) -> Result<()> {
         self.lab.kill_all(host).map(drop)
     }
 
-    /// Waits until no registrar lists an element that is dead.
+    /// Waits until no registrar lists the killed element of `host`.
     ///
     /// # Errors
-    /// It takes too long.
+    /// The wait takes too long.
     pub fn wait_until_gone(&self, host: &str) -> Result<()> {
         let address = self.lab.address(host)?;
         let gone = || {
@@ -99,10 +99,10 @@ impl Scene {
         self.lab.until("the dead server's end", PATIENCE, gone)
     }
 
-    /// The registrar that is home of most elements, and the other one.
+    /// Returns the registrar that is home of most elements, and the other one.
     ///
     /// # Errors
-    /// One does not answer.
+    /// A registrar does not answer.
     pub fn busiest_registrar(&self) -> Result<(String, String)> {
         let own = |host: &str| -> Result<u64> {
             let client = self.lab.control(host, "registrar")?;
@@ -115,10 +115,11 @@ impl Scene {
         })
     }
 
-    /// Waits until all so many living elements are a registrar's own; gives the fewest that it listed meanwhile.
+    /// Waits until a registrar is the home of `living` elements; returns the fewest that the registrar listed
+    /// meanwhile.
     ///
     /// # Errors
-    /// It takes too long.
+    /// The wait takes too long.
     pub fn wait_for_takeover(&self, host: &str, living: usize) -> Result<usize> {
         let client = self.lab.control(host, "registrar")?;
         let id = client.run(|client| client.registrar())?.id;
@@ -151,7 +152,7 @@ fn pool(lab: &PoolLab, registrar: &str) -> Option<PoolDetail> {
     client.run(|client| client.pool(POOL)).ok()
 }
 
-/// `holdfast pool register --handle web ... -- nginx ...`: a stock server that tells its host's name.
+/// Starts `holdfast pool register --handle web ... -- nginx ...`: a stock server that returns its host's name.
 fn start_element(lab: &mut PoolLab, host: &str) -> Result<()> {
     let directory = lab.directory().join(host);
     fs::create_dir_all(&directory).context("a directory for nginx")?;

@@ -1,4 +1,4 @@
-//! What the demonstration shows: a small live picture on a terminal, lines elsewhere.
+//! Display of the running demonstration: a small live picture on a terminal, lines elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write, stderr};
@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::PoolEvent;
 
-/// From one picture to the next, where nothing but requests happens.
+/// Interval between pictures while there are only requests.
 const REFRESH: Duration = Duration::from_millis(100);
 /// Columns of the longest bar.
 const BAR: u64 = 50;
 
-/// A screen, told of [`PoolEvent`]s by any thread. It writes to the standard error, so that the standard output is free for
-/// the report.
+/// A display of [`PoolEvent`]s from any thread, on standard error, so that standard output is free for the report.
 pub struct PoolScreen {
     live: bool,
     state: Mutex<State>,
@@ -26,12 +25,12 @@ struct State {
     hosts: Vec<String>,
     dead: BTreeSet<String>,
     served: BTreeMap<String, u64>,
-    /// Lines of the picture that stand on the terminal.
+    /// Lines of the picture on the terminal.
     drawn: usize,
 }
 
 impl PoolScreen {
-    /// A live picture if the standard error is a terminal and `plain` is not set.
+    /// Creates a display: a live picture if standard error is a terminal and `plain` is false.
     pub fn new(plain: bool) -> PoolScreen {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         PoolScreen {
@@ -45,13 +44,13 @@ impl PoolScreen {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let text = state.take(event, self.live);
         let mut out = stderr().lock();
-        // A screen that is gone shall not stop the demonstration.
+        // A failed write must not stop the demonstration.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 }
 
 impl State {
-    /// What to write.
+    /// Applies an event; returns the text to write.
     fn take(&mut self, event: &PoolEvent, live: bool) -> String {
         let since = self.started.get_or_insert_with(Instant::now).elapsed();
         let line = match event {

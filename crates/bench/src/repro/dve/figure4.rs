@@ -16,15 +16,16 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Moves, where nothing else was asked for.
+/// Moves by default.
 const MOVES: u32 = 10;
-/// "a 20 milliseconds downtime of the server process execution" (section VI B).
+/// Freeze in the paper, milliseconds: "a 20 milliseconds downtime of the server process execution" (section VI B).
 const PAPER_FREEZE_MS: f64 = 20.0;
-/// "the imposed delay compared to the expected packet transmission is approximately 25 milliseconds" (section VI B).
+/// Added delay in the paper, milliseconds: "the imposed delay compared to the expected packet transmission is
+/// approximately 25 milliseconds" (section VI B).
 const PAPER_DELAY_MS: f64 = 25.0;
-/// Bars: what we hold ourselves to, medians over the moves.
+/// Bar for our own results, milliseconds: for the medians over the moves.
 const BAR_MS: f64 = 3.0;
-/// Packets shown before and behind the one that the move delayed.
+/// Packets shown on either side of the packet that the move delayed.
 const AROUND: usize = 16;
 
 fn run(settings: &Settings) -> Result<Outcome> {
@@ -116,7 +117,7 @@ fn nothing(what: &str, count: u64) -> Check {
     }
 }
 
-/// Delays of packets around the one that a move delayed longest, means over the moves.
+/// Returns the delays of packets around the one that a move delayed longest, as means over the moves.
 fn series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Result<Series> {
     let curves = moves.iter().map(|of| around(traces, of, interval));
     let curves: Vec<Vec<f64>> = curves.collect::<Option<_>>().context("too few packets")?;
@@ -134,7 +135,7 @@ fn series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Result<S
     })
 }
 
-/// Delays in milliseconds, the longest of the move in the middle.
+/// Returns delays in milliseconds, with the longest of the move in the middle.
 fn around(traces: &[&Trace], of: &GameMove, interval: Duration) -> Option<Vec<f64>> {
     let (from, to) = (of.span.0, of.span.1 + interval * 2);
     let longest = |trace: &&&Trace| trace.longest_gap(from..=to);

@@ -1,4 +1,4 @@
-//! What figures 5b and 5c have in common: a zone server with connections, moved in the paper's three ways (section VI D).
+//! Common code of figures 5b and 5c: a zone server with connections, moved in the paper's three ways (section VI D).
 
 use anyhow::Result;
 
@@ -7,26 +7,26 @@ use crate::moves::Move;
 use crate::moves::zone::{LoadSpec, Loaded};
 use crate::repro::{Check, Estimate, Figure, Outcome, Panel, Point, Series, Settings};
 
-/// "the number of clients varies from 16 up to 1024" (section VI D).
+/// Numbers of connections: "the number of clients varies from 16 up to 1024" (section VI D).
 const CONNECTIONS: [u32; 4] = [16, 64, 256, 1024];
-/// Moves for each point, the worst of which counts.
+/// Moves for each point; the worst one counts.
 const RUNS: u32 = 20;
-/// "interconnected by a Gigabit Ethernet network" (section VI A).
+/// Rate of the links, Mbit/s: "interconnected by a Gigabit Ethernet network" (section VI A).
 const LINK_MBIT: u32 = 1000;
-/// Memory of the server, MiB, most of which stays as it is.
+/// Memory of the server, MiB, most of which never changes.
 const MEMORY_MIB: usize = 16;
 const WAYS: [Way; 3] = [Way::Iterative, Way::Collective, Way::Incremental];
 
-/// What a figure shows.
+/// Content of a figure.
 pub(super) struct Shown {
     pub title: &'static str,
     pub y: &'static str,
     pub unit: &'static str,
-    /// Of a move, in that unit.
+    /// Returns the value of a move, in `unit`.
     pub of: fn(&Move) -> f64,
-    /// What the paper's text states of that way and so many connections.
+    /// Returns the value in the paper's text for this way and number of connections.
     pub paper: fn(Way, u32) -> Option<f64>,
-    /// Judges the curves there are.
+    /// Checks the measured curves.
     pub checks: fn(&[(Way, Series)]) -> Vec<Check>,
 }
 
@@ -60,14 +60,14 @@ pub(super) fn run(settings: &Settings, shown: &Shown) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// A way that the daemon does not go, which it says before anything is done.
+/// Returns true if the daemon refused a way before the move began.
 fn is_refused(error: &anyhow::Error) -> bool {
     error
         .chain()
         .any(|cause| cause.to_string().contains(REFUSED))
 }
 
-/// How [`crate::moves::Group::migrate`] says that the daemon would not begin.
+/// Text of the error with which [`crate::moves::Group::migrate`] reports a refusal by the daemon.
 const REFUSED: &str = "refused at once";
 
 fn notes(settings: &Settings) -> Vec<String> {
@@ -98,7 +98,7 @@ fn curve(settings: &Settings, way: Way, shown: &Shown) -> Result<Series> {
         };
         let mut loaded = Loaded::begin(&spec)?;
         let mut worst = 0.0_f64;
-        // There and back, so that it ends where it began.
+        // An even number of moves ends the server at its first node.
         for _ in 0..settings.repeats_or(RUNS).next_multiple_of(2) {
             worst = worst.max((shown.of)(loaded.next_move(way.asked())?));
         }
@@ -127,7 +127,7 @@ fn curve(settings: &Settings, way: Way, shown: &Shown) -> Result<Series> {
     })
 }
 
-/// The value of a way at so many connections.
+/// Returns the value of a way at a number of connections.
 pub(super) fn at(curves: &[(Way, Series)], way: Way, connections: u32) -> Option<f64> {
     let (_, series) = curves.iter().find(|(of, _)| *of == way)?;
     let mut points = series.points.iter();

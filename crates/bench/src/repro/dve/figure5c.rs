@@ -12,7 +12,7 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// From so many connections on, incremental moves fewer bytes than collective.
+/// Numbers of connections at which incremental must move fewer bytes than collective.
 const MANY: [u32; 2] = [256, 1024];
 
 fn run(settings: &Settings) -> Result<Outcome> {

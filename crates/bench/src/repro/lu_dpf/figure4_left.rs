@@ -1,4 +1,4 @@
-//! Figure 4, left: the handling speed by the number of users for each element.
+//! Figure 4, left: the handling speed by the number of users per element.
 
 use anyhow::Result;
 
@@ -13,14 +13,14 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// "The PU:PE amount ratio r varies from 1 to 10".
+/// Users per element: "The PU:PE amount ratio r varies from 1 to 10".
 const RATIOS: [u32; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
-/// "have varied the WAN delay from 0ms to 500ms".
+/// WAN delays, milliseconds: "have varied the WAN delay from 0ms to 500ms".
 const WAN_MS: [f64; 6] = [0.0, 100.0, 200.0, 300.0, 400.0, 500.0];
-/// "3 LANs, each containing 10 PEs".
+/// Elements per LAN: "3 LANs, each containing 10 PEs".
 const ELEMENTS: u32 = 10;
 
-/// What is measured at one point.
+/// Result at one point.
 struct Measured {
     ratio: u32,
     wan_ms: f64,
@@ -122,7 +122,7 @@ fn checks(measured: &[Measured], ratios: &[u32]) -> Vec<Check> {
     checks
 }
 
-/// The first statement, over the loads.
+/// Checks the first statement over the loads.
 fn in_range(settings: &Settings, elements: u32, ratios: &[u32]) -> Check {
     let ratios: Vec<u32> = ratios
         .iter()

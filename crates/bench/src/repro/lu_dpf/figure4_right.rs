@@ -13,14 +13,14 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Request size by capacity, in seconds.
+/// Request sizes divided by the capacity, in seconds.
 const SIZES: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0];
 const WAN_MS: [f64; 4] = [0.0, 100.0, 300.0, 500.0];
-/// "using a PU:PE ratio of 3".
+/// Users per element: "using a PU:PE ratio of 3".
 const RATIO: u32 = 3;
 const ELEMENTS: u32 = 10;
-/// "e.g. still a handling speed of 48% for a DPF of 1e-5 vs. almost 0% for a DPF of 0, at a WAN delay of 300ms for a request
-/// size:PE capacity ratio of 0.1".
+/// WAN delay in milliseconds, request size and handling speed of the text: "e.g. still a handling speed of 48% for a
+/// DPF of 1e-5 vs. almost 0% for a DPF of 0, at a WAN delay of 300ms for a request size:PE capacity ratio of 0.1".
 const STATED: (f64, f64, f64) = (300.0, 0.1, 48.0);
 
 type Measured = ((f64, f64, f64), Estimate);
@@ -108,7 +108,7 @@ fn checks(measured: &[Measured]) -> Vec<Check> {
     ]
 }
 
-/// The first statement, over the loads.
+/// Checks the first statement over the loads.
 fn in_range(settings: &Settings, elements: u32) -> Check {
     let configs = [lans(elements, RATIO, 300.0, DPF, 0.1)];
     let stated = |outcomes: &[Vec<Simulated>]| (40.0..=56.0).contains(&speed(&outcomes[0]).mean);

@@ -1,4 +1,4 @@
-//! Figure 5: the handling speed by DPF, with a part of one LAN's elements moved to the others.
+//! Figure 5: the handling speed by DPF, with some elements of one LAN moved to the others.
 
 use anyhow::Result;
 
@@ -13,19 +13,19 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Up to the largest that the text names, and a little beyond.
+/// DPFs up to the largest in the text, and a little beyond.
 const DPFS: [f64; 9] = [0.0, 1e-5, 2e-5, 3e-5, 5e-5, 7.5e-5, 10e-5, 15e-5, 20e-5];
-/// "between 100% (i.e. all 12 PEs) and 25% (only 3 PEs)".
+/// Percentages of elements left in the last LAN: "between 100% (i.e. all 12 PEs) and 25% (only 3 PEs)".
 const LEFT: [u32; 4] = [100, 75, 50, 25];
-/// "3 LANs with 12 PEs in each LAN".
+/// Elements per LAN: "3 LANs with 12 PEs in each LAN".
 const ELEMENTS: u32 = 12;
 const RATIO: u32 = 3;
 const WAN_MS: f64 = 150.0;
-/// "for a sufficiently large setting (e.g. 15e-5 for <= 50% PEs in the last LAN)".
+/// A DPF that is too large: "for a sufficiently large setting (e.g. 15e-5 for <= 50% PEs in the last LAN)".
 const LARGE: f64 = 15e-5;
 
-/// "To compensate the capacity loss in the last LAN, additional PEs have been equally distributed to the other 2 LANs."
-/// Users stay where they were.
+/// Moves elements as in the paper: "To compensate the capacity loss in the last LAN, additional PEs have been equally
+/// distributed to the other 2 LANs." Users stay in their LANs.
 fn config(elements: u32, left: u32, dpf: f64) -> Config {
     let mut config = lans(elements, RATIO, WAN_MS, dpf, 1.0);
     let moved = elements - elements * left / 100;
@@ -111,7 +111,7 @@ fn checks(measured: &[(u32, f64, Estimate)]) -> Vec<Check> {
     checks
 }
 
-/// The last statement, over the loads: it depends on them.
+/// Checks the last statement over the loads, because it depends on them.
 fn in_range(settings: &Settings, elements: u32) -> Check {
     let configs = [50, 25].map(|left| [0.0, LARGE].map(|dpf| config(elements, left, dpf)));
     let below = |outcomes: &[Vec<Simulated>]| {

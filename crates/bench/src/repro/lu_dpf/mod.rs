@@ -1,8 +1,8 @@
-//! Paper 004, "On Improving the Performance of Reliable Server Pooling Systems for Distance-Sensitive Distributed Applications":
-//! its figures and its table, simulated with the machines of the daemons.
+//! Paper 004, "On Improving the Performance of Reliable Server Pooling Systems for Distance-Sensitive Distributed
+//! Applications": its figures and its table, simulated with the machines of the daemons.
 //!
-//! What the paper leaves open is the load that one request adds. Where no more is said it is [`LOAD`], and each statement is
-//! tried over [`LOADS`] too.
+//! The paper does not state the load that one request adds. The default is [`LOAD`], and each statement is also tried
+//! over [`LOADS`].
 
 pub(super) mod figure4_left;
 pub(super) mod figure4_right;
@@ -16,23 +16,23 @@ use super::{Check, Estimate, Point, Series, Settings};
 use holdfast_sim::pools::{Choice, Config, Outcome, Window, Workload, Zone, run};
 use holdfast_sim::{Time, seeds};
 
-/// "each simulation has been repeated 24 times with different seeds" (section 6.1).
+/// Seeds of each simulation: "each simulation has been repeated 24 times with different seeds" (section 6.1).
 const SEEDS: u32 = 24;
-/// "The capacity of a PE is 10^6 calculations/s" (section 6.1).
+/// Capacity of an element: "The capacity of a PE is 10^6 calculations/s" (section 6.1).
 const CAPACITY: f64 = 1e6;
-/// "a target system utilization of 60%" (section 6.2).
+/// Utilisation: "a target system utilization of 60%" (section 6.2).
 const UTILISATION: f64 = 0.6;
-/// "a fixed inter-component LAN delay of 10ms" (section 6.2).
+/// Delay within a LAN, milliseconds: "a fixed inter-component LAN delay of 10ms" (section 6.2).
 const LAN_MS: f64 = 10.0;
-/// "set it to a value slightly above 0 - e.g. 1 * 10^-5" (section 6.3).
+/// DPF: "set it to a value slightly above 0 - e.g. 1 * 10^-5" (section 6.3).
 const DPF: f64 = 1e-5;
-/// What one request adds to an element's load, as a share of the whole: so that 200 requests are all that it takes. With 0.01, DPF 15e-5 does
-/// not quite fall below plain LU where a quarter of the elements is left (Figure 5).
+/// Load that one request adds to an element, as a share of the whole: an element takes at most 200 requests. With 0.01,
+/// DPF 15e-5 does not quite fall below plain LU if a quarter of the elements is left (Figure 5).
 const LOAD: f64 = 0.005;
-/// The same, tried up to that of elements that take ten requests (rsplib's, where nobody says otherwise).
+/// Values tried for [`LOAD`], up to the value of elements that take ten requests (rsplib's default).
 const LOADS: [f64; 8] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1];
 
-/// The policy with a DPF: without one it is plain least used (section 6.2).
+/// Returns the policy with a DPF; with DPF 0, plain least used (section 6.2).
 fn choice(dpf: f64) -> Choice {
     match dpf {
         0.0 => Choice::LeastUsed,
@@ -40,8 +40,8 @@ fn choice(dpf: f64) -> Choice {
     }
 }
 
-/// Three LANs with so many elements each, and so many users for each element; the size of requests as a share of what an
-/// element does in a second.
+/// Returns three LANs with `elements` elements each and `ratio` users per element; `size` is the request size as a
+/// share of an element's capacity per second.
 fn lans(elements: u32, ratio: u32, wan_ms: f64, dpf: f64, size: f64) -> Config {
     let users = elements * ratio;
     let zones = vec![Zone { elements, users }; 3];
@@ -52,7 +52,7 @@ fn lans(elements: u32, ratio: u32, wan_ms: f64, dpf: f64, size: f64) -> Config {
     config
 }
 
-/// Simulates every configuration with every seed; the first index of what is returned is the configuration's.
+/// Simulates every configuration with every seed; the first index of the result is the configuration's.
 fn simulate(settings: &Settings, configs: &[Config]) -> Vec<Vec<Outcome>> {
     simulate_seeds(settings, settings.repeats_or(SEEDS), configs)
 }
@@ -82,7 +82,7 @@ fn simulate_seeds(settings: &Settings, repeats: u32, configs: &[Config]) -> Vec<
     each.map(<[Outcome]>::to_vec).collect()
 }
 
-/// What the seeds say of the first window.
+/// Returns the estimate over the seeds for the first window.
 fn estimate(outcomes: &[Outcome], of: impl Fn(&Window) -> f64) -> Estimate {
     estimate_of(outcomes, 0, of)
 }
@@ -95,8 +95,9 @@ fn estimate_of(outcomes: &[Outcome], window: usize, of: impl Fn(&Window) -> f64)
     Estimate::of(&values)
 }
 
-/// The handling speed in per cent of an element's capacity: equation 1 with the means of size and delay. The mean of the
-/// requests' own speeds says little of a LAN whose users wait for ever: it counts short and long waits alike.
+/// Returns the handling speed in per cent of an element's capacity: equation 1 with the means of size and delay. The
+/// mean of the requests' own speeds says little about a LAN with users that wait for ever: such a mean weighs short and
+/// long waits alike.
 fn speed(outcomes: &[Outcome]) -> Estimate {
     estimate(outcomes, |window| 100.0 * window.speed() / CAPACITY)
 }
@@ -117,7 +118,7 @@ fn add(series: &mut Vec<Series>, name: String, x: f64, ours: Estimate, paper: Op
     }
 }
 
-/// A statement, and the values that tell whether it holds: the worst of them is what is seen.
+/// Returns a check of a statement; `seen` is the value that decides, the worst one.
 fn check(statement: impl Into<String>, holds: bool, seen: impl Into<String>) -> Check {
     Check {
         statement: statement.into(),
@@ -126,12 +127,12 @@ fn check(statement: impl Into<String>, holds: bool, seen: impl Into<String>) -> 
     }
 }
 
-/// One is above the other, and the intervals are apart.
+/// Returns true if one value is above the other, with disjoint intervals.
 fn clearly_above(high: Estimate, low: Estimate) -> bool {
     high.mean - high.ci95.unwrap_or(0.0) > low.mean + low.ci95.unwrap_or(0.0)
 }
 
-/// What all experiments say first.
+/// Returns the notes shared by all experiments.
 fn notes(settings: &Settings) -> Vec<String> {
     let minutes = settings.milliseconds.map_or(15.0, |ms| ms as f64 / 6e4);
     vec![

@@ -1,4 +1,4 @@
-//! The paper's policies beside what balancers of today do, in situations like the paper's.
+//! The paper's policies beside the methods of current load balancers, in situations like the paper's.
 
 use anyhow::Result;
 
@@ -32,7 +32,7 @@ const CHOICES: [(&str, Choice); 9] = [
     ),
 ];
 
-/// As Prequal's authors have it.
+/// Threshold for hot elements, as chosen by Prequal's authors.
 const HOT: f64 = 0.84;
 
 const fn probes(sharing: Sharing, with_way: bool, hot: f64) -> Choice {
@@ -43,7 +43,7 @@ const fn probes(sharing: Sharing, with_way: bool, hot: f64) -> Choice {
     }
 }
 
-/// A name, the size of requests in seconds, the WAN delay, and what else is different.
+/// A name, the request size in seconds, the WAN delay, and other changes of the configuration.
 type Situation = (&'static str, f64, f64, fn(&mut Config));
 
 const SITUATIONS: [Situation; 5] = [
@@ -84,7 +84,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
             let Some(outcomes) = outcomes.next() else {
                 continue;
             };
-            // Requests of the mean size alone on an element take `size` seconds.
+            // A request of the mean size takes `size` seconds on an idle element.
             let times = estimate(outcomes, |window| window.handling_mean_s() / size);
             let point = format!("{situation}: {choice}");
             outcome

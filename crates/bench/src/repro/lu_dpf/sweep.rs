@@ -1,14 +1,14 @@
-//! In which range of the load that one request adds a statement holds.
+//! The range of loads per request for which a statement holds.
 
 use super::{LOADS, check, simulate_seeds};
 use crate::repro::{Check, Settings};
 use holdfast_sim::pools::{Config, Outcome};
 
-/// Seeds of each point: a range is not so fine.
+/// Seeds of each point; a range does not need the precision of more.
 const SEEDS: u32 = 6;
 
-/// Simulates the configurations that a statement is about with every load, and says with which it holds. It is told, not
-/// demanded: the paper does not say what its load was. It holds if it does so anywhere.
+/// Simulates the configurations of a statement with every load, and lists the loads for which the statement holds. The
+/// check holds if the statement does for any load, because the paper does not state its load.
 pub(super) fn sweep(
     settings: &Settings,
     statement: &str,

@@ -1,8 +1,8 @@
-//! Table 1: the time requests take through a failure and its repair, in three regions of the world.
+//! Table 1: the handling time of requests through a failure and its repair, in three regions of the world.
 //!
-//! The paper's delays were found with `ping` and `traceroute`, which tell round trips, and are those of round trips between these
-//! regions; in halves they also fall into DistanceStep's multiples as the paper's step of 75 ms wants it (a region 0, neighbours 1,
-//! Europe and Asia 2). So they are taken for round trips. The other reading is shown beside it.
+//! The paper's delays were found with `ping` and `traceroute`, which report round trips, and match round trips
+//! between these regions; their halves also match the multiples of the paper's DistanceStep of 75 ms (own region 0,
+//! neighbours 1, Europe and Asia 2). Hence the delays are read as round trips. The other reading is shown beside it.
 
 use anyhow::Result;
 
@@ -18,7 +18,7 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// The phases, in minutes, with what the text says: seconds with LU-DPF and LU, the improvement in per cent.
+/// The phases, in minutes, with the text's values: seconds with LU-DPF and LU, improvement in per cent.
 const PHASES: [(&str, (u32, u32), [f64; 3]); 5] = [
     ("normal operation I", (1, 14), [2.17, 2.63, 17.5]),
     ("failure in Asia", (16, 29), [2.55, 2.78, 8.3]),
@@ -26,17 +26,18 @@ const PHASES: [(&str, (u32, u32), [f64; 3]); 5] = [
     ("failure resolved", (46, 49), [2.35, 2.55, 7.8]),
     ("normal operation II", (51, 64), [2.08, 2.47, 15.8]),
 ];
-/// "Each measurement run has a runtime of 65 minutes".
+/// Duration of a run, minutes: "Each measurement run has a runtime of 65 minutes".
 const MINUTES: u32 = 65;
-/// Round trips: "latencies between 5ms to 15ms within the regions".
+/// Round trips within a region, milliseconds: "latencies between 5ms to 15ms within the regions".
 const REGION_MS: (f64, f64) = (5.0, 15.0);
-/// "about 75ms to 150ms between Europe and America and America and Asia".
+/// Round trips between neighbours, milliseconds: "about 75ms to 150ms between Europe and America and America and Asia".
 const NEIGHBOUR_MS: (f64, f64) = (75.0, 150.0);
-/// "about 250ms to 350ms between Europe and Asia (routed via the U.S.A.)".
+/// Round trips between Europe and Asia, milliseconds: "about 250ms to 350ms between Europe and Asia (routed via the
+/// U.S.A.)".
 const FAR_MS: (f64, f64) = (250.0, 350.0);
-/// "DistanceStep has been set to 75ms".
+/// DistanceStep, milliseconds: "DistanceStep has been set to 75ms".
 const STEP_MS: u32 = 75;
-/// "the region's 5 PEs and 15 PUs"; an average interval of 7.5 s.
+/// Elements and users of a region: "the region's 5 PEs and 15 PUs"; an average interval of 7.5 s.
 const ELEMENTS: u32 = 5;
 const USERS: u32 = 15;
 const INTERVAL_S: f64 = 7.5;
@@ -44,15 +45,15 @@ const EUROPE: u16 = 0;
 const AMERICA: u16 = 1;
 const ASIA: u16 = 2;
 
-/// What users' hosts took for each request in the paper's measurement, beside delays and calculations, in seconds: chosen so that LU-DPF
-/// takes the paper's 2.17 s in the first phase. The other nine times follow.
+/// Time of users' hosts per request in the paper's measurement, in addition to delays and calculations, in seconds:
+/// chosen so that LU-DPF takes the paper's 2.17 s in the first phase. The other nine times follow from the simulation.
 const HOSTS_S: f64 = 0.75;
 
-/// How the paper's section 7.1 is read.
+/// A reading of the paper's section 7.1.
 #[derive(Clone, Copy)]
 struct Reading {
     about: &'static str,
-    /// Of each delay, one way.
+    /// Share of each delay that applies to one direction.
     way: f64,
     hosts_s: f64,
 }
@@ -79,7 +80,8 @@ fn minutes(count: u32) -> Time {
     Time::from_secs_f64(60.0 * f64::from(count))
 }
 
-/// "The delays between any two endpoints have not shown a significant variation": each run draws them once.
+/// Returns the configuration of a run, which draws its delays once: "The delays between any two endpoints have not
+/// shown a significant variation".
 fn config(reading: Reading, dpf: f64, seed: u64) -> Config {
     let zone = |elements| Zone {
         elements,
@@ -107,7 +109,7 @@ fn config(reading: Reading, dpf: f64, seed: u64) -> Config {
     }
     config.registrar.distance_step = STEP_MS;
     config.load_per_request = super::LOAD;
-    // An association with each element asked.
+    // Each selected element needs a new association.
     config.setup_round_trips = 1;
     config.overhead = Time::from_secs_f64(reading.hosts_s);
     config.elements_at_first = Some(vec![ELEMENTS; 3]);
@@ -120,8 +122,9 @@ fn config(reading: Reading, dpf: f64, seed: u64) -> Config {
     config
 }
 
-/// "at t1=15min, 2 of the 5 Asian PEs are turned off; at t2=30min, two additional PEs are turned on [...]. At t3=45min, the
-/// failure in Asia is repaired. [...] The two additional PEs [...] are turned off at t4=50min."
+/// Returns the changes during a run: "at t1=15min, 2 of the 5 Asian PEs are turned off; at t2=30min, two additional PEs
+/// are turned on [...]. At t3=45min, the failure in Asia is repaired. [...] The two additional PEs [...] are turned off
+/// at t4=50min."
 fn plan() -> Vec<(Time, Action)> {
     let asian = [3, 4];
     let backup = [EUROPE, AMERICA];
@@ -245,7 +248,7 @@ fn phase(
     }
 }
 
-/// In per cent, of each seed.
+/// Returns the gain of LU-DPF for each seed, in per cent.
 fn gains(place: usize, near: &[Simulated], plain: &[Simulated]) -> Vec<f64> {
     let gain = |(near, plain): (&Simulated, &Simulated)| {
         let [near, plain] = [near, plain].map(|one| one.windows[place].handling_mean_s());

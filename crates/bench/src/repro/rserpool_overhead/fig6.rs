@@ -1,4 +1,5 @@
-//! Figure 6: "The Scalability of the Registration/Deregistration and Re-Registration Operations" (section 5.1.1, 5.1.2).
+//! Figure 6: "The Scalability of the Registration/Deregistration and Re-Registration Operations" (section 5.1.1,
+//! 5.1.2).
 
 use anyhow::Result;
 

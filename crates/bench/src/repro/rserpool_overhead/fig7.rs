@@ -1,5 +1,5 @@
-//! Figure 7: "The Scalability of the Timer Handling and Handle Resolution Operations" (section 5.1.3, 5.1.4); and
-//! synchronisation, which the paper gives no plot (5.1.5).
+//! Figure 7: "The Scalability of the Timer Handling and Handle Resolution Operations" (section 5.1.3, 5.1.4), and
+//! synchronisation, for which the paper has no plot (5.1.5).
 
 use anyhow::Result;
 

@@ -18,12 +18,12 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// "an inter-re-registration time between 250ms and 1000ms".
+/// Re-registration intervals, milliseconds: "an inter-re-registration time between 250ms and 1000ms".
 const INTERVALS_MS: [u64; 3] = [250, 500, 1000];
 const SIZES: [u32; 5] = [500, 1000, 1500, 2000, 3000];
 const REGISTRARS: [u32; 6] = [1, 2, 3, 4, 5, 6];
 
-/// What the text says of a registrar: its number, elements, registrars, interval; per cent.
+/// Values in the text: number of the registrar, elements, registrars, interval in milliseconds; per cent.
 const STATED: [((usize, u32, u32, u64), f64); 6] = [
     ((1, 2000, 2, 250), 90.0),
     ((1, 3000, 2, 1000), 25.0),
@@ -57,7 +57,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
     Ok(outcome(settings, title, panels))
 }
 
-/// All intervals with so many elements and registrars.
+/// Measures all intervals with these numbers of elements and registrars.
 fn one(
     settings: &Settings,
     elements: u32,

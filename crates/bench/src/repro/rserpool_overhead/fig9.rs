@@ -18,15 +18,15 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// "inter-handle-resolution times between 100ms and 500ms".
+/// Resolution intervals, milliseconds: "inter-handle-resolution times between 100ms and 500ms".
 const INTERVALS_MS: [u64; 3] = [100, 250, 500];
 const REREGISTRATION: Duration = Duration::from_millis(1000);
 const SIZES: [u32; 4] = [500, 1000, 1500, 2000];
-/// "deterministic policies (solid lines) and randomized policies (dotted lines)".
+/// Policies: "deterministic policies (solid lines) and randomized policies (dotted lines)".
 const POLICIES: [PolicyKind; 2] = [PolicyKind::RoundRobin, PolicyKind::Random];
 
-/// What the text says: where users resolve, of which registrar, users, interval; per cent. Of the deterministic
-/// policy, where it does not say which.
+/// Values in the text: registrar of the users, measured registrar, users, interval in milliseconds; per cent. Values
+/// without a policy in the text are taken for the deterministic one.
 const STATED: [((usize, usize, u32, u64), f64); 4] = [
     ((1, 1, 2000, 500), 25.0),
     ((1, 1, 1000, 100), 80.0),
@@ -52,7 +52,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
     Ok(outcome(settings, title, panels))
 }
 
-/// All intervals with so many users at registrar `at`, counted from 1.
+/// Measures all intervals with `users` users at registrar `at`, counted from 1.
 fn one(
     settings: &Settings,
     policy: PolicyKind,

@@ -1,4 +1,4 @@
-//! Section 5.2: registrars in processes of their own, and how busy the first two are.
+//! Section 5.2: registrars in processes of their own, and the CPU utilisation of the first two.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use crate::registrar::scope::{Scope, ScopeSpec, Target};
 use crate::registrar::{Carrier, Kind};
 use crate::repro::{Estimate, Figure, Outcome, Panel, Point, Series, Settings};
 
-/// Elements of a pool whose size is not varied.
+/// Elements of a pool with a constant size.
 pub(super) const ELEMENTS: u32 = 1000;
-/// How long each repeat is measured, unless the user says.
+/// Default duration of each repeat, milliseconds.
 const MILLISECONDS: u64 = 300;
-/// Time for associations and timers to get into their stride.
+/// Time for associations and timers to reach a steady state.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Registrars of one scope, and who loads them.
+/// Registrars of one scope, and the groups that load them.
 pub(super) struct World {
-    // Groups end before the registrars do: else those ask for elements that are gone.
+    // Groups end before the registrars: otherwise, registrars would send keep-alives to elements that have ended.
     groups: Vec<(Group, Kind)>,
     targets: Vec<Target>,
     scope: Scope,
-    /// Which registrar the users ask, counted from 0.
+    /// Registrar of the users, counted from 0.
     users_at: usize,
     windows: Windows,
 }
@@ -31,7 +31,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn start(settings: &Settings, registrars: usize) -> Result<World> {
         let scope = Scope::start(&ScopeSpec {
-            // As the paper's registrars do.
+            // The paper's registrars announce each re-registration.
             announce_each: true,
             registrars,
             one_send: true,
@@ -48,7 +48,7 @@ impl World {
         })
     }
 
-    /// A group at the first or second registrar, counted from 0.
+    /// Adds a group at the first or second registrar, counted from 0.
     pub(super) fn add(
         &mut self,
         kind: Kind,
@@ -73,8 +73,9 @@ impl World {
         Ok(())
     }
 
-    /// A point at `x` of each registrar's curve for each interval: `asks` says how often elements and users ask then, `paper` what
-    /// the paper states of a registrar, counted from 1. The curves' names say what they are `of`.
+    /// Adds a point at `x` to each registrar's curve for each interval. `asks` returns the request intervals of
+    /// elements and users, `paper` the paper's value for a registrar, counted from 1. `of` is a part of the curves'
+    /// names.
     pub(super) fn points(
         &mut self,
         intervals_ms: &[u64],
@@ -98,8 +99,8 @@ impl World {
         Ok(())
     }
 
-    /// How much of a core the first and the second registrar use, in percent, while each element and user asks once in its
-    /// interval.
+    /// Returns the share of a core that the first and the second registrar use, in percent, while each element and user
+    /// sends one request per interval.
     fn measure(&mut self, elements: Duration, users: Duration) -> Result<Vec<Estimate>> {
         let interval = |kind: Kind| match kind {
             Kind::Elements => elements,
@@ -135,7 +136,7 @@ fn windows(settings: &Settings) -> Windows {
     }
 }
 
-/// What a reader must know.
+/// Returns the notes that a reader of the numbers needs.
 fn notes(settings: &Settings) -> Vec<String> {
     let Windows { length, count, .. } = windows(settings);
     vec![
@@ -155,13 +156,13 @@ fn notes(settings: &Settings) -> Vec<String> {
     ]
 }
 
-/// What the paper states of a point, by what tells it apart.
+/// Returns the paper's value for a point, by the point's key.
 pub(super) fn stated<K: PartialEq>(table: &[(K, f64)], point: &K) -> Option<f64> {
     let found = table.iter().find(|(stated, _)| stated == point);
     found.map(|&(_, percent)| percent)
 }
 
-/// A panel of utilisations.
+/// Returns a panel of utilisations.
 pub(super) fn panel(title: impl Into<String>, x: &str, series: Vec<Series>) -> Panel {
     Panel {
         title: title.into(),
@@ -173,13 +174,13 @@ pub(super) fn panel(title: impl Into<String>, x: &str, series: Vec<Series>) -> P
     }
 }
 
-/// All of a figure.
+/// Returns the outcome of a figure.
 pub(super) fn outcome(settings: &Settings, title: &str, panels: Vec<Panel>) -> Outcome {
     let title = title.to_owned();
     Outcome::of_figure(Figure { title, panels }, notes(settings))
 }
 
-/// Adds a point to the curve of that name, which may be a new one.
+/// Adds a point to the curve of that name, and creates the curve if needed.
 fn push(series: &mut Vec<Series>, name: &str, point: Point) {
     match series.iter_mut().find(|each| each.name == name) {
         Some(each) => each.points.push(point),

@@ -1,4 +1,4 @@
-//! Paper 001, An Evaluation of the Pool Maintenance Overhead in Reliable Server Pooling Systems.
+//! Paper 001, "An Evaluation of the Pool Maintenance Overhead in Reliable Server Pooling Systems": its measurements.
 
 pub(super) mod fig6;
 pub(super) mod fig7;
@@ -8,5 +8,5 @@ mod load;
 mod operations;
 mod subject;
 
-/// "All measurements are repeated 18 times" (section 4.1).
+/// Repeats of each measurement: "All measurements are repeated 18 times" (section 4.1).
 const REPEATS: u32 = 18;

@@ -1,4 +1,4 @@
-//! The operations of figures 6 and 7, measured as paper 001 section 4.1 has it: as many as possible on a pool set up in
+//! The operations of figures 6 and 7, measured as in paper 001 section 4.1: as many as possible on a pool set up in
 //! advance.
 
 use std::time::Duration;
@@ -12,47 +12,48 @@ use super::subject::{Kind, OfTrees, Ours, Subject};
 use crate::repro::{Estimate, Figure, Outcome, Panel, Point, Series, Settings};
 use crate::trees::{RedBlack, Treap};
 
-/// What a curve shows.
+/// The operation of a curve.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation {
-    /// "The deregistration of a randomly selected element if the pool has the configured size; otherwise, a new PE is
-    /// registered."
+    /// Deregistration and registration in turns: "The deregistration of a randomly selected element if the pool has the
+    /// configured size; otherwise, a new PE is registered."
     Exchange(Kind),
-    /// A random element registers again, with a random load.
+    /// Re-registration of a random element with a random load.
     Renew(Kind),
-    /// A random element's lifetime is scheduled anew: another registrar is its home.
+    /// Restart of a random element's lifetime timer, as at a registrar that is not its home.
     Lifetime,
-    /// The next keep-alive is sent and answered: this registrar is its home.
+    /// Transmission and answer of the next keep-alive, as at the home registrar.
     KeepAlive,
-    /// So many elements are selected.
+    /// Selection of this many elements.
     Resolve(Kind, usize),
-    /// All elements of a registrar are walked through.
+    /// Walk through all elements of a registrar.
     Synchronize,
 }
 
 /// A curve for each structure.
 pub struct Curve {
-    /// What sets it apart from the panel's others.
+    /// Name of the curve in its panel.
     pub name: &'static str,
-    /// What is measured.
+    /// Measured operation.
     pub operation: Operation,
-    /// What the paper states of the red-black tree: at how many elements, and how many operations an element and second.
+    /// The paper's value for the red-black tree: number of elements, and operations per element and second.
     pub stated: Option<(u32, f64)>,
 }
 
-/// A panel's title, what one operation is counted for, and the curves.
+/// Title of a panel, divisor of its operations, and its curves.
 pub type Curves = (&'static str, Per, &'static [Curve]);
 
-/// What operations are divided by.
+/// Divisor of the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Per {
-    /// Operations for each element and second.
+    /// Operations per element and second.
     Element,
-    /// Operations a second.
+    /// Operations per second.
     Second,
 }
 
-/// Operations a second on so many elements, in a run of its own random numbers that lasts so long.
+/// A function that returns the operations per second for an operation, a number of elements, a random seed and a
+/// duration.
 type Measure = fn(Operation, u32, u64, Duration) -> f64;
 
 const STRUCTURES: [(&str, Measure); 3] = [
@@ -62,9 +63,9 @@ const STRUCTURES: [(&str, Measure); 3] = [
 ];
 const SIZES: [u32; 5] = [1000, 5000, 10_000, 20_000, 30_000];
 const MILLISECONDS: u64 = 10;
-/// How long timers run.
+/// Life of a timer, microseconds.
 const LIFE_US: u64 = 30_000_000;
-/// Operations between two looks at the clock.
+/// Operations between two readings of the clock.
 const BATCH: usize = 512;
 
 /// Measures all panels.
@@ -137,7 +138,7 @@ fn series(
     }
 }
 
-/// What this thread has had: what other programs take is not counted.
+/// Returns the processor time of this thread, which other programs do not affect.
 fn processor_time() -> Duration {
     let Ok(time) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) else {
         unreachable!("every thread has this clock");
@@ -145,7 +146,7 @@ fn processor_time() -> Duration {
     Duration::from(time)
 }
 
-/// A pool of the configured size with what changes it.
+/// A pool of the configured size with its workload.
 struct Run<S> {
     subject: S,
     /// Registered elements.
@@ -227,7 +228,7 @@ impl<S: Subject> Run<S> {
     }
 
     fn register(&mut self) {
-        // Numbers that look random, and of which none comes twice.
+        // Ids that look random and never repeat.
         self.born += 1;
         let id = self.born.wrapping_mul(0x9e37_79b1);
         let load = self.random.random();
@@ -247,7 +248,8 @@ pub(super) mod tests {
     use super::*;
     use crate::repro::Experiment;
 
-    /// So many rows of two sizes, positive all; so many stated ones at the paper's sizes.
+    /// Checks that the experiment has `series` positive rows for each of two sizes, and `stated` values of the paper at
+    /// the paper's sizes.
     pub fn smoke(experiment: Experiment, series: usize, stated: usize) {
         let settings = Settings {
             repeats: Some(2),

@@ -1,4 +1,4 @@
-//! The handlespaces that figures 6 and 7 compare: of red-black trees, of treaps, and Holdfast's.
+//! The handlespaces compared in figures 6 and 7: one of red-black trees, one of treaps, and Holdfast's.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -26,24 +26,25 @@ pub enum Kind {
 
 /// A handlespace with one pool.
 pub trait Subject {
-    /// Without elements.
+    /// Creates the handlespace without elements.
     fn new(kind: Kind) -> Self;
     /// Registers an element, or registers it again with this load.
     fn register(&mut self, id: u32, load: u32);
-    /// Removes an element, and its timer.
+    /// Removes an element and its timer.
     fn deregister(&mut self, id: u32);
-    /// Finds an element and sets its timer anew.
+    /// Finds an element and sets its timer again.
     fn set_timer(&mut self, id: u32, at_us: u64);
-    /// The first timer, a keep-alive's, expires; the timeout that takes its place is cancelled when the answer is there,
-    /// and the next keep-alive is scheduled so much later than this one was. Returns when that was.
+    /// Lets the first timer, a keep-alive's, expire. Replaces it by the timeout of the answer, cancels the timeout as
+    /// if the answer had arrived, and schedules the next keep-alive `later_us` after this one. Returns the time of this
+    /// one.
     fn keep_alive(&mut self, later_us: u64) -> u64;
-    /// Selects elements. Returns how many.
+    /// Selects elements; returns their number.
     fn resolve(&mut self, items: usize) -> usize;
-    /// Walks through the elements of the registrar. Returns how many.
+    /// Walks through the elements of the registrar; returns their number.
     fn synchronize(&mut self) -> usize;
 }
 
-/// How long an element has to answer.
+/// Time for an element's answer, microseconds.
 const ANSWER_US: u64 = 5_000_000;
 
 /// A handlespace of trees.
@@ -106,7 +107,7 @@ impl<B: Balance> Subject for OfTrees<B> {
     }
 }
 
-/// Holdfast's.
+/// Holdfast's handlespace.
 pub struct Ours {
     space: Handlespace<()>,
     handle: PoolHandle,

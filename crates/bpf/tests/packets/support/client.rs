@@ -1,4 +1,4 @@
-//! Real client sockets.
+//! Clients with real sockets.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A TCP connection to the service.
 pub struct Client {
     pub stream: TcpStream,
-    /// The node that greeted it.
+    /// The node that sent the greeting.
     pub owner: u8,
 }
 
@@ -41,7 +41,7 @@ impl Client {
         self.stream.local_addr().expect("local")
     }
 
-    /// Sends bytes and expects the same back.
+    /// Sends bytes and expects their echo.
     pub fn echo(&mut self, bytes: &[u8]) {
         let mut writer = self.stream.try_clone().expect("clone");
         let mut back = vec![0; bytes.len()];
@@ -63,7 +63,7 @@ impl Client {
     }
 }
 
-/// A connection attempt with generous limits.
+/// Opens a connection with generous time limits.
 pub fn open(host: &Host, to: SocketAddr) -> std::io::Result<TcpStream> {
     let stream = host.run(|| TcpStream::connect_timeout(&to, PATIENCE))?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -79,9 +79,9 @@ pub fn flow(protocol: u8, local: SocketAddr, remote: SocketAddr) -> FlowKey {
 /// A UDP socket of a client, connected to the service.
 pub struct Datagrams {
     pub socket: UdpSocket,
-    /// The number behind the next datagram: one that is late is told from the answer to another attempt.
+    /// The number appended to the next datagram, which tells a late answer from the answer to another attempt.
     next: AtomicU32,
-    /// Of which numbers there was an answer: each has one.
+    /// The numbers with an answer: each number gets at most one.
     answered: Mutex<HashSet<u32>>,
 }
 
@@ -101,7 +101,7 @@ impl Datagrams {
         flow(UDP, peer, self.socket.local_addr().expect("local"))
     }
 
-    /// Sends `bytes` and the number of this attempt, which it returns.
+    /// Sends `bytes` with the number of this attempt, and returns the number.
     pub fn send(&self, bytes: &[u8]) -> std::io::Result<u32> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let numbered = [bytes, &number.to_be_bytes()].concat();
@@ -109,11 +109,12 @@ impl Datagrams {
         Ok(number)
     }
 
-    /// Asks until an answer comes; returns who answered. Datagrams may be lost where the test says so.
+    /// Repeats a request until an answer arrives; returns the node that answered. Datagrams may be lost where the test
+    /// says so.
     pub fn ask(&self, bytes: &[u8]) -> u8 {
         let first = self.next.load(Ordering::Relaxed);
         for _ in 0..60 {
-            // Too big or refused: the next attempt goes by what the stack has learnt.
+            // A send may fail as too big or refused: the next attempt uses the path MTU that the stack has learnt.
             let _ = self.send(bytes);
             if let Some(owner) = self.answer(bytes, first, Duration::from_secs(1)) {
                 return owner;
@@ -122,15 +123,15 @@ impl Datagrams {
         panic!("no answer to a datagram of {} bytes", bytes.len());
     }
 
-    /// Asks once, where nothing may be lost: afterwards nothing of it is on its way.
+    /// Sends a request once, on a path without loss: afterwards none of its packets is in flight.
     pub fn ask_once(&self, bytes: &[u8]) -> u8 {
         let attempt = self.send(bytes).expect("send");
         let owner = self.answer(bytes, attempt, PATIENCE);
         owner.expect("an answer to the only attempt")
     }
 
-    /// Who answered attempt `first` or a later one, with `bytes`; each answer comes within `wait` of the one before. What
-    /// answers earlier attempts is late, and skipped.
+    /// Returns the node that answered attempt `first` or a later one with `bytes`. Each answer arrives within `wait` of
+    /// the previous one; late answers to earlier attempts are skipped.
     pub fn answer(&self, bytes: &[u8], first: u32, wait: Duration) -> Option<u8> {
         self.socket.set_read_timeout(Some(wait)).expect("timeout");
         let mut buffer = vec![0; 65536];
@@ -148,7 +149,7 @@ impl Datagrams {
     }
 }
 
-/// A socket option that is an `int`.
+/// Returns a socket option of type `int`.
 pub fn option(socket: &impl AsRawFd, level: i32, name: i32) -> i32 {
     let (mut value, mut size) = (0i32, 4u32);
     // SAFETY: `value` and `size` describe four writable bytes.
@@ -170,7 +171,7 @@ pub fn option(socket: &impl AsRawFd, level: i32, name: i32) -> i32 {
     value
 }
 
-/// Sets a socket option that is an `int`.
+/// Sets a socket option of type `int`.
 pub fn set_option(socket: &impl AsRawFd, level: i32, name: i32, value: i32) {
     // SAFETY: `value` is four readable bytes.
     let set = unsafe {
@@ -190,7 +191,7 @@ pub fn set_option(socket: &impl AsRawFd, level: i32, name: i32, value: i32) {
     );
 }
 
-/// The path MTU a connected socket works with.
+/// Returns the path MTU that a connected socket uses.
 pub fn path_mtu(socket: &impl AsRawFd, v6: bool) -> i32 {
     if v6 {
         option(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU)
@@ -199,7 +200,7 @@ pub fn path_mtu(socket: &impl AsRawFd, v6: bool) -> i32 {
     }
 }
 
-/// Any address of a family.
+/// Returns the unspecified address of a family.
 pub fn any(v6: bool) -> IpAddr {
     if v6 {
         Ipv6Addr::UNSPECIFIED.into()
@@ -208,7 +209,7 @@ pub fn any(v6: bool) -> IpAddr {
     }
 }
 
-/// Bytes in which a shift or a loss shows.
+/// Returns bytes in which a shift or a loss is visible.
 pub fn pattern(length: usize) -> Vec<u8> {
     (0..length)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)

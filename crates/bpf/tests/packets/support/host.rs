@@ -1,5 +1,5 @@
-//! A host: a network namespace made with `ip`, and for nodes a cgroup of their own, so that socket operations see only
-//! their sockets.
+//! A host: a network namespace made with `ip`, and for nodes a separate cgroup, so that socket operations see only the
+//! node's sockets.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,14 +7,14 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A namespace that goes away with the value.
+/// A network namespace, removed when dropped.
 pub struct Host {
     namespace: String,
     cgroup: Option<PathBuf>,
 }
 
 impl Host {
-    /// Makes the namespace `namespace`; `cgroup` gives it a cgroup too.
+    /// Creates the namespace `namespace`, and a cgroup if `cgroup` is true.
     pub fn new(namespace: &str, cgroup: bool) -> Self {
         ip(&["netns", "add", namespace]);
         let host = Self {
@@ -25,7 +25,7 @@ impl Host {
         host.sysctl("net/ipv6/conf/default/accept_dad", "0");
         host.sysctl("net/ipv4/conf/all/rp_filter", "0");
         host.sysctl("net/ipv4/conf/default/rp_filter", "0");
-        // A redirect would lead past the router, and its share of the hop limit, sooner or later.
+        // A redirect would sooner or later bypass the router, and its decrement of the hop limit.
         for conf in ["all", "default"] {
             host.sysctl(&format!("net/ipv4/conf/{conf}/accept_redirects"), "0");
             host.sysctl(&format!("net/ipv6/conf/{conf}/accept_redirects"), "0");
@@ -41,12 +41,12 @@ impl Host {
         self.cgroup.is_some()
     }
 
-    /// The cgroup of a node.
+    /// Returns the cgroup of a node.
     pub fn cgroup(&self) -> &PathBuf {
         self.cgroup.as_ref().expect("only nodes have a cgroup")
     }
 
-    /// Runs `work` on a thread inside the namespace (and the cgroup). Threads it starts are inside too.
+    /// Runs `work` on a thread inside the namespace (and the cgroup). Threads that it starts are inside too.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
@@ -70,14 +70,14 @@ impl Host {
         }
     }
 
-    /// `ip ARGUMENTS` in the namespace.
+    /// Runs `ip ARGUMENTS` in the namespace.
     pub fn ip(&self, arguments: &str) {
         let mut all = vec!["-n", &self.namespace];
         all.extend(arguments.split(' '));
         ip(&all);
     }
 
-    /// Waits until a device can send: until then what is sent is lost.
+    /// Waits until a device can send: earlier packets would be lost.
     pub fn wait_until_up(&self, device: &str) {
         super::lab::eventually("the device is up", || {
             self.ip_output(&format!("link show {device}"))
@@ -85,7 +85,7 @@ impl Host {
         });
     }
 
-    /// What `ip ARGUMENTS` prints in the namespace.
+    /// Returns the output of `ip ARGUMENTS` in the namespace.
     pub fn ip_output(&self, arguments: &str) -> String {
         let mut command = Command::new("ip");
         command
@@ -94,7 +94,7 @@ impl Host {
         String::from_utf8_lossy(&command.output().expect("ip").stdout).into_owned()
     }
 
-    /// `ethtool -K DEVICE FEATURE SETTING`.
+    /// Runs `ethtool -K DEVICE FEATURE SETTING`.
     pub fn feature(&self, device: &str, feature: &str, setting: &str) {
         self.run(|| {
             let status = Command::new("ethtool")
@@ -105,7 +105,7 @@ impl Host {
         });
     }
 
-    /// Writes below `/proc/sys`.
+    /// Writes a value below `/proc/sys`.
     pub fn sysctl(&self, path: &str, value: &str) {
         self.run(|| {
             std::fs::write(format!("/proc/sys/{path}"), value)
@@ -113,14 +113,15 @@ impl Host {
         });
     }
 
-    /// The index of a device.
+    /// Returns the index of a device.
     pub fn ifindex(&self, device: &str) -> u32 {
         let name = std::ffi::CString::new(device).expect("name");
         // SAFETY: `name` is a NUL-terminated string that lives through the call.
         self.run(|| unsafe { libc::if_nametoindex(name.as_ptr()) })
     }
 
-    /// A counter of `/proc/net/snmp`, for instance `Tcp`, `OutRsts`, or, in the group `TcpExt`, of `/proc/net/netstat`.
+    /// Returns a counter of `/proc/net/snmp`, for instance `Tcp`, `OutRsts`, or, for the group `TcpExt`, of
+    /// `/proc/net/netstat`.
     pub fn snmp(&self, group: &str, name: &str) -> u64 {
         let file = if group == "TcpExt" { "netstat" } else { "snmp" };
         let path = format!("/proc/thread-self/net/{file}");
@@ -140,12 +141,12 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // What fails here has gone already.
+        // A failure here means that the namespace is gone already.
         let _ = Command::new("ip")
             .args(["netns", "del", &self.namespace])
             .output();
         if let Some(cgroup) = &self.cgroup {
-            // A thread that has been joined may still be on its way out.
+            // A joined thread may still be exiting.
             for _ in 0..500 {
                 if std::fs::remove_dir(cgroup).is_ok() {
                     break;
@@ -156,7 +157,7 @@ impl Drop for Host {
     }
 }
 
-/// Runs `ip` and insists that it succeeds.
+/// Runs `ip`, and asserts that it succeeds.
 pub fn ip(arguments: &[&str]) {
     let output = Command::new("ip").args(arguments).output().expect("ip");
     assert!(
@@ -167,7 +168,7 @@ pub fn ip(arguments: &[&str]) {
     );
 }
 
-/// A threaded cgroup right below the root, so that the threads of one process can be in several.
+/// Creates a threaded cgroup directly below the root, so that threads of one process can be in different cgroups.
 fn new_cgroup(name: &str) -> PathBuf {
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     let root = mounts

@@ -1,4 +1,4 @@
-//! Hosts on segments: one Linux bridge each, and a router between them when there are several.
+//! Hosts on segments: one Linux bridge per segment, and a router between several segments.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::host::Host;
 
-/// Distinguishes what the tests of one process make.
+/// Returns a name that no other test on this machine uses.
 pub fn unique() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!(
@@ -16,7 +16,7 @@ pub fn unique() -> String {
     )
 }
 
-/// Where a host is.
+/// Position of a host: segment and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub segment: u8,
@@ -54,7 +54,7 @@ impl Place {
     }
 }
 
-/// A link address as `ip` writes it.
+/// Returns a link address in the notation of `ip`.
 pub fn link_text(link: [u8; 6]) -> String {
     link.map(|byte| format!("{byte:02x}")).join(":")
 }
@@ -70,11 +70,11 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// One segment for each list of hosts. Names that begin with `n` are nodes; each host has `eth0`.
+    /// Creates one segment for each list of hosts. Names that begin with `n` are nodes; each host has `eth0`.
     pub fn new(segments: &[&[&'static str]]) -> Self {
         let name = unique();
         let switch = Host::new(&format!("{name}-sw"), false);
-        // Where bridges run the firewall, they would drop what the tests make malformed.
+        // If bridges pass packets to the firewall, it would drop the malformed packets of the tests.
         for kind in ["iptables", "ip6tables"] {
             let path = format!("net/bridge/bridge-nf-call-{kind}");
             if std::path::Path::new("/proc/sys").join(&path).exists() {
@@ -109,7 +109,7 @@ impl Lab {
         };
         let device = format!("eth{segment}");
         self.plug(router, &device, place);
-        // What a router forwards has full checksums, as if it came from a wire.
+        // Packets forwarded by a router have complete checksums, as if they came from a wire.
         router.feature(&device, "tx", "off");
         router.sysctl("net/ipv4/ip_forward", "1");
         router.sysctl("net/ipv6/conf/all/forwarding", "1");
@@ -141,8 +141,8 @@ impl Lab {
         ));
         self.switch
             .ip(&format!("link set {port} master br{} up", place.segment));
-        // A redirect out of a node needs NAPI at this end. Elsewhere GRO would leave the contact node packets with partial
-        // checksums, which XDP on veth cannot finish.
+        // A redirect out of a node needs NAPI at this end. Elsewhere GRO would give the contact node packets with
+        // partial checksums, which XDP on veth cannot complete.
         if host.is_node() {
             self.switch.feature(&port, "gro", "on");
         }
@@ -165,7 +165,7 @@ impl Lab {
         self.hosts[name].1
     }
 
-    /// Names of the hosts that begin with `prefix`, in order.
+    /// Returns the names of the hosts that begin with `prefix`, in order.
     pub fn names(&self, prefix: char) -> Vec<&'static str> {
         self.hosts
             .keys()
@@ -175,7 +175,7 @@ impl Lab {
     }
 }
 
-/// Polls `condition` until it holds; the limit is generous, since machines are busy.
+/// Polls `condition` until it is true. The limit is generous, since machines are busy.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !condition() {

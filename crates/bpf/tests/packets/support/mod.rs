@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Support shared by the tests.
 
 pub mod client;
 pub mod host;

@@ -1,4 +1,4 @@
-//! A node of a pool: its data plane, its servers and its hold.
+//! A node of a pool: its data plane, its servers and its hold device.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -38,22 +38,22 @@ impl Node {
         *self.plane.lock().expect("lock") = Some(plane);
     }
 
-    /// Whether its daemon "runs".
+    /// Returns true if the node's daemon "runs".
     pub fn runs(&self) -> bool {
         self.plane.lock().expect("lock").is_some()
     }
 
-    /// Uses the node's data plane.
+    /// Calls `work` with the node's data plane.
     pub fn plane<T>(&self, work: impl FnOnce(&Dataplane) -> T) -> T {
         work(self.plane.lock().expect("lock").as_ref().expect("loaded"))
     }
 
-    /// The daemon dies: its descriptors are closed, pins stay.
+    /// Simulates the daemon's death: its descriptors are closed, and pins stay.
     pub fn stop(&self) {
         drop(self.plane.lock().expect("lock").take());
     }
 
-    /// The node gives everything up.
+    /// Detaches the data plane and removes its pins.
     pub fn detach(&self) {
         if let Some(plane) = self.plane.lock().expect("lock").take() {
             plane.detach();
@@ -81,7 +81,7 @@ impl Node {
             .and_then(|value| FlowState::from_raw(value.state))
     }
 
-    /// Puts a flow into `state`; the rest of its entry stays, or is made.
+    /// Sets a flow's state; other fields of an existing entry stay.
     pub fn set_state(&self, key: &FlowKey, state: FlowState, peer: u16, hold_slot: u32) {
         let old = self.flow(key).unwrap_or_default();
         let value = FlowValue {
@@ -98,7 +98,7 @@ impl Node {
         self.plane(|plane| plane.holds.get(slot))
     }
 
-    /// All events so far.
+    /// Returns all events so far.
     pub fn events(&self) -> Vec<Event> {
         let events = Arc::clone(&self.events);
         self.plane(|plane| {
@@ -120,13 +120,13 @@ impl Drop for Node {
         if let Ok(mut plane) = self.plane.lock() {
             drop(plane.take());
         }
-        // The pins may have been removed by the test.
+        // The test may have removed the pins.
         let _ = std::fs::remove_dir_all(&self.pins);
     }
 }
 
 impl Node {
-    /// How many flows the node knows.
+    /// Returns the number of flows that the node knows.
     pub fn flow_count(&self) -> usize {
         self.plane(|plane| plane.flows.entries().len())
     }

@@ -16,11 +16,11 @@ use super::tun::Tun;
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const PORT: u16 = 7000;
-/// A service port nobody listens on.
+/// A service port without a listener.
 pub const SILENT_PORT: u16 = 7001;
 pub const SHARED_LINK: [u8; 6] = [2, 0x77, 0xff, 0xff, 0, 1];
 
-/// The service address.
+/// Returns the service address.
 pub fn service(v6: bool) -> SocketAddr {
     let ip: IpAddr = if v6 {
         Ipv6Addr::new(0xfd77, 0xff, 0, 0, 0, 0, 0, 1).into()
@@ -30,7 +30,7 @@ pub fn service(v6: bool) -> SocketAddr {
     SocketAddr::new(ip, PORT)
 }
 
-/// Every service: its row of the placement table, and what it is.
+/// Returns every service: its row of the placement table, protocol and address.
 fn services() -> impl Iterator<Item = (u16, u8, SocketAddr)> {
     let ports = |v6, port| SocketAddr::new(service(v6).ip(), port);
     let all = [false, true].map(|v6| {
@@ -45,15 +45,15 @@ fn services() -> impl Iterator<Item = (u16, u8, SocketAddr)> {
         .map(|(row, (protocol, address))| (row, protocol, address))
 }
 
-/// What differs between pools.
+/// Settings that differ between pools.
 #[derive(Clone, Copy)]
 pub struct Options {
     pub reach: u8,
-    /// Outer header of encapsulated packets.
+    /// True if the outer header of encapsulated packets is IPv6.
     pub outer_v6: bool,
-    /// Whether SYN-ACKs are clamped.
+    /// True if the MSS of SYN-ACKs is clamped.
     pub clamp: bool,
-    /// Whether nodes other than the contact run XDP (they need it to unpack).
+    /// True if nodes other than the contact node run XDP (they need it to decapsulate).
     pub xdp_everywhere: bool,
     pub flows_max: u32,
 }
@@ -71,14 +71,14 @@ impl Default for Options {
 }
 
 pub struct Pool {
-    // Before the lab, whose hosts cannot go while threads are in them.
+    // Declared before the lab: hosts cannot be removed while threads are in them.
     nodes: BTreeMap<&'static str, Node>,
     pub options: Options,
     pub lab: Lab,
 }
 
 impl Pool {
-    /// Nodes are numbered by their names; `n1` is the contact node. All new flows go to `n1` at first.
+    /// Creates a pool. Nodes are numbered by their names; `n1` is the contact node. All new flows go to `n1` at first.
     pub fn new(segments: &[&[&'static str]], options: Options) -> Self {
         let lab = Lab::new(segments);
         let mut nodes = BTreeMap::new();
@@ -105,7 +105,7 @@ impl Pool {
         &self.nodes[name]
     }
 
-    /// Loads the programs of a node (again), and fills in everything but the placement.
+    /// Loads the programs of a node (again), and fills all maps but the placement.
     pub fn start(&self, name: &'static str) {
         let node = self.node(name);
         let host = self.lab.host(name);
@@ -143,7 +143,7 @@ impl Pool {
         }
     }
 
-    /// Bytes by which encapsulation grows a packet.
+    /// Returns the number of bytes that encapsulation adds to a packet.
     pub fn outer_size(&self) -> u16 {
         if self.options.outer_v6 { 40 } else { 20 }
     }
@@ -200,7 +200,7 @@ impl Pool {
         }
     }
 
-    /// Clients reach the service through the contact node, on the link with broadcast, or by the router.
+    /// Routes clients to the service through the contact node, on the link with broadcast, or by the router.
     fn route_clients(&self) {
         let contact = self.lab.place("n1");
         for v6 in [false, true] {
@@ -223,12 +223,12 @@ impl Pool {
         }
     }
 
-    /// All new flows go to `owner`; nothing is said of an earlier table.
+    /// Places all new flows on `owner`, without a previous table.
     pub fn place_all(&self, owner: u16) {
         self.set_services(&[owner; PLACEMENT_SLOTS], Service::default());
     }
 
-    /// The table changes from "all to `before`" to "all to `after`".
+    /// Changes the table from "all to `before`" to "all to `after`".
     pub fn change_placement(&self, before: u16, after: u16) {
         self.place_all(before);
         let next = Service {
@@ -246,13 +246,13 @@ impl Pool {
         }
     }
 
-    /// The same at one node.
+    /// Sets every service at one node; `like` gives the fields other than the row.
     pub fn set_services_at(&self, name: &str, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
         self.node(name)
             .plane(|plane| set_services(plane, slots, like));
     }
 
-    /// A permanent neighbour entry for an address that only a test speaks for, at all nodes and the router.
+    /// Adds a permanent neighbour entry for an address that only a test uses, at all nodes and the router.
     pub fn adopt_address(&self, place: Place, link: [u8; 6]) {
         let mut hosts: Vec<_> = self
             .lab

@@ -1,4 +1,4 @@
-//! Hand-made packets: a peer without a stack, at an address nobody else answers for, behind a client's `eth0`.
+//! Hand-made packets: a peer without a network stack, at an address that no host answers for, behind a client's `eth0`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,18 +12,18 @@ pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
 pub const ICMP_V6: u8 = 58;
 
-/// A TCP segment that came back.
+/// A received TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub flags: u8,
     pub seq: u32,
     pub ack: u32,
     pub mss: Option<u16>,
-    /// Who sent the frame.
+    /// Link address of the frame's sender.
     pub link: [u8; 6],
 }
 
-/// Sends and receives frames on `eth0` of a client.
+/// Sends and receives frames on a client's `eth0`.
 pub struct RawPeer {
     socket: OwnedFd,
     own_link: [u8; 6],
@@ -35,7 +35,7 @@ pub struct RawPeer {
 }
 
 impl RawPeer {
-    /// A peer at `number` on the segment of `client`, whose next hop towards the service is `hop_link`.
+    /// Creates a peer at `number` on the segment of `client`, with `hop_link` as its next hop towards the service.
     pub fn new(pool: &Pool, client: &str, number: u8, v6: bool, hop_link: [u8; 6]) -> Self {
         let at = pool.lab.place(client);
         let place = Place { number, ..at };
@@ -61,7 +61,7 @@ impl RawPeer {
         SocketAddr::new(self.ip(), port)
     }
 
-    /// Puts a packet of the network layer on the wire.
+    /// Sends an IP packet in a frame.
     pub fn send(&self, packet: &[u8]) {
         let kind: u16 = if packet[0] >> 4 == 6 { 0x86dd } else { 0x0800 };
         let frame = [
@@ -92,7 +92,7 @@ impl RawPeer {
         );
     }
 
-    /// The next frame that came in; `None` when none does in `wait_ms`.
+    /// Returns the next received frame; `None` if none arrives within `wait_ms`.
     pub fn receive(&self, wait_ms: i32) -> Option<Vec<u8>> {
         let mut poll = libc::pollfd {
             fd: self.socket.as_raw_fd(),
@@ -131,7 +131,7 @@ impl RawPeer {
         self.send(&packet(self.ip(), to.ip(), TCP, &tcp));
     }
 
-    /// The next TCP segment from the service to `port`.
+    /// Returns the next TCP segment from the service to `port`.
     pub fn answer(&self, port: u16, wait_ms: i32) -> Option<Segment> {
         while let Some(frame) = self.receive(wait_ms) {
             if let Some(segment) = self.parse(&frame, port) {
@@ -169,7 +169,7 @@ impl RawPeer {
         })
     }
 
-    /// SYN, SYN-ACK, ACK; returns the SYN-ACK.
+    /// Performs a handshake (SYN, SYN-ACK, ACK); returns the SYN-ACK.
     pub fn handshake(&mut self, port: u16) -> Segment {
         self.segment(port, SYN, 0, &[]);
         let answer = self.answer(port, 60_000).expect("a SYN-ACK");
@@ -196,7 +196,7 @@ fn packet_socket(ifindex: u32) -> OwnedFd {
         "packet socket: {}",
         std::io::Error::last_os_error()
     );
-    // SAFETY: the kernel has just given us this descriptor.
+    // SAFETY: the kernel has just returned this descriptor.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: an all-zero sockaddr_ll is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -210,7 +210,7 @@ fn packet_socket(ifindex: u32) -> OwnedFd {
     socket
 }
 
-/// A TCP header without options (a SYN offers an MSS of 1460) and its payload; [`packet`] fills in the checksum.
+/// Builds a TCP header without options (a SYN offers an MSS of 1460) and its payload; [`packet`] fills in the checksum.
 pub fn tcp(
     source: u16,
     destination: u16,
@@ -234,7 +234,7 @@ pub fn tcp(
     tcp
 }
 
-/// A UDP datagram; [`packet`] fills in the checksum.
+/// Builds a UDP datagram; [`packet`] fills in the checksum.
 pub fn udp(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(8 + payload.len()).expect("small");
     let header = [
@@ -247,7 +247,7 @@ pub fn udp(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
     [&header, payload].concat()
 }
 
-/// A packet of the network layer around a transport header whose checksum is filled in.
+/// Builds an IP packet around a transport header, and fills in the transport checksum.
 pub fn packet(from: IpAddr, to: IpAddr, protocol: u8, transport: &[u8]) -> Vec<u8> {
     let mut transport = transport.to_vec();
     let at = match protocol {
@@ -261,7 +261,7 @@ pub fn packet(from: IpAddr, to: IpAddr, protocol: u8, transport: &[u8]) -> Vec<u
     network(from, to, protocol, 0, &transport)
 }
 
-/// An IP header and its payload. `fragment`: for IPv4 the flags and offset field.
+/// Builds an IP header and its payload. `fragment` is the flags and offset field of IPv4.
 pub fn network(from: IpAddr, to: IpAddr, protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(payload.len()).expect("small");
     match (from, to) {
@@ -289,7 +289,7 @@ pub fn network(from: IpAddr, to: IpAddr, protocol: u8, fragment: u16, payload: &
     }
 }
 
-/// Changes the TTL of an IPv4 packet. (Bridges look at header checksums.)
+/// Changes the TTL of an IPv4 packet, and its header checksum, which bridges verify.
 pub fn set_ttl(packet: &mut [u8], ttl: u8) {
     packet[8] = ttl;
     packet[10..12].fill(0);
@@ -297,7 +297,7 @@ pub fn set_ttl(packet: &mut [u8], ttl: u8) {
     packet[10..12].copy_from_slice(&sum);
 }
 
-/// One fragment of a transport message: the bytes from `offset` on, at most `size` (both multiples of 8).
+/// Builds one fragment of a transport message: the bytes from `offset`, at most `size` (both multiples of 8).
 pub fn fragment(
     from: IpAddr,
     to: IpAddr,
@@ -351,7 +351,7 @@ fn checksum(bytes: &[u8], start: u32) -> [u8; 2] {
     (!(sum as u16)).to_be_bytes()
 }
 
-/// A whole UDP message with its checksum, to be cut into fragments.
+/// Builds a whole UDP message with its checksum, to be cut into fragments.
 pub fn udp_message(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let whole = packet(
         from.ip(),

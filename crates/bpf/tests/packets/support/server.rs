@@ -1,4 +1,4 @@
-//! Servers that say which node they are, then echo.
+//! Servers that send their node's number, then echo.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -29,14 +29,14 @@ impl Shared {
     }
 }
 
-/// A node's servers; they end with the value.
+/// The servers of a node, ended when dropped.
 #[derive(Default)]
 pub struct Server {
     shared: Arc<Shared>,
 }
 
 impl Server {
-    /// TCP: the first byte sent is `node`, then everything received comes back.
+    /// Starts a TCP server: the first byte sent is `node`, then all received bytes are echoed.
     pub fn tcp(&self, host: &Host, address: SocketAddr, node: u8) {
         let shared = Arc::clone(&self.shared);
         host.run(|| {
@@ -47,7 +47,7 @@ impl Server {
         });
     }
 
-    /// UDP: each datagram comes back behind one byte, `node`.
+    /// Starts a UDP server: each datagram is returned after one byte, `node`.
     pub fn udp(&self, host: &Host, address: SocketAddr, node: u8) {
         let shared = Arc::clone(&self.shared);
         host.run(|| {
@@ -58,7 +58,7 @@ impl Server {
         });
     }
 
-    /// The server's end of the connection from `client`.
+    /// Returns the server's end of the connection from `client`.
     pub fn connection(&self, client: SocketAddr) -> TcpStream {
         let accepted = self.shared.accepted.lock().expect("lock");
         let of_client = |stream: &&TcpStream| stream.peer_addr().ok() == Some(client);
@@ -66,7 +66,8 @@ impl Server {
         found.try_clone().expect("clone")
     }
 
-    /// Waits until `client` has acknowledged all it was sent: a late acknowledgement would be held before its data.
+    /// Waits until `client` has acknowledged all sent data: a late acknowledgement would be held ahead of the client's
+    /// data.
     pub fn settle(&self, client: SocketAddr) {
         let connection = self.connection(client);
         eventually("all acknowledged", || {
@@ -78,7 +79,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // One that waits to write waits no more.
+        // The shutdown wakes a thread that waits to write.
         if let Ok(mut accepted) = self.shared.accepted.lock() {
             for stream in accepted.drain(..) {
                 let _ = stream.shutdown(Shutdown::Both);
@@ -97,13 +98,13 @@ impl Drop for Server {
     }
 }
 
-/// Data that TCP has been given and has not sent.
+/// Returns the number of bytes that TCP has accepted and not sent.
 pub fn unsent(socket: &impl AsRawFd) -> i32 {
     const SIOCOUTQNSD: libc::c_ulong = 0x894b;
     waiting(socket, SIOCOUTQNSD)
 }
 
-/// Bytes in a queue of a socket.
+/// Returns the number of bytes in a queue of a socket.
 fn waiting(socket: &impl AsRawFd, request: libc::c_ulong) -> i32 {
     let mut bytes = 0i32;
     // SAFETY: the requests used here write one int.
@@ -157,7 +158,7 @@ fn answer(socket: &UdpSocket, shared: &Shared, node: u8) {
     while !shared.stop.load(Ordering::Relaxed) {
         if let Ok((length, client)) = socket.recv_from(&mut buffer[1..]) {
             buffer[0] = node;
-            // A lost answer is the network's right; the test asks again.
+            // The network may lose an answer; the test repeats its request.
             let _ = socket.send_to(&buffer[..=length], client);
         }
     }

@@ -1,4 +1,4 @@
-//! The hold device: a TUN that takes and gives whole GSO packets.
+//! The hold device: a TUN that takes and returns whole GSO packets.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const IFF_TUN_NO_PI_VNET_HDR: libc::c_short = 0x0001 | 0x1000 | 0x4000;
 const CSUM_TSO4_TSO6: libc::c_ulong = 1 | 2 | 4;
-/// Bytes of `struct virtio_net_hdr` before each packet.
+/// Size in bytes of `struct virtio_net_hdr` before each packet.
 pub const VNET: usize = 10;
 
 pub struct Tun(File);
@@ -20,13 +20,14 @@ impl Tun {
 
     pub fn new(host: &Host) -> Self {
         let file = host.run(open);
-        // First no addresses of its own, then up: otherwise its own solicitations would be in the hold.
+        // Address generation is disabled before the device goes up, or its own neighbour solicitations would be in the
+        // hold.
         host.ip(&format!("link set {} addrgenmode none", Self::NAME));
         host.ip(&format!("link set {} mtu 65535 up", Self::NAME));
         Self(file)
     }
 
-    /// The next packet with its `virtio_net_hdr`; `None` when none comes in `wait_ms`.
+    /// Returns the next packet with its `virtio_net_hdr`; `None` if none arrives within `wait_ms`.
     pub fn read(&self, wait_ms: i32) -> Option<Vec<u8>> {
         let mut poll = libc::pollfd {
             fd: self.0.as_raw_fd(),
@@ -43,10 +44,10 @@ impl Tun {
         Some(packet)
     }
 
-    /// Gives a packet to the stack.
+    /// Passes a packet to the stack.
     pub fn replay(&self, packet: &[u8]) {
         let mut packet = packet.to_vec();
-        packet[0] &= 1; // NEEDS_CSUM stays, DATA_VALID goes
+        packet[0] &= 1; // NEEDS_CSUM stays, DATA_VALID is cleared
         (&self.0).write_all(&packet).expect("replay");
     }
 }

@@ -1,38 +1,39 @@
-//! What an element has not answered yet.
+//! Data that an element has not answered.
 
 use std::collections::VecDeque;
 
-/// Bytes of messages that are kept to be sent again; the oldest of more are not. Far more than may be under way to an element.
+/// Maximum size of messages kept for sending again, in bytes; the oldest are dropped. Far more than an element has in
+/// progress.
 const KEPT_BYTES_MAX: usize = 8 << 20;
 
-/// The account of one session.
+/// Unanswered data of one session.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// Messages, each of which is answered by one.
+    /// Messages, each answered by one message.
     Messages {
-        /// The oldest first.
+        /// Kept messages, oldest first.
         kept: VecDeque<Vec<u8>>,
         bytes: usize,
-        /// Older than those, and not kept.
+        /// Number of older messages that were dropped.
         dropped: u64,
-        /// Not kept when their element was lost.
+        /// Number of messages that were dropped when their element was lost.
         lost: u64,
     },
-    /// A stream of bytes, or datagrams: what an answer is for cannot be known.
+    /// A stream of bytes, or datagrams: answers cannot be matched to requests.
     Bytes {
-        /// Something was sent to this element.
+        /// True if data was sent to this element.
         asked: bool,
-        /// Something came from it.
+        /// True if data was received from this element.
         heard: bool,
-        /// Something was sent since.
+        /// True if data was sent since the last received data.
         waits: bool,
-        /// An element before left something without an answer.
+        /// True if a previous element left data unanswered.
         lost: bool,
     },
 }
 
 impl Unanswered {
-    /// With elements that speak this transport.
+    /// Creates an empty record; `by_message` is true for transports with messages.
     pub(super) fn new(by_message: bool) -> Unanswered {
         match by_message {
             true => Unanswered::Messages {
@@ -50,12 +51,12 @@ impl Unanswered {
         }
     }
 
-    /// Whether messages are kept apart, and sent again.
+    /// Returns true if messages are kept separately, and sent again.
     pub(super) fn is_by_message(&self) -> bool {
         matches!(self, Unanswered::Messages { .. })
     }
 
-    /// Something is sent to the element.
+    /// Records data sent to the element.
     pub(super) fn sent(&mut self, sent: &[u8]) {
         match self {
             Unanswered::Messages {
@@ -77,7 +78,7 @@ impl Unanswered {
         }
     }
 
-    /// Something came from the element: a message answers the oldest without an answer.
+    /// Records data received from the element: a message answers the oldest unanswered one.
     pub(super) fn answered(&mut self) {
         match self {
             Unanswered::Messages { dropped, .. } if *dropped > 0 => *dropped -= 1,
@@ -90,7 +91,8 @@ impl Unanswered {
         }
     }
 
-    /// The connection with the element is over; `cut`: while nothing but its answer was waited for. Whether something has no answer.
+    /// Records the end of the connection. `cut`: the connection broke while only answers were awaited. Returns true if
+    /// anything is unanswered.
     pub(super) fn broken(&mut self, cut: bool) -> bool {
         match self {
             Unanswered::Messages {
@@ -117,7 +119,7 @@ impl Unanswered {
         }
     }
 
-    /// What the next element is to be sent.
+    /// Returns the messages to send to the next element.
     pub(super) fn again(&self) -> impl Iterator<Item = &[u8]> {
         let kept = match self {
             Unanswered::Messages { kept, .. } => Some(kept),
@@ -126,7 +128,7 @@ impl Unanswered {
         kept.into_iter().flatten().map(Vec::as_slice)
     }
 
-    /// What has no answer, in words; none if all has one as far as can be known.
+    /// Describes the unanswered data; none if all is answered, as far as can be known.
     pub(super) fn what(&self) -> Option<String> {
         match self {
             Unanswered::Messages {
@@ -170,7 +172,7 @@ mod tests {
         own.answered();
         own.answered();
         assert_eq!(own.what(), None);
-        // More than was asked.
+        // More answers than requests.
         own.answered();
         own.sent(b"4");
         assert_eq!(again(&own), [b"4"]);
@@ -208,7 +210,7 @@ mod tests {
         own.answered();
         assert!(own.what().unwrap().contains("not sent again"));
         assert!(!own.broken(false), "that one has answered");
-        // A part of the answer may be missing, though there was some.
+        // A part of the answer may be missing, although another part arrived.
         let mut cut = Unanswered::new(false);
         cut.sent(b"ask");
         cut.answered();

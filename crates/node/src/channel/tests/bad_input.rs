@@ -11,7 +11,7 @@ fn ping() -> Vec<u8> {
     bytes(&Frame::Ping { token: 7 })
 }
 
-/// After a greeting, `garbage` must be counted as `reason` and end the connection, and must not touch others.
+/// Checks that `garbage` after a greeting is counted as `reason`, ends its connection, and does not affect other peers.
 async fn check(group: &Group, n1: &mut Node, n3: &mut Node, garbage: Vec<u8>, reason: &str) {
     let before = n1.metrics.frames_rejected(reason);
     let rogue = aside(Rogue::up(group, 2)).await;
@@ -21,7 +21,7 @@ async fn check(group: &Group, n1: &mut Node, n3: &mut Node, garbage: Vec<u8>, re
         rogue.dialled.write_all(&garbage).unwrap();
         rogue.dialled.flush().unwrap();
         read_to_end(&mut rogue.dialled);
-        // Both directions go.
+        // Both directions are closed.
         read_to_end(&mut rogue.accepted);
     })
     .await;
@@ -77,7 +77,8 @@ fn a_peer_killed_in_mid_frame_is_lost_and_comes_again() {
             let rogue = aside(Rogue::up(&group, 2)).await;
             n1.up(2).await;
             let before = n1.metrics.frames_rejected("truncated");
-            // The pong answers the ping before, so that no answer makes the kernel reset what is cut short.
+            // Only the sending side is closed: closing the socket with unread data would make the kernel reset the
+            // connection, and the peer would miss the truncation.
             aside(move || {
                 let mut rogue = rogue;
                 rogue.dialled.write_all(&ping()[..cut]).unwrap();
@@ -98,7 +99,7 @@ fn a_peer_killed_in_mid_frame_is_lost_and_comes_again() {
     });
 }
 
-/// `greeting` from the holder of `n2`'s certificate must be counted as `reason`.
+/// Checks that `greeting` from the holder of `n2`'s certificate is counted as `reason`.
 async fn refused_greeting(group: &Group, n1: &Node, greeting: Vec<u8>, reason: &str) {
     let before = n1.metrics.frames_rejected(reason);
     let (tls, address) = (group.tls("n2"), group.address(1));
@@ -139,7 +140,7 @@ fn the_dialled_node_must_be_of_the_group_too() {
         options.group = "mails".to_owned();
         let n2 = group.start_with(options);
         let told = |node: &Node, peer: u16| node.peers.problem(NodeId(peer)).unwrap_or_default();
-        // The accepting side refuses first and knows why; the dialling side is told where to look.
+        // The accepting side refuses first and knows the reason; the dialling side is referred to its log.
         eventually("n1 counts", || n1.metrics.frames_rejected("group") > 0).await;
         eventually("n2 counts", || n2.metrics.frames_rejected("group") > 0).await;
         eventually("n1 says", || told(&n1, 2).contains("its log says why")).await;

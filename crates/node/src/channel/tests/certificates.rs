@@ -12,7 +12,7 @@ fn another_authoritys_certificate_is_refused_on_both_sides() {
         let other = group.ca().join("other");
         let authority = Authority::init(&other, "files").unwrap();
         authority.issue("n2", &[], NODE_DAYS).unwrap();
-        // It trusts the group, but the group has no reason to trust it.
+        // n2 trusts the group's authority, but its own certificate is from another authority.
         let files = TlsConfig {
             ca: group.ca().join("ca.pem"),
             crl: None,
@@ -44,7 +44,7 @@ fn a_certificate_for_another_node_is_refused_by_name() {
             problem.contains("n2.node") && problem.contains("n3.node")
         })
         .await;
-        // Dialling n1, it says it is n2 and shows that it is n3.
+        // Dialling n1, the node claims to be n2 and shows the certificate of n3.
         eventually("n1 refuses", || n1.metrics.frames_rejected("node") > 0).await;
         assert!(!n1.peers.is_up(NodeId(2)) && !n2.peers.is_up(NodeId(1)));
     });

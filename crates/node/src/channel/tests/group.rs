@@ -15,12 +15,12 @@ use crate::config::{ChannelConfig, Peer, TlsConfig};
 use crate::metrics::Metrics;
 use crate::tls::Tls;
 
-/// Far longer than anything takes; only a test that fails waits so long.
+/// Time limit far above any real duration; only a failing test waits so long.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 pub(super) const PORT: u16 = 7400;
 
-/// Nodes n1 to n3 with certificates of one authority, each with a loopback address that no other test uses.
+/// Nodes n1 to n3 with certificates of one authority, each at a loopback address that no other test uses.
 pub(super) struct Group {
     dir: tempfile::TempDir,
     subnet: u16,
@@ -40,7 +40,7 @@ impl Group {
         static TESTS: AtomicU16 = AtomicU16::new(0);
         let group = Group {
             dir: tempfile::tempdir().unwrap(),
-            // Processes and tests in a process differ; 127.0/16 is left to others.
+            // Differs between processes and between tests in a process; 127.0/16 is left to other uses.
             subnet: (std::process::id() as u16)
                 .wrapping_mul(31)
                 .wrapping_add(TESTS.fetch_add(1, Ordering::Relaxed))
@@ -142,7 +142,7 @@ impl Node {
         }
     }
 
-    /// Waits for `peer` to be lost and says why.
+    /// Waits until `peer` is lost. Returns the reason.
     pub(super) async fn lost(&mut self, peer: u16) -> crate::channel::LinkError {
         loop {
             match self.next().await {
@@ -161,7 +161,7 @@ impl Node {
     }
 }
 
-/// Runs `test` as the daemon runs: one thread, local tasks.
+/// Runs `test` in the daemon's way: on one thread, with local tasks.
 pub(super) fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -178,7 +178,7 @@ pub(super) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Runs `work` on another thread, while this one goes on serving the channel.
+/// Runs `work` on another thread, while this one continues to serve the channel.
 pub(super) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }
@@ -198,7 +198,7 @@ pub(super) fn bytes(frame: &Frame) -> Vec<u8> {
 pub(super) type Dialled = StreamOwned<ClientConnection, TcpStream>;
 pub(super) type Accepted = StreamOwned<ServerConnection, TcpStream>;
 
-/// A node driven by hand, with plain blocking TLS: it writes what it likes, and closes without a goodbye.
+/// A node driven by hand, with plain blocking TLS: it writes any bytes, and closes without a close notification.
 pub(super) struct Rogue {
     pub(super) dialled: Dialled,
     pub(super) accepted: Accepted,
@@ -210,7 +210,7 @@ pub(super) fn dial(tls: &Tls, to: SocketAddr, name: &str) -> Dialled {
     StreamOwned::new(tls.dial(name).unwrap(), socket)
 }
 
-/// Reads until the other side closes, in whatever way.
+/// Reads until the other side closes in any way.
 pub(super) fn read_to_end(stream: &mut impl Read) {
     let mut buffer = [0; 4096];
     loop {
@@ -238,7 +238,7 @@ pub(super) fn read_frame(stream: &mut impl Read) -> Frame {
 }
 
 impl Rogue {
-    /// Becomes `node` in the eyes of n1, both ways.
+    /// Connects as `node` to n1, in both directions.
     pub(super) fn up(group: &Group, node: u16) -> impl FnOnce() -> Rogue + Send + 'static {
         let (own, n1) = (group.address(node), group.address(1));
         let tls = group.tls(&format!("n{node}"));
@@ -251,7 +251,7 @@ impl Rogue {
                 let (socket, _) = listener.accept().unwrap();
                 let mut accepted = StreamOwned::new(tls.accept().unwrap(), socket);
                 match read_frame(&mut accepted) {
-                    // Other nodes dial too: they are turned away.
+                    // Other nodes dial too, and are turned away.
                     Frame::Hello { node, .. } if node != NodeId(1) => continue,
                     Frame::Hello { .. } => {}
                     other => panic!("{other:?}"),
@@ -263,7 +263,7 @@ impl Rogue {
     }
 }
 
-/// One more greeted connection from `node` to n1.
+/// Opens another greeted connection from `node` to n1.
 pub(super) fn again(group: &Group, node: u16) -> impl FnOnce() -> Dialled + Send + 'static {
     let (tls, n1) = (group.tls(&format!("n{node}")), group.address(1));
     move || {

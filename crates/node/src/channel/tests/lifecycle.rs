@@ -64,12 +64,12 @@ fn a_silent_peer_is_lost() {
         let mut group = Group::new();
         group.timing = ChannelConfig {
             ping_interval: Duration::from_millis(20),
-            // The rogue's first link is silent while it waits for n1's: it may be held up there.
+            // The rogue's first link is silent while it waits for n1's connection, which may be delayed.
             dead_after: Duration::from_secs(5),
             ..group.timing
         };
         let mut n1 = group.start(1);
-        // It keeps its sockets open, but neither pings nor answers.
+        // The rogue keeps its sockets open, but neither pings nor answers.
         let rogue = aside(Rogue::up(&group, 2)).await;
         n1.up(2).await;
         let why = n1.lost(2).await;
@@ -88,7 +88,7 @@ fn a_daemon_that_was_held_up_does_not_blame_its_peers() {
             dead_after: Duration::from_millis(200),
             ..group.timing
         };
-        // Both on one thread: holding it up holds up both, as one busy daemon and one busy peer would be.
+        // Both nodes share a thread: blocking it delays both, like a busy daemon with a busy peer.
         let (mut n1, mut n2) = (group.start(1), group.start(2));
         n1.up(2).await;
         n2.up(1).await;

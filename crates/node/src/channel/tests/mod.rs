@@ -1,4 +1,4 @@
-//! The channel over real TLS on loopback: peers that behave, and strangers of every kind.
+//! Tests of the channel over real TLS on loopback, with correct peers and with all kinds of incorrect ones.
 
 mod bad_input;
 mod certificates;

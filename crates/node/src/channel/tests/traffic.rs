@@ -127,9 +127,9 @@ fn a_full_queue_refuses_and_recovers() {
             queued_bytes > 30 << 20 && queued_bytes <= 32 << 20,
             "{queued_bytes}"
         );
-        // It reads: all that was taken arrives, what was refused does not.
+        // The rogue reads: all accepted frames arrive, the refused one does not.
         let rogue = aside(move || {
-            // One for all: a frame may begin in the record in which another ends.
+            // One reader for all frames, because a frame may begin in the record in which another ends.
             let mut reader = std::io::BufReader::new(&mut rogue.accepted);
             let mut seq = 0;
             while seq < taken {

@@ -1,4 +1,4 @@
-//! `[migration]`.
+//! Checks `[migration]`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The configuration of a pool daemon: a TOML file in which every key may be absent, as may the file.
+//! Configuration of a pool daemon: a TOML file in which every key is optional. The file is optional too.
 
 mod raw;
 mod registrar_at;
@@ -22,61 +22,61 @@ use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, TlsConfig, rea
 /// A checked configuration of a pool daemon.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
-    /// Its addresses, all of one family; an unspecified one stands for all of the host.
+    /// Addresses of the daemon, all of one family; an unspecified one stands for all of the host.
     pub listen: Vec<IpAddr>,
-    /// SCTP port that registrars, and users who probe, reach it at; 0 lets the system choose.
+    /// SCTP port for registrars and for pool users that probe; 0 lets the system choose.
     pub port: u16,
-    /// Whether SCTP goes over IP itself, where the process may.
+    /// True if SCTP runs directly over IP, provided that the process is allowed to.
     pub raw: bool,
     /// SCTP inside UDP (RFC 6951).
     pub encapsulation: Encapsulation,
-    /// The UDP port to reach others at; none: tried besides IP itself, at 9899.
+    /// UDP port of the remote ends; `None` means that port 9899 is tried besides IP.
     pub remote_encapsulation: Option<u16>,
-    /// When SCTP gives up a path, an association or an attempt.
+    /// Limits after which SCTP gives up a path, an association or an attempt.
     pub failure: Failure,
-    /// Largest SCTP packet with its IP header, bytes.
+    /// Largest SCTP packet with its IP header, in bytes.
     pub path_mtu: u32,
-    /// Sockets; emptied by a reboot.
+    /// Directory for sockets; emptied by a reboot.
     pub run_dir: PathBuf,
-    /// Registrars; none and no announces believed: the one of this host.
+    /// Known registrars. If empty and announces are not believed, the registrar of this host is used.
     pub registrars: Vec<RegistrarAt>,
-    /// Who may be a registrar of elements here, besides `registrars`.
+    /// Addresses that may act as a registrar of elements here, besides `registrars`.
     pub allowed: Vec<Prefix>,
-    /// Who may probe elements here.
+    /// Addresses that may probe elements here.
     pub probers: Vec<Prefix>,
-    /// What a registration's life is counted in.
+    /// Unit of a registration's life.
     pub life_unit: LifeUnit,
-    /// How long a registration holds, where a program does not say.
+    /// Default life of a registration, for programs that set none.
     pub life: Duration,
-    /// The least time between two registrations of an element that only tell how it stands.
+    /// Minimum time between two registrations of an element that only update its policy information.
     pub update_interval: Duration,
     /// Certificates, for registrars over TLS.
     pub tls: Option<TlsConfig>,
     /// Announces by multicast.
     pub announces: Announces,
-    /// Form and filter of the log.
+    /// Format and filter of the log.
     pub log: LogConfig,
 }
 
-/// The local UDP port of SCTP inside UDP.
+/// Local UDP port of SCTP inside UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encapsulation {
-    /// No such packets.
+    /// No SCTP inside UDP.
     Off,
-    /// 9899, or if another process has that, one that the system chooses. None where the kernel has SCTP.
+    /// Port 9899, or a port chosen by the system if another process uses 9899. Off if the kernel has SCTP.
     Usual,
-    /// This one; 0 lets the system choose.
+    /// This port; 0 lets the system choose.
     Port(u16),
 }
 
-/// `[multicast]`: how registrars are heard.
+/// `[multicast]`: reception of registrars' announces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announces {
-    /// Whether they are believed: anybody on the segment can send one.
+    /// True if announces are believed; any host on the segment can send one.
     pub believed: bool,
-    /// The group.
+    /// Multicast group.
     pub group: SocketAddr,
-    /// By name; none: as the routing table says.
+    /// Names of the interfaces; empty: as the routing table says.
     pub interfaces: Vec<String>,
 }
 
@@ -115,7 +115,7 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Reads and checks the file at `path`; without one, the defaults.
+    /// Reads and checks the file at `path`; without a path, returns the defaults.
     ///
     /// # Errors
     /// The file cannot be read, is not TOML, has an unknown key, or contradicts itself.
@@ -139,17 +139,17 @@ impl PoolConfig {
         Ok(config)
     }
 
-    /// The Unix socket of the control API.
+    /// Returns the path of the control API's Unix socket.
     pub fn control_socket(&self) -> PathBuf {
         self.run_dir.join("pool.sock")
     }
 
-    /// The Unix socket of elements' programs and of users.
+    /// Returns the path of the Unix socket for programs of elements and users.
     pub fn program_socket(&self) -> PathBuf {
         self.run_dir.join("pool-app.sock")
     }
 
-    /// The registrars that are known beforehand: the one of this host, if nothing is said of any.
+    /// Returns the registrars known at start: the one of this host if the configuration names none.
     pub fn known_registrars(&self) -> Vec<RegistrarAt> {
         if !self.registrars.is_empty() || self.announces.believed {
             return self.registrars.clone();
@@ -164,8 +164,9 @@ impl PoolConfig {
         }]
     }
 
-    /// Whether a host with these addresses may be a registrar of elements here, over SCTP. Where announces are believed, anybody may: any
-    /// host can announce itself. One that is known over TLS only may not: over SCTP anybody could be at its address.
+    /// Returns true if a host with these addresses may be a registrar of elements here, over SCTP. If announces are
+    /// believed, any host may, since any host can announce itself. A registrar known only over TLS may not, since over
+    /// SCTP any host could use its address.
     pub fn admits_registrar(&self, addresses: &[SocketAddr]) -> bool {
         if self.announces.believed {
             return true;
@@ -179,16 +180,16 @@ impl PoolConfig {
         addresses.iter().any(admitted)
     }
 
-    /// Whether a host with one of these addresses may ask elements here how busy they are.
+    /// Returns true if a host with one of these addresses may probe elements here.
     pub fn admits_prober(&self, addresses: &[SocketAddr]) -> bool {
         let admitted = |prefix: &Prefix| addresses.iter().any(|at| prefix.contains(at.ip()));
         self.probers.iter().any(admitted)
     }
 
-    /// Whether it makes sense as a whole; `path` is what errors name.
+    /// Checks the configuration as a whole; errors name `path`.
     ///
     /// # Errors
-    /// It contradicts itself.
+    /// The configuration contradicts itself.
     pub fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let fail =
             |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));
@@ -259,7 +260,7 @@ impl PoolConfig {
     }
 }
 
-/// The keys of a program's registration.
+/// Returns the cookie keys of a program's registration.
 pub(crate) fn cookie_keys(keys: Vec<[u8; 32]>) -> Vec<CookieKey> {
     keys.into_iter().map(CookieKey).collect()
 }

@@ -1,4 +1,4 @@
-//! The file as it is written: every key optional.
+//! The pool daemon's file as written: every key is optional.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Where a registrar is, and what it is spoken with over.
+//! Address of a registrar, with the transport.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,17 +9,17 @@ use holdfast_wire::rserpool::asap;
 
 use crate::asap::TLS_PORT;
 
-/// A registrar's address, written as `[sctp://]ADDRESS[:PORT]`, `tcp://ADDRESS[:PORT]` or `tls://[NAME@]ADDRESS[:PORT]`. The
-/// name is that of its certificate.
+/// A registrar's address, written as `[sctp://]ADDRESS[:PORT]`, `tcp://ADDRESS[:PORT]` or
+/// `tls://[NAME@]ADDRESS[:PORT]`. `NAME` is the name in its certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrarAt {
-    /// Its address.
+    /// Address and port.
     pub address: SocketAddr,
-    /// How a connection is made; none: SCTP.
+    /// Transport of the connection; `None`: SCTP.
     pub over: Option<Over>,
 }
 
-/// The text is no registrar's address.
+/// Error: the text is not a registrar's address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no registrar's address; write ADDRESS[:PORT], tcp://ADDRESS[:PORT] or tls://[NAME@]ADDRESS[:PORT]"

@@ -1,4 +1,4 @@
-//! The configuration of a registrar: a TOML file in which every key may be absent, as may the file.
+//! Configuration of a registrar: a TOML file in which every key is optional. The file is optional too.
 
 pub(super) mod raw;
 mod streams;
@@ -18,89 +18,90 @@ use holdfast_wire::rserpool::{asap, enrp};
 
 use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, read};
 
-/// Where rsplib announces to elements, and registrars to each other.
+/// Multicast groups of rsplib, for announces to elements and between registrars.
 pub(super) const ASAP_GROUP: SocketAddr =
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(239, 0, 0, 50)), 3863);
 const ENRP_GROUP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(239, 0, 0, 51)), 9901);
 
-/// What an SCTP packet inside UDP may measure on an ordinary network.
+/// Largest SCTP packet inside UDP that fits an ordinary network, in bytes.
 pub(super) const PATH_MTU: u32 = 1400;
-/// What a path that carries IPv4 or IPv6 must at least allow, and what the stacks take at most.
+/// Allowed path MTUs: at least the minimum of an IPv4 or IPv6 path, at most the maximum of the stacks.
 pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
-/// A request that comes alone is answered at once; thousands a second are so much later, at a fraction of the cost.
+/// Default pause. A single request is answered at once; with thousands of requests a second, this delay saves most of
+/// their cost.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Some milliseconds hold dozens of updates where elements register by the thousand.
+/// Default update delay: where elements register by the thousand, a few milliseconds contain dozens of updates.
 const UPDATE_DELAY: Duration = Duration::from_millis(20);
 
 /// A checked configuration of a registrar.
 #[derive(Debug, Clone)]
 pub struct RegistrarConfig {
-    /// The file that it was read from.
+    /// File that the configuration was read from.
     pub file: Option<PathBuf>,
-    /// Its number; none: a random one at each start.
+    /// Registrar id; `None`: a random one at each start.
     pub id: Option<u32>,
-    /// Its addresses, all of one family; an unspecified one stands for all of the host.
+    /// Addresses of the registrar, all of one family; an unspecified one stands for all of the host.
     pub listen: Vec<IpAddr>,
-    /// SCTP port of elements and users; 0 lets the system choose.
+    /// SCTP port for elements and users; 0 lets the system choose.
     pub asap_port: u16,
-    /// SCTP port of other registrars; 0 lets the system choose.
+    /// SCTP port for other registrars; 0 lets the system choose.
     pub enrp_port: u16,
-    /// Whether SCTP goes over IP itself, where the process may.
+    /// True if SCTP runs directly over IP, provided that the process is allowed to.
     pub raw: bool,
-    /// The local UDP port of SCTP inside UDP (RFC 6951), 0 letting the system choose; none: no such packets.
+    /// Local UDP port of SCTP inside UDP (RFC 6951); 0 lets the system choose; `None`: no SCTP inside UDP.
     pub encapsulation: Option<u16>,
-    /// The UDP port to reach others at whose own is not known; none: none if SCTP goes over IP itself, else 9899.
+    /// Default UDP port of remote ends; `None`: no UDP if SCTP runs directly over IP, else 9899.
     pub remote_encapsulation: Option<u16>,
-    /// When SCTP gives up a path, an association or an attempt.
+    /// Limits after which SCTP gives up a path, an association or an attempt.
     pub failure: Failure,
-    /// Largest SCTP packet with its IP header, bytes.
+    /// Largest SCTP packet with its IP header, in bytes.
     pub path_mtu: u32,
-    /// Whether a message to all peers is handed to the transport once, rather than once for each.
+    /// True if a message to all peers is passed to the transport once, instead of once for each peer.
     pub one_send: bool,
-    /// How long requests are let come, where little time is between them, to be handled together; zero: not at all.
+    /// Time for which frequent requests are collected and then handled together; zero: not at all.
     pub pause: Duration,
-    /// How long an update may wait for others, to share packets with them.
+    /// Maximum time for which an update waits for others, to share packets with them.
     pub update_delay: Duration,
-    /// Sockets; emptied by a reboot.
+    /// Directory for sockets; emptied by a reboot.
     pub run_dir: PathBuf,
-    /// Registrars to begin with.
+    /// Registrars known at start.
     pub peers: Vec<RegistrarPeer>,
     /// ASAP over TCP and TLS.
     pub streams: StreamsConfig,
     /// Announces.
     pub multicast: MulticastConfig,
-    /// What the machine heeds.
+    /// Settings of the registrar machine.
     pub settings: Settings,
-    /// Where metrics are served over TCP besides the control socket, if anywhere.
+    /// Address for metrics over TCP, besides the control socket, if any.
     pub metrics_listen: Option<SocketAddr>,
-    /// Form and filter of the log.
+    /// Format and filter of the log.
     pub log: LogConfig,
 }
 
 /// `[[peer]]`: another registrar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrarPeer {
-    /// All its addresses, with one port.
+    /// Addresses of the peer, with one port.
     pub addresses: Vec<SocketAddr>,
-    /// The UDP port it is reached at, if it has one of its own.
+    /// UDP port of the peer, if it differs from the default.
     pub encapsulation: Option<u16>,
 }
 
 /// `[multicast]`: groups and interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MulticastConfig {
-    /// Where elements and users hear of registrars. Joined if announces are sent.
+    /// Group in which elements and users receive announces. Joined if announces are sent.
     pub asap_group: SocketAddr,
-    /// Where registrars hear of each other. Joined if that is believed.
+    /// Group in which registrars receive each other's announces. Joined if these are believed.
     pub enrp_group: SocketAddr,
-    /// By name; none: as the routing table says.
+    /// Names of the interfaces; empty: as the routing table says.
     pub interfaces: Vec<String>,
 }
 
 impl RegistrarPeer {
-    /// A registrar with one address, from `ADDRESS` or `ADDRESS:PORT`.
+    /// Parses a registrar with one address, `ADDRESS` or `ADDRESS:PORT`.
     ///
     /// # Errors
     /// The text is neither.
@@ -151,7 +152,7 @@ impl Default for RegistrarConfig {
 }
 
 impl RegistrarConfig {
-    /// Reads and checks the file at `path`; without one, the defaults.
+    /// Reads and checks the file at `path`; without a path, returns the defaults.
     ///
     /// # Errors
     /// The file cannot be read, is not TOML, has an unknown key, or contradicts itself.
@@ -165,8 +166,9 @@ impl RegistrarConfig {
         Ok(config)
     }
 
-    /// Reads and checks its file anew; none if there is none. What only a start may change is as in the file, but the multicast
-    /// settings are this configuration's: groups are joined at the start.
+    /// Reads and checks the file again; returns `None` if there is no file. Settings that only a start can apply are
+    /// taken from the file, except the multicast settings, which stay as they are because groups are joined at the
+    /// start.
     ///
     /// # Errors
     /// As [`RegistrarConfig::load`].
@@ -195,12 +197,12 @@ impl RegistrarConfig {
         Ok(config)
     }
 
-    /// The Unix socket of the control API.
+    /// Returns the path of the control API's Unix socket.
     pub fn control_socket(&self) -> PathBuf {
         self.run_dir.join("registrar.sock")
     }
 
-    /// The UDP ports of the peers that have one of their own.
+    /// Returns the UDP ports of the peers that have their own.
     pub fn encapsulations(&self) -> HashMap<SocketAddr, u16> {
         let each = |peer: &RegistrarPeer| {
             let port = peer.encapsulation?;
@@ -209,10 +211,10 @@ impl RegistrarConfig {
         self.peers.iter().filter_map(each).flatten().collect()
     }
 
-    /// Whether it makes sense as a whole; `path` is what errors name.
+    /// Checks the configuration as a whole; errors name `path`.
     ///
     /// # Errors
-    /// It contradicts itself.
+    /// The configuration contradicts itself.
     pub fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let fail =
             |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));

@@ -1,4 +1,4 @@
-//! `[tcp]` and `[tls]`: ASAP over TCP, with TLS and without.
+//! `[tcp]` and `[tls]`: ASAP over TCP, with and without TLS.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,17 +16,17 @@ use crate::config::raw::RawTls;
 /// ASAP over TCP and TLS; off unless configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamsConfig {
-    /// The port without TLS, if that is spoken; 0 lets the system choose.
+    /// Port without TLS, if enabled; 0 lets the system choose.
     pub tcp_port: Option<u16>,
-    /// The port with TLS, if there are certificates; 0 lets the system choose.
+    /// Port with TLS, if there are certificates; 0 lets the system choose.
     pub tls_port: u16,
     /// Certificates.
     pub tls: Option<TlsConfig>,
-    /// What others may use.
+    /// Limits for remote hosts.
     pub limits: StreamLimits,
-    /// How long it may take until a connection is up.
+    /// Time limit for establishing a connection.
     pub handshake: Duration,
-    /// How long a message may take from its first byte to its last, and a peer to take what it is sent.
+    /// Time limit for a message from its first byte to its last, and for a peer to receive data that is sent to it.
     pub message: Duration,
 }
 
@@ -74,7 +74,7 @@ impl RawTcp {
 }
 
 impl StreamsConfig {
-    /// Whether anything is spoken but SCTP.
+    /// Returns true if a transport other than SCTP is enabled.
     pub fn is_on(&self) -> bool {
         self.tcp_port.is_some() || self.tls.is_some()
     }

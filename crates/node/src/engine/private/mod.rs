@@ -1,13 +1,15 @@
-//! Private flows: connections at the address of one node alone, such as a process's session with a database, which move with
-//! their process (paper 002, section III).
+//! Private flows: connections at the address of a single node, such as a process's session with a database. A private
+//! flow moves with its process (paper 002, section III).
 //!
-//! Nobody steers them: their packets come to the node that has the address, its *home*. So a process that leaves keeps the address
-//! of its connections at the other node, and the home forwards what comes for them, as long as they live. A host at the other end
-//! that runs the daemon sends directly, by its table of translations; one that does not needs none of this.
+//! Private flows are not steered: their packets go to the node that has the address, the *home*. A moved process keeps
+//! the address of its connections at the other node, and the home forwards their packets for as long as the connections
+//! live. A remote host that runs the daemon sends directly, by its translation table; any other remote host needs no
+//! support.
 //!
-//! The entry of such a flow is made when its process is about to move, and its record at the holder says where it is. Once in a
-//! while the holder is asked where flows are that left, and the other ends of those that are here: who missed a switch learns it, and
-//! what was closed elsewhere is forgotten.
+//! The entry of a private flow is made when its process is about to move, and the holder's record gives the flow's
+//! location. Periodically the node asks the holder for the location of moved flows and of the remote ends of flows that
+//! are here. So a node that missed a switch learns the new location, and flows that were closed elsewhere are
+//! forgotten.
 
 mod sweep;
 
@@ -26,27 +28,27 @@ use super::Engine;
 use crate::dataplane::{Entry, key_of};
 use crate::migration::Place;
 
-/// What is kept of private flows beside the tables of the filters.
+/// State of private flows outside the filters' maps.
 #[derive(Default)]
 pub struct Private {
     last: u64,
-    /// Questions that the holder has not answered.
+    /// Queries that the holder has not answered.
     open: BTreeMap<u64, Vec<Wanted>>,
-    /// Sockets at the addresses of flows that left, so that no new connection from this host takes the port of one.
+    /// Sockets bound to the addresses of moved flows, so that no new connection from this host reuses their ports.
     reserved: BTreeMap<SocketAddr, OwnedFd>,
 }
 
-/// Where the other ends of a process's private flows are.
+/// Locations of the remote ends of a process's private flows.
 #[derive(Debug, Default)]
 pub(super) struct OtherEnds {
-    /// At nodes with a daemon.
+    /// Remote ends at nodes with a daemon.
     pub(super) peers: Vec<PeerConnections>,
-    /// Anywhere else.
+    /// Flows with remote ends elsewhere.
     pub(super) forwarded: Vec<Flow>,
 }
 
 impl Engine {
-    /// Makes entries of connections at this node's address that have none.
+    /// Creates entries for connections at this node's address that have none.
     pub(super) fn begin_private(
         &mut self,
         flows: impl IntoIterator<Item = Flow>,
@@ -82,13 +84,13 @@ impl Engine {
         Ok(())
     }
 
-    /// The same, of sockets.
+    /// Creates entries for the connections of these sockets at this node's address.
     pub(super) fn begin_private_at(&mut self, places: &[Place]) -> Result<(), String> {
         let flows: Vec<Flow> = places.iter().filter_map(Place::flow).collect();
         self.begin_private(flows)
     }
 
-    /// Who is to be told that these flows move, and which are only forwarded.
+    /// Groups flows by the nodes that must be notified of the move, and returns the flows that are only forwarded.
     pub(super) fn other_ends(
         &self,
         flows: impl IntoIterator<Item = Flow>,
@@ -118,7 +120,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// Tells the operator what becomes of these connections of a process.
+    /// Adds the fate of a process's private connections to the operator's check.
     pub(super) fn judge_private(&self, check: &mut ProcessCheck, flows: &[Flow]) {
         match self.other_ends(flows.iter().copied()) {
             Ok(ends) => {
@@ -136,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// At which node the other end is, as far as is known here.
+    /// Returns the node of the remote end, as far as this node knows.
     fn other_end(&self, flow: &Flow) -> Option<NodeId> {
         let translated = self
             .dataplane
@@ -150,7 +152,7 @@ impl Engine {
             .or_else(|| self.moves.addresses().node_at(flow.remote.ip()))
     }
 
-    /// Why a flow cannot come here, if it is a private one.
+    /// Returns the reason why a private flow cannot move here, if any.
     pub(super) fn refuse_private(&self, flow: &Flow) -> Option<String> {
         if !self.moves.addresses().is_private(flow) {
             return None;
@@ -163,20 +165,20 @@ impl Engine {
         if flow.local.ip() == own && !left(flow) {
             return Some(format!("connection {flow} did not leave here"));
         }
-        // Its packets would not leave this host.
+        // Packets of the connection would not leave this host.
         (flow.remote.ip() == own && left(&flow.mirrored())).then(|| {
             format!("the other end of connection {flow} has left this node; move it back before")
         })
     }
 
-    /// Another's process, which has connections to this node, moves.
+    /// Handles the move of a process that has connections to this node.
     pub(super) fn translate(
         &self,
         hops: u32,
         (step, to): (TranslateStep, NodeId),
         connections: &[Flow],
     ) -> Result<(), String> {
-        // Packets are taken from wherever they come, so there is nothing to prepare, and nothing to undo.
+        // This node accepts packets from any node, so only the switch needs action.
         if step != TranslateStep::Switch {
             return Ok(());
         }
@@ -194,7 +196,7 @@ impl Engine {
         Ok(())
     }
 
-    /// From now on what this node sends on a flow goes to that node.
+    /// Directs packets that this node sends on a flow to another node.
     fn send_to(&self, here: &Flow, to: NodeId, hops: u32) -> Result<(), holdfast_bpf::Error> {
         let table = &self.dataplane.programs.translations;
         let key = key_of(here);

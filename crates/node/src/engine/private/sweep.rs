@@ -1,4 +1,4 @@
-//! What is learnt and forgotten of private flows as time goes by.
+//! Periodic refresh and removal of private flows.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,18 +13,18 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use super::super::Engine;
 use crate::dataplane::{Entry, flow_of, key_of};
 
-/// Numbers of our questions to the holder have this bit; those of the machines do not.
+/// Bit set in the request numbers of this module's queries to the holder, and clear in the machines' numbers.
 const REQUESTS: u64 = 1 << 62;
 
-/// Flows in one question.
+/// Maximum number of flows in one query.
 const ASKED_MAX: usize = 4096;
 
-/// What is to be known.
+/// Subject of a query to the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wanted {
-    /// Where this flow is that left here.
+    /// Location of this flow, which moved away from here.
     Left(Flow),
-    /// Where the other end of this flow of ours is.
+    /// Location of the remote end of this flow, which is here.
     OtherEnd(Flow),
 }
 
@@ -38,14 +38,14 @@ impl Wanted {
 }
 
 impl Engine {
-    /// Once in a while: forgets what has ended, and asks the holder about the rest.
+    /// Forgets ended private flows, and asks the holder about the others; called periodically.
     pub(in crate::engine) fn sweep_private(&mut self) {
         self.forget_closed();
         self.reserve_ports();
         self.ask_about_private();
     }
 
-    /// Keeps the ports of flows that left.
+    /// Reserves the ports of flows that moved away.
     pub(in crate::engine) fn reserve_ports(&mut self) {
         let own = self.config.node.address;
         let left = self
@@ -56,7 +56,7 @@ impl Engine {
         let reserved = &mut self.private.reserved;
         reserved.retain(|address, _| left.contains(address));
         for address in left {
-            // A port that something here listens at is not given to new connections anyway.
+            // A port with a listener here is not given to new connections anyway.
             if !reserved.contains_key(&address)
                 && let Ok(socket) = reserve(address)
             {
@@ -79,7 +79,7 @@ impl Engine {
         private.map(|(flow, state, _)| (flow, state)).collect()
     }
 
-    /// Connections whose sockets are gone.
+    /// Forgets connections whose sockets no longer exist.
     fn forget_closed(&mut self) {
         let owned: Vec<Flow> = self
             .private_flows()
@@ -113,7 +113,7 @@ impl Engine {
             }
         }
         for flow in translated.iter().filter(|flow| !is_open(flow)) {
-            // One that is on its way from here has its socket elsewhere soon.
+            // A flow that is being moved away will soon have its socket elsewhere, so its translation here can go.
             let _ = self.dataplane.programs.translations.remove(&key_of(flow));
         }
         if !changes.is_empty() {
@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// Asks the holder where flows are that left, and the other ends of those that are here.
+    /// Asks the holder for the location of moved flows, and of the remote ends of flows that are here.
     pub(in crate::engine) fn ask_about_private(&mut self) {
         let mut wanted: BTreeSet<Wanted> = BTreeSet::new();
         for (flow, state) in self.private_flows() {
@@ -154,11 +154,11 @@ impl Engine {
         let request = REQUESTS | self.private.last;
         self.private.open.insert(request, wanted.to_vec());
         let frame = Frame::Query { request, flows };
-        // Who cannot be asked now is asked with the next sweep.
+        // If the holder cannot be reached, the next sweep asks again.
         let _ = self.peers.send(self.config.group.contact, &frame);
     }
 
-    /// Takes an answer that is for this module; gives back any other frame.
+    /// Handles an answer to this module's queries. Returns any other frame.
     pub(in crate::engine) fn private_answer(
         &mut self,
         from: NodeId,
@@ -221,7 +221,7 @@ impl Engine {
     }
 }
 
-/// A socket that keeps new connections from a port, but no server.
+/// Returns a socket that keeps new connections from a port, but does not keep a server from it.
 fn reserve(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -233,7 +233,7 @@ fn reserve(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Local and remote addresses of all connections at the ports of these; none if they cannot be listed.
+/// Returns local and remote addresses of all connections at these flows' ports; `None` if the sockets cannot be listed.
 fn open_connections<'a>(
     flows: impl Iterator<Item = &'a Flow>,
 ) -> Option<BTreeSet<(SocketAddr, SocketAddr)>> {

@@ -1,4 +1,4 @@
-//! Exclusive locks of a process that comes which its donor has on the same files.
+//! Exclusive file locks of a process being moved here that its donor still has.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -12,27 +12,27 @@ use super::super::records::Entry;
 use super::super::told::Told;
 use super::{Job, Taking, text};
 
-/// For how long the donor is waited for before the commit; after it, until it is asked again.
+/// Maximum wait for the donor's answer: before the commit in total; after the commit until the request is repeated.
 const SHARED_MAX: Duration = Duration::from_secs(10);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// How far the hand-over of locks is.
+/// Progress of the hand-over of locks.
 #[derive(Default)]
 pub(super) struct Handover {
     locks: Vec<WantedLock>,
-    /// Until when the donor is waited for.
+    /// Deadline for the donor's answer.
     until: Option<Instant>,
-    /// Who waits meanwhile until all is restored.
+    /// `Restore` command that waits for the hand-over.
     pub(super) restoring: Option<(Token, Entry)>,
 }
 
 impl Handover {
-    /// Whether the donor has not answered yet.
+    /// Returns true if the donor's answer is outstanding.
     pub(super) fn is_awaited(&self) -> bool {
         self.until.is_some()
     }
 
-    /// Nobody is waited for any more; gives who waits.
+    /// Stops waiting for the donor. Returns the token of the waiting command.
     pub(super) fn give_up(&mut self) -> Option<Token> {
         self.until = None;
         self.restoring.take().map(|(token, _)| token)
@@ -40,7 +40,7 @@ impl Handover {
 }
 
 impl Taking {
-    /// The next job. Where the donor does not answer about locks in time, the process is refused.
+    /// Returns the next job. Refuses the process if the donor does not answer about locks in time.
     pub(super) fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
         while let Some(until) = self.handover.until {
             match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -55,7 +55,7 @@ impl Taking {
         inbox.recv().ok()
     }
 
-    /// The process has its state; some of its locks somebody else has.
+    /// Starts the hand-over of locks that are contended after the process's state was restored.
     pub(super) fn contended(&mut self, locks: Vec<WantedLock>) -> Result<(), String> {
         if locks.is_empty() {
             return Ok(());
@@ -73,7 +73,7 @@ impl Taking {
         Ok(())
     }
 
-    /// The donor has shared its locks, or says why not.
+    /// Handles the donor's answer to the request to share its locks.
     pub(super) fn shared(&mut self, message: &[u8]) -> Result<(), String> {
         let answer = LockAnswer::decode(message).ok_or("an answer about locks does not parse")?;
         if answer.step != LockStep::Share || self.handover.until.take().is_none() {
@@ -95,7 +95,7 @@ impl Taking {
         Ok(())
     }
 
-    /// It is this node's, and must not run before its locks are exclusive again.
+    /// Completes the hand-over after the commit: the process must not run before its locks are exclusive again.
     pub(super) fn take_locks(&mut self, inbox: &Receiver<Job>) -> Result<(), String> {
         let locks = std::mem::take(&mut self.handover.locks);
         for step in AFTER_COMMIT {
@@ -125,14 +125,14 @@ impl Taking {
         }
     }
 
-    /// Waits for the donor's answer, but not for long: it may be dead, and its locks with it at last.
+    /// Waits briefly for the donor's answer. If the donor is dead, its locks are released in the end.
     fn wait_for_answer(&mut self, inbox: &Receiver<Job>, step: LockStep) -> Result<(), String> {
         let until = Instant::now() + ANSWER_MAX;
         loop {
             let (kind, bytes) =
                 match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Job::Piece { kind, bytes, .. }) => (kind, bytes),
-                    // None is for a process that is committed.
+                    // No other message is for a committed process.
                     Ok(_) => continue,
                     Err(RecvTimeoutError::Timeout) => return Ok(()),
                     Err(RecvTimeoutError::Disconnected) => return Err("the daemon ends".to_owned()),

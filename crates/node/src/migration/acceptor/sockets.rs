@@ -1,4 +1,4 @@
-//! Descriptors of a process that comes, and its sockets.
+//! Descriptors and sockets of a process being moved here.
 
 use holdfast_sys::process::image::{Descriptors, decode};
 use holdfast_sys::process::sockets::Sockets;
@@ -23,7 +23,7 @@ impl Taking {
         if self.sockets.is_none() {
             let first_port = self.policy.judge().first_port();
             self.sockets = Some(Sockets::new(first_port).map_err(|error| error.to_string())?);
-            // Not in the freeze.
+            // Loaded before the freeze, which the loading would lengthen.
             timeouts::load();
         }
         if found.sockets.values().any(shares_port) {
@@ -74,7 +74,7 @@ impl Taking {
     }
 }
 
-/// Waits until new clients of sockets that are about to be made go to the donor, where their program runs still.
+/// Waits until new clients of the sockets about to be made are redirected to the donor, where the program still runs.
 fn expect(teller: &Teller, id: MoveId, found: &Descriptors) {
     let places = found.sockets.values().filter_map(place);
     let servers: Vec<_> = places.filter(|place| place.remote.is_none()).collect();
@@ -83,6 +83,6 @@ fn expect(teller: &Teller, id: MoveId, found: &Descriptors) {
     }
     let (reply, expected) = oneshot::channel();
     teller.tell(Told::Expected { id, servers, reply });
-    // A daemon that ends takes nobody.
+    // If the daemon is ending, no client is redirected.
     let _ = expected.blocking_recv();
 }

@@ -1,4 +1,4 @@
-//! The freeze of a process on its way from here.
+//! The freeze of a process that moves away.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,19 +22,19 @@ use super::serve::Serving;
 use super::{Giving, PAGES_BYTES, text};
 use crate::engine::Turn;
 
-/// For how long it is tried to stop a tree where its descriptors can be saved, and between two times.
+/// Time limit for stopping a tree whose descriptors cannot be saved yet, and the pause between attempts.
 const STOP_MAX: Duration = Duration::from_millis(300);
 const STOP_AGAIN: Duration = Duration::from_millis(1);
 
-/// How often the descriptors of a tree that stands still are read again where something is in the way, and between two times: what
-/// others had of it for a moment they have closed by then.
+/// Number of attempts to read blocked descriptors of a stopped tree, and the pause between attempts. Descriptors that
+/// other processes hold open for a moment are closed by then.
 const READS: usize = 3;
 const READ_AGAIN: Duration = Duration::from_micros(300);
 
-/// So few connections that changed cost less in the freeze than to catch up with them once more.
+/// Number of changed connections below which reading them in the freeze costs less than another round.
 const FEW: usize = 32;
 
-/// For how long it is waited until what a program has sent last is acknowledged, and between two looks.
+/// Time limit for the acknowledgement of the data that the program sent last, and the polling interval.
 const QUIET_MAX: Duration = Duration::from_millis(10);
 const QUIET_AGAIN: Duration = Duration::from_millis(2);
 
@@ -58,7 +58,7 @@ impl Giving {
                     }
                 }
             }
-            // What came late is diverted now, too.
+            // Flows that began late are diverted in this freeze.
             State::Waiting(stopped, last) => {
                 _hurry = hurries.then(Hurry::begin);
                 match self.turn_flows(Turn::Stands) {
@@ -91,8 +91,8 @@ impl Giving {
         }
     }
 
-    /// The flows of the process that are not diverted yet: connections among what changed of its descriptors, and of those that
-    /// began since the last round what comes to its sockets.
+    /// Returns the process's flows that are not diverted yet: connections among the changed descriptors, and new
+    /// datagram flows of its sockets since the last round.
     fn late(
         &mut self,
         last: &Last,
@@ -124,8 +124,8 @@ impl Giving {
             .map_err(|_| "the daemon ends".to_owned())
     }
 
-    /// What can be sent whether or not its descriptors can be saved; the acceptor takes it for another round. Gives the state
-    /// of the tree, which goes last.
+    /// Sends memory, even if the descriptors cannot be saved; the acceptor takes it as another round. Returns the state
+    /// of the tree, which is sent last.
     fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<Frozen, String> {
         self.send_tree(stopped.tree())?;
         self.steps.done("tree");
@@ -141,7 +141,7 @@ impl Giving {
         Ok(state)
     }
 
-    /// The same where memory may follow: what of it does is only named.
+    /// Sends memory with post-copy: some pages, and a list of the remaining ones. Returns the state of the tree.
     fn send_some_memory(&mut self, stopped: &mut StoppedTree) -> Result<Frozen, String> {
         self.serving = None;
         let state = stopped.state().map_err(text)?;
@@ -162,14 +162,14 @@ impl Giving {
         Ok(state)
     }
 
-    /// All that is left. Before connections are put into repair mode, and before the message with which the acceptor could
-    /// run it, it is stopped for good.
+    /// Sends all remaining messages. The tree is stopped for good before its connections enter repair mode, and before
+    /// the message that lets the acceptor run the process.
     fn send_rest(&mut self, stopped: &mut StoppedTree, last: Last) -> Result<(), String> {
         let descriptors = encode(&last.descriptors).map_err(text)?;
         self.outgoing.send(Kind::LastDescriptors, descriptors)?;
-        // The original of a copy goes on whatever happens.
+        // The original of a copy continues in any case, so it is not held.
         if !self.ways.copy {
-            // First written: what is stopped is never forgotten.
+            // Written before holding, so that a held process is never forgotten.
             if self.serving.is_some() {
                 self.record.write(&Entry::Follows(stopped.process_ids()))?;
             }
@@ -197,9 +197,9 @@ impl Giving {
         Ok(())
     }
 
-    /// While it still runs: connections at the acceptor become what they are here, again as long as far fewer have changed
-    /// meanwhile. Then nothing new comes to it, so that what it has is all answered and acknowledged when it is stopped, and
-    /// little of its memory was written since the last look, unless it may follow.
+    /// Brings the acceptor up to date while the process still runs, repeatedly as long as far fewer connections change
+    /// each time. Then diverts new data, so that all received data is answered and acknowledged when the process is
+    /// stopped. Without post-copy, finally copies the pages dirtied meanwhile.
     fn catch_up(&mut self, tracker: &mut Tracker) -> Result<(), String> {
         let mut before = usize::MAX;
         while let Some(seen) = self.connections.as_mut().and_then(Connections::catch_up) {
@@ -219,7 +219,7 @@ impl Giving {
         if let Some(seen) = self.connections.as_mut().and_then(Connections::untold) {
             self.send_seen(&seen)?;
         }
-        // Until connections are awake there.
+        // Waits until the acceptor's connections have left repair mode.
         self.outgoing.send(Kind::Freezing, Vec::new())?;
         self.outgoing.taken()?;
         if self.may_follow {
@@ -234,7 +234,8 @@ impl Giving {
         self.outgoing.taken()
     }
 
-    /// Until there is no connection that has to be asked, or they become no fewer: some acknowledge with what they send next.
+    /// Waits until no connection needs extraction or their number stops falling: some programs acknowledge with their
+    /// next data.
     fn wait_for_quiet(&mut self) {
         let (began, mut before) = (Instant::now(), usize::MAX);
         while let Some(unseen) = self.connections.as_mut().and_then(Connections::unseen) {
@@ -247,7 +248,7 @@ impl Giving {
         }
     }
 
-    /// What was sent and saved since the counts were those.
+    /// Returns a report of the bytes sent and saved since the counts in `before`.
     fn report(&self, before: (u64, u64), late: Vec<FlowAt>) -> FreezeReport {
         let (sent, saved) = self.outgoing.counts();
         FreezeReport {
@@ -261,9 +262,10 @@ impl Giving {
 }
 
 impl Giving {
-    /// Stops the tree where its descriptors can be saved: some cannot for moments, as while something waits to be read that
-    /// only the program can read. What it sent until then has left; from then on packets wait at the acceptor. Sends memory,
-    /// and gives the rest, and datagram flows that began here since the last round.
+    /// Stops the tree at a time when its descriptors can be saved. Some cannot for moments, for example while unread
+    /// data is queued that only the program can read. Data sent until the stop has left; later packets are held at the
+    /// acceptor. Sends memory, and returns the other state with the datagram flows that began here since the last
+    /// round.
     fn stop(&mut self, mut tracker: Tracker) -> Result<Still, Unstopped> {
         let reader = (self.connections.as_ref()).ok_or_else(|| "nothing was copied".to_owned());
         let reader = match reader.and_then(Connections::reader) {
@@ -290,7 +292,7 @@ impl Giving {
                 Ok((last, newcomers)) => return Ok((stopped, last, newcomers)),
                 Err(failed) => failed,
             };
-            // Before it runs: what it sends when it wakes must pass.
+            // Set before the process resumes, because packets that it then sends must pass.
             let kept = self.turn_flows(Turn::Leaves);
             tracker = stopped.thaw().map_err(|error| Unstopped {
                 tracker: None,
@@ -301,13 +303,13 @@ impl Giving {
                 return Err(Unstopped { tracker, why });
             }
             std::thread::sleep(STOP_AGAIN);
-            // It ran.
+            // The process has run, so the freeze begins anew.
             self.steps = Steps::begin();
         }
     }
 
-    /// Sends memory of a tree that stands still, has its packets diverted, and reads the rest; its descriptors beside all that. Why
-    /// not, and whether that may pass.
+    /// Sends memory of a stopped tree, has its packets diverted, and reads the remaining state, with the descriptors in
+    /// parallel. An error says whether it may be temporary.
     fn look(
         &mut self,
         stopped: &mut StoppedTree,
@@ -333,7 +335,7 @@ impl Giving {
             (!for_good, text(error))
         };
         reader.begin(stopped.describer().map_err(failed)?);
-        // The event loop does that meanwhile.
+        // The event loop diverts the packets during the copy.
         let turning = self.ask_to_turn(Turn::Stands);
         let state = self.send_memory(stopped);
         let turned = answer(turning);
@@ -363,13 +365,13 @@ impl Giving {
         Ok((Last { descriptors, state }, newcomers))
     }
 
-    /// Has the event loop turn what comes for the process, and waits until it has. Gives the datagram flows
-    /// that began here since the last round.
+    /// Has the event loop set the forwarding rule for the process's packets, and waits until it is set. Returns the
+    /// datagram flows that began here since the last round.
     fn turn_flows(&self, turn: Turn) -> Result<Vec<Flow>, String> {
         answer(self.ask_to_turn(turn))
     }
 
-    /// The same without waiting; see [`answer`].
+    /// Asks the event loop to set the forwarding rule, without waiting; [`answer`] waits.
     fn ask_to_turn(&self, turn: Turn) -> Turning {
         let (reply, answer) = oneshot::channel();
         let id = self.id;
@@ -383,7 +385,7 @@ impl Giving {
     }
 }
 
-/// Waits until the event loop has turned flows.
+/// Waits until the event loop has set the forwarding rule.
 fn answer(turning: Turning) -> Result<Vec<Flow>, String> {
     let answer = turning.blocking_recv();
     answer.unwrap_or_else(|_| Err("the daemon ends".to_owned()))
@@ -391,12 +393,12 @@ fn answer(turning: Turning) -> Result<Vec<Flow>, String> {
 
 type Turning = oneshot::Receiver<Result<Vec<Flow>, String>>;
 
-/// A tree that stands still, see [`Giving::stop`].
+/// A stopped tree; see [`Giving::stop`].
 type Still = (Box<StoppedTree>, Last, Vec<Flow>);
 
-/// A tree that was not stopped.
+/// Failure to stop a tree.
 struct Unstopped {
-    /// Watches it still, if anything does.
+    /// Tracker of the running tree; `None` if it is no longer tracked.
     tracker: Option<Box<Tracker>>,
     why: String,
 }

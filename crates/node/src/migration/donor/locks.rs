@@ -1,4 +1,4 @@
-//! Locks of a process on its way from here.
+//! File locks of a process that moves away.
 
 use holdfast_sys::process::donor::StoppedTree;
 use holdfast_sys::process::files::{LockStep, WantedLock};
@@ -9,7 +9,7 @@ use super::super::records::Entry;
 use super::{Giving, text};
 
 impl Giving {
-    /// Takes the donor's half of a step of the hand-over.
+    /// Performs the donor's part of a step of the hand-over.
     pub(super) fn give_locks(&self, stopped: &mut StoppedTree, request: &[u8]) {
         let Some(LockRequest { step, locks }) = LockRequest::decode(request) else {
             return;
@@ -23,7 +23,8 @@ impl Giving {
         self.outgoing.send_anyway(Kind::Locks, answer.encode());
     }
 
-    /// First written down: what may lack its locks gets them back before it goes on.
+    /// Shares locks with the acceptor. The record is written first, so that a process that lacks locks regains them
+    /// before it resumes.
     fn share_locks(&self, stopped: &mut StoppedTree, locks: &[WantedLock]) -> Result<(), String> {
         let given = stopped.find_locks(locks).map_err(text)?;
         self.record.write(&Entry::Locks(given.clone()))?;

@@ -1,7 +1,8 @@
-//! Memory that stayed behind, sent after a process that runs elsewhere: what it waits for first.
+//! Post-copy at the donor: sends the remaining pages of a process that runs elsewhere, pages with a waiting fault
+//! first.
 //!
-//! The acceptor alone knows what is missing. It says so whenever it has heard nothing for a while, and all that was sent before counts
-//! no more then: so a channel that breaks, or a daemon that is restarted, loses nothing.
+//! Only the acceptor knows the missing pages. It lists them whenever it has received nothing for a while, and each list
+//! supersedes everything sent before. So a broken channel or a restarted daemon loses nothing.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -17,34 +18,35 @@ use super::super::pieces::{Kind, Outgoing};
 use super::super::told::{Teller, Told};
 use super::Job;
 
-/// Bytes of a message: it fits in one piece.
+/// Bytes of a message; fits in one piece.
 const STEP_BYTES: u64 = 128 << 10;
-/// Most pages of a range that somebody waits for.
+/// Maximum number of pages of a requested range.
 const PAGES_MAX: usize = 64;
-/// What is on its way delays what somebody waits for: as much as the way takes in this time, within these bounds.
+/// Data in transit delays requested pages. So at most the bytes that the link carries in this time are in transit,
+/// within these bounds.
 const ON_ITS_WAY: Duration = Duration::from_millis(8);
 const ON_ITS_WAY_BYTES: (usize, usize) = (256 << 10, 2 << 20);
-/// How often the acceptor is asked what it lacks when nothing is heard of it, and how often progress is told.
+/// Interval of questions to a silent acceptor for its missing pages, and of progress reports.
 const ASK: Duration = Duration::from_secs(1);
 const TELL: Duration = Duration::from_millis(200);
-/// After so long without a word of the acceptor, which gives up sooner, nobody waits for memory any more.
+/// Silence of the acceptor, which gives up sooner, after which it needs no memory.
 const LOST: Duration = Duration::from_secs(90);
 
-/// See the module's text.
+/// Sender of the remaining pages.
 pub(super) struct Serving {
     id: MoveId,
     to: NodeId,
     behind: Behind,
     sent: FollowedMemory,
-    /// All is there, or nothing more is wanted.
+    /// True if all pages are there, or no more are needed.
     over: bool,
 }
 
-/// The event loop has ended, and memory is missing still.
+/// Error: the event loop has ended while pages are still missing.
 pub(super) struct Interrupted;
 
 impl Serving {
-    /// Of so many bytes.
+    /// Returns a sender for the pages of `behind`.
     pub(super) fn new((id, to): (MoveId, NodeId), behind: Behind) -> Serving {
         let sent = FollowedMemory {
             bytes: behind.bytes(),
@@ -59,12 +61,12 @@ impl Serving {
         }
     }
 
-    /// Bytes that were left behind.
+    /// Returns the number of bytes left for post-copy.
     pub(super) fn bytes(&self) -> u64 {
         self.sent.bytes
     }
 
-    /// Sends until the acceptor says that all is there, or that nobody waits for it any more.
+    /// Sends until the acceptor reports that all pages are there or no longer needed.
     pub(super) fn run(
         mut self,
         outgoing: &mut Outgoing,
@@ -107,7 +109,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Takes what came from the acceptor.
+    /// Handles a message from the acceptor.
     fn hear(&mut self, job: Job, outgoing: &mut Outgoing) {
         let Job::Wanted(Wanted {
             all,
@@ -142,14 +144,15 @@ impl Serving {
         }
     }
 
-    /// Sends what is to be sent next, if there is anything and there is room; whether it did.
+    /// Sends the next pages, if there are any and the window allows. Returns true if pages were sent.
     fn step(&mut self, outgoing: &mut Outgoing) -> bool {
         let (least, most) = ON_ITS_WAY_BYTES;
         let known = outgoing.bytes_in(ON_ITS_WAY).unwrap_or(least);
         outgoing.has_room(known.clamp(least, most)) && self.send_next(outgoing, STEP_BYTES)
     }
 
-    /// The same before it is known here that it runs there: sends what somebody waits for, and that there is a donor.
+    /// Handles a request that precedes the news of the commit: sends only the requested pages, and shows that there is
+    /// a donor.
     pub(super) fn hear_early(&mut self, wanted: Wanted, outgoing: &mut Outgoing) {
         let all = wanted.all;
         self.hear(Job::Wanted(wanted), outgoing);
@@ -168,7 +171,7 @@ impl Serving {
                 self.send(outgoing, pages);
                 true
             }
-            // Nothing of it could be read: that was nowhere.
+            // None of the pages could be read, because none of them is mapped.
             Ok(Some(_)) => limit > 0,
             Ok(None) => false,
             Err(error) => {
@@ -180,7 +183,7 @@ impl Serving {
         }
     }
 
-    /// What cannot be sent is asked for again.
+    /// Sends pages. Pages that cannot be sent are requested again.
     fn send(&self, outgoing: &mut Outgoing, pages: Pages) {
         let message = pages.into_message().map_err(|error| error.to_string());
         let sent = message.and_then(|(mut front, content)| {
@@ -199,17 +202,17 @@ impl Serving {
     }
 }
 
-/// Asks what is missing, by pages of which there are none.
+/// Asks for the missing pages, by a message without pages.
 fn ask(outgoing: &Outgoing) {
     outgoing.send_anyway(Kind::Follows, question());
 }
 
-/// See [`ask`].
+/// Returns the message of [`ask`].
 pub(in super::super) fn question() -> Vec<u8> {
     (Pages::default().into_message()).map_or(Vec::new(), |(message, _)| message)
 }
 
-/// Ranges as they came, in order.
+/// Converts ranges, keeping their order.
 fn missing(ranges: &[WantedRange]) -> Missing {
     let mut missing = Missing::default();
     for range in ranges {

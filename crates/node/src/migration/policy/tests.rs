@@ -1,4 +1,4 @@
-//! Who may come, and what they may have.
+//! Tests of the admission policy.
 
 use std::collections::BTreeMap;
 
@@ -118,7 +118,7 @@ fn what_is_sent_is_looked_at_again() {
     );
 }
 
-/// Somebody who opens files as one that may not come would have that one's files.
+/// An identity with which files are opened is checked like a user: otherwise the process would get that user's files.
 #[test]
 fn only_who_may_come_opens_files() {
     let why = |who: Identity| {
@@ -154,7 +154,7 @@ fn a_process_opens_what_its_users_could_and_the_files_of_the_policy() {
     let mut roots = policy(true);
     roots.config.users.insert(0);
     assert_eq!(*roots.of(&game).rights(), Rights::All);
-    // Of whom nothing was said yet may open nothing.
+    // Without an offer, the policy allows no files.
     let Rights::Of { whose, files } = policy(true).rights().clone() else {
         panic!("everything");
     };
@@ -175,7 +175,7 @@ fn sockets_are_of_the_families_that_are_listed() {
     assert_eq!(policy(true).check_descriptors(&sockets(false)), Ok(()));
     let refusal = policy(true).check_descriptors(&sockets(true));
     assert!(refusal.is_err_and(|why| why.contains("family ipv6")));
-    // What changes is looked at like what was there first.
+    // Changed descriptors are judged like initial ones.
     let netlink = OpenFile {
         flags: 0,
         owner: None,

@@ -1,4 +1,4 @@
-//! A daemon on an endpoint that says what the test wants.
+//! Tests of a daemon with a fake endpoint that reports events as the test demands.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,7 +20,7 @@ use crate::config::pool::PoolConfig;
 use crate::mailbox::mailbox;
 use crate::multicast::Groups;
 
-/// What the endpoint knows of associations: addresses that it has confirmed, and all that the other side says.
+/// The endpoint's knowledge of associations: confirmed addresses, and all addresses that the other side claims.
 #[derive(Default)]
 struct Known {
     confirmed: HashMap<AssocId, Vec<SocketAddr>>,
@@ -111,7 +111,7 @@ fn at(text: &str) -> SocketAddr {
 const REGISTRARS: [&str; 2] = ["10.0.0.1:3863", "10.0.0.2:3863"];
 const ELEMENT: u64 = 7;
 
-/// A daemon that knows two registrars, with an element that has asked one of them.
+/// A daemon that knows two registrars, with an element that is connected to one of them.
 struct Bench {
     daemon: Daemon,
     known: Arc<Mutex<Known>>,
@@ -123,7 +123,7 @@ impl Bench {
         Bench::with("")
     }
 
-    /// The same, with more in the configuration.
+    /// Creates the daemon with additional configuration.
     fn with(more: &str) -> Bench {
         let text = format!("[pool]\nregistrars = {REGISTRARS:?}\n{more}");
         let config = PoolConfig::parse(Path::new("pool.toml"), &text).expect("a configuration");
@@ -146,7 +146,7 @@ impl Bench {
         let wanted = Registration::new("web", service);
         bench.daemon.register(ELEMENT, wanted).expect("an element");
         let begun = bench.known.lock().expect("no panic").begun.clone();
-        // The first that answers is asked; others are let go.
+        // The first registrar that answers is asked; the other attempts are ended.
         let (first, addresses) = begun.first().expect("a registrar is called");
         bench.up(*first, addresses, addresses);
         bench.known.lock().expect("no panic").aborted.clear();
@@ -177,7 +177,7 @@ impl Bench {
         self.happens(Event::Message { assoc, message });
     }
 
-    /// A keep-alive comes that wants to be the home of the element.
+    /// Delivers a keep-alive from a registrar that wants to be the element's home.
     fn asked_to_follow(&mut self, assoc: AssocId, registrar: RegistrarId) {
         let message = Asap::EndpointKeepAlive {
             home: true,
@@ -188,7 +188,7 @@ impl Bench {
         self.said(assoc, &message);
     }
 
-    /// So many probes of the element come, or of one that is not there.
+    /// Delivers `times` probes for the element, or for one that does not exist.
     fn probed(&mut self, assoc: AssocId, times: usize, is_there: bool) {
         let own = self.daemon.elements[&ELEMENT].machine.id();
         let probe = Asap::Probe {
@@ -200,7 +200,7 @@ impl Bench {
         }
     }
 
-    /// Answers to probes that have left.
+    /// Returns the sent answers to probes.
     fn answers(&self, assoc: AssocId) -> Vec<(u32, Option<u32>)> {
         let known = self.known.lock().expect("no panic");
         let sent = known.sent.iter().filter(|(to, _)| *to == assoc);
@@ -236,7 +236,7 @@ fn whoever_lists_a_registrar_s_address_is_none() {
     bench.up(CALLER, &[own], &said);
     bench.asked_to_follow(CALLER, THIEF);
     assert_eq!(bench.home(), before);
-    // Who calls the registrar finds the registrar, or calls.
+    // A lookup of the registrar's address finds the registrar or nothing, never the caller.
     for registrar in REGISTRARS {
         let found = bench.daemon.links.find(&[at(registrar)]);
         assert_ne!(found.map(|(place, _)| place.assoc), Some(CALLER));
@@ -280,13 +280,13 @@ fn somebody_else_is_not_let_in_at_all() {
     let own = at("10.0.0.9:3863");
     bench.up(CALLER, &[own], &[own, at("10.0.0.8:3863")]);
     assert_eq!(bench.aborted(), [CALLER]);
-    // What came with it is not heard either.
+    // Messages that arrive with the association are not handled either.
     bench.asked_to_follow(CALLER, THIEF);
     bench.probed(CALLER, 1, true);
     assert_eq!((bench.home(), bench.answers(CALLER)), (before, vec![]));
 }
 
-/// An element at a port of this host, so that its connections can be seen, and a guest.
+/// An element at a port of this host, whose connections can be counted, and a guest.
 fn guest() -> (Bench, TcpListener) {
     let mut bench = Bench::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -314,7 +314,7 @@ fn a_guest_is_told_how_many_connections_a_server_has() {
     bench.probed(CALLER, 1, true);
     bench.probed(CALLER, 1, false);
     assert_eq!(bench.answers(CALLER), [(3, None)]);
-    // Where nobody listens here, nothing can be told; when the last look is too old.
+    // Without a listener there is no answer, once the last count is too old.
     drop(listener);
     bench.daemon.started -= Duration::from_secs(60);
     bench.probed(CALLER, 1, true);
@@ -330,7 +330,7 @@ fn a_guest_that_says_anything_else_or_far_too_much_goes() {
             bench.probed(CALLER, 1_000, true);
             probes += 1_000;
         }
-        // Ten seconds' worth was borne, of which the first second's was answered.
+        // Ten seconds' worth of probes was tolerated, and the first second's worth was answered.
         let answers = bench.answers(CALLER).len();
         assert!(
             probes > 10_000 && answers < probes - 9_000,
@@ -348,7 +348,7 @@ fn a_guest_that_says_anything_else_or_far_too_much_goes() {
             }),
         }
         assert_eq!((bench.aborted(), bench.home()), (vec![CALLER], before));
-        // Nor is heard what it says until it is gone.
+        // Messages from the guest until the end of its association are ignored too.
         bench.asked_to_follow(CALLER, THIEF);
         assert_eq!(bench.home(), before);
     }

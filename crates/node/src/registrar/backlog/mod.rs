@@ -1,9 +1,10 @@
-//! Messages to other registrars, on their way to the transport.
+//! Backlog of messages to other registrars.
 //!
-//! RFC 5353 section 3.3.1 has every update announced, but not at once: those that follow each other within some milliseconds are handed
-//! over together, and share packets. What an association has no room for waits here, in order, and each message is one that all
-//! share. While much waits the registrar takes no requests, so that it waits for its peers. One that takes too long is given up:
-//! its association ends, and over the next one checksums say what it has missed (section 3.6).
+//! Every update has to be announced (RFC 5353 section 3.3.1), but not at once: updates within a few milliseconds are
+//! sent together and share packets. Messages without room in an association's buffer wait here, in order; all
+//! associations share each message. While the backlog is long, the registrar takes no requests, so that its peers can
+//! catch up. A peer that takes too long loses its association, and the checksums over the next association reveal the
+//! missed updates (section 3.6).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,42 +15,42 @@ use holdfast_sys::transport::{AssocId, Message};
 
 use super::links::of_number;
 
-/// Updates that do not wait for others.
+/// Number of updates that are sent without waiting for others.
 const MANY: usize = 64;
 /// Bytes that wait for a peer, above which no requests are taken.
 const LONG: usize = 1 << 20;
-/// How long that may last.
+/// Maximum time above that limit.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes above which a peer is given up at once: what it asks for itself is not held back.
+/// Bytes above which a peer is given up at once, because data that the peer itself requests is not held back.
 const TOO_LONG: usize = 8 << 20;
-/// How soon it is looked whether there is room, though nothing has come.
+/// Interval for retrying to send without an event.
 const AGAIN: Duration = Duration::from_millis(5);
 
-/// What hands over: [`send_bundles`](holdfast_sys::transport::Endpoint::send_bundles).
+/// Function that sends messages: [`send_bundles`](holdfast_sys::transport::Endpoint::send_bundles).
 pub(super) type Send<'a> = &'a mut dyn FnMut(&[AssocId], &[Message], &mut Vec<usize>);
 
-/// See the module's text.
+/// Messages to other registrars that are not sent yet.
 #[derive(Debug)]
 pub(super) struct Backlog {
     delay: Duration,
     one_send: bool,
-    /// What all of `to` get, after what waits for each.
+    /// Messages for all of `to`, after the messages that wait for each.
     fresh: Vec<Message>,
     to: Arc<[AssociationId]>,
-    /// When it is handed over, if it is not much.
+    /// Time at which the fresh messages are sent, if they are few.
     due: Duration,
     waiting: BTreeMap<AssocId, Waiting>,
-    /// Room that is used again.
+    /// Buffers that are reused.
     receivers: Vec<AssocId>,
     taken: Vec<usize>,
 }
 
-/// What waits for one association.
+/// Messages that wait for one association.
 #[derive(Debug, Default)]
 struct Waiting {
     messages: VecDeque<Message>,
     bytes: usize,
-    /// Since when it is long.
+    /// Time since which the queue is long.
     long_since: Option<Duration>,
 }
 
@@ -66,7 +67,8 @@ impl Waiting {
 }
 
 impl Backlog {
-    /// Updates wait for others so long at most. `one_send`: what all get is handed over once for all.
+    /// Creates a backlog in which updates wait at most `delay` for others. With `one_send`, a message to all peers is
+    /// passed to the transport once.
     pub(super) fn new(delay: Duration, one_send: bool) -> Backlog {
         Backlog {
             delay,
@@ -80,7 +82,7 @@ impl Backlog {
         }
     }
 
-    /// A message for all of these.
+    /// Adds a message for all of these associations.
     pub(super) fn push_all(&mut self, to: &Arc<[AssociationId]>, message: Message) {
         if !Arc::ptr_eq(&self.to, to) {
             self.part();
@@ -89,13 +91,13 @@ impl Backlog {
         self.fresh.push(message);
     }
 
-    /// A message for one. It does not wait for others.
+    /// Adds a message for one association, which does not wait for others.
     pub(super) fn push(&mut self, to: AssocId, message: Message) {
         self.part();
         self.waiting.entry(to).or_default().push(message);
     }
 
-    /// What is for all waits for each by itself.
+    /// Moves the fresh messages to each association's own queue.
     fn part(&mut self) {
         if self.fresh.is_empty() {
             return;
@@ -109,7 +111,7 @@ impl Backlog {
         self.fresh.clear();
     }
 
-    /// An association is gone, and with it what waits for it.
+    /// Removes an association with its waiting messages.
     pub(super) fn forget(&mut self, gone: AssocId) {
         if self.to.iter().any(|id| of_number(*id).1 == gone) {
             self.part();
@@ -118,7 +120,7 @@ impl Backlog {
         self.waiting.remove(&gone);
     }
 
-    /// Hands over what is due, as far as there is room.
+    /// Sends all messages that are due, as far as there is room.
     pub(super) fn hand_over(&mut self, now: Duration, send: Send<'_>) {
         if !self.waiting.is_empty() {
             self.hand_over_late(send);
@@ -133,7 +135,7 @@ impl Backlog {
         }
     }
 
-    /// Hands over all that there is room for: there will be nothing more.
+    /// Sends all messages as far as there is room, at the end of the daemon.
     pub(super) fn finish(&mut self, send: Send<'_>) {
         self.part();
         self.hand_over_late(send);
@@ -183,19 +185,19 @@ impl Backlog {
         self.fresh.clear();
     }
 
-    /// When there is something to hand over, whatever comes.
+    /// Returns the time at which messages must be sent, regardless of events.
     pub(super) fn next(&self, now: Duration) -> Option<Duration> {
         let again = (!self.waiting.is_empty()).then_some(now + AGAIN);
         let due = (!self.fresh.is_empty()).then_some(self.due);
         again.into_iter().chain(due).min()
     }
 
-    /// Whether so much waits that nothing shall be added.
+    /// Returns true if the backlog is so long that nothing must be added.
     pub(super) fn is_long(&self) -> bool {
         self.waiting.values().any(|waiting| waiting.bytes > LONG)
     }
 
-    /// A peer that is too slow; what waits for it is dropped, and its association must end.
+    /// Returns a peer that is too slow, after dropping its messages; the caller must end its association.
     pub(super) fn give_up(&mut self, now: Duration) -> Option<AssocId> {
         let is_stuck = |waiting: &Waiting| {
             let since = waiting.long_since.unwrap_or(now);

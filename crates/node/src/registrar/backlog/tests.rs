@@ -6,7 +6,7 @@ use holdfast_proto::registrar::Protocol;
 const DELAY: Duration = Duration::from_millis(10);
 const MS: Duration = Duration::from_millis(1);
 
-/// Associations with room for so many messages, and what they took.
+/// Associations with room for a number of messages, and the messages that they took.
 #[derive(Default)]
 struct Net {
     room: BTreeMap<AssocId, usize>,
@@ -41,7 +41,7 @@ impl Net {
         });
     }
 
-    /// Numbers of the messages that an association took.
+    /// Returns the numbers of the messages that an association took.
     fn numbers(&self, assoc: u64) -> Vec<u32> {
         let came = self.came.get(&AssocId(assoc)).into_iter().flatten();
         let number = |data: &Bytes| u32::from_be_bytes(data[..4].try_into().expect("four bytes"));
@@ -66,7 +66,7 @@ fn updates_that_follow_each_other_go_together() {
         let mut backlog = Backlog::new(DELAY, one_send);
         let mut net = Net::with_room(&[100, 100]);
         let to = all(2);
-        // Nothing was sent for long: the first does not wait.
+        // Nothing was sent for a long time, so the first message does not wait.
         backlog.push_all(&to, message(0, 100));
         net.take(&mut backlog, DELAY);
         assert_eq!((net.numbers(1), net.calls), (vec![0], calls));
@@ -79,7 +79,7 @@ fn updates_that_follow_each_other_go_together() {
         net.take(&mut backlog, DELAY * 2);
         assert_eq!((net.numbers(2), net.calls), ((0..5).collect(), 2 * calls));
         assert_eq!(backlog.next(DELAY * 2), None);
-        // Many share packets anyway.
+        // Many messages fill packets anyway, so they do not wait.
         (5..5 + MANY as u32).for_each(|id| backlog.push_all(&to, message(id, 4)));
         net.take(&mut backlog, DELAY * 2);
         assert_eq!(net.numbers(1).len(), 5 + MANY);
@@ -120,7 +120,7 @@ fn a_message_for_one_comes_after_what_all_got_before() {
     (0..3).for_each(|id| backlog.push_all(&to, message(id, 4)));
     backlog.push(AssocId(2), message(3, 4));
     backlog.push_all(&to, message(4, 4));
-    // Too early for the last, were it not for `finish`.
+    // Too early for the last message, which only `finish` sends.
     net.take(&mut backlog, Duration::ZERO);
     backlog.finish(&mut |assocs, messages, taken| net.send(assocs, messages, taken));
     assert_eq!(net.numbers(1), [0, 1, 2, 4]);
@@ -145,7 +145,7 @@ fn a_peer_that_stays_stuck_holds_requests_up_and_is_given_up() {
     let late = DELAY * 2 + PATIENCE;
     assert_eq!(backlog.give_up(late), Some(AssocId(2)));
     assert!(!backlog.is_long() && backlog.give_up(late).is_none());
-    // What it asks for itself may come faster than that.
+    // Data that the peer itself requests may exceed the limit within less time.
     fill(&mut backlog, late + DELAY, TOO_LONG + 1024);
     assert_eq!(backlog.give_up(late + DELAY), Some(AssocId(2)));
 }

@@ -1,4 +1,4 @@
-//! Resolution, rule by rule, with one registrar at hand.
+//! Tests of resolution, rule by rule, with one registrar.
 
 mod probing;
 mod session;
@@ -19,7 +19,7 @@ fn handle() -> PoolHandle {
     PoolHandle::from("pool")
 }
 
-/// Element `id` is at port `id`.
+/// Returns an element at the port of its identifier.
 fn element(id: u32) -> PoolElement {
     PoolElement {
         id: ElementId(id),
@@ -31,13 +31,13 @@ fn element(id: u32) -> PoolElement {
     }
 }
 
-/// A user, its clock, its home registrar's link and what it was told.
+/// A user with its clock, its home registrar's link and its events.
 struct Bench {
     user: PoolUser,
     now: Duration,
     home: Link,
     events: Vec<Event>,
-    /// Links made, and where to, since last looked at.
+    /// Links made and their addresses, since the last check.
     connects: Vec<(Link, Transport)>,
 }
 
@@ -55,10 +55,10 @@ impl Bench {
         }
     }
 
-    /// A user that knows elements 1 to 3.
+    /// Returns a user that knows elements 1 to 3.
     fn knowing() -> Bench {
         let mut bench = Bench::new();
-        // Not resolved: it was sent to none of them.
+        // Watched and not resolved, so that no element counts as selected.
         bench.user.handle_watch(bench.now, handle());
         bench.sent();
         bench.user.handle_unwatch(&handle());
@@ -68,7 +68,7 @@ impl Bench {
         bench
     }
 
-    /// Carries the outputs out; gives what is sent. Registrars are reached at once.
+    /// Carries out the outputs; returns the messages sent. Registrars are reached at once.
     fn sent(&mut self) -> Vec<(Link, Message)> {
         let mut sent = Vec::new();
         while let Some(output) = self.user.poll_output() {
@@ -121,7 +121,7 @@ impl Bench {
         self.now = end;
     }
 
-    /// Selects; the identifier, if the answer is there at once.
+    /// Requests an element; returns its identifier, if the answer is there at once.
     fn select(&mut self) -> Option<u32> {
         let wanted = self.user.handle_select(self.now, handle());
         let questions = self.sent();
@@ -133,7 +133,7 @@ impl Bench {
         }
     }
 
-    /// A session that is up, with the element it is up with.
+    /// Returns a session that is up, with its link and element.
     fn session(&mut self) -> (SessionId, Link, u32) {
         let id = self.user.handle_open(self.now, handle(), None);
         self.sent();
@@ -267,7 +267,7 @@ fn an_element_not_reached_is_reported_once_and_avoided_for_a_while() {
     assert!(is_report(&sent[0].1, 1));
     let chosen: Vec<_> = (0..4).map(|_| bench.select()).collect();
     assert_eq!(chosen, [2, 3, 2, 3].map(Some));
-    // An answer that still names it does not bring it back, time does; and the second time takes longer.
+    // An answer that still names the element does not bring it back, but time does; the second time takes longer.
     bench.answer((1..4).map(element).collect());
     assert_eq!(bench.select(), Some(2));
     bench.pass(bench.user.config.avoid_for);
@@ -332,7 +332,7 @@ fn nobody_but_the_home_registrar_is_believed() {
     bench.answer(vec![element(9)]);
     bench.home = home;
     assert_eq!(bench.select(), Some(1));
-    // Nor is an answer about a pool that nobody asked for kept.
+    // An unrequested answer about another pool is not kept either.
     bench.tell(Message::HandleResolutionResponse {
         updates: false,
         handle: PoolHandle::from("other"),

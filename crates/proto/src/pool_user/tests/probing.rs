@@ -1,10 +1,10 @@
-//! Sessions that choose by probes.
+//! Tests of sessions that choose by probes.
 
 use super::*;
 
 const ASAP: u16 = 4_000;
 
-/// An element whose registrar reaches it at that port.
+/// Returns an element with its ASAP transport at this port.
 fn element_at(id: u32, asap: u16) -> PoolElement {
     let Transport::Sctp(asap_transport) = transport(asap) else {
         panic!("it is SCTP");
@@ -15,7 +15,7 @@ fn element_at(id: u32, asap: u16) -> PoolElement {
     }
 }
 
-/// One that has just resolved the pool, for a session that is closed again.
+/// Returns a user that has just resolved the pool, by a session that is closed again.
 fn resolved(elements: Vec<PoolElement>) -> Bench {
     let mut bench = Bench::new();
     let id = open(&mut bench);
@@ -34,7 +34,7 @@ fn open(bench: &mut Bench) -> SessionId {
     user.handle_open_choosing(now, handle(), None, Choose::Probes)
 }
 
-/// Probes among what is sent: on which link, and of whom.
+/// Returns the probes among sent messages: their links and elements.
 fn probes(sent: Vec<(Link, Message)>) -> Vec<(Link, u32)> {
     let probe = |(link, message)| match message {
         Message::Probe { id, .. } => Some((link, id.0)),
@@ -53,7 +53,7 @@ fn answer(bench: &mut Bench, link: Link, id: u32, report: (u32, Option<u32>)) {
     bench.user.handle_message(bench.now, link, answer);
 }
 
-/// The element that a session has just been given, which it gets no further with.
+/// Returns the element just chosen for a session, and closes the session.
 fn chosen(bench: &mut Bench, session: SessionId) -> Option<u32> {
     let to = bench.connects.pop().map(|(_, to)| port(&to));
     bench.user.handle_close(bench.now, session);
@@ -66,14 +66,14 @@ fn a_session_waits_for_answers_and_goes_where_fewest_are_in_flight() {
     let mut bench = resolved(vec![element_at(1, ASAP), element_at(2, ASAP)]);
     let session = open(&mut bench);
     let asked = probes(bench.sent());
-    // One link for all that are at the same place.
+    // Elements at the same address share one link.
     let [(link, one), (same, other)] = asked[..] else {
         panic!("two probes: {asked:?}");
     };
     assert_eq!((link, one + other), (same, 3));
     assert_eq!(bench.connects.pop(), Some((link, transport(ASAP))));
     bench.user.handle_connected(bench.now, link);
-    // Of somebody else, or of whom nobody asked, nothing is believed.
+    // Answers from another link, or about an element without a probe, are ignored.
     answer(&mut bench, Link::Ours(99), one, (0, None));
     answer(&mut bench, link, 7, (0, None));
     answer(&mut bench, link, 1, (3, None));
@@ -82,12 +82,13 @@ fn a_session_waits_for_answers_and_goes_where_fewest_are_in_flight() {
     answer(&mut bench, link, 2, (1, Some(900_000)));
     bench.sent();
     assert_eq!(chosen(&mut bench, session), Some(2));
-    // What is known is enough for the next one, which asks anew beside its choice: the first choice counts as one in flight.
+    // The known answers suffice for the next session, which probes besides its choice: the first choice counts as one
+    // request in flight.
     let session = open(&mut bench);
     assert_eq!(probes(bench.sent()).len(), 2);
     assert_eq!(chosen(&mut bench, session), Some(2));
     let session = open(&mut bench);
-    // Nobody is asked twice at a time.
+    // An element has only one probe at a time.
     assert_eq!(probes(bench.sent()), []);
     assert!(matches!(chosen(&mut bench, session), Some(1 | 2)));
 }
@@ -104,7 +105,7 @@ fn the_quicker_one_is_taken_where_all_can_tell() {
         }
         bench.sent();
         assert_eq!(chosen(&mut bench, session), Some(2));
-        // Answers grow too old meanwhile.
+        // The answers expire meanwhile.
         bench.pass(Duration::from_secs(2));
     }
 }
@@ -122,11 +123,11 @@ fn elements_that_never_answer_get_their_share_and_are_not_waited_for_again() {
     bench.pass(Duration::from_millis(1));
     bench.sent();
     assert!(chosen(&mut bench, session).is_some());
-    // The next one is not kept waiting.
+    // The next session does not wait.
     let session = open(&mut bench);
     bench.sent();
     assert!(chosen(&mut bench, session).is_some());
-    // Then one of them speaks: it gets no more than its share, though it is not busy at all.
+    // Then one of the elements answers: it gets no more than its share, although it is idle.
     let mut speaks = 0;
     let mut seen = Vec::new();
     for _ in 0..400 {
@@ -186,7 +187,7 @@ fn a_lost_link_ends_the_wait_and_an_idle_one_is_closed() {
         bench.sent();
     }
     assert!(chosen(&mut bench, session).is_some());
-    // Both are asked again some time later, by new links.
+    // Both are probed again some time later, over new links.
     bench.pass(Duration::from_secs(1));
     open(&mut bench);
     let again = probes(bench.sent());

@@ -1,4 +1,4 @@
-//! Sessions, rule by rule.
+//! Tests of sessions, rule by rule.
 
 use super::*;
 use bytes::Bytes;
@@ -48,7 +48,7 @@ fn an_element_that_ends_a_session_in_order_is_not_reported() {
     assert_eq!(bench.events.last(), Some(&broken));
     let (next, to) = bench.connects.pop().expect("another element, at once");
     assert_ne!(port(&to), first, "the same would end it again");
-    // That one is lost: it is reported.
+    // The second element is lost without a close: it is reported.
     bench.user.handle_connected(bench.now, next);
     bench.user.handle_lost(bench.now, next);
     let (sent, second) = (bench.sent(), port(&to));
@@ -164,7 +164,7 @@ fn a_session_that_chooses_asks_for_all_and_takes_who_answers_sooner() {
     assert_eq!(*items, Some(64));
     bench.answer(vec![element(1), element(2)]);
     bench.sent();
-    // Element by element, as each is tried once; who it is shows where the link goes.
+    // Each element is tried once; the link's address shows the chosen one.
     let answers = |bench: &mut Bench, id| {
         let (link, to) = bench.connects.pop().expect("an element");
         bench.user.handle_connected(bench.now, link);
@@ -214,7 +214,7 @@ fn sessions_under_way_count_where_users_choose() {
     let (one, _, first) = open(&mut bench);
     let (_, _, second) = open(&mut bench);
     assert_ne!(first, second, "who is at work is not taken");
-    // The first gives up: its element is as good as before, and the other still at work.
+    // The first session closes: its element is as good as before, and the other is still busy.
     bench.user.handle_close(bench.now, one);
     bench.sent();
     let (_, _, third) = open(&mut bench);

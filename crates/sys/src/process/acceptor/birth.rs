@@ -1,4 +1,4 @@
-//! Processes with the PIDs, sessions and groups of the originals.
+//! Creation of processes with the PIDs, sessions and process groups of the originals.
 
 use super::door::Door;
 use super::husk::Husk;
@@ -10,18 +10,19 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A husk dies with its restorer, and so do its threads and children.
+/// Ptrace options: an empty process, its threads and its children die with the restorer.
 const OPTIONS: i32 = libc::PTRACE_O_EXITKILL
     | libc::PTRACE_O_TRACECLONE
     | libc::PTRACE_O_TRACEFORK
     | SUSPEND_SECCOMP;
-/// `PTRACE_O_SUSPEND_SECCOMP`: filters that a husk has already do not hinder us.
+/// `PTRACE_O_SUSPEND_SECCOMP`: the process's own seccomp filters do not block the restorer's calls.
 const SUSPEND_SECCOMP: i32 = 1 << 21;
 const LIMIT: Duration = Duration::from_secs(10);
-/// Where the child looks whether it is traced.
+/// Interval at which the child checks if it is traced.
 const WAIT_NS: libc::c_long = 20_000;
 
-/// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` have no leader in the tree.
+/// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` are process groups without a
+/// leader in the tree.
 pub(super) fn root(process: &Process, stub: u64, groups: &[i32], door: &Rc<Door>) -> Result<Husk> {
     let born = Born {
         stub,
@@ -31,7 +32,8 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32], door: &Rc<Door>
     let leads = process.session == process.pid;
     let pid = match process.session {
         _ if leads => fork_with_pid(process.pid, || become_husk(born))?,
-        // Its namespace's first process led its session, or one outside; here that is the restorer.
+        // The session's leader was the first process of the donor's namespace, or a process outside of it. Here that
+        // leader is the restorer.
         session if session == own => born_beside(process.pid, born, groups)?,
         session => Helper { session, groups }.child(process.pid, born)?,
     };
@@ -56,16 +58,16 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32], door: &Rc<Door>
     Ok(husk)
 }
 
-/// Who makes a child.
+/// The process that makes a child, and the sharing between both.
 #[derive(Clone, Copy)]
 pub(super) struct Maker<'a> {
-    /// The parent, or a child of that: the new process is in its session and its group.
+    /// The parent, or a child of the parent. The new process inherits its session and process group.
     pub husk: &'a Husk,
-    /// The new process has its descriptor table too.
+    /// True if the new process shares the descriptor table too.
     pub shares: bool,
 }
 
-/// Makes a child of a husk.
+/// Makes a child of an empty process.
 pub(super) fn child(parent: &Husk, process: &Process, maker: Maker<'_>) -> Result<Husk> {
     let Maker { husk, shares } = maker;
     let shares = if shares { libc::CLONE_FILES } else { 0 };
@@ -74,7 +76,7 @@ pub(super) fn child(parent: &Husk, process: &Process, maker: Maker<'_>) -> Resul
     } else {
         libc::CLONE_PARENT
     };
-    // A child of the same parent dies with the maker's own signal.
+    // With CLONE_PARENT the child has the maker's own exit signal.
     let signal = if beside == 0 { process.exit_signal } else { 0 };
     let mut born = bear(husk, process.pid, shares | beside, signal)?;
     born.generation = process.generation;
@@ -84,7 +86,7 @@ pub(super) fn child(parent: &Husk, process: &Process, maker: Maker<'_>) -> Resul
     Ok(born)
 }
 
-/// Makes a process that is like another.
+/// Makes a copy of an empty process.
 fn bear(maker: &Husk, pid: i32, flags: i32, signal: i32) -> Result<Husk> {
     let mut script = maker.script();
     let id = script.bytes(&pid.to_ne_bytes())?;
@@ -110,7 +112,7 @@ fn bear(maker: &Husk, pid: i32, flags: i32, signal: i32) -> Result<Husk> {
     Ok(husk)
 }
 
-/// Ends a husk that was of use for a moment, which its parent waits for.
+/// Ends a temporary empty process, which its parent reaps.
 fn end(parent: &Husk, husk: &Husk) -> Result<()> {
     let mut script = husk.script();
     script.attempt(libc::SYS_exit_group, &[0]);
@@ -124,7 +126,7 @@ fn end(parent: &Husk, husk: &Husk) -> Result<()> {
     parent.run(script).map(drop)
 }
 
-/// Makes a child in a session whose leader has ended: a leader lives as long as that takes.
+/// Makes a child in a session whose leader has ended. A temporary leader exists while the child is made.
 pub(super) fn child_of_ended_session(parent: &Husk, process: &Process) -> Result<Husk> {
     let leader = bear(parent, process.session, 0, process.exit_signal)?;
     let mut script = leader.script();
@@ -140,7 +142,7 @@ pub(super) fn child_of_ended_session(parent: &Husk, process: &Process) -> Result
     made
 }
 
-/// Puts a husk into a group whose leader may have ended: then a leader lives as long as that takes.
+/// Puts an empty process into a process group. If the group's leader has ended, a temporary one exists meanwhile.
 fn join_group(husk: &Husk, group: i32) -> Result<()> {
     let arguments = [0, group as u64];
     let mut script = husk.script();
@@ -160,7 +162,7 @@ fn join_group(husk: &Husk, group: i32) -> Result<()> {
     joined.map(drop)
 }
 
-/// Puts husks into their groups, leaders first.
+/// Puts empty processes into their process groups, leaders first.
 pub(super) fn groups(husks: &[(&Process, &Husk)]) -> Result<()> {
     let leaders = husks
         .iter()
@@ -196,7 +198,7 @@ fn taken(pid: i32, error: io::Error) -> Error {
     }
 }
 
-/// `fork` with a chosen PID: the child runs `then`, which may use nothing but its own memory and the kernel.
+/// Forks with a chosen PID. The child runs `then`, which may use only its own memory and system calls.
 fn fork_with_pid(pid: i32, then: impl FnOnce()) -> Result<i32> {
     clone_with_pid(pid, 0, then)
 }
@@ -206,7 +208,7 @@ fn clone_with_pid(pid: i32, flags: u64, then: impl FnOnce()) -> Result<i32> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
     how.flags = flags;
-    // With CLONE_PARENT the signal is the parent's own.
+    // With CLONE_PARENT the child has the parent's own exit signal.
     how.exit_signal = if flags & libc::CLONE_PARENT as u64 == 0 {
         libc::SIGCHLD as u64
     } else {
@@ -219,7 +221,7 @@ fn clone_with_pid(pid: i32, flags: u64, then: impl FnOnce()) -> Result<i32> {
     let made = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of_val(&how)) };
     if made == 0 {
         then();
-        // SAFETY: it ends the process.
+        // SAFETY: the call ends the process.
         unsafe { libc::_exit(1) };
     }
     check_long(made)
@@ -227,17 +229,17 @@ fn clone_with_pid(pid: i32, flags: u64, then: impl FnOnce()) -> Result<i32> {
         .map_err(|error| taken(pid, error))
 }
 
-/// What a copy of the restorer becomes a husk with: where its stub is to be, and the one descriptor that it keeps.
+/// Parameters of an empty process: the address of its stub, and the one descriptor that it keeps.
 #[derive(Clone, Copy)]
 struct Born {
     stub: u64,
     door: u32,
 }
 
-/// Runs in the child: waits to be traced, makes the stub, and traps in it.
+/// Runs in the child: waits for the tracer, makes the stub, and traps in it.
 fn become_husk(Born { stub, door }: Born) {
-    // SAFETY: plain system calls on the child's own memory; the mapping is new, and holds the stub's code before it is
-    // jumped to. Control never comes back.
+    // SAFETY: plain system calls on the child's own memory; the mapping is new, and holds the stub's code before the
+    // jump. Control never returns.
     unsafe {
         while libc::getppid() >= 0 && !IS_TRACED.load(std::sync::atomic::Ordering::Relaxed) {
             let pause = libc::timespec {
@@ -282,7 +284,7 @@ fn tell_traced(pid: i32) -> Result<()> {
     memory.write((&raw const IS_TRACED).addr() as u64, &[1])
 }
 
-/// A child in the restorer's own session, and a bearer of each group.
+/// Makes a child in the restorer's own session, and a placeholder process for each group.
 fn born_beside(pid: i32, born: Born, groups: &[i32]) -> Result<i32> {
     let own = std::process::id() as i32;
     for group in groups.iter().filter(|group| **group != own) {
@@ -294,15 +296,16 @@ fn born_beside(pid: i32, born: Born, groups: &[i32]) -> Result<i32> {
     fork_with_pid(pid, || become_husk(born))
 }
 
-/// A process with the PID of a session's leader that is not in the tree: without it the session's number cannot be.
+/// A temporary process with the PID of a session leader outside of the tree. Without that process the session could
+/// not have its number.
 struct Helper<'a> {
     session: i32,
-    /// Groups in that session whose leaders are not in the tree either.
+    /// Groups of the session whose leaders are outside of the tree too.
     groups: &'a [i32],
 }
 
 impl Helper<'_> {
-    /// Makes the leader, which makes the child and a bearer of each group, and ends.
+    /// Makes the leader. The leader makes the child and a placeholder for each group, and ends.
     fn child(self, pid: i32, born: Born) -> Result<i32> {
         let [reader, writer] = pipe()?;
         let say = |byte: u8| {
@@ -321,7 +324,7 @@ impl Helper<'_> {
         });
         // SAFETY: the descriptor is ours and closed once.
         unsafe { libc::close(writer) };
-        // The leader and each bearer say one byte.
+        // The leader and each placeholder write one byte.
         let (mut said, mut answer) = (0, 0u8);
         let mut byte = 0u8;
         // SAFETY: the byte is writable and outlives the call; the descriptor is ours.
@@ -345,7 +348,7 @@ impl Helper<'_> {
     }
 }
 
-/// Runs in a process that lives only so that its group exists.
+/// Runs in a placeholder process, which exists only to keep its process group in existence.
 fn bear_group(writer: i32) {
     // SAFETY: plain system calls; the byte is readable and outlives its call.
     unsafe {
@@ -355,7 +358,7 @@ fn bear_group(writer: i32) {
     rest();
 }
 
-/// Runs in a process that does nothing until it is ended.
+/// Runs in a process that is idle until it is killed.
 fn rest() {
     // SAFETY: plain system calls without pointers.
     unsafe {
@@ -370,7 +373,7 @@ static BORN: u8 = 0;
 
 fn pipe() -> Result<[i32; 2]> {
     let mut pipe = [0; 2];
-    // SAFETY: `pipe` has room for two descriptors.
+    // SAFETY: `pipe` has space for two descriptors.
     let outcome = unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) };
     check_long(outcome.into()).context(|| "a pipe".to_owned())?;
     Ok(pipe)

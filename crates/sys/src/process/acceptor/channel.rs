@@ -1,4 +1,4 @@
-//! What a daemon tells a restorer, and how it travels between them.
+//! Messages from a daemon to a restorer, and their encoding on the channel.
 
 use super::remote::ClockOffsets;
 use crate::fd;
@@ -10,46 +10,46 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// Memory for messages that is not given back after each.
+/// Most bytes of message memory that are kept for the next message.
 const KEPT_MAX: usize = 4 << 20;
 
-/// What comes next on the channel. All but `Start` carry bytes of an image, to be decoded by who uses them.
+/// Type of the next message on the channel. All but `Start` carry bytes of an image, which their user decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// How far the tree's clocks are from this machine's.
+    /// Offsets of the tree's clocks from this machine's.
     Start = 1,
-    /// The tree's shape.
+    /// Processes, threads and mappings of the tree.
     Tree = 2,
-    /// Memory.
+    /// Content of memory.
     Pages = 3,
     /// State of the stopped tree.
     Frozen = 4,
-    /// Let the tree run.
+    /// Resume the tree.
     Go = 5,
-    /// Descriptors, with numbers of sockets that are handed in behind it.
+    /// Descriptors, with numbers of sockets whose descriptors follow the message.
     Descriptors = 6,
-    /// The same of the stopped tree.
+    /// Descriptors of the stopped tree.
     LastDescriptors = 7,
     /// Checksums of the stopped tree.
     Digest = 8,
-    /// The original is about to stand still.
+    /// The original is about to be stopped: raise the restorer's priority.
     Hurry = 9,
-    /// Where memory is missing that follows.
+    /// Ranges of memory that post-copy will deliver.
     Missing = 10,
-    /// Hand over what watches that, and say again where it is.
+    /// Request for the `userfaultfd` descriptors of these ranges, and the ranges.
     Follow = 11,
-    /// After `Go`: a child is watched by the descriptor behind this.
+    /// After `Go`: the descriptor behind this message watches a new child.
     Keep = 12,
-    /// After `Go`: nothing is missing any more where the descriptor of this number watches, counted in the order in which they came.
+    /// After `Go`: no page is missing in the memory of one `userfaultfd`, given by its number in order of arrival.
     Drop = 13,
-    /// After `Go`: nothing is missing any more.
+    /// After `Go`: no page is missing in the tree.
     Complete = 14,
-    /// What the tree may open; before all that it opens.
+    /// Rights to open files; sent before any other message that opens files.
     Rights = 15,
-    /// State of the running tree, as far as it shows from outside.
+    /// State of the running tree, as far as it is visible without stopping the tree.
     Outlook = 16,
-    /// After `Frozen`: a [`LockWord`].
+    /// A [`LockWord`], after `Frozen`.
     Locks = 17,
 }
 
@@ -78,38 +78,38 @@ impl Kind {
     }
 }
 
-/// About exclusive locks that somebody else has.
+/// A request about exclusive file locks that another process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum LockWord {
-    /// Say which they are.
+    /// List the locks.
     List,
-    /// Take this step of their hand-over.
+    /// Take this step of the locks' hand-over.
     Advance(LockStep),
-    /// The tree goes without them.
+    /// Resume the tree without these locks.
     Renounce,
 }
 
-/// What a restorer answers.
+/// Answer of a restorer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done.
+    /// The request succeeded.
     Done,
-    /// Memory is missing in these places; a descriptor for each process is behind this.
+    /// Ranges of missing memory. A descriptor for each process follows the answer.
     Following(Missing),
-    /// Locks that somebody else has.
+    /// Locks that another process holds.
     Locks(Vec<WantedLock>),
-    /// The tree runs, but for these locks, which somebody else has.
+    /// The tree runs without these locks, which another process holds.
     Running(Vec<String>),
-    /// This machine cannot take the tree; nothing was begun.
+    /// The restorer's machine cannot take the tree. Nothing was begun.
     Refused(String),
-    /// It failed half-way: the restorer is to be ended.
+    /// The request failed half-way: the restorer must be ended.
     Failed(String),
-    /// After `go`: the root of the tree has ended, with this wait status.
+    /// After `go`: the root of the tree ended with this wait status.
     Ended(i32),
 }
 
 impl Reply {
-    /// The answer to a step.
+    /// Converts the outcome of a request to an answer.
     pub(super) fn to(outcome: Result<(), Error>) -> Self {
         match outcome {
             Ok(()) => Self::Done,
@@ -119,7 +119,7 @@ impl Reply {
     }
 }
 
-/// Sends a piece of an image, which may lie in several places.
+/// Sends a message whose content may lie in several places.
 pub(super) fn send<P>(channel: &mut UnixStream, kind: Kind, parts: &[P]) -> io::Result<()>
 where
     P: AsRef<[u8]>,
@@ -134,7 +134,7 @@ where
         .try_for_each(|part| channel.write_all(part.as_ref()))
 }
 
-/// Receives a piece of an image, in memory that is used again each time; nothing at the end of the channel.
+/// Receives a message into memory that is reused for each message. Returns `None` at the end of the channel.
 pub(crate) fn receive<'a>(
     channel: &mut UnixStream,
     memory: &'a mut Vec<u8>,
@@ -159,7 +159,7 @@ pub(crate) fn receive<'a>(
     Ok(Some((kind, bytes)))
 }
 
-/// Answers.
+/// Sends an answer.
 pub(super) fn answer(channel: &mut UnixStream, reply: &Reply) -> io::Result<()> {
     let bytes = postcard::to_stdvec(reply).map_err(io::Error::other)?;
     channel.write_all(&(bytes.len() as u32).to_le_bytes())?;
@@ -180,7 +180,7 @@ pub(super) fn receive_answer(channel: &mut UnixStream) -> io::Result<Reply> {
     postcard::from_bytes(&bytes).map_err(io::Error::other)
 }
 
-/// Hands descriptors over, behind a message that says how many.
+/// Sends descriptors, after a message that says how many.
 pub(super) fn hand_over(channel: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     for some in fds.chunks(fd::MAX_FDS) {
         fd::send_with_fds(channel.as_fd(), &[0], some)?;
@@ -188,7 +188,7 @@ pub(super) fn hand_over(channel: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Res
     Ok(())
 }
 
-/// Receives that many descriptors.
+/// Receives `count` descriptors.
 pub(crate) fn take_over(channel: &UnixStream, count: usize) -> io::Result<Vec<OwnedFd>> {
     let mut fds = Vec::with_capacity(count);
     while fds.len() < count {

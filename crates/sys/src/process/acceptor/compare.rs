@@ -1,4 +1,4 @@
-//! Whether what was made is what the original is.
+//! Verification that a restored tree equals its original.
 
 use super::husk::Husk;
 use super::plan::Restoration;
@@ -10,7 +10,7 @@ use crate::process::procfs;
 use crate::process::trace::{STUB_BYTES, Tracee};
 
 impl Restoration {
-    /// Compares a complete tree with its original, of which `theirs` are the checksums.
+    /// Compares a complete tree with the original's checksums.
     pub fn compare(&self, theirs: &Digest) -> Result<()> {
         let frozen = self.state().ok_or(Error::Image("checksums before state"))?;
         let mut ours = Digest::default();
@@ -38,7 +38,8 @@ fn add(
 ) -> Result<()> {
     for (tid, thread) in husk.threads.iter().zip(&state.threads) {
         let tracee = Tracee { tid: *tid };
-        // Given once more when it is let go; until then the thread has those of its husk.
+        // Only `go` gives the thread its final registers, so set them for the comparison and restore the previous
+        // ones.
         let before = tracee.registers()?;
         tracee.set_registers(&thread.registers)?;
         tracee.set_extended(&thread.extended)?;

@@ -1,4 +1,4 @@
-//! The daemon's way to a restorer whose tree runs while memory follows it.
+//! The daemon's connection to a restorer during post-copy.
 
 use super::channel::{self, Kind, Reply};
 use super::remote::Restorer;
@@ -11,19 +11,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 impl Restorer {
-    /// Says which memory is missing, and follows the tree when it runs; after all other memory. Whoever touches a page of it will
-    /// wait.
+    /// Announces the memory that post-copy will deliver after the tree resumed, behind all other memory. A
+    /// thread that touches a missing page waits for it.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn missing(&mut self, missing: &Missing) -> Result<()> {
         self.ask(Kind::Missing, &encode(missing)?).map(drop)
     }
 
-    /// What serves the memory that follows the tree, if any does; before [`Restorer::go`].
+    /// Returns the server for the tree's lazy pages, if there are any. Call this before [`Restorer::go`].
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn follow(&mut self) -> Result<Option<Following>> {
         let Reply::Following(missing) = self.ask(Kind::Follow, &[])? else {
             return Ok(None);
@@ -39,7 +39,8 @@ impl Restorer {
     }
 }
 
-/// Dropping it before all is there ends the restorer, and waits until the last of its tree has gone.
+/// Connection to a restorer. Dropping it before all pages are present kills the restorer and waits until its tree has
+/// ended.
 #[derive(Debug)]
 pub(crate) struct Courier {
     channel: UnixStream,
@@ -48,7 +49,7 @@ pub(crate) struct Courier {
 }
 
 impl Courier {
-    /// By copies of a restorer's channel and of what stands for it.
+    /// Creates a connection from copies of a restorer's channel and PID file descriptor.
     pub(super) fn new(channel: &UnixStream, restorer: &OwnedFd) -> io::Result<Self> {
         Ok(Self {
             channel: channel.try_clone()?,
@@ -57,12 +58,12 @@ impl Courier {
         })
     }
 
-    /// What stands for the restorer: readable when it has ended.
+    /// Returns the restorer's PID file descriptor, which is readable when the restorer has ended.
     pub fn restorer(&self) -> BorrowedFd<'_> {
         self.restorer.as_fd()
     }
 
-    /// Whether it has ended, and the last of its tree with it.
+    /// Returns true if the restorer and all processes of its tree have ended.
     pub fn has_ended(&self) -> bool {
         self.poll(0)
     }
@@ -77,21 +78,21 @@ impl Courier {
         unsafe { libc::poll(&raw mut poll, 1, limit_ms) == 1 }
     }
 
-    /// Has the restorer keep what watches a child.
+    /// Gives the restorer a copy of the descriptor that watches a child.
     pub fn keep(&mut self, userfault: BorrowedFd<'_>) -> Result<()> {
         let telling = || "telling a restorer of a child".to_owned();
         channel::send::<&[u8]>(&mut self.channel, Kind::Keep, &[]).context(telling)?;
         channel::hand_over(&self.channel, &[userfault]).context(telling)
     }
 
-    /// Nothing is missing any more where this watches, or nobody is there.
+    /// Lets the restorer close its copy of a descriptor: no page is missing there, or the process has ended.
     pub fn drop_one(&mut self, number: u64) -> Result<()> {
         let telling = || "telling a restorer what is there".to_owned();
         let number = [number.to_le_bytes()];
         channel::send(&mut self.channel, Kind::Drop, &number).context(telling)
     }
 
-    /// Nothing is missing any more.
+    /// Tells the restorer that no page is missing.
     pub fn complete(&mut self) -> Result<()> {
         self.is_done = true;
         let telling = || "telling a restorer that all is there".to_owned();

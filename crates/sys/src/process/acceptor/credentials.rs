@@ -1,4 +1,4 @@
-//! Who a thread is. Every call needs what the calls behind it take away.
+//! Credentials of threads. The order matters: each call needs rights that later calls remove.
 
 use super::husk::{Husk, Script};
 use crate::process::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::process::image::{Credentials, FrozenThread, Process};
 use serde_bytes::ByteBuf;
 use std::os::fd::BorrowedFd;
 
-/// `SECBIT_NO_SETUID_FIXUP`: changing IDs leaves capabilities alone.
+/// `SECBIT_NO_SETUID_FIXUP`: a change of user IDs leaves capabilities unchanged.
 const KEEP: u64 = 1 << 2;
 /// `SECBIT_KEEP_CAPS`.
 const KEEP_CAPS: u32 = 1 << 4;
@@ -15,7 +15,7 @@ const OWN: u64 = 1 << 40;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const VERSION: u64 = 0x2008_0522;
 
-/// Who a husk is from before anything of the image is in it until it runs.
+/// Credentials of an empty process, from before it receives anything of the image until it runs.
 #[derive(Clone, Debug)]
 pub(super) struct Who {
     credentials: Credentials,
@@ -23,7 +23,8 @@ pub(super) struct Who {
 }
 
 impl Who {
-    /// Whether a process is who its husk is. What was given up cannot be had again.
+    /// Checks that the state's credentials equal the ones that the process was given. Rights once given up cannot be
+    /// regained.
     pub fn check(
         &self,
         pid: i32,
@@ -46,9 +47,9 @@ impl Who {
     }
 }
 
-/// Makes a husk who its process is, with the rights of its users and no others, before anything of the image is in it. It keeps one
-/// capability until it gets its state: `CAP_CHECKPOINT_RESTORE`, with which it makes threads and children that have the PIDs of the
-/// original's, and has the original's executable.
+/// Gives an empty process the credentials of its original and no other rights, before it receives anything of the
+/// image. One capability stays until the process gets its state: `CAP_CHECKPOINT_RESTORE`. The process needs it to
+/// create threads and children with the original's IDs and to set the original's executable.
 pub(super) fn lower(
     husk: &mut Husk,
     process: &Process,
@@ -78,7 +79,7 @@ pub(super) fn lower(
     Ok(())
 }
 
-/// Number of filters, oldest first, that all threads of a process have alike: 0 for a single thread.
+/// Returns the number of filters, oldest first, that all threads of a process have in common: 0 for a single thread.
 pub(super) fn common_filters(threads: &[FrozenThread]) -> usize {
     let Some((first, others)) = threads.split_first() else {
         return 0;
@@ -90,9 +91,9 @@ pub(super) fn common_filters(threads: &[FrozenThread]) -> usize {
     others.iter().map(alike).min().unwrap_or(0)
 }
 
-/// Calls of the first thread that give all threads of a process the filters that they have in common. The kernel synchronizes the
-/// filters of threads (`SECCOMP_FILTER_FLAG_TSYNC`) only where one thread's filters descend from the other's, so filters of
-/// the same content that each thread installs by itself are not enough.
+/// Adds the calls by which the first thread gives all threads of its process their common filters. The kernel
+/// synchronizes the filters of threads (`SECCOMP_FILTER_FLAG_TSYNC`) only if one thread's filters descend from the
+/// other's. Equal filters that each thread installs by itself are therefore not enough.
 pub(super) fn share_filters(
     husk: &Husk,
     first: &FrozenThread,
@@ -106,8 +107,9 @@ pub(super) fn share_filters(
     filters(&first.filters[..common], flags, script)
 }
 
-/// Calls that make a thread of the restorer's who it was, filters first: they are suspended while it is traced. One that has given
-/// the restorer's rights up gives up the rest. The first `shared` filters are there already.
+/// Adds the calls that give a thread its original's credentials. Filters come first: they are suspended while the
+/// thread is traced. A process that has already given up the restorer's rights gives up the rest here. The first
+/// `shared` filters are installed already.
 pub(super) fn calls(
     husk: &Husk,
     thread: &FrozenThread,
@@ -143,7 +145,7 @@ pub(super) fn calls(
     Ok(())
 }
 
-/// Groups and users, with capabilities left alone.
+/// Sets groups and users, and leaves capabilities unchanged.
 fn ids(who: &Credentials, script: &mut Script) -> Result<()> {
     securebits(KEEP, script);
     let groups: Vec<u8> = who
@@ -184,7 +186,7 @@ fn bounding_set(who: &Credentials, script: &mut Script) {
     }
 }
 
-/// Inheritable, permitted and effective ones.
+/// Sets the inheritable, permitted and effective capabilities.
 fn capset([inheritable, permitted, effective]: [u64; 3], script: &mut Script) -> Result<()> {
     let header = script.words(&[VERSION])?;
     let halves = |shift: u32| {
@@ -202,7 +204,7 @@ fn capset([inheritable, permitted, effective]: [u64; 3], script: &mut Script) ->
     Ok(())
 }
 
-/// First with what changing the securebits takes, then exactly.
+/// Sets all capabilities. The securebits are set while the capability for them is still there.
 fn capabilities(who: &Credentials, script: &mut Script) -> Result<()> {
     let [inheritable, permitted, effective, _, ambient] = who.capabilities;
     bounding_set(who, script);

@@ -1,4 +1,4 @@
-//! Open files, made in the restorer, and given to husks.
+//! Open files: the restorer recreates them and passes them to the empty processes.
 
 use super::husk::Husk;
 use super::plan::Restoration;
@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-/// Most sockets that are handed over with one message.
+/// Most sockets passed with one message.
 const SOCKETS_MAX: usize = 1 << 18;
 
-/// Descriptors, with the numbers of the sockets that are handed over behind the message.
+/// Descriptors, and the numbers of the sockets whose descriptors follow the message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Handed<'a> {
     pub files: Cow<'a, Files>,
@@ -32,7 +32,8 @@ impl Checked for Handed<'_> {
 }
 
 impl Restoration {
-    /// Makes open files as they are at the donor, and gives them to the husks; `last` when the donor stands still.
+    /// Recreates the donor's open files and passes them to the empty processes. `last` is true once the donor is
+    /// stopped.
     pub fn descriptors(
         &mut self,
         handed: Handed<'_>,
@@ -67,7 +68,8 @@ impl Restoration {
         self.fill_husks(last, stale)
     }
 
-    /// Gives husks what they lack; where the stock is not `stale`, only those that were born since.
+    /// Passes missing descriptors to the empty processes. If the restorer's store is not `stale`, only processes made
+    /// since the last call miss any.
     fn fill_husks(&self, last: bool, stale: bool) -> Result<()> {
         let Some(stock) = &self.stock else {
             return Ok(());
@@ -97,7 +99,7 @@ impl Restoration {
             for husk in &sharers {
                 self.check_terminal(stock, husk.pid)?;
             }
-            // A husk that was born since has what its parent has.
+            // A process made since the last call has its parent's descriptors.
             let places = stock.places(*number);
             if stale || !first.has(&places) {
                 first.fill(places)?;
@@ -112,7 +114,8 @@ impl Restoration {
         Ok(())
     }
 
-    /// The kernel gives a controlling terminal to the leader of a session, and to who is born later.
+    /// Checks that only a session's leader has the controlling terminal. The kernel gives the terminal to the leader
+    /// and to processes forked later, so others cannot get it back.
     fn check_terminal(&self, stock: &Stock, leader: i32) -> Result<()> {
         let terminal = stock.image().controlling_terminal(leader);
         let in_session = |process: &&Process| {
@@ -133,14 +136,14 @@ impl Restoration {
     }
 }
 
-/// What only the processes themselves can do with their descriptors.
+/// Restores properties of descriptors that only the processes themselves can set.
 fn complete(stock: &Stock, table: u32, sharers: &[&Husk]) -> Result<()> {
     for (at, husk) in sharers.iter().enumerate() {
         if at == 0 {
             husk.watch_again(&stock.own_watches(table))?;
         }
         if let Some((terminal, group)) = stock.image().controlling_terminal(husk.pid) {
-            // The process may have closed all descriptors of its own.
+            // The terminal is opened again, as the process may have closed all of its descriptors for it.
             husk.take_terminal(open_slave(terminal)?.as_fd(), group)?;
         }
     }

@@ -1,12 +1,13 @@
-//! How open files get from the restorer to husks: over a socket whose other end all husks inherit. No husk may ask for what is the
-//! restorer's, as one could that traces it or opens what is in its `/proc/1/fd`.
+//! Socket pair over which the restorer passes open files to empty processes. All of them inherit the other end. The
+//! restorer sends the files, so that no empty process needs access to the restorer: a process that could trace the
+//! restorer, or open entries of its `/proc/1/fd`, could take any of the restorer's files.
 
 use crate::fd::{self, send_with_fds};
 use crate::process::error::{Context, Result};
 use crate::process::files::Stock;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Both ends.
+/// Both ends of the socket pair.
 #[derive(Debug)]
 pub(super) struct Door {
     ours: OwnedFd,
@@ -14,11 +15,11 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// Out of the way of the tree's descriptors.
+    /// Creates the pair under numbers out of the way of the tree's descriptors.
     pub fn new() -> Result<Self> {
         let making = || "a socket for descriptors".to_owned();
         let (ours, theirs) = fd::seqpacket_pair().context(making)?;
-        // A husk takes what was sent before more is sent than fits.
+        // Non-blocking: an empty process takes the sent files before the socket is full.
         rustix::io::ioctl_fionbio(&ours, true)
             .map_err(std::io::Error::from)
             .context(making)?;
@@ -28,12 +29,12 @@ impl Door {
         })
     }
 
-    /// The number under which a copy of the restorer has the husks' end.
+    /// Returns the number of the empty processes' end in a copy of the restorer.
     pub fn number(&self) -> u32 {
         self.theirs.as_raw_fd().cast_unsigned()
     }
 
-    /// Sends an open file to the husk that receives next.
+    /// Sends an open file to the empty process that receives next.
     pub fn send(&self, fd: BorrowedFd<'_>) -> Result<()> {
         let sent = send_with_fds(self.ours.as_fd(), &[0], &[fd]);
         sent.context(|| "handing over a descriptor".to_owned())

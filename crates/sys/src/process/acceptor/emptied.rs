@@ -1,5 +1,4 @@
-//! A husk's memory before anything of the original is in it: the stub, and the kernel's own pages where the original
-//! has them.
+//! Initial memory of an empty process: the stub, and the kernel's own pages (vDSO) at the original's addresses.
 
 use super::foreign::Foreign;
 use super::husk::Husk;
@@ -10,7 +9,7 @@ use crate::process::procfs::{self, MapLine};
 use crate::process::ranges::Ranges;
 use crate::process::trace::STUB_BYTES;
 
-/// Takes everything out of a husk but its stub, and puts the kernel's pages in place.
+/// Unmaps everything but the stub, and moves the kernel's pages to the original's addresses.
 pub(super) fn empty(husk: &mut Husk, process: &Process, foreign: Option<&Foreign>) -> Result<()> {
     let lines = procfs::mappings(husk.pid)?;
     let (start, end) = (husk.stub.address, husk.stub.address + STUB_BYTES);
@@ -51,7 +50,7 @@ fn forget_rseq(husk: &Husk, script: &mut super::husk::Script) -> Result<()> {
     Ok(())
 }
 
-/// Moves `[vdso]` and its data, by way of a free place, as old and new places may overlap.
+/// Moves `[vdso]` and its data through a free range, since old and new addresses may overlap.
 fn place_kernel(husk: &mut Husk, here: &[MapLine], process: &Process) -> Result<()> {
     let wanted = |name: &[u8]| {
         process

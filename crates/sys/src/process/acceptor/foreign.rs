@@ -1,8 +1,8 @@
-//! The kernel's code where the original's kernel has another than this one. The original's stays where the program knows it, as
-//! ordinary memory in which each function leads to ours, and ours is where nothing of the program is.
+//! vDSO of a donor with another kernel. The original's vDSO stays at its address as ordinary memory, in which each
+//! function jumps to this kernel's vDSO. This kernel's vDSO lies at addresses that the program does not use.
 //!
-//! What the original's code reads beside it is zeros: that is a clock which cannot be read without a call. So whoever was interrupted
-//! in the middle of it by a signal, and returns there, makes the call.
+//! The data pages that the original's vDSO reads are zeros, which mean a clock that only a system call can read. So a
+//! thread that a signal interrupted inside that code, and that returns there, makes the system call.
 
 use super::husk::Husk;
 use crate::process::donor::gap;
@@ -12,29 +12,29 @@ use crate::process::procfs::{self, MapLine};
 use crate::process::trace::{Memory, STUB_BYTES};
 use crate::process::vdso::{self, Patched};
 
-/// Bytes of a stack that are searched for places to return to.
+/// Number of stack bytes that are searched for return addresses.
 const SEARCHED_MAX: u64 = 1 << 20;
 
-/// The code of two kernels.
+/// The vDSO images of the donor's kernel and of this one.
 #[derive(Debug)]
 pub(super) struct Foreign {
     original: Vec<u8>,
     own: Vec<u8>,
 }
 
-/// Where it is in a husk.
+/// Addresses of both vDSOs in an empty process.
 #[derive(Debug)]
 pub(super) struct Placed {
-    /// Ours, with its data.
+    /// Range of this kernel's vDSO and its data.
     own: (u64, u64),
-    /// The original's: first address, bytes.
+    /// Original vDSO: first address, length in bytes.
     original: (u64, u64),
-    /// Where in that functions begin which lead elsewhere: offset, bytes.
+    /// Redirected functions in the original vDSO: offset, length in bytes.
     places: Vec<(u64, u64)>,
 }
 
 impl Foreign {
-    /// Nothing where both kernels have the same code.
+    /// Returns `None` if both kernels have the same vDSO.
     pub fn of(tree: &Tree) -> Result<Option<Self>> {
         let pid = std::process::id() as i32;
         let lines = procfs::mappings(pid)?;
@@ -46,7 +46,7 @@ impl Foreign {
         if tree.vdso.is_empty() || tree.vdso == own {
             return Ok(None);
         }
-        // What cannot be done is said before anything is made.
+        // Patch once as a test, so that a refusal comes before any process exists.
         vdso::patch(&tree.vdso, &own, 0)?;
         Ok(Some(Self {
             original: tree.vdso.clone(),
@@ -54,7 +54,8 @@ impl Foreign {
         }))
     }
 
-    /// Moves the kernel's pages `here` out of the way of a program, and puts what it knows where it knows it. False if it has none.
+    /// Moves this kernel's pages `here` out of the program's way, and maps the original's vDSO at its address.
+    /// Returns false if the program has no vDSO.
     pub fn place(&self, husk: &mut Husk, here: &[MapLine], process: &Process) -> Result<bool> {
         let is_kernels = |mapping: &&Mapping| matches!(mapping.backing, Backing::Kernel(_));
         let known: Vec<Mapping> = (process.mappings.iter().filter(is_kernels))
@@ -90,7 +91,7 @@ impl Foreign {
 }
 
 impl Placed {
-    /// The original may not have mapped anything where the kernel's code is here.
+    /// Checks that the original has not mapped anything at the addresses of this kernel's vDSO.
     pub fn check(&self, process: &Process) -> Result<()> {
         let (start, end) = self.own;
         let overlaps = |mapping: &Mapping| mapping.start < end && start < mapping.end;
@@ -101,8 +102,9 @@ impl Placed {
         Ok(())
     }
 
-    /// No thread may stand where functions of the original's kernel begin, nor return there from the handler of a signal: other
-    /// instructions are there. What of its memory is `missing` comes when it runs, and cannot be looked at.
+    /// Checks that no thread runs in the original's vDSO, nor returns from a signal handler into one of its replaced
+    /// instructions. Parts of the stack that are `missing` arrive only after the process runs, and cannot be
+    /// inspected.
     pub fn check_threads(
         &self,
         husk: &Husk,
@@ -122,7 +124,7 @@ impl Placed {
         Ok(())
     }
 
-    /// Whether a stack has an address between instructions that are no more.
+    /// Returns true if the stack contains an address inside replaced instructions.
     fn returns(&self, husk: &Husk, stack: u64, missing: &[(u64, u64)]) -> Result<bool> {
         let of_stack = |mapping: &&Mapping| mapping.start <= stack && stack < mapping.end;
         let Some(mapping) = husk.mappings.iter().find(of_stack) else {
@@ -149,7 +151,7 @@ impl Placed {
     }
 }
 
-/// How many bytes are there from an address on, before the next that are missing.
+/// Returns the number of bytes present from an address on, up to the next missing range.
 fn there(at: u64, end: u64, missing: &[(u64, u64)]) -> u64 {
     let behind = missing.iter().filter(|(_, gone)| *gone > at);
     let next = behind.map(|(start, _)| *start).min();
@@ -160,7 +162,8 @@ fn is_code(mapping: &Mapping) -> bool {
     matches!(&mapping.backing, Backing::Kernel(name) if name == "[vdso]")
 }
 
-/// Moves the kernel's pages together, whose code reads the data at their side. Gives where they are, and where the code.
+/// Moves the kernel's pages together, since the code reads the data next to it. Returns the new range and the address
+/// of the code.
 fn put_away(husk: &Husk, here: &[MapLine], process: &Process) -> Result<((u64, u64), u64)> {
     let here: Vec<&MapLine> = here.iter().filter(|line| line.end <= ADDRESS_END).collect();
     let start = here.iter().map(|line| line.start).min().unwrap_or(0);
@@ -190,7 +193,7 @@ fn put_away(husk: &Husk, here: &[MapLine], process: &Process) -> Result<((u64, u
 mod tests {
     use super::*;
 
-    /// Who reads what is missing waits for whoever waits for this.
+    /// A read of missing memory would wait for the daemon, which waits for this check.
     #[test]
     fn what_is_missing_is_not_looked_at() {
         let missing = [(0x1000, 0x2000), (0x5000, 0x6000), (0x9000, 0xa000)];
@@ -211,7 +214,7 @@ mod tests {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             placed.leads_back(&bytes)
         };
-        // The first instruction is a jump now, behind the last all is as it was.
+        // The first instruction was replaced by a jump; the code behind the last replaced byte is unchanged.
         assert!(!found(&[
             0,
             0x7800,

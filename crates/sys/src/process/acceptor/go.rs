@@ -1,4 +1,4 @@
-//! Husks become the processes.
+//! Resuming: empty processes become the restored ones.
 
 use super::husk::Husk;
 use super::plan::Restoration;
@@ -11,8 +11,8 @@ use crate::process::procfs;
 use crate::process::trace::Tracee;
 
 impl Restoration {
-    /// The original is about to stand still: until the tree runs the restorer is ahead of ordinary threads, where it may be, and
-    /// husks are until they have the state of their processes.
+    /// Raises the priority above ordinary threads, as the original is about to be stopped: for the restorer until the
+    /// tree runs, if that is permitted, and for the empty processes until they get the scheduling of their originals.
     pub fn hurry(&mut self) -> Result<()> {
         if self.husks.is_empty() {
             return Err(Error::Image("a freeze before the first tree"));
@@ -26,9 +26,9 @@ impl Restoration {
         Ok(())
     }
 
-    /// Does while nobody knows yet whether the tree will run what would have to be done then. What fails is told then.
+    /// Does as much as possible of [`Restoration::go`] before the commit. Errors are reported by `go`.
     pub fn prepare(&mut self) {
-        // Such locks are taken by husks that still have their stubs, when it is certain.
+        // Record locks are taken after the commit, by empty processes that still need their stubs.
         if self.contended.has_records() {
             return;
         }
@@ -36,7 +36,7 @@ impl Restoration {
         self.prepared = prepared;
     }
 
-    /// Lets everything run; gives the locks that somebody else has.
+    /// Resumes all processes. Returns the locks that another process holds.
     pub fn go(&mut self) -> Result<Vec<String>> {
         let frozen = self.frozen.take().ok_or(Error::Image("go without state"))?;
         if let Some(stock) = &mut self.stock {
@@ -48,7 +48,7 @@ impl Restoration {
             Some(prepared) => prepared?,
             None => self.prepare_all(&frozen)?,
         }
-        // What the restorer holds would keep files of the tree open that the tree closes.
+        // The restorer's copies would keep files open that the tree closes.
         self.stock.iter_mut().for_each(Stock::close);
         for husk in self.husks.drain(..).flatten() {
             for tid in husk.threads {
@@ -56,7 +56,7 @@ impl Restoration {
             }
         }
         for bearer in &self.bearers {
-            // SAFETY: no pointers but a null one are passed; a bearer is our child alone.
+            // SAFETY: no pointers but a null one are passed; a placeholder is the restorer's own child.
             unsafe {
                 libc::kill(*bearer, libc::SIGKILL);
                 libc::waitpid(*bearer, std::ptr::null_mut(), 0);
@@ -65,7 +65,7 @@ impl Restoration {
         Ok(unlocked)
     }
 
-    /// Gives all threads their registers. Nothing runs.
+    /// Gives all threads their registers, without resuming them.
     fn prepare_all(&self, frozen: &Frozen) -> Result<()> {
         let pairs = self.husks.iter().zip(&frozen.processes);
         let living: Vec<(&Husk, &FrozenProcess)> = pairs
@@ -84,13 +84,13 @@ impl Restoration {
     }
 }
 
-/// Takes the stubs out of all husks at the same time.
+/// Unmaps the stubs of all empty processes at the same time.
 fn remove_stubs<'a>(husks: impl Iterator<Item = &'a Husk>) -> Result<()> {
     let lends = is_realtime();
     let (mut begun, mut outcome) = (Vec::new(), Ok(()));
     for husk in husks {
         let call = call_instruction_of(husk).and_then(|gadget| {
-            // It has the priority of its process by now, and steps once more.
+            // The process has its original's priority already and must still execute one instruction.
             let slack_ns = lends.then(|| timer_slack_ns(husk.pid)).flatten();
             let loan = lends.then(|| Loan::begin(husk.pid)).flatten();
             let take_back = move || {
@@ -125,8 +125,8 @@ fn remove_stubs<'a>(husks: impl Iterator<Item = &'a Husk>) -> Result<()> {
     outcome
 }
 
-/// Where in a husk the instruction `syscall` is. The kernel's code has it; what else is mapped is only asked for where that is
-/// not so.
+/// Returns the address of an instruction `syscall` in an empty process. The vDSO has one; the other mappings are read
+/// only if the vDSO has none.
 fn call_instruction_of(husk: &Husk) -> Result<u64> {
     let is_code = |of: &&Mapping| matches!(&of.backing, Backing::Kernel(name) if name == "[vdso]");
     let code = husk.mappings.iter().find(is_code);

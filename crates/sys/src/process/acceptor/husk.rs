@@ -1,4 +1,4 @@
-//! A process in the making.
+//! An empty process, which becomes the restored one.
 
 use super::credentials::Who;
 use super::door::Door;
@@ -15,42 +15,43 @@ use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
-/// A control message with one descriptor: header, number and padding.
+/// Size in words of a control message with one descriptor: header, number and padding.
 const CONTROL_WORDS: usize = 3;
-/// Most open files that are sent before a husk takes them: fewer than a socket holds.
+/// Most open files that are sent before the empty process takes them. A socket's queue holds more.
 const HANDED_MAX: usize = 32;
 
-/// Signals in which batches may end: the kernel sends none of them by itself to a process that stands still.
+/// Signals in which batches may end. The kernel sends none of them by itself to a stopped process.
 const SIGNALS: [i32; 4] = [libc::SIGSTKFLT, libc::SIGPWR, libc::SIGXFSZ, libc::SIGURG];
 
-/// A process that stands still in its stub, traced, and dies with the restorer.
+/// The empty process that becomes the restored one: stopped in its stub, traced, and killed with the restorer.
 #[derive(Debug)]
 pub(super) struct Husk {
     pub pid: i32,
-    /// Which process of the donor's this is, if PIDs are used again.
+    /// Distinguishes successive processes of the donor that used the same PID.
     pub generation: u64,
     pub stub: Stub,
     pub memory: Memory,
-    /// What is mapped.
+    /// Mappings made from the image.
     pub mappings: Vec<Mapping>,
-    /// Guard pages in them.
+    /// Guard pages in these mappings.
     pub guards: Ranges,
-    /// The code of two kernels, if the original's is another.
+    /// Addresses of both vDSOs, if the donor's differs from this kernel's.
     pub foreign: Option<Placed>,
-    /// Threads, the first one first.
+    /// TIDs, the first thread's first.
     pub threads: Vec<i32>,
-    /// Its descriptors, which other husks may share.
+    /// The process's descriptors, which other empty processes may share.
     pub slots: Rc<RefCell<Slots>>,
-    /// How it gets them.
+    /// Socket pair over which the process receives open files.
     pub door: Rc<Door>,
-    /// Who it is, if it gave up the restorer's rights; else it has them until it gets its state.
+    /// The process's identity, once it has given up the restorer's rights. `None` if it keeps them until it gets its
+    /// state.
     pub who: Option<Who>,
-    /// The working directory that it got while it had the restorer's rights.
+    /// Working directory that the process entered with the restorer's rights.
     pub directory: Option<Vec<u8>>,
 }
 
 impl Husk {
-    /// A process that has just trapped in its stub.
+    /// Creates the record of a process that has just trapped in its stub.
     pub fn new(pid: i32, stub: u64, generation: u64, door: Rc<Door>) -> Result<Self> {
         Ok(Self {
             pid,
@@ -77,13 +78,13 @@ impl Husk {
         })
     }
 
-    /// Whether a run of pages lies in private memory that the image has mapped here: what [`Husk::mappings`] has is validated,
-    /// and free of the stub.
+    /// Returns true if a run of pages lies in private memory that the image has mapped here. [`Husk::mappings`] is
+    /// validated and excludes the stub.
     pub fn may_hold(&self, run: &Run) -> bool {
         Mapping::cover(&self.mappings, run)
     }
 
-    /// Batches end in none of these signals from now on, as far as that can be.
+    /// Chooses a signal outside of this set for the end of batches, if possible.
     pub fn avoid(&mut self, signals: u64) {
         let is_free = |signal: &i32| signals & (1 << (signal - 1)) == 0;
         self.stub.exit.signal = SIGNALS.into_iter().find(is_free).unwrap_or(SIGNALS[0]);
@@ -105,7 +106,7 @@ impl Husk {
         self.script_at(SCRATCH)
     }
 
-    /// A script whose bytes go to this place in the stub.
+    /// Returns a script whose bytes are placed at this offset in the stub.
     pub fn script_at(&self, scratch: u64) -> Script {
         Script {
             base: self.stub.address + scratch,
@@ -116,19 +117,20 @@ impl Husk {
         }
     }
 
-    /// Hands an open file over, which the script's next call takes under the number that this gives: the lowest free one.
+    /// Sends an open file, which the script's next call receives. Returns the number that it gets: the lowest free
+    /// one.
     pub fn receive(&self, script: &mut Script, fd: BorrowedFd<'_>) -> Result<u64> {
         let slots = self.slots.borrow();
         script.receive(&self.door, slots.door()?, fd)?;
         Ok(u64::from(slots.lowest_free()))
     }
 
-    /// Makes all calls of a script in the first thread; each must succeed.
+    /// Makes all calls of a script in the first thread. Each call must succeed.
     pub fn run(&self, script: Script) -> Result<Ran> {
         self.run_in(self.first(), script)
     }
 
-    /// Makes all calls of a script in a thread; each must succeed.
+    /// Makes all calls of a script in a thread. Each call must succeed.
     pub fn run_in(&self, tracee: Tracee, script: Script) -> Result<Ran> {
         let part = Part {
             husk: self,
@@ -140,17 +142,18 @@ impl Husk {
     }
 }
 
-/// A script for a thread of a husk.
+/// A script for one thread of an empty process.
 #[derive(Debug)]
 pub(super) struct Part<'a> {
     pub husk: &'a Husk,
     pub tracee: Tracee,
     pub script: Script,
-    /// Where in the stub it is.
+    /// The part of the stub that the script uses.
     pub slot: Slot,
 }
 
-/// Makes all calls of several scripts at the same time; each must succeed. Scripts of one husk are in slots that do not overlap.
+/// Makes all calls of several scripts at the same time. Each call must succeed. Scripts of one process need
+/// slots that do not overlap.
 pub(super) fn run_all(parts: Vec<Part<'_>>) -> Result<Vec<Ran>> {
     let (mut jobs, mut named) = (Vec::new(), Vec::new());
     for part in parts {
@@ -178,27 +181,27 @@ pub(super) fn run_all(parts: Vec<Part<'_>>) -> Result<Vec<Ran>> {
     Ok(ran)
 }
 
-/// What a script gave.
+/// Results of a script's calls.
 #[derive(Debug, Default)]
 pub(super) struct Ran {
     pub results: Vec<i64>,
 }
 
-/// Calls for a husk, with the bytes they point to.
+/// System calls for an empty process, and the bytes that their arguments point to.
 #[derive(Debug)]
 pub(super) struct Script {
-    /// Where its bytes go.
+    /// Address at which the bytes are placed.
     base: u64,
     batch: Batch,
     scratch: Vec<u8>,
-    /// What each call is, where it must succeed.
+    /// Name of each call that must succeed.
     names: Vec<Option<&'static str>>,
-    /// Open files that are on their way to the husk.
+    /// Number of open files sent that the process has not received yet.
     handed: usize,
 }
 
 impl Script {
-    /// Puts bytes where the husk can read them.
+    /// Places bytes in memory of the process. Returns their address there.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<u64> {
         let at = self.scratch.len().next_multiple_of(16);
         if (at + bytes.len()) as u64 > SCRATCH_BYTES {
@@ -209,28 +212,28 @@ impl Script {
         Ok(self.base + at as u64)
     }
 
-    /// Puts words where the husk can read them.
+    /// Places words in memory of the process. Returns their address there.
     pub fn words(&mut self, words: &[u64]) -> Result<u64> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.bytes(&bytes)
     }
 
-    /// Text with a NUL behind it.
+    /// Places text with a terminating NUL in memory of the process.
     pub fn text(&mut self, text: &[u8]) -> Result<u64> {
         self.bytes(&[text, &[0]].concat())
     }
 
-    /// A call that must succeed.
+    /// Adds a call that must succeed.
     pub fn call(&mut self, name: &'static str, number: libc::c_long, arguments: &[u64]) {
         self.push(Some(name), Call::new(number, arguments));
     }
 
-    /// A call whose failure is of no matter.
+    /// Adds a call whose failure is ignored.
     pub fn attempt(&mut self, number: libc::c_long, arguments: &[u64]) {
         self.push(None, Call::new(number, arguments));
     }
 
-    /// Hands an open file over, and takes it from the husk's end of the door, which is `number` there.
+    /// Sends an open file, and adds the call that receives it from socket `number` of the process.
     pub fn receive(&mut self, door: &Door, number: u32, fd: BorrowedFd<'_>) -> Result<()> {
         let byte = self.words(&[0])?;
         let part = self.words(&[byte, 1])?;
@@ -243,13 +246,13 @@ impl Script {
         door.send(fd)
     }
 
-    /// A prepared call.
+    /// Adds a prepared call.
     pub fn push(&mut self, name: Option<&'static str>, call: Call) {
         self.batch.push(call);
         self.names.push(name);
     }
 
-    /// Runs it before more is added, if it is time, and begins anew.
+    /// Runs the script if it is full, and begins a new one.
     pub fn flush(&mut self, husk: &Husk) -> Result<()> {
         if self.is_full() {
             let script = std::mem::replace(self, husk.script());
@@ -258,12 +261,12 @@ impl Script {
         Ok(())
     }
 
-    /// How many calls it has, and how many bytes they point to.
+    /// Returns the number of calls, and of bytes that they point to.
     pub fn size(&self) -> (usize, usize) {
         (self.batch.len(), self.scratch.len())
     }
 
-    /// Whether it is time to run it before more is added.
+    /// Returns true if the script must run before more calls are added.
     pub fn is_full(&self) -> bool {
         self.names.len() >= 500
             || self.handed >= HANDED_MAX

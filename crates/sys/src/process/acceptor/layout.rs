@@ -1,4 +1,4 @@
-//! Where the stub goes: one place that is free in all processes of the tree, and in the restorer.
+//! Address of the stub: a range that is free in all processes of the tree and in the restorer.
 
 use crate::process::donor::gap;
 use crate::process::error::{Error, Result};
@@ -18,7 +18,7 @@ pub(super) fn stub_address(tree: &Tree) -> Result<u64> {
     gap::find(&used, STUB_BYTES).ok_or_else(|| Error::Refused("no free addresses".to_owned()))
 }
 
-/// Whether the original has put something where the stub is.
+/// Returns false if the original has mapped something at the stub's address.
 pub(super) fn stub_is_free(tree: &Tree, stub: u64) -> bool {
     let overlaps = |start: u64, end: u64| start < stub + STUB_BYTES && stub < end;
     !tree

@@ -1,5 +1,5 @@
-//! Locks on files. They are taken as soon as processes have their state; an exclusive one that the donor has on the same file comes by
-//! steps ([`LockStep`]).
+//! File locks of a tree, taken as soon as processes have their state. An exclusive lock that the donor still holds on
+//! the same file is handed over in steps ([`LockStep`]).
 
 use super::husk::Husk;
 use super::plan::Restoration;
@@ -11,39 +11,39 @@ use crate::process::files::{
 };
 use std::collections::BTreeMap;
 
-/// Calls of one script.
+/// Most calls of one script.
 const CALLS: usize = 256;
 
 /// A lock of the tree.
 #[derive(Clone, Debug)]
 struct Place {
-    /// Of its table, in the image.
+    /// Number of the lock's descriptor table in the image.
     table: u32,
     wanted: WantedLock,
 }
 
-/// Exclusive locks that somebody else has, most likely the donor.
+/// Exclusive locks that another process holds, most likely one of the donor's.
 #[derive(Debug, Default)]
 pub(super) struct Contended(Vec<Place>);
 
 impl Contended {
-    /// Whether a process must make calls to take some.
+    /// Returns true if some are record locks, which only a process itself can take.
     pub fn has_records(&self) -> bool {
         let mut places = self.0.iter();
         places.any(|place| matches!(place.wanted.lock.holder, LockHolder::Table(_)))
     }
 
-    /// The locks.
+    /// Returns the locks.
     pub fn list(&self) -> Vec<WantedLock> {
         self.0.iter().map(|place| place.wanted.clone()).collect()
     }
 }
 
 impl Restoration {
-    /// Takes all locks that the tree had but exclusive ones that somebody else has.
+    /// Takes all locks of the tree except exclusive ones that another process holds.
     ///
     /// # Errors
-    /// [`Error::Refused`] where somebody else excludes a shared one.
+    /// [`Error::Refused`] if another process's lock excludes a shared lock.
     pub(super) fn take_locks(&mut self) -> Result<()> {
         let places = self.places()?;
         let whole = |place: &Place| Some(LockChange::whole(&place.wanted.lock));
@@ -59,7 +59,8 @@ impl Restoration {
         Ok(())
     }
 
-    /// Takes a step of the hand-over, when the donor has; gives the locks of which somebody else still has that part.
+    /// Takes a step of the hand-over after the donor has. Returns the locks of which another process still holds that
+    /// part.
     pub(super) fn advance_locks(&self, step: LockStep) -> Result<Vec<WantedLock>> {
         let part = |place: &Place| {
             let wanted = &place.wanted;
@@ -69,7 +70,7 @@ impl Restoration {
         Ok(excluded.into_iter().map(|place| place.wanted).collect())
     }
 
-    /// Takes as a whole what was contended; gives what somebody else has.
+    /// Takes the contended locks as a whole. Returns the locks that another process holds.
     pub(super) fn take_contended(&self) -> Result<Vec<String>> {
         let whole = |place: &Place| Some(LockChange::whole(&place.wanted.lock));
         let missed = self.change_locks(&self.contended.0, whole)?;
@@ -82,7 +83,7 @@ impl Restoration {
         Ok(missed.iter().map(text).collect())
     }
 
-    /// The tree's locks, each once.
+    /// Returns the tree's locks, each once.
     fn places(&self) -> Result<Vec<Place>> {
         let mut places: Vec<Place> = Vec::new();
         let Some(stock) = &self.stock else {
@@ -103,7 +104,8 @@ impl Restoration {
                     readable,
                     identity,
                 };
-                // A process's lock is shown at each descriptor of the file. One that is open for reading can share it.
+                // The kernel lists a process's lock at each descriptor of the file. Prefer one open for
+                // reading, which can share the lock.
                 let same = places.iter_mut().find(|place| {
                     let known = &place.wanted;
                     matches!(lock.holder, LockHolder::Table(_))
@@ -123,7 +125,7 @@ impl Restoration {
         Ok(places)
     }
 
-    /// Makes changes of locks; gives the places where somebody else's lock excludes them.
+    /// Changes locks. Returns the locks that another process's lock excludes.
     fn change_locks(
         &self,
         places: &[Place],
@@ -164,7 +166,7 @@ impl Restoration {
     }
 }
 
-/// The stock's file of a descriptor, and whether it is open for reading.
+/// Returns the restorer's file for a descriptor, and true if the file is open for reading.
 fn open_file<'a>(
     stock: &'a Stock,
     table: &Table,
@@ -182,7 +184,7 @@ fn open_file<'a>(
     Ok((file, readable))
 }
 
-/// `F_SETLK`, by a process with the table that has the locks.
+/// Calls `F_SETLK` in a process whose descriptor table owns the locks.
 fn change_records(husk: &Husk, changes: &[(&Place, LockChange)]) -> Result<Vec<Place>> {
     let mut script = husk.script();
     for (place, change) in changes {

@@ -1,4 +1,4 @@
-//! What became of a restorer that answers no more.
+//! Diagnosis of a restorer that does not answer.
 
 use super::remote::Restorer;
 use crate::process::error::Error;
@@ -7,11 +7,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// A restorer that hangs up ends soon.
+/// Time within which a restorer that has closed its channel ends.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Restorer {
-    /// Why nothing comes from it: how it has ended, where it has.
+    /// Returns the error for a restorer that does not answer, with the manner of its end if it has ended.
     pub(super) fn lost(&self, error: io::Error) -> Error {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let hung_up = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
@@ -32,7 +32,7 @@ impl Restorer {
         }
     }
 
-    /// The signal by which it ended, 0 for none. It is left to be waited for.
+    /// Returns the signal by which the restorer ended, 0 for none. The status stays to be collected.
     fn ending(&self) -> Option<i32> {
         let began = Instant::now();
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -42,7 +42,7 @@ impl Restorer {
                 Ok(None) if began.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // It is another daemon's child.
+                // The restorer is another daemon's child.
                 _ => return None,
             }
         }

@@ -1,4 +1,4 @@
-//! A husk's mappings, made as the original's are.
+//! Mappings of an empty process, made like the original's.
 
 use super::husk::{Husk, Script};
 use super::objects::Objects;
@@ -15,10 +15,10 @@ const SET_NAME: [u64; 2] = [0x5356_4d41, 0];
 const MLOCK_ONFAULT: u64 = 1;
 /// `MADV_GUARD_REMOVE`.
 const GUARD_REMOVE: i32 = 103;
-/// `MAP_DROPPABLE`, which stands for the kind of mapping.
+/// `MAP_DROPPABLE`, a mapping type of its own besides private and shared.
 const MAP_DROPPABLE: i32 = 8;
 
-/// What `madvise` says for a bit, and what takes it back, if anything does.
+/// Advice bit, the `madvise` value that sets it, and the value that clears it, if there is one.
 const ADVICE: [(u32, i32, Option<i32>); 8] = [
     (
         Advice::DONT_FORK,
@@ -50,7 +50,7 @@ const ADVICE: [(u32, i32, Option<i32>); 8] = [
     (Advice::RANDOM, libc::MADV_RANDOM, Some(libc::MADV_NORMAL)),
 ];
 
-/// Brings the mappings of a husk to those of `process`; what both have stays as it is, with its content.
+/// Adjusts the mappings of an empty process to `process`. Mappings that both have stay, with their content.
 pub(super) fn reconcile(husk: &mut Husk, process: &Process, objects: &Objects) -> Result<()> {
     if husk.mappings == process.mappings {
         return Ok(());
@@ -80,7 +80,7 @@ pub(super) fn reconcile(husk: &mut Husk, process: &Process, objects: &Objects) -
     Ok(())
 }
 
-/// Brings guard pages of a husk to those of `process`, behind its mappings.
+/// Adjusts the guard pages of an empty process to `process`, after its mappings.
 pub(super) fn guard(husk: &mut Husk, process: &Process) -> Result<()> {
     let wanted: Ranges = process.guards.iter().copied().collect();
     if husk.guards == wanted {
@@ -114,7 +114,7 @@ pub(super) fn guard(husk: &mut Husk, process: &Process) -> Result<()> {
     Ok(())
 }
 
-/// Takes shared memory away, by index.
+/// Unmaps shared memory objects, given by index.
 pub(super) fn detach(husk: &mut Husk, gone: &[u32]) -> Result<()> {
     let is_gone = |mapping: &Mapping| match mapping.backing {
         Backing::Shared { object, .. } => gone.contains(&object),
@@ -131,7 +131,7 @@ pub(super) fn detach(husk: &mut Husk, gone: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Locks memory that the original has locked; last of all, when everything is there.
+/// Locks the memory that the original has locked. Called last, when all memory is present.
 pub(super) fn lock(husk: &Husk) -> Result<()> {
     let mut script = husk.script();
     for mapping in husk
@@ -145,7 +145,7 @@ pub(super) fn lock(husk: &Husk) -> Result<()> {
         let arguments = [start, length, how];
         let whole: Ranges = [(mapping.start, mapping.end)].into_iter().collect();
         let guarded = !husk.guards.and(&whole).is_empty();
-        // Of memory that may not be touched it says that it cannot bring it in, and has locked it.
+        // For inaccessible memory the call locks the range, but fails as it cannot bring the pages in.
         if mapping.protection == libc::PROT_NONE || guarded {
             script.attempt(libc::SYS_mlock2, &arguments);
         } else {
@@ -210,7 +210,7 @@ impl Work<'_> {
                 let file = (file.as_fd(), from(*offset));
                 self.ask(mapping, piece, libc::MAP_SHARED, Some(file))?;
             }
-            // In place since the husk was emptied.
+            // Moved into place when the process's copied memory was unmapped.
             Backing::Kernel(_) => return Ok(()),
         }
         if !Advice(mapping.advice).has(Advice::DROPPABLE) {
@@ -219,7 +219,7 @@ impl Work<'_> {
         self.flush()
     }
 
-    /// Attaches a segment of System V where its first piece is; others have come with that.
+    /// Attaches a System V segment at its first piece. The attachment includes the other pieces.
     fn attach(&mut self, mapping: &Mapping, (start, end): (u64, u64), (id, offset): (i32, u64)) {
         let executable = mapping.protection & libc::PROT_EXEC;
         let writable = Advice(mapping.advice).has(Advice::MAY_WRITE);
@@ -236,7 +236,7 @@ impl Work<'_> {
         }
     }
 
-    /// Maps a piece: of nothing, or of a file from an offset on.
+    /// Maps a piece of anonymous memory, or of a file from an offset on.
     fn ask(
         &mut self,
         mapping: &Mapping,
@@ -280,7 +280,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Protection and advice of what was there already.
+    /// Changes protection and advice of existing mappings.
     fn change(&mut self, mapping: &Mapping, piece: (u64, u64)) -> Result<()> {
         let overlapping = |old: &&Mapping| old.start < piece.1 && piece.0 < old.end;
         if matches!(mapping.backing, Backing::Kernel(_)) {

@@ -1,4 +1,4 @@
-//! Memory that follows: its places are emptied and watched before the processes run.
+//! Preparation of post-copy: missing ranges are emptied and watched before the processes run.
 
 use super::husk::Husk;
 use super::plan::Restoration;
@@ -10,7 +10,7 @@ use crate::process::ranges::Ranges;
 use crate::process::trace::{pidfd_getfd, pidfd_open};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// What is missing, and what watches it: a descriptor for each process that lacks something.
+/// Missing ranges, and a `userfaultfd` for each process that has some.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     pub missing: Missing,
@@ -18,7 +18,7 @@ pub(super) struct Watched {
 }
 
 impl Restoration {
-    /// Empties these places and has them watched.
+    /// Empties the missing ranges and starts watching them.
     pub fn missing(&mut self, missing: Missing) -> Result<()> {
         self.is_open()?;
         let mut userfaults = Vec::new();
@@ -40,14 +40,14 @@ fn watch(husk: &Husk, of: &MissingOf) -> Result<OwnedFd> {
         matches!(mapping.backing, Backing::Anonymous(_))
             && missing.and(&whole).iter().next().is_some()
     };
-    // Mappings as a whole: where a part is watched the kernel splits them, and the program could not move or grow them.
+    // Watch whole mappings: watching a part splits the mapping, and the program could not move or grow it.
     let mappings: Ranges = (husk.mappings.iter().filter(lacks))
         .map(|mapping| (mapping.start, mapping.end))
         .collect();
     if missing.minus(&mappings).iter().next().is_some() {
         return Err(Error::Image("memory that follows where nothing is mapped"));
     }
-    // Before it is watched: who takes pages away then waits until that was read.
+    // Empty the ranges before watching: discarding watched pages blocks until the daemon has read that event.
     let mut script = husk.script();
     for (start, end) in missing.iter() {
         let arguments = [start, end - start, libc::MADV_DONTNEED as u64];
@@ -64,8 +64,8 @@ fn watch(husk: &Husk, of: &MissingOf) -> Result<OwnedFd> {
     Ok(userfault)
 }
 
-/// Made by the process itself, whose memory it then is about: by a call that takes a capability, or where it has given that up by the
-/// device, which the restorer opens.
+/// Opens a `userfaultfd` in the process itself, since it watches the memory of the process that opened it. The system
+/// call needs a capability. A process that has given the capability up uses the device, which the restorer opens.
 fn open(husk: &Husk) -> Result<OwnedFd> {
     let mut script = husk.script();
     let flags = following::OPEN as u64;

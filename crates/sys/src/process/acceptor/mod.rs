@@ -1,9 +1,11 @@
-//! Recreating a tree. A *restorer* ([`Restorer`]) is a program of its own that is the first process of a new PID, IPC and mount
-//! namespace, does what it is told over a channel ([`serve`]), and stays as the tree's reaper.
+//! Restoring a tree. A *restorer* ([`Restorer`]) is a separate program: the first process of a new PID, IPC and mount
+//! namespace. A restorer executes requests that arrive over a channel ([`serve`]), and stays as the tree's reaper.
 //!
-//! The restorer makes each process as a *husk*: a copy of itself with the PID of the original, emptied, filled
-//! while the original runs, and let go when the original has stopped for good. Husks are traced with
-//! `PTRACE_O_EXITKILL`: until [`Restorer::go`] they die with their restorer, and a restorer dies with its channel.
+//! For each process the restorer makes a *husk*: the empty process that becomes the restored one, called the empty
+//! process in these modules. The restorer copies itself under the original's PID, unmaps the copied memory, fills the
+//! empty process while the original runs, and resumes it after the original has stopped for good. Empty processes are
+//! traced with `PTRACE_O_EXITKILL`: until [`Restorer::go`] they die with their restorer, and a restorer dies with its
+//! channel.
 
 mod birth;
 pub(crate) mod channel;

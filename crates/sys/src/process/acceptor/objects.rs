@@ -1,4 +1,4 @@
-//! Files and shared memory that husks map. The restorer holds them, and hands them over.
+//! Files and shared memory that empty processes map. The restorer opens these objects and passes them on.
 
 use crate::process::digest::{Digest, Part, of_file};
 use crate::process::donor::boot_id;
@@ -18,29 +18,29 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// What the restorer holds, by index in the tree.
+/// Objects that the restorer holds, by index in the tree.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     files: Vec<File>,
     shared: Vec<Held>,
-    /// How many of them the stock of open files has got.
+    /// Number of shared memory objects that the store of open files has received.
     stocked: usize,
-    /// Who opens them.
+    /// Opens files with the tree's rights.
     opener: Opener,
 }
 
-/// A shared memory.
+/// A shared memory object.
 #[derive(Debug)]
 struct Held {
     file: File,
-    /// A segment of System V.
+    /// The System V segment, if the object is one.
     segment: Option<Made>,
-    /// It is the donor's own, on the same machine: what is written there is here already.
+    /// True for the donor's own object on the same machine: its content is present already.
     donors: bool,
 }
 
 impl Objects {
-    /// What the tree may open.
+    /// Sets the rights with which the tree's files are opened.
     pub fn set_rights(&mut self, rights: Rights) {
         self.opener = Opener::new(rights);
     }
@@ -49,10 +49,10 @@ impl Objects {
         self.opener.rights()
     }
 
-    /// Opens or makes what a tree refers to and is not there yet.
+    /// Opens or makes the objects of a tree that do not exist yet.
     pub fn follow(&mut self, tree: &Tree) -> Result<()> {
         self.open(tree)?;
-        // Its PIDs come next.
+        // End the opener's helper processes, as their PIDs may be the tree's.
         self.opener.rest();
         self.resize(tree)
     }
@@ -154,10 +154,11 @@ impl Objects {
         Ok(())
     }
 
-    /// Memory that descriptors may have too, by device and inode at the donor; what was given before is left out.
+    /// Returns memory objects that descriptors may refer to as well, by device and inode at the donor. Objects that
+    /// an earlier call returned are left out.
     pub fn fresh_memory(&mut self, tree: &Tree) -> Result<BTreeMap<(u64, u64), OwnedFd>> {
         let all = tree.shared.iter().zip(&self.shared);
-        // Files with a name are opened by it.
+        // Named files are opened by name.
         let fresh = all.skip(self.stocked).filter(|(object, held)| {
             held.segment.is_none() && !matches!(object.kind, SharedKind::File(_))
         });
@@ -170,16 +171,16 @@ impl Objects {
         Ok(found)
     }
 
-    /// A file that is mapped, or executed.
+    /// Returns a mapped or executed file.
     pub fn file(&self, index: u32) -> BorrowedFd<'_> {
         self.files[index as usize].as_fd()
     }
 
-    /// Shared memory, opened so that no more can be done with it than `mode` says.
+    /// Opens shared memory with the access that `mode` allows and no more.
     pub fn open_shared(&self, index: u32, mode: i32) -> Result<OwnedFd> {
         let file = &self.shared[index as usize].file;
         if mode == libc::O_RDWR {
-            // Memory that was opened by a path could not be executed by who maps it.
+            // Memory opened through a path could not be mapped executable.
             let copy = file.try_clone();
             return Ok(copy.context(|| "opening shared memory".to_owned())?.into());
         }
@@ -190,7 +191,7 @@ impl Objects {
             .into())
     }
 
-    /// The working directories of processes that only the policy lets them have, by index.
+    /// Opens the working directories, by process index, that processes may use only because the policy exempts them.
     pub fn directories(&mut self, tree: &Tree) -> Vec<Option<OwnedFd>> {
         let mut open = |process: &Process| {
             let path = Path::new(OsStr::from_bytes(&process.directory));
@@ -199,23 +200,23 @@ impl Objects {
             exempt.then(|| self.opener.open(path, flags).ok()).flatten()
         };
         let opened = tree.processes.iter().map(&mut open).collect();
-        // The tree's PIDs come next.
+        // End the opener's helper processes, as their PIDs may be the tree's.
         self.opener.rest();
         opened
     }
 
-    /// Whether processes have no more rights than their users.
+    /// Returns true if processes have no more rights than their users.
     pub fn is_bounded(&self) -> bool {
         self.opener.is_bounded()
     }
 
-    /// The number of a segment of System V, if shared memory is one.
+    /// Returns the ID of the System V segment, if the object is one.
     pub fn segment(&self, index: u32) -> Option<i32> {
         let made = self.shared.get(index as usize)?.segment.as_ref()?;
         Some(made.segment.id)
     }
 
-    /// Segments of System V that are no more, by index: new ones may have their place among numbers.
+    /// Returns the indexes of System V segments that were removed at the donor. New segments may reuse their IDs.
     pub fn gone_segments(&self, tree: &Tree) -> Vec<u32> {
         let known = (0..).zip(tree.shared.iter().zip(&self.shared));
         let gone = known.filter(|(_, (object, held))| {
@@ -224,7 +225,7 @@ impl Objects {
         gone.map(|(index, _)| index).collect()
     }
 
-    /// Takes segments away that no husk has any more.
+    /// Removes segments that no empty process attaches any more.
     pub fn drop_segments(&mut self, gone: &[u32]) -> Result<()> {
         for index in gone {
             let held = self.shared.get_mut(*index as usize);
@@ -236,7 +237,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Gives segments of System V their owners and permissions: nobody attaches them here any more.
+    /// Sets the owners and permissions of System V segments, after the last attachment here.
     pub fn finish_segments(&mut self) -> Result<()> {
         let mut segments = self
             .shared
@@ -245,7 +246,7 @@ impl Objects {
         segments.try_for_each(Made::finish)
     }
 
-    /// Leaves segments of System V to those who have them.
+    /// Detaches the restorer from System V segments, and leaves them to the tree.
     pub fn let_go(&mut self) {
         let segments = self.shared.iter_mut();
         segments
@@ -254,7 +255,7 @@ impl Objects {
     }
 }
 
-/// Out of the way of the tree's descriptors.
+/// Moves a file to a descriptor number out of the way of the tree's.
 fn lift(file: File) -> Result<File> {
     Ok(File::from(Stock::lift_own(file.into())?))
 }
@@ -267,7 +268,8 @@ fn is_donors(tree: &Tree, object: &Shared, file: &File) -> Result<bool> {
     Ok(named && tree.boot_id == boot_id() && (device, here.ino()) == ((major, minor), inode))
 }
 
-/// Whether somebody else has a file open for writing, or maps it so: then the kernel gives nobody a lease.
+/// Returns true if another process has the file open for writing or maps it writable, since the kernel then refuses a
+/// lease.
 fn is_in_use(file: &File) -> bool {
     let lease = |kind: i32| {
         // SAFETY: no pointers are passed.
@@ -293,7 +295,7 @@ fn make(object: &Shared, opener: &mut Opener) -> Result<File> {
             // SAFETY: the call succeeded, so it is a new descriptor that nothing else owns.
             Ok(unsafe { File::from_raw_fd(fd) })
         }
-        // Gone before it came here: nobody maps it.
+        // The segment was removed before its first transfer, so no process maps it.
         SharedKind::SystemV(_) => anonymous(object.size),
         SharedKind::File(path) => {
             let path = Path::new(OsStr::from_bytes(path));
@@ -320,12 +322,13 @@ fn make(object: &Shared, opener: &mut Opener) -> Result<File> {
     }
 }
 
-/// What `mmap(MAP_SHARED | MAP_ANONYMOUS)` makes, so that it looks like that to the program too.
+/// Makes the same object as `mmap(MAP_SHARED | MAP_ANONYMOUS)`, so that the program sees no difference.
 fn anonymous(size: u64) -> Result<File> {
     let making = || "making shared memory".to_owned();
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let length = size as usize;
-    // SAFETY: a new mapping at a place of the kernel's choice, which nothing refers to, taken away below.
+    // SAFETY: a new mapping at an address of the kernel's choice, which nothing refers to, and which is unmapped
+    // below.
     let place = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

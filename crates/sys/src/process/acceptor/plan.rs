@@ -1,4 +1,4 @@
-//! What a restorer has made, and what it makes of each message.
+//! State of a restoration, and handlers of the daemon's messages.
 
 use super::birth::{self, Maker};
 use super::door::Door;
@@ -21,68 +21,69 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A tree in the making.
+/// A tree under restoration.
 #[derive(Debug, Default)]
 pub(super) struct Restoration {
     pub(super) tree: Tree,
     pub(super) objects: Objects,
-    /// By index in the tree; nothing for a zombie.
+    /// Empty processes by index in the tree; `None` for a zombie.
     pub(super) husks: Vec<Option<Husk>>,
     stub: u64,
-    /// How husks get open files.
+    /// Socket pair over which processes get open files.
     door: Option<Rc<Door>>,
-    /// The kernel's code of the original, where that is another than ours.
+    /// Both vDSOs, if the original's differs from this kernel's.
     foreign: Option<Foreign>,
-    /// Processes that bear groups whose leaders are not in the tree.
+    /// Placeholder processes for process groups without a leader in the tree.
     pub(super) bearers: Vec<i32>,
     pub(super) frozen: Option<Frozen>,
-    /// What came of [`Restoration::prepare`], if that was early enough.
+    /// Result of [`Restoration::prepare`], if that ran in time.
     pub(super) prepared: Option<Result<()>>,
-    /// Ahead of ordinary threads while the original stands still.
+    /// Raised priority while the original is stopped.
     pub(super) hurry: Option<Hurry>,
-    /// Open files, once they were told.
+    /// Open files, once the daemon has sent them.
     pub(super) stock: Option<Stock>,
-    /// The stock has what the stopped tree has.
+    /// True if the store has the descriptors of the stopped tree.
     pub(super) stock_is_final: bool,
-    /// Locks that it does not have yet.
+    /// Locks that another process still holds.
     pub(super) contended: Contended,
-    /// What of its memory follows.
+    /// Memory that post-copy delivers.
     pub(super) watched: Watched,
 }
 
 impl Restoration {
-    /// The root's PID.
+    /// Returns the root's PID.
     pub fn root(&self) -> i32 {
         self.tree.processes.first().map_or(0, |root| root.pid)
     }
 
-    /// Whether everything is there, and only waits to run.
+    /// Returns true if the tree has all of its state and can be resumed.
     pub fn is_complete(&self) -> bool {
         self.frozen.is_some()
     }
 
-    /// The state that it was given.
+    /// Returns the state that the tree has received.
     pub(super) fn state(&self) -> Option<&Frozen> {
         self.frozen.as_ref()
     }
 
-    /// What the tree may open.
+    /// Sets the rights with which the tree's files are opened.
     pub fn set_rights(&mut self, rights: Rights) -> Result<()> {
         if !self.husks.is_empty() {
             return Err(Error::Image("rights out of order"));
         }
         self.objects.set_rights(rights);
         if self.objects.is_bounded() {
-            // Root has none; each process sets its own in the end.
+            // Root may exceed its limits, but a process without root's rights may not. Each process gets its own
+            // limits at the end.
             raise_limits();
         }
         Ok(())
     }
 
-    /// Brings processes, threads and mappings to those of `tree`.
+    /// Adjusts processes, threads and mappings to `tree`.
     pub fn tree(&mut self, tree: Tree) -> Result<()> {
         self.is_open()?;
-        // What was to follow comes with this round, if the original was let go again.
+        // If a freeze was undone, this round sends the pages that post-copy would have delivered.
         self.watched = Watched::default();
         if self.husks.is_empty() {
             self.foreign = Foreign::of(&tree)?;
@@ -119,7 +120,7 @@ impl Restoration {
         Ok(())
     }
 
-    /// Nothing changes any more once processes have their state.
+    /// Refuses further changes once processes have their state.
     pub(super) fn is_open(&self) -> Result<()> {
         match self.is_complete() {
             true => Err(Error::Image("a message behind the state")),
@@ -127,7 +128,7 @@ impl Restoration {
         }
     }
 
-    /// Writes memory, all of which must lie in the process's own mappings: never in the stub, the vDSO, or elsewhere.
+    /// Writes memory. All of it must lie in the process's own mappings, never in the stub, the vDSO or elsewhere.
     pub fn pages(&mut self, pages: &PagesIn<'_>) -> Result<()> {
         self.is_open()?;
         for run in &pages.runs {
@@ -155,7 +156,8 @@ impl Restoration {
         Ok(())
     }
 
-    /// Tries what of the state can fail for reasons that show while the original runs. Husks get the state itself later.
+    /// Tests the parts of the state that can fail for reasons visible while the original runs. The state itself is
+    /// set later.
     pub fn outlook(&self, outlook: &Frozen) -> Result<()> {
         self.is_open()?;
         if outlook.processes.len() != self.tree.processes.len() {
@@ -219,7 +221,7 @@ impl Restoration {
             .ok_or(Error::Image("pages of an unknown process"))
     }
 
-    /// Puts back what a new mapping has.
+    /// Resets pages to the content of a new mapping.
     fn freshen(&self, index: u32, runs: &[Run]) -> Result<()> {
         let husk = self.husk(index)?;
         for some in runs.chunks(500) {
@@ -236,7 +238,7 @@ impl Restoration {
         Ok(())
     }
 
-    /// Makes husks of processes that are new, and ends those of processes that are gone.
+    /// Makes the processes that are new, and ends the processes that are gone.
     fn follow_processes(&mut self, tree: &Tree, directories: &[Option<OwnedFd>]) -> Result<()> {
         let is_first = self.husks.is_empty();
         self.end_gone(tree)?;
@@ -263,8 +265,8 @@ impl Restoration {
         self.end_zombies(tree)
     }
 
-    /// Has husks give the restorer's rights up, before anything of the image is in them. Later ones are born as who their parents
-    /// are.
+    /// Makes empty processes give up the restorer's rights, before they receive anything of the image. Processes made
+    /// later inherit their parents' credentials.
     fn lower(&mut self, tree: &Tree, first: Option<&[Option<OwnedFd>]>) -> Result<()> {
         let processes = tree.processes.iter().zip(&mut self.husks);
         for (at, (process, husk)) in processes.enumerate() {
@@ -286,7 +288,7 @@ impl Restoration {
         Ok(())
     }
 
-    /// Ends processes that the original has no more, or whose PID another one has, children before parents.
+    /// Ends processes that have ended at the donor or were replaced under the same PID, children before parents.
     fn end_gone(&mut self, tree: &Tree) -> Result<()> {
         let stays = |process: &Process, zombie: bool| {
             let same = |other: &&Process| {
@@ -306,7 +308,7 @@ impl Restoration {
                 ));
             };
             if self.husks[at].is_some() {
-                // SAFETY: no pointers are passed; a husk is ours alone.
+                // SAFETY: no pointers are passed; an empty process belongs to the restorer alone.
                 unsafe { libc::kill(process.pid, libc::SIGKILL) };
                 let _ = wait_for(process.pid, Duration::from_secs(10));
             }
@@ -360,7 +362,7 @@ impl Restoration {
         Ok(husk)
     }
 
-    /// Makes a child in another session than its parent's: who made it there has ended.
+    /// Makes a child in another session than its parent's. The donor's process that made it there has ended.
     fn make_in_session(&self, tree: &Tree, parent: &Husk, process: &Process) -> Result<Husk> {
         let made = tree.processes.iter().zip(&self.husks);
         let mut living = made.filter_map(|(other, husk)| Some((other, husk.as_ref()?)));
@@ -381,7 +383,7 @@ impl Restoration {
         })
     }
 
-    /// Who has the descriptor table that a process is to share, and can make the process.
+    /// Returns the process that has the descriptor table to share and can make the new process.
     fn sharer(&self, tree: &Tree, process: &Process) -> Result<Option<&Husk>> {
         let Some(other) = process.table_of else {
             return Ok(None);
@@ -398,7 +400,7 @@ impl Restoration {
         self.husk(other).map(Some)
     }
 
-    /// A process that has called `exec` begins anew.
+    /// Resets a process that has called `exec`.
     fn renew(&mut self, process: &Process) -> Result<()> {
         match self.husks.last_mut() {
             Some(Some(husk)) if husk.generation != process.generation => {
@@ -417,7 +419,7 @@ impl Restoration {
         birth::groups(&living)
     }
 
-    /// Ends the husks of processes that have ended and are not yet waited for.
+    /// Ends the processes of zombies, which have ended and have not been waited for.
     fn end_zombies(&mut self, tree: &Tree) -> Result<()> {
         for (process, slot) in tree.processes.iter().zip(&mut self.husks) {
             let Some(status) = process.exit_status else {
@@ -434,12 +436,12 @@ impl Restoration {
                 continue;
             }
             husk.first().set_mask(0)?;
-            // SAFETY: no pointers are passed; a husk is ours alone.
+            // SAFETY: no pointers are passed; an empty process belongs to the restorer alone.
             unsafe { libc::kill(husk.pid, signal) };
             let mut give = 0;
             loop {
                 match husk.first().resume(give) {
-                    // Killed already, and to be waited for.
+                    // The process is dead, and its status can be collected.
                     Err(Error::Gone(_)) => {}
                     other => other?,
                 }
@@ -454,7 +456,8 @@ impl Restoration {
     }
 }
 
-/// Lets husks have as many processes, signals and as much locked memory as this process may give them.
+/// Raises the limits for processes, signals and locked memory as far as this process may, for empty processes to
+/// inherit.
 fn raise_limits() {
     for resource in [Resource::Nproc, Resource::Sigpending, Resource::Memlock] {
         let limit = getrlimit(resource);
@@ -462,12 +465,13 @@ fn raise_limits() {
             current: limit.maximum,
             ..limit
         };
-        // What the limit is else stays the reason that is told.
+        // If this fails, the low limit is the reason that a later step reports.
         let _ = setrlimit(resource, raised);
     }
 }
 
-/// Groups of the tree whose leaders are not in it, but for that of an outer session's leader.
+/// Returns the tree's process groups without a leader in it, except the group of a session leader outside of the
+/// tree.
 fn groups_without_leader(tree: &Tree) -> Vec<i32> {
     let session = tree.processes.first().map_or(0, |root| root.session);
     let is_there =
@@ -476,7 +480,7 @@ fn groups_without_leader(tree: &Tree) -> Vec<i32> {
     groups.retain(|group| !is_there(*group));
     groups.sort_unstable();
     groups.dedup();
-    // A byte counts them.
+    // Their number must fit into 7 bits of a byte.
     groups.truncate(100);
     groups
 }

@@ -1,4 +1,4 @@
-//! A restorer as the daemon sees it.
+//! The daemon's interface to a restorer.
 
 use super::channel::{self, Kind, LockWord, Reply};
 use super::descriptors::Handed;
@@ -22,14 +22,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a restorer may take for one step.
+/// Time limit for one request to a restorer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The descriptor under which a restorer finds its channel.
+/// Descriptor number of a restorer's channel.
 pub(super) const CHANNEL: i32 = 3;
-/// The one under which it finds the socket at which a later daemon comes back, if there is one.
+/// Descriptor number of the listening socket at which a later daemon reconnects, if there is one.
 pub(super) const RETURN: i32 = 4;
 
-/// What must be added to this machine's clocks so that the tree's never go back.
+/// Offsets to add to this machine's clocks so that the tree's clocks never go back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffsets {
     /// For `CLOCK_MONOTONIC`.
@@ -38,7 +38,8 @@ pub struct ClockOffsets {
     pub boot_ns: i64,
 }
 
-/// A restorer of this machine. Dropping it before [`Restorer::go`] ends it with all it has made; afterwards it stays.
+/// A restorer on this machine. Dropping it before [`Restorer::go`] kills the restorer and its tree; afterwards both
+/// stay.
 #[derive(Debug)]
 pub struct Restorer {
     pub(super) channel: UnixStream,
@@ -48,17 +49,17 @@ pub struct Restorer {
 }
 
 impl Restorer {
-    /// Starts `program` with `arguments`, which must come to [`serve`](super::serve), in new PID, IPC and mount namespaces and
-    /// the calling thread's network namespace.
+    /// Starts `program` with `arguments` in new PID, IPC and mount namespaces and in the calling thread's network
+    /// namespace. The program must call [`serve`](super::serve).
     ///
     /// # Errors
-    /// What the kernel says; namespaces need `CAP_SYS_ADMIN`.
+    /// The kernel's error; new namespaces need `CAP_SYS_ADMIN`.
     pub fn start(program: &Path, arguments: &[&str], offsets: ClockOffsets) -> Result<Self> {
         Self::start_with(program, arguments, offsets, None)
     }
 
-    /// The same for a daemon that may die: once everything has its state ([`Restorer::frozen`]), the restorer outlives its
-    /// channel, and waits at `back` for another one ([`Restorer::adopt`]).
+    /// Starts a restorer that survives the daemon. Once the tree has all of its state ([`Restorer::frozen`]), the
+    /// restorer outlives its channel and waits at `back` for another daemon ([`Restorer::adopt`]).
     ///
     /// # Errors
     /// As [`Restorer::start`].
@@ -91,11 +92,11 @@ impl Restorer {
         Ok(restorer)
     }
 
-    /// The restorer of a daemon that has died, at the socket which that gave it; none if the tree runs already, or the
-    /// restorer has died with it.
+    /// Connects to the restorer of a daemon that has died, at the socket given to that restorer. Returns `None` if
+    /// the tree runs already or the restorer has died too.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn adopt(pid: i32, back: &Path) -> Result<Option<Self>> {
         let coming = || format!("coming back to restorer {pid}");
         let channel = match UnixStream::connect(back) {
@@ -112,15 +113,17 @@ impl Restorer {
         }))
     }
 
-    /// The root of its tree, in the caller's PID namespace; none before there is one, and when it has ended.
+    /// Returns the root of the restorer's tree, in the caller's PID namespace; `None` before the root exists and
+    /// after it has ended.
     ///
     /// # Errors
-    /// What procfs says.
+    /// The error of procfs.
     pub fn root(&self) -> Result<Option<i32>> {
         Ok(children(self.pid)?.first().copied())
     }
 
-    /// Whether the restorer has ended, after [`Restorer::go`]: with it the last of its tree. Does not wait.
+    /// Returns true if the restorer has ended after [`Restorer::go`], and with it the last process of its tree. Does
+    /// not wait.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let mut poll = libc::pollfd {
@@ -128,7 +131,8 @@ impl Restorer {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one structure, writable for the call; where the restorer is our child nobody else waits for it.
+        // SAFETY: one structure, writable for the call; if the restorer is this process's child, no other code waits
+        // for it.
         unsafe {
             let ended = libc::poll(&raw mut poll, 1, 0) == 1;
             if ended {
@@ -138,37 +142,38 @@ impl Restorer {
         }
     }
 
-    /// Its PID, in the caller's PID namespace.
+    /// Returns the restorer's PID in the caller's PID namespace.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Becomes readable when the tree has ended (see [`Restorer::ended`]).
+    /// Returns a descriptor that becomes readable when the tree has ended (see [`Restorer::ended`]).
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
-    /// Says what the tree may open, which is everything otherwise; before its first tree.
+    /// Limits the files that the tree may open; without a call the tree may open everything. Call this before the
+    /// first tree.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn rights(&mut self, rights: &Rights) -> Result<()> {
         self.ask(Kind::Rights, &encode(rights)?).map(drop)
     }
 
-    /// The original is about to stand still: from now on until the tree runs, the restorer is ahead of ordinary threads of this
-    /// machine, where it may be.
+    /// Announces that the original is about to be stopped. Until the tree runs, the restorer then has a higher
+    /// priority than ordinary threads of this machine, if that is permitted.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn hurry(&mut self) -> Result<()> {
         self.ask(Kind::Hurry, &[]).map(drop)
     }
 
-    /// Makes processes, threads and mappings as they are in `tree`; before the freeze as often as they change, in the freeze
-    /// a last time.
+    /// Creates processes, threads and mappings as in `tree`, or adjusts them to `tree`. Call this before the freeze
+    /// whenever they change, and in the freeze a last time.
     ///
     /// # Errors
     /// [`Error::Refused`] if this machine cannot take the tree.
@@ -179,28 +184,28 @@ impl Restorer {
     /// Writes memory.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn pages(&mut self, pages: Pages) -> Result<()> {
         let (front, content) = pages.into_message()?;
         self.pages_message(&[front, content])
     }
 
-    /// The same as a message, which may have come in parts. The restorer alone reads it.
+    /// Writes memory from an encoded message in one or more parts. Only the restorer decodes the message.
     ///
     /// # Errors
-    /// What the restorer says, also of a message that makes no sense.
+    /// The restorer's error, also for a malformed message.
     pub fn pages_message<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> Result<()> {
         self.ask_with(Kind::Pages, parts).map(drop)
     }
 
-    /// Gives the processes their descriptors as they are while the original runs: what [`Tracker::descriptors`] gave, after the
-    /// tree of the same round. `sockets` are copies of those that are new ([`Sockets::fresh`]).
+    /// Gives the processes their descriptors while the original runs: the result of [`Tracker::descriptors`], after
+    /// the tree of the same round. `sockets` are copies of the new sockets ([`Sockets::fresh`]).
     ///
     /// [`Tracker::descriptors`]: crate::process::donor::Tracker::descriptors
     /// [`Sockets::fresh`]: crate::process::sockets::Sockets::fresh
     ///
     /// # Errors
-    /// [`Error::Refused`] if this machine cannot take them; then this restorer can no more be used.
+    /// [`Error::Refused`] if this machine cannot take them; this restorer cannot be used any more.
     pub fn descriptors(
         &mut self,
         found: &Descriptors,
@@ -209,7 +214,7 @@ impl Restorer {
         self.hand_over(Kind::Descriptors, found, sockets)
     }
 
-    /// The same of the stopped tree, behind its last tree and pages.
+    /// Gives the processes the stopped tree's descriptors, after its last tree and pages.
     ///
     /// # Errors
     /// As [`Self::descriptors`].
@@ -239,22 +244,22 @@ impl Restorer {
         self.answer().map(drop)
     }
 
-    /// Whether processes and threads could get such a state, as far as it is known while the original runs: what
-    /// [`Tracker::outlook`] gave, after the tree of the same round.
+    /// Tests if processes and threads could get their state, as far as it is known while the original runs: the
+    /// result of [`Tracker::outlook`], after the tree of the same round.
     ///
     /// [`Tracker::outlook`]: crate::process::donor::Tracker::outlook
     ///
     /// # Errors
-    /// [`Error::Refused`] if this machine cannot give it to them.
+    /// [`Error::Refused`] if this machine cannot set such a state.
     pub fn outlook(&mut self, outlook: &Frozen) -> Result<()> {
         self.ask(Kind::Outlook, &encode(outlook)?).map(drop)
     }
 
-    /// Gives processes and threads their state, and takes their locks. From now on they are complete, and stand still. Gives the
-    /// exclusive locks that somebody else has, most likely the donor.
+    /// Gives processes and threads their state, and takes their locks. The tree is then complete, and stopped.
+    /// Returns the exclusive locks that another process holds, most likely one of the donor's.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn frozen(&mut self, frozen: &Frozen) -> Result<Vec<WantedLock>> {
         match self.ask(Kind::Frozen, &encode(frozen)?)? {
             Reply::Locks(contended) => Ok(contended),
@@ -262,26 +267,27 @@ impl Restorer {
         }
     }
 
-    /// The locks that [`Restorer::frozen`] gave to an earlier daemon, or this one.
+    /// Returns the locks that [`Restorer::frozen`] has returned to this daemon or an earlier one.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn contended_locks(&mut self) -> Result<Vec<WantedLock>> {
         self.locks(LockWord::List)
     }
 
-    /// Takes a step of the hand-over of these locks, when the donor has; gives those of which somebody else still has that part.
+    /// Takes a step of the locks' hand-over, after the donor has. Returns the locks of which another process still
+    /// holds that part.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn advance_locks(&mut self, step: LockStep) -> Result<Vec<WantedLock>> {
         self.locks(LockWord::Advance(step))
     }
 
-    /// The tree goes without these locks.
+    /// Lets the tree be resumed without these locks.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn renounce_locks(&mut self) -> Result<()> {
         self.locks(LockWord::Renounce).map(drop)
     }
@@ -294,21 +300,21 @@ impl Restorer {
         }
     }
 
-    /// Compares what was made with the original, after its state.
+    /// Compares the restored tree, after it has its state, with the original.
     ///
     /// # Errors
-    /// [`Error::Refused`] names what differs.
+    /// [`Error::Refused`] names the differences.
     pub fn compare(&mut self, original: &Digest) -> Result<()> {
         self.ask(Kind::Digest, &encode(original)?).map(drop)
     }
 
-    /// Lets the tree's connections go on that an earlier daemon restored: the commit must be certain. `unfinished` are those of
-    /// which [`Sockets::unfinished`] told it.
+    /// Activates the tree's connections that an earlier daemon restored. The commit must be certain. `unfinished` are
+    /// the connections that [`Sockets::unfinished`] returned to the earlier daemon.
     ///
     /// [`Sockets::unfinished`]: crate::process::sockets::Sockets::unfinished
     ///
     /// # Errors
-    /// What procfs says.
+    /// The error of procfs.
     pub fn wake(&self, unfinished: &[(TcpStatic, TcpDynamic)]) -> Result<()> {
         for pid in inspect::tree(self.pid)? {
             left::finish_all(pid, unfinished)
@@ -317,11 +323,11 @@ impl Restorer {
         Ok(())
     }
 
-    /// Lets the tree run: the commit must be certain. From now on the tree outlives the daemon. Gives the locks that it had and
-    /// that somebody else has here.
+    /// Resumes the tree. The commit must be certain, since the tree then outlives the daemon. Returns the locks that
+    /// the tree has lost, because another process holds them here.
     ///
     /// # Errors
-    /// What the restorer says.
+    /// The restorer's error.
     pub fn go(&mut self) -> Result<Vec<String>> {
         let reply = self.ask(Kind::Go, &[])?;
         self.gone = true;
@@ -331,10 +337,10 @@ impl Restorer {
         })
     }
 
-    /// Waits for the root of the tree to end; gives its wait status.
+    /// Waits for the root of the tree to end. Returns its wait status.
     ///
     /// # Errors
-    /// The restorer died, and all with it; or it took longer than `limit`.
+    /// The restorer died and its tree with it, or `limit` has passed.
     pub fn ended(&mut self, limit: Duration) -> Result<i32> {
         let waiting = || "waiting for the tree's end".to_owned();
         self.channel
@@ -376,7 +382,8 @@ impl Drop for Restorer {
         if self.gone {
             return;
         }
-        // SAFETY: no pointers but null ones are passed; the descriptor is our own child's, whom nobody else waits for.
+        // SAFETY: no pointers but null ones are passed; the descriptor is of this process's own child, which no other
+        // code waits for.
         unsafe {
             let process = self.process.as_raw_fd();
             libc::syscall(
@@ -391,7 +398,7 @@ impl Drop for Restorer {
     }
 }
 
-/// A child in namespaces of its own, with a descriptor that stands for it.
+/// Starts a child in its own namespaces. Returns its PID and a PID file descriptor.
 fn spawn(
     program: &Path,
     arguments: &[&str],
@@ -414,13 +421,13 @@ fn spawn(
         (libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_PIDFD) as u64;
     how.pidfd = (&raw mut process).addr() as u64;
     how.exit_signal = libc::SIGCHLD as u64;
-    // SAFETY: `how` has the kernel's layout; without CLONE_VM the child has a copy of everything, and makes nothing but
+    // SAFETY: `how` has the kernel's layout; without CLONE_VM the child has a copy of all memory, and makes only
     // system calls until it executes the program.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of_val(&how)) };
     if pid == 0 {
         // SAFETY: all pointers are to memory that the copy has too, each list ends with a null.
         unsafe {
-            // Both out of the way first: either may lie where the other is to be.
+            // Move both out of the way first: either may have the number that the other needs.
             let high = |fd: i32| libc::fcntl(fd, libc::F_DUPFD, RETURN + 1);
             let (channel, back) = (
                 high(channel.as_raw_fd()),

@@ -16,11 +16,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-/// Serves the channel on descriptor 3 until the tree has ended. To be called first of all by a process that
-/// [`Restorer::start`](super::Restorer::start) started; gives its exit code.
+/// Serves the channel on descriptor 3 until the tree has ended. A process started by
+/// [`Restorer::start`](super::Restorer::start) must call this first of all. Returns the exit code of the process.
 #[must_use]
 pub fn serve() -> i32 {
-    // SAFETY: who starts a restorer leaves the channel there, and nothing else in this process knows of it.
+    // SAFETY: the daemon that starts a restorer leaves the channel there, and no other code in this process uses it.
     let channel = unsafe { OwnedFd::from_raw_fd(CHANNEL) };
     let Ok((mut channel, back)) = make_room(channel, way_back()) else {
         return 1;
@@ -35,15 +35,16 @@ pub fn serve() -> i32 {
     }
 }
 
-/// Where a later daemon comes back, if this one wants that.
+/// Returns the listening socket for a later daemon, if this daemon has passed one.
 fn way_back() -> Option<OwnedFd> {
     // SAFETY: no pointers are passed.
     let is_there = unsafe { libc::fcntl(RETURN, libc::F_GETFD) } >= 0;
-    // SAFETY: who starts a restorer leaves nothing else there, and nothing else in this process knows of it.
+    // SAFETY: the daemon that starts a restorer leaves nothing else there, and no other code in this process uses it.
     is_there.then(|| unsafe { OwnedFd::from_raw_fd(RETURN) })
 }
 
-/// Obeys until the tree runs; nothing if the daemon hung up before all of it was there.
+/// Handles requests until the tree runs. Returns `None` if the daemon closed the channel before the tree was
+/// complete.
 fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Option<Restoration>> {
     let mut restoration = Restoration::default();
     let talking = || "the channel".to_owned();
@@ -118,7 +119,7 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
     }
 }
 
-/// Does as it is told about locks; gives those that somebody else still has.
+/// Handles a request about locks. Returns the locks that another process still holds.
 fn locks(restoration: &mut Restoration, bytes: &[u8]) -> Result<Vec<WantedLock>> {
     match postcard::from_bytes(bytes).map_err(|_| Error::Image("a word about locks"))? {
         _ if !restoration.is_complete() => Err(Error::Image("locks before the state")),
@@ -131,18 +132,21 @@ fn locks(restoration: &mut Restoration, bytes: &[u8]) -> Result<Vec<WantedLock>>
     }
 }
 
-/// Connections may be awake. One that cannot be abandoned is closed as it is.
+/// Resets the tree's connections, which may be active already. A connection that cannot be abandoned is closed as it
+/// is.
 fn abandon() {
     let _ = left::abandon_all(std::process::id().cast_signed());
 }
 
-/// Who comes later finds nobody, and so knows that it runs. Husks may have copies of it.
+/// Shuts the listening socket down, so that a later daemon cannot connect and knows that the tree runs. Closing would
+/// not suffice, as empty processes may have copies.
 fn close_way_back(back: &UnixListener) {
     // SAFETY: no pointers are passed.
     unsafe { libc::shutdown(back.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
-/// Says what is missing, if anything is, with what watches it. A daemon that has hung up is noticed by who reads next.
+/// Sends the missing ranges and the descriptors that watch them. If the daemon has closed the channel, the next
+/// receive fails.
 fn hand_over(channel: &mut UnixStream, watched: &Watched) -> io::Result<()> {
     let reply = Reply::Following(watched.missing.clone());
     let fds: Vec<BorrowedFd<'_>> = watched.userfaults.iter().map(AsFd::as_fd).collect();
@@ -152,7 +156,7 @@ fn hand_over(channel: &mut UnixStream, watched: &Watched) -> io::Result<()> {
     }
 }
 
-/// What comes next; nothing if the daemon has hung up, in whatever way.
+/// Receives the next message; `None` if the daemon has closed the channel or died.
 fn received<'a>(
     channel: &mut UnixStream,
     memory: &'a mut Vec<u8>,
@@ -168,25 +172,25 @@ fn hung_up(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Leaves all low numbers to the tree's descriptors.
+/// Frees all low descriptor numbers for the tree's descriptors.
 fn make_room(
     channel: OwnedFd,
     back: Option<OwnedFd>,
 ) -> Result<(UnixStream, Option<UnixListener>)> {
-    // What a panic says would go into a file of the tree.
+    // A panic message would be written into a file of the tree.
     std::panic::set_hook(Box::new(|_| {}));
     Stock::raise_limit()?;
     let channel = Stock::lift_own(channel)?;
     let back = back.map(Stock::lift_own).transpose()?;
     let last = Stock::callers_floor()? - 1;
-    // SAFETY: no pointers are passed; nothing in this process has descriptors but these two, which are above.
+    // SAFETY: no pointers are passed; this process uses no descriptors but these two, which are above `last`.
     unsafe { libc::syscall(libc::SYS_close_range, 0, last, 0) };
     Ok((UnixStream::from(channel), back.map(UnixListener::from)))
 }
 
-/// A name, a session, mounts of its own, and a `/proc` of its own PID namespace.
+/// Sets up a name, a session, a private mount namespace, and a `/proc` of the own PID namespace.
 fn set_up() -> Result<()> {
-    // A program whose session the first process of its namespace led finds one of that number here.
+    // A program whose session leader was the first process of its PID namespace finds a session of that number here.
     // SAFETY: no pointers are passed.
     check_long(unsafe { libc::setsid() }.into()).context(|| "a session".to_owned())?;
     let name =
@@ -200,7 +204,7 @@ fn set_up() -> Result<()> {
         Some(c"proc"),
         libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
     )?;
-    // Terminals of the tree keep their numbers, whatever the host has; where there is no such directory, there are none.
+    // With a private devpts, terminals of the tree keep their numbers. Without the directory, there are no terminals.
     let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
     let _ = mount(c"devpts", c"/dev/pts", Some(c"devpts"), flags);
     Ok(())
@@ -223,7 +227,7 @@ fn mount(source: &CStr, target: &CStr, kind: Option<&CStr>, flags: libc::c_ulong
         .context(|| format!("mounting {}", target.to_string_lossy()))
 }
 
-/// Sets the clocks of processes that are made from now on.
+/// Sets the clocks of processes made from here on.
 fn start(bytes: &[u8]) -> Result<()> {
     let offsets = channel::decode_offsets(bytes).ok_or(Error::Image("clocks"))?;
     if offsets == ClockOffsets::default() {
@@ -243,7 +247,7 @@ fn start(bytes: &[u8]) -> Result<()> {
     std::fs::write("/proc/self/timens_offsets", text).context(doing)
 }
 
-/// Waits for all children, the tree's and those it leaves behind; tells when the root ends.
+/// Reaps all children, of the tree and orphaned ones. Reports when the root ends.
 fn reap(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
     let root = restoration.root();
     let userfaults = std::mem::take(&mut restoration.watched.userfaults);
@@ -252,7 +256,7 @@ fn reap(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
             Ok(channel) => drop(std::thread::spawn(move || {
                 following::keep(channel, userfaults)
             })),
-            // With it the kernel ends the tree, whose memory the daemon still watches.
+            // When this process ends, the kernel ends the tree, and the daemon still watches the tree's memory.
             Err(_) => return 1,
         }
     }
@@ -263,7 +267,7 @@ fn reap(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
         // SAFETY: `status` is writable and outlives the call.
         let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
         if pid == root && !libc::WIFSTOPPED(status) {
-            // The daemon may be gone, or another in its place.
+            // The daemon may have died, or been replaced by another.
             let _ = channel::answer(&mut channel, &Reply::Ended(status));
             code = if libc::WIFEXITED(status) {
                 libc::WEXITSTATUS(status)

@@ -1,4 +1,4 @@
-//! The descriptors of a husk, which takes them from the restorer.
+//! Descriptor table of an empty process, and its transfer from the restorer.
 
 use super::husk::{Husk, Script};
 use crate::process::error::{Error, Result};
@@ -6,14 +6,14 @@ use crate::process::files::{OwnWatch, Place};
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
-/// Numbers between the tree's and the door's, so that it need not be moved for each new one.
+/// Free numbers between the tree's and the socket's, so that not every new descriptor moves the socket.
 const ROOM: u32 = 64;
 
-/// A husk's descriptor table: what is at which number.
+/// Descriptor table of an empty process, by number.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots {
     places: BTreeMap<u32, Place>,
-    /// By which the husk gets more.
+    /// Number of the socket over which the process receives descriptors.
     door: Option<u32>,
 }
 
@@ -24,19 +24,19 @@ impl Slots {
         })
     }
 
-    /// The number that the kernel gives next.
+    /// Returns the number that the kernel assigns next.
     pub fn lowest_free(&self) -> u32 {
         let free = |number: &u32| !self.places.contains_key(number) && self.door != Some(*number);
         (0..).find(free).unwrap_or(0)
     }
 
-    /// By which number the husk gets more; an error once it has all.
+    /// Returns the number of the receiving socket; an error after it was closed.
     pub fn door(&self) -> Result<u32> {
         self.door
             .ok_or(Error::Image("descriptors behind the state"))
     }
 
-    /// One more than the highest number.
+    /// Returns the highest number plus one.
     fn end(&self) -> u32 {
         self.places.keys().next_back().map_or(0, |last| last + 1)
     }
@@ -49,13 +49,13 @@ fn move_door(script: &mut Script, from: u32, to: u32) {
 }
 
 impl Husk {
-    /// Whether it has just these descriptors.
+    /// Returns true if the process has exactly these descriptors.
     pub fn has(&self, places: &[Place]) -> bool {
         let slots = self.slots.borrow();
         slots.places.len() == places.len() && places.iter().all(|place| slots.has(place))
     }
 
-    /// Brings the descriptors to these; what is there already stays.
+    /// Adjusts the descriptors to `places`, and keeps the ones already there.
     pub fn fill(&self, places: Vec<Place>) -> Result<()> {
         let mut slots = self.slots.borrow_mut();
         let end = places.iter().map(|place| place.number + 1).max();
@@ -89,17 +89,18 @@ impl Husk {
         self.run(script).map(drop)
     }
 
-    /// Takes open files from the restorer. The kernel gives the lowest free number, so that each call's result is known before it is
-    /// made.
+    /// Receives open files from the restorer. The kernel assigns the lowest free number, so each call's result is
+    /// known in advance.
     fn take(&self, slots: &mut Slots, missing: Vec<Place>, script: &mut Script) -> Result<()> {
         let mut given = 0;
         let close_on_exec = libc::O_CLOEXEC as u64;
         for place in missing {
-            // The door stands above all numbers.
+            // The receiving socket has a higher number than all of these.
             while slots.places.contains_key(&given) {
                 given += 1;
             }
-            // SAFETY: the stock has an open file at this number as long as it lives, and lives as long as the husk takes from it.
+            // SAFETY: the store keeps an open file at this number as long as the store exists, and outlives this
+            // transfer.
             let fd = unsafe { BorrowedFd::borrow_raw(place.from.cast_signed()) };
             script.receive(&self.door, slots.door()?, fd)?;
             let [given, to] = [given, place.number].map(u64::from);
@@ -120,7 +121,8 @@ impl Husk {
         Ok(())
     }
 
-    /// Puts the door where it is in nobody's way; of a copy of the restorer that has it at another number.
+    /// Moves the receiving socket, which a copy of the restorer has under another number, out of the way of the
+    /// tree's descriptors.
     pub fn place_door(&self) -> Result<()> {
         let mut script = self.script();
         move_door(&mut script, self.door.number(), ROOM);
@@ -128,7 +130,7 @@ impl Husk {
         self.run(script).map(drop)
     }
 
-    /// Closes the door, once for all who share the table: it has all descriptors.
+    /// Closes the receiving socket, once for all processes that share the table, when all descriptors have arrived.
     pub fn close_door(&self) -> Result<()> {
         let Some(door) = self.slots.borrow_mut().door.take() else {
             return Ok(());
@@ -138,7 +140,7 @@ impl Husk {
         self.run(script).map(drop)
     }
 
-    /// Makes entries of epoll sets again, so that they belong to this process.
+    /// Registers entries of epoll sets again, so that they belong to this process.
     pub fn watch_again(&self, watches: &[OwnWatch]) -> Result<()> {
         let mut script = self.script();
         for watch in watches {
@@ -159,7 +161,8 @@ impl Husk {
         self.run(script).map(drop)
     }
 
-    /// Makes a terminal the controlling one of the session that this process leads, and `group` its foreground group.
+    /// Makes a terminal the controlling terminal of the session that this process leads, and `group` its foreground
+    /// group.
     pub fn take_terminal(&self, slave: BorrowedFd<'_>, group: i32) -> Result<()> {
         let mut script = self.script();
         let fd = self.receive(&mut script, slave)?;

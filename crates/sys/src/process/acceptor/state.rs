@@ -1,4 +1,4 @@
-//! State of a process and its threads, given to a complete husk.
+//! State of a process and its threads, set in a complete empty process.
 
 use super::credentials;
 use super::husk::{Husk, Part, Script, run_all};
@@ -23,15 +23,15 @@ const SET_MDWE: u64 = 65;
 /// `PR_TIMER_CREATE_RESTORE_IDS`.
 const RESTORE_IDS: u64 = 77;
 
-/// A husk, the process that it becomes, and that process's state.
+/// An empty process, the process that it becomes, and the state of that process.
 pub(super) type Becoming<'a> = (&'a Husk, &'a Process, &'a FrozenProcess);
 
-/// Gives husks all state but registers. What threads must do themselves they do at the same time.
+/// Gives empty processes all state but registers. Threads make their own calls at the same time.
 pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()> {
     for (husk, _, _) in all {
         super::mapper::lock(husk)?;
     }
-    // A script counts on the lowest free descriptor: those who share a table take turns.
+    // A script relies on the lowest free descriptor number, so processes that share a table take turns.
     let (alone, sharing): (Vec<&Becoming<'_>>, Vec<&Becoming<'_>>) = all
         .iter()
         .partition(|(_, process, _)| process.table_of.is_none());
@@ -44,7 +44,7 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
     }
     for (husk, _, state) in all {
         match husk.who {
-            // None is above what the husk has: it sets them itself.
+            // No limit is above the process's present one, so the process sets the limits itself.
             Some(_) => own_limits(husk, &state.limits)?,
             None => limits(husk.pid, &state.limits)?,
         }
@@ -65,7 +65,7 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
             husk.run(script)?;
         }
     }
-    // First threads last: credentials that another thread changes make its process undumpable.
+    // First threads come last and set the dumpable flag, which a change of another thread's credentials would clear.
     for first in [false, true] {
         restore_threads(all, &shared, objects, first)?;
     }
@@ -75,14 +75,14 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
     let threads: Vec<_> = threads.collect();
     let scheduled = share_out(&threads, |(tid, thread)| {
         schedule(**tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
-        // A husk in a hurry has none.
+        // A thread with a raised priority has no timer slack, so the slack is set after the scheduling.
         set_timer_slack_ns(**tid, thread.timer_slack_ns);
         Ok(())
     });
     scheduled.into_iter().collect()
 }
 
-/// Signals that the process will have waiting, or that its timers may send, as a set.
+/// Returns the signals that will be pending for the process or that its timers may send, as a set.
 pub(super) fn signals_to_come(state: &FrozenProcess) -> u64 {
     let of_threads = state.threads.iter().flat_map(|thread| &thread.pending);
     let waiting = state.pending.iter().chain(of_threads);
@@ -94,9 +94,9 @@ pub(super) fn signals_to_come(state: &FrozenProcess) -> u64 {
         .fold(0, |set, signal| set | 1 << (signal - 1))
 }
 
-/// What a process's first thread does for all of it.
+/// Prepares the calls that a process's first thread makes for the whole process.
 fn process_part<'a>((husk, process, state): Becoming<'a>, objects: &Objects) -> Result<Part<'a>> {
-    // At once: husks have the socket by which it comes in common.
+    // Run these calls at once: all empty processes share the socket over which the file arrives.
     let mut script = husk.script();
     let executable = husk.receive(&mut script, objects.file(process.executable))?;
     husk.run(script)?;
@@ -121,15 +121,15 @@ fn process_part<'a>((husk, process, state): Becoming<'a>, objects: &Objects) -> 
     })
 }
 
-/// Whether the process comes into its working directory with the restorer's rights, where the policy lets it have one that it may not
-/// enter, or as whoever it is in the end.
+/// Returns true if the process enters its working directory with the restorer's rights, since the policy allows a
+/// directory that the process itself may not enter. Otherwise the process enters it with its final credentials.
 fn enters_early(husk: &Husk, state: &FrozenProcess, objects: &Objects) -> bool {
     let directory = Path::new(OsStr::from_bytes(&state.directory));
     husk.who.is_none() && objects.rights().exempts(directory)
 }
 
-/// Gives all first threads their state, or all others: as many at the same time as have room in the stubs of their husks. `shared` has
-/// the number of filters that the threads of each process have in common.
+/// Gives all first threads, or all others, their state. As many scripts as the stubs can hold run at the same time.
+/// `shared` is the number of filters that the threads of each process have in common.
 fn restore_threads(
     all: &[Becoming<'_>],
     shared: &[usize],
@@ -165,7 +165,7 @@ fn restore_threads(
                 parts.push(part);
                 continue;
             }
-            // A script as long as that has the stub for itself, part by part.
+            // A script this long has the stub for itself and runs in parts.
             let mut script = husk.script();
             thread_script(*of, (*tid, thread), shared[at], objects, &mut script)?;
             husk.run_in(Tracee { tid: *tid }, script)?;
@@ -185,18 +185,18 @@ fn thread_script(
     if tid == husk.pid {
         let is_there = husk.directory.as_ref() == Some(&state.directory);
         if !enters_early(husk, state, objects) && !is_there {
-            // As whoever it is now.
+            // With the thread's final credentials.
             change_directory(script, state)?;
         }
-        // Changed credentials make a process undumpable.
+        // A change of credentials makes a process undumpable.
         let dumpable = state.dumpable.min(1);
         script.attempt(libc::SYS_prctl, &[libc::PR_SET_DUMPABLE as u64, dumpable]);
     }
     Ok(())
 }
 
-/// Whether a husk can come to such a state: who its threads are, and its working directory. A husk with the restorer's rights finds
-/// only directories that are not there.
+/// Tests if an empty process can get this state: its threads' credentials and its working directory. With the
+/// restorer's rights, the test detects only missing directories.
 pub(super) fn try_out(husk: &Husk, state: &FrozenProcess) -> Result<()> {
     if let Some(who) = &husk.who {
         for thread in &state.threads {
@@ -206,7 +206,7 @@ pub(super) fn try_out(husk: &Husk, state: &FrozenProcess) -> Result<()> {
     if husk.directory.as_ref() == Some(&state.directory) {
         return Ok(());
     }
-    // Where it is until it gets its state is nobody's matter.
+    // Entering the directory early does no harm: the process does not use it before it gets its state.
     let mut script = husk.script();
     change_directory(&mut script, state)?;
     husk.run(script).map(drop)
@@ -218,7 +218,7 @@ fn change_directory(script: &mut Script, state: &FrozenProcess) -> Result<()> {
     Ok(())
 }
 
-/// What would stand in the way of mapping memory.
+/// Adds the calls that would prevent mapping memory, as the last ones.
 fn last_words(script: &mut Script, state: &FrozenProcess) {
     if state.locks != 0 {
         script.call("mlockall", libc::SYS_mlockall, &[state.locks]);
@@ -246,7 +246,7 @@ fn memory_fields(script: &mut Script, state: &FrozenProcess, executable: u64) ->
 }
 
 fn actions(script: &mut Script, state: &FrozenProcess) -> Result<()> {
-    // What has come to the husk while it was made is forgotten: an ignored signal does not wait.
+    // Ignoring a signal discards pending ones, so the process loses signals received while it was made.
     let ignore = script.words(&[libc::SIG_IGN as u64, 0, 0, 0])?;
     for (number, action) in (1u64..).zip(&state.actions) {
         if [libc::SIGKILL as u64, libc::SIGSTOP as u64].contains(&number) {
@@ -296,7 +296,7 @@ fn timers(husk: &Husk, script: &mut Script, state: &FrozenProcess) -> Result<()>
     if state.posix_timers.is_empty() {
         return Ok(());
     }
-    // Linux 6.15 gives the number that is asked for; before, numbers come one after the other.
+    // Linux 6.15 can assign the requested number. Older kernels assign numbers one after the other.
     let mut ask = husk.script();
     ask.attempt(libc::SYS_prctl, &[RESTORE_IDS, 1, 0, 0, 0]);
     let chooses = husk.run(ask)?.results[0] == 0;
@@ -377,8 +377,8 @@ fn thread_calls(
         })?;
     }
     credentials::calls(husk, thread, shared_filters, script)?;
-    // The kernel follows addresses of the image from here on (an abort handler of rseq runs when the thread is preempted): with
-    // no more rights than the image's.
+    // The kernel follows these addresses of the image from here on (an abort handler of rseq runs when the thread is
+    // preempted). By now the thread has no more rights than the original.
     registrations(thread, script)?;
     let signal = thread.parent_death_signal as u64;
     script.call(
@@ -389,13 +389,13 @@ fn thread_calls(
     Ok(())
 }
 
-/// What each thread has for itself of things that most processes set once.
+/// Sets attributes that each thread has for itself, although most processes set them only once.
 fn habits(thread: &FrozenThread, script: &mut Script) {
     let persona = u64::from(thread.personality);
     script.call("personality", libc::SYS_personality, &[persona]);
     let priority = u64::from(thread.io_priority);
     script.call("ioprio_set", libc::SYS_ioprio_set, &[1, 0, priority]);
-    // PR_TSC_ENABLE is how threads begin.
+    // PR_TSC_ENABLE is the mode of new threads.
     if thread.time_stamps == libc::PR_TSC_SIGSEGV as u32 {
         let mode = u64::from(thread.time_stamps);
         let arguments = [libc::PR_SET_TSC as u64, mode];
@@ -409,7 +409,7 @@ fn habits(thread: &FrozenThread, script: &mut Script) {
     );
 }
 
-/// What a thread has told the kernel of places in its memory.
+/// Registers the places in memory that the thread has told the kernel.
 fn registrations(thread: &FrozenThread, script: &mut Script) -> Result<()> {
     let (address, bytes) = thread.robust_list;
     if address != 0 {
@@ -434,7 +434,7 @@ fn registrations(thread: &FrozenThread, script: &mut Script) -> Result<()> {
         script.call("rseq", libc::SYS_rseq, &arguments);
     }
     let (address, flags, bytes) = thread.alternate_stack;
-    // The kernel says so itself while a thread is on it, and takes it from nobody.
+    // The kernel reports this flag while a thread is on the stack, and rejects it as an argument.
     let flags = flags & !(libc::SS_ONSTACK as u32);
     let stack = script.words(&[address, u64::from(flags), bytes])?;
     script.call("sigaltstack", libc::SYS_sigaltstack, &[stack, 0]);
@@ -465,7 +465,7 @@ fn limits(pid: i32, limits: &[Limit]) -> Result<()> {
         if (present.rlim_cur, present.rlim_max) == (limit.soft, limit.hard) {
             continue;
         }
-        // SAFETY: `wanted` is readable and outlives the call; nothing is asked back.
+        // SAFETY: `wanted` is readable and outlives the call; no old value is requested.
         let outcome =
             unsafe { libc::prlimit64(pid, resource, &raw const wanted, std::ptr::null_mut()) };
         if outcome < 0 {
@@ -480,7 +480,7 @@ fn limits(pid: i32, limits: &[Limit]) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file of the process in procfs unless it says so already.
+/// Writes a procfs file of the process unless the file has that value already.
 fn set_file(pid: i32, name: &str, value: &str) -> Result<()> {
     let path = format!("/proc/{pid}/{name}");
     let present = std::fs::read_to_string(&path).unwrap_or_default();
@@ -515,7 +515,7 @@ fn schedule(tid: i32, wanted: &Scheduling) -> io::Result<()> {
     if wanted.affinity.is_empty() {
         set = [!0; 128];
     }
-    // SAFETY: `set` has as many readable bytes as is said and outlives the call.
+    // SAFETY: `set` has as many readable bytes as the call is told, and outlives the call.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_sched_setaffinity,
@@ -525,7 +525,7 @@ fn schedule(tid: i32, wanted: &Scheduling) -> io::Result<()> {
         )
     };
     match check_long(outcome).map(drop) {
-        // None of its processors is here: all will do.
+        // None of the thread's processors exists here, so the thread may use all.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         other => other,
     }

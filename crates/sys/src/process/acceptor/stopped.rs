@@ -1,4 +1,4 @@
-//! Processes that job control has stopped.
+//! Processes stopped by job control.
 
 use super::husk::Husk;
 use crate::process::error::{Context, unexpected};
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Stops the husks of stopped processes, so that they stay so when they are let go. What parents get of it meanwhile is still
-/// forgotten; a parent that knows of the stop already waits for it here.
+/// Stops the empty processes of stopped originals, so that they stay stopped when they are resumed. Signals that
+/// parents receive for this stop are discarded later. A parent that has collected the stop at the donor collects it
+/// here too.
 pub(super) fn stop(tree: &Tree, husks: &[Option<Husk>], frozen: &Frozen) -> Result<()> {
     for ((process, husk), state) in tree.processes.iter().zip(husks).zip(&frozen.processes) {
         let (Some(husk), Some(state)) = (husk, state) else {
@@ -30,7 +31,7 @@ pub(super) fn stop(tree: &Tree, husks: &[Option<Husk>], frozen: &Frozen) -> Resu
             script.call("rt_sigaction", libc::SYS_rt_sigaction, &arguments);
             husk.run(script)?;
         }
-        // SAFETY: no pointers are passed; a husk is ours alone.
+        // SAFETY: no pointers are passed; an empty process belongs to the restorer alone.
         let outcome = unsafe { libc::kill(husk.pid, signal) };
         check_long(outcome.into()).context(|| format!("stopping {}", husk.pid))?;
         for tid in &husk.threads {
@@ -53,8 +54,8 @@ pub(super) fn stop(tree: &Tree, husks: &[Option<Husk>], frozen: &Frozen) -> Resu
     Ok(())
 }
 
-/// Whether no process of a group has a parent in another group of its session: the kernel does not stop processes of such a group
-/// but by `SIGSTOP`. The root's parent does not count.
+/// Returns true if a process group is orphaned: no member has a parent in another group of its session. The kernel
+/// stops members of such a group only by `SIGSTOP`. The root's parent does not count.
 fn is_orphaned(tree: &Tree, group: i32) -> bool {
     let mut members = tree
         .processes
@@ -70,7 +71,7 @@ fn is_orphaned(tree: &Tree, group: i32) -> bool {
     })
 }
 
-/// Lets a thread run until it has stopped with its process; it comes to no instruction before.
+/// Resumes a thread until it has stopped with its process. The thread executes no instruction before the stop.
 fn wait_until_stopped(tracee: Tracee, signal: i32) -> Result<()> {
     let mut give = 0;
     loop {
@@ -78,7 +79,7 @@ fn wait_until_stopped(tracee: Tracee, signal: i32) -> Result<()> {
         match wait_for(tracee.tid, LIMIT)? {
             Stop::Group(_) => return Ok(()),
             Stop::Signal(received) if received == signal => give = signal,
-            // What has come to the husk while it was made is of no matter.
+            // Discard signals that the process received while it was made.
             Stop::Signal(_) | Stop::Interrupt => give = 0,
             Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
             other => return Err(unexpected(&format!("stopping a husk gave {other:?}"))),

@@ -1,4 +1,4 @@
-//! A husk's threads.
+//! Threads of an empty process.
 
 use super::husk::Husk;
 use crate::process::error::{Error, Result};
@@ -14,7 +14,7 @@ const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_THREAD
     | libc::CLONE_SYSVSEM;
 
-/// Brings the threads of a husk to those of `process`.
+/// Makes and ends threads until the empty process has the threads of `process`.
 pub(super) fn reconcile(husk: &mut Husk, process: &Process) -> Result<()> {
     let surplus: Vec<i32> = husk
         .threads

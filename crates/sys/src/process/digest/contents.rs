@@ -1,4 +1,4 @@
-//! What is in pipes and unix sockets. All of it stays there.
+//! Checksums of the data in pipes and Unix sockets. All data stays there.
 
 use crate::process::error::{Context, Result};
 use crate::process::files::{pipe_content, unix_queue};
@@ -7,7 +7,7 @@ use crate::sockopt::get_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// Reads descriptors of a process, which the caller sees under this number.
+/// Reader for the descriptors of a process, by its PID as the caller sees it.
 #[derive(Debug)]
 pub(super) struct Contents {
     pid: i32,
@@ -20,7 +20,8 @@ impl Contents {
         Ok(Self { pid, process })
     }
 
-    /// The checksum of what waits behind a descriptor; nothing where nothing can wait, or it is another's to compare.
+    /// Returns the checksum of the data that waits at a descriptor; `None` if no data can wait there, or if the data is
+    /// compared elsewhere.
     pub fn checksum(&self, number: u32, link: &str, flags: u32) -> Result<Option<u32>> {
         let reading = || format!("what descriptor {number} of process {} has", self.pid);
         let reads = flags as i32 & (libc::O_ACCMODE | libc::O_PATH) != libc::O_WRONLY;
@@ -42,12 +43,13 @@ impl Contents {
     }
 }
 
-/// Of a stream the bytes and descriptors count, wherever the kernel keeps them apart; of others each message, and who sent it.
+/// Returns the checksum of a socket's queue. In a stream, bytes and descriptors count, but not the kernel's boundaries
+/// between them; in other sockets, each message and its sender's name count.
 fn queue(socket: &OwnedFd) -> io::Result<u32> {
     let kind = get_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE)?;
     let stream = kind == libc::SOCK_STREAM;
     let messages = match unix_queue(socket.as_fd(), kind != libc::SOCK_DGRAM) {
-        // It listens, or was never connected.
+        // The socket listens, or was never connected.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTCONN)) => {
             return Ok(0);
         }

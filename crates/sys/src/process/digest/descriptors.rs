@@ -1,4 +1,4 @@
-//! Descriptors, as procfs shows them on any machine.
+//! Checksums of descriptors, as procfs shows them on any machine.
 
 use super::contents::Contents;
 use super::{Digest, Part, Standing, locks};
@@ -8,7 +8,7 @@ use crate::process::procfs;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Flags of an open file that say how it may be used.
+/// Flags of an open file that determine its use.
 const FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_NONBLOCK
@@ -17,7 +17,7 @@ const FLAGS: i32 = libc::O_ACCMODE
     | libc::O_ASYNC
     | libc::O_PATH;
 
-/// Adds all descriptors of a process.
+/// Adds the checksums of all descriptors of a process.
 pub(super) fn add(digest: &mut Digest, process: i32, stands: &Standing<'_>) -> Result<()> {
     let pid = stands.pid;
     let contents = Contents::of(pid)?;
@@ -52,7 +52,8 @@ pub(super) fn add(digest: &mut Digest, process: i32, stands: &Standing<'_>) -> R
     Ok(())
 }
 
-/// What is the same on every machine: no number of an inode, and no name that leads nowhere.
+/// Returns the part of a link that is the same on every machine: without inode numbers, and `None` for a name that
+/// leads nowhere.
 pub(super) fn name(link: &str) -> Option<&str> {
     let deleted = link.ends_with(" (deleted)") && !link.starts_with("/memfd:");
     match link.split_once(":[") {

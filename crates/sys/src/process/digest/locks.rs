@@ -1,10 +1,12 @@
-//! Locks on files. What was made of a tree gets them when it is let go; until then they are what it is to get.
+//! Checksums of locks on files. A restored tree gets its locks when it resumes; until then, its planned locks are
+//! compared.
 
 use crate::process::files::image::{Lock, LockHolder};
 use crate::process::files::{FdInfo, Image};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// By the lowest descriptor of the same file, since the kernel shows a process's own at each: its checksum, if there are any.
+/// Returns the checksum of locks, or `None` if there are none. A lock counts at the lowest descriptor of its file,
+/// because the kernel shows a process's own locks at each of them.
 pub(super) fn checksum(infos: &BTreeMap<u32, FdInfo>, locks: &[(u32, Lock)]) -> Option<u32> {
     let file = |info: &FdInfo| (info.mount, info.inode);
     let mut first: BTreeMap<(u32, u64), u32> = BTreeMap::new();
@@ -28,7 +30,7 @@ pub(super) fn checksum(infos: &BTreeMap<u32, FdInfo>, locks: &[(u32, Lock)]) -> 
     (!text.is_empty()).then(|| crc32c::crc32c(text.join("\n").as_bytes()))
 }
 
-/// As the kernel shows them.
+/// Returns the locks that the kernel shows.
 pub(super) fn shown(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
     let of_one = |(number, info): (&u32, &FdInfo)| {
         let locks = info.locks(0).unwrap_or_default();
@@ -38,7 +40,7 @@ pub(super) fn shown(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
     infos.iter().flat_map(of_one).collect()
 }
 
-/// Those that a process, as it sees itself, is to get.
+/// Returns the locks that a process will get, by the PID that the process itself sees.
 pub(crate) fn planned(image: &Image, pid: i32) -> Vec<(u32, Lock)> {
     let mut found = Vec::new();
     for (table, has) in image

@@ -1,4 +1,4 @@
-//! What is mapped, and what is in it.
+//! Checksums of mappings and their content.
 
 use super::{Digest, Part, Standing};
 use crate::process::donor::{data_ranges, read_padded, scan_guards, scan_own};
@@ -10,12 +10,13 @@ use crate::process::system_v::MAPPED;
 use std::fs::File;
 use std::io;
 
-/// Bytes read together.
+/// Bytes that are read at once.
 const CHUNK: u64 = 1 << 20;
 
 const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
 
-/// Adds what is mapped. Neighbours that are alike count as one: whether the kernel keeps them apart depends on how they came to be.
+/// Adds the mappings of a process. Adjacent mappings with equal properties count as one: their boundaries in the kernel
+/// depend on the way in which they were made.
 pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapLine]) {
     let lines = of_program(process, lines);
     let process = process.pid;
@@ -33,7 +34,8 @@ pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapL
     }
 }
 
-/// Not what is the kernel's, nor what stands for that where the kernel is another.
+/// Returns the program's mappings, without the kernel's, and without memory that replaces the kernel's if the kernels
+/// differ.
 fn of_program(process: &Process, lines: &[MapLine]) -> Vec<MapLine> {
     let kernels = process.mappings.iter();
     let kernels: Ranges = kernels
@@ -56,10 +58,10 @@ fn of_program(process: &Process, lines: &[MapLine]) -> Vec<MapLine> {
 
 fn kind(line: &MapLine) -> (i32, bool, &[u8]) {
     let name: &[u8] = match line.name.as_slice() {
-        // Names by place, which are no property of the mapping.
+        // Names that tell only the place of a mapping, which is no property of the mapping.
         b"[heap]" | b"[stack]" | b"/dev/zero" => b"",
         name if name.starts_with(MAPPED) => MAPPED,
-        // One that was removed or renamed may be shown by another name, in the same directory.
+        // A file that was removed or renamed may be shown by another name in the same directory.
         name if line.shared && name.starts_with(b"/") && !name.starts_with(b"/memfd:") => {
             let directory = name.iter().rposition(|byte| *byte == b'/');
             &name[..=directory.unwrap_or(0)]
@@ -69,7 +71,7 @@ fn kind(line: &MapLine) -> (i32, bool, &[u8]) {
     (line.protection, line.shared, name)
 }
 
-/// Adds what is in private mappings, page by page; a page of zeros is as none.
+/// Adds the content of private mappings, page by page; a page of zeros counts as no page.
 pub(super) fn add_content(
     digest: &mut Digest,
     process: &Process,
@@ -119,7 +121,7 @@ pub(super) fn add_content(
     Ok(())
 }
 
-/// The kernel writes into the area of restartable sequences on which processor a thread is.
+/// Zeroes the areas of restartable sequences, where the kernel writes the processor of each thread.
 fn blank_areas(state: &FrozenProcess, at: u64, bytes: &mut [u8]) {
     for area in state.threads.iter().filter_map(|thread| thread.rseq) {
         let inside = |address: u64| address.saturating_sub(at).min(bytes.len() as u64) as usize;
@@ -143,7 +145,7 @@ fn of_pages(mut checksum: u32, at: u64, bytes: &[u8]) -> u32 {
     checksum
 }
 
-/// The content of shared memory.
+/// Returns the checksum of the content of shared memory.
 pub(crate) fn of_file(file: &File) -> io::Result<u32> {
     let size = file.metadata()?.len();
     let mut buffer = vec![0; CHUNK as usize];

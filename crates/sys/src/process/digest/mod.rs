@@ -1,7 +1,7 @@
-//! Checksums of a tree that stands still: its registers, memory and descriptors. The donor takes them of the original, the acceptor
-//! of what it has made; where both agree, nothing differs.
+//! Checksums of a stopped tree: registers, memory and descriptors. The donor computes them of the original, the
+//! acceptor of the restored tree; if both agree, nothing differs.
 //!
-//! Contents are hashed by CRC-32C, which notices what goes wrong by mistake. Who means harm is kept out by the channel.
+//! Contents are hashed by CRC-32C, which detects accidental errors. The channel keeps attackers out.
 
 mod contents;
 mod descriptors;
@@ -23,7 +23,7 @@ pub(crate) use locks::planned as planned_locks;
 pub(crate) use memory::of_file;
 pub(crate) use registers::of_thread;
 
-/// Most differences that are named.
+/// Most differences that an error names.
 const NAMED_MAX: usize = 8;
 
 /// Checksums of all parts of a tree.
@@ -32,28 +32,28 @@ pub struct Digest {
     parts: BTreeMap<Part, u32>,
 }
 
-/// A part of a tree. Processes and threads are named as they see themselves.
+/// A part of a tree. Processes and threads are identified by the IDs that they see themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum Part {
-    /// That something is mapped, and how.
+    /// A mapping and its properties.
     Mapping { process: i32, start: u64, end: u64 },
     /// The private content of a mapping.
     Content { process: i32, start: u64, end: u64 },
-    /// Where guard pages are.
+    /// Addresses of guard pages.
     Guards { process: i32 },
-    /// The registers of a thread.
+    /// Registers of a thread.
     Thread { process: i32, thread: i32 },
-    /// Under which name a descriptor was opened, where that is still its name.
+    /// Name under which a descriptor was opened, if the file still has that name.
     Name { process: i32, number: u32 },
-    /// How a descriptor is open.
+    /// Properties with which a descriptor is open.
     Descriptor { process: i32, number: u32 },
     /// The content of shared memory, by index in the tree.
     Shared(u32),
-    /// What waits in a pipe or a unix socket.
+    /// Data that waits in a pipe or a Unix socket.
     Queue { process: i32, number: u32 },
-    /// Of which open file a descriptor is, if of one that others have too.
+    /// Open file of a descriptor, if the file has other descriptors too.
     Sharing { process: i32, number: u32 },
-    /// Locks on files.
+    /// Locks on files that a process has.
     Locks { process: i32 },
 }
 
@@ -95,26 +95,27 @@ impl Digest {
         self.parts.insert(part, checksum);
     }
 
-    /// Adds what a process has but its registers, which the donor knows and the acceptor reads back.
+    /// Adds all parts of a process except its registers, which the donor knows and the acceptor reads back.
     pub(crate) fn add_process(&mut self, process: &Process, stands: &Standing<'_>) -> Result<()> {
         memory::add_mappings(self, process, &stands.lines);
         memory::add_content(self, process, stands)?;
         descriptors::add(self, process.pid, stands)
     }
 
-    /// Adds which descriptors are of one open file. Processes are named as they see themselves, and as the caller sees them.
+    /// Adds the groups of descriptors that refer to one open file. A process is given by the PID that it sees itself,
+    /// and the PID that the caller sees.
     pub(crate) fn add_sharing(&mut self, processes: &[(i32, i32)]) -> Result<()> {
         sharing::add(self, processes)
     }
 
-    /// Says that the original is like what was made of it, or what differs.
+    /// Compares the digests of the original and of the restored tree.
     ///
     /// # Errors
-    /// [`Error::Refused`] names what differs.
+    /// [`Error::Refused`] names the parts that differ.
     pub fn compare(&self, other: &Self) -> Result<()> {
         let here = self.parts.iter();
         let differs = |(part, checksum): &(&Part, &u32)| other.parts.get(*part) != Some(*checksum);
-        // What was deleted may have another name there.
+        // A deleted file may have another name at the acceptor.
         let more = (other.parts.keys())
             .filter(|part| !matches!(part, Part::Name { .. }) && !self.parts.contains_key(part));
         let mut parts: Vec<Part> = (here.filter(differs).map(|(part, _)| *part))
@@ -144,16 +145,16 @@ impl Checked for Digest {
     }
 }
 
-/// A process that stands still.
+/// A stopped process.
 #[derive(Debug)]
 pub(crate) struct Standing<'a> {
-    /// As the caller sees it.
+    /// PID as the caller sees it.
     pub pid: i32,
-    /// What it maps, without what is ours.
+    /// Mappings of the process, without the mappings that Holdfast added.
     pub lines: Vec<MapLine>,
     pub memory: &'a Memory,
     pub state: &'a FrozenProcess,
-    /// Locks that it is to get, by descriptor; where that is not said, it has them.
+    /// Locks that the process will get, by descriptor; `None` if it has them already.
     pub locks: Option<Vec<(u32, Lock)>>,
 }
 

@@ -1,4 +1,4 @@
-//! Which descriptors are of one open file, so that they have one position and one set of flags.
+//! Groups of descriptors that refer to one open file, and so have one position and one set of flags.
 
 use super::{Digest, Part};
 use crate::process::error::{Context, Result};
@@ -7,15 +7,15 @@ use crate::process::procfs;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// A process as it sees itself, and a number of its.
+/// A process by the PID that it sees itself, and a descriptor number.
 type Own = (i32, u32);
-/// The same process as the caller sees it.
+/// The same process by the PID that the caller sees, and the number.
 type Seen = (i32, u32);
 
-/// Adds, for each descriptor of an open file that has several, the first of them. Processes are named as they see themselves, and as
-/// the caller sees them.
+/// Adds, for each descriptor of an open file that has several, the first one. A process is given by the PID that it
+/// sees itself, and the PID that the caller sees.
 pub(super) fn add(digest: &mut Digest, processes: &[(i32, i32)]) -> Result<()> {
-    // Only what has one name can be one.
+    // Only descriptors with the same name can refer to one open file.
     let mut alike: BTreeMap<String, Vec<(Own, Seen)>> = BTreeMap::new();
     for (own, pid) in processes {
         for number in procfs::numbers(&format!("/proc/{pid}/fd"), *pid)? {
@@ -37,7 +37,7 @@ pub(super) fn add(digest: &mut Digest, processes: &[(i32, i32)]) -> Result<()> {
     Ok(())
 }
 
-/// Those of one open file together. The kernel tells no identity, but an order.
+/// Groups descriptors by open file. The kernel shows no identity of an open file, but an order.
 fn groups(descriptors: Vec<(Own, Seen)>) -> Result<Vec<Vec<Own>>> {
     let mut files: Vec<(Seen, Vec<Own>)> = Vec::new();
     for (own, seen) in descriptors {

@@ -1,4 +1,4 @@
-//! Our stub and a `userfaultfd` in a process that goes on to run.
+//! Stub and `userfaultfd` of the tracker in a process that runs on.
 
 use super::chain;
 use super::halt::Halted;
@@ -14,10 +14,10 @@ use std::time::Duration;
 
 /// `UFFD_USER_MODE_ONLY`.
 const USER_MODE_ONLY: u64 = 1;
-/// Signals that do nothing unless they are caught: `SIGURG`, `SIGWINCH`, `SIGCHLD`, `SIGCONT`.
+/// Signals without effect unless a program catches them: `SIGURG`, `SIGWINCH`, `SIGCHLD`, `SIGCONT`.
 const HARMLESS: [i32; 4] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD, libc::SIGCONT];
 
-/// What of ours is in a process.
+/// The tracker's objects in a process.
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub process: OwnedFd,
@@ -26,7 +26,7 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
-    /// Puts stub and `userfaultfd` into a process that stands still.
+    /// Puts stub and `userfaultfd` into a stopped process.
     pub fn make(halted: &Halted, maps: &[MapLine]) -> Result<Self> {
         let process = pidfd_open(halted.pid)?;
         let tracee = halted.first();
@@ -46,12 +46,12 @@ impl Attachment {
         })
     }
 
-    /// Takes the stub out of the process again.
+    /// Unmaps the stub from the process.
     pub fn remove(&self, halted: &Halted, maps: &[MapLine]) -> Result<()> {
         remove_safely(&self.stub, halted, maps)
     }
 
-    /// Whether the process still has the stub: not after `exec`.
+    /// Returns true if the process still has the stub, which `exec` removes.
     pub fn is_in(&self, maps: &[MapLine]) -> bool {
         let (start, end) = (self.stub.address, self.stub.address + STUB_BYTES);
         let ours = |map: &&MapLine| map.start >= start && map.end <= end;
@@ -63,12 +63,12 @@ impl Attachment {
     }
 }
 
-/// How batches end in a thread.
+/// Determines how batches end in a thread.
 pub(super) fn exit_of(pid: i32, tid: i32) -> Result<Exit> {
     Ok(exit_for(pid, &Status::read(pid, tid)?))
 }
 
-/// How batches end in the thread of process `pid` that procfs describes so.
+/// Determines how batches end in a thread of process `pid` with this procfs status.
 pub(super) fn exit_for(pid: i32, status: &Status) -> Exit {
     let [of_thread, of_process, _, _, caught] = status.signals;
     let waiting = of_thread | of_process;
@@ -77,7 +77,8 @@ pub(super) fn exit_for(pid: i32, status: &Status) -> Exit {
         HARMLESS.iter().find(is_outside).copied()
     };
     let signal = outside(caught | waiting);
-    // A program that catches all of them would get one if its tracer died. No SIGCONT, which takes stops away.
+    // If a program catches all of them, the signal reaches the program when its tracer dies. SIGCONT is then
+    // excluded, as it would cancel stops.
     let signal = signal.or_else(|| outside(waiting).filter(|signal| *signal != libc::SIGCONT));
     let signal = signal.unwrap_or(HARMLESS[0]);
     Exit {
@@ -101,20 +102,20 @@ fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine], exit: Exit) -> Res
             libc::SYS_mmap,
             map(address + PAGE, STUB_BYTES - PAGE, writable),
         ),
-        // A child would have what nobody takes away.
+        // A child must not inherit the mapping, as the tracker could not remove it there.
         (
             libc::SYS_madvise,
             [address, STUB_BYTES, libc::MADV_DONTFORK as u64, 0, 0, 0],
         ),
     ];
     make_calls(tracee, memory, maps, exit, &calls)?;
-    // Fails if the mapping did.
+    // Fails if the mapping failed.
     memory.write_any(address, stub_code())?;
     memory.write(address + PAGE, &[0])?;
     Ok(address)
 }
 
-/// Makes calls in the first thread of a process that has no stub. What they return is not told.
+/// Makes calls in the first thread of a process that has no stub. The calls' results are not returned.
 pub(super) fn make_calls(
     tracee: Tracee,
     memory: &Memory,
@@ -131,7 +132,7 @@ pub(super) fn make_calls(
     Ok(())
 }
 
-/// Takes a stub out of a process that may outlive its tracer.
+/// Unmaps a stub from a process that may outlive its tracer.
 fn remove_safely(stub: &Stub, halted: &Halted, maps: &[MapLine]) -> Result<()> {
     let calls = [(libc::SYS_munmap, [stub.address, STUB_BYTES, 0, 0, 0, 0])];
     if chain::run(halted.first(), &halted.memory, maps, stub.exit, &calls)? {
@@ -140,7 +141,7 @@ fn remove_safely(stub: &Stub, halted: &Halted, maps: &[MapLine]) -> Result<()> {
     remove(stub, halted.first(), maps, &halted.memory)
 }
 
-/// Takes a stub out of a process, by an instruction of the process's own.
+/// Unmaps a stub from a process, by an instruction of the process's own.
 fn remove(stub: &Stub, tracee: Tracee, maps: &[MapLine], memory: &Memory) -> Result<()> {
     let gadget = call_instruction(memory, maps)?;
     LoneCall::remove(stub, tracee, gadget)?.finish().map(drop)
@@ -167,7 +168,7 @@ fn run_one(stub: &Stub, halted: &Halted, call: Call) -> std::io::Result<i64> {
     value(outcome.results.first().copied().unwrap_or(-1))
 }
 
-/// The result of a system call as the kernel gives it.
+/// Converts the result of a system call as the kernel returns it.
 pub(crate) fn value(result: i64) -> std::io::Result<i64> {
     if (-4095..0).contains(&result) {
         return Err(std::io::Error::from_raw_os_error(-result as i32));
@@ -175,7 +176,7 @@ pub(crate) fn value(result: i64) -> std::io::Result<i64> {
     Ok(result)
 }
 
-/// One call without a stub, by an instruction that the process already has.
+/// Makes one call without a stub, by an instruction that the process already has.
 fn call_once(tracee: Tracee, gadget: u64, number: libc::c_long, arguments: &[u64]) -> Result<i64> {
     LoneCall::begin(tracee, gadget, number, arguments)?.finish()
 }
@@ -190,7 +191,7 @@ pub(crate) struct LoneCall {
 }
 
 impl LoneCall {
-    /// Takes a stub out of a process, by an instruction `syscall` of the process's own.
+    /// Begins to unmap a stub from a process, by an instruction `syscall` of the process's own.
     pub fn remove(stub: &Stub, tracee: Tracee, gadget: u64) -> Result<Self> {
         let arguments = [stub.address, STUB_BYTES];
         Self::begin(tracee, gadget, libc::SYS_munmap, &arguments)
@@ -213,7 +214,8 @@ impl LoneCall {
         })?;
         let mask = tracee.mask()?;
         tracee.set_mask(!0)?;
-        // No single step: the kernel would take a handler of the signal away that tells of it.
+        // Not by a single step: it is reported by `SIGTRAP`, and the kernel would reset the program's handler of that
+        // signal.
         tracee.resume_to_call()?;
         Ok(Self {
             tracee,
@@ -223,14 +225,14 @@ impl LoneCall {
         })
     }
 
-    /// Waits for its end, after which the thread is as before; gives the result.
+    /// Waits for the call's end, restores the thread, and returns the result.
     pub fn finish(self) -> Result<i64> {
         let tracee = self.tracee;
         let mut stopped = false;
         let mut next = || -> Result<Option<Stop>> {
             match wait_for(tracee.tid, Duration::from_secs(10))? {
                 Stop::Ended(_) => Err(Error::Gone(tracee.tid)),
-                // It waits until the thread runs on.
+                // Sent again below, to wait until the thread runs on.
                 Stop::Signal(libc::SIGSTOP) => {
                     stopped = true;
                     Ok(None)
@@ -242,7 +244,7 @@ impl LoneCall {
         let mut ended = None;
         while borders < 2 && ended.is_none() {
             match next()? {
-                // All signals are blocked.
+                // All signals are blocked, so a SIGTRAP marks the border of the call.
                 Some(Stop::Call | Stop::Signal(libc::SIGTRAP)) => borders += 1,
                 None | Some(Stop::Group(_) | Stop::Interrupt) => {}
                 other => ended = other,
@@ -254,7 +256,7 @@ impl LoneCall {
         let result = tracee.registers()?.rax as i64;
         tracee.set_registers(&self.before)?;
         if self.before.in_call() {
-            // Only where a thread looks for signals does the kernel restart the call in which it was.
+            // The kernel restarts an interrupted call only where a thread checks for signals, so pass such a point.
             tracee.interrupt()?;
             tracee.resume(0)?;
             while !matches!(next()?, Some(Stop::Interrupt | Stop::Group(_))) {
@@ -273,7 +275,7 @@ impl LoneCall {
     }
 }
 
-/// Where in the process the instruction `syscall` is.
+/// Returns the address of an instruction `syscall` in the process.
 pub(crate) fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64> {
     let vdso_first = |map: &&MapLine| (map.name != b"[vdso]", map.start);
     let mut executable: Vec<&MapLine> = maps
@@ -289,7 +291,7 @@ pub(crate) fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64>
     Err(unexpected("no system call instruction in the process"))
 }
 
-/// Where in a range the instruction `syscall` is, if the range can be read.
+/// Returns the address of an instruction `syscall` in a range, if the range can be read.
 pub(crate) fn call_instruction_in(memory: &Memory, start: u64, end: u64) -> Option<u64> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let mut bytes = vec![0; (end - start).min(16 << 20) as usize];
@@ -298,7 +300,7 @@ pub(crate) fn call_instruction_in(memory: &Memory, start: u64, end: u64) -> Opti
     Some(start + at as u64)
 }
 
-/// A free place for the stub, far from where anything is put by itself.
+/// Returns a free range for the stub, far from addresses that the kernel assigns by itself.
 fn gap(maps: &[MapLine]) -> Result<u64> {
     super::gap::find(
         &maps
@@ -310,7 +312,7 @@ fn gap(maps: &[MapLine]) -> Result<u64> {
     .ok_or_else(|| unexpected("no free addresses in the process"))
 }
 
-/// Mappings that are the process's own.
+/// Returns the process's own mappings, without the stub's.
 pub(super) fn own_maps(
     pid: i32,
     attachment: Option<&Attachment>,
@@ -324,13 +326,13 @@ pub(super) fn own_maps(
     without_stub(maps, attachment)
 }
 
-/// The same of mappings that were read already.
+/// Removes the stub's mappings from mappings that were read already.
 pub(super) fn without_stub(
     mut maps: Vec<MapLine>,
     attachment: Option<&Attachment>,
 ) -> Result<Vec<MapLine>> {
     if let Some(attachment) = attachment {
-        // In the middle of `exec` the memory that was known is there for a moment still, and this is of the next.
+        // During `exec` the known memory exists for a moment longer, while these mappings are the next program's.
         if !attachment.is_in(&maps) {
             return Err(unexpected("mappings of a process that calls exec"));
         }

@@ -1,4 +1,4 @@
-//! Memory of a stopped tree that stays behind, and follows it when it runs elsewhere.
+//! The donor's part in post-copy: memory of a stopped tree is sent after the tree resumed on the acceptor.
 
 use super::freeze::StoppedTree;
 use crate::process::error::{Error, Result};
@@ -11,19 +11,20 @@ use crate::process::ranges::Ranges;
 use crate::process::trace::Memory;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Mappings whose pages go with the process: what is locked must be there, the kernel grows stacks itself, and of what it may drop or
-/// wipe only it knows what is there.
+/// Mappings whose pages are always sent before the tree resumes. Locked pages must be present, the kernel grows
+/// stacks itself, and of memory that the kernel may drop or wipe, only the kernel knows the present pages.
 const GOES: u32 = Advice::LOCKED
     | Advice::LOCKED_ON_FAULT
     | Advice::GROWS_DOWN
     | Advice::DROPPABLE
     | Advice::WIPE_ON_FORK;
 
-/// With a page that somebody waits for its neighbours are sent, as far as they are in the same piece of so many bytes.
+/// Size in bytes of the aligned block that is sent with a wanted page.
 const NEIGHBOURS: u64 = 16 * PAGE;
 
 impl StoppedTree {
-    /// Leaves behind what of the memory may follow, of what is still to be read. What threads and kernel touch first is not left.
+    /// Leaves unread memory to post-copy and returns its ranges. Pages that threads and the kernel touch first are
+    /// not left behind.
     pub fn leave_behind(&mut self, state: &Frozen) -> Missing {
         let processes = self.tree().processes.iter().zip(&state.processes);
         let may: Vec<Ranges> = processes
@@ -47,7 +48,7 @@ impl StoppedTree {
         }
     }
 
-    /// The processes, by index in the tree, as this thread sees them; for [`Behind::new`].
+    /// Returns the processes' PIDs as this thread sees them, by index in the tree; for [`Behind::new`].
     #[must_use]
     pub fn process_ids(&self) -> Vec<Option<i32>> {
         let tracked = self.tracker.processes.iter();
@@ -68,8 +69,8 @@ fn may_follow(mappings: &[Mapping]) -> Ranges {
         .collect()
 }
 
-/// Pages that a thread goes on at, and those that the kernel touches where it cannot wait: when a thread is put together, and when
-/// it ends.
+/// Returns the pages at which threads continue, and the pages that the kernel touches where it cannot wait: when it
+/// restores a thread, and when a thread ends.
 fn needed<'a>(threads: impl Iterator<Item = &'a FrozenThread>) -> Ranges {
     let mut pages: Vec<(u64, u64)> = Vec::new();
     for thread in threads {
@@ -96,18 +97,18 @@ fn needed<'a>(threads: impl Iterator<Item = &'a FrozenThread>) -> Ranges {
     pages.into_iter().collect()
 }
 
-/// Memory that was left behind, of processes that stand still.
+/// Memory of stopped processes that was left to post-copy.
 #[derive(Debug)]
 pub struct Behind {
     memories: Vec<Option<Memory>>,
     unsent: BTreeMap<u32, Table>,
-    /// All of what is unsent is there; else there may be holes in it.
+    /// True if all unsent ranges are mapped; otherwise they may have holes.
     exact: bool,
     wanted: VecDeque<Want>,
 }
 
 impl Behind {
-    /// Of these processes, by index in their tree, this.
+    /// Opens the memory of processes, given by index in their tree, to send the missing ranges.
     ///
     /// # Errors
     /// A process has ended.
@@ -124,12 +125,12 @@ impl Behind {
         })
     }
 
-    /// Somebody waits for this page.
+    /// Queues a page that a thread at the acceptor waits for.
     pub fn want(&mut self, want: Want) {
         self.wanted.push_back(want);
     }
 
-    /// The acceptor lacks these and nothing else, about, whatever was sent.
+    /// Replaces the unsent ranges by the acceptor's list, which is approximate, whatever was sent before.
     pub fn lacks(&mut self, missing: &Missing) {
         self.wanted.clear();
         self.exact = false;
@@ -139,14 +140,14 @@ impl Behind {
             .collect();
     }
 
-    /// Bytes that were not sent yet.
+    /// Returns the number of bytes that were not sent yet.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.unsent.values().map(Table::bytes).sum()
     }
 
-    /// Takes what is to be sent next: what somebody waits for, with neighbours, and whether it is that; or the first `limit` bytes
-    /// of the rest. Nothing when all was sent.
+    /// Reads the next pages to send: a wanted page with its block, and true; or else the first `limit` bytes of the
+    /// rest, and false. Returns `None` when all pages were sent.
     ///
     /// # Errors
     /// A page cannot be read.
@@ -155,7 +156,7 @@ impl Behind {
             let Some(table) = self.unsent.get_mut(&want.process) else {
                 continue;
             };
-            // On its way already, else.
+            // A page outside of the table was sent already.
             if table.source(want.address).is_some() {
                 let start = want.address & !(NEIGHBOURS - 1);
                 let places = table.take(start, start + NEIGHBOURS);
@@ -184,7 +185,7 @@ impl Behind {
             pages.bytes.resize(at + length, 0);
             match memory.read(place.start, &mut pages.bytes[at..]) {
                 Ok(()) => pages.runs.push(run(process, place.start, length as u64)),
-                // Between places that are missing there may be some where nothing is mapped.
+                // Approximate ranges may include addresses that are not mapped.
                 Err(error) if !self.exact && is_nowhere(&error) => {
                     pages.bytes.truncate(at);
                     read_each(memory, process, place, &mut pages)?;

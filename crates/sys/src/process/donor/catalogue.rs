@@ -1,4 +1,4 @@
-//! Files and shared memory that the mappings of a tree refer to, each looked at once.
+//! Files and shared memory that the mappings of a tree refer to, each inspected once.
 
 use crate::process::error::Error;
 use crate::process::error::{Context, Result};
@@ -18,24 +18,24 @@ use std::os::unix::fs::MetadataExt;
 /// Device and inode.
 type Identity = ((u32, u32), u64);
 
-/// Stands for the device of System V memory: no real one has these numbers.
+/// Pseudo-device for System V memory. No real device has these numbers.
 const SEGMENTS: (u32, u32) = (0xfff, 0xf_ffff);
 
-/// What mappings refer to, by index.
+/// Objects that mappings refer to, by index.
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
     pub files: Vec<BackingFile>,
     pub shared: Vec<Shared>,
     file_index: HashMap<(Identity, Vec<u8>), u32>,
     shared_index: HashMap<Identity, u32>,
-    /// A handle of each shared memory.
+    /// An open handle of each shared memory object.
     handles: Vec<File>,
-    /// Opened when it is needed first.
+    /// Opened at its first use.
     segments: Option<Table>,
 }
 
 impl Catalogue {
-    /// The mapping that a line describes; nothing for what is not the process's.
+    /// Returns the mapping that a line describes; `None` for a mapping that is not the process's own.
     pub fn mapping(&mut self, pid: i32, map: &MapLine) -> Result<Option<Mapping>> {
         let backing = match classify(map) {
             Class::Nothing => return Ok(None),
@@ -44,7 +44,7 @@ impl Catalogue {
             }
             Class::Kernel(name) => Backing::Kernel(name),
             Class::Anonymous(name) => Backing::Anonymous(name),
-            // Written through another mapping: what is there changes while it is looked at.
+            // Another mapping writes the file, so its content changes while it is read.
             Class::File if map.shared && self.is_object(map) => self.shared_file(pid, map)?,
             Class::File => Backing::File {
                 file: self.file(pid, map)?,
@@ -65,7 +65,7 @@ impl Catalogue {
         }))
     }
 
-    /// A file that is written through mappings.
+    /// Adds a file that is written through mappings.
     fn shared_file(&mut self, pid: i32, map: &MapLine) -> Result<Backing> {
         if self.is_object(map) {
             return self.object(pid, map, SharedKind::Anonymous);
@@ -94,7 +94,7 @@ impl Catalogue {
     }
 
     fn segment(&mut self, pid: i32, map: &MapLine, id: i32) -> Result<Backing> {
-        // Numbers of segments may be those of other memory.
+        // Segment IDs may equal inode numbers of other memory.
         let map = MapLine {
             device: SEGMENTS,
             ..map.clone()
@@ -103,7 +103,7 @@ impl Catalogue {
             return self.object(pid, &map, SharedKind::Anonymous);
         }
         let all = self.segments(pid)?;
-        // It may be gone already.
+        // The segment may have been removed already.
         let seen = all.iter().find(|seen| seen.segment.id == id);
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let seen = seen.ok_or_else(missing);
@@ -118,8 +118,8 @@ impl Catalogue {
         self.segments.as_ref().map_or(Ok(Vec::new()), Table::read)
     }
 
-    /// Looks again at the segments of System V of the tree of `root`. Of a tree that stands still `count` says how many mappings it
-    /// has of each, and `pids` who may have made one.
+    /// Updates the System V segments of the tree of `root`. For a stopped tree, `stopped` gives the tree's number of
+    /// mappings of each segment, and the processes that may have created one.
     pub fn follow_segments(
         &mut self,
         root: i32,
@@ -158,7 +158,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Checks that segments of System V are attached as a whole.
+    /// Checks that System V segments are attached as a whole.
     pub fn check_segments(&self, pid: i32, lines: &[MapLine]) -> Result<()> {
         for part in attachments(lines) {
             let segments = self.shared.iter().filter_map(Shared::segment);
@@ -175,7 +175,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Enters what is written through these mappings, so that others of the same files are known to be of that kind.
+    /// Adds the files written through these mappings, so that other mappings of the same files count as shared memory
+    /// too.
     pub fn enter_written(&mut self, pid: i32, lines: &[MapLine]) -> Result<()> {
         for line in lines {
             if matches!(classify(line), Class::SharedFile | Class::RenamedFile) {
@@ -189,7 +190,7 @@ impl Catalogue {
         self.shared_index.contains_key(&(map.device, map.inode))
     }
 
-    /// The index of a process's executable.
+    /// Returns the index of a process's executable.
     pub fn executable(&mut self, pid: i32) -> Result<u32> {
         let path = procfs::link_target(pid, "exe")?;
         let bytes = path.as_os_str().as_bytes();
@@ -207,7 +208,7 @@ impl Catalogue {
         Ok(self.files.len() as u32 - 1)
     }
 
-    /// Device and inode of memory that moves with its mappings.
+    /// Returns device and inode of memory that moves with its mappings.
     pub fn memory(&self) -> BTreeSet<(u64, u64)> {
         let moved = self
             .shared
@@ -216,7 +217,7 @@ impl Catalogue {
         moved.map(Shared::device_and_inode).collect()
     }
 
-    /// A handle of shared memory, by index.
+    /// Returns the handle of a shared memory object, by index.
     pub fn handle(&self, index: usize) -> &File {
         &self.handles[index]
     }
@@ -262,7 +263,7 @@ impl Catalogue {
     }
 }
 
-/// The file behind a mapping, also where no path leads to it.
+/// Opens the file behind a mapping, even if no path leads to it.
 fn open(pid: i32, map: &MapLine) -> Result<File> {
     let link = map_file(pid, map);
     File::open(&link).context(|| format!("{link} ({})", String::from_utf8_lossy(&map.name)))

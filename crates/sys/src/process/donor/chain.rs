@@ -1,6 +1,6 @@
-//! System calls of a process that has no stub (yet, or any more), such that the tracer may die at any moment: each call
-//! returns into `rt_sigreturn`, which makes the next, and the last frame is the thread as it was. All of it lies below the
-//! thread's stack, whose bytes are put back.
+//! System calls in a process that has no stub, such that the tracer may die at any moment. Each call returns into
+//! `rt_sigreturn`, which makes the next call, and the last frame restores the thread's previous state. All frames lie
+//! below the thread's stack, and the previous bytes there are restored.
 
 use super::halt::portable;
 use crate::process::error::{Error, Result, unexpected};
@@ -11,21 +11,22 @@ use std::time::Duration;
 
 /// `syscall; ret`.
 const CALL: &[u8] = &[0x0f, 0x05, 0xc3];
-/// `mov $15, %rax; syscall`, as C libraries and Go have it for their handlers, in two encodings.
+/// `mov $15, %rax; syscall`, in the two encodings with which C libraries and Go return from signal handlers.
 const RETURN: [&[u8]; 2] = [
     &[0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05],
     &[0xb8, 15, 0, 0, 0, 0x0f, 0x05],
 ];
-/// Bytes of a mapping that are searched.
+/// Most bytes of a mapping that are searched.
 const SEARCHED_MAX: u64 = 32 << 20;
-/// What leaf functions use below the stack pointer.
+/// Bytes below the stack pointer that leaf functions use.
 const RED_ZONE: u64 = 128;
-/// Bytes of a frame without vector registers, with a return address below it.
+/// Size in bytes of a frame without vector registers, including a return address below it.
 const FRAME: u64 = 512;
-/// Where in it the frame begins.
+/// Offset at which the frame begins.
 const BEGIN: u64 = 64;
 
-/// Makes calls in a stopped thread; false if its program has not what that takes. What the calls return is not known.
+/// Makes calls in a stopped thread. Returns false if the program lacks the instructions that a chain needs. The
+/// calls' results are unknown.
 pub(super) fn run(
     tracee: Tracee,
     memory: &Memory,
@@ -71,7 +72,8 @@ pub(super) fn run(
         tracee.send(signal);
     }
     if !matches!(outcome, Err(Error::Gone(_))) {
-        // The frames have made the kernel forget how far the call was, and vector registers with it: only the last has them.
+        // The frames have erased the kernel's record of the interrupted call and the vector registers: only the last
+        // frame has them.
         tracee.set_registers(&portable(before))?;
         tracee.set_extended(&chain.extended)?;
         tracee.set_mask(mask)?;
@@ -80,29 +82,29 @@ pub(super) fn run(
     outcome.map(|_| true)
 }
 
-/// Whether code that is there would be gone after the call.
+/// Returns true if the call unmaps the code of this mapping.
 fn takes_away(&(number, [start, bytes, ..]): &Call, map: &MapLine) -> bool {
     number == libc::SYS_munmap && map.start < start.saturating_add(bytes) && start < map.end
 }
 
-/// A call's number and arguments.
+/// Number and arguments of a call.
 type Call = (libc::c_long, [u64; 6]);
 
-/// What the frames are made from.
+/// Data from which the frames are made.
 struct Chain {
-    /// Where `syscall; ret` is, and where what calls `rt_sigreturn`.
+    /// Addresses of `syscall; ret`, and of the code that calls `rt_sigreturn`.
     call: u64,
     back: u64,
-    /// The thread as it was.
+    /// The thread's previous state.
     before: Registers,
     mask: u64,
     extended: Vec<u8>,
-    /// The signals that are blocked meanwhile: all but the last call's.
+    /// Signals blocked during the chain: all but the signal of the last call.
     only: u64,
 }
 
 impl Chain {
-    /// Where the frames go, and their bytes.
+    /// Returns the address and the bytes of the frames.
     fn lay(&self, calls: &[Call], last: Call) -> (u64, Vec<u8>) {
         let room = FRAME * (calls.len() as u64 + 2) + self.extended.len() as u64;
         let base = self.before.rsp.wrapping_sub(RED_ZONE + room) & !63;
@@ -122,14 +124,14 @@ impl Chain {
         (base, bytes)
     }
 
-    /// The thread about to make the call of this number.
+    /// Returns the registers of the thread about to make call `number` of the chain.
     fn making(&self, base: u64, number: u64, what: Call) -> Registers {
         let stack = base + FRAME * number + BEGIN - 8;
         at_call(&self.before, self.call, stack, what)
     }
 }
 
-/// Registers of a thread about to make a call.
+/// Returns the registers of a thread about to make a call.
 fn at_call(before: &Registers, call: u64, stack: u64, (number, arguments): Call) -> Registers {
     let [rdi, rsi, rdx, r10, r8, r9] = arguments;
     Registers {
@@ -147,7 +149,7 @@ fn at_call(before: &Registers, call: u64, stack: u64, (number, arguments): Call)
     }
 }
 
-/// Whether another signal of the same number came meanwhile.
+/// Waits for the end of the chain. Returns true if another signal of the same number came meanwhile.
 fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<bool> {
     let (mut stopped, mut signalled) = (false, false);
     loop {
@@ -169,8 +171,8 @@ fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<bool> {
     Ok(signalled)
 }
 
-/// Where the program has what a chain is made of. The C library and the kernel's own page have it, and are small beside many a
-/// program: the program stands still meanwhile.
+/// Returns the addresses of both code sequences that a chain needs. Small mappings are searched first: the C library
+/// and the vDSO have the sequences and are smaller than many programs, and the program is stopped during the search.
 fn instructions<'a>(
     read: impl Fn(u64, &mut [u8]) -> Result<()>,
     maps: impl Iterator<Item = &'a MapLine>,
@@ -209,7 +211,7 @@ mod tests {
         parse_maps(text.as_bytes()).expect("parses").remove(0)
     }
 
-    /// A program of 100 MiB is not searched where its C library has everything.
+    /// A program of 100 MiB is not searched if its C library has both sequences.
     #[test]
     fn what_is_small_is_searched_first() {
         let maps = [code(0x40_0000, 100 << 20), code(0x7f00_0000_0000, 4096)];
@@ -227,7 +229,7 @@ mod tests {
         assert_eq!(searched.get(), 4096);
     }
 
-    /// What removes a stub is not in the stub.
+    /// Code that unmaps a stub must not lie in that stub.
     #[test]
     fn code_that_a_call_takes_away_is_told() {
         let unmap: Call = (libc::SYS_munmap, [0x20_0000, 8192, 0, 0, 0, 0]);
@@ -239,7 +241,7 @@ mod tests {
         assert!(!takes_away(&map, &code(0x20_0000, 4096)));
     }
 
-    /// One mapping may have the one, and another the other.
+    /// The two sequences may lie in different mappings.
     #[test]
     fn both_may_be_far_from_each_other() {
         let maps = [

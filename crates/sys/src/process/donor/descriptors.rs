@@ -1,4 +1,4 @@
-//! The descriptors of a tree that is watched.
+//! Descriptors of a tracked tree.
 
 use super::freeze::StoppedTree;
 use super::tracker::Tracker;
@@ -15,13 +15,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 impl Tracker {
-    /// The tree's descriptors: all of them at first, then what changed since the last look. To be called after
-    /// [`Tracker::round`], which finds memory that descriptors may share, by a thread in the tree's network namespace.
+    /// Returns the tree's descriptors: all of them at first, then the changes since the last call. Call this after
+    /// [`Tracker::round`], which finds memory that descriptors may share, in a thread in the tree's network
+    /// namespace.
     ///
     /// # Errors
-    /// [`Error::Blocked`] if something that cannot move has appeared; the tree goes on, and is watched still.
+    /// [`Error::Blocked`] if something that cannot move has appeared; the tree runs on, and stays tracked.
     pub fn descriptors(&mut self) -> Result<Descriptors> {
-        // Those that were born since the last round belong to the tree, too.
+        // Processes forked since the last round belong to the tree too.
         let pids = || living_tree(self.root);
         let limits = Limits {
             elsewhere: self.catalogue.memory(),
@@ -47,9 +48,10 @@ impl Tracker {
         Ok(found)
     }
 
-    /// Makes ready what the next freeze reads, from what was listed of [`Tracker::pids`] since the last [`Tracker::descriptors`].
-    /// Of sockets that are `expected` to be seen from beside them no copies will be made. Gives whether that was of use: the
-    /// freeze takes longer where something was opened or closed meanwhile.
+    /// Prepares the reads of the next freeze, from listings of [`Tracker::pids`] made since the last
+    /// [`Tracker::descriptors`]. Sockets that are `expected` to be snapshotted without their descriptors are not
+    /// copied. Returns false if this was of no use, and the freeze takes longer: a descriptor was opened or closed
+    /// meanwhile.
     pub fn expect(&self, listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) -> bool {
         let pids = self.living();
         self.draft.as_ref().is_some_and(|draft| {
@@ -58,13 +60,14 @@ impl Tracker {
         })
     }
 
-    /// The processes that have descriptors, as the caller sees them.
+    /// Returns the PIDs, as the caller sees them, of processes that have descriptors.
     #[must_use]
     pub fn pids(&self) -> Vec<i32> {
         self.living()
     }
 
-    /// Where the tree's TCP and UDP sockets were found by the last [`Tracker::descriptors`], and what they were born with.
+    /// Returns the TCP and UDP sockets that the last [`Tracker::descriptors`] found, with their places and static
+    /// properties.
     pub fn sockets(&self) -> impl Iterator<Item = (FileId, Address, &SocketStatic)> {
         self.draft.iter().flat_map(|draft| {
             let places = draft.places.iter();
@@ -72,7 +75,7 @@ impl Tracker {
         })
     }
 
-    /// Processes that have descriptors.
+    /// Returns the processes that have descriptors.
     fn living(&self) -> Vec<i32> {
         let living = self
             .processes
@@ -81,7 +84,7 @@ impl Tracker {
         living.map(|tracked| tracked.pid).collect()
     }
 
-    /// Says of each process whose descriptor table it shares.
+    /// Records for each process the process with which it shares its descriptor table.
     pub(super) fn find_shared_tables(&self, shapes: &mut [Process]) {
         let living = self.processes.iter().enumerate();
         let living = living.filter(|(_, tracked)| tracked.watched.is_some());
@@ -94,20 +97,20 @@ impl Tracker {
 }
 
 impl StoppedTree {
-    /// What changed of the tree's descriptors since the tracker looked last. Copies of its TCP and UDP sockets are kept from now
-    /// on.
+    /// Returns the changes of the tree's descriptors since the tracker last read them. Copies of the tree's TCP and
+    /// UDP sockets are kept from here on.
     ///
     /// # Errors
-    /// [`Error::Blocked`], [`Error::Socket`]: some blockers come and go, so that another try may succeed.
+    /// [`Error::Blocked`], [`Error::Socket`]: some blockers are temporary, so another attempt may succeed.
     pub fn descriptors(&mut self) -> Result<Descriptors> {
         let frozen = self.draft()?.save_frozen(&self.pids())?;
         self.changed(frozen)
     }
 
-    /// For reading the descriptors beside whatever else is done with the tree.
+    /// Returns a reader of the descriptors that can run in parallel with other work on the tree.
     ///
     /// # Errors
-    /// Nobody looked at them while it ran.
+    /// The descriptors were not read while the tree ran.
     pub fn describer(&self) -> Result<Describer> {
         Ok(Describer {
             draft: Arc::clone(self.draft()?),
@@ -115,11 +118,11 @@ impl StoppedTree {
         })
     }
 
-    /// [`StoppedTree::descriptors`] from what [`Describer::read`] has found. Sockets that were expected to be seen from beside
-    /// them and are `unseen` are copied.
+    /// Completes [`StoppedTree::descriptors`] from the result of [`Describer::read`]. The `unseen` sockets, which
+    /// were expected to be snapshotted and were not, are copied.
     ///
     /// # Errors
-    /// As there.
+    /// As [`StoppedTree::descriptors`].
     pub fn described(
         &mut self,
         Described(mut frozen): Described,
@@ -129,7 +132,7 @@ impl StoppedTree {
         self.changed(frozen)
     }
 
-    /// The processes that have descriptors, as the caller sees them.
+    /// Returns the PIDs, as the caller sees them, of processes that have descriptors.
     #[must_use]
     pub fn pids(&self) -> Vec<i32> {
         self.tracker.living()
@@ -159,7 +162,7 @@ impl StoppedTree {
         Ok(found)
     }
 
-    /// Where sockets are of which there are no copies, since they were seen from beside.
+    /// Returns the places of sockets that were snapshotted, and so not copied.
     pub(super) fn uncopied(&self) -> Vec<Address> {
         let all = self.draft().map(|draft| self.places.all(draft));
         let all = all.unwrap_or_default().into_iter();
@@ -167,24 +170,25 @@ impl StoppedTree {
         uncopied.map(|(_, place)| place).collect()
     }
 
-    /// The addresses of listeners that have connections which wait to be accepted: they do not move with the tree.
+    /// Returns the addresses of listeners with connections that wait to be accepted. Such connections do not move
+    /// with the tree.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn unaccepted(&self) -> Result<Vec<SocketAddr>> {
         Ok(self.sockets.unaccepted()?)
     }
 
-    /// The tree's TCP and UDP sockets.
+    /// Returns the tree's TCP and UDP sockets.
     pub fn sockets(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
         self.sockets.iter()
     }
 
-    /// The state of all sockets but those that are known, connections by `threads` threads. Nothing may reach them any more, nor
-    /// leave them.
+    /// Extracts the state of all sockets except the ones for which `is_known` returns true, connections by `threads`
+    /// threads. No packet may reach or leave the sockets after this.
     ///
     /// # Errors
-    /// [`Error::Socket`]; they go on as before.
+    /// [`Error::Socket`]; the sockets go on unchanged.
     pub fn extract(
         &mut self,
         threads: usize,
@@ -193,49 +197,50 @@ impl StoppedTree {
         Ok(self.sockets.extract(threads, is_known)?)
     }
 
-    /// What of a connection was received and not read, if that is exactly so many bytes. The connection is not touched.
+    /// Returns the received bytes of a connection that were not read, if there are exactly `length`. The connection
+    /// is not touched.
     #[must_use]
     pub fn unread(&self, id: FileId, length: u32) -> Option<Vec<u8>> {
         self.sockets.unread(id, length)
     }
 
-    /// [`StoppedTree::extract`] of one socket.
+    /// Extracts the state of one socket, like [`StoppedTree::extract`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`StoppedTree::extract`].
     pub fn extract_one(&mut self, id: FileId) -> Result<BTreeMap<FileId, SocketState>> {
         Ok(self.sockets.extract_one(id)?)
     }
 }
 
-/// The processes of a tree that have descriptors; only the root where it cannot be listed.
+/// Returns the processes of a tree that have descriptors; only the root if the tree cannot be listed.
 pub(crate) fn living_tree(root: i32) -> Vec<i32> {
     let mut pids = inspect::tree(root).unwrap_or_else(|_| vec![root]);
     pids.retain(|pid| Stat::read(*pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X')));
     pids
 }
 
-/// Reads the descriptors of a tree that stands still.
+/// Reader of the descriptors of a stopped tree.
 #[derive(Debug)]
 pub struct Describer {
     draft: Arc<Draft>,
     pids: Vec<i32>,
 }
 
-/// What it has found, for [`StoppedTree::described`].
+/// Result of [`Describer::read`], for [`StoppedTree::described`].
 #[derive(Debug)]
 pub struct Described(Frozen);
 
 impl Describer {
-    /// The processes that have descriptors, as the caller sees them.
+    /// Returns the PIDs, as the caller sees them, of processes that have descriptors.
     #[must_use]
     pub fn pids(&self) -> &[i32] {
         &self.pids
     }
 
-    /// Reads them, from what was listed of all [`Describer::pids`] since they stand still. Sockets that are `expected` to be seen from
-    /// beside them cost least, and next to nothing if [`Tracker::expect`] had the same `expected`. To be called by a thread in the
-    /// tree's network namespace.
+    /// Reads the descriptors, from listings of all [`Describer::pids`] made since the processes are stopped.
+    /// Sockets that are `expected` to be snapshotted without their descriptors cost least, and next to nothing if
+    /// [`Tracker::expect`] got the same `expected`. Call this in a thread in the tree's network namespace.
     ///
     /// # Errors
     /// As [`StoppedTree::descriptors`].

@@ -7,12 +7,13 @@ use crate::process::error::{Context, Result};
 use crate::process::image::Frozen;
 
 impl StoppedTree {
-    /// Checksums of registers, memory and descriptors, for [`Restorer::compare`]; `frozen` is what [`StoppedTree::state`] gave.
+    /// Returns checksums of registers, memory and descriptors, for [`Restorer::compare`]. `frozen` is the result of
+    /// [`StoppedTree::state`].
     ///
     /// [`Restorer::compare`]: crate::process::acceptor::Restorer::compare
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn digest(&self, frozen: &Frozen) -> Result<Digest> {
         let mut digest = Digest::default();
         let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! The tree stands still.
+//! The freeze: a stopped tree.
 
 use super::halt::Halted;
 use super::locks::GivenLock;
@@ -16,20 +16,20 @@ use crate::tcp_repair::abandon;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// A tree that stands still, until it is let go or ended. Dropping it lets it go.
+/// A stopped tree, until it is thawed or ended. Dropping it thaws the tree.
 #[derive(Debug)]
 pub struct StoppedTree {
-    // They go on before anybody who uses them.
+    // Dropped first: sockets resume before the processes that use them.
     pub(super) sockets: Held,
-    // Where they are, and those of which there are copies: the others were not touched, since they were seen from beside.
+    // Places of all sockets, and IDs of the copied ones. The others were snapshotted and not touched.
     pub(super) places: Places,
     pub(super) copied: BTreeSet<FileId>,
-    // Let go before the tracker takes its stubs out.
+    // Dropped, and so resumed, before the tracker removes its stubs.
     pub(super) halted: Vec<Option<Halted>>,
     pub(super) round: Round,
-    // Of the round, what was left behind.
+    // Runs of the round that were left to post-copy.
     pub(super) behind: Vec<Run>,
-    /// Exclusive locks that are on their way to the acceptor.
+    /// Exclusive locks that are being handed over to the acceptor.
     pub(super) given: Vec<GivenLock>,
     pub(super) tracker: Tracker,
 }
@@ -37,14 +37,14 @@ pub struct StoppedTree {
 /// A tree that could not be stopped, and runs on.
 #[derive(Debug)]
 pub struct Unfrozen {
-    /// Watches it still.
+    /// Tracker, which still watches the tree.
     pub tracker: Tracker,
-    /// Why.
+    /// Reason of the failure.
     pub error: Error,
 }
 
 impl Tracker {
-    /// Stops the tree and finds what is still to be sent. On failure the tree runs on.
+    /// Stops the tree and finds the changes still to be sent. On failure the tree runs on.
     ///
     /// # Errors
     /// [`Error::WouldNotStop`]; [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`].
@@ -75,13 +75,14 @@ impl Tracker {
         }
     }
 
-    /// Stops every process, also those that are born meanwhile.
+    /// Stops every process, including processes forked meanwhile.
     fn halt_all(&mut self, halted: &mut Vec<Option<Halted>>) -> Result<()> {
         loop {
             let living = self.processes.iter().filter(|of| of.watched.is_some());
             let living: Vec<i32> = living.map(|tracked| tracked.pid).collect();
             let mut stopped = Halted::stop_all(&living).into_iter();
-            // All are taken before the first failure counts: those that have stopped are let go by the caller.
+            // Collect all results before the first failure counts: the caller resumes the processes that have
+            // stopped.
             let mut failure = None;
             for tracked in &self.processes {
                 let outcome = tracked.watched.as_ref().and_then(|_| stopped.next());
@@ -101,13 +102,13 @@ impl Tracker {
             if inspect::tree(self.root)? == known && self.are_as_known()? {
                 return Ok(());
             }
-            // Somebody was born or died since the last round: look again while the others run.
+            // A process was forked or ended since the last round: try again while the others run.
             halted.clear();
             self.follow_tree()?;
         }
     }
 
-    /// No process has ended or called `exec` since it was attached to.
+    /// Returns true if no process has ended or called `exec` since the tracker attached to it.
     fn are_as_known(&self) -> Result<bool> {
         for tracked in &self.processes {
             let state = match crate::process::procfs::Stat::read(tracked.pid) {
@@ -128,22 +129,22 @@ impl Tracker {
 }
 
 impl StoppedTree {
-    /// Processes, threads and mappings as they are to be recreated.
+    /// Returns the processes, threads and mappings to be recreated.
     #[must_use]
     pub fn tree(&self) -> &Tree {
         &self.round.tree
     }
 
-    /// Bytes of memory that are still to be read and sent.
+    /// Returns the number of bytes of memory still to be read and sent.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.round.bytes()
     }
 
-    /// The next pages, about `limit` bytes; nothing when all were read.
+    /// Reads the next pages, about `limit` bytes; `None` when all were read.
     ///
     /// # Errors
-    /// A page that cannot be read: nothing may be left out any more.
+    /// A page cannot be read: a stopped tree must be read completely.
     pub fn read(&mut self, limit: u64) -> Result<Option<Pages>> {
         let before = self.round.bytes();
         let pages = self.tracker.read(&mut self.round, limit)?;
@@ -156,10 +157,10 @@ impl StoppedTree {
         Ok(pages)
     }
 
-    /// Registers, signals, timers and the rest.
+    /// Returns registers, signals, timers and other state.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn state(&self) -> Result<Frozen> {
         let mut stopped = Vec::with_capacity(self.halted.len());
         for (halted, tracked) in self.halted.iter().zip(&self.tracker.processes) {
@@ -174,17 +175,18 @@ impl StoppedTree {
         })
     }
 
-    /// PID file descriptors of the processes: each can be read when its process has ended, and has nothing open any more.
+    /// Returns PID file descriptors of the processes. Each becomes readable when its process has ended and closed all
+    /// of its descriptors.
     pub fn process_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let watched = self.tracker.processes.iter();
         let watched = watched.filter_map(|tracked| tracked.watched.as_ref());
         watched.map(|watched| watched.attachment.process.as_fd())
     }
 
-    /// Lets the tree run on as if nothing had been, and goes on watching it.
+    /// Thaws the tree, which runs on as if there had been no freeze and stays tracked.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn thaw(mut self) -> Result<Tracker> {
         self.behind.drain(..).for_each(|run| self.round.push(run));
         self.tracker.give_up(&self.round);
@@ -195,10 +197,10 @@ impl StoppedTree {
         Ok(self.tracker)
     }
 
-    /// Lets the tree run on, and takes what is ours out of it, in one stop.
+    /// Thaws the tree and removes the tracker's objects from it, in one stop.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn roll_back(mut self) -> Result<()> {
         self.sockets.resume();
         for (halted, tracked) in self.halted.drain(..).zip(self.tracker.processes.drain(..)) {
@@ -211,15 +213,15 @@ impl StoppedTree {
         Ok(())
     }
 
-    /// Ends the original: it runs elsewhere now.
+    /// Ends the original, which runs elsewhere.
     ///
     /// # Errors
-    /// What the kernel says; then processes of the tree are still stopped.
+    /// The kernel's error; some processes of the tree are then still stopped.
     pub fn release(mut self) -> Result<()> {
         self.sockets.give_up();
         let mut copier = Copier::default();
         for place in self.uncopied() {
-            // One that is closed already is silent as well.
+            // A socket that is closed already sends nothing either.
             let _ = copier
                 .copy(place)
                 .is_ok_and(|copy| abandon(copy.as_fd()).is_ok());
@@ -230,7 +232,7 @@ impl StoppedTree {
             .map(|segment| segment.id)
             .collect();
         if !left.is_empty() {
-            // They would outlive who has them. What cannot be removed hinders nobody.
+            // Segments would outlive the processes. A segment that cannot be removed does no harm.
             let _ = system_v::remove(self.tracker.root, left);
         }
         for tracked in self.tracker.processes.iter().rev() {

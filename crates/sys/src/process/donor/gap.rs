@@ -1,12 +1,13 @@
-//! Free addresses.
+//! Search for free address ranges.
 
-/// Below this the kernel puts nothing by itself, except programs that are not position-independent.
+/// Lower bound: the kernel maps nothing below by itself, except programs that are not position-independent.
 const LOWEST: u64 = 0x1_0000_0000;
-/// Room on both sides, so that neighbours may grow.
+/// Free space in bytes on both sides, into which neighbours may grow.
 const MARGIN: u64 = 1 << 30;
 const HIGHEST: u64 = 0x7000_0000_0000;
 
-/// An address where `bytes` are free in all of these ranges, with room around them if that can be.
+/// Returns an address at which `bytes` are free in all of these address spaces, with a margin on both sides if
+/// possible.
 pub(crate) fn find(used: &[(u64, u64)], bytes: u64) -> Option<u64> {
     search(used, bytes, MARGIN).or_else(|| search(used, bytes, 0))
 }

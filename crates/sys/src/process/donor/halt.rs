@@ -1,4 +1,4 @@
-//! All threads of a process stopped, and let go as if nothing had been.
+//! Stop of all threads of a process, and a resume that hides the stop from the program.
 
 use super::unfinished;
 use crate::priority::share_out;
@@ -11,38 +11,38 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
+/// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply to the calls that the tracer makes in the thread.
 const SUSPEND_SECCOMP: i32 = 1 << 21;
 /// `PTRACE_O_EXITKILL`.
 const EXIT_KILL: i32 = 1 << 20;
 
-/// A process whose threads stand still. Dropping it lets them go on.
+/// A process with all threads stopped. Dropping it resumes the threads.
 #[derive(Debug)]
 pub(crate) struct Halted {
     pub pid: i32,
     pub memory: Memory,
     pub threads: Vec<HaltedThread>,
     statuses: OnceCell<Vec<Status>>,
-    /// A `SIGSTOP` of ours waits for it, in case that we die.
+    /// True if a `SIGSTOP` of the tracer is pending, which keeps the process stopped if the tracer dies.
     pub held: bool,
-    /// A `SIGCONT` of ours waits for it, which has taken that away.
+    /// True if a `SIGCONT` of the tracer is pending, which has cancelled that `SIGSTOP`.
     continued: bool,
     released: bool,
 }
 
-/// A thread that stands still.
+/// A stopped thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HaltedThread {
     pub tracee: Tracee,
-    /// Stopped with its process, by this signal.
+    /// Job control signal that stopped the thread's process.
     pub group_stop: Option<i32>,
-    /// The registers that it is to have where a signal has come since it stands still: a call that goes on as if there had been
-    /// no stop ends then.
+    /// Registers to set if a signal has come since the stop: a call that would otherwise continue as if there had
+    /// been no stop ends with them.
     pub if_signalled: Option<Registers>,
     stopped: bool,
 }
 
-/// How long threads of several processes may take to stop together, from one to the next.
+/// Time limit between the stops of two threads, when several processes are stopped together.
 const TOGETHER_LIMIT: Duration = Duration::from_millis(100);
 
 impl Halted {
@@ -52,8 +52,8 @@ impl Halted {
         stopped.pop().unwrap_or(Err(Error::Gone(pid)))
     }
 
-    /// Stops every thread of several processes, given parents before children. All threads are interrupted before any is
-    /// waited for, so that the slowest thread decides how long the stop takes, not the sum of all.
+    /// Stops every thread of several processes, given parents before children. All threads are interrupted before the
+    /// first wait, so that the duration of the stop is the slowest thread's and not the sum of all.
     pub fn stop_all(pids: &[i32]) -> Vec<Result<Self>> {
         if pids.len() > 1 {
             let stopped = stop_together(pids, TOGETHER_LIMIT);
@@ -62,7 +62,8 @@ impl Halted {
                 return stopped;
             }
         }
-        // A parent in vfork(2) stops only once its child has gone on: one after the other, the child still runs.
+        // A parent in vfork(2) stops only after its child has gone on, so stop one process after the other while the
+        // child runs.
         pids.iter().map(|pid| Self::stop(*pid)).collect()
     }
 
@@ -78,7 +79,7 @@ impl Halted {
         })
     }
 
-    /// Attaches to threads that are not known yet and interrupts them; false if there are none.
+    /// Attaches to threads that are not known yet and interrupts them. Returns false if there are none.
     fn seize_new(&mut self) -> Result<bool> {
         let known: HashSet<i32> = self.threads.iter().map(|of| of.tracee.tid).collect();
         for tid in procfs::threads(self.pid)? {
@@ -93,7 +94,7 @@ impl Halted {
                     stopped: false,
                 }),
                 Err(Error::Gone(_)) if tid != self.pid => {}
-                // Between its end and its disappearance a thread cannot be attached to.
+                // A thread cannot be attached to between its end and its disappearance.
                 Err(_) if tid != self.pid && has_ended(self.pid, tid) => {}
                 Err(_) if is_over(self.pid) => return Err(Error::Gone(tid)),
                 Err(error) => return Err(error),
@@ -101,14 +102,15 @@ impl Halted {
         }
         let new = &self.threads[known.len()..];
         for thread in new {
-            // A thread that ends meanwhile is found by the wait.
+            // The wait detects a thread that ends meanwhile.
             let _ = thread.tracee.interrupt();
         }
         Ok(!new.is_empty())
     }
 
-    /// Looks once at each thread that has not stopped yet, the first one last: the first thread of a process that ends is
-    /// only seen to end after the others were. Gives one that has not stopped yet, and whether any did.
+    /// Polls each thread that has not stopped yet, the first thread last: the kernel reports the end of a process's
+    /// first thread only after the others'. Returns one thread that has not stopped yet, and true if any thread
+    /// stopped or ended.
     fn wait_once(&mut self, patience: &mut Patience) -> Result<(Option<i32>, bool)> {
         let (mut waiting, mut came) = (None, false);
         for at in (0..self.threads.len()).rev() {
@@ -118,7 +120,7 @@ impl Halted {
             }
             let tid = thread.tracee.tid;
             let stopped = match thread.look() {
-                // Others stop meanwhile.
+                // Other threads stop meanwhile.
                 Ok(false) if patience.wait(tid) => thread.look(),
                 other => other,
             };
@@ -137,9 +139,9 @@ impl Halted {
         Ok((waiting, came))
     }
 
-    /// Makes a process whose threads have all stopped ready for calls.
+    /// Prepares a process with all threads stopped for calls.
     fn finish(mut self) -> Result<Self> {
-        // Its memory may have become another one by `exec` until it stood still.
+        // The process may have replaced its memory by `exec` before it stopped.
         self.memory = Memory::open(self.pid)?;
         for thread in &self.threads {
             let registers = thread.tracee.registers()?;
@@ -157,12 +159,13 @@ impl Halted {
         Ok(self)
     }
 
-    /// Threads by their IDs in their own PID namespace.
+    /// Returns the threads' IDs in their own PID namespace.
     pub fn own_ids(&self) -> Result<Vec<i32>> {
         Ok(self.statuses()?.iter().map(Status::own_id).collect())
     }
 
-    /// What procfs says of each thread, read once per stop: what moves of it does not change while all threads stand still.
+    /// Returns the procfs status of each thread, read once per stop: the fields in use do not change while all
+    /// threads are stopped.
     pub fn statuses(&self) -> Result<&[Status]> {
         if self.statuses.get().is_none() {
             let pid = self.pid;
@@ -173,28 +176,29 @@ impl Halted {
         Ok(self.statuses.get().map_or(&[], Vec::as_slice))
     }
 
-    /// The first thread.
+    /// Returns the first thread.
     pub fn first(&self) -> Tracee {
         Tracee { tid: self.pid }
     }
 
-    /// Whether the process is killed if the caller dies, and not let go.
+    /// Selects the fate of the process if the caller dies: with `ends` the kernel kills the process, without it the
+    /// kernel resumes the process.
     pub fn end_with_tracer(&self, ends: bool) -> Result<()> {
         let ending = if ends { EXIT_KILL } else { 0 };
         let first = self.first();
         match first.options(SUSPEND_SECCOMP | ending) {
-            // The caller may not suspend filters, see `suspend_filters`.
+            // The caller may not be allowed to suspend filters, see `suspend_filters`.
             Err(Error::Kernel { .. }) => first.options(ending),
             other => other,
         }
     }
 
-    /// Lets all threads go on as if nothing had been.
+    /// Resumes all threads as if there had been no stop.
     pub fn thaw(mut self) -> Result<()> {
         self.let_go()
     }
 
-    /// Lets go without putting anything back: the process is to end.
+    /// Detaches without restoring anything, as the process is about to be ended.
     pub fn forget(mut self) {
         self.released = true;
         for thread in &self.threads {
@@ -202,10 +206,10 @@ impl Halted {
         }
     }
 
-    /// Takes back what would stop the process once it is let go.
+    /// Cancels the pending signal that would stop the process when it is resumed.
     pub fn release_hold(&mut self) {
         if std::mem::take(&mut self.held) {
-            // One that was killed meanwhile needs nothing.
+            // A process that was killed meanwhile needs no signal.
             let _ = super::hold::signal(self.pid, libc::SIGCONT);
             self.continued = true;
         }
@@ -214,7 +218,7 @@ impl Halted {
     fn let_go(&mut self) -> Result<()> {
         let outcome = self.release_stopped();
         self.released = true;
-        // One that did not stop in time can only be let go where it stops at last.
+        // A thread that did not stop in time can be detached only when it stops at last.
         for thread in self.threads.drain(..) {
             let _ = thread
                 .tracee
@@ -224,7 +228,7 @@ impl Halted {
         outcome
     }
 
-    /// Lets the threads go on that have stopped, and forgets them.
+    /// Resumes the threads that have stopped, and forgets them.
     fn release_stopped(&mut self) -> Result<()> {
         self.release_hold();
         let ours = if self.continued {
@@ -244,21 +248,21 @@ impl Halted {
     }
 }
 
-/// A process on its way to stand still.
+/// A process that is being stopped.
 struct Halting {
     outcome: Result<Halted>,
-    /// All its threads have stopped: none can be born any more.
+    /// True if all threads have stopped, so that none can make another.
     is_complete: bool,
 }
 
-/// Stops processes; each wait is for all of them.
+/// Stops processes. Each wait covers all of them.
 fn stop_together(pids: &[i32], limit: Duration) -> Vec<Result<Halted>> {
     let begin = |pid: &i32| Halting {
         outcome: Halted::new(*pid),
         is_complete: false,
     };
     let mut halting: Vec<Halting> = pids.iter().map(begin).collect();
-    // Threads may still be born while the first are being stopped.
+    // Threads may make other threads while the first ones are being stopped.
     loop {
         halting.iter_mut().for_each(Halting::seize_new);
         if halting.iter().all(|of| of.is_complete) {
@@ -280,7 +284,7 @@ impl Halting {
         }
     }
 
-    /// Does something with a process that has not failed yet, which it may thereby.
+    /// Applies a step to a process that has not failed yet. A failing step makes the process fail.
     fn advance<R>(&mut self, step: impl FnOnce(&mut Halted) -> Result<R>) -> Option<R> {
         match step(self.outcome.as_mut().ok()?) {
             Ok(done) => Some(done),
@@ -292,8 +296,8 @@ impl Halting {
     }
 }
 
-/// Waits until all threads that were interrupted have stopped. Where one does not within `limit` after the last that did, all
-/// processes are let go and fail.
+/// Waits until all interrupted threads have stopped. If no thread stops within `limit` after the last one, all
+/// processes are resumed and fail.
 fn wait_for_all(halting: &mut [Halting], limit: Duration) {
     let mut patience = Patience::new(limit);
     loop {
@@ -322,7 +326,7 @@ fn wait_for_all(halting: &mut [Halting], limit: Duration) {
 }
 
 impl HaltedThread {
-    /// Whether it has stopped; signals that come before are delivered.
+    /// Returns true if the thread has stopped. Signals that come before are delivered.
     fn look(&mut self) -> Result<bool> {
         let Some(stop) = look(self.tracee.tid)? else {
             return Ok(false);
@@ -353,7 +357,7 @@ impl Drop for Halted {
     }
 }
 
-/// Whether a process has ended with all its threads; where only the first has, others go on.
+/// Returns true if a process has ended with all threads. Threads may go on after the first one has ended.
 fn is_over(pid: i32) -> bool {
     let threads = procfs::threads(pid).ok();
     has_ended(pid, pid) && threads.is_none_or(|threads| threads == [pid])
@@ -365,10 +369,10 @@ fn has_ended(pid: i32, tid: i32) -> bool {
     after_name.is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// A thread in the middle of a restartable sequence is put to where it goes when it is interrupted: the kernel does so only as
-/// long as the thread is where it was, and our calls are elsewhere.
+/// Moves a thread out of a restartable sequence to the sequence's abort address. The kernel itself does so only while
+/// the thread is inside the sequence, and the tracer's calls are outside of it.
 fn leave_sequence(tracee: Tracee, registers: Registers, memory: &Memory) -> Result<()> {
-    /// Where in the area the sequence is told.
+    /// Offset of the sequence's address in the area.
     const SEQUENCE: u64 = 8;
     if registers.in_call() {
         return Ok(());
@@ -398,8 +402,8 @@ fn leave_sequence(tracee: Tracee, registers: Registers, memory: &Memory) -> Resu
     Ok(())
 }
 
-/// While it stands still and makes our calls, filters do not apply; before, they do. Where the caller may not suspend them,
-/// our calls may meet one.
+/// Suspends seccomp filters for the calls that the tracer makes in the stopped thread. If the caller may not suspend
+/// filters, they apply to these calls.
 fn suspend_filters(tracee: Tracee) -> Result<()> {
     match tracee.options(SUSPEND_SECCOMP) {
         Err(Error::Kernel { .. }) => Ok(()),
@@ -407,7 +411,7 @@ fn suspend_filters(tracee: Tracee) -> Result<()> {
     }
 }
 
-/// The thread goes on as if it had not been stopped. Signals of the set `ours` do not count as the program's.
+/// Makes a thread go on as if it had not been stopped. Signals of the set `ours` do not count as the program's.
 fn conceal_stop(thread: &HaltedThread, memory: &Memory, ours: u64) -> Result<()> {
     let tracee = thread.tracee;
     if let Some(registers) = thread.if_signalled
@@ -423,14 +427,14 @@ fn conceal_stop(thread: &HaltedThread, memory: &Memory, ours: u64) -> Result<()>
     Ok(())
 }
 
-/// Whether a signal waits that the thread does not block.
+/// Returns true if a signal is pending that the mask does not block.
 pub(crate) fn signal_waits(tracee: Tracee, mask: u64) -> Result<bool> {
     let mut waiting = tracee.pending(false)?;
     waiting.extend(tracee.pending(true)?);
     Ok(any_waits(&waiting, mask))
 }
 
-/// Whether any of these signals is one that the mask does not block.
+/// Returns true if the mask does not block one of these signals.
 pub(crate) fn any_waits<'a>(infos: impl IntoIterator<Item = &'a [u8; 128]>, mask: u64) -> bool {
     infos.into_iter().any(|info| {
         let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
@@ -438,13 +442,13 @@ pub(crate) fn any_waits<'a>(infos: impl IntoIterator<Item = &'a [u8; 128]>, mask
     })
 }
 
-/// A signal in a set.
+/// Returns the set of one signal.
 fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// Registers as another kernel can take them: it restarts what this one would, except calls of which this one alone knows
-/// how far they were.
+/// Returns registers that another kernel can continue. The other kernel restarts the same calls as this one, except
+/// calls of which only this kernel knows the progress.
 pub(crate) fn portable(registers: Registers) -> Registers {
     if registers.in_call() && registers.rax as i64 == RESTART_BLOCK {
         return registers.restarted();
@@ -458,7 +462,7 @@ mod tests {
     use std::io::Read;
     use std::os::fd::AsRawFd;
 
-    /// A process of the test's own, which ends with it.
+    /// A child process of the test, which ends with it.
     struct Own(i32);
 
     impl Drop for Own {
@@ -487,7 +491,7 @@ mod tests {
         procfs::Stat::read(pid).expect("it lives").state
     }
 
-    /// The kernel has prepared to make its call again, and another stop comes before the thread runs.
+    /// The kernel has prepared to make a call again, and another stop comes before the thread runs.
     #[test]
     fn a_call_that_was_not_begun_again_is_made_whole() {
         const BYTES: usize = 1 << 20;
@@ -570,7 +574,7 @@ mod tests {
         assert!(matches!(stopped, Some(Err(Error::Gone(pid))) if pid == own.0));
     }
 
-    /// A parent in vfork(2) stops only when its child has gone on, which must not be stopped meanwhile.
+    /// A parent in vfork(2) stops only after its child has gone on, so the child must not be stopped meanwhile.
     #[test]
     fn a_parent_that_waits_for_its_child_is_stopped_before_the_child() {
         let pause = libc::timespec {
@@ -599,7 +603,7 @@ mod tests {
         };
         let mut stopped = Halted::stop_all(&[parent.0, child]);
         let last = stopped.pop().expect("two");
-        // Its child has ended, and is stopped or a zombie.
+        // The child has ended meanwhile, and is stopped or a zombie.
         assert!(
             matches!(last, Ok(_) | Err(Error::Gone(_) | Error::Kernel { .. })),
             "{last:?}"

@@ -1,4 +1,4 @@
-//! What cannot move and shows only in a process that stands still.
+//! Obstacles to a move that are visible only in a stopped process.
 
 use super::attach::Attachment;
 use super::halt::Halted;
@@ -10,10 +10,10 @@ use crate::process::trace::{Batch, Call, SCRATCH, Tracee};
 const RETURN: u16 = 6;
 /// `SECCOMP_RET_USER_NOTIF`.
 const ASK: u32 = 0x7fc0_0000;
-/// What of an answer tells what to do.
+/// Bits of a filter's result that give the action.
 const ACTION: u32 = 0xffff_0000;
 
-/// Looks before anything of ours is in the process.
+/// Checks a process before the tracker's objects are in it.
 pub(super) fn check(halted: &Halted) -> Result<()> {
     for thread in &halted.threads {
         let tracee = thread.tracee;
@@ -25,7 +25,8 @@ pub(super) fn check(halted: &Halted) -> Result<()> {
     Ok(())
 }
 
-/// Whether somebody else is asked by a filter. A thread without filters says so at once.
+/// Refuses a thread with a filter that asks a supervisor (`SECCOMP_RET_USER_NOTIF`). For a thread without filters the
+/// first query fails.
 pub(super) fn check_filters(pid: i32, tracee: Tracee) -> Result<()> {
     let mut index = 0;
     while let Ok(Some(code)) = tracee.filter(index) {
@@ -40,7 +41,7 @@ pub(super) fn check_filters(pid: i32, tracee: Tracee) -> Result<()> {
     Ok(())
 }
 
-/// Asks the process itself; gives the securebits of its first thread.
+/// Queries the process itself. Returns the securebits of its first thread.
 pub(super) fn ask(halted: &Halted, attachment: &Attachment) -> Result<u32> {
     let mut batch = Batch::default();
     let place = attachment.stub.address + SCRATCH;
@@ -50,7 +51,7 @@ pub(super) fn ask(halted: &Halted, attachment: &Attachment) -> Result<u32> {
         &[libc::PR_GET_SECUREBITS as u64],
     ));
     let outcome = attachment.stub.run(halted.first(), &halted.memory, batch)?;
-    // The kernel gives 32 bits.
+    // The kernel returns 32 bits.
     if outcome
         .results
         .first()

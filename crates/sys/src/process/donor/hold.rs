@@ -1,7 +1,8 @@
 //! A stopped tree that stays stopped when its tracer dies.
 //!
-//! A tracer's death lets its tracees go. So before the state of a tree leaves this host each process gets a `SIGSTOP`, which
-//! waits until then: it cannot be blocked, and a thread takes it before it comes back to its program.
+//! When a tracer dies, the kernel resumes its tracees. So before the state of a tree leaves this host, each process
+//! gets a `SIGSTOP`, which stays pending until then. A process cannot block the signal, and a thread handles it
+//! before it returns to its program.
 
 use super::freeze::StoppedTree;
 use super::halt::Halted;
@@ -12,17 +13,19 @@ use crate::process::trace::pidfd_open;
 use serde::{Deserialize, Serialize};
 use std::os::fd::AsRawFd;
 
-/// A process as it can be written down: one that is stopped for good, for example, until somebody lets it go or ends it.
+/// Reference to a process that can be stored, for example to a process that stays stopped until it is resumed or
+/// ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// Its PID, as the donor sees it.
+    /// PID as the donor sees it.
     pub pid: i32,
-    /// When it began, in ticks: tells a PID's users apart.
+    /// Start time in ticks since boot. Distinguishes processes that use the same PID one after the other.
     pub started_ticks: u64,
 }
 
 impl StoppedTree {
-    /// The processes that [`StoppedTree::hold`] will stop for good: to be written down before.
+    /// Returns the processes that [`StoppedTree::hold`] will stop for good. The caller must store them before that
+    /// call.
     ///
     /// # Errors
     /// [`Error::Gone`] if a process has been killed.
@@ -32,11 +35,11 @@ impl StoppedTree {
         running.map(|halted| Held::of(halted.pid)).collect()
     }
 
-    /// Sees to it that the tree stays stopped even if the calling thread dies. [`StoppedTree::thaw`] and the like undo it.
-    /// To be called after [`StoppedTree::state`].
+    /// Keeps the tree stopped even if the calling thread dies. [`StoppedTree::thaw`] and the other ways to resume the
+    /// tree undo this. Call it after [`StoppedTree::state`].
     ///
     /// # Errors
-    /// What the kernel says; [`Error::Gone`] if a process has been killed.
+    /// The kernel's error; [`Error::Gone`] if a process has been killed.
     pub fn hold(&mut self) -> Result<()> {
         for halted in self.halted.iter_mut().flatten() {
             if !stopped_by_others(halted) {
@@ -48,32 +51,33 @@ impl StoppedTree {
     }
 }
 
-/// What job control has stopped stays so by itself, and is not ours to let go.
+/// Returns true if job control has stopped the process. Such a process stays stopped by itself, and the tracker must
+/// not resume it.
 fn stopped_by_others(halted: &Halted) -> bool {
     let mut threads = halted.threads.iter();
     threads.any(|thread| thread.group_stop.is_some())
 }
 
 impl Held {
-    /// The process that has this PID.
+    /// Returns a reference to the process with this PID.
     ///
     /// # Errors
-    /// [`Error::Gone`] if there is none.
+    /// [`Error::Gone`] if the process does not exist.
     pub fn of(pid: i32) -> Result<Self> {
         let started_ticks = Stat::read(pid)?.started_ticks;
         Ok(Self { pid, started_ticks })
     }
 
-    /// Whether it is still there, or a zombie of it.
+    /// Returns true if the process or its zombie still exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         Self::of(self.pid).is_ok_and(|found| found == *self)
     }
 
-    /// Lets the process run on, if it is still there, and its connections with it.
+    /// Resumes the process and its connections, if the process still exists.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn resume(&self) -> Result<()> {
         if self.exists() {
             left::wake_all(self.pid).context(|| format!("connections of process {}", self.pid))?;
@@ -81,10 +85,10 @@ impl Held {
         self.signal(libc::SIGCONT)
     }
 
-    /// Ends the process, which runs elsewhere: nothing of it goes on the wire.
+    /// Ends the process, which runs elsewhere. Its connections send nothing.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn release(&self) -> Result<()> {
         if self.exists() {
             left::abandon_all(self.pid)
@@ -93,10 +97,10 @@ impl Held {
         self.end()
     }
 
-    /// Ends the process, if it is still there.
+    /// Ends the process, if it still exists.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn end(&self) -> Result<()> {
         self.signal(libc::SIGKILL)
     }
@@ -106,7 +110,8 @@ impl Held {
             Err(Error::Kernel { source, .. }) if is_gone(&source) => return Ok(()),
             other => other?,
         };
-        // Looked at with the descriptor in hand: it stands for the process that had the PID then.
+        // Read the start time after opening the descriptor, which refers to the process that had the PID at that
+        // time.
         match Stat::read(self.pid) {
             Ok(stat) if stat.started_ticks == self.started_ticks => {}
             Ok(_) | Err(Error::Gone(_)) => return Ok(()),
@@ -134,7 +139,7 @@ fn is_gone(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// To a process that is traced, so that its PID stays its own.
+/// Sends a signal to a process that is traced, and so keeps its PID.
 pub(super) fn signal(pid: i32, number: i32) -> Result<()> {
     // SAFETY: no pointers are passed.
     let outcome = unsafe { libc::kill(pid, number) };

@@ -1,4 +1,4 @@
-//! Threads that stand in the kernel's code in user space (`vdso(7)`) when all stops.
+//! Threads that execute vDSO code (`vdso(7)`) when the tree is stopped.
 
 use super::halt::Halted;
 use super::tracker::Tracker;
@@ -8,9 +8,9 @@ use crate::process::procfs::{self, Status};
 use crate::process::trace::{Stop, Tracee, wait_for};
 use std::time::Duration;
 
-/// Most instructions that are waited for. A clock takes some sixty; who gets random bytes may need millions.
+/// Most instructions to step. Reading a clock takes about 60, but getting random bytes may take millions.
 const STEPS_MAX: usize = 2000;
-/// Signals that the processor makes: blocked ones would lose their handlers.
+/// Signals that the processor raises. If such a signal is blocked, the kernel resets its handler.
 const BY_PROCESSOR: [i32; 5] = [
     libc::SIGTRAP,
     libc::SIGSEGV,
@@ -20,8 +20,8 @@ const BY_PROCESSOR: [i32; 5] = [
 ];
 
 impl Tracker {
-    /// Leads threads out of the kernel's code, which may be another at the acceptor: there they could not go on in the middle of it.
-    /// It takes some instructions, which write memory: before the last look at that.
+    /// Steps threads out of the vDSO, since the acceptor's vDSO may differ and threads could not continue in the
+    /// middle of it. The stepped instructions write memory, so this comes before the last scan of memory.
     pub(super) fn lead_out(&self, halted: &[Option<Halted>]) -> Result<()> {
         for (halted, tracked) in halted.iter().zip(&self.processes) {
             let (Some(halted), Some(watched)) = (halted, &tracked.watched) else {
@@ -76,10 +76,10 @@ fn lead(pid: i32, tracee: Tracee, (start, end): Range) -> Result<()> {
         tracee.step()?;
         match wait_for(tracee.tid, Duration::from_secs(10))? {
             Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
-            // It waits until the thread runs on.
+            // Sent again below, to wait until the thread runs on.
             Stop::Signal(libc::SIGSTOP) => stopped = true,
             Stop::Signal(libc::SIGTRAP) | Stop::Group(_) | Stop::Interrupt => {}
-            // What it did there was wrong, and is done again when it runs on.
+            // The instruction raised a fault, and raises it again when the thread runs on.
             _ => break,
         }
     }
@@ -89,7 +89,8 @@ fn lead(pid: i32, tracee: Tracee, (start, end): Range) -> Result<()> {
     tracee.set_mask(mask)
 }
 
-/// Whether steps would be noticed: who ignores `SIGTRAP`, or has one waiting, would have that no more.
+/// Returns true if the program does not notice single steps. A step would reset an ignored `SIGTRAP` and merge with a
+/// pending one.
 fn takes_steps(pid: i32, tracee: Tracee) -> Result<bool> {
     let ignored = Status::read(pid, tracee.tid)?.signals[3];
     let mut waiting = tracee.pending(false)?;
@@ -99,7 +100,7 @@ fn takes_steps(pid: i32, tracee: Tracee) -> Result<bool> {
     Ok(!waits && ignored & bit(libc::SIGTRAP) == 0)
 }
 
-/// A signal in a set.
+/// Returns the set of one signal.
 fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }

@@ -1,6 +1,8 @@
-//! Exclusive locks that a stopped tree gives to its acceptor, on a file system that both nodes see; [`LockStep`] has the steps.
+//! Hand-over of a stopped tree's exclusive file locks to the acceptor, on a file system that both nodes see.
+//! [`LockStep`] describes the steps.
 //!
-//! Locks of open files are changed through copies of descriptors, those of processes by calls that their first threads make.
+//! Locks of open files are changed through copies of their descriptors, and locks of processes by calls in the
+//! processes' first threads.
 
 use super::attach::{Attachment, exit_for, own_maps, value};
 use super::freeze::StoppedTree;
@@ -21,10 +23,11 @@ use std::os::fd::AsFd;
 
 /// Bytes of `struct flock`.
 const FLOCK_BYTES: u64 = 32;
-/// Record locks that a process changes in one batch.
+/// Most record locks that a process changes in one batch.
 const BATCH: usize = 256;
 
-/// A lock that is on its way to the acceptor. Written down, so that a later daemon can take it back.
+/// A lock that is being handed over to the acceptor. The caller stores the record, so that a later daemon can take
+/// the lock back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenLock {
     process: Held,
@@ -37,8 +40,8 @@ impl StoppedTree {
     /// Finds the tree's locks that the acceptor could not take. Nothing is changed.
     ///
     /// # Errors
-    /// [`Error::Blocked`] where one would be free for a moment; [`Error::Refused`] where one is not the tree's, so that somebody else has
-    /// it at the acceptor.
+    /// [`Error::Blocked`] if a lock would be free for a moment; [`Error::Refused`] if the tree does not hold a lock,
+    /// so that another process excludes the acceptor.
     pub fn find_locks(&self, wanted: &[WantedLock]) -> Result<Vec<GivenLock>> {
         if wanted.len() > LOCKS_MAX {
             return Err(Error::Refused(format!(
@@ -109,20 +112,20 @@ impl StoppedTree {
         })
     }
 
-    /// Takes the first step with locks that were found, and remembers them.
+    /// Takes the first step with locks that were found, and records them.
     ///
     /// # Errors
-    /// What the kernel says; then [`StoppedTree::regain_locks`] undoes what was done.
+    /// The kernel's error; [`StoppedTree::regain_locks`] then undoes the changes.
     pub fn share_locks(&mut self, given: Vec<GivenLock>) -> Result<()> {
         self.given = given;
         self.change_locks(LockStep::Share)
     }
 
-    /// Takes a later step, when the tree runs at the acceptor or will: if this thread dies meanwhile the tree ends with it, since a
-    /// process that makes calls would not stay stopped.
+    /// Takes a later step, when the tree runs at the acceptor or certainly will. If this thread dies meanwhile, the
+    /// tree is killed: a process that makes calls would not stay stopped.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn release_locks(&mut self, step: LockStep) -> Result<()> {
         if step == LockStep::Share {
             return Err(Error::Image("locks that are shared after the commit"));
@@ -147,15 +150,15 @@ impl StoppedTree {
     fn change_locks(&self, step: LockStep) -> Result<()> {
         let part = |of: &GivenLock| LockChange::of_donor(step, &of.lock, of.readable);
         let run = |pid, changes: &[_]| self.change_records(pid, changes);
-        // Nothing is in the way of less than what it has.
+        // No other lock can exclude a reduced lock.
         change(&self.given, part, run).map(drop)
     }
 
-    /// Takes back what was given. Whether all is exclusive again: not as long as the acceptor, or somebody who has come meanwhile, has a
-    /// part of it.
+    /// Takes back the locks that were given. Returns true if all are exclusive again, and false as long as the
+    /// acceptor or a process that came meanwhile has a part of one.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn regain_locks(&self) -> Result<bool> {
         let run = |pid, changes: &[_]| self.change_records(pid, changes);
         change(&self.given, |of| Some(LockChange::whole(&of.lock)), run)
@@ -172,15 +175,15 @@ impl StoppedTree {
 }
 
 impl GivenLock {
-    /// Whether it belongs to a process.
+    /// Returns true if the lock belongs to a process and not to an open file.
     fn is_record(&self) -> bool {
         matches!(self.lock.holder, LockHolder::Table(_))
     }
 
-    /// Takes locks back of processes that an earlier daemon left stopped. Whether all are exclusive again.
+    /// Takes back locks of processes that an earlier daemon left stopped. Returns true if all are exclusive again.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn regain(given: &[GivenLock]) -> Result<bool> {
         let living = given.iter().filter(|of| of.process.exists());
         let living: Vec<GivenLock> = living.cloned().collect();
@@ -199,7 +202,7 @@ impl GivenLock {
     }
 }
 
-/// Makes changes of locks, those of processes by way of `run`. Whether all could be made.
+/// Changes locks; `run` changes the locks of processes. Returns true if all changes were made.
 fn change(
     given: &[GivenLock],
     what: impl Fn(&GivenLock) -> Option<LockChange>,
@@ -227,7 +230,7 @@ fn change(
     Ok(all)
 }
 
-/// Has the first thread of a process change its record locks.
+/// Changes the record locks of a process by calls in its first thread.
 fn change_records(
     halted: &Halted,
     attachment: &Attachment,

@@ -1,11 +1,11 @@
-//! What a tree takes for granted of the machine under it.
+//! Host properties that processes depend on: vDSO, XCR0, boot ID, clocks.
 
 use super::halt::Halted;
 use crate::process::error::Result;
 use crate::process::image::Clocks;
 use crate::process::procfs::MapLine;
 
-/// The kernel's code in a process.
+/// Reads the vDSO of a process.
 pub(super) fn read_vdso(halted: &Halted, lines: &[MapLine]) -> Result<Vec<u8>> {
     let Some(line) = lines.iter().find(|line| line.name == b"[vdso]") else {
         return Ok(Vec::new());
@@ -15,7 +15,7 @@ pub(super) fn read_vdso(halted: &Halted, lines: &[MapLine]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// XCR0, as ptrace tells it.
+/// Returns XCR0, as ptrace reports it.
 pub(crate) fn features(extended: &[u8]) -> u64 {
     let word = extended
         .get(464..472)
@@ -23,13 +23,13 @@ pub(crate) fn features(extended: &[u8]) -> u64 {
     word.map_or(0, u64::from_ne_bytes)
 }
 
-/// Tells this run of this kernel from all others.
+/// Returns the ID of this boot of this kernel.
 pub(crate) fn boot_id() -> String {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     text.unwrap_or_default().trim().to_owned()
 }
 
-/// The donor's clocks.
+/// Reads the donor's clocks.
 pub(super) fn clocks() -> Clocks {
     let now = |clock| {
         let mut time = libc::timespec {

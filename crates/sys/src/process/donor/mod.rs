@@ -1,8 +1,9 @@
-//! Saving a running tree: [`Tracker`] watches it and gives what changed, round by round, while it runs;
-//! [`Tracker::freeze`] stops it and gives the rest. Until [`StoppedTree::release`] everything leads back to the running original.
+//! Saving a running tree. [`Tracker`] watches the tree and returns its changes, round by round, while the tree runs
+//! (pre-copy). [`Tracker::freeze`] stops the tree and returns the rest. Until [`StoppedTree::release`] every step can
+//! be rolled back to the running original.
 //!
-//! Tracing is bound to a thread (`ptrace(2)`): a tracker stays in the thread that made it. If that thread dies, the
-//! kernel lets the tree go, and it runs on.
+//! The kernel binds tracing to a thread (`ptrace(2)`), so a tracker stays in the thread that created it. If that
+//! thread dies, the kernel detaches the tree, and the tree runs on.
 
 mod attach;
 mod behind;

@@ -1,6 +1,6 @@
-//! State of processes and threads as far as it shows from outside while they run.
+//! Outlook: state of processes and threads that is visible while they run.
 //!
-//! An acceptor judges an outlook like the state itself, and so refuses before the freeze what it would refuse in it.
+//! An acceptor checks an outlook like the final state, and so can refuse before the freeze instead of in it.
 
 use super::process_state::posix_timers;
 use super::thread_state::scheduling;
@@ -12,19 +12,20 @@ use crate::process::procfs::{self, Status};
 use serde_bytes::ByteBuf;
 use std::os::unix::ffi::OsStringExt;
 
-/// Signals that have actions.
+/// Number of signals with actions.
 const SIGNALS: usize = 64;
-/// Bytes of the names at the beginnings of lines of `/proc/PID/limits`.
+/// Width in bytes of the names at the beginnings of lines of `/proc/PID/limits`.
 const NAME_BYTES: usize = 26;
 /// `IOPRIO_WHO_PROCESS`.
 const ONE_THREAD: i32 = 1;
 
 impl Tracker {
-    /// The state of the tree of the last round, without what only a stopped thread tells: registers, signals, timers' times,
-    /// instructions of filters. Securebits are those of first threads, as they were when the tracker met them.
+    /// Returns the state of the tree of the last round, without the parts that only a stopped thread shows:
+    /// registers, signals, timers' times, instructions of filters. Securebits are the first threads', read when the
+    /// tracker attached to them.
     ///
     /// # Errors
-    /// The kernel's refusal; a process or thread that has ended meanwhile is left out.
+    /// The kernel's error; a process or thread that has ended meanwhile is left out.
     pub fn outlook(&self) -> Result<Frozen> {
         let processes = self.processes.iter().map(|of| match process(of) {
             Err(Error::Gone(_)) => Ok(None),
@@ -45,7 +46,7 @@ fn process(tracked: &Tracked) -> Result<Option<FrozenProcess>> {
     for tid in procfs::threads(pid)? {
         match thread(pid, tid) {
             Ok(thread) => threads.push(thread),
-            // Threads end at any time.
+            // A thread may end at any time.
             Err(_) if tid != pid && procfs::read(pid, &format!("task/{tid}/stat")).is_err() => {}
             Err(error) => return Err(error),
         }
@@ -86,14 +87,14 @@ fn thread(pid: i32, tid: i32) -> Result<FrozenThread> {
     })
 }
 
-/// The I/O priority of a thread, 0 for none of its own.
+/// Returns the I/O priority of a thread, 0 if the thread has none of its own.
 fn io_priority(tid: i32) -> u32 {
     // SAFETY: no pointers are passed.
     let found = unsafe { libc::syscall(libc::SYS_ioprio_get, ONE_THREAD, tid) };
     u32::try_from(found).unwrap_or(0)
 }
 
-/// Limits by number of resource, in which order procfs has them too: `prlimit(2)` of another user's process takes
+/// Parses limits, which procfs lists by number of resource. `prlimit(2)` of another user's process would need
 /// `CAP_SYS_RESOURCE`.
 fn limits(text: &str) -> Option<Vec<Limit>> {
     let number = |word: &str| match word {

@@ -1,4 +1,4 @@
-//! What is read of a stopped process as a whole.
+//! State of a stopped process as a whole.
 
 use super::attach::{Attachment, exit_for, value};
 use super::halt::{Halted, HaltedThread};
@@ -20,11 +20,11 @@ const SUBREAPER: u64 = INTERVALS + 3 * 32;
 const LIMITS: u64 = SUBREAPER + 32;
 const TIMERS: u64 = LIMITS + RESOURCES * 16;
 const PROBE: u64 = TIMERS + TIMERS_MAX as u64 * 32;
-/// Field of `/proc/PID/stat`.
+/// Number of the exit code's field in `/proc/PID/stat`.
 const EXIT_CODE: usize = 52;
 /// `MCL_ONFAULT`.
 const MCL_ONFAULT: i32 = 4;
-/// Most POSIX timers whose answers fit.
+/// Most POSIX timers of a process, limited by the stub's space for results.
 pub(crate) const TIMERS_MAX: usize = 1024;
 /// `PR_GET_MDWE` (Linux 6.3).
 const GET_MDWE: u64 = 66;
@@ -35,8 +35,8 @@ const REGISTRATIONS: u64 = 1 << 9;
 /// Number of resources (`RLIM_NLIMITS`).
 const RESOURCES: u64 = 16;
 
-/// Reads stopped processes, each with what is attached to it. What their threads must say themselves they say at the same
-/// time.
+/// Reads stopped processes, each with the tracker's attachment to it. Calls that threads must make themselves run at
+/// the same time.
 pub(super) fn read_all(stopped: &[(&Halted, &Attachment)]) -> Result<Vec<FrozenProcess>> {
     let hurries = is_realtime();
     let asking: Result<Vec<Asking<'_>>> = stopped.iter().map(|of| Asking::new(*of)).collect();
@@ -57,7 +57,7 @@ pub(super) fn read_all(stopped: &[(&Halted, &Attachment)]) -> Result<Vec<FrozenP
     Ok(processes)
 }
 
-/// Asks as many threads, given by process and number, as have room in the stubs of their processes, and reads them.
+/// Queries as many threads, given by process and index, as their processes' stubs can hold, and reads their state.
 fn ask_threads(
     asking: &[Asking<'_>],
     waiting: &mut VecDeque<(usize, usize)>,
@@ -110,16 +110,16 @@ fn ask_threads(
     Ok(())
 }
 
-/// A process that is asked for its state.
+/// A process that is queried for its state.
 struct Asking<'a> {
     halted: &'a Halted,
     stub: Stub,
     timers: Vec<PosixTimer>,
-    /// Signals that wait for the process.
+    /// Signals pending for the process.
     shared: Vec<[u8; 128]>,
-    /// What its first thread is asked, until it is.
+    /// Calls that the first thread makes; empty once they run.
     batch: Batch,
-    /// Where the answers about the process begin, and those of [`probe_locks`].
+    /// Index of the first result about the process, and of the first result of [`probe_locks`].
     rest: usize,
     probe: usize,
 }
@@ -158,7 +158,7 @@ impl<'a> Asking<'a> {
         Job::new(self.stub, self.halted.first(), &self.halted.memory, batch)
     }
 
-    /// The process with its first thread.
+    /// Returns the process's state with its first thread's.
     fn process(&self, outcome: Outcome) -> Result<FrozenProcess> {
         let (halted, stub) = (self.halted, &self.stub);
         let results = &outcome.results;
@@ -173,7 +173,7 @@ impl<'a> Asking<'a> {
         process.posix_timers = timers;
         process.locks = lock_default(&results[self.probe..], stub, halted)?;
         process.stopped = halted.threads[0].group_stop;
-        // The kernel shows the signal until the parent has waited for the stop.
+        // The kernel reports the signal as exit code until the parent has waited for the stop.
         process.stop_untold =
             process.stopped.is_some() && Stat::read(halted.pid)?.field(EXIT_CODE) != 0;
         let first = Asked {
@@ -191,8 +191,8 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// A signal that stops whoever gets it cannot wait in a process that is made: it is stopped instead. When it is let go, such
-/// signals would be forgotten anyway.
+/// Replaces a pending `SIGSTOP` by a stop of the process, since the signal cannot stay pending in a process that is
+/// being restored. Resuming the process would discard such signals anyway.
 fn forget_stop_signals(process: &mut FrozenProcess) {
     let mut found = false;
     let mut filter = |pending: &mut Vec<SignalInfo>| {
@@ -212,8 +212,8 @@ fn forget_stop_signals(process: &mut FrozenProcess) {
     }
 }
 
-/// Adds calls that show what `mlockall` said of mappings to come, at one that is made for it; gives the place of the first one's
-/// result.
+/// Adds calls that reveal the `mlockall` setting for future mappings, by means of a new mapping. Returns the index of
+/// the first call's result.
 fn probe_locks(stub: &Stub, batch: &mut Batch) -> usize {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
@@ -221,19 +221,19 @@ fn probe_locks(stub: &Stub, batch: &mut Batch) -> usize {
     let first = batch.push(Call::new(libc::SYS_mmap, &map).keep());
     let on_page = |number, last| Call::new(number, &[0, PAGE, last]).kept_first();
     batch.push(on_page(libc::SYS_mincore, stub.address + PROBE));
-    // Refused for locked memory.
+    // Fails for locked memory.
     batch.push(on_page(libc::SYS_madvise, libc::MADV_DONTNEED as u64));
     batch.push(on_page(libc::SYS_munmap, 0));
     first
 }
 
-/// What the calls of [`probe_locks`] say.
+/// Evaluates the results of the calls of [`probe_locks`].
 fn lock_default(results: &[i64], stub: &Stub, halted: &Halted) -> Result<u64> {
     let errno = |at: usize| -results.get(at).copied().unwrap_or(0) as i32;
     let mut resident = [0; 1];
     halted.memory.read(stub.address + PROBE, &mut resident)?;
     Ok(match (errno(0), errno(2)) {
-        // Beyond the limit of locked memory.
+        // The new mapping would exceed the limit of locked memory.
         (libc::EAGAIN, _) => libc::MCL_FUTURE as u64,
         (1..=4095, _) | (_, 0) => 0,
         _ if resident[0] & 1 == 1 => libc::MCL_FUTURE as u64,
@@ -241,7 +241,7 @@ fn lock_default(results: &[i64], stub: &Stub, halted: &Halted) -> Result<u64> {
     })
 }
 
-/// Adds the calls; gives the place of the first one's result.
+/// Adds the calls about the process. Returns the index of the first call's result.
 fn questions(stub: &Stub, batch: &mut Batch, timers: &[PosixTimer]) -> usize {
     let at = |place: u64| stub.address + place;
     let first = batch.push(Call::new(libc::SYS_brk, &[0]));
@@ -281,7 +281,7 @@ fn questions(stub: &Stub, batch: &mut Batch, timers: &[PosixTimer]) -> usize {
     first
 }
 
-/// What the calls of [`questions`] gave.
+/// Results of the calls of [`questions`].
 struct Answers<'a> {
     halted: &'a Halted,
     stub: u64,
@@ -292,7 +292,7 @@ impl Answers<'_> {
     fn process(&self, shared: &[[u8; 128]]) -> Result<FrozenProcess> {
         let pid = self.halted.pid;
         let answer = |at: usize| self.results.get(at).copied().unwrap_or(0);
-        // Older kernels do not know what these ask for.
+        // Older kernels do not know these queries.
         let younger = [3, 4, 5];
         let must = |(at, _): &(usize, &i64)| !younger.contains(at);
         for (_, result) in self.results.iter().enumerate().filter(must) {
@@ -347,7 +347,7 @@ impl Answers<'_> {
         for (timer, four) in found.iter_mut().zip(words.chunks_exact(4)) {
             timer.interval_us = four[0] * 1_000_000 + four[1];
             timer.left_us = four[2] * 1_000_000 + four[3];
-            // Its signal waits, and only when that is taken does it run again.
+            // The timer's signal is pending, and the timer restarts only when that signal is taken.
             if timer.left_us == 0 {
                 timer.left_us = timer.interval_us;
             }
@@ -375,7 +375,7 @@ impl Answers<'_> {
     }
 }
 
-/// Reads `/proc/PID/timers`.
+/// Parses `/proc/PID/timers`.
 pub(super) fn posix_timers(text: &str) -> Vec<PosixTimer> {
     let mut found: Vec<PosixTimer> = Vec::new();
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! What one look at a tree found to be sent.
+//! A round of pre-copy: the changes of a tree that are to be sent.
 
 use super::tracker::Tracker;
 use crate::process::error::Result;
@@ -6,7 +6,7 @@ use crate::process::image::{Content, Pages, Run, Space, Tree};
 use crate::process::ranges::Ranges;
 use std::collections::VecDeque;
 
-/// The shape of the tree, and pages to be read. The acceptor must have the shape before it gets the pages.
+/// Shape of the tree, and pages to be read. The acceptor must receive the shape before the pages.
 #[derive(Debug, Default)]
 pub struct Round {
     /// Processes, threads, mappings.
@@ -15,7 +15,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Bytes that are still to be read and sent.
+    /// Returns the number of bytes still to be read and sent.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.runs
@@ -34,7 +34,7 @@ impl Round {
         }));
     }
 
-    /// Takes what another round found; not the shape of its tree.
+    /// Adds the runs of another round, without the shape of its tree.
     pub(super) fn append(&mut self, other: Self) {
         self.runs.extend(other.runs);
     }
@@ -43,7 +43,7 @@ impl Round {
         self.runs.push_back(run);
     }
 
-    /// Takes out what lies within these ranges of each process, by index; gives it.
+    /// Removes the parts that lie within these ranges of each process, given by index. Returns the removed ranges.
     pub(super) fn take_out(&mut self, within: &[Ranges]) -> Vec<Ranges> {
         let mut found: Vec<Vec<(u64, u64)>> = vec![Vec::new(); within.len()];
         self.runs.retain(|run| {
@@ -71,12 +71,12 @@ impl Round {
         taken
     }
 
-    /// What is still to be read.
+    /// Returns the runs still to be read.
     pub(super) fn rest(&self) -> impl Iterator<Item = Run> + '_ {
         self.runs.iter().copied()
     }
 
-    /// The next runs, at most `limit` bytes of content.
+    /// Takes the next runs, at most `limit` bytes of content.
     fn take_some(&mut self, limit: u64) -> Vec<Run> {
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while bytes < limit
@@ -90,7 +90,7 @@ impl Round {
         taken
     }
 
-    /// The next run, at most `limit` bytes of it.
+    /// Takes the next run, at most `limit` bytes of it.
     fn take(&mut self, limit: u64) -> Option<Run> {
         let first = self.runs.front_mut()?;
         if first.content == Content::Fresh || first.length <= limit {
@@ -107,10 +107,10 @@ impl Round {
 }
 
 impl Tracker {
-    /// Reads the next pages of a round, about `limit` bytes; nothing when all were read.
+    /// Reads the next pages of a round, about `limit` bytes; `None` when all were read.
     ///
     /// # Errors
-    /// None that a later round would not mend: what has vanished is left out.
+    /// No error that a later round would not correct: pages that have vanished are left out.
     pub fn read(&mut self, round: &mut Round, limit: u64) -> Result<Option<Pages>> {
         let runs = round.take_some(limit.next_multiple_of(crate::process::image::PAGE));
         let mut pages = Pages::default();
@@ -123,7 +123,7 @@ impl Tracker {
         Ok((!pages.runs.is_empty() || round.bytes() > 0).then_some(pages))
     }
 
-    /// Reads runs of one space: at once, or where that fails one by one.
+    /// Reads runs of one address space: all at once, or one by one if that fails.
     fn read_runs(&mut self, runs: &[Run], pages: &mut Pages) {
         let at = pages.bytes.len();
         let length: u64 = runs.iter().map(|run| run.length).sum();
@@ -154,8 +154,9 @@ impl Tracker {
         watched.is_some_and(|watched| watched.memory.read_places(&places, bytes))
     }
 
-    /// What has changed since the last look of the memory that the acceptor has. A short look: only at private memory, and not
-    /// at what the tree is. What it finds is to be read before the next look.
+    /// Returns the pages that changed since the last scan, among the pages that the acceptor has. The scan is
+    /// short: it covers only private memory and does not read mappings. The caller must read the result before the
+    /// next scan.
     pub fn touch_up(&mut self) -> Round {
         let mut round = Round::default();
         for (index, tracked) in self.processes.iter_mut().enumerate() {

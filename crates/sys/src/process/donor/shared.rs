@@ -1,5 +1,5 @@
-//! Memory that several mappings share. Writes through a descriptor or a mapping elsewhere leave no trace in a process's
-//! page table, so its pages are compared by hash.
+//! Memory that several mappings share. Writes through a descriptor or another process's mapping leave no trace in a
+//! process's page table, so pages are compared by hash.
 
 use super::catalogue::Catalogue;
 use super::round::Round;
@@ -13,20 +13,20 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// Bytes looked at together.
+/// Number of bytes read at a time.
 const CHUNK: u64 = 1 << 20;
 
-/// What the acceptor has of a shared memory.
+/// The acceptor's version of a shared memory object.
 #[derive(Debug, Default)]
 pub(super) struct SharedContent {
     keys: Keys,
     sent: HashMap<u64, Hash>,
-    /// Bytes, at the last look.
+    /// Size in bytes at the last scan.
     size: u64,
 }
 
 impl Tracker {
-    /// Looks again at segments of System V; only where the tree stands still can it be said who has them.
+    /// Updates the System V segments. The processes that attach them can be determined only in a stopped tree.
     pub(super) fn follow_segments(&mut self, runs: bool) -> Result<()> {
         let mut count = HashMap::new();
         for watched in self.processes.iter().filter_map(|of| of.watched.as_ref()) {
@@ -37,14 +37,14 @@ impl Tracker {
         self.catalogue.follow_segments(self.root, stopped)
     }
 
-    /// Bytes of shared memory that the acceptor has: each look compares them.
+    /// Returns the number of bytes of shared memory that the acceptor has. Each round compares all of them.
     #[must_use]
     pub fn shared_bytes(&self) -> u64 {
         let pages: usize = self.shared.iter().map(|content| content.sent.len()).sum();
         pages as u64 * PAGE
     }
 
-    /// Looks at all shared memories but the first ones, which were looked at.
+    /// Scans all shared memory objects but the first `but`, which were scanned already.
     pub(super) fn collect_shared(&mut self, but: usize, round: &mut Round) -> Result<()> {
         let (catalogue, shared) = (&mut self.catalogue, &mut self.shared);
         collect_shared(catalogue, shared, but, round)?;
@@ -69,7 +69,7 @@ impl Tracker {
     }
 }
 
-/// Looks at shared memories, from this one on.
+/// Scans shared memory objects, from index `first` on.
 pub(super) fn collect_shared(
     catalogue: &Catalogue,
     shared: &mut Vec<SharedContent>,
@@ -91,10 +91,11 @@ pub(super) fn collect_shared(
     Ok(())
 }
 
-/// Words of a page.
+/// Number of words of a page.
 const WORDS: usize = PAGE as usize / 8;
 
-/// Keys of a universal hash (NH, RFC 4418 section 5.2, with words of 64 bits), which nobody can foresee.
+/// Keys of a universal hash (NH, RFC 4418 section 5.2, with words of 64 bits), random so that no program can predict
+/// them.
 struct Keys([u64; WORDS + 2]);
 
 type Hash = (u128, u128);
@@ -117,8 +118,9 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Two pages that differ have the same hash with a probability of 2^-128: each half is wrong with one of 2^-64, and has
-    /// other keys. All shared memory is hashed in a freeze, so it is one multiplication for each word.
+    /// Returns the hash of a page. Two different pages have the same hash with a probability of 2^-128: each half
+    /// collides with a probability of 2^-64, and the halves use different keys. The hash costs one multiplication per
+    /// word, since a freeze hashes all shared memory.
     fn hash(&self, page: &[u8]) -> Hash {
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
         let (mut one, mut other) = (0u128, 0u128);
@@ -154,7 +156,7 @@ impl SharedContent {
                 {
                     let offset = at + number as u64 * PAGE;
                     let hash = self.keys.hash(page);
-                    // What differs is entered when it is read, as it may change until then.
+                    // A changed page's hash is stored when the page is read, as the page may change again before.
                     if before.remove(&offset) == Some(hash) {
                         self.sent.insert(offset, hash);
                     } else {
@@ -184,7 +186,7 @@ impl SharedContent {
     }
 }
 
-/// Where a file has data, in whole pages.
+/// Returns the ranges of a file that hold data, in whole pages.
 pub(crate) fn data_ranges(handle: &File, size: u64) -> io::Result<Vec<(u64, u64)>> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -209,7 +211,7 @@ pub(crate) fn data_ranges(handle: &File, size: u64) -> io::Result<Vec<(u64, u64)
     Ok(found)
 }
 
-/// Beyond the end there are zeros.
+/// Reads from a file, with zeros beyond its end.
 pub(crate) fn read_padded(handle: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
     let mut at = 0;
     while at < bytes.len() {

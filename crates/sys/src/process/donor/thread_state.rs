@@ -1,4 +1,4 @@
-//! What is read of a stopped thread.
+//! State of a stopped thread.
 
 use super::halt::{any_waits, portable};
 use super::hidden;
@@ -8,17 +8,18 @@ use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalI
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{Batch, Call, Memory, Outcome, Registers, SCRATCH, Tracee};
 
-/// Places of answers in a thread's scratch.
+/// Offsets of results in a thread's scratch area.
 const CLEAR_TID: u64 = 0;
 const STACK: u64 = 8;
 const DEATH_SIGNAL: u64 = 40;
 const TIME_STAMPS: u64 = 48;
-/// Bytes of all answers.
+/// Size of all results in bytes.
 pub(super) const ANSWERS: usize = 56;
-/// Where what follows may be put, from the stub's beginning.
+/// Offset in the stub of the space behind these results.
 pub(super) const FREE: u64 = SCRATCH + 64;
 
-/// Calls that a thread must make itself, at the beginning of a batch. Answers go to the address `scratch`.
+/// Returns calls that a thread must make itself, for the beginning of a batch. Their results go to the address
+/// `scratch`.
 pub(super) fn questions(scratch: u64) -> Batch {
     let mut batch = Batch::default();
     let at = |place: u64| scratch + place;
@@ -40,17 +41,17 @@ pub(super) struct Asked<'a> {
     pub tracee: Tracee,
     pub status: &'a Status,
     pub memory: &'a Memory,
-    /// Where its answers are.
+    /// Address of the results.
     pub scratch: u64,
     pub outcome: Outcome,
     /// See [`HaltedThread::if_signalled`](super::halt::HaltedThread::if_signalled).
     pub if_signalled: Option<Registers>,
-    /// Signals that wait for its process, as the kernel gives them.
+    /// Signals pending for the thread's process, in the kernel's format.
     pub shared: &'a [[u8; 128]],
     pub beside: Beside,
 }
 
-/// What can be read of a stopped thread by who does not trace it.
+/// State of a stopped thread that can be read without tracing the thread.
 pub(super) struct Beside {
     name: Vec<u8>,
     robust_list: (u64, u64),
@@ -58,7 +59,7 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Reads it of a thread to which no priority is lent.
+    /// Reads the state. The thread must not run with lent priority, which would show in its scheduling.
     pub fn read(pid: i32, tid: i32) -> Result<Self> {
         Ok(Self {
             name: name(pid, tid)?,
@@ -69,7 +70,7 @@ impl Beside {
 }
 
 impl Asked<'_> {
-    /// What of the thread moves.
+    /// Reads the part of the thread's state that moves with it.
     pub fn read(self) -> Result<FrozenThread> {
         let mut answers = [0; ANSWERS];
         self.memory.read(self.scratch, &mut answers)?;
@@ -144,7 +145,7 @@ fn rseq(tracee: Tracee) -> Result<Option<Rseq>> {
     }))
 }
 
-/// A thread to which priority was lent said that it has none.
+/// Returns the timer slack. A thread with lent priority reports none.
 fn slack_ns(tid: i32, said: u64, before: Option<u64>) -> u64 {
     let look = || timer_slack_ns(tid);
     if said == 0 {
@@ -171,7 +172,7 @@ fn credentials(status: &Status, secure_bits: u32) -> Credentials {
     }
 }
 
-/// `struct sched_attr`, its first version.
+/// `struct sched_attr`, first version.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct SchedulingAttributes {
@@ -191,7 +192,7 @@ pub(super) fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
         unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attributes, size, 0) };
     check_long(outcome)?;
     let mut set = [0u64; 128];
-    // SAFETY: `set` has as many writable bytes as is said and outlives the call.
+    // SAFETY: `set` has as many writable bytes as the call is told, and outlives the call.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_sched_getaffinity,

@@ -1,4 +1,4 @@
-//! Watching a tree while it runs.
+//! Tracking of a tree while it runs (pre-copy).
 
 use super::attach::{Attachment, own_maps};
 use super::catalogue::Catalogue;
@@ -20,34 +20,34 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A tree that is watched. It runs, but for a moment at the start and whenever a process joins it.
+/// A tracked tree. The tree runs, except for a moment at the start and whenever a process joins it.
 #[derive(Debug)]
 pub struct Tracker {
     pub(super) root: i32,
     pub(super) processes: Vec<Tracked>,
     pub(super) catalogue: Catalogue,
     pub(super) shared: Vec<SharedContent>,
-    /// Descriptors as they were when they were looked at last.
+    /// Descriptors as of the last read.
     pub(super) draft: Option<Arc<Draft>>,
     vdso: Vec<u8>,
     register_features: u64,
     generations: u64,
-    /// Tracing is bound to a thread.
+    /// Makes the tracker stay in its thread, since tracing is bound to a thread.
     _thread: PhantomData<*const ()>,
 }
 
-/// Findings about a tree that stands still, from before the catalogue was brought up to date.
+/// Findings about a stopped tree, made before the catalogue is updated.
 #[derive(Default)]
 struct Ahead {
-    /// Of each process of the tree whose mappings are what they were.
+    /// For each process of the tree its findings; `None` if its mappings have changed.
     processes: Vec<Option<Found>>,
-    /// Changed pages of shared memories.
+    /// Changed pages of shared memory objects.
     shared: Round,
-    /// How many shared memories were looked at: the first of the catalogue.
+    /// Number of shared memory objects scanned: the first ones of the catalogue.
     shared_count: usize,
 }
 
-/// For fewer processes a thread takes longer to begin than to look.
+/// Processes for each helper thread. For fewer processes, starting a thread takes longer than the scan.
 const PROCESSES_EACH: usize = 4;
 
 /// A process of the tree.
@@ -56,15 +56,15 @@ pub(super) struct Tracked {
     pub pid: i32,
     started_ticks: u64,
     generation: u64,
-    /// Nothing for a zombie.
+    /// `None` for a zombie.
     pub watched: Option<Watched>,
 }
 
-/// How often a round is begun anew because processes came, ended or called `exec` meanwhile.
+/// Most attempts of a round. An attempt fails if a process was forked, ended or called `exec` meanwhile.
 const ATTEMPTS: usize = 50;
 
 impl Tracker {
-    /// Begins to watch the tree under `root`. Nothing is read yet.
+    /// Begins to track the tree under `root`. No memory is read yet.
     ///
     /// # Errors
     /// [`Error::Blocked`] with everything that cannot move; [`Error::Gone`].
@@ -91,7 +91,7 @@ impl Tracker {
         Ok(tracker)
     }
 
-    /// What the tree is now and which pages changed since the last round; the first time that is everything.
+    /// Returns the shape of the tree and the pages changed since the last round; all pages in the first round.
     ///
     /// # Errors
     /// [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`] if the root has ended.
@@ -110,7 +110,7 @@ impl Tracker {
         self.collect(None)
     }
 
-    /// Whether a look failed only because the tree is not any more what it was.
+    /// Returns true if an attempt failed only because the tree has changed.
     fn moved_on(&self, error: &Error) -> bool {
         let known = self.processes.iter();
         let same = |tracked: &Tracked| {
@@ -125,17 +125,17 @@ impl Tracker {
         }
     }
 
-    /// Stops watching, and takes what is ours out of the tree.
+    /// Stops tracking, and removes the tracker's objects from the tree.
     ///
     /// # Errors
-    /// What the kernel says; a process that has ended is none.
+    /// The kernel's error; a process that has ended causes none.
     pub fn stop(mut self) -> Result<()> {
         self.remove_all();
         Ok(())
     }
 
-    /// While the tree runs (`stopped` is nothing), its pages are protected against unseen writes, and what its processes asked of
-    /// their mappings is read anew, which takes long.
+    /// Collects a round. While the tree runs (`stopped` is `None`), pages are write-protected to detect later writes,
+    /// and the mappings' advice is read again, which takes long.
     pub(super) fn collect(&mut self, stopped: Option<&[Option<Halted>]>) -> Result<Round> {
         let runs = stopped.is_none();
         let mut round = Round::default();
@@ -173,7 +173,7 @@ impl Tracker {
         Ok(round)
     }
 
-    /// Looks at memory of a tree that stands still, as far as that changes nothing in the catalogue, on all processors.
+    /// Scans the memory of a stopped tree on all processors, as far as the catalogue need not change.
     fn look_ahead(&mut self) -> Result<Ahead> {
         let (processes, catalogue, shared) = (&self.processes, &self.catalogue, &mut self.shared);
         let jobs = AtomicUsize::new(0);
@@ -201,7 +201,7 @@ impl Tracker {
             let outcome = collect_shared(catalogue, shared, 0, &mut ahead.shared);
             found.extend(look());
             for helper in helpers {
-                // `collect_process` looks at processes that are not among the findings.
+                // `collect_process` scans processes without findings.
                 found.extend(helper.join().unwrap_or_default());
             }
             outcome
@@ -211,7 +211,7 @@ impl Tracker {
         Ok(ahead)
     }
 
-    /// What of a round was not read comes with the next one.
+    /// Leaves the unread runs of a round to the next round.
     pub(super) fn give_up(&mut self, round: &Round) {
         for run in round.rest() {
             let Space::Process(index) = run.space else {
@@ -248,7 +248,7 @@ impl Tracker {
         Ok(shape)
     }
 
-    /// Who the process is, by its own PID namespace.
+    /// Returns the process's identity in its own PID namespace.
     fn identity(&self, index: usize, halted: Option<&Halted>) -> Result<Process> {
         let tracked = &self.processes[index];
         let status = match halted {
@@ -271,7 +271,8 @@ impl Tracker {
                 }
             }
         }
-        // A leader outside the PID namespace is seen as 0; at the acceptor its namespace's first process leads.
+        // A leader outside of the PID namespace has the ID 0. At the acceptor, the first process of the namespace
+        // leads.
         let own = |ids: &[i32]| ids.last().copied().unwrap_or(0).max(1);
         Ok(Process {
             pid: status.own_id(),
@@ -298,14 +299,14 @@ impl Tracker {
                 secure_bits: 0,
             },
             no_new_privileges: status.no_new_privileges,
-            // One that is deleted, or whose process has ended, is no place to begin in.
+            // Empty for a deleted directory or an ended process: the restored process does not begin there.
             directory: std::fs::read_link(format!("/proc/{}/cwd", tracked.pid))
                 .map(|path| path.into_os_string().into_vec())
                 .unwrap_or_default(),
         })
     }
 
-    /// Attaches to processes that joined the tree and forgets those that left it.
+    /// Attaches to processes that joined the tree, and forgets processes that left it.
     pub(super) fn follow_tree(&mut self) -> Result<()> {
         let pids = inspect::tree(self.root)?;
         let mut known: HashMap<i32, Tracked> = self
@@ -366,7 +367,7 @@ impl Tracker {
             self.vdso = read_vdso(&halted, &lines)?;
             self.register_features = features(&halted.first().extended()?);
         }
-        // Opened now: later it may have another memory by `exec`.
+        // Open the memory before the process runs: a later `exec` would replace it.
         let watched = Watched::new(pid, attachment, secure_bits)?;
         halted.thaw()?;
         Ok(watched)
@@ -377,7 +378,7 @@ impl Tracker {
             let Some(watched) = tracked.watched else {
                 continue;
             };
-            // Who has ended meanwhile has nothing of ours.
+            // A process that has ended meanwhile has no stub.
             if let Ok(halted) = Halted::stop(tracked.pid) {
                 let _ = watched.remove(&halted);
                 let _ = halted.thaw();

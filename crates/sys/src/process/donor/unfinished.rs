@@ -1,9 +1,10 @@
 //! System calls that a stop has cut short.
 //!
-//! A stop makes a signal seem to wait. The kernel restarts most calls by itself when there is none after all. Calls that return
-//! `EINTR` instead are made again. A call that has done a part of its work returns how much that was: its thread makes the rest in
-//! [`rest_code`](crate::process::trace::rest_code), which gives the program the result of the whole. Both are arranged while the
-//! thread stands still, so that neither a thaw, nor a move, nor the death of the tracer shows the program anything else.
+//! To the kernel, a stop looks like a pending signal. If there is no signal after all, the kernel restarts most calls
+//! by itself. Calls that return `EINTR` instead are made again. A call that has done a part of its work returns the
+//! size of that part. Its thread makes the rest in [`rest_code`](crate::process::trace::rest_code), which gives the
+//! program the result of the whole call. Both are arranged while the thread is stopped, so that neither a thaw, nor a
+//! move, nor the death of the tracer shows the program a difference.
 
 use super::attach::{exit_of, make_calls};
 use super::gap;
@@ -18,25 +19,25 @@ use crate::sockopt::get_int;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, major, minor};
 use std::os::fd::AsFd;
 
-/// Most parts of a vector (`UIO_MAXIOV`).
+/// Most elements of a vector (`UIO_MAXIOV`).
 const PARTS_MAX: u64 = 1024;
-/// Bytes of `struct iovec`, `struct msghdr` and `struct mmsghdr`.
+/// Sizes in bytes of `struct iovec`, `struct msghdr` and `struct mmsghdr`.
 const PART_BYTES: usize = 16;
 const HEADER_BYTES: usize = 56;
 const MESSAGE_BYTES: u64 = 64;
-/// Where in `struct msghdr` the vector is told: its address, then how many parts it has.
+/// Offset of the vector in `struct msghdr`: its address, then its number of elements.
 const HEADER_PARTS: usize = 16;
-/// Where in it control data are told, likewise.
+/// Offset of control data in `struct msghdr`: their address, then their length.
 const HEADER_CONTROL: usize = 32;
-/// Where in the structures parts lie, behind a header.
+/// Offset of vector elements in the structures, behind a header.
 const PARTS: u64 = 64;
-/// `SPLICE_F_NONBLOCK`: the rest waits for room at its output, and for nothing at its input.
+/// `SPLICE_F_NONBLOCK`: the rest waits for space in its output, and for nothing at its input.
 const SPLICE_NONBLOCK: u64 = 2;
-/// Numbers of `/dev/zero`, `/dev/random` and `/dev/urandom`, whose reads a signal ends early.
+/// Device numbers of `/dev/zero`, `/dev/random` and `/dev/urandom`. A signal ends their reads early.
 const ENDLESS: [(u32, u32); 3] = [(1, 5), (1, 8), (1, 9)];
 
-/// Sees to it that each call that the stop has interrupted goes on as if there had been no stop. All threads of the process stand
-/// still, and `threads[0]` is the first.
+/// Makes each call that the stop has interrupted go on as if there had been no stop. All threads of the process must
+/// be stopped, and `threads[0]` must be the first.
 pub(super) fn go_on(pid: i32, memory: &Memory, threads: &mut [HaltedThread]) -> Result<()> {
     let mut cut = Vec::new();
     for thread in threads.iter_mut() {
@@ -62,7 +63,7 @@ pub(super) fn go_on(pid: i32, memory: &Memory, threads: &mut [HaltedThread]) -> 
         match left {
             None => {}
             Some(Left::All) => {
-                // The mask that the call had set is not the thread's: the call sets it again.
+                // The call had set a temporary mask, which it sets again. Give the thread its own mask back.
                 tracee.set_mask(mask)?;
                 tracee.set_registers(&registers.made_again())?;
                 thread.if_signalled = Some(registers);
@@ -83,7 +84,8 @@ pub(super) fn go_on(pid: i32, memory: &Memory, threads: &mut [HaltedThread]) -> 
     Ok(())
 }
 
-/// Calls that a signal may end before all is done, with the argument that tells how much is asked for, if one does.
+/// Calls that a signal may end early, with the index of the argument that gives the requested amount, if there is
+/// one.
 const CUT: [(i64, Option<usize>); 15] = [
     (libc::SYS_read, Some(2)),
     (libc::SYS_readv, None),
@@ -109,39 +111,39 @@ fn may_be_cut(registers: &Registers) -> bool {
     done > 0 && known.is_some_and(|(_, at)| (done as u64) < wanted(at))
 }
 
-/// What is left of a call that has returned early.
+/// Remaining work of a call that has returned early.
 #[derive(Debug, PartialEq, Eq)]
 enum Left {
-    /// Everything: what it did has no effect.
+    /// All of the work: the completed part has no effect.
     All,
     Rest(Rest),
 }
 
-/// The call that makes the rest.
+/// The call that does the remaining work.
 #[derive(Debug, PartialEq, Eq)]
 struct Rest {
     arguments: [u64; 6],
     vector: Vector,
 }
 
-/// The vector of a call, as far as it is not done.
+/// The remaining elements of a call's vector.
 #[derive(Debug, PartialEq, Eq)]
 enum Vector {
-    /// The call has none.
+    /// The call has no vector.
     None,
-    /// The second argument is its address, the third how many parts it has.
+    /// The second argument is the vector's address, the third its number of elements.
     Argument(Vec<Part>),
-    /// A copy of the program's header is the second argument.
+    /// The second argument is a copy of the program's header.
     Header([u8; HEADER_BYTES], Vec<Part>),
-    /// The program's own header at this address, into which the kernel writes.
+    /// The program's own header at this address, as the kernel writes into it.
     Own(u64, Vec<Part>),
 }
 
-/// Address and bytes of a part of a vector.
+/// Address and length in bytes of a vector element.
 type Part = (u64, u64);
 
 impl Rest {
-    /// Writes the data for the code at `base`; gives the registers with which the thread makes the rest.
+    /// Writes the data for the code at `base`. Returns the registers with which the thread does the remaining work.
     fn write(self, memory: &Memory, before: &Registers, base: u64) -> Result<Registers> {
         let data_at = base + CODE_BYTES;
         let structures = data_at + STRUCTURES;
@@ -195,14 +197,14 @@ impl Rest {
     }
 }
 
-/// A thread whose call has returned less than was asked for.
+/// A thread with a call that has returned less than was requested.
 struct Caller<'a> {
     pid: i32,
     memory: &'a Memory,
     registers: Registers,
 }
 
-/// What a descriptor is, as far as calls on it may be cut short.
+/// Type of a descriptor, as far as calls on it may be cut short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Pipe,
@@ -211,13 +213,13 @@ enum Kind {
     Datagrams,
     /// A terminal or another device.
     Characters,
-    /// A device that never has less than is asked for.
+    /// A device that never has less data than requested.
     Endless,
     Other,
 }
 
 impl Caller<'_> {
-    /// None where the call has returned what it would have returned without the stop.
+    /// Returns the remaining work; `None` if the call has returned the same result as without the stop.
     fn left(&self) -> Result<Option<Left>> {
         let [a, b, c, d, e, f] = self.registers.arguments();
         let done = self.registers.rax;
@@ -242,7 +244,7 @@ impl Caller<'_> {
             }
             libc::SYS_sendmsg if waits(c) && self.is_stream(a)? => {
                 let (mut header, parts) = self.header(b)?;
-                // Control data went with the first byte.
+                // Control data were sent with the first byte.
                 header[HEADER_CONTROL..HEADER_CONTROL + 16].fill(0);
                 let vector = Vector::Header(header, skip(parts, done));
                 return rest([a, b, quiet(c), d, e, f], vector);
@@ -270,7 +272,7 @@ impl Caller<'_> {
         )
     }
 
-    /// [`Caller::left`] of a read. Most reads return whatever there is.
+    /// [`Caller::left`] of a read. Most reads return the data that are available.
     fn left_to_read(&self) -> Result<Option<Left>> {
         let [a, b, c, d, e, f] = self.registers.arguments();
         let (call, done) = (self.registers.orig_rax as i64, self.registers.rax);
@@ -280,14 +282,15 @@ impl Caller<'_> {
         let (flags, header) = match call {
             libc::SYS_recvfrom => (d, None),
             libc::SYS_recvmsg => (c, Some(self.header(b)?)),
-            // At a position, or with flags.
+            // Reads at a position or with flags.
             libc::SYS_preadv2 if d != u64::MAX || f != 0 => return Ok(None),
             _ => (0, None),
         };
         let flag = |flag: i32| flags & flag as u64 != 0;
         let parts = match (call, &header) {
             (libc::SYS_read | libc::SYS_recvfrom, _) => vec![(b, c)],
-            // The kernel has told there how much control data it wrote, and how much there is room for is lost.
+            // The kernel has replaced the size of the control buffer by the length of the control data, so the size
+            // is lost.
             (_, Some((header, _))) if word(header, HEADER_CONTROL) != 0 => return Ok(None),
             (_, Some((_, parts))) => parts.clone(),
             _ => self.parts(b, c)?,
@@ -319,7 +322,7 @@ impl Caller<'_> {
         }
     }
 
-    /// What a descriptor is, and whether calls wait for it.
+    /// Returns the type of a descriptor, and true if calls on it block.
     fn kind(&self, number: u64) -> Result<(Kind, bool)> {
         let process = pidfd_open(self.pid)?;
         let Ok(copy) = pidfd_getfd(process.as_fd(), number as i32) else {
@@ -348,14 +351,15 @@ impl Caller<'_> {
         Ok((kind, !flags.contains(OFlags::NONBLOCK)))
     }
 
-    /// Whether a write there returns less than was asked for only when it is interrupted or fails.
+    /// Returns true if a write to the descriptor returns less than requested only when interrupted or on an error.
     fn takes_all(&self, number: u64) -> Result<bool> {
         let (kind, waits) = self.kind(number)?;
         let takes = matches!(kind, Kind::Pipe | Kind::Stream(_) | Kind::Characters);
         Ok(takes && waits)
     }
 
-    /// The same of calls that move data from file to file. Those to a pipe return when it is full.
+    /// Like [`Caller::takes_all`], for calls that move data between files. A call that writes to a pipe returns when
+    /// the pipe is full.
     fn is_filled(&self, number: u64) -> Result<bool> {
         let (kind, waits) = self.kind(number)?;
         Ok(matches!(kind, Kind::Stream(_) | Kind::Characters) && waits)
@@ -366,7 +370,7 @@ impl Caller<'_> {
         Ok(matches!(kind, Kind::Stream(_)) && waits)
     }
 
-    /// Whether `recvmmsg` returns only when all messages have come, and its time is not over.
+    /// Returns true if `recvmmsg` returns only after all messages, and its timeout has not passed.
     fn awaits_more(&self, flags: u64, timeout: u64) -> Result<bool> {
         if !waits(flags) || flags & libc::MSG_WAITFORONE as u64 != 0 {
             return Ok(false);
@@ -378,7 +382,7 @@ impl Caller<'_> {
         Ok(left != [0; 16])
     }
 
-    /// A `struct msghdr` of the program's, and its vector.
+    /// Reads a `struct msghdr` of the program and its vector.
     fn header(&self, at: u64) -> Result<([u8; HEADER_BYTES], Vec<Part>)> {
         let mut header = [0; HEADER_BYTES];
         self.memory.read(at, &mut header)?;
@@ -399,22 +403,23 @@ fn rest(arguments: [u64; 6], vector: Vector) -> Result<Option<Left>> {
     Ok(Some(Left::Rest(Rest { arguments, vector })))
 }
 
-/// Whether a call on a socket with these flags waits.
+/// Returns true if a socket call with these flags blocks.
 fn waits(flags: u64) -> bool {
     flags & libc::MSG_DONTWAIT as u64 == 0
 }
 
-/// The flags with which the rest of a message is sent: that its other end has gone is for the next call to tell.
+/// Returns the flags for sending the rest of a message. The next call reports that the peer has closed the
+/// connection.
 fn quiet(flags: u64) -> u64 {
     (flags | libc::MSG_NOSIGNAL as u64) & !(libc::MSG_FASTOPEN as u64)
 }
 
-/// Address of the first message that is not done.
+/// Returns the address of the first message that is not done.
 fn messages(at: u64, done: u64) -> u64 {
     at.wrapping_add(done.wrapping_mul(MESSAGE_BYTES))
 }
 
-/// Parts without their first bytes.
+/// Returns a vector without its first `bytes` bytes.
 fn skip(parts: Vec<Part>, mut bytes: u64) -> Vec<Part> {
     let part = |(start, length): Part| {
         let gone = length.min(bytes);
@@ -424,7 +429,7 @@ fn skip(parts: Vec<Part>, mut bytes: u64) -> Vec<Part> {
     parts.into_iter().filter_map(part).collect()
 }
 
-/// The first bytes of parts.
+/// Returns the first `bytes` bytes of a vector.
 fn first(parts: Vec<Part>, mut bytes: u64) -> Vec<Part> {
     let part = |(start, length): Part| {
         let taken = length.min(bytes);
@@ -434,7 +439,8 @@ fn first(parts: Vec<Part>, mut bytes: u64) -> Vec<Part> {
     parts.into_iter().filter_map(part).collect()
 }
 
-/// Where the code for each of these threads is: one that has it goes on with it, others get what no thread needs, or new memory.
+/// Returns the address of the code for each thread. A thread that is in such code stays in it; others get unused code
+/// or new memory.
 fn places(pid: i32, memory: &Memory, callers: &[Registers]) -> Result<Vec<u64>> {
     let maps = procfs::mappings(pid)?;
     let executable = |map: &&MapLine| {
@@ -500,13 +506,13 @@ fn places(pid: i32, memory: &Memory, callers: &[Registers]) -> Result<Vec<u64>> 
         &calls,
     )?;
     for base in new {
-        // Fails where the mapping did.
+        // Fails if the mapping failed.
         memory.write_any(base, rest_code())?;
     }
     Ok(found)
 }
 
-/// The data behind the code at `base`, if that is ours.
+/// Returns the data behind the code at `base`, if `base` holds this code.
 fn data(memory: &Memory, base: u64) -> Option<RestData> {
     let mut code = vec![0; rest_code().len()];
     memory.read(base, &mut code).ok()?;

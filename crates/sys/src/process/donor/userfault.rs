@@ -8,31 +8,31 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
-/// Only pages that were written since the last scan with [`PROTECT`].
+/// The page was written since the last scan with [`PROTECT`].
 pub(super) const WRITTEN: u64 = 1 << 1;
-/// The page is the file's, not the process's own.
+/// The page belongs to the file, not to the process.
 pub(super) const FILE: u64 = 1 << 2;
 pub(super) const PRESENT: u64 = 1 << 3;
 pub(super) const SWAPPED: u64 = 1 << 4;
-/// The page of zeros that all share.
+/// The shared zero page.
 pub(super) const ZERO: u64 = 1 << 5;
 
-/// Touching the page is a fault (`MADV_GUARD_INSTALL`); only where [`Guards::Shown`].
+/// Access to the page is a fault (`MADV_GUARD_INSTALL`); only with [`Guards::Shown`].
 pub(super) const GUARD: u64 = 1 << 8;
 
-/// How guard pages are found.
+/// Way to detect guard pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guards {
-    /// The kernel shows them (Linux 6.15).
+    /// The kernel reports guard pages (Linux 6.15).
     Shown,
-    /// They look like swapped pages, and cannot be read.
+    /// Guard pages look like swapped pages, and cannot be read.
     Unreadable,
-    /// The kernel has none (before Linux 6.13).
+    /// The kernel has no guard pages (before Linux 6.13).
     None,
 }
 
 impl Guards {
-    /// This kernel's.
+    /// Returns the way that works on this kernel.
     pub fn of_kernel() -> Self {
         static OF_KERNEL: OnceLock<Guards> = OnceLock::new();
         *OF_KERNEL.get_or_init(|| {
@@ -43,7 +43,7 @@ impl Guards {
             };
             let shown = File::open("/proc/self/pagemap")
                 .and_then(|pagemap| scan_for(&pagemap, &[first], guards_argument));
-            // SAFETY: of no bytes it only says whether the kernel knows it.
+            // SAFETY: for zero bytes the call only reports if the kernel knows the advice.
             let known = unsafe { libc::madvise(std::ptr::null_mut(), 0, GUARD_INSTALL) } == 0;
             match (shown, known) {
                 (Ok(_), _) => Self::Shown,
@@ -66,7 +66,7 @@ fn guards_argument(_: &Look) -> ScanArgument {
     }
 }
 
-/// Guard pages in these ranges, where the kernel shows them.
+/// Returns the guard pages in these ranges, if the kernel reports them.
 pub(crate) fn scan_guards(
     pagemap: &File,
     ranges: impl Iterator<Item = (u64, u64)>,
@@ -116,7 +116,7 @@ struct ScanArgument {
     return_mask: u64,
 }
 
-/// Neighbouring pages of the same kind.
+/// Adjacent pages of the same categories.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Region {
@@ -133,12 +133,12 @@ const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 /// `UFFD_FEATURE_WP_ASYNC | WP_UNPOPULATED | WP_HUGETLBFS_SHMEM`.
 const FEATURES: u64 = 1 << 15 | 1 << 13 | 1 << 12;
-/// `PM_SCAN_WP_MATCHING`: what is found is protected again.
+/// `PM_SCAN_WP_MATCHING`: the scan protects matching pages again.
 const PROTECT: u64 = 1;
 /// `UFFDIO_REGISTER_MODE_WP`.
 const WRITE_PROTECT: u64 = 2;
 
-/// Makes a new `userfaultfd` usable.
+/// Enables a new `userfaultfd` for write protection.
 pub(super) fn start(userfault: BorrowedFd<'_>) -> Result<()> {
     let mut api = Api {
         api: 0xaa,
@@ -152,7 +152,7 @@ pub(super) fn start(userfault: BorrowedFd<'_>) -> Result<()> {
         .context(|| "asynchronous write protection (Linux 6.7)".to_owned())
 }
 
-/// Watches a range; watching it already is fine.
+/// Starts watching a range, which may be watched already.
 pub(super) fn watch(userfault: BorrowedFd<'_>, start: u64, end: u64) -> io::Result<()> {
     let mut register = Register {
         start,
@@ -165,18 +165,18 @@ pub(super) fn watch(userfault: BorrowedFd<'_>, start: u64, end: u64) -> io::Resu
     check_long(outcome.into()).map(drop)
 }
 
-/// Where to look.
+/// A range to scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
     pub start: u64,
     pub end: u64,
-    /// Whether pages of files are told from the process's own. That takes the kernel ten times as long as the rest of the look, so
-    /// not where there are none.
+    /// True if the scan distinguishes file pages from the process's own. The kernel then takes ten times as long, so
+    /// false for ranges without files.
     pub files: bool,
 }
 
-/// All pages that are the process's: those written since the last scan have [`WRITTEN`], and are protected again. With
-/// `protect`, ranges that nobody watches are left out.
+/// Returns all pages of the process. Pages written since the last scan have [`WRITTEN`]. With `protect`, the scan
+/// protects these pages again, and leaves out ranges that are not watched.
 pub(super) fn scan(pagemap: &File, looks: &[Look], protect: bool) -> io::Result<Vec<Region>> {
     let guards = Guards::of_kernel().category();
     scan_for(pagemap, looks, |look| ScanArgument {
@@ -192,7 +192,7 @@ pub(super) fn scan(pagemap: &File, looks: &[Look], protect: bool) -> io::Result<
     })
 }
 
-/// In order of addresses.
+/// Scans ranges. The result is in order of addresses.
 fn scan_for(
     pagemap: &File,
     looks: &[Look],
@@ -210,14 +210,15 @@ fn scan_for(
             ..what(look)
         };
         while argument.start < argument.end {
-            // SAFETY: `argument` has the kernel's layout, points to a buffer of `vec_len` regions, and both outlive the call.
+            // SAFETY: `argument` has the kernel's layout, points to a buffer of `vec_len` regions, and both outlive
+            // the call.
             let count = unsafe {
                 libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN, &raw mut argument)
             };
             let count = check_long(count.into())? as usize;
             found.extend_from_slice(&buffer[..count]);
-            // Where it stopped is only true if the buffer is full: else it has seen everything, but names the place where its own
-            // buffer was full last.
+            // The end of the walk is valid only if the buffer is full. Otherwise the scan is complete, and the kernel
+            // gives the address at which its internal buffer was full last.
             if count < buffer.len() {
                 break;
             }
@@ -227,16 +228,18 @@ fn scan_for(
             argument.start = argument.walk_end;
         }
     }
-    // Both may be full at the end: then that place is looked at twice.
+    // Both buffers may be full at the end; the scan then covers that address twice.
     found.sort_unstable_by_key(|region| region.start);
     Ok(found)
 }
 
-/// Pages in memory that were written since the last scan that protected; they are protected again. What nobody watches is left out.
+/// Returns the present pages written since the last protecting scan, and protects them again. Ranges that are not
+/// watched are left out.
 pub(super) fn scan_written(pagemap: &File, looks: &[Look]) -> io::Result<Ranges> {
     let found = scan_for(pagemap, looks, |_| ScanArgument {
         flags: PROTECT,
-        // Only those: where there is no page, a protected one would be noted, which later looks as if there were one.
+        // Match only present pages: the kernel would leave a mark for a protected absent page, which later looks like
+        // a page.
         category_mask: PRESENT | WRITTEN,
         return_mask: WRITTEN,
         ..ScanArgument::default()
@@ -244,7 +247,7 @@ pub(super) fn scan_written(pagemap: &File, looks: &[Look]) -> io::Result<Ranges>
     Ok(of(&found))
 }
 
-/// Where something was written since the last scan that protected, and where there is no page in memory. Nothing is protected.
+/// Returns the pages written since the last protecting scan, and the ranges without a present page. Protects nothing.
 pub(super) fn scan_changed(pagemap: &File, looks: &[Look]) -> io::Result<(Ranges, Ranges)> {
     let found = scan_for(pagemap, looks, |_| ScanArgument {
         category_inverted: PRESENT,
@@ -252,7 +255,7 @@ pub(super) fn scan_changed(pagemap: &File, looks: &[Look]) -> io::Result<(Ranges
         return_mask: PRESENT | SWAPPED | WRITTEN,
         ..ScanArgument::default()
     })?;
-    // A place without a page counts as written, too, by the kernel's account.
+    // The kernel also reports an absent page as written.
     let is_there = |region: &Region| region.categories & (PRESENT | SWAPPED) != 0;
     let is_written = |region: &Region| region.categories & WRITTEN != 0 && is_there(region);
     let (written, absent): (Vec<Region>, Vec<Region>) = found.into_iter().partition(is_written);
@@ -266,7 +269,7 @@ fn of(found: &[Region]) -> Ranges {
         .collect()
 }
 
-/// Where in a private mapping the process has pages of its own.
+/// Returns the ranges of a private mapping in which the process has its own pages.
 pub(crate) fn scan_own(pagemap: &File, mapping: &Mapping) -> Result<Ranges> {
     let found = scan(pagemap, &looks(std::slice::from_ref(mapping)), false)
         .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
@@ -276,7 +279,8 @@ pub(crate) fn scan_own(pagemap: &File, mapping: &Mapping) -> Result<Ranges> {
     Ok(own.map(|region| (region.start, region.end)).collect())
 }
 
-/// Where a process has pages of its own, as few looks as that takes: neighbours of a kind, with what is between them, are one.
+/// Returns the ranges to scan for a process's own pages, as few as possible. Neighbours of the same kind form one
+/// range, including the gap between them.
 pub(super) fn looks(mappings: &[Mapping]) -> Vec<Look> {
     let mut looks: Vec<Look> = Vec::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_private()) {
@@ -296,7 +300,7 @@ mod tests {
     use std::os::fd::{FromRawFd, OwnedFd};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// Memory of this process that is watched.
+    /// Watched memory of this process.
     struct Own {
         _userfault: OwnedFd,
         pagemap: File,
@@ -354,7 +358,7 @@ mod tests {
         }
     }
 
-    /// More places than the kernel's own buffer takes, or ours.
+    /// More ranges than the kernel's internal buffer holds, or the scan's.
     #[test]
     fn every_second_page_is_found_once() {
         let own = Own::new(40_000);

@@ -1,4 +1,4 @@
-//! The memory of a process that is watched.
+//! Memory of a tracked process.
 
 use super::attach::{Attachment, own_maps, without_stub};
 use super::catalogue::Catalogue;
@@ -16,41 +16,42 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 
-/// How often mappings are looked at that are not what they were a moment ago.
+/// Most attempts to read mappings that change meanwhile.
 const ATTEMPTS: usize = 50;
 
-/// A process that has memory.
+/// A process that has memory, and so is no zombie.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub attachment: Attachment,
-    /// Securebits of its first thread, when it was attached to.
+    /// Securebits of the first thread, read when the tracker attached to the process.
     pub secure_bits: u32,
     pub memory: Memory,
     pub pagemap: File,
     lines: Vec<MapLine>,
-    /// The lines as procfs wrote them, without advice: as long as it writes the same, `lines` and `mappings` are true.
+    /// Content of `maps` for these lines, without advice: while procfs returns the same text, `lines` and `mappings`
+    /// are valid.
     text: Vec<u8>,
     pub mappings: Vec<Mapping>,
-    /// Guard pages, as of the last look at what is to be sent.
+    /// Guard pages as of the last scan.
     pub guards: Ranges,
-    /// What the acceptor has: mappings, and pages in one version or another.
+    /// Mappings and pages that the acceptor has, the pages possibly in an older version.
     delivered: Vec<Mapping>,
     sent: Ranges,
-    /// What it has after the round that is being made.
+    /// Pages that the acceptor has after the current round.
     next: Ranges,
-    /// Pages that must be sent although the kernel no longer reports them as written: found by a round that was given up, not read, or
-    /// protected again before they were sent.
+    /// Pages that must be sent although the kernel does not report them as written: a round found them and was given
+    /// up, could not read them, or protected them before they were sent.
     owed: Ranges,
 }
 
-/// Findings of a look at a process's memory.
+/// Result of a scan of a process's memory.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// Where private mappings are.
+    /// Ranges of private mappings.
     private: Ranges,
-    /// Pages that the acceptor has, where the mapping is still the same.
+    /// Pages that the acceptor has, in mappings that have not changed.
     there: Ranges,
-    /// Pages that were looked at closely.
+    /// Pages scanned in detail.
     regions: Vec<Region>,
     /// Pages among `there` that have not changed.
     same: Ranges,
@@ -58,7 +59,7 @@ pub(super) struct Found {
 }
 
 impl Watched {
-    /// Of a process that stands still. What of it was sent is nothing yet.
+    /// Creates the record of a stopped process, of which nothing was sent yet.
     pub fn new(pid: i32, attachment: Attachment, secure_bits: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/pagemap");
         Ok(Self {
@@ -77,7 +78,7 @@ impl Watched {
         })
     }
 
-    /// Whether the process has the memory that it had: not after `exec`.
+    /// Returns true if the process still has the same memory, which `exec` replaces.
     pub fn is_current(&self) -> bool {
         let first = userfault::Look {
             start: 0,
@@ -87,7 +88,7 @@ impl Watched {
         userfault::scan(&self.pagemap, &[first], false).is_ok()
     }
 
-    /// Takes the stub out of a process that stands still.
+    /// Unmaps the stub from a stopped process.
     pub fn remove(&self, halted: &Halted) -> Result<()> {
         let lines = own_maps(halted.pid, None, false)?;
         if !self.attachment.is_in(&lines) {
@@ -96,7 +97,7 @@ impl Watched {
         self.attachment.remove(halted, &lines)
     }
 
-    /// Looks at what is mapped; with `advice` also at what the process asked of it.
+    /// Reads the mappings; with `advice` also their advice.
     pub fn read_mappings(
         &mut self,
         pid: i32,
@@ -105,7 +106,7 @@ impl Watched {
     ) -> Result<()> {
         for _ in 1..ATTEMPTS {
             match self.try_read_mappings(pid, advice, catalogue) {
-                // What it maps was another thing when it was to be opened.
+                // The mapping changed before its file could be opened.
                 Err(Error::Kernel { source, .. }) if source.kind() == ErrorKind::NotFound => {}
                 other => return other,
             }
@@ -148,22 +149,22 @@ impl Watched {
         Ok(())
     }
 
-    /// Counts mappings of segments of System V, by their numbers.
+    /// Counts the mappings of System V segments, by segment ID.
     pub fn count_segments(&self, count: &mut HashMap<i32, u64>) {
         for part in attachments(&self.lines) {
             *count.entry(part.id).or_default() += part.mappings;
         }
     }
 
-    /// Looks at a process that stands still where its mappings are what they were: nothing has to be entered for that, so that several
-    /// threads can look at several processes.
+    /// Scans a stopped process if its mappings have not changed. The catalogue stays unchanged, so several threads
+    /// can scan several processes.
     pub fn look_again(&self, pid: i32) -> Option<Found> {
         let text = procfs::read_bytes(pid, "maps").ok()?;
         let is_same = !text.is_empty() && text == self.text;
         is_same.then(|| self.look(false).ok()).flatten()
     }
 
-    /// What [`Self::read_mappings`] checks where mappings are what they were.
+    /// Makes the check of [`Self::read_mappings`] for mappings that have not changed.
     pub fn check_segments(&self, pid: i32, catalogue: &Catalogue) -> Result<()> {
         catalogue.check_segments(pid, &self.lines)
     }
@@ -177,7 +178,8 @@ impl Watched {
         let there = self.sent.and(&stable);
         let (regions, same) = match protect {
             true => (self.look_and_protect()?, Ranges::default()),
-            // Where nothing was mapped anew, every page that the acceptor lacks was written since it was protected, or is owed.
+            // In unchanged mappings, every page that the acceptor lacks was written since it was protected, or is
+            // owed.
             false => self.look_at_changes(&private.minus(&stable), &there)?,
         };
         let guards = self.find_guards(&regions)?;
@@ -190,8 +192,9 @@ impl Watched {
         })
     }
 
-    /// Finds what the acceptor lacks, unless that was `found` already; with `protect` also protects it against unseen writes, which a
-    /// process that stands still needs not: what it was found to have written counts as written until it is protected again.
+    /// Determines the pages that the acceptor lacks, by a scan unless `found` is given. With `protect`, the scan also
+    /// write-protects pages to detect later writes. A stopped process does not need that: pages once reported as
+    /// written stay so until they are protected again.
     pub fn collect(
         &mut self,
         index: u32,
@@ -201,7 +204,7 @@ impl Watched {
     ) -> Result<()> {
         let found = found.map_or_else(|| self.look(protect), Ok);
         if found.is_err() {
-            // Which pages were protected is not known.
+            // The set of pages that were protected is unknown.
             self.owed = everything();
         }
         let scanning = || "PAGEMAP_SCAN (Linux 6.7)".to_owned();
@@ -240,9 +243,9 @@ impl Watched {
         Ok(())
     }
 
-    /// Guard pages: of private mappings from what was found there, of shared ones by another look.
+    /// Returns guard pages: of private mappings from the scanned regions, of shared mappings by another scan.
     fn find_guards(&self, regions: &[Region]) -> io::Result<Ranges> {
-        /// Most pages that are read to find those that cannot be.
+        /// Most pages to read in the search for unreadable ones.
         const READ_MAX: u64 = 1 << 16;
         if Guards::of_kernel() == Guards::Unreadable {
             let swapped = |region: &&Region| {
@@ -270,7 +273,7 @@ impl Watched {
     fn look_and_protect(&self) -> io::Result<Vec<Region>> {
         let unwatched = self.watch();
         let mut regions = userfault::scan(&self.pagemap, &userfault::looks(&self.mappings), true)?;
-        // Nothing tells what was written here: all of it counts.
+        // Writes to these ranges are not detected, so all pages count as written.
         let more = userfault::scan(&self.pagemap, &unwatched, false)?;
         regions.extend(more.into_iter().map(|region| Region {
             categories: region.categories | userfault::WRITTEN,
@@ -280,19 +283,20 @@ impl Watched {
         Ok(regions)
     }
 
-    /// The same of a process that stands still, where little was changed: what was neither written nor dropped of the pages that
-    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds. What was mapped anew is
-    /// looked at closely whatever the kernel tells of it.
+    /// Scans a stopped process, in which little has changed. Pages of `there` that were neither written nor dropped
+    /// are returned separately and not scanned in detail, which would take milliseconds for large memory. New
+    /// mappings are always scanned in detail.
     fn look_at_changes(&self, new: &Ranges, there: &Ranges) -> io::Result<(Vec<Region>, Ranges)> {
-        /// Looking closely at so many bytes takes no longer than another call.
+        /// Gap in bytes up to which one detailed scan takes no longer than two calls.
         const NEAR: u64 = 64 * PAGE;
         let looks = userfault::looks(&self.mappings);
         let (written, absent) = userfault::scan_changed(&self.pagemap, &looks)?;
-        // Where a guard page was removed, there is nothing.
+        // A removed guard page leaves no page.
         let known = there.or(&self.guards);
         let of_files = looks.iter().filter(|look| look.files);
         let of_files: Ranges = of_files.map(|look| (look.start, look.end)).collect();
-        // There a page of the process's own may have given way to the file's, which the kernel shows as not written, too.
+        // In file mappings, the file's page may have replaced the process's own, and the kernel reports it as not
+        // written.
         let restored = there.and(&of_files);
         let changed = written.or(&absent.and(&known)).or(&restored);
         let unsure = changed.or(&self.owed).or(new);
@@ -301,7 +305,7 @@ impl Watched {
         for files in [true, false] {
             let alike = looks.iter().filter(|look| look.files == files);
             let alike: Ranges = alike.map(|look| (look.start, look.end)).collect();
-            // What lies between two of them may be of the other kind.
+            // The gap between two ranges may be of the other kind.
             let part = unsure.and(&alike).joined(NEAR).and(&alike);
             close_looks.extend(part.iter().map(|(start, end)| Look { start, end, files }));
             closely = closely.or(&part);
@@ -310,8 +314,8 @@ impl Watched {
         Ok((regions, there.minus(&closely)))
     }
 
-    /// Finds which pages that the acceptor has were changed, and protects them again. Mappings are not looked at: what else
-    /// has changed comes with the next look at everything.
+    /// Finds changed pages among the pages that the acceptor has, and protects them again. Mappings are not read:
+    /// other changes come with the next full round.
     pub fn touch_up(&mut self, index: u32, round: &mut Round) {
         match userfault::scan_written(&self.pagemap, &userfault::looks(&self.mappings)) {
             Ok(written) => {
@@ -319,12 +323,12 @@ impl Watched {
                 round.add(Space::Process(index), &send, Content::Bytes);
                 self.owed = self.owed.or(&written.minus(&self.sent));
             }
-            // It has ended, or what of it was protected again is not known: all of it comes once more.
+            // The process has ended, or the set of protected pages is unknown, so all pages are sent again.
             Err(_) => self.owed = everything(),
         }
     }
 
-    /// Has the kernel watch all private mappings; gives those that it cannot.
+    /// Watches all private mappings. Returns the mappings that the kernel cannot watch.
     fn watch(&self) -> Vec<Look> {
         let userfault = self.attachment.userfault.as_fd();
         let mut unwatched = Vec::new();
@@ -344,14 +348,14 @@ impl Watched {
         unwatched
     }
 
-    /// The round is complete: the acceptor gets all of it.
+    /// Marks the round as complete: the acceptor receives all of it.
     pub fn deliver(&mut self) {
         self.delivered.clone_from(&self.mappings);
         self.sent = std::mem::take(&mut self.next);
         self.owed = Ranges::default();
     }
 
-    /// A run was not read: it comes with the next round.
+    /// Leaves an unread run to the next round.
     pub fn give_up(&mut self, run: Run) {
         let part: Ranges = [(run.start, run.start + run.length)].into_iter().collect();
         match run.content {
@@ -363,7 +367,7 @@ impl Watched {
         }
     }
 
-    /// Reads a run; what is not there any more comes with the next round.
+    /// Reads a run. A run that has vanished is left to the next round.
     pub fn read(&mut self, run: Run, bytes: &mut [u8]) -> bool {
         if self.memory.read(run.start, bytes).is_ok() {
             return true;
@@ -377,7 +381,7 @@ fn everything() -> Ranges {
     [(0, ADDRESS_END)].into_iter().collect()
 }
 
-/// Gives mappings that are as they were the advice that they had; false if there are others.
+/// Copies the advice of unchanged mappings. Returns false if there are other mappings.
 fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) -> bool {
     let known: HashMap<(u64, u64), &MapLine> = before
         .iter()
@@ -393,9 +397,10 @@ fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) -> bool {
     })
 }
 
-/// Private mappings with only private ones between them, from where the mapping before them ends to where the one behind them
-/// begins. The kernel splits a mapping where what it is told to watch ends, and `mremap` fails on two: a program that has gone on
-/// since the list was made may have other mappings now, but none that reaches over an end.
+/// Returns groups of private mappings with no other mapping between them, each with the range from the end of the
+/// mapping before to the start of the mapping behind. The kernel splits a mapping at the end of a watched range, and
+/// `mremap` fails on two mappings. The program may have changed its mappings since the list was made, but no private
+/// mapping can reach over an end of such a range.
 fn neighbourhoods(mappings: &[Mapping]) -> Vec<(u64, u64, &[Mapping])> {
     let mut found = Vec::new();
     let mut at = 0;

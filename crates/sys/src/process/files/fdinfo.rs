@@ -1,36 +1,36 @@
-//! What `/proc/PID/fdinfo/N` says (`proc_pid_fdinfo(5)`).
+//! Parser for `/proc/PID/fdinfo/N` (`proc_pid_fdinfo(5)`).
 
 use super::image::{Lock, LockHolder};
 
 /// A parsed file of `fdinfo`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FdInfo {
-    /// Position.
+    /// File position.
     pub offset: u64,
     /// Access mode and status flags, without close-on-exec.
     pub flags: u32,
-    /// `FD_CLOEXEC`.
+    /// Close-on-exec flag (`FD_CLOEXEC`).
     pub close_on_exec: bool,
-    /// The mount it lies on.
+    /// ID of the mount that the file is on.
     pub mount: u32,
-    /// Its inode there.
+    /// Inode number of the file.
     pub inode: u64,
-    /// Whoever is told by signal is named (`F_SETOWN`). The text of `fdinfo` does not say so.
+    /// True if the file has an owner for its signals (`F_SETOWN`). The text of `fdinfo` does not show the owner.
     pub owned: bool,
-    /// The lines that its kind adds.
+    /// Lines that only some kinds of files have.
     pub rest: String,
 }
 
 /// An entry of an epoll set (`tfd:`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpollLine {
-    /// The number it was added by.
+    /// Descriptor number by which the file was added.
     pub fd: u32,
-    /// Events and modes.
+    /// Event mask and mode flags.
     pub events: u32,
-    /// The program's.
+    /// Data word that the program attached (`epoll_data`).
     pub data: u64,
-    /// Inode of what is watched.
+    /// Inode of the watched file.
     pub inode: u64,
 }
 
@@ -39,28 +39,28 @@ pub struct EpollLine {
 pub struct InotifyLine {
     /// Watch descriptor.
     pub id: i32,
-    /// Device of what is watched, as the kernel numbers it inside.
+    /// Device of the watched file, in the kernel's internal encoding.
     pub device: u32,
-    /// Events and modes.
+    /// Event mask and mode flags.
     pub mask: u32,
-    /// Kind of the file handle, and the handle.
+    /// Type of the file handle, and its bytes.
     pub handle: (i32, Vec<u8>),
 }
 
 impl FdInfo {
-    /// Whether somebody is told by signal of what happens to it.
+    /// Returns true if the file sends signals on events (`O_ASYNC`).
     #[must_use]
     pub fn is_async(&self) -> bool {
         self.flags & libc::O_ASYNC as u32 != 0
     }
 
-    /// The same, or it is known already who would be told.
+    /// Returns true if the file sends signals on events, or an owner for such signals is set already.
     #[must_use]
     pub fn tells_somebody(&self) -> bool {
         self.is_async() || self.owned
     }
 
-    /// Reads the text; `None` when it lacks what every such file has.
+    /// Parses the text; `None` if a line is absent that every such file has.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut info = Self::default();
@@ -94,7 +94,7 @@ impl FdInfo {
         (seen == 4).then_some(info)
     }
 
-    /// The value of a line `name: value`.
+    /// Returns the value of a line `name: value`.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
         self.rest.lines().find_map(|line| {
@@ -103,13 +103,13 @@ impl FdInfo {
         })
     }
 
-    /// A number in decimal.
+    /// Returns the value of a line as a decimal number.
     #[must_use]
     pub fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
         self.value(name)?.parse().ok()
     }
 
-    /// A pair of numbers in parentheses, as of timers.
+    /// Returns a pair of numbers in parentheses, as timers have.
     #[must_use]
     pub fn pair(&self, name: &str) -> Option<(u64, u64)> {
         let inside = self.value(name)?.strip_prefix('(')?.strip_suffix(')')?;
@@ -117,14 +117,14 @@ impl FdInfo {
         Some((seconds.trim().parse().ok()?, rest.trim().parse().ok()?))
     }
 
-    /// The entries of an epoll set, in the kernel's order.
+    /// Returns the entries of an epoll set, in the kernel's order.
     #[must_use]
     pub fn epoll(&self) -> Vec<EpollLine> {
         let lines = self.rest.lines().filter(|line| line.starts_with("tfd:"));
         lines.filter_map(epoll_line).collect()
     }
 
-    /// The watches of inotify; `None` if a line lacks the file handle of what is watched.
+    /// Returns the watches of inotify; `None` if a line lacks the file handle of the watched file.
     #[must_use]
     pub fn inotify(&self) -> Option<Vec<InotifyLine>> {
         let lines = self
@@ -134,7 +134,7 @@ impl FdInfo {
         lines.map(inotify_line).collect()
     }
 
-    /// Locks taken through this descriptor; those of a process belong to `table`. `Err` is a lease.
+    /// Returns the locks taken through this descriptor; a process's record locks belong to `table`. `Err` is a lease.
     pub fn locks(&self, table: u32) -> Result<Vec<Lock>, Lease> {
         let lines = self.rest.lines().filter(|line| line.starts_with("lock:"));
         lines.filter_map(|line| lock_line(line, table)).collect()
@@ -142,7 +142,7 @@ impl FdInfo {
 }
 
 impl FdInfo {
-    /// Device and inode of its file as the kernel writes them of locks; none where it has no lock.
+    /// Returns device and inode of the file as the kernel writes them for locks; `None` if the file has no lock.
     #[must_use]
     pub fn lock_place(&self) -> Option<&str> {
         let mut lines = self.rest.lines();
@@ -151,11 +151,11 @@ impl FdInfo {
     }
 }
 
-/// The descriptor has a lease.
+/// Error: the descriptor has a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease;
 
-/// The word after `name` in a line of `name value` or `name:value` pairs.
+/// Returns the word after `name` in a line of `name value` or `name:value` pairs.
 fn word<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let start = line.find(name)? + name.len();
     line[start..].split_whitespace().next()
@@ -189,7 +189,7 @@ fn inotify_line(line: &str) -> Option<InotifyLine> {
     })
 }
 
-/// `lock: 1: POSIX  ADVISORY  WRITE 5403 fe:00:10003342 5 14`.
+/// Parses a line like `lock: 1: POSIX  ADVISORY  WRITE 5403 fe:00:10003342 5 14`.
 fn lock_line(line: &str, table: u32) -> Option<Result<Lock, Lease>> {
     let mut words = line.split_whitespace().skip(2);
     let holder = match words.next()? {

@@ -1,8 +1,9 @@
-//! Locks that go from one node to another on a file system that both see.
+//! Hand-over of locks between two nodes, on a file system that both nodes see.
 //!
-//! Two nodes are two owners to a file system, and no call gives a lock to another owner. So an exclusive lock is given up and taken by
-//! steps, between which donor and acceptor together always have enough of it that nobody else can take it as a whole. A lock on
-//! a range goes in two parts, of which one is always exclusive; `flock(2)` knows no ranges, and is shared for a while.
+//! A file system regards two nodes as two lock owners, and no call passes a lock to another owner. So an exclusive lock
+//! is released and taken in steps. Between the steps, donor and acceptor together hold enough of the lock that no other
+//! owner can take all of it. A lock on a range moves in two parts, one of which is exclusive at all times; a `flock(2)`
+//! lock has no ranges, and is shared for a while.
 //!
 //! | step | donor | acceptor |
 //! | --- | --- | --- |
@@ -12,9 +13,9 @@
 //! | [`LockStep::First`] | first byte: shared | first byte: shared |
 //! | [`LockStep::Last`] | first byte: free | first byte: exclusive |
 //!
-//! A file that is open for writing only cannot have shared locks on ranges: the donor frees what it would share, and the acceptor takes
-//! it exclusively. A lock that cannot be divided, by `flock(2)` or on one byte, goes as a whole where the table says "all but the first
-//! byte".
+//! A file that is open for writing only cannot have shared locks on ranges: the donor releases the part that it would
+//! share, and the acceptor takes that part exclusively. A lock that cannot be divided (`flock(2)`, or a range of one
+//! byte) moves as a whole where the table says "all but the first byte".
 
 use super::image::{Lock, LockHolder};
 use super::raw;
@@ -23,31 +24,31 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Most locks of a process tree that are handed over at a time.
+/// Most locks of a process tree that are handed over at once.
 pub const LOCKS_MAX: usize = 4096;
 
-/// A step of the hand-over of locks; see the module's text.
+/// A step of the hand-over of locks; the module documentation lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LockStep {
-    /// Before the commit.
+    /// Step before the commit.
     Share,
-    /// The first after it.
+    /// First step after the commit.
     Rest,
-    /// For locks in two parts.
+    /// Second step after the commit, for locks in two parts.
     First,
-    /// The last, for locks in two parts.
+    /// Last step, for locks in two parts.
     Last,
 }
 
-/// What tells a file apart from all others, on every node that sees it.
+/// Identity of a file, which distinguishes the file from all others on every node that sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
-    /// Type of the file system.
+    /// Type of the file system (`statfs(2)`).
     kind: u32,
-    /// Its number, where it has one.
+    /// ID of the file system (`f_fsid`), 0 if it has none.
     system: u64,
     inode: u64,
-    /// Kind and bytes of the file's handle, which tells its inode's users apart.
+    /// Type and bytes of the file's handle, which distinguish successive files with one inode number.
     handle: Option<(i32, Vec<u8>)>,
 }
 
@@ -55,7 +56,7 @@ impl FileIdentity {
     /// Reads the identity of an open file.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of `fstatfs(2)`, `fstatvfs(2)` and `fstat(2)`.
     pub fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self {
             kind: file_system(fd)?,
@@ -66,30 +67,30 @@ impl FileIdentity {
     }
 }
 
-/// An exclusive lock that the acceptor could not take, since somebody has it, most likely the donor.
+/// An exclusive lock that the acceptor could not take, because another owner, most likely the donor, has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WantedLock {
-    /// A process that has the descriptor, as the tree sees it.
+    /// A process that has the descriptor, by its PID inside the tree.
     pub process: i32,
-    /// The descriptor.
+    /// Descriptor number.
     pub fd: u32,
-    /// The lock.
+    /// The wanted lock.
     pub lock: Lock,
-    /// The file is open for reading, so that a range of it can have a shared lock.
+    /// True if the file is open for reading, so that a range of the file can have a shared lock.
     pub readable: bool,
-    /// The acceptor's file.
+    /// Identity of the acceptor's file.
     pub identity: FileIdentity,
 }
 
 impl WantedLock {
-    /// Whether it goes in two parts.
+    /// Returns true if the lock moves in two parts.
     #[must_use]
     pub fn has_two_parts(&self) -> bool {
         has_two_parts(&self.lock)
     }
 }
 
-/// What a range of a file, or the file, is to have.
+/// Lock mode of a range of a file, or of the whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Free,
@@ -97,7 +98,7 @@ pub(crate) enum Mode {
     Exclusive,
 }
 
-/// A change of a part of a lock.
+/// A change to a part of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockChange {
     pub mode: Mode,
@@ -107,7 +108,7 @@ pub(crate) struct LockChange {
 }
 
 impl LockChange {
-    /// Gives a lock back its mode, on all of its range.
+    /// Returns the change that sets a lock's mode on all of its range again.
     pub(crate) fn whole(lock: &Lock) -> Self {
         Self {
             mode: if lock.write {
@@ -120,7 +121,7 @@ impl LockChange {
         }
     }
 
-    /// What the donor of a lock does in a step.
+    /// Returns the donor's change in a step.
     pub(crate) fn of_donor(step: LockStep, lock: &Lock, readable: bool) -> Option<Self> {
         let mode = match step {
             LockStep::Share | LockStep::First if is_shareable(lock, readable) => Mode::Shared,
@@ -129,7 +130,7 @@ impl LockChange {
         part(step, lock).map(|(start, end)| Self { mode, start, end })
     }
 
-    /// What the acceptor does behind it.
+    /// Returns the acceptor's change in a step, which follows the donor's.
     pub(crate) fn of_acceptor(step: LockStep, lock: &Lock, readable: bool) -> Option<Self> {
         let mode = match step {
             LockStep::Share | LockStep::First if is_shareable(lock, readable) => Mode::Shared,
@@ -138,7 +139,7 @@ impl LockChange {
         part(step, lock).map(|(start, end)| Self { mode, start, end })
     }
 
-    /// `struct flock`: type and whence of two bytes each, start, length, PID.
+    /// Returns a `struct flock` as words: type and whence of two bytes each, start, length, PID.
     pub(crate) fn words(&self) -> [u64; 4] {
         let kind = self.kind() as u16;
         [
@@ -157,7 +158,7 @@ impl LockChange {
         }
     }
 
-    /// In bytes; 0 reaches to the end of the file.
+    /// Length in bytes; 0 extends to the end of the file.
     fn length(&self) -> i64 {
         match self.end {
             Some(end) if end < i64::MAX as u64 => (end - self.start + 1) as i64,
@@ -165,8 +166,8 @@ impl LockChange {
         }
     }
 
-    /// Makes the change through a descriptor of the open file that has the lock. Whether it could be made: not where somebody else
-    /// has a lock that excludes it.
+    /// Makes the change through a descriptor of the open file that has the lock. Returns false if another owner's lock
+    /// conflicts.
     pub(crate) fn make(&self, fd: BorrowedFd<'_>, holder: LockHolder) -> io::Result<bool> {
         let outcome = match holder {
             LockHolder::Flock => self.flock(fd),
@@ -189,14 +190,16 @@ impl LockChange {
         };
         let outcome = flock(fd, operation);
         if outcome.is_err() && self.mode == Mode::Exclusive {
-            // The kernel has taken the shared lock away. Whoever was in the way has one still, so that nobody can have an exclusive one.
+            // The failed conversion has released the shared lock. The conflicting owner still has a lock, so that no
+            // owner can have an exclusive one.
             let _ = flock(fd, FlockOperation::NonBlockingLockShared);
         }
         Ok(outcome?)
     }
 }
 
-/// Whether a call that takes a lock succeeded; an error where the reason is not that somebody else has one.
+/// Returns true if a call that takes a lock succeeded, and false if another owner's lock conflicts. Other failures are
+/// errors.
 pub(crate) fn unless_excluded(outcome: io::Result<()>) -> io::Result<bool> {
     match outcome {
         Ok(()) => Ok(true),
@@ -207,7 +210,7 @@ pub(crate) fn unless_excluded(outcome: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// The part of a lock that a step is about.
+/// Returns the byte range that a step changes.
 fn part(step: LockStep, lock: &Lock) -> Option<(u64, Option<u64>)> {
     let first = has_two_parts(lock).then_some(lock.start);
     match (step, first) {
@@ -217,19 +220,19 @@ fn part(step: LockStep, lock: &Lock) -> Option<(u64, Option<u64>)> {
     }
 }
 
-/// Whether a lock goes in two parts.
+/// Returns true if a lock moves in two parts.
 pub(super) fn has_two_parts(lock: &Lock) -> bool {
     lock.holder != LockHolder::Flock && lock.end.is_none_or(|end| end > lock.start)
 }
 
-/// Whether the donor can share it.
+/// Returns true if the donor can make the lock a shared one.
 pub(super) fn is_shareable(lock: &Lock, readable: bool) -> bool {
     readable || lock.holder == LockHolder::Flock
 }
 
-/// The type of a file's file system.
+/// Returns the type of a file's file system.
 pub(crate) fn file_system(fd: BorrowedFd<'_>) -> io::Result<u32> {
-    // The types that have 32 bits are sign-extended by some kernels.
+    // Some kernels sign-extend types that have 32 bits.
     Ok(fstatfs(fd)?.f_type as u32)
 }
 
@@ -254,7 +257,7 @@ mod tests {
         }
     }
 
-    /// What a node has of each byte.
+    /// Lock mode of each byte at one node.
     type Bytes = BTreeMap<u64, Mode>;
 
     fn change(bytes: &mut Bytes, change: Option<LockChange>) {
@@ -264,7 +267,8 @@ mod tests {
         }
     }
 
-    /// After each half of each step nobody else can have the range, to write or, in two parts, to read.
+    /// After each half of each step, no other owner can lock the range exclusively, nor, if the lock has two parts,
+    /// shared.
     #[test]
     fn a_lock_is_never_free() {
         for (readable, end) in [

@@ -1,12 +1,13 @@
-//! What stands in a move's way.
+//! Check for descriptors that cannot move.
 
 use super::donor::{Draft, Limits};
 use super::error::{Blocker, FilesError};
 
-/// Which descriptors of these processes cannot move, and why. Nothing is changed; the processes run on.
+/// Returns the descriptors of these processes that cannot move, with reasons. Nothing is changed; the processes keep
+/// running.
 ///
 /// # Errors
-/// [`FilesError::Kernel`], as when the caller may not look at them.
+/// [`FilesError::Kernel`], for example if the caller may not inspect the processes.
 pub fn inspect(pids: &[i32], limits: &Limits) -> Result<Vec<Blocker>, FilesError> {
     match Draft::save(pids, limits) {
         Ok(_) => Ok(Vec::new()),

@@ -1,20 +1,20 @@
-//! Files of `fdinfo` that are kept open, since they are long: the kernel writes such a text again and again, each time into
-//! twice the room, until it fits. A file that was read before has the room.
+//! Files of `fdinfo` that stay open because their texts are long. The kernel writes such a text repeatedly, each time
+//! into a buffer twice as large, until the text fits. A file that was read once keeps its large buffer.
 
 use super::fdinfo::FdInfo;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Room for what a set may have grown by, bytes.
+/// Spare buffer space for the growth of a set, bytes.
 const MORE: usize = 16 << 10;
 
-/// The files, by process and descriptor.
+/// Open `fdinfo` files by process and descriptor.
 #[derive(Debug, Default)]
 pub struct Kept(BTreeMap<(i32, u32), (File, usize)>);
 
 impl Kept {
-    /// Opens these and reads them once; what cannot be read is left out.
+    /// Opens the `fdinfo` files of these descriptors and reads each once; unreadable files are left out.
     pub fn open(descriptors: &BTreeSet<(i32, u32)>) -> Self {
         let open = |&(pid, fd): &(i32, u32)| {
             let file = File::open(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
@@ -31,17 +31,17 @@ impl Kept {
         Self(descriptors.iter().filter_map(open).collect())
     }
 
-    /// What is said of a descriptor now; none if that is to be asked in another way.
+    /// Reads the present `fdinfo` of a descriptor; `None` if the caller must read it in another way.
     pub fn read(&self, pid: i32, fd: u32) -> Option<FdInfo> {
         let (file, room) = self.0.get(&(pid, fd))?;
         FdInfo::parse(&String::from_utf8_lossy(&read(file, *room)?))
     }
 }
 
-/// The whole text, if it is shorter than `room`.
+/// Returns the whole text if it is shorter than `room`.
 fn read(file: &File, room: usize) -> Option<Vec<u8>> {
     let mut text = vec![0; room];
-    // The kernel writes the whole text at once: what does not fill the room is its end.
+    // The kernel writes the whole text at once: a text that does not fill the buffer is complete.
     let length = file.read_at(&mut text, 0).ok()?;
     if length == 0 || length == room {
         return None;
@@ -56,11 +56,12 @@ mod tests {
     use rustix::event::epoll;
     use std::os::fd::{AsFd, AsRawFd};
 
-    /// The thread has a table of its own: another test's thread would take numbers that are closed here.
+    /// The test runs in a thread with a descriptor table of its own: another test's thread would reuse numbers that are
+    /// closed here.
     #[test]
     fn a_set_is_read_as_it_is_now() {
         let alone = || {
-            // SAFETY: this thread has nothing open yet that it uses, and the others keep their table.
+            // SAFETY: this thread uses no open descriptor yet, and the other threads keep their table.
             let unshared =
                 unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_UNSHARE as i32) };
             assert_eq!(unshared, 0);

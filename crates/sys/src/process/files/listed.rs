@@ -1,5 +1,5 @@
-//! Descriptors as the kernel shows them from beside a process, many at once: what a caller that can look that way hands
-//! in, so that `/proc` need not be read in a freeze.
+//! Descriptors of many processes at once, listed by the kernel without stopping them: a caller with such a listing
+//! hands it in, so that the freeze need not read `/proc`.
 
 use super::error::{At, FilesError};
 use super::fdinfo::FdInfo;
@@ -10,39 +10,39 @@ use super::{raw, survey};
 use std::collections::HashMap;
 use std::io;
 
-/// The descriptors of a process.
+/// The descriptors of one process.
 #[derive(Clone, Debug)]
 pub struct Listing {
-    /// As the caller sees it.
+    /// PID as the caller sees it.
     pub pid: i32,
-    /// A thread has a descriptor table of its own.
+    /// True if a thread has a descriptor table of its own.
     pub thread_tables: bool,
-    /// Identity of its descriptor table; `None` where it has no descriptor.
+    /// Identity of the process's descriptor table; `None` if the process has no descriptor.
     pub table: Option<u64>,
-    /// By number.
+    /// Descriptors in the order of their numbers.
     pub descriptors: Vec<Listed>,
 }
 
-/// A descriptor.
+/// A listed descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its number.
+    /// Descriptor number.
     pub number: u32,
-    /// Identity of the open file, the same for two descriptors only where that is the same.
+    /// Identity of the open file; equal for two descriptors only if both refer to the same open file.
     pub file: u64,
-    /// What `fdinfo` says of every kind.
+    /// Fields of `fdinfo` that every kind of file has.
     pub info: FdInfo,
-    /// `fdinfo` has more lines: those of its kind, and locks.
+    /// True if `fdinfo` has more lines: lines of the file's kind, and locks.
     pub has_more: bool,
-    /// What it watches, where it is an epoll set, nobody has locked it, and that is known.
+    /// Digest of the watched files, if the file is an epoll set without locks and the digest is known.
     pub watches: Option<Watches>,
 }
 
-/// All descriptors of `pids`, as [`survey::survey`] finds them. What a listing leaves open is read from `/proc`, so the
-/// processes must stand still.
+/// Returns all descriptors of `pids` like [`survey::survey`]. Details that a listing lacks are read from `/proc`, so
+/// the processes must be stopped.
 ///
 /// # Errors
-/// As there.
+/// Same as [`survey::survey`].
 pub fn survey(pids: &[i32], listings: Vec<Listing>, kept: &Kept) -> Result<Survey, FilesError> {
     let mut listings: HashMap<i32, Listing> = listings
         .into_iter()
@@ -105,7 +105,7 @@ fn complete(pid: i32, listed: Vec<Listed>, kept: &Kept) -> Result<Vec<Descriptor
     Ok(complete)
 }
 
-/// Reads what a listing leaves open of the descriptors of a process.
+/// Reader for the details that a listing lacks of the descriptors of a process.
 pub struct More<'a> {
     pid: i32,
     kept: &'a Kept,
@@ -113,7 +113,7 @@ pub struct More<'a> {
 }
 
 impl<'a> More<'a> {
-    /// Nothing is opened yet.
+    /// Creates a reader, which opens nothing yet.
     pub fn new(pid: i32, kept: &'a Kept) -> Self {
         Self {
             pid,
@@ -122,7 +122,7 @@ impl<'a> More<'a> {
         }
     }
 
-    /// All of `fdinfo`.
+    /// Reads the complete `fdinfo` of a descriptor.
     pub fn read(&mut self, number: u32) -> Result<FdInfo, FilesError> {
         let pid = self.pid;
         if let Some(known) = self.kept.read(pid, number) {

@@ -1,4 +1,4 @@
-//! Exclusive locks that would be free for a moment while they are handed over: they are named before anything is touched.
+//! Exclusive locks that would be free for a moment during the hand-over, found before anything is changed.
 
 use super::fdinfo::FdInfo;
 use super::handover::{FileIdentity, file_system, has_two_parts, is_shareable};
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// File systems that leave `flock(2)` to the kernel, which converts such a lock in one step: ext4, XFS, Btrfs, tmpfs, F2FS, overlayfs,
-/// ramfs, bcachefs, ZFS, FAT, exFAT, JFS (`linux/magic.h`). Those of networks and clusters have their own ways, most of which free
-/// the lock for a moment.
+/// File systems that leave `flock(2)` to the kernel, which converts such a lock in one step: ext4, XFS, Btrfs, tmpfs,
+/// F2FS, overlayfs, ramfs, bcachefs, ZFS, FAT, exFAT, JFS (`linux/magic.h`). Network and cluster file systems implement
+/// `flock(2)` in their own ways, most of which free the lock for a moment.
 const FLOCK_IS_LOCAL: [u32; 12] = [
     0xef53,
     0x5846_5342,
@@ -26,26 +26,27 @@ const FLOCK_IS_LOCAL: [u32; 12] = [
     0x2011_bab0,
     0x3153_464a,
 ];
-/// File systems of networks and clusters on which a lock on a range is converted in one step, as POSIX says: NFS, GFS2, OCFS2, Ceph,
-/// Lustre.
+/// Network and cluster file systems that convert a lock on a range in one step, as POSIX requires: NFS, GFS2, OCFS2,
+/// Ceph, Lustre.
 const RANGES_CONVERT: [u32; 5] = [0x6969, 0x0116_1970, 0x7461_636f, 0x00c3_6400, 0x0bd0_0bd0];
-/// The others that no node has for itself: CIFS, SMB 2 and later, AFS.
+/// Other file systems that several nodes share: CIFS, SMB 2 and later, AFS.
 const OF_NETWORKS: [u32; 3] = [0xff53_4d42, 0xfe53_4d42, 0x5346_414f];
 
-/// An exclusive lock that cannot be handed over, if both nodes see its file.
+/// An exclusive lock that cannot be handed over if both nodes see its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RiskyLock {
-    /// A process that has it, at the donor.
+    /// A donor process that has the lock.
     process: i32,
     fd: u32,
     path: FilePath,
     identity: FileIdentity,
-    /// Why, and what to do.
+    /// Reason, and the remedy.
     reason: String,
 }
 
 impl RiskyLock {
-    /// Finds such locks of processes that may run; what has ended or was closed meanwhile is left out.
+    /// Finds such locks of processes that may be running; processes that end and files that are closed meanwhile are
+    /// left out.
     #[must_use]
     pub fn find(pids: &[i32]) -> Vec<Self> {
         let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
@@ -74,7 +75,8 @@ impl RiskyLock {
             file_system(file.as_fd()).ok()?,
             FileIdentity::of(file.as_fd()).ok()?,
         );
-        // Nobody of the tree waits while it stands still. Whose locks of open files are is not known.
+        // Processes of the tree do not wait for locks while they are stopped. `/proc/locks` does not name the owners of
+        // open file locks.
         let mut waits = waiting(&info, locks);
         waits.retain(|waits| waits.pid > 0 && !tree.contains(&waits.pid));
         let readable = is_readable(&info);
@@ -88,7 +90,7 @@ impl RiskyLock {
         })
     }
 
-    /// Why the process cannot come, if this node sees the same file.
+    /// Returns the reason why the process cannot be restored here, if this node sees the same file.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -105,12 +107,13 @@ impl RiskyLock {
     }
 }
 
-/// Whether an open file can be read.
+/// Returns true if an open file can be read.
 pub(crate) fn is_readable(info: &FdInfo) -> bool {
     info.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
 }
 
-/// Why one of these exclusive locks on a file cannot be handed over, where every node sees its file system.
+/// Returns the reason why one of these exclusive locks cannot be handed over, if the file is on a file system that
+/// every node sees.
 pub(super) fn risk_everywhere(
     fd: BorrowedFd<'_>,
     info: &FdInfo,
@@ -125,7 +128,8 @@ pub(super) fn risk_everywhere(
     written.find_map(|lock| risk(lock, is_readable(info), kind, &[]))
 }
 
-/// Why an exclusive lock could come into others' hands while it is handed over; `waiting` is what else wants to have locks on its file.
+/// Returns the reason why another owner could get an exclusive lock during the hand-over; `waiting` lists the other
+/// requests for locks on the file.
 pub(crate) fn risk(
     lock: &Lock,
     readable: bool,
@@ -150,7 +154,7 @@ pub(crate) fn risk(
     }
     let is_granted = |waits: &&Waiting| {
         let same = (lock.holder == LockHolder::Flock) == waits.flock;
-        // While a lock is in two parts, one of them is always exclusive.
+        // While a lock is in two parts, one part is always exclusive.
         let spans = has_two_parts(lock)
             && waits.start <= lock.start
             && waits.end.is_none_or(|end| end > lock.start);
@@ -163,10 +167,10 @@ pub(crate) fn risk(
     })
 }
 
-/// Somebody who waits for a lock.
+/// A request for a lock that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
-    /// -1 where the kernel does not know.
+    /// PID; -1 if the kernel does not know it.
     pub pid: i32,
     pub flock: bool,
     pub write: bool,
@@ -174,7 +178,8 @@ pub(crate) struct Waiting {
     pub end: Option<u64>,
 }
 
-/// Who waits for locks on the file of a descriptor that has locks, as `/proc/locks` shows it (`proc_locks(5)`).
+/// Returns the requests that wait for locks on a descriptor's file, if the descriptor has locks (`/proc/locks`,
+/// `proc_locks(5)`).
 pub(crate) fn waiting(info: &FdInfo, locks: &str) -> Vec<Waiting> {
     let Some(place) = info.lock_place() else {
         return Vec::new();

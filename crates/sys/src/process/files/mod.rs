@@ -1,18 +1,22 @@
-//! The descriptors of a process tree, out of one host and into another.
+//! Save and restore of the file descriptors of a process tree.
 //!
-//! At the donor, [`inspect`] names what cannot move, [`Draft::save`] reads everything while the tree runs, and
-//! [`Draft::save_frozen`] reads it again while it is stopped; only the difference ([`Frozen::changes`]) crosses in the freeze,
-//! and only what differs is read where [`Draft::expect`] could look ahead. No copy of a descriptor is kept while the tree
-//! runs: it would keep connections, locks and epoll sets alive that the program closes.
+//! At the donor, [`inspect`] names the descriptors that cannot move, [`Draft::save`] reads everything while the tree
+//! runs, and [`Draft::save_frozen`] reads it again while the tree is stopped. Only the difference ([`Frozen::changes`])
+//! is sent during the freeze, and only files that differ are read again where [`Draft::expect`] could predict the
+//! result. No copy of a descriptor is kept while the tree runs: a copy would keep connections, locks and epoll sets
+//! alive after the program closes them.
 //!
-//! At the acceptor, a [`Stock`] verifies the image, makes every open file once ([`Stock::prepare`]), brings it to its final
-//! state ([`Stock::finish`]), and says for each descriptor table which numbers to give them ([`Stock::arrangement`]).
+//! At the acceptor, a [`Stock`] verifies the image, creates every open file once ([`Stock::prepare`]), brings each file
+//! to its final state ([`Stock::finish`]), and assigns file descriptor numbers for each descriptor table
+//! ([`Stock::arrangement`]).
 //!
-//! What a program could notice, since the kernel does not show or take it: an edge-triggered or one-shot entry of epoll
-//! may be reported once more; the PID in `SO_PEERCRED` and `F_GETLK` is the restorer's, and `SO_PEERGROUPS` are; of a stream, descriptors in flight
-//! may come with bytes that were sent just before them without; a timer stands still during the freeze.
+//! Differences that a program could notice, because the kernel neither shows nor accepts the state in question: an
+//! edge-triggered or one-shot entry of epoll may be reported once more; the PIDs in `SO_PEERCRED` and `F_GETLK`, and
+//! the groups in `SO_PEERGROUPS`, are the restorer's; descriptors in flight on a stream may arrive with bytes that were
+//! sent just before them without descriptors; timers do not run during the freeze.
 //!
-//! TCP and UDP sockets are handed through: a copy at the donor ([`Frozen::sockets`]), a slot at the acceptor.
+//! TCP and UDP sockets are saved elsewhere: the donor's side returns a copy of each descriptor ([`Frozen::sockets`]),
+//! and the acceptor's side reserves a slot.
 
 mod acceptor;
 mod donor;

@@ -1,4 +1,4 @@
-//! System calls that no library has, as safe functions.
+//! Safe wrappers for system calls that no library offers.
 
 use crate::sockopt::check;
 use std::io;
@@ -18,7 +18,7 @@ pub const F_OWNER_PGRP: i32 = 2;
 /// `_IOW('T', 0, u64)` (`linux/timerfd.h`).
 const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
 
-/// How two things in the kernel compare: an order that holds as long as both live.
+/// Order of two kernel objects, valid as long as both live.
 pub use std::cmp::Ordering;
 
 /// Compares the open files behind two descriptors of two processes.
@@ -31,8 +31,8 @@ pub fn compare_tables(left: i32, right: i32) -> io::Result<Ordering> {
     kcmp(left, right, KCMP_FILES, 0, 0)
 }
 
-/// Whether the open file `file` (process, descriptor) is what the epoll set `set` watches as its `nth` entry of number
-/// `watched`.
+/// Returns true if the open file `file` (process, descriptor) is the `nth` entry with number `watched` in the epoll set
+/// `set`.
 pub fn is_watched(file: (i32, u32), set: (i32, u32), watched: u32, nth: u32) -> io::Result<bool> {
     let slot = [set.1, watched, nth];
     let pointer = slot.as_ptr() as u64;
@@ -41,7 +41,8 @@ pub fn is_watched(file: (i32, u32), set: (i32, u32), watched: u32, nth: u32) -> 
 }
 
 fn kcmp(left: i32, right: i32, what: i32, first: u64, second: u64) -> io::Result<Ordering> {
-    // SAFETY: the kernel reads memory only for KCMP_EPOLL_TFD, whose one caller passes three words that outlive the call.
+    // SAFETY: the kernel reads memory only for KCMP_EPOLL_TFD, and the only caller with that request passes three
+    // words that outlive the call.
     let outcome = unsafe { libc::syscall(libc::SYS_kcmp, left, right, what, first, second) };
     match outcome {
         0 => Ok(Ordering::Equal),
@@ -51,7 +52,7 @@ fn kcmp(left: i32, right: i32, what: i32, first: u64, second: u64) -> io::Result
     }
 }
 
-/// `F_GETOWN_EX`: kind and number.
+/// Returns the owner for signals (`F_GETOWN_EX`): kind and number.
 pub fn owner(fd: BorrowedFd<'_>) -> io::Result<(i32, i32)> {
     let mut owner = [0i32; 2];
     // SAFETY: `owner` is writable for a `struct f_owner_ex` and outlives the call.
@@ -59,34 +60,34 @@ pub fn owner(fd: BorrowedFd<'_>) -> io::Result<(i32, i32)> {
     Ok((owner[0], owner[1]))
 }
 
-/// `F_SETOWN_EX`.
+/// Sets the owner for signals (`F_SETOWN_EX`).
 pub fn set_owner(fd: BorrowedFd<'_>, kind: i32, number: i32) -> io::Result<()> {
     let owner = [kind, number];
     // SAFETY: `owner` is readable for a `struct f_owner_ex` and outlives the call.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), F_SETOWN_EX, owner.as_ptr()) })
 }
 
-/// `F_GETSIG`.
+/// Returns the signal sent to the owner (`F_GETSIG`).
 pub fn owner_signal(fd: BorrowedFd<'_>) -> io::Result<i32> {
     // SAFETY: no pointers are passed.
     let signal = unsafe { libc::fcntl(fd.as_raw_fd(), F_GETSIG) };
     check(signal).map(|()| signal)
 }
 
-/// `F_SETSIG`.
+/// Sets the signal sent to the owner (`F_SETSIG`).
 pub fn set_owner_signal(fd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     // SAFETY: no pointers are passed.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), F_SETSIG, signal) })
 }
 
-/// Sets status flags from their numbers (`F_SETFL`).
+/// Sets the status flags (`F_SETFL`).
 pub fn set_status(fd: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
     // SAFETY: no pointers are passed.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags as i32) })
 }
 
-/// A record lock without waiting: `F_SETLK` for the descriptor table, `F_OFD_SETLK` for the open file. `kind` is `F_RDLCK`, `F_WRLCK`
-/// or `F_UNLCK`. `length` 0 reaches to the end of the file, wherever it will be.
+/// Sets or clears a record lock without waiting: `F_SETLK` for the descriptor table, `F_OFD_SETLK` for the open file.
+/// `kind` is `F_RDLCK`, `F_WRLCK` or `F_UNLCK`. A `length` of 0 extends to the end of the file, however the file grows.
 pub fn lock_range(
     fd: BorrowedFd<'_>,
     of_open_file: bool,
@@ -108,18 +109,18 @@ pub fn lock_range(
     check(unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw const lock) })
 }
 
-/// The handle of an open file, kind and bytes; none where its file system has no handles.
+/// Returns the handle of an open file, type and bytes; `None` if its file system has no handles.
 pub fn file_handle(fd: BorrowedFd<'_>) -> Option<(i32, Vec<u8>)> {
     /// `MAX_HANDLE_SZ`.
     const BYTES_MAX: usize = 128;
-    /// `AT_HANDLE_FID`: one that only tells files apart will do (Linux 6.6).
+    /// `AT_HANDLE_FID` asks for a handle that only identifies the file (Linux 6.6), and need not serve to open it.
     const IDENTITY_ONLY: i32 = 0x200;
     for flags in [libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH | IDENTITY_ONLY] {
         let mut raw = [0u32; 2 + BYTES_MAX / 4];
         raw[0] = BYTES_MAX as u32;
         let mut mount = 0i32;
-        // SAFETY: `raw` is a `struct file_handle` with room for as many bytes as it says, the path ends with a NUL, and all outlive
-        // the call.
+        // SAFETY: `raw` is a `struct file_handle` with as many bytes of space as the structure says, the path ends with
+        // a NUL, and all arguments outlive the call.
         let outcome = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -138,7 +139,7 @@ pub fn file_handle(fd: BorrowedFd<'_>) -> Option<(i32, Vec<u8>)> {
     None
 }
 
-/// Makes number `to` refer to what `fd` refers to, whatever it was before.
+/// Makes descriptor number `to` refer to the open file of `fd`; a previous file at `to` is closed.
 pub fn place(fd: RawFd, to: u32, close_on_exec: bool) -> io::Result<()> {
     if fd as u32 == to {
         let flag = if close_on_exec { libc::FD_CLOEXEC } else { 0 };
@@ -150,14 +151,14 @@ pub fn place(fd: RawFd, to: u32, close_on_exec: bool) -> io::Result<()> {
     check(unsafe { libc::dup3(fd, to as i32, flags) })
 }
 
-/// Closes every descriptor from `first` to `last`.
+/// Closes every descriptor from `first` to `last`, both included.
 pub fn close_range(first: u32, last: u32) -> io::Result<()> {
     // SAFETY: no pointers are passed; the caller owns these numbers.
     let outcome = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     check(outcome as i32)
 }
 
-/// A signalfd for the signals of `mask`, bit N - 1 for signal N.
+/// Creates a signalfd for the signals of `mask`, bit N - 1 for signal N.
 pub fn signalfd(mask: u64) -> io::Result<OwnedFd> {
     let flags = libc::SFD_CLOEXEC;
     // SAFETY: `mask` is a kernel signal set of 8 bytes and outlives the call.
@@ -167,24 +168,24 @@ pub fn signalfd(mask: u64) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Makes a timerfd say that it expired `ticks` times. The kernel refuses 0.
+/// Sets the number of expirations that a timerfd reports. The kernel refuses 0.
 pub fn set_ticks(fd: BorrowedFd<'_>, ticks: u64) -> io::Result<()> {
     // SAFETY: the request reads 8 bytes from the pointer, which outlives the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), TFD_IOC_SET_TICKS, &raw const ticks) })
 }
 
-/// An `ioctl` that reads or writes `value` as a whole.
+/// Makes an `ioctl` that reads or writes `value` as a whole.
 pub fn ioctl<const N: usize>(
     fd: BorrowedFd<'_>,
     request: u64,
     value: &mut [u8; N],
 ) -> io::Result<()> {
-    // SAFETY: the callers in this module pass requests whose argument is a structure of N bytes, which is readable and
-    // writable and outlives the call.
+    // SAFETY: the callers in this module pass requests with an argument of N bytes, which is readable and writable and
+    // outlives the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request, value.as_mut_ptr()) })
 }
 
-/// Opens the file that a handle of `name_to_handle_at(2)` stands for, on the file system of `mount`, for its path only.
+/// Opens the file of a handle from `name_to_handle_at(2)` with `O_PATH`, on the file system of `mount`.
 pub fn open_handle(mount: BorrowedFd<'_>, kind: i32, handle: &[u8]) -> io::Result<OwnedFd> {
     let mut raw = Vec::with_capacity(8 + handle.len());
     raw.extend_from_slice(&(handle.len() as u32).to_ne_bytes());
@@ -199,7 +200,7 @@ pub fn open_handle(mount: BorrowedFd<'_>, kind: i32, handle: &[u8]) -> io::Resul
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Closes descriptors, those with numbers in a row by one call.
+/// Closes descriptors; each run of consecutive numbers takes one call.
 pub(crate) fn close_all(descriptors: Vec<OwnedFd>) {
     let mut numbers: Vec<RawFd> = descriptors
         .into_iter()
@@ -208,7 +209,7 @@ pub(crate) fn close_all(descriptors: Vec<OwnedFd>) {
     numbers.sort_unstable();
     for row in numbers.chunk_by(|one, next| one + 1 == *next) {
         let (first, last) = (row[0].cast_unsigned(), row[row.len() - 1].cast_unsigned());
-        // What was open is closed whatever the kernel says.
+        // A descriptor that was open is closed even if the call returns an error.
         let _ = close_range(first, last);
     }
 }

@@ -1,4 +1,4 @@
-//! Which descriptors the processes of a tree have, and which of them are the same open file.
+//! Survey of the descriptors of a tree, and of descriptors that refer to the same open file.
 
 use super::error::{At, Blocker, FilesError, Reason};
 use super::fdinfo::FdInfo;
@@ -12,39 +12,39 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// A process and the descriptor table it has.
+/// A process and its descriptor table.
 #[derive(Clone, Debug)]
 pub struct Holder {
-    /// As the caller sees it.
+    /// PID as the caller sees it.
     pub pid: i32,
-    /// As it sees itself.
+    /// PID as the process itself sees it.
     pub inner: i32,
 }
 
 /// A descriptor table.
 #[derive(Debug)]
 pub struct TableSeen {
-    /// Its processes; the first is asked about it.
+    /// Processes that have the table; the first is queried for its content.
     pub holders: Vec<Holder>,
-    /// Its descriptors, by number.
+    /// Descriptors in the order of their numbers.
     pub descriptors: Vec<DescriptorSeen>,
 }
 
-/// A descriptor.
+/// A descriptor of a table.
 #[derive(Debug)]
 pub struct DescriptorSeen {
-    /// Its number.
+    /// Descriptor number.
     pub number: u32,
-    /// `fdinfo`.
+    /// Fields of `fdinfo`.
     pub info: FdInfo,
-    /// Identity of the open file, where that is known without asking.
+    /// Identity of the open file, if known without comparing files.
     pub file: Option<u64>,
 }
 
-/// The descriptor tables of a tree by the lowest inner PID that has each.
+/// The descriptor tables of a tree, by the lowest inner PID that has each table.
 pub type Survey = BTreeMap<u32, TableSeen>;
 
-/// Looks at all descriptors of `pids`. Zombies have none.
+/// Reads all descriptors of `pids`. Zombies have none.
 ///
 /// # Errors
 /// [`FilesError::Blocked`] for a thread with a table of its own; [`FilesError::Kernel`].
@@ -82,7 +82,8 @@ pub fn survey(pids: &[i32]) -> Result<Survey, FilesError> {
     Ok(survey)
 }
 
-/// The descriptors of processes that share them; those that have ended meanwhile are left out.
+/// Reads the descriptors of processes that share a table; processes that have ended meanwhile are removed from
+/// `holders`.
 fn descriptors_of(holders: &mut Vec<Holder>) -> Result<Option<Vec<DescriptorSeen>>, FilesError> {
     while let Some(first) = holders.first() {
         match descriptors(first.pid) {
@@ -93,7 +94,8 @@ fn descriptors_of(holders: &mut Vec<Holder>) -> Result<Option<Vec<DescriptorSeen
     Ok(None)
 }
 
-/// For each process the first of them that has the same descriptor table, if that is another.
+/// Returns, for each process, the index of the first process with the same descriptor table, or `None` for that first
+/// process.
 pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
     let mut tables: Vec<usize> = Vec::new();
     let same = |at: usize| {
@@ -110,7 +112,7 @@ pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
     (0..pids.len()).map(same).collect()
 }
 
-/// The PID as the process sees it itself; `None` for a zombie or one that is gone.
+/// Returns the PID as the process itself sees it; `None` for a zombie or a process that does not exist.
 pub fn inner_pid(pid: i32) -> Option<i32> {
     let status = status(pid)?;
     if status_line(&status, "State:")?.starts_with(['Z', 'X']) {
@@ -119,13 +121,13 @@ pub fn inner_pid(pid: i32) -> Option<i32> {
     last_pid(&status)
 }
 
-/// The PID as the process sees, or saw, it itself; `None` for one that is gone.
+/// Returns the PID as the process itself sees or saw it; `None` for a process that does not exist.
 pub fn status_inner_pid(pid: i32) -> Option<i32> {
     last_pid(&status(pid)?)
 }
 
 fn status(pid: i32) -> Option<String> {
-    // Its name may be any bytes.
+    // The process name in the text may contain any bytes.
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     Some(String::from_utf8_lossy(&status).into_owned())
 }
@@ -140,7 +142,7 @@ fn last_pid(status: &str) -> Option<i32> {
     pids.split_whitespace().next_back()?.parse().ok()
 }
 
-/// No thread has a table of its own.
+/// Checks that no thread has a descriptor table of its own.
 pub fn check_threads(pid: i32) -> Result<(), FilesError> {
     for entry in fs::read_dir(format!("/proc/{pid}/task"))
         .at("/proc/PID/task")?
@@ -153,7 +155,7 @@ pub fn check_threads(pid: i32) -> Result<(), FilesError> {
         else {
             continue;
         };
-        // A thread that ended meanwhile has no table, nor has one that is ending.
+        // A thread that has ended meanwhile has no table, and neither has one that is ending.
         let order = raw::compare_tables(pid, thread).unwrap_or(Ordering::Equal);
         if thread != pid && order != Ordering::Equal && !is_ending(thread) {
             return Err(FilesError::Blocked(vec![Blocker {
@@ -167,12 +169,12 @@ pub fn check_threads(pid: i32) -> Result<(), FilesError> {
     Ok(())
 }
 
-/// Whether a thread is on its way out, or has gone.
+/// Returns true if a thread is ending or has ended.
 fn is_ending(thread: i32) -> bool {
     Stat::read(thread).map_or(true, |stat| stat.is_ending())
 }
 
-/// All descriptors of a process; what is closed meanwhile is left out.
+/// Reads all descriptors of a process; descriptors that are closed meanwhile are left out.
 fn descriptors(pid: i32) -> Result<Vec<DescriptorSeen>, FilesError> {
     let mut directory = FdInfoDirectory::open(pid)?;
     let numbers = directory.numbers()?;
@@ -192,7 +194,7 @@ fn descriptors(pid: i32) -> Result<Vec<DescriptorSeen>, FilesError> {
     Ok(found)
 }
 
-/// `/proc/PID/fdinfo`.
+/// The open directory `/proc/PID/fdinfo`.
 pub struct FdInfoDirectory {
     path: String,
     directory: OwnedFd,
@@ -200,7 +202,7 @@ pub struct FdInfoDirectory {
 }
 
 impl FdInfoDirectory {
-    /// Of a process.
+    /// Opens the directory of a process.
     pub fn open(pid: i32) -> Result<Self, FilesError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let path = format!("/proc/{pid}/fdinfo");
@@ -224,7 +226,7 @@ impl FdInfoDirectory {
         Ok(numbers)
     }
 
-    /// What is said of a descriptor.
+    /// Reads the `fdinfo` of a descriptor.
     pub fn read(&mut self, number: u32) -> io::Result<FdInfo> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = openat(&self.directory, number.to_string(), flags, Mode::empty())?;
@@ -234,7 +236,7 @@ impl FdInfoDirectory {
             text.reserve(4096);
             let room = text.capacity() - text.len();
             match rustix::io::read(&file, rustix::buffer::spare_capacity(text)) {
-                // The kernel writes the whole text at once: what does not fill the room is its end.
+                // The kernel writes the whole text at once: a text that does not fill the buffer is complete.
                 Ok(length) if length < room => break,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -245,17 +247,17 @@ impl FdInfoDirectory {
     }
 }
 
-/// A place where an open file can be reached.
+/// A descriptor through which an open file can be reached.
 #[derive(Debug)]
 pub enum Place {
     /// A descriptor of a process of the tree.
     Process(i32, u32),
-    /// A copy of our own, of a file that is in flight.
+    /// Private copy of a descriptor in flight.
     Own(OwnedFd),
 }
 
 impl Place {
-    /// Process and descriptor.
+    /// Returns process and descriptor number.
     pub fn address(&self) -> (i32, u32) {
         match self {
             Self::Process(pid, fd) => (*pid, *fd),
@@ -267,20 +269,20 @@ impl Place {
 /// An open file of the tree.
 #[derive(Debug)]
 pub struct Class {
-    /// Where to reach it.
+    /// Descriptor through which the file can be reached.
     pub place: Place,
-    /// Its descriptors: table and number.
+    /// The file's descriptors: table and number.
     pub slots: Vec<(u32, u32)>,
-    /// What the first of them showed.
+    /// `fdinfo` of the first descriptor.
     pub info: FdInfo,
-    /// Its identity was known without asking.
+    /// True if the file's identity was known without comparing files.
     pub listed: bool,
 }
 
-/// What files that are the same have in common: mount, inode, and for an eventfd its number.
+/// Key that descriptors of the same open file share: mount, inode, and for an eventfd its number.
 pub type Key = (u32, u64, u32);
 
-/// The key of a file.
+/// Returns the key of a file.
 pub fn key(info: &FdInfo) -> Key {
     let event = info.number("eventfd-id").unwrap_or(0);
     (info.mount, info.inode, event)
@@ -289,18 +291,18 @@ pub fn key(info: &FdInfo) -> Key {
 /// All open files of a tree.
 #[derive(Debug, Default)]
 pub struct Pool {
-    /// In the order in which they were found.
+    /// Open files in the order in which they were found.
     pub classes: Vec<Class>,
-    /// Those with the same key, in the order of the kernel where no identity is known.
+    /// Files with the same key, in the kernel's order if no identity is known.
     by_key: HashMap<Key, Vec<usize>>,
     by_inode: HashMap<u64, Vec<usize>>,
-    /// Those whose identity is known.
+    /// Files with a known identity.
     by_file: HashMap<u64, usize>,
     by_slot: HashMap<(u32, u32), usize>,
 }
 
 impl Pool {
-    /// Sorts the descriptors of a survey by what they refer to.
+    /// Groups the descriptors of a survey by their open files.
     pub fn new(survey: &Survey) -> Self {
         let mut pool = Self::default();
         for (table, seen) in survey {
@@ -317,7 +319,7 @@ impl Pool {
         pool
     }
 
-    /// The class of a file whose identity is known, which is made if there is none.
+    /// Returns the class of a file with a known identity, and creates the class if there is none.
     fn add_listed(&mut self, place: Place, info: &FdInfo, file: u64) -> usize {
         if let Some(class) = self.by_file.get(&file) {
             return *class;
@@ -328,13 +330,13 @@ impl Pool {
         class
     }
 
-    /// The class of a file, which is made if there is none: by key first, then by the order in which the kernel compares
-    /// files, so that this costs the logarithm of the number of files with the same key. Those whose identity is known
-    /// are in no such order.
+    /// Returns the class of a file, and creates the class if there is none. The search goes by key first, then by the
+    /// order in which the kernel compares files, so that the cost is logarithmic in the number of files with the same
+    /// key. Files with a known identity are not sorted in that order.
     pub fn add(&mut self, place: Place, info: &FdInfo) -> usize {
         let alike = self.by_key.get(&key(info)).map_or(&[][..], Vec::as_slice);
         let compare = |other: usize| {
-            // A descriptor that a running process closed meanwhile compares with nothing.
+            // Comparison fails for a descriptor that a running process closed meanwhile.
             raw::compare_files(self.classes[other].place.address(), place.address())
                 .unwrap_or(Ordering::Less)
         };
@@ -366,23 +368,23 @@ impl Pool {
         class
     }
 
-    /// Files with the same key as this one, itself among them.
+    /// Returns all files with the key of this file, the file itself included.
     pub fn alike(&self, info: &FdInfo) -> &[usize] {
         self.by_key.get(&key(info)).map_or(&[], Vec::as_slice)
     }
 
-    /// Files with this inode, on whatever mount.
+    /// Returns all files with this inode, on any mount.
     pub fn with_inode(&self, inode: u64) -> &[usize] {
         self.by_inode.get(&inode).map_or(&[], Vec::as_slice)
     }
 
-    /// The file behind a descriptor of a table.
+    /// Returns the file of a descriptor in a table.
     pub fn at(&self, table: u32, fd: u32) -> Option<usize> {
         self.by_slot.get(&(table, fd)).copied()
     }
 }
 
-/// `fdinfo` of a descriptor of our own.
+/// Returns the `fdinfo` of one of this process's own descriptors.
 pub fn own_info(fd: &OwnedFd) -> io::Result<FdInfo> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     FdInfo::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))

@@ -1,18 +1,18 @@
-//! What an epoll set watches, as one number: a caller that sees the number from beside the process need not read the set
-//! again, of which `/proc` tells in a line for each entry.
+//! Digest of the files that an epoll set watches. A caller that gets the digest without stopping the process need not
+//! read the set again from `/proc`, where the set has a line for each entry.
 
-/// The sum over the entries of a set; their order does not matter.
+/// Sum over the entries of a set, independent of their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watches(pub u64);
 
-/// An entry of a set: the identity of the open file, its number, events as asked for, and the caller's data.
+/// An entry of a set: identity of the open file, descriptor number, requested events, and the program's data.
 pub type Entry = (u64, u32, u32, u64);
 
-/// The listing's programs have the same (`bpf`, `c/epoll.h`).
+/// Multiplier of the hash; the eBPF programs that list descriptors use the same (`bpf`, `c/epoll.h`).
 const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
 
 impl Watches {
-    /// That of these entries.
+    /// Returns the digest of these entries.
     pub fn of(entries: impl IntoIterator<Item = Entry>) -> Self {
         let sum = |sum: u64, one| sum.wrapping_add(digest(one));
         Self(entries.into_iter().fold(0, sum))

@@ -1,10 +1,11 @@
-//! The restorer's part while memory follows.
+//! The restorer's part in post-copy: keeps the `userfaultfd` copies alive.
 
 use crate::process::acceptor::{Kind, channel};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-/// Keeps what watches the tree's memory until the daemon says that all is there. If the daemon dies first, ends the tree.
+/// Holds the tree's `userfaultfd` descriptors until the daemon reports that no page is missing. If the daemon dies
+/// first, kills the tree.
 pub(crate) fn keep(mut channel: UnixStream, userfaults: Vec<OwnedFd>) {
     let mut memory = Vec::new();
     let mut userfaults: Vec<Option<OwnedFd>> = userfaults.into_iter().map(Some).collect();
@@ -24,8 +25,9 @@ pub(crate) fn keep(mut channel: UnixStream, userfaults: Vec<OwnedFd>) {
             Ok(None) | Err(_) => break,
         }
     }
-    // SAFETY: no pointers are passed; as the first process of a PID namespace it reaches all of that, and nobody else.
+    // SAFETY: no pointers are passed; the first process of a PID namespace reaches all processes of that namespace,
+    // and no others.
     unsafe { libc::kill(-1, libc::SIGKILL) };
-    // What watches goes with this very process, which ends when the last of them has gone.
+    // Keep the descriptors open until this process ends, after the last process of the tree.
     std::mem::forget(userfaults);
 }

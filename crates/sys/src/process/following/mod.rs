@@ -1,12 +1,14 @@
-//! Memory that follows a process which runs already (post-copy).
+//! Post-copy: memory pages that are transferred after the process resumed on the acceptor (lazy pages).
 //!
-//! Who touches a page that is not there waits, by `userfaultfd(2)`: in the program, or in the kernel on its behalf. The daemon
-//! reads who waits and what becomes of the memory meanwhile, and puts pages there as they come from the donor.
+//! A thread that touches a missing page waits, by `userfaultfd(2)`, both in user mode and inside a system call. The
+//! daemon reads the page faults and the changes of the address space, and places pages there as they arrive from the
+//! donor.
 //!
-//! **Never a wrong byte.** Where nothing watches memory any more, a page that is missing is a page of zeros. That comes when the
-//! last copy of a `userfaultfd` is closed, so the daemon has one ([`Following`]) and the restorer another. If the daemon
-//! dies, the restorer kills the tree and holds its copies until all of it has gone. If the restorer dies, the kernel kills its PID
-//! namespace, and the daemon holds its copies until that is empty.
+//! **Never a wrong byte.** Without a `userfaultfd`, a missing page reads as zeros. Memory loses that protection when
+//! the last copy of its descriptor is closed, so the daemon holds one copy ([`Following`]) and the restorer another.
+//! If the daemon dies, the restorer kills the tree and holds its copies until all processes have ended. If the
+//! restorer dies, the kernel kills the restorer's PID namespace, and the daemon holds its copies until that namespace
+//! is empty.
 
 mod keeper;
 mod serving;
@@ -21,18 +23,18 @@ pub(crate) use userfault::{DEVICE, NEW, OPEN, open_device, register, start};
 
 use super::error::{Context, Result};
 
-/// Whether memory can follow processes to this machine.
+/// Checks that this machine supports post-copy.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error if `userfaultfd` cannot handle missing pages.
 pub fn probe() -> Result<()> {
     userfault::probe().context(|| "userfaultfd for missing pages".to_owned())
 }
 
-/// Whether that can be for processes without capabilities too.
+/// Checks that this machine supports post-copy for processes without capabilities.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error if `/dev/userfaultfd` cannot be opened.
 pub fn probe_device() -> Result<()> {
     open_device().map(drop).context(|| DEVICE.to_owned())
 }

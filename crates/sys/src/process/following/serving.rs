@@ -1,4 +1,4 @@
-//! Serves whoever waits for memory that follows.
+//! Serves the page faults of a tree under post-copy.
 
 use super::space::Space;
 use super::table::Table;
@@ -10,35 +10,35 @@ use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// How soon is looked again while something is under way that is not told yet.
+/// Poll interval while page faults cannot be handled, since the kernel has not delivered a pending event yet.
 const SOON: Duration = Duration::from_millis(1);
-/// Most ranges of [`Following::missing`].
+/// Most ranges that [`Following::missing`] returns.
 const RANGES_MAX: usize = 4096;
 
-/// Memory that follows the processes of a tree. Must be asked again and again ([`Following::look`]): they may wait. Dropping it
-/// before all is there ends the tree.
+/// Lazy pages of a tree's processes. The owner must call [`Following::look`] repeatedly, since threads may wait for
+/// pages. Dropping this value before all pages are present kills the tree.
 #[derive(Debug)]
 pub struct Following {
-    // Dropped first: what watches memory outlives whom it watches.
+    // Dropped first: the tree must end before its `userfaultfd` descriptors are closed.
     courier: Courier,
     spaces: Vec<Space>,
-    /// How many descriptors the restorer was given.
+    /// Number of descriptors handed to the restorer.
     kept: u64,
-    /// Pages that were given as wanted.
+    /// Pages that were returned as wanted.
     asked: HashSet<Want>,
 }
 
-/// A page that somebody waits for.
+/// A page that a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Want {
-    /// Whose it is, by index in the tree.
+    /// Index of the process in the tree.
     pub process: u32,
-    /// Where the donor has it.
+    /// Address of the page at the donor.
     pub address: u64,
 }
 
 impl Following {
-    /// With a descriptor for each process that lacks something, in order.
+    /// Takes one descriptor for each process with missing pages, in the order of `missing`.
     pub(crate) fn new(
         missing: &Missing,
         userfaults: Vec<OwnedFd>,
@@ -62,7 +62,7 @@ impl Following {
         })
     }
 
-    /// Waits until something may have happened, or `wake` is readable, at most so long.
+    /// Waits for an event or until `wake` is readable, at most `limit`.
     pub fn wait(&self, wake: BorrowedFd<'_>, limit: Duration) {
         let behind = self.spaces.iter().any(Space::is_behind);
         let limit = if behind { SOON.min(limit) } else { limit };
@@ -77,19 +77,19 @@ impl Following {
             .chain(self.spaces.iter().map(Space::userfault));
         let mut fds: Vec<libc::pollfd> = fds.map(|fd| readable(fd.as_raw_fd())).collect();
         let limit = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: as many structures as is said, writable for the call.
+        // SAFETY: `fds` has as many structures as the call is told, writable for the call.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit) };
     }
 
-    /// Takes in what happened, and gives pages that somebody has begun to wait for.
+    /// Handles pending events, and returns the pages for which threads have begun to wait.
     ///
     /// # Errors
-    /// The kernel does not take pages any more.
+    /// The kernel refuses further pages.
     pub fn look(&mut self) -> Result<Vec<Want>> {
         let looking = || "memory that follows".to_owned();
         let mut wants = Vec::new();
         let mut at = 0;
-        // Children come behind their parents.
+        // Children are appended behind their parents, so the loop reaches them too.
         while at < self.spaces.len() {
             let children = self.spaces[at].follow().context(looking)?;
             self.adopt(children)?;
@@ -110,7 +110,7 @@ impl Following {
         Ok(wants)
     }
 
-    /// Who lacks nothing, or has ended, is watched no more.
+    /// Stops watching address spaces that miss no page or whose process has ended.
     fn drop_done(&mut self) -> Result<()> {
         let is_done = |space: &mut Space| space.ended || space.table.is_empty();
         for done in self.spaces.extract_if(.., is_done) {
@@ -119,11 +119,11 @@ impl Following {
         Ok(())
     }
 
-    /// Puts pages where they are missing. What is missing nowhere any more is left out. Whether there were none: then the donor asks
-    /// what is missing.
+    /// Places pages wherever they are missing, and skips pages that are missing nowhere. Returns true for a message
+    /// without pages, by which the donor asks for the missing ranges.
     ///
     /// # Errors
-    /// The kernel does not take them, or they make no sense.
+    /// The kernel refuses the pages, or the message is malformed.
     pub fn fill(&mut self, message: &[u8]) -> Result<bool> {
         let pages = PagesIn::read(message)?;
         for (alike, bytes) in pages.alike() {
@@ -155,7 +155,7 @@ impl Following {
         Ok(())
     }
 
-    /// The restorer keeps what watches children, too.
+    /// Starts watching child processes, and hands copies of their descriptors to the restorer.
     fn adopt(&mut self, children: Vec<Space>) -> Result<()> {
         for mut child in children {
             self.courier.keep(child.userfault())?;
@@ -166,19 +166,20 @@ impl Following {
         Ok(())
     }
 
-    /// Whether nothing is missing any more.
+    /// Returns true if no page is missing.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.spaces.iter().all(|space| space.table.is_empty())
     }
 
-    /// Whether the restorer has ended, and the last of the tree with it.
+    /// Returns true if the restorer and all processes of the tree have ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.courier.has_ended()
     }
 
-    /// What is missing still, as the donor has it, about: more than that where it is in too many pieces.
+    /// Returns the missing ranges in the donor's addresses. If they are fragmented, nearby ranges are joined, so the
+    /// result may include present pages.
     #[must_use]
     pub fn missing(&self) -> Vec<Run> {
         let mut sources: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
@@ -217,21 +218,21 @@ impl Following {
         runs.collect()
     }
 
-    /// Pages that were wanted and have not come, again.
+    /// Returns the pages that were wanted and have not arrived.
     #[must_use]
     pub fn wanted(&self) -> Vec<Want> {
         self.asked.iter().copied().collect()
     }
 
-    /// All is there: nothing is watched from now on.
+    /// Ends post-copy after the last page: memory is not watched any more.
     ///
     /// # Errors
-    /// The restorer does not hear it.
+    /// The restorer cannot be reached.
     pub fn complete(mut self) -> Result<()> {
         self.courier.complete()
     }
 
-    /// Not all of it can come: ends the tree, which must not go on with less.
+    /// Kills the tree, since some pages cannot arrive and the tree must not run without them.
     pub fn give_up(self) {
         drop(self);
     }

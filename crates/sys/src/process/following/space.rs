@@ -1,4 +1,4 @@
-//! One address space that lacks pages.
+//! An address space with missing pages.
 
 use super::table::{Place, Table};
 use super::userfault::{self, Event};
@@ -7,24 +7,25 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// How long something that happens in the memory may take to be told, when the kernel says that it is under way.
+/// Pause before events are read again, when the kernel says that an event is pending but has not delivered it.
 const NAP: Duration = Duration::from_micros(50);
-/// Where the machine has no memory for a page: for how long it is tried, and between two times.
+/// Most attempts to place a page while the machine is out of memory, and the pause between two attempts: 30 s in
+/// total.
 const MEMORY_MAX: u32 = 3_000;
 const MEMORY_NAP: Duration = Duration::from_millis(10);
 
-/// A process's memory, or that of a child that it has made since.
+/// Memory of a process, or of a child that the process forked after it resumed.
 #[derive(Debug)]
 pub(super) struct Space {
     userfault: OwnedFd,
-    /// Which process of the tree it was at the donor.
+    /// Index of the process in the tree at the donor. A child has its parent's.
     pub process: u32,
     pub table: Table,
-    /// How many the restorer was given before the one that watches this.
+    /// Number of descriptors that the restorer received before this space's.
     pub number: u64,
-    /// Addresses that threads wait at, and that were not looked at yet.
+    /// Addresses of page faults that were not handled yet.
     faults: Vec<u64>,
-    /// The process has ended, or has called `exec`.
+    /// True if the process has ended or called `exec`.
     pub ended: bool,
 }
 
@@ -44,12 +45,12 @@ impl Space {
         self.userfault.as_fd()
     }
 
-    /// Whether threads wait that were not looked at.
+    /// Returns true if there are unhandled page faults.
     pub fn is_behind(&self) -> bool {
         !self.faults.is_empty()
     }
 
-    /// Takes in all that happened; gives the memory of children.
+    /// Handles all pending events. Returns the memory of new children.
     pub fn follow(&mut self) -> io::Result<Vec<Self>> {
         let mut children = Vec::new();
         loop {
@@ -69,7 +70,7 @@ impl Space {
             Event::Fork(userfault) => {
                 children.push(Self::new(userfault, self.process, self.table.clone()));
             }
-            // Who waits in what was moved or removed looks again: nothing will come there.
+            // A thread that waits in a moved or removed range must fault again: no page will arrive there.
             Event::Remap(from, to, length) => {
                 self.table.remap(from, to, length);
                 userfault::wake(self.userfault.as_fd(), from, length);
@@ -81,7 +82,8 @@ impl Space {
         }
     }
 
-    /// Looks at who waits: gives where the donor has what they wait for. What is no more, or never was, is zeros.
+    /// Handles page faults. Returns the donor's addresses of the wanted pages. A page that the table does not list is
+    /// filled with zeros.
     pub fn waited_for(&mut self) -> io::Result<Vec<u64>> {
         let mut wanted = Vec::new();
         for address in std::mem::take(&mut self.faults) {
@@ -107,8 +109,8 @@ impl Space {
         Ok(())
     }
 
-    /// Puts pages of the donor, from `source` on, wherever they are missing; gives the memory of children that were made
-    /// meanwhile, which lack what was not put here yet.
+    /// Places pages of the donor, from `source` on, wherever they are missing. Returns the memory of children forked
+    /// meanwhile, which still miss the pages not placed yet.
     pub fn fill(&mut self, source: u64, bytes: &[u8]) -> io::Result<Vec<Self>> {
         let mut children = Vec::new();
         let end = source + bytes.len() as u64;
@@ -125,7 +127,7 @@ impl Space {
         Ok(children)
     }
 
-    /// Puts pages at one place; false if something happens there that is to be taken in first.
+    /// Places pages in one range. Returns false if an event must be handled first.
     fn put(&mut self, place: Place, bytes: &[u8]) -> io::Result<bool> {
         let (mut done, mut step, mut attempts) = (0, bytes.len(), 0);
         while done < bytes.len() {
@@ -145,7 +147,7 @@ impl Space {
                         userfault::wake(self.userfault.as_fd(), at, PAGE);
                         done += PAGE as usize;
                     }
-                    // Not all of it is one mapping, or nothing is.
+                    // The range is not within one mapping, or not mapped at all.
                     Refusal::Nowhere if step > PAGE as usize => step = PAGE as usize,
                     Refusal::Nowhere => done += PAGE as usize,
                     Refusal::Ended => {
@@ -160,13 +162,13 @@ impl Space {
     }
 }
 
-/// Why a page was not put where it belongs.
+/// Reason why a page could not be placed.
 enum Refusal {
-    /// An event is to be read first.
+    /// An event must be read first.
     Later,
-    /// There is one already.
+    /// The page is present already.
     There,
-    /// Nothing is watched there.
+    /// No watched mapping is there.
     Nowhere,
     Ended,
 }

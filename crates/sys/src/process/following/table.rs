@@ -1,22 +1,23 @@
-//! Where pages are missing, and which they are.
+//! Table of missing pages and their addresses at the donor.
 
 use std::collections::BTreeMap;
 
-/// Places that lack their pages, each with the address at which the donor has them: the same, until the program moves a mapping.
+/// Ranges of missing pages, each with its address at the donor. Both addresses are equal until the program moves a
+/// mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Table {
-    /// First address: first beyond. The donor has these at the same addresses.
+    /// Ranges that have the same address at the donor: start → end.
     home: BTreeMap<u64, u64>,
-    /// The same of those that the donor has elsewhere: at which address.
+    /// Ranges that have another address at the donor: start → (end, address at the donor).
     moved: BTreeMap<u64, (u64, u64)>,
 }
 
-/// A place that lacks pages.
+/// A range of missing pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub start: u64,
     pub end: u64,
-    /// Where the donor has it.
+    /// Address of the range at the donor.
     pub source: u64,
 }
 
@@ -25,14 +26,14 @@ impl Table {
         self.home.is_empty() && self.moved.is_empty()
     }
 
-    /// Bytes that are missing.
+    /// Returns the number of missing bytes.
     pub fn bytes(&self) -> u64 {
         let home = self.home.iter().map(|(start, end)| end - start);
         let moved = self.moved.iter().map(|(start, (end, _))| end - start);
         home.chain(moved).sum()
     }
 
-    /// Adds a range of which nothing is in the table.
+    /// Adds a range that does not overlap the table.
     pub fn add(&mut self, place: Place) {
         let Place { start, end, source } = place;
         if start >= end {
@@ -44,7 +45,7 @@ impl Table {
         }
     }
 
-    /// Where the donor has the page at this address, if it is missing.
+    /// Returns the donor's address of the page at `address`, if that page is missing.
     pub fn source(&self, address: u64) -> Option<u64> {
         let home = self.home.range(..=address).next_back();
         if home.is_some_and(|(_, end)| address < *end) {
@@ -54,7 +55,7 @@ impl Table {
         (address < *end).then(|| source + (address - start))
     }
 
-    /// Takes a range out; gives what was missing of it.
+    /// Removes a range from the table. Returns the missing parts of it.
     pub fn take(&mut self, start: u64, end: u64) -> Vec<Place> {
         let mut found = self.within(start, end);
         for place in &found {
@@ -64,7 +65,7 @@ impl Table {
         found
     }
 
-    /// What is missing in a range.
+    /// Returns the missing parts of a range.
     pub fn within(&self, start: u64, end: u64) -> Vec<Place> {
         let mut found = Vec::new();
         if start >= end {
@@ -97,7 +98,7 @@ impl Table {
         found
     }
 
-    /// Removes a part of one range that is there.
+    /// Removes a part of one range of the table.
     fn cut(&mut self, start: u64, end: u64) {
         if let Some((at, until)) = self.home.range(..=start).next_back().map(|(a, b)| (*a, *b))
             && start < until
@@ -135,7 +136,7 @@ impl Table {
         }
     }
 
-    /// The program has moved a mapping.
+    /// Moves the entries of a range after the program moved the mapping (`mremap(2)`).
     pub fn remap(&mut self, from: u64, to: u64, length: u64) {
         let moved = self.take(from, from.saturating_add(length));
         self.take(to, to.saturating_add(length));
@@ -150,7 +151,7 @@ impl Table {
         }
     }
 
-    /// The places that lack pages which the donor has in this range, by address.
+    /// Returns the missing ranges whose pages the donor has in this range of its own addresses.
     pub fn places_of(&self, start: u64, end: u64) -> Vec<Place> {
         let at_home = |place: &Place| place.source == place.start;
         let mut found: Vec<Place> = self
@@ -172,7 +173,7 @@ impl Table {
         found
     }
 
-    /// The first `limit` bytes that are missing, taken out.
+    /// Removes and returns the first `limit` missing bytes.
     pub fn take_first(&mut self, limit: u64) -> Vec<Place> {
         let (mut found, mut left) = (Vec::new(), limit);
         while left > 0
@@ -185,7 +186,7 @@ impl Table {
         found
     }
 
-    /// All that the donor has, and is still missing here, as ranges at the donor.
+    /// Returns all missing ranges in the donor's addresses.
     pub fn sources(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let home = self.home.iter().map(|(start, end)| (*start, *end));
         let moved =
@@ -195,7 +196,7 @@ impl Table {
 }
 
 impl FromIterator<(u64, u64)> for Table {
-    /// From disjoint ranges.
+    /// Builds a table from disjoint ranges.
     fn from_iter<I: IntoIterator<Item = (u64, u64)>>(ranges: I) -> Self {
         let mut table = Self::default();
         for (start, end) in ranges {
@@ -214,14 +215,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Of each of 64 places, what it lacks.
+    /// For each of 64 pages, the donor's page that is missing there.
     type Model = [Option<u64>; 64];
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Take(u64, u64),
         Remap(u64, u64, u64),
-        /// Pages of the donor come.
+        /// Pages arrive from the donor.
         Fill(u64, u64),
         TakeFirst(u64),
     }
@@ -244,7 +245,7 @@ mod tests {
                 model[range(start, end)].fill(None);
             }
             Step::Remap(from, to, length) => {
-                // The kernel moves nothing onto itself.
+                // The kernel refuses to move a mapping onto itself.
                 let length = length.min(64 - from).min(64 - to);
                 if from.abs_diff(to) < length {
                     return;

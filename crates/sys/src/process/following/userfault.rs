@@ -1,4 +1,4 @@
-//! `userfaultfd(2)` for pages that are missing: whoever touches one waits until it is there.
+//! `userfaultfd(2)` for missing pages: a thread that touches a missing page waits until the page is present.
 
 use crate::process::error::check_long;
 use std::io::{self, ErrorKind};
@@ -26,10 +26,11 @@ const EVENT_REMAP: u64 = 0x14;
 const EVENT_REMOVE: u64 = 0x15;
 const EVENT_UNMAP: u64 = 0x16;
 
-/// How it is to be opened: also for what the kernel itself touches on the program's behalf, as `read(2)` does.
+/// Flags for opening: without `UFFD_USER_MODE_ONLY`, so that faults inside the kernel (as in `read(2)`) are handled
+/// too.
 pub(crate) const OPEN: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK;
 
-/// By which a process without capabilities gets one.
+/// Device through which a process without capabilities gets a `userfaultfd`.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 /// `USERFAULTFD_IOC_NEW`, `_IO(0xaa, 0)`.
 pub(crate) const NEW: u64 = 0xaa00;
@@ -43,26 +44,26 @@ pub(crate) fn open_device() -> io::Result<OwnedFd> {
     Ok(opened.into())
 }
 
-/// Something that happened in the memory that is watched.
+/// An event in watched memory.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A thread waits for the page at this address.
     Fault(u64),
-    /// The process has a child with the same memory, which this watches.
+    /// The process forked a child with the same memory, which the descriptor watches.
     Fork(OwnedFd),
-    /// What was at the first address is at the second, so many bytes.
+    /// A mapping moved: old address, new address, length in bytes.
     Remap(u64, u64, u64),
-    /// What was from here to there is no more, or is about to go.
+    /// A range (start, end) was discarded or is about to be unmapped.
     Remove(u64, u64),
 }
 
-/// Makes a new descriptor usable for missing pages. The caller needs `CAP_SYS_PTRACE`.
+/// Enables a new descriptor for missing pages. The caller needs `CAP_SYS_PTRACE`.
 pub(crate) fn start(userfault: BorrowedFd<'_>) -> io::Result<()> {
     let mut api: [u64; 3] = [0xaa, FEATURES, 0];
     control(userfault, UFFDIO_API, &mut api)
 }
 
-/// Whether this machine lets missing pages be served.
+/// Checks that this machine supports missing-page handling.
 pub(crate) fn probe() -> io::Result<()> {
     // SAFETY: no pointers are passed.
     let fd = check_long(unsafe { libc::syscall(libc::SYS_userfaultfd, OPEN) })?;
@@ -71,24 +72,24 @@ pub(crate) fn probe() -> io::Result<()> {
     start(userfault.as_fd())
 }
 
-/// From now on whoever touches a page of the range that is not there waits.
+/// Starts watching a range: a thread that touches a missing page of it waits.
 pub(crate) fn register(userfault: BorrowedFd<'_>, start: u64, end: u64) -> io::Result<()> {
     let mut register: [u64; 4] = [start, end - start, MODE_MISSING, 0];
     control(userfault, UFFDIO_REGISTER, &mut register)
 }
 
-/// Lets whoever waits for a page of the range look again.
+/// Lets threads that wait for a page of the range fault again.
 pub(crate) fn wake(userfault: BorrowedFd<'_>, start: u64, length: u64) {
     let mut range: [u64; 2] = [start, length];
-    // It fails for no range that can be waited for.
+    // The call fails for no range in which a thread can wait.
     let _ = control(userfault, UFFDIO_WAKE, &mut range);
 }
 
-/// Puts pages where there are none, and wakes who waits for them; gives how many bytes.
+/// Places pages where they are missing, and wakes the threads that wait for them. Returns the number of bytes placed.
 ///
 /// # Errors
-/// If not one page could be put there: `WouldBlock` while an event waits to be read, `AlreadyExists`, `NotFound` where nothing is
-/// watched, `ESRCH` when the process has ended.
+/// If not one page could be placed: `WouldBlock` while an event waits to be read, `AlreadyExists` if the page is
+/// present, `NotFound` if nothing is watched there, `ESRCH` if the process has ended.
 pub(crate) fn copy(userfault: BorrowedFd<'_>, to: u64, bytes: &[u8]) -> io::Result<u64> {
     let from = bytes.as_ptr().addr() as u64;
     let mut copy: [u64; 5] = [to, from, bytes.len() as u64, 0, 0];
@@ -96,7 +97,7 @@ pub(crate) fn copy(userfault: BorrowedFd<'_>, to: u64, bytes: &[u8]) -> io::Resu
     put(outcome, copy[4], bytes.len() as u64)
 }
 
-/// Puts a page of zeros where there is none, and wakes who waits for it.
+/// Places pages of zeros where pages are missing, and wakes the threads that wait for them.
 ///
 /// # Errors
 /// As [`copy`].
@@ -106,7 +107,7 @@ pub(crate) fn zero(userfault: BorrowedFd<'_>, at: u64, length: u64) -> io::Resul
     put(outcome, zero[3], length)
 }
 
-/// What a call did that may have done a part.
+/// Converts the result of a call that may have done a part of its work.
 fn put(outcome: io::Result<()>, done: u64, all: u64) -> io::Result<u64> {
     match outcome {
         Ok(()) => Ok(all),
@@ -115,9 +116,9 @@ fn put(outcome: io::Result<()>, done: u64, all: u64) -> io::Result<u64> {
     }
 }
 
-/// The next events, in order; none when there are none.
+/// Reads the pending events in order; empty if there are none.
 pub(crate) fn read(userfault: BorrowedFd<'_>) -> io::Result<Vec<Event>> {
-    /// `struct uffd_msg`: what, three words.
+    /// `struct uffd_msg`: event type, then three words.
     const WORDS: usize = 4;
     let mut messages = [[0u64; WORDS]; 32];
     // SAFETY: the buffer is writable for as many bytes and outlives the call.
@@ -139,7 +140,7 @@ pub(crate) fn read(userfault: BorrowedFd<'_>) -> io::Result<Vec<Event>> {
 fn event(message: &[u64; 4]) -> Option<Event> {
     let [what, first, second, third] = *message;
     Some(match what & 0xff {
-        // Flags come first.
+        // The first word of a page fault holds flags, the second the address.
         EVENT_PAGEFAULT => Event::Fault(second),
         // SAFETY: the kernel has just made this descriptor for the reader of the message; nothing else owns it.
         EVENT_FORK => Event::Fork(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) }),
@@ -154,7 +155,8 @@ fn control<const WORDS: usize>(
     request: libc::c_ulong,
     argument: &mut [u64; WORDS],
 ) -> io::Result<()> {
-    // SAFETY: each request's argument has the kernel's layout, all of it words, and outlives the call; what `copy` points to does so too.
+    // SAFETY: each request's argument has the kernel's layout, all of it words, and outlives the call; so does the
+    // memory that `copy` points to.
     let outcome = unsafe { libc::ioctl(userfault.as_raw_fd(), request, argument.as_mut_ptr()) };
     check_long(outcome.into()).map(drop)
 }

@@ -1,4 +1,4 @@
-//! The descriptors of a tree: first all of them, then what changed.
+//! The descriptors of a tree: first all of them, then the changes.
 
 use super::Checked;
 use crate::process::error::{Error, Result};
@@ -8,14 +8,14 @@ use crate::process::sockets::SocketStatic;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a look at a tree's descriptors found.
+/// Result of reading a tree's descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptors {
-    /// Open files and who has them.
+    /// Open files, and the descriptors that refer to them.
     pub files: Files,
-    /// TCP and UDP sockets that are new, or others than before.
+    /// TCP and UDP sockets that are new, or differ from the last read.
     pub sockets: BTreeMap<FileId, SocketStatic>,
-    /// Sockets that are no more.
+    /// Sockets that no longer exist.
     pub gone: BTreeSet<FileId>,
 }
 
@@ -24,12 +24,12 @@ pub struct Descriptors {
 pub enum Files {
     /// All of them.
     Image(Image),
-    /// What changed since the last look.
+    /// Differences from the last read.
     Changes(Changes),
 }
 
 impl Files {
-    /// Open files that are new or others than before.
+    /// Returns the open files that are new, or differ from the last read.
     pub fn new_ones(&self) -> impl Iterator<Item = &OpenFile> {
         let (all, some) = match self {
             Self::Image(image) => (Some(image.files.values()), None),
@@ -50,7 +50,7 @@ impl Checked for Files {
         match self {
             Self::Image(image) => limits::check(image)
                 .map_err(|_| Error::Image("open files that contradict each other")),
-            // They are looked at with what they lead to.
+            // `Image::apply` checks changes together with the image that they lead to.
             Self::Changes(_) => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! What is read of a tree that stands still.
+//! State that is read while the tree is stopped.
 
 use crate::process::trace::Registers;
 use serde::{Deserialize, Serialize};
@@ -6,96 +6,96 @@ use serde::{Deserialize, Serialize};
 /// The state of all processes, in the order of [`Tree::processes`](super::Tree::processes).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frozen {
-    /// One for each process; nothing for a zombie.
+    /// One entry for each process; `None` for a zombie.
     pub processes: Vec<Option<FrozenProcess>>,
 }
 
 /// State of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrozenProcess {
-    /// In the order of [`Process::threads`](super::Process::threads).
+    /// Threads in the order of [`Process::threads`](super::Process::threads).
     pub threads: Vec<FrozenThread>,
-    /// For signals 1 to 64.
+    /// Actions of signals 1 to 64.
     pub actions: Vec<Action>,
-    /// Signals that wait for any thread.
+    /// Signals pending for the process as a whole.
     pub pending: Vec<SignalInfo>,
-    /// `ITIMER_REAL`, `ITIMER_VIRTUAL`, `ITIMER_PROF`.
+    /// State of the timers `ITIMER_REAL`, `ITIMER_VIRTUAL` and `ITIMER_PROF`.
     pub interval_timers: [IntervalTimer; 3],
-    /// `timer_create(2)`.
+    /// Timers of `timer_create(2)`.
     pub posix_timers: Vec<PosixTimer>,
-    /// What the kernel remembers of the memory's uses.
+    /// Fields of the kernel's memory descriptor.
     pub memory: MemoryFields,
-    /// By number of resource.
+    /// Limits by number of resource.
     pub limits: Vec<Limit>,
     /// File mode creation mask.
     pub umask: u32,
     /// Working directory.
     #[serde(with = "serde_bytes")]
     pub directory: Vec<u8>,
-    /// Stopped by a signal of job control, this one.
+    /// Signal of job control that stopped the process, if the process is stopped.
     pub stopped: Option<i32>,
-    /// `wait(2)` of its parent has not told of that stop.
+    /// True if `wait(2)` has not reported that stop to the parent.
     pub stop_untold: bool,
-    /// `PR_GET_DUMPABLE`.
+    /// Dumpable attribute (`PR_GET_DUMPABLE`).
     pub dumpable: u64,
-    /// `PR_GET_CHILD_SUBREAPER`.
+    /// True if the process adopts orphaned descendants (`PR_GET_CHILD_SUBREAPER`).
     pub child_subreaper: bool,
-    /// `PR_GET_THP_DISABLE`.
+    /// Setting that disables transparent huge pages (`PR_GET_THP_DISABLE`).
     pub huge_pages_off: u64,
-    /// `PR_GET_MDWE`.
+    /// Setting that forbids new executable memory (`PR_GET_MDWE`).
     pub no_new_code: u64,
-    /// `PR_GET_MEMORY_MERGE`.
+    /// True if the kernel may merge equal pages (`PR_GET_MEMORY_MERGE`).
     pub merges: bool,
-    /// `MCL_FUTURE` and `MCL_ONFAULT` of `mlockall(2)`.
+    /// Flags `MCL_FUTURE` and `MCL_ONFAULT` of `mlockall(2)`.
     pub locks: u64,
-    /// `MEMBARRIER_CMD_GET_REGISTRATIONS`.
+    /// Registrations for `membarrier(2)` (`MEMBARRIER_CMD_GET_REGISTRATIONS`).
     pub barriers: u64,
-    /// `/proc/PID/oom_score_adj`.
+    /// Adjustment of the out-of-memory score (`/proc/PID/oom_score_adj`).
     pub oom_score_adjustment: i32,
-    /// `/proc/PID/coredump_filter`.
+    /// Filter of mappings for core dumps (`/proc/PID/coredump_filter`).
     pub dump_filter: u32,
 }
 
 /// State of a thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrozenThread {
-    /// General registers, ready to go on: an interrupted call is made again.
+    /// General registers, prepared for resumption: an interrupted system call is made again.
     pub registers: Registers,
-    /// The others, in the format of XSAVE.
+    /// Extended registers in the format of XSAVE.
     #[serde(with = "serde_bytes")]
     pub extended: Vec<u8>,
     /// Blocked signals.
     pub mask: u64,
-    /// Signals that wait for this thread.
+    /// Signals pending for this thread.
     pub pending: Vec<SignalInfo>,
-    /// `sigaltstack(2)`: address, flags, bytes.
+    /// Alternate signal stack (`sigaltstack(2)`): address, flags, size in bytes.
     pub alternate_stack: (u64, u32, u64),
-    /// `set_robust_list(2)`: address, bytes.
+    /// Head of the robust futex list (`set_robust_list(2)`): address, size in bytes.
     pub robust_list: (u64, u64),
-    /// `set_tid_address(2)`.
+    /// Address that is cleared when the thread ends (`set_tid_address(2)`).
     pub clear_tid: u64,
-    /// `rseq(2)`.
+    /// Area of restartable sequences, if registered (`rseq(2)`).
     pub rseq: Option<Rseq>,
-    /// `comm`.
+    /// Name of the thread (`comm`).
     #[serde(with = "serde_bytes")]
     pub name: Vec<u8>,
-    /// Who it is.
+    /// User and group IDs, capabilities.
     pub credentials: Credentials,
-    /// When it runs.
+    /// Scheduling policy and its parameters.
     pub scheduling: Scheduling,
-    /// `PR_GET_PDEATHSIG`.
+    /// Signal sent to the thread when its parent ends (`PR_GET_PDEATHSIG`), 0 for none.
     pub parent_death_signal: i32,
-    /// `PR_GET_TIMERSLACK`, nanoseconds.
+    /// Timer slack (`PR_GET_TIMERSLACK`), nanoseconds.
     pub timer_slack_ns: u64,
-    /// `personality(2)`.
+    /// Execution domain (`personality(2)`).
     pub personality: u32,
-    /// `ioprio_get(2)`.
+    /// I/O priority (`ioprio_get(2)`).
     pub io_priority: u32,
-    /// `PR_GET_TSC`.
+    /// Permission to read the time stamp counter (`PR_GET_TSC`).
     pub time_stamps: u32,
-    /// `PR_MCE_KILL_GET`.
+    /// Policy for memory errors (`PR_MCE_KILL_GET`).
     pub machine_checks: u32,
-    /// `no_new_privs`.
+    /// True if `execve(2)` grants no privileges (`no_new_privs`).
     pub no_new_privileges: bool,
     /// Seccomp filters, the oldest first, as instructions of 8 bytes.
     pub filters: Vec<serde_bytes::ByteBuf>,
@@ -106,7 +106,7 @@ pub struct FrozenThread {
 pub struct SignalInfo(#[serde(with = "serde_bytes")] pub Vec<u8>);
 
 impl SignalInfo {
-    /// Which signal.
+    /// Returns the signal's number.
     #[must_use]
     pub fn number(&self) -> i32 {
         let first = self.0.get(..4).and_then(|bytes| bytes.try_into().ok());
@@ -114,50 +114,50 @@ impl SignalInfo {
     }
 }
 
-/// `rt_sigaction(2)`.
+/// Action of a signal (`rt_sigaction(2)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
     /// `SIG_DFL`, `SIG_IGN` or an address.
     pub handler: u64,
-    /// `SA_*`.
+    /// Flags (`SA_*`).
     pub flags: u64,
-    /// Where the handler returns to.
+    /// Return address of the handler.
     pub restorer: u64,
-    /// Blocked while it runs.
+    /// Signals blocked while the handler runs.
     pub mask: u64,
 }
 
-/// `setitimer(2)`, microseconds.
+/// An interval timer (`setitimer(2)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IntervalTimer {
-    /// Time between expiries.
+    /// Time between expiries, microseconds.
     pub interval_us: u64,
-    /// Time to the next one, 0 if it is off.
+    /// Time to the next expiry, microseconds; 0 if the timer is off.
     pub left_us: u64,
 }
 
 /// A timer of `timer_create(2)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PosixTimer {
-    /// Its number in the process.
+    /// Number of the timer in the process.
     pub id: i32,
-    /// Which clock.
+    /// Clock ID (`CLOCK_*`).
     pub clock: i32,
-    /// `SIGEV_*`.
+    /// Kind of notification (`SIGEV_*`).
     pub notify: i32,
-    /// Which signal.
+    /// Signal number.
     pub signal: i32,
-    /// What goes with the signal.
+    /// Value delivered with the signal (`sigev_value`).
     pub value: u64,
-    /// For `SIGEV_THREAD_ID`.
+    /// Target thread for `SIGEV_THREAD_ID`.
     pub thread: i32,
     /// Time between expiries, nanoseconds.
     pub interval_ns: u64,
-    /// Time to the next one, 0 if it is off.
+    /// Time to the next expiry, nanoseconds; 0 if the timer is off.
     pub left_ns: u64,
 }
 
-/// `struct prctl_mm_map`.
+/// Addresses and auxiliary vector of a process (`struct prctl_mm_map`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFields {
     /// Code, data, heap, stack, arguments and environment: `start_code`, `end_code`, `start_data`, `end_data`,
@@ -168,54 +168,54 @@ pub struct MemoryFields {
     pub auxiliary: Vec<u8>,
 }
 
-/// `prlimit(2)`.
+/// Limit of a resource (`prlimit(2)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
-    /// What applies.
+    /// Limit in force.
     pub soft: u64,
-    /// How far it may be raised.
+    /// Highest value to which the soft limit may be raised.
     pub hard: u64,
 }
 
-/// `rseq(2)`.
+/// Area of restartable sequences of a thread (`rseq(2)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rseq {
-    /// The thread's area.
+    /// Address of the thread's area.
     pub address: u64,
-    /// Its bytes.
+    /// Size of the area, bytes.
     pub bytes: u32,
-    /// What stands before an abort handler.
+    /// Signature in front of each abort handler.
     pub signature: u32,
 }
 
-/// `credentials(7)`.
+/// Credentials of a thread (`credentials(7)`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
-    /// Real, effective, saved, filesystem.
+    /// User IDs: real, effective, saved, filesystem.
     pub uids: [u32; 4],
-    /// Real, effective, saved, filesystem.
+    /// Group IDs: real, effective, saved, filesystem.
     pub gids: [u32; 4],
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Inheritable, permitted, effective, bounding, ambient.
+    /// Capability sets: inheritable, permitted, effective, bounding, ambient.
     pub capabilities: [u64; 5],
-    /// `PR_GET_SECUREBITS`.
+    /// Securebits (`PR_GET_SECUREBITS`).
     pub secure_bits: u32,
 }
 
-/// `sched(7)`.
+/// Scheduling attributes of a thread (`sched(7)`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scheduling {
-    /// `SCHED_*`.
+    /// Policy (`SCHED_*`).
     pub policy: u32,
-    /// `SCHED_FLAG_*`.
+    /// Flags (`SCHED_FLAG_*`).
     pub flags: u64,
-    /// For ordinary policies.
+    /// Nice value, for ordinary policies.
     pub nice: i32,
-    /// For real-time policies.
+    /// Priority, for real-time policies.
     pub priority: u32,
-    /// For `SCHED_DEADLINE` (and the slice of others): runtime, deadline, period, nanoseconds.
+    /// Runtime, deadline and period in nanoseconds for `SCHED_DEADLINE`; of other policies the slice.
     pub times_ns: [u64; 3],
-    /// Processors it may use; empty for all.
+    /// Processors that the thread may use; empty for all.
     pub affinity: Vec<u32>,
 }

@@ -1,4 +1,4 @@
-//! Memory that follows its processes: where it is, not what is there.
+//! Pages that are sent after their processes resume (post-copy): their addresses, not their content.
 
 use super::{ADDRESS_END, Checked, Content, PAGE, Run, Space};
 use crate::process::error::{Error, Result};
@@ -7,24 +7,24 @@ use serde::{Deserialize, Serialize};
 /// Most processes of a tree.
 const PROCESSES_MAX: u32 = 4096;
 
-/// Pages that are not there when processes begin to run, and follow them.
+/// Pages that are absent when the processes resume, and are sent afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// By process, in the order of the tree; only those that lack something.
+    /// Processes with missing pages, in the order of the tree.
     pub processes: Vec<MissingOf>,
 }
 
-/// What one process lacks.
+/// Missing pages of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingOf {
     /// Index of the process in the tree.
     pub process: u32,
-    /// First address, and first beyond; disjoint, by address.
+    /// Address ranges (first address, and first beyond); disjoint, by address.
     pub ranges: Vec<(u64, u64)>,
 }
 
 impl Missing {
-    /// Of runs in order, those of shared memory left out.
+    /// Collects the missing pages from runs in order; runs of shared memory are left out.
     #[must_use]
     pub fn of(runs: &[Run]) -> Self {
         let mut processes: Vec<MissingOf> = Vec::new();
@@ -44,25 +44,25 @@ impl Missing {
         Self { processes }
     }
 
-    /// What a process lacks.
+    /// Returns the missing ranges of a process.
     pub(crate) fn of_process(&self, process: u32) -> &[(u64, u64)] {
         let found = self.processes.iter().find(|of| of.process == process);
         found.map_or(&[], |of| &of.ranges)
     }
 
-    /// Whether nothing is missing.
+    /// Returns true if nothing is missing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()
     }
 
-    /// How much is missing, bytes.
+    /// Returns the size of all missing pages, bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.runs().map(|run| run.length).sum()
     }
 
-    /// The same as runs, in order.
+    /// Returns the missing ranges as runs, in order.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         self.processes.iter().flat_map(|of| {
             of.ranges.iter().map(|(start, end)| Run {

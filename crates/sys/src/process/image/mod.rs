@@ -1,7 +1,8 @@
-//! What travels: the tree's shape while it runs ([`Tree`]), memory ([`Pages`]), and the rest in the freeze ([`Frozen`]).
+//! Data sent to the acceptor: the tree's shape while the tree runs ([`Tree`]), memory ([`Pages`]), and the remaining
+//! state during the freeze ([`Frozen`]).
 //!
-//! All of it may come from a peer that lies: [`decode`] takes any bytes, bounds every length, and checks what the types
-//! cannot say. Identities are those the processes see themselves, in their own PID namespace.
+//! All of it may come from a malicious peer: [`decode`] accepts any bytes, bounds every length, and checks
+//! constraints that the types cannot express. PIDs and TIDs are from the processes' own PID namespace.
 
 mod descriptors;
 mod frozen;
@@ -27,26 +28,26 @@ use serde::{Deserialize, Serialize};
 
 /// Most bytes of one message.
 pub const MESSAGE_MAX: usize = 256 << 20;
-/// Bytes of a page; the only size in use on x86_64 below huge pages.
+/// Bytes of a page; on x86_64, the only size in use except huge pages.
 pub const PAGE: u64 = 4096;
-/// `MADV_GUARD_INSTALL`.
+/// Number of the advice `MADV_GUARD_INSTALL`.
 pub(crate) const GUARD_INSTALL: i32 = 102;
-/// First address that is not the program's (47 bits; mappings above are a blocker).
+/// First address outside the program's address space (47 bits; mappings above are a blocker).
 pub const ADDRESS_END: u64 = 0x7fff_ffff_f000;
 
-/// A message that can be checked beyond its types.
+/// A message with values that are checked beyond their types.
 pub trait Checked: Serialize + for<'de> Deserialize<'de> {
-    /// Checks numbers and references.
+    /// Checks the numbers and references in the message.
     ///
     /// # Errors
-    /// [`Error::Image`] names what makes no sense.
+    /// [`Error::Image`] names the invalid value.
     fn check(&self) -> Result<()>;
 }
 
-/// Bytes of a message.
+/// Encodes a message.
 ///
 /// # Errors
-/// [`Error::Image`] if it is too large.
+/// [`Error::Image`] if the message is too large.
 pub fn encode<T: Checked>(message: &T) -> Result<Vec<u8>> {
     let bytes = postcard::to_stdvec(message).map_err(|_| Error::Image("it cannot be encoded"))?;
     if bytes.len() > MESSAGE_MAX {
@@ -55,10 +56,10 @@ pub fn encode<T: Checked>(message: &T) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a message from anybody.
+/// Decodes and checks a message from an untrusted peer.
 ///
 /// # Errors
-/// [`Error::Image`] names what makes no sense.
+/// [`Error::Image`] names the invalid value.
 pub fn decode<T: Checked>(bytes: &[u8]) -> Result<T> {
     if bytes.len() > MESSAGE_MAX {
         return Err(Error::Image("too large"));

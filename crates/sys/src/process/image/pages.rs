@@ -1,42 +1,42 @@
-//! Memory of a tree, in pieces.
+//! Memory pages of a tree, in messages of limited size.
 
 use super::{MESSAGE_MAX, validate};
 use crate::process::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Some pages.
+/// Pages of one message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
-    /// Where, in the order of `bytes`.
+    /// Page ranges, in the order of `bytes`.
     pub runs: Vec<Run>,
-    /// Content of all runs that have one.
+    /// Content of all runs that have content.
     pub bytes: Vec<u8>,
 }
 
-/// The same as they are read: their content stays in the message in which it came.
+/// A decoded message of pages, with content that stays in the received buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagesIn<'a> {
-    /// Where, in the order of `bytes`.
+    /// Page ranges, in the order of `bytes`.
     pub runs: Vec<Run>,
-    /// Content of all runs that have one.
+    /// Content of all runs that have content.
     #[serde(borrow, with = "serde_bytes")]
     pub bytes: &'a [u8],
 }
 
-/// Neighbouring pages.
+/// A range of consecutive pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Whose.
+    /// Process or shared memory that the pages belong to.
     pub space: Space,
     /// First address, or offset in the shared memory.
     pub start: u64,
-    /// Bytes.
+    /// Length of the range, bytes.
     pub length: u64,
-    /// What is there.
+    /// Content of the pages.
     pub content: Content,
 }
 
-/// Whose memory.
+/// Address space or shared memory of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Space {
     /// A process, by index.
@@ -45,22 +45,23 @@ pub enum Space {
     Shared(u32),
 }
 
-/// What is in a run.
+/// Content of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
-    /// The next `length` bytes.
+    /// The next `length` bytes of the message.
     Bytes,
-    /// What is there in a new mapping: zeros, or the file.
+    /// Content of a new mapping: zeros, or the file.
     Fresh,
 }
 
 impl Pages {
-    /// A message for [`PagesIn::read`] in two parts, of which the second is what it is here: content is not copied.
+    /// Returns a message for [`PagesIn::read`] in two parts. The second part is `self.bytes` itself, so that content is
+    /// not copied.
     ///
     /// # Errors
-    /// [`Error::Image`] if there is too much.
+    /// [`Error::Image`] if the message is too large.
     pub fn into_message(self) -> Result<(Vec<u8>, Vec<u8>)> {
-        // In front of bytes stands how many they are.
+        // The encoding of a byte string starts with its length.
         let front = postcard::to_stdvec(&(&self.runs, self.bytes.len()));
         let front = front.map_err(|_| Error::Image("it cannot be encoded"))?;
         if front.len() + self.bytes.len() > MESSAGE_MAX {
@@ -71,10 +72,10 @@ impl Pages {
 }
 
 impl<'a> PagesIn<'a> {
-    /// Reads a message from anybody.
+    /// Decodes and checks a message from an untrusted peer.
     ///
     /// # Errors
-    /// [`Error::Image`] names what makes no sense.
+    /// [`Error::Image`] names the invalid value.
     pub fn read(message: &'a [u8]) -> Result<Self> {
         let (pages, rest): (Self, _) =
             postcard::take_from_bytes(message).map_err(|_| Error::Image("it does not parse"))?;
@@ -85,7 +86,8 @@ impl<'a> PagesIn<'a> {
         Ok(pages)
     }
 
-    /// Neighbours in the list that are of one space and kind, with the content of all of them. Stops where bytes are missing.
+    /// Groups neighbouring runs of the same space and kind, each group with the content of all its runs. The iterator
+    /// stops where bytes are missing.
     pub fn alike(&self) -> impl Iterator<Item = (&[Run], &'a [u8])> {
         let mut rest = self.bytes;
         let groups = (self.runs).chunk_by(|a, b| (a.space, a.content) == (b.space, b.content));
@@ -100,7 +102,7 @@ impl<'a> PagesIn<'a> {
 }
 
 impl Run {
-    /// Bytes of its content.
+    /// Returns the size of the run's content, bytes.
     fn bytes(&self) -> u64 {
         match self.content {
             Content::Bytes => self.length,
@@ -109,7 +111,7 @@ impl Run {
     }
 }
 
-/// Each run of a group with its content, if it has one. Stops where bytes are missing.
+/// Returns each run of a group with its content, if it has any. The iterator stops where bytes are missing.
 pub(crate) fn each<'a>(
     runs: &'a [Run],
     bytes: &'a [u8],

@@ -1,4 +1,4 @@
-//! The shape of a tree: processes, threads, mappings. Known while it runs.
+//! The shape of a tree, known while the tree runs: processes, threads, mappings.
 
 use super::Credentials;
 use super::Run;
@@ -7,123 +7,123 @@ use crate::process::procfs::Advice;
 use crate::process::ranges::Ranges;
 use serde::{Deserialize, Serialize};
 
-/// A tree of processes, as it was at the beginning of a round.
+/// A tree of processes, as found at the beginning of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tree {
     /// The donor's clocks.
     pub clocks: Clocks,
-    /// Tells the run of the donor's kernel from all others.
+    /// Boot ID of the donor's kernel.
     pub boot_id: String,
-    /// The pages `[vdso]`, whose addresses are in pointers of the program.
+    /// Content of the pages `[vdso]`, to which pointers of the program refer.
     #[serde(with = "serde_bytes")]
     pub vdso: Vec<u8>,
-    /// Features in the extended registers (XCR0).
+    /// Features saved in the extended registers (XCR0).
     pub register_features: u64,
-    /// Parents before their children; the first is the root.
+    /// Processes, parents before their children; the first is the root.
     pub processes: Vec<Process>,
-    /// Files that are mapped.
+    /// Mapped files.
     pub files: Vec<BackingFile>,
-    /// Memory that several mappings share, with its content.
+    /// Memory shared by several mappings; its content is sent too.
     pub shared: Vec<Shared>,
 }
 
 /// `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
-    /// Nanoseconds.
+    /// `CLOCK_MONOTONIC`, nanoseconds.
     pub monotonic_ns: u64,
-    /// Nanoseconds.
+    /// `CLOCK_BOOTTIME`, nanoseconds.
     pub boot_ns: u64,
 }
 
 /// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its PID.
+    /// PID of the process.
     pub pid: i32,
-    /// Index of its parent; none for the root.
+    /// Index of the parent in [`Tree::processes`]; `None` for the root.
     pub parent: Option<u32>,
-    /// Counts what began under a PID: another process, or the same after `exec`, has another number.
+    /// Generation of the process under this PID; another process, or the same one after `exec`, has another number.
     pub generation: u64,
-    /// Process group.
+    /// Process group ID.
     pub group: i32,
-    /// Session.
+    /// Session ID.
     pub session: i32,
-    /// The signal that its parent gets when it ends, 0 for none.
+    /// Signal that the parent gets when this process ends, 0 for none.
     pub exit_signal: i32,
-    /// For a zombie what `wait` will tell; it has nothing else.
+    /// Wait status of a zombie. A zombie has neither threads nor memory.
     pub exit_status: Option<i32>,
-    /// Threads, the first one first.
+    /// Thread IDs, the main thread first.
     pub threads: Vec<i32>,
-    /// Index of an earlier process whose descriptor table it shares.
+    /// Index of an earlier process with the same descriptor table.
     pub table_of: Option<u32>,
     /// Index of the executable in [`Tree::files`].
     pub executable: u32,
-    /// By address.
+    /// Mappings in the order of their addresses.
     pub mappings: Vec<Mapping>,
     /// Guard pages (`MADV_GUARD_INSTALL`): first address and first beyond; disjoint, by address.
     pub guards: Vec<(u64, u64)>,
-    /// Who its first thread is; of the securebits nothing is known while it runs.
+    /// Credentials of the main thread; the securebits are unknown while the process runs.
     pub credentials: Credentials,
-    /// `no_new_privs` of its first thread.
+    /// `no_new_privs` of the main thread.
     pub no_new_privileges: bool,
     /// Working directory; empty if it could not be read.
     #[serde(with = "serde_bytes")]
     pub directory: Vec<u8>,
 }
 
-/// A range of memory.
+/// A mapped range of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address beyond.
+    /// First address beyond the mapping.
     pub end: u64,
-    /// `PROT_*`.
+    /// Protection (`PROT_*`).
     pub protection: i32,
     /// Bits of [`Advice`](crate::process::procfs::Advice).
     pub advice: u32,
-    /// What is behind it.
+    /// Object behind the mapping.
     pub backing: Backing,
 }
 
-/// What is behind a mapping.
+/// Object behind a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backing {
-    /// Private memory, with the name that the program gave it.
+    /// Private memory, with a name if the program gave it one.
     Anonymous(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// A file: index in [`Tree::files`], offset. Private: pages that the program changed travel.
+    /// A file: index in [`Tree::files`], and offset. Pages of a private mapping that the program changed are sent.
     File {
-        /// Index.
+        /// Index in [`Tree::files`].
         file: u32,
-        /// Bytes.
+        /// Offset in the file, bytes.
         offset: u64,
-        /// `MAP_SHARED`, and not writable.
+        /// True for `MAP_SHARED` mappings that are not writable.
         shared: bool,
     },
-    /// Shared memory: index in [`Tree::shared`], offset.
+    /// Shared memory: index in [`Tree::shared`], and offset.
     Shared {
-        /// Index.
+        /// Index in [`Tree::shared`].
         object: u32,
-        /// Bytes.
+        /// Offset in the shared memory, bytes.
         offset: u64,
     },
-    /// Code and data of the kernel: `[vdso]`, `[vvar]` and the like, by name.
+    /// Code or data of the kernel: `[vdso]`, `[vvar]` or the like, by name.
     Kernel(String),
 }
 
-/// A file that must be at the acceptor too.
+/// A mapped file, which must exist at the acceptor too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackingFile {
-    /// Where.
+    /// Path of the file.
     #[serde(with = "serde_bytes")]
     pub path: Vec<u8>,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
-    /// The linker's number for its content, if it has one.
+    /// Build ID, the linker's identifier of the content, if the file has one.
     #[serde(with = "serde_bytes")]
     pub build_id: Vec<u8>,
-    /// SHA-256 of the content where there is no build id.
+    /// SHA-256 of the content, if the file has no build ID.
     #[serde(with = "serde_bytes")]
     pub digest: Vec<u8>,
 }
@@ -131,70 +131,70 @@ pub struct BackingFile {
 /// Memory that several mappings, or a mapping and a descriptor, share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shared {
-    /// What makes it.
+    /// Kind of shared memory, which determines how the acceptor creates it.
     pub kind: SharedKind,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
-    /// Device (major, minor) and inode at the donor: what descriptors of the same memory are told by.
+    /// Device (major, minor) and inode at the donor, by which descriptors of the same memory are recognised.
     pub identity: (u32, u32, u64),
 }
 
 /// The directory of POSIX shared memory and of named semaphores (`shm_open(3)`, `sem_open(3)`).
 pub(crate) const POSIX_MEMORY: &[u8] = b"/dev/shm/";
 
-/// What makes shared memory.
+/// Kind of shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedKind {
-    /// `MAP_SHARED | MAP_ANONYMOUS`.
+    /// Anonymous shared memory (`MAP_SHARED | MAP_ANONYMOUS`).
     Anonymous,
-    /// `memfd_create` with this name.
+    /// A memory file (`memfd_create(2)`) with this name.
     Memfd(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// A file that is there under this path at the acceptor too; the mapped pages travel.
+    /// A file that exists under this path at the acceptor too; the mapped pages are sent.
     File(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// POSIX shared memory or a named semaphore: made where it is not there.
+    /// POSIX shared memory or a named semaphore, created if absent.
     Posix {
-        /// Below the folder of POSIX shared memory.
+        /// Path below `/dev/shm`.
         #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// Owner, group and permissions.
         access: (u32, u32, u32),
     },
-    /// A file whose name was removed.
+    /// A file that was unlinked.
     Deleted {
-        /// Where it was.
+        /// Former place of the file.
         form: ContentForm,
         /// Owner, group and permissions.
         access: (u32, u32, u32),
     },
-    /// A segment of System V.
+    /// A segment of System V shared memory.
     SystemV(Segment),
 }
 
 /// A segment of System V shared memory (`shmctl(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// The number by which programs attach it.
+    /// Identifier by which programs attach the segment.
     pub id: i32,
-    /// The key by which it is found, 0 for none.
+    /// Key by which programs find the segment, 0 for none.
     pub key: i32,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
     /// Permissions.
     pub mode: u32,
-    /// It goes with the last who has it.
+    /// True if the segment is destroyed at its last detach (`SHM_DEST`).
     pub removed: bool,
-    /// It stays in memory.
+    /// True if the segment is locked in memory (`SHM_LOCKED`).
     pub locked: bool,
-    /// It is no more.
+    /// True if the segment no longer exists.
     pub gone: bool,
-    /// User and group.
+    /// Owner: user and group.
     pub owner: (u32, u32),
-    /// User and group of who made it.
+    /// Creator: user and group.
     pub creator: (u32, u32),
 }
 
 impl Shared {
-    /// The segment of System V, if it is one.
+    /// Returns the System V segment, if the shared memory is one.
     #[must_use]
     pub fn segment(&self) -> Option<&Segment> {
         match &self.kind {
@@ -203,7 +203,7 @@ impl Shared {
         }
     }
 
-    /// What `stat` tells at the donor.
+    /// Returns device and inode as `stat` reports them at the donor.
     #[must_use]
     pub fn device_and_inode(&self) -> (u64, u64) {
         let (major, minor, inode) = self.identity;
@@ -212,7 +212,7 @@ impl Shared {
 }
 
 impl Mapping {
-    /// Whether both are parts of one mapping, so that what one holds at an address the other holds too.
+    /// Returns true if both are parts of one mapping, so that equal addresses hold equal content.
     #[must_use]
     pub fn continues(&self, other: &Self) -> bool {
         let place = |mapping: &Self, offset: u64| offset.wrapping_sub(mapping.start);
@@ -248,9 +248,10 @@ impl Mapping {
         }
     }
 
-    /// Where in both lists the same memory is mapped in the same way. What else was mapped is gone; what else is mapped
-    /// is new. Of one mapping only parts of one older mapping stay: two that have had pages can never become one, and programs may
-    /// call `mremap` for one.
+    /// Returns the ranges where both lists map the same memory in the same way. Other ranges of `before` were unmapped;
+    /// other ranges of `after` are new. Of the parts that a new mapping has in common with older mappings, only the
+    /// largest one counts: two mappings that have had pages cannot be merged into one, and programs may call `mremap`
+    /// on a mapping as a whole.
     pub(crate) fn stable(before: &[Self], after: &[Self]) -> Ranges {
         let mut found = Ranges::default();
         let mut at = 0;
@@ -272,8 +273,8 @@ impl Mapping {
 }
 
 impl Mapping {
-    /// Whether private mappings, which are in order, cover a run of pages without a gap: only there may pages be written. Where the
-    /// kernel's own pages, the restorer's or shared memory are, none covers it.
+    /// Returns true if private mappings, which are sorted, cover a run of pages without a gap: only there may pages be
+    /// written. Pages of the kernel and of the restorer, and shared memory, are not covered by any.
     #[must_use]
     pub fn cover(mappings: &[Self], run: &Run) -> bool {
         let Some(end) = run.start.checked_add(run.length) else {
@@ -293,7 +294,8 @@ impl Mapping {
         false
     }
 
-    /// Memory of this process alone, whose changed pages travel with it. What the kernel may drop need not.
+    /// Returns true for memory of this process alone: changed pages are sent. Memory that the kernel may drop need not
+    /// be sent.
     pub(crate) fn is_private(&self) -> bool {
         let private = matches!(
             self.backing,

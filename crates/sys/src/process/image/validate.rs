@@ -1,4 +1,4 @@
-//! What the types of an image cannot say.
+//! Checks of an image for constraints that the types cannot express.
 
 use super::{
     ADDRESS_END, Backing, Checked, Content, Frozen, FrozenProcess, FrozenThread, Mapping, PAGE,
@@ -14,15 +14,15 @@ use std::collections::HashSet;
 const PROCESSES_MAX: usize = 4096;
 /// Most threads of a process.
 const THREADS_MAX: usize = 32768;
-/// Most mappings of a process (the kernel's own default is 65,530).
+/// Most mappings of a process (the kernel's default limit is 65,530).
 const MAPPINGS_MAX: usize = 1 << 18;
-/// Most bytes of guard pages of a process: a page of the kernel's tables stands for 512 of them.
+/// Most bytes of guard pages of a process: one page of the kernel's page tables covers 512 guard pages.
 const GUARD_BYTES_MAX: u64 = 1 << 36;
 /// Most bytes of a path.
 const PATH_MAX: usize = 4096;
 /// Signals of job control that stop a process.
 const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
-/// The largest PID that the kernel gives (`PID_MAX_LIMIT`).
+/// Largest PID that the kernel assigns (`PID_MAX_LIMIT`).
 const PID_MAX: i32 = 1 << 22;
 
 fn ensure(holds: bool, otherwise: &'static str) -> Result<()> {
@@ -180,13 +180,13 @@ impl Tree {
     }
 }
 
-/// Whether so many guard pages are made again.
+/// Returns true if the acceptor can create so many guard pages.
 pub(crate) fn guards_fit(guards: &[(u64, u64)]) -> bool {
     let bytes: u64 = guards.iter().map(|(start, end)| end - start).sum();
     guards.len() <= MAPPINGS_MAX && bytes <= GUARD_BYTES_MAX
 }
 
-/// Guard pages are in order, and lie in mappings that are not the kernel's.
+/// Checks that guard pages are in order, and lie in mappings that are not the kernel's.
 fn check_guards(process: &Process) -> Result<()> {
     let mut from = 0;
     for (start, end) in &process.guards {
@@ -206,7 +206,7 @@ fn check_guards(process: &Process) -> Result<()> {
     ensure(guards.minus(&own).is_empty(), "a guard page's place")
 }
 
-/// Checks where pages are to be, and that there is as much content as they have.
+/// Checks the addresses of pages, and that the size of the content matches.
 pub(super) fn check_pages(runs: &[Run], content: usize) -> Result<()> {
     let mut bytes = 0u64;
     for run in runs {
@@ -229,7 +229,7 @@ pub(super) fn check_pages(runs: &[Run], content: usize) -> Result<()> {
 
 impl Checked for Rights {
     fn check(&self) -> Result<()> {
-        // They are the daemon's own.
+        // Rights come from the daemon itself, not from a peer.
         Ok(())
     }
 }

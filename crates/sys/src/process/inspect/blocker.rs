@@ -1,16 +1,16 @@
-//! Why a tree cannot move.
+//! Reasons why a tree cannot move.
 
 use crate::process::files;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
 
-/// Something of a process that cannot move. Found before anything is touched.
+/// Something in a process that cannot move, found before anything is changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocker {
-    /// The process, in the PID namespace of who asked.
+    /// PID of the process, in the PID namespace of the caller.
     pub pid: i32,
-    /// What stands in the way.
+    /// Obstacle to the move.
     pub obstacle: Obstacle,
 }
 
@@ -20,156 +20,157 @@ impl fmt::Display for Blocker {
     }
 }
 
-/// What stands in the way. Each text says what to do.
+/// Obstacle to a move; each text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum Obstacle {
-    /// This machine cannot do it.
+    /// Processes cannot move on this machine.
     #[error("{0}")]
     Machine(String),
-    /// The caller may not look at it.
+    /// The caller may not inspect the process.
     #[error("it cannot be looked at ({0}): run this as root")]
     Hidden(String),
-    /// The freezer of control groups holds it.
+    /// The control group of the process is frozen.
     #[error(
         "its control group {0} is frozen: thaw it (cgroup.freeze, systemctl thaw, docker unpause)"
     )]
     FrozenGroup(String),
-    /// A debugger is attached.
+    /// A debugger is attached to the process.
     #[error("it is traced by process {0}: detach that debugger")]
     Traced(i32),
-    /// It lives in a namespace of its own.
+    /// The process lives in a namespace of its own.
     #[error("it has a {0} namespace of its own: move it with what made the namespace")]
     Namespace(String),
-    /// The process is init of its PID namespace or part of Holdfast.
+    /// The process is the first one of its PID namespace, or part of Holdfast.
     #[error("it is the first process of its PID namespace: move its children")]
     Init,
-    /// `chroot`.
+    /// The process has another root directory (`chroot(2)`).
     #[error("its root directory is {0}: processes with another root directory do not move")]
     RootDirectory(String),
-    /// `SECCOMP_MODE_STRICT`.
+    /// The process runs under strict seccomp (`SECCOMP_MODE_STRICT`).
     #[error("it runs under strict seccomp, in which nothing can be read out: use filters")]
     StrictSeccomp,
-    /// User shadow stacks.
+    /// The process has a user shadow stack.
     #[error(
         "it runs with a shadow stack, which cannot be rebuilt: start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
     )]
     ShadowStack,
-    /// The first thread has ended, others run.
+    /// The main thread has ended, other threads run.
     #[error("its first thread has ended while others run: nothing can be made like that again")]
     FirstThreadEnded,
-    /// `vfork`, or `clone` with shared memory.
+    /// The process shares its memory with another one (`vfork(2)`, or `clone(2)` with `CLONE_VM`).
     #[error(
         "it uses the memory of process {0} too (vfork or CLONE_VM): wait until it has called exec"
     )]
     MemoryOf(i32),
-    /// `clone` with `CLONE_FS`.
+    /// The process shares its working directory with another one (`clone(2)` with `CLONE_FS`).
     #[error("it has its working directory in common with process {0} (CLONE_FS)")]
     DirectoryOf(i32),
-    /// The working directory is gone.
+    /// The working directory was deleted.
     #[error("its working directory {0} was deleted: let it change to another")]
     DeletedDirectory(String),
-    /// `unshare` in a thread.
+    /// A thread has a working directory of its own (`unshare(2)`).
     #[error("its thread {0} has a working directory of its own, apart from its other threads")]
     ThreadDirectory(i32),
-    /// A timer of `CLOCK_THREAD_CPUTIME_ID`.
+    /// A POSIX timer runs on a thread's own clock (`CLOCK_THREAD_CPUTIME_ID`).
     #[error(
         "it has a timer of a thread's own clock (CLOCK_THREAD_CPUTIME_ID), and nothing tells of which: use pthread_getcpuclockid"
     )]
     ThreadClock,
-    /// `PR_SET_SPECULATION_CTRL`.
+    /// The process has forbidden speculation (`PR_SET_SPECULATION_CTRL`).
     #[error(
         "it has forbidden the processor to speculate (PR_SET_SPECULATION_CTRL), which would be lost"
     )]
     Speculation,
-    /// More POSIX timers than are read in a freeze.
+    /// More POSIX timers than a freeze can read.
     #[error(
         "it has {0} POSIX timers, more than {max}: use timerfds, or one timer for the next of all",
         max = crate::process::donor::TIMERS_MAX
     )]
     ManyTimers(usize),
-    /// A zombie with `WCOREDUMP`.
+    /// A zombie has a core dump flag in its wait status (`WCOREDUMP`).
     #[error("it has ended with a core dump, and its parent does not know yet: wait for it there")]
     DumpedCore,
-    /// `PR_SET_SYSCALL_USER_DISPATCH`.
+    /// The process handles its own system calls (`PR_SET_SYSCALL_USER_DISPATCH`).
     #[error("it handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH)")]
     CallDispatch,
-    /// `modify_ldt`.
+    /// The process has memory segments of its own (`modify_ldt(2)`).
     #[error("it has memory segments of its own (modify_ldt)")]
     Segments,
-    /// `SECCOMP_RET_USER_NOTIF`.
+    /// A supervisor decides about system calls (`SECCOMP_RET_USER_NOTIF`).
     #[error("another process decides about its system calls (SECCOMP_RET_USER_NOTIF)")]
     Supervised,
-    /// 32-bit.
+    /// The program is not a 64-bit one.
     #[error("it is not a 64-bit program")]
     NotA64BitProgram,
-    /// The executable is gone.
+    /// The executable cannot be read.
     #[error("its executable cannot be read: {0}")]
     Executable(String),
-    /// A mapped file is gone.
+    /// A mapped file was deleted or replaced.
     #[error(
         "it maps {0}, which was deleted or replaced: restart it, so that it uses the present file"
     )]
     DeletedFile(String),
-    /// Memory of a device.
+    /// A mapping of a device.
     #[error("it maps the device {0}, whose state is not in memory")]
     Device(String),
-    /// `hugetlbfs`.
+    /// A mapping of huge pages (`hugetlbfs`).
     #[error("it maps huge pages of hugetlbfs ({0}): use transparent huge pages")]
     HugeTlb(String),
-    /// `userfaultfd`.
+    /// Page faults are handled by userfaultfd.
     #[error(
         "its page faults are handled by userfaultfd: where it came by post-copy, wait until all its memory has come"
     )]
     UserFault,
-    /// `MADV_GUARD_INSTALL`.
+    /// More guard pages (`MADV_GUARD_INSTALL`) than can be created again.
     #[error(
         "it has {0} ranges of guard pages (MADV_GUARD_INSTALL) of {1} bytes together, more than can be made again"
     )]
     GuardPages(u64, u64),
-    /// `mseal`.
+    /// A mapping that cannot be made again: sealed (`mseal(2)`), a private one of a memfd, or a part of a System V
+    /// segment.
     #[error("it maps {0} in a way that cannot be made again (sealed, or copied from a memfd)")]
     OddMapping(String),
-    /// `pkey_mprotect`.
+    /// Memory is protected by keys (`pkey_mprotect(2)`).
     #[error("it protects memory by keys (pkey_mprotect), which cannot be made again")]
     ProtectionKey,
-    /// Addresses above 47 bits.
+    /// A mapping above 47 bits of address.
     #[error("it maps memory above 128 TiB")]
     HighMemory,
-    /// System V shared memory.
+    /// System V shared memory, semaphores or messages.
     #[error("it uses System V shared memory, semaphores or messages ({0}): use those of POSIX")]
     SystemV(String),
-    /// Asynchronous IO.
+    /// A context of asynchronous I/O (`io_setup(2)`).
     #[error("it has a context of asynchronous IO (io_setup): use io_submit's successor or threads")]
     AsyncIo,
     /// A mapping of an object of the kernel: io_uring, perf, a packet ring.
     #[error("it maps {0}, an object of this kernel")]
     KernelObject(String),
-    /// A job of a session that a terminal of the tree controls.
+    /// A job in a session with a controlling terminal of the tree.
     #[error(
         "it shares the controlling terminal of process {0}, which leads its session, and only a leader can get one back: end it, or start it in a session of its own (setsid)"
     )]
     TerminalOf(i32),
-    /// A session whose leader has ended, or is no ancestor.
+    /// A session with a leader that has ended, or is no ancestor.
     #[error(
         "it is in session {0}, into which nothing can put it again where it is in the tree: start it in a session of its own (setsid)"
     )]
     SessionOf(i32),
-    /// A descriptor.
+    /// A descriptor that cannot move.
     #[error("{}: {reason}", descriptor(*.fd, path))]
     Descriptor {
-        /// Its number; none for one that is in flight between sockets.
+        /// Descriptor number; `None` for a descriptor in flight between sockets.
         fd: Option<u32>,
-        /// What `/proc/PID/fd` shows.
+        /// Target of the link `/proc/PID/fd/N`.
         path: String,
-        /// Why, and what to do.
+        /// Reason, and the remedy.
         reason: String,
     },
-    /// Somebody else shares the memory.
+    /// A process outside the tree shares the memory.
     #[error("it shares memory ({name}) with process {outsider}, which would stay behind")]
     SharedOutside {
-        /// What is shared.
+        /// Name of the shared memory.
         name: String,
-        /// Who else maps it.
+        /// PID of the other process.
         outsider: i32,
     },
 }

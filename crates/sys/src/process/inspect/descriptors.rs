@@ -1,4 +1,4 @@
-//! Which descriptors can move.
+//! Check for descriptors that cannot move.
 
 use super::{Blocker, Class, Obstacle, Report, classify, loopback, terminal};
 use crate::process::donor::living_tree;
@@ -10,15 +10,15 @@ use std::collections::BTreeSet;
 pub(super) fn check(report: &mut Report) {
     let strange = |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::Namespace(_));
     if report.blockers.iter().any(strange) {
-        // What they have open cannot be judged from here.
+        // The descriptors of processes in other namespaces cannot be judged from this one.
         return;
     }
     let root = report.processes[0];
-    // Others may be born, and end, meanwhile.
+    // Processes may start and end during the check.
     let pids = || living_tree(root);
     let limits = Limits {
         elsewhere: mapped_memory(&pids()),
-        // Nothing is read, of which inotify would tell the program.
+        // Files are not read: inotify would report reads to the program.
         digests: false,
         ..Limits::default()
     };
@@ -38,7 +38,7 @@ pub(super) fn check(report: &mut Report) {
     }
 }
 
-/// Device and inode of memory that is mapped, so that its content moves with the mappings.
+/// Returns device and inode of mapped memory: its content moves with the mappings.
 fn mapped_memory(pids: &[i32]) -> BTreeSet<(u64, u64)> {
     let maps = pids
         .iter()

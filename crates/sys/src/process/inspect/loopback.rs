@@ -1,4 +1,4 @@
-//! Connections over the loopback device with one end in the tree.
+//! Connections over the loopback device with only one end in the tree.
 
 use super::{Blocker, Obstacle, Report};
 use crate::process::files::image::FileId;
@@ -9,13 +9,14 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// A tree that runs opens and closes connections: what is in the way is so in each of some looks.
+/// Number of inspections: a running tree opens and closes connections, so only obstacles found in each inspection
+/// count.
 const LOOKS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long something that passes is waited for.
+/// Longest wait for an obstacle that passes by itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Finds them among the sockets that were read; `again` reads them anew.
+/// Finds such connections among the sockets of `draft`; `again` reads the sockets anew.
 pub(super) fn check(report: &mut Report, draft: &Draft, again: impl Fn() -> Option<Draft>) {
     let found = match lasting(draft, again, &report.processes) {
         Ok(found) if found.is_empty() => return,
@@ -58,7 +59,7 @@ fn lasting(
     let own = [std::process::id() as i32];
     let began = Instant::now();
     let (mut found, mut looks) = (seen(draft, pids)?, 1);
-    // Who restored a socket a moment ago has a copy of it, for some round trips.
+    // A restorer keeps copies of the sockets that it has just restored for some round trips.
     let passes = |(_, why): &(Ends, Halved)| match why {
         Halved::Outside(Some(inode)) => all_links(&own).contains(&link(*inode)),
         Halved::Outside(None) => false,
@@ -80,7 +81,7 @@ fn seen(draft: &Draft, pids: &[i32]) -> io::Result<Vec<(Ends, Halved)>> {
     let tree: Vec<Ends> = ids(draft).into_keys().collect();
     let mut found = halved(&tree)?;
     if !found.is_empty() {
-        // The tree may have got it meanwhile.
+        // The tree may have received the socket meanwhile.
         let theirs = all_links(pids);
         found.retain(|(_, why)| match why {
             Halved::Outside(Some(inode)) => !theirs.contains(&link(*inode)),
@@ -90,7 +91,7 @@ fn seen(draft: &Draft, pids: &[i32]) -> io::Result<Vec<(Ends, Halved)>> {
     Ok(found)
 }
 
-/// What `/proc/PID/fd` shows of a socket.
+/// Returns the text that `/proc/PID/fd` shows for a socket.
 fn link(inode: u32) -> String {
     format!("socket:[{inode}]")
 }

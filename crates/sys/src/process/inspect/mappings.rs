@@ -1,4 +1,4 @@
-//! Which mappings can move.
+//! Check for mappings that cannot move.
 
 use super::{Blocker, Obstacle, Report};
 use crate::process::donor::scan_guards;
@@ -13,32 +13,32 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::Path;
 
-/// What a mapping is, by its line in procfs.
+/// Class of a mapping, by its line in procfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Not the process's: `[vsyscall]`.
+    /// A mapping that does not belong to the process: `[vsyscall]`.
     Nothing,
-    /// `[vdso]` and the like.
+    /// Code or data of the kernel: `[vdso]` and the like.
     Kernel(String),
-    /// Private memory with its name.
+    /// Private memory, with its name.
     Anonymous(Vec<u8>),
     /// A file that is only read through this mapping, or copied on write.
     File,
     /// Shared memory without a name.
     SharedAnonymous,
-    /// `memfd_create`, and its name.
+    /// Memory of `memfd_create`, with its name.
     Memfd(Vec<u8>),
     /// A file that may be written through this mapping.
     SharedFile,
-    /// The same of one that has not the name any more that is shown.
+    /// A file that may be written through this mapping, and has lost the name that is shown.
     RenamedFile,
-    /// A segment of System V, by its number.
+    /// A segment of System V shared memory, by its identifier.
     SystemV(i32),
-    /// It cannot move.
+    /// A mapping that cannot move.
     Blocked(Obstacle),
 }
 
-/// Says what a mapping is.
+/// Returns the class of a mapping.
 pub(crate) fn classify(map: &MapLine) -> Class {
     let name = map.name.as_slice();
     let text = || String::from_utf8_lossy(name).into_owned();
@@ -80,7 +80,7 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
             return Class::SystemV(map.inode as i32);
         }
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
-        // Memory of memfd_secret(2), which nobody else can read.
+        // Memory of memfd_secret(2), which no other process can read.
         b"/secretmem (deleted)" => Obstacle::KernelObject(text),
         _ if name.ends_with(DELETED) && !is_named(map) => {
             if map.shared && may_be_written(map) {
@@ -95,7 +95,7 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
     Class::Blocked(blocked)
 }
 
-/// Whether the file of a mapping has the name that is shown.
+/// Returns true if the file of a mapping still has the name that is shown.
 fn is_named(map: &MapLine) -> bool {
     let found = std::fs::symlink_metadata(OsStr::from_bytes(&map.name));
     found.is_ok_and(|found| {
@@ -104,18 +104,18 @@ fn is_named(map: &MapLine) -> bool {
     })
 }
 
-/// The name of the file of a mapping that is shown by a former one: none, or another in the same directory. Named semaphores get
-/// their names like that, and programs remove them at once.
+/// Returns the present name of a mapped file that is shown by a former name: none, or another name in the same
+/// directory. Named semaphores get their names by such a rename, and programs unlink them soon after.
 pub(crate) fn present_name(pid: i32, map: &MapLine, file: &File) -> Result<Option<Vec<u8>>> {
     let shown = || String::from_utf8_lossy(&map.name).into_owned();
     let metadata = file.metadata().context(shown)?;
     let former = Path::new(OsStr::from_bytes(former_name(&map.name)));
-    // As the process itself finds it: its mounts may be others than ours.
+    // Paths are resolved below the process's root: its mounts may differ from this daemon's.
     let seen = |directory: &Path| {
         let below = directory.strip_prefix("/").unwrap_or(directory);
         Path::new(&format!("/proc/{pid}/root")).join(below)
     };
-    // Descriptors of the same file are told by what `stat` says.
+    // Descriptors of the same file are recognised by device and inode of `stat`.
     let (major, minor) = map.device;
     let is_plain = metadata.dev() == libc::makedev(major, minor);
     let is_there = |directory: &&Path| {
@@ -141,12 +141,12 @@ pub(crate) fn present_name(pid: i32, map: &MapLine, file: &File) -> Result<Optio
     Err(Error::Blocked(vec![Blocker { pid, obstacle }]))
 }
 
-/// Without what the kernel shows behind the name of a file that was removed.
+/// Removes the suffix that the kernel appends to the name of an unlinked file.
 pub(crate) fn former_name(name: &[u8]) -> &[u8] {
     name.strip_suffix(DELETED).unwrap_or(name)
 }
 
-/// Now, or after `mprotect`.
+/// Returns true if the mapping is writable, or can become writable by `mprotect`.
 fn may_be_written(map: &MapLine) -> bool {
     let may = map.advice.unwrap_or_default().has(Advice::MAY_WRITE);
     may || map.protection & libc::PROT_WRITE != 0
@@ -170,7 +170,7 @@ fn obstacle(map: &MapLine) -> Option<Obstacle> {
     match () {
         () if found(Advice::DEVICE) => Some(Obstacle::Device(text())),
         () if found(Advice::HUGETLB) => Some(Obstacle::HugeTlb(text())),
-        // The kernel itself gives memory that may only be executed a key, and gives it one again.
+        // The kernel itself assigns a protection key to execute-only memory, and does so again at the acceptor.
         () if found(Advice::KEY) && !is_executable_only(map) => Some(Obstacle::ProtectionKey),
         () if found(Advice::SEALED) => Some(Obstacle::OddMapping(text())),
         () if found(Advice::SHADOW_STACK) => Some(Obstacle::ShadowStack),
@@ -185,7 +185,7 @@ pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
         match classify(map) {
             Class::Blocked(obstacle) => report.block(pid, obstacle),
             Class::RenamedFile => {
-                // A mapping that is gone by now stands in nobody's way.
+                // A mapping that has disappeared by now is no obstacle.
                 let file = File::open(map_file(pid, map));
                 match file.map(|file| present_name(pid, map, &file)) {
                     Ok(Err(Error::Blocked(blockers))) => report.blockers.extend(blockers),
@@ -196,7 +196,7 @@ pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
             _ => {}
         }
     }
-    // A tracker of ours watches memory in the same way: it is started after a report.
+    // The donor's own tracker uses userfaultfd too, but starts only after a report.
     if maps.iter().any(|map| {
         map.advice
             .is_some_and(|advice| advice.has(Advice::USERFAULT))
@@ -218,12 +218,12 @@ pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The link in procfs that leads to the file behind a mapping, also where no path does.
+/// Returns the path of the procfs link to the file behind a mapping, which works without a path to the file too.
 pub(crate) fn map_file(pid: i32, map: &MapLine) -> String {
     format!("/proc/{pid}/map_files/{:x}-{:x}", map.start, map.end)
 }
 
-/// Whether so many guard pages can be made again.
+/// Checks that so many guard pages can be created again.
 pub(crate) fn check_guards(pid: i32, guards: &[(u64, u64)]) -> Result<()> {
     if guards_fit(guards) {
         return Ok(());
@@ -233,7 +233,7 @@ pub(crate) fn check_guards(pid: i32, guards: &[(u64, u64)]) -> Result<()> {
     Err(Error::Blocked(vec![Blocker { pid, obstacle }]))
 }
 
-/// Memory that a process outside the tree maps too.
+/// Reports memory that a process outside the tree maps too.
 pub(super) fn check_outsiders(report: &mut Report) {
     let mut shared: HashMap<((u32, u32), u64), (i32, String)> = HashMap::new();
     for pid in &report.processes {

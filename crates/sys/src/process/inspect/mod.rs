@@ -1,4 +1,5 @@
-//! Can a tree move, and what would: reads `/proc`, touches nothing.
+//! Report on a tree before a move: its size, and obstacles to the move. The inspection reads `/proc` and changes
+//! nothing.
 
 mod blocker;
 mod descriptors;
@@ -19,39 +20,39 @@ use super::sockets::SocketStatic;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a look at a tree gave.
+/// Result of inspecting a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What cannot move; empty if nothing stands in the way.
+    /// Obstacles to the move; empty if there is none.
     pub blockers: Vec<Blocker>,
-    /// Connections over the loopback device that have their other ends outside the tree: it cannot move, but be copied, since a copy
-    /// has no connections.
+    /// Connections over the loopback device with the other ends outside the tree. A tree with such connections cannot
+    /// move, but can be cloned, because a clone has no connections.
     pub halved: Vec<Blocker>,
     /// Processes, the root first.
     pub processes: Vec<i32>,
-    /// Threads of all processes.
+    /// Number of threads of all processes.
     pub threads: usize,
-    /// Mappings of all processes.
+    /// Number of mappings of all processes.
     pub mappings: usize,
-    /// Open files of all processes, those in flight between their sockets among them.
+    /// Number of open files of all processes, including files in flight between their sockets.
     pub open_files: usize,
-    /// TCP and UDP sockets among them.
+    /// TCP and UDP sockets among the open files.
     pub sockets: Vec<Arc<SocketStatic>>,
     /// Bytes of memory in use, shared memory and files included.
     pub resident_bytes: u64,
 }
 
-/// For how long who is just starting another program is waited for.
+/// Longest wait for a process that is just starting another program.
 const STARTING_MAX: Duration = Duration::from_millis(300);
-/// So often something is seen before it is said to stand in the way, and the pause between two looks.
+/// Number of inspections in which an obstacle must be found to be reported, and the pause between inspections.
 const LOOKS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Looks at the tree of processes under `root`. Its processes come and go, and open and close files meanwhile: only what stands in
-/// the way in each of some looks does so; a program that is being started is waited for.
+/// Inspects the tree of processes under `root`. Processes start and end, and open and close files, meanwhile: only
+/// obstacles found in each of several inspections are reported. A program that is being started is waited for.
 ///
 /// # Errors
-/// [`Error::Gone`] if there is no such process; what cannot move is in the report.
+/// [`Error::Gone`] if there is no such process; obstacles are in the report.
 pub fn inspect(root: i32) -> Result<Report> {
     let began = Instant::now();
     let mut lasting: Option<Vec<Blocker>> = None;
@@ -85,7 +86,7 @@ fn inspect_once(root: i32) -> Result<Report> {
     namespaces::check(root, &mut report)?;
     for pid in report.processes.clone() {
         let looked = match look(pid, &mut report) {
-            // It has ended meanwhile, and is looked at as what it is now.
+            // The process has ended meanwhile, and is inspected again as a zombie.
             Err(Error::Kernel { .. }) if has_ended(pid) => look(pid, &mut report),
             looked => looked,
         };
@@ -107,17 +108,17 @@ fn inspect_once(root: i32) -> Result<Report> {
 impl Report {
     fn block(&mut self, pid: i32, obstacle: Obstacle) {
         let blocker = Blocker { pid, obstacle };
-        // A library is mapped in several pieces, one behind the other.
+        // A library is mapped in several consecutive pieces.
         if self.blockers.last() != Some(&blocker) {
             self.blockers.push(blocker);
         }
     }
 }
 
-/// The processes of a tree, parents before children.
+/// Lists the processes of a tree, parents before children.
 ///
 /// # Errors
-/// [`Error::Gone`] if there is no root.
+/// [`Error::Gone`] if the root does not exist.
 pub fn tree(root: i32) -> Result<Vec<i32>> {
     procfs::threads(root)?;
     let mut found = vec![root];
@@ -134,7 +135,7 @@ pub fn tree(root: i32) -> Result<Vec<i32>> {
     Ok(found)
 }
 
-/// Whether a process is gone or a zombie; one that is ending is waited for.
+/// Returns true if a process is gone or a zombie; a process that is ending is waited for.
 fn has_ended(pid: i32) -> bool {
     let began = Instant::now();
     loop {
@@ -149,13 +150,13 @@ fn has_ended(pid: i32) -> bool {
     }
 }
 
-/// How long a process takes to end.
+/// Longest wait for a process to end.
 const ENDING_MAX: Duration = Duration::from_secs(1);
-/// In a wait status.
+/// Core dump flag in a wait status.
 const DUMPED: u64 = 0x80;
 
-/// What `/proc/PID/timers` says of a timer of `CLOCK_THREAD_CPUTIME_ID`: the clock as it was asked for, or that of thread 0,
-/// which is the caller. A clock that names its thread has another number.
+/// Lines of `/proc/PID/timers` for a timer of `CLOCK_THREAD_CPUTIME_ID`: the clock as requested, or the clock of thread
+/// 0, which means the calling thread. A clock that names its thread has another number.
 const THREAD_CLOCK: [&str; 2] = ["ClockID: 3", "ClockID: -2"];
 
 fn look(pid: i32, report: &mut Report) -> Result<()> {
@@ -213,18 +214,18 @@ fn look_at_thread(pid: i32, status: &Status, report: &mut Report) {
     }
 }
 
-/// A tracer that is a thread of this very process.
+/// Returns true if a tracer is a thread of this very process.
 fn is_ours(tracer: i32) -> bool {
     std::fs::metadata(format!("/proc/self/task/{tracer}")).is_ok()
 }
 
-/// A 64-bit program with an ordinary root directory, in memory of its own.
+/// Checks that the process is a 64-bit program with the ordinary root directory.
 fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
     let mut header = [0u8; 5];
     let read = std::fs::File::open(format!("/proc/{pid}/exe"))
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header));
     if read.is_err() {
-        // It may be ending: what has no memory any more has no executable either.
+        // The process may be ending: its executable disappears together with its memory.
         if Stat::read(pid)?.is_ending() {
             return Ok(());
         }

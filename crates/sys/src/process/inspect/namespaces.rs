@@ -1,12 +1,13 @@
-//! A tree must live in the caller's namespaces, or in those which a restorer made for it.
+//! Check of namespaces: a tree must live in the caller's namespaces, or in namespaces that a restorer made for the
+//! tree.
 
 use super::{Obstacle, Report};
 use crate::process::error::Result;
 use crate::process::procfs::{self, Stat, Status};
 
-/// Kinds that must be the caller's.
+/// Namespace kinds that the tree must share with the caller.
 const CALLERS: [&str; 4] = ["cgroup", "net", "user", "uts"];
-/// Kinds that a restorer makes for a tree.
+/// Namespace kinds that a restorer makes for a tree.
 const RESTORERS: [&str; 4] = ["ipc", "mnt", "pid", "time"];
 
 pub(super) fn check(root: i32, report: &mut Report) -> Result<()> {
@@ -42,7 +43,7 @@ fn compare(pid: i32, kind: &str, expected: &str, report: &mut Report) {
     }
 }
 
-/// Whether a process is the first of a PID namespace that a restorer made.
+/// Returns true if a process is the first one of a PID namespace that a restorer made.
 fn is_reaper(pid: i32) -> bool {
     let first =
         Status::read(pid, pid).is_ok_and(|status| status.own_id() == 1 && status.ids.len() > 1);

@@ -1,10 +1,10 @@
-//! Sessions that processes are in without their parents.
+//! Check for processes in another session than their parents.
 
 use super::{Obstacle, Report};
 use crate::process::procfs::Stat;
 
-/// The acceptor puts a process into the session of its parent, of an earlier child of its parent, or into one of which nobody is left
-/// that was there before.
+/// Reports sessions that cannot be rebuilt. The acceptor puts a process into the session of its parent, into the
+/// session of an earlier child of its parent, or into a session after all its earlier members have ended.
 pub(super) fn check(report: &mut Report) {
     let read = |pid: &i32| Some((*pid, Stat::read(*pid).ok()?));
     let seen: Vec<(i32, Stat)> = report.processes.iter().filter_map(read).collect();

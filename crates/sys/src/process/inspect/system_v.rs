@@ -1,15 +1,15 @@
-//! System V semaphores, messages and memory, which belong to a machine and not to processes: who used them last is all that is
-//! known, but for memory that is attached.
+//! Check of System V semaphores, messages and memory, which belong to a machine and not to processes: except for
+//! attached memory, only the last user is known.
 
 use super::{Obstacle, Report};
 use crate::process::error::Result;
 use crate::process::procfs::{self, MapLine};
 use crate::process::system_v::{self, Seen, Table, attachments};
 
-/// Who has used something: process, what, its number.
+/// Last use of an object: process, kind of object, identifier.
 type Use = (i32, &'static str, i32);
 
-/// Adds what the tree uses and cannot take along.
+/// Reports objects that the tree uses and that cannot move.
 pub(super) fn check(report: &mut Report) {
     let Some(root) = report.processes.first().copied() else {
         return;
@@ -20,7 +20,7 @@ pub(super) fn check(report: &mut Report) {
     let segments = Table::of(root).and_then(|table| table.read());
     let segments = segments.unwrap_or_default();
     if !segments.is_empty() {
-        // What a restorer made a namespace for is the tree's alone.
+        // An IPC namespace that a restorer made belongs to the tree alone.
         let alone = namespace(root).is_ok_and(|of| namespace(std::process::id() as i32) != Ok(of));
         for seen in segments.iter().filter(|seen| seen.attached == 0) {
             let user = if alone { root } else { seen.creator };
@@ -42,7 +42,7 @@ fn uses() -> Vec<Use> {
     let field = |row: &[i64], at: usize| row.get(at).copied().unwrap_or(0) as i32;
     let mut uses = Vec::new();
     for row in table("msg") {
-        // lspid, lrpid.
+        // Fields lspid and lrpid.
         uses.extend([5, 6].map(|at| (field(&row, at), "messages", field(&row, 1))));
     }
     for row in table("sem") {
@@ -52,7 +52,7 @@ fn uses() -> Vec<Use> {
     uses
 }
 
-/// Attached memory moves where all of it is attached, and by nobody else.
+/// Reports attached segments that are attached in part, or by a process outside the tree too: neither can move.
 fn check_attached(report: &mut Report, segments: &[Seen]) {
     let mut attached = Vec::new();
     for pid in report.processes.clone() {
@@ -81,7 +81,7 @@ fn check_attached(report: &mut Report, segments: &[Seen]) {
     }
 }
 
-/// Somebody else who has a segment of the namespace of `pid`.
+/// Returns a process outside the tree that has attached a segment of the IPC namespace of `pid`.
 fn outsider(report: &Report, pid: i32, id: i32) -> Option<i32> {
     let here = namespace(pid).ok()?;
     let has = |lines: &[MapLine]| attachments(lines).iter().any(|part| part.id == id);

@@ -1,10 +1,11 @@
-//! Sessions on terminals of the tree.
+//! Check of sessions on terminals of the tree.
 
 use super::{Obstacle, Report};
 use crate::process::files::Image;
 use crate::process::procfs::{Stat, Status};
 
-/// The kernel gives a controlling terminal to the leader of a session, and to who is born later: so not to a job that is there.
+/// Reports jobs in sessions with a controlling terminal. The kernel assigns a controlling terminal to a session leader
+/// and to processes forked later, so an existing job cannot get the terminal again.
 pub(super) fn check(report: &mut Report, image: &Image) {
     let pids = image.tables.values().flat_map(|table| &table.pids);
     let leaders = pids.filter(|pid| image.controlling_terminal(**pid).is_some());

@@ -1,4 +1,4 @@
-//! Open files and what they share.
+//! Judgement of open files, and of objects that open files share.
 
 use super::state::ALARM_CLOCKS;
 use super::{Judge, Verdict, require};
@@ -14,10 +14,10 @@ use crate::process::image::{Descriptors, Files};
 const SET_IDS: u32 = 0o6000;
 
 impl Judge {
-    /// Whether a process with these descriptors may come.
+    /// Checks the descriptors of a process.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn descriptors(&self, found: &Descriptors) -> Verdict {
         let Descriptors {
             files,
@@ -59,7 +59,7 @@ impl Judge {
     }
 
     fn file(&self, file: &OpenFile) -> Verdict {
-        // Opened with the rights of the tree's users, and these flags.
+        // Files are opened with the rights of the tree's users, and with these flags.
         let OpenFile {
             flags: _,
             owner,
@@ -72,7 +72,7 @@ impl Judge {
             signal: _,
         }) = owner
         {
-            // The restorer, the first process of the tree's PID namespace, is none of the tree's.
+            // The restorer, first process of the tree's PID namespace, is not part of the tree.
             require(*pid > 1, || {
                 format!("process {pid} is told of a descriptor")
             })?;
@@ -84,13 +84,13 @@ impl Judge {
             end: _,
         } in locks
         {
-            // On files that it has open.
+            // Locks can only be on files that the tree has open.
             match holder {
                 LockHolder::Flock | LockHolder::OpenFile | LockHolder::Table(_) => {}
             }
         }
         match kind {
-            // Opened with the rights of the tree's users.
+            // Paths are opened with the rights of the tree's users.
             Kind::Regular {
                 path: _,
                 offset: _,
@@ -113,7 +113,7 @@ impl Judge {
                 for InotifyWatch { path: _, mask: _ } in watches.values() {}
                 Ok(())
             }
-            // Objects of the tree's own, judged by themselves.
+            // Objects of the tree itself, which are judged separately.
             Kind::Content {
                 content: _,
                 offset: _,
@@ -157,10 +157,10 @@ impl Judge {
                 port: _,
                 groups: _,
                 options,
-                // Anybody may attach a classic filter.
+                // Any process may attach a classic filter.
                 filter: _,
             }) => self.options(options),
-            // With what is told of sockets.
+            // Sockets are judged separately, by `socket`.
             Kind::Inet {
                 family: _,
                 socket: _,
@@ -179,13 +179,13 @@ impl Judge {
             peer,
             shutdown: _,
             options,
-            // Anybody may attach a classic filter.
+            // Any process may attach a classic filter.
             filter: _,
             queue,
         } = socket;
         match name {
             UnixName::None | UnixName::Abstract(_) => {}
-            // Bound with the rights of the tree's users.
+            // A path is bound with the rights of the tree's users.
             UnixName::Path {
                 name,
                 file: _,
@@ -199,15 +199,15 @@ impl Judge {
         match link {
             UnixLink::Alone
             | UnixLink::To(_)
-            // Connected with the rights of the tree's users.
+            // A service is connected with the rights of the tree's users.
             | UnixLink::Service(_)
             | UnixLink::Gone
             | UnixLink::Listening(_)
             | UnixLink::Waiting(_, _) => {}
         }
-        // Whoever connects is told who this is.
+        // A process that connects sees this owner.
         self.owner(*owner, "the maker of a unix socket")?;
-        // What processes of the tree are told of each other.
+        // Only processes of the tree see these credentials of each other.
         let _ = peer;
         for UnixMessage {
             bytes: _,
@@ -236,12 +236,13 @@ impl Judge {
 
     fn pipe(&self, pipe: &Pipe) -> Verdict {
         let Pipe {
-            // A FIFO is opened with the rights of the tree's users, and stays whose it is.
+            // A FIFO is opened with the rights of the tree's users, and keeps its owner.
             path: _,
             capacity,
             chunks: _,
             packets: _,
-            // Whose a pipe is gives nobody a right: programs that give up root's rights keep pipes that they made as root.
+            // The owner of a pipe gives no process a right: programs that drop root's rights keep pipes that they made
+            // as root.
             access: _,
         } = pipe;
         let most = self.here.pipe;
@@ -258,7 +259,7 @@ impl Judge {
             packets: _,
             exclusive: _,
             session: _,
-            // The group may be that of terminals: these are of the tree's own file system.
+            // The group may be the group of terminals: this terminal is in the tree's own file system.
             access: (user, _, mode),
         } = terminal;
         self.user(*user)
@@ -280,18 +281,18 @@ impl Judge {
         self.content_of(form, *access)
     }
 
-    /// Content without a name, with this owner, group and mode.
+    /// Judges content without a name, with this owner, group and mode.
     pub(super) fn content_of(&self, form: &ContentForm, access: (u32, u32, u32)) -> Verdict {
         let what = match form {
             ContentForm::Memory { name, seals: _ } => format!("memory file {name}"),
-            // Made with the rights of the tree's users.
+            // The file is created with the rights of the tree's users.
             ContentForm::Deleted { path } => format!("deleted file {path}"),
             ContentForm::Temporary { directory } => format!("a file without a name in {directory}"),
         };
         self.access(access, &what)
     }
 
-    /// Owner, group and mode of a file that is made.
+    /// Judges owner, group and mode of a file that is created.
     pub(super) fn access(&self, (user, group, mode): (u32, u32, u32), what: &str) -> Verdict {
         self.owner((user, group), what)?;
         require(mode & SET_IDS == 0, || format!("{what} has mode {mode:o}"))

@@ -1,30 +1,30 @@
-//! What this node gives ordinary users.
+//! Limits and settings for ordinary users at this node.
 
 use std::collections::BTreeSet;
 use std::fs::read_to_string;
 
-/// How many resources have limits (`RLIM_NLIMITS`).
+/// Number of resources with limits (`RLIM_NLIMITS`).
 pub const RESOURCES: usize = 16;
 
-/// What an ordinary user's process has at this node, or may get.
+/// Limits and settings that an ordinary user's process has at this node, or can get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Here {
     /// Hard limits, by number of resource.
     pub limits: [u64; RESOURCES],
-    /// The lowest `oom_score_adj`.
+    /// Lowest `oom_score_adj`.
     pub oom_score_adjustment: i32,
-    /// The first port that anybody may bind.
+    /// First port that any process may bind.
     pub first_port: u16,
-    /// Largest send and receive buffers, as the kernel counts them.
+    /// Largest send and receive buffers in bytes, as the kernel counts them.
     pub buffers: (i32, i32),
     /// Largest pipe, bytes.
     pub pipe: u32,
-    /// Congestion control that anybody may use.
+    /// Congestion controls that any process may use.
     pub congestion: BTreeSet<String>,
 }
 
 impl Here {
-    /// What the calling process sees: its own hard limits, and the settings of its network namespace.
+    /// Reads the values that the calling process sees: its own hard limits, and the settings of its network namespace.
     #[must_use]
     pub fn read() -> Self {
         let mut limits = [0; RESOURCES];
@@ -38,7 +38,7 @@ impl Here {
             *limit = found.rlim_max;
         }
         let own = number("/proc/self/oom_score_adj").unwrap_or(0);
-        // The kernel doubles what a program asks for; what it tunes by itself may be more.
+        // The kernel doubles a requested size; sizes that the kernel tunes by itself may be larger.
         let buffer = |core: &str, tuned: &str| {
             let asked = number(core).unwrap_or(0).saturating_mul(2);
             i32::try_from(asked.max(last_number(tuned).unwrap_or(0))).unwrap_or(i32::MAX)
@@ -67,14 +67,14 @@ impl Here {
         }
     }
 
-    /// The hard limit of a resource.
+    /// Returns the hard limit of a resource.
     pub(super) fn limit(&self, resource: u32) -> u64 {
         self.limits.get(resource as usize).copied().unwrap_or(0)
     }
 }
 
 impl Default for Here {
-    /// What an ordinary user has at a usual host.
+    /// Returns the values for an ordinary user at a typical host.
     fn default() -> Self {
         let mut limits = [u64::MAX; RESOURCES];
         for (resource, limit) in [

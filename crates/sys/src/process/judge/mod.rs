@@ -1,18 +1,19 @@
-//! What a process that comes may be and have, judged before any of it has an effect.
+//! Judgement of incoming images: the state that a process may have here, checked before any of it takes effect.
 //!
-//! A donor may have been taken over: whatever it sends is a claim. [`Judge`] goes through every field of an image and says what an
-//! ordinary user's process may have of it: no more than the user could get at this node. [`Conversation`] says when, and how
-//! often, each message may come. Where a node takes root's processes ([`Allowed::has_root`]) an image may have anything: whoever
-//! may send one of root's processes may do everything at that node.
+//! A donor may be compromised: everything it sends is a claim. [`Judge`] checks every field of an image against the
+//! rights of an ordinary user's process, which may have no more than the user could get at this node. [`Conversation`]
+//! checks the order and the number of messages. If a node accepts root's processes ([`Allowed::has_root`]), an image
+//! may contain anything: a donor that may send one of root's processes may do everything at that node.
 //!
-//! What the kernel checks again, since the process itself asks for it with its own rights, is let through. What the restorer or
-//! the daemon does with rights of theirs is judged here: credentials, limits, scheduling, seccomp filters, options and ports of
-//! sockets, owners of files and segments.
+//! State that the kernel checks again, because the process itself requests it with its own rights, is let through.
+//! State that the restorer or the daemon sets with its own rights is judged here: credentials, limits, scheduling,
+//! seccomp filters, options and ports of sockets, owners of files and segments.
 //!
-//! **A new kind of state**: every struct and enum of an image is taken apart here without `..`, so that a new field or variant does
-//! not compile until it is judged. Name the field in its pattern: with `_` and a word why where an ordinary user may set it to
-//! anything, else with a check that refuses by name (`refuse` takes the reason as a person reads it). A socket option that takes a
-//! capability goes into `PRIVILEGED` (`sockets.rs`). Add a case to the table of this module's tests.
+//! **A new kind of state**: every struct and enum of an image is destructured here without `..`, so that a new field or
+//! variant does not compile until it is judged. Name the field in its pattern: with `_` and a comment giving the reason
+//! if an ordinary user may set it to anything, else with a check that refuses by name (`refuse` takes the reason as a
+//! person reads it). A socket option that requires a capability belongs in `PRIVILEGED` (`sockets.rs`). Add a case to
+//! the table of this module's tests.
 
 mod files;
 mod here;
@@ -28,31 +29,31 @@ use crate::cgroup::Group;
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-/// Whether an image may come, or why not.
+/// Result of judging; an error is the reason of the refusal.
 pub type Verdict = Result<(), String>;
 
-/// What the policy of this node allows.
+/// Policy of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Users that processes may run as.
+    /// Users as which processes may run.
     pub users: BTreeSet<u32>,
-    /// Groups that they may belong to; any where root is among the users.
+    /// Groups to which processes may belong; any group if root is among the users.
     pub groups: BTreeSet<u32>,
-    /// Directories whose programs they may run.
+    /// Directories with the programs that processes may run.
     pub programs: Vec<PathBuf>,
-    /// Ports that are privileged here, and that sockets may have all the same.
+    /// Ports that are privileged here, and that sockets may have nevertheless.
     pub ports: BTreeSet<u16>,
 }
 
 impl Allowed {
-    /// Whether root's processes may come.
+    /// Returns true if root's processes are accepted.
     #[must_use]
     pub fn has_root(&self) -> bool {
         self.users.contains(&0)
     }
 }
 
-/// Judges images by what the policy allows and what this node gives ordinary users.
+/// Judge of images, by the policy and by the limits of ordinary users at this node.
 #[derive(Clone, Debug)]
 pub struct Judge {
     allowed: Allowed,
@@ -60,13 +61,13 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge of a node.
+    /// Creates the judge of a node.
     #[must_use]
     pub fn new(allowed: Allowed, here: Here) -> Self {
         Self { allowed, here }
     }
 
-    /// The first port that every process may have that comes.
+    /// Returns the first port that every accepted process may have.
     #[must_use]
     pub fn first_port(&self) -> u16 {
         match self.allowed.has_root() {
@@ -75,10 +76,10 @@ impl Judge {
         }
     }
 
-    /// Whether processes may run as this user.
+    /// Checks that processes may run as this user.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn user(&self, user: u32) -> Verdict {
         match self.allowed.users.contains(&user) {
             true => Ok(()),
@@ -88,10 +89,10 @@ impl Judge {
         }
     }
 
-    /// Whether processes may belong to these groups.
+    /// Checks that processes may belong to these groups.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn groups<'a>(&self, mut groups: impl Iterator<Item = &'a u32>) -> Verdict {
         match groups.find(|group| !self.allowed.has_root() && !self.allowed.groups.contains(group))
         {
@@ -102,10 +103,10 @@ impl Judge {
         }
     }
 
-    /// Whether processes may run a program: one below the directories that are listed, without going up.
+    /// Checks that processes may run a program: one below the listed directories, without `..` in its path.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn program(&self, program: &Path) -> Verdict {
         let plain = (program.components()).all(|part| part != Component::ParentDir);
         let below = |directory: &PathBuf| program.starts_with(directory);
@@ -118,10 +119,10 @@ impl Judge {
         }
     }
 
-    /// Whether a control group may be made for a process: one that takes nothing away from others.
+    /// Checks that a control group may be created for a process: one that takes no resources from others.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn group(&self, group: &Group) -> Verdict {
         if self.allowed.has_root() {
             return Ok(());
@@ -137,7 +138,7 @@ impl Judge {
                         .and_then(|weight| weight.parse::<u64>().ok());
                     weight.is_none_or(|weight| weight > 100)
                 }
-                // Each bounds the group and nobody else.
+                // The other files limit this group only.
                 _ => false,
             };
             if takes {
@@ -149,7 +150,7 @@ impl Judge {
         Ok(())
     }
 
-    /// Somebody whom an object names as its owner.
+    /// Checks the user and group that an object names as its owner.
     fn owner(&self, (user, group): (u32, u32), of: &str) -> Verdict {
         let named = |why: String| format!("{of}: {why}");
         self.user(user).map_err(named)?;
@@ -157,14 +158,14 @@ impl Judge {
     }
 }
 
-/// Refuses what only root's processes may have.
+/// Refuses state that only root's processes may have.
 fn refuse(what: impl std::fmt::Display) -> Verdict {
     Err(format!(
         "{what}: such processes come only where [migration] users has 0"
     ))
 }
 
-/// Refuses unless it holds.
+/// Refuses unless `holds` is true.
 fn require(holds: bool, otherwise: impl FnOnce() -> String) -> Verdict {
     match holds {
         true => Ok(()),

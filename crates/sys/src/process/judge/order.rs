@@ -1,37 +1,39 @@
-//! The order and number in which messages of a donor may come.
+//! Order and number of the messages that a donor may send.
 //!
-//! A donor sends rounds while its process runs (shape, memory, descriptors, what was seen of connections), the first of which has an
-//! outlook on the state before any memory. Then it announces the freeze, and sends the rest once: last descriptors, states of
-//! sockets, state, checksums if they were asked for, and an answer about locks if it is asked. [`Conversation`] takes each message
-//! before anything is done with it, and refuses what a donor of this release never sends.
+//! A donor sends rounds while its process runs (shape, memory, descriptors, observed states of connections); the first
+//! round has an outlook on the state before any memory. Then the donor announces the freeze, and sends the rest once:
+//! last descriptors, states of sockets, state, checksums if requested, and an answer about locks if asked.
+//! [`Conversation`] checks each message before it takes effect, and refuses messages that a donor of this release never
+//! sends.
 //!
-//! A new kind of message is added to [`Message`]; [`Conversation::take`] then does not compile until its place is said.
+//! A new kind of message is added to [`Message`]; [`Conversation::take`] then does not compile until the place of the
+//! message is defined.
 
-/// Most shapes of a tree. A freeze that is tried again sends one every millisecond for 300 ms.
+/// Most shapes of a tree. A freeze that is attempted repeatedly sends one shape every millisecond for 300 ms.
 const TREES_MAX: u32 = 1 << 16;
-/// Most messages about connections that were seen, each.
+/// Most messages with observed states of connections.
 const SEEN_MAX: u32 = 1 << 18;
-/// Most announcements of a freeze: one for each time that it is tried.
+/// Most announcements of a freeze: one for each attempt.
 const FREEZES_MAX: u32 = 1 << 12;
-/// Most messages with states of sockets: where sockets move one by one, one each.
+/// Most messages with states of sockets: one for each socket, if sockets move one by one.
 const SOCKETS_MAX: u32 = 1 << 20;
 
-/// What a message of a donor is about.
+/// Kind of a donor's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// The tree's shape.
     Tree,
-    /// Memory.
+    /// Memory pages.
     Pages,
-    /// Memory that follows after the process runs.
+    /// Addresses of memory that is sent after the process resumes (post-copy).
     Missing,
     /// Descriptors of the running tree.
     Descriptors,
-    /// What can be told of the state of processes and threads while they run.
+    /// State of processes and threads, as far as it is known while they run.
     Outlook,
-    /// What was seen of connections while the tree runs.
+    /// States of connections, observed while the tree runs.
     Seen,
-    /// The tree is about to stand still.
+    /// Announcement that the tree is about to be stopped.
     Freezing,
     /// Descriptors of the stopped tree.
     LastDescriptors,
@@ -41,35 +43,35 @@ pub enum Message {
     LastSockets,
     /// State of processes and threads.
     Frozen,
-    /// Checksums.
+    /// Checksums of the tree.
     Digest,
-    /// The donor's answer when it was asked to share its exclusive locks.
+    /// The donor's answer to the request to share its exclusive locks.
     Locks,
-    /// Memory that follows, which comes after the process runs.
+    /// Memory that is sent after the process resumes (post-copy).
     Follows,
-    /// The donor lost memory that was to follow.
+    /// The donor has lost memory that was still to be sent.
     Lost,
 }
 
-/// How far a conversation has come.
+/// Progress of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
-    /// Nothing has come.
+    /// No message was received.
     #[default]
     New,
-    /// Rounds come.
+    /// Rounds are being received.
     Copying,
-    /// The last descriptors have come.
+    /// The last descriptors were received.
     Stopped,
-    /// The states of all sockets have come.
+    /// The states of all sockets were received.
     Sockets,
-    /// The state has come: the process can run.
+    /// The state was received: the process can run.
     Complete,
-    /// Checksums have come.
+    /// Checksums were received.
     Compared,
 }
 
-/// What a donor has sent so far, of one move.
+/// Messages of one move that a donor has sent so far.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     phase: Phase,
@@ -77,23 +79,24 @@ pub struct Conversation {
     seen: u32,
     freezes: u32,
     sockets: u32,
-    /// Descriptors have come, of any round.
+    /// True if descriptors of any round were received.
     has_descriptors: bool,
-    /// Descriptors have come since the last shape.
+    /// True if descriptors were received since the last shape.
     described: bool,
-    /// Memory that follows was named since the last shape.
+    /// True if missing memory was named since the last shape.
     named: bool,
-    /// An outlook has come.
+    /// True if an outlook was received.
     outlook: bool,
-    /// The donor has answered about locks.
+    /// True if the donor has answered about locks.
     shared: bool,
 }
 
 impl Conversation {
-    /// Takes the next message.
+    /// Checks the next message, and counts it.
     ///
     /// # Errors
-    /// Why the message may not come here. The move is to be refused: whatever comes next is wrong too.
+    /// Reason why the message is not allowed at this point. The move must be refused: all later messages are invalid
+    /// too.
     pub fn take(&mut self, message: Message) -> Result<(), String> {
         let refused = |why: &str| Err(format!("the donor's message {message:?} {why}"));
         let in_order = match message {
@@ -128,7 +131,7 @@ impl Conversation {
             Message::Outlook => std::mem::replace(&mut self.outlook, true),
             Message::Missing => std::mem::replace(&mut self.named, true),
             Message::Locks => std::mem::replace(&mut self.shared, true),
-            // Bounded by their phases, or by the memory that they fill.
+            // Messages that are bounded by their phases, or by the memory that they fill.
             Message::Pages
             | Message::LastDescriptors
             | Message::LastSockets
@@ -163,7 +166,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Whether all came that the process needs to run.
+    /// Returns true if everything was received that the process needs to run.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.phase >= Phase::Complete
@@ -288,7 +291,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, in any order: state comes once, behind descriptors, and nothing but checksums and an answer about locks comes behind it.
+        /// For any messages in any order: the state is accepted once, after descriptors; only checksums and an answer
+        /// about locks may follow.
         #[test]
         fn any_conversation_keeps_its_order(choices in proptest::collection::vec(0usize..ALL.len(), 0..200)) {
             let mut conversation = Conversation::default();

@@ -1,4 +1,4 @@
-//! TCP and UDP sockets, and options of all sockets.
+//! Judgement of TCP and UDP sockets, and of the options of all sockets.
 
 use super::{Judge, Verdict, refuse, require};
 use crate::process::files::image::FileId;
@@ -13,11 +13,11 @@ use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// Options (level, name) that take a capability to be set at all, whatever they are set to but 0. By the kernel's own names
-/// (`asm/socket.h`, `linux/in.h`, `linux/in6.h`, `linux/tcp.h`): `SO_DEBUG`, `SO_MARK`, `SO_SNDBUFFORCE`, `SO_RCVBUFFORCE`,
+/// Options (level, name) that require a capability for any value except 0. The kernel's names (`asm/socket.h`,
+/// `linux/in.h`, `linux/in6.h`, `linux/tcp.h`): `SO_DEBUG`, `SO_MARK`, `SO_SNDBUFFORCE`, `SO_RCVBUFFORCE`,
 /// `SO_BUSY_POLL`, `SO_TXTIME`, `SO_PREFER_BUSY_POLL`, `SO_BUSY_POLL_BUDGET`, `SO_RESERVE_MEM`; `IP_IPSEC_POLICY`,
-/// `IP_XFRM_POLICY`, `IP_TRANSPARENT`; `IPV6_IPSEC_POLICY`, `IPV6_XFRM_POLICY`, `IPV6_HOPOPTS`, `IPV6_RTHDR`, `IPV6_DSTOPTS`,
-/// `IPV6_TRANSPARENT`; `TCP_REPAIR` and what goes with it.
+/// `IP_XFRM_POLICY`, `IP_TRANSPARENT`; `IPV6_IPSEC_POLICY`, `IPV6_XFRM_POLICY`, `IPV6_HOPOPTS`, `IPV6_RTHDR`,
+/// `IPV6_DSTOPTS`, `IPV6_TRANSPARENT`; `TCP_REPAIR` and its companions.
 const PRIVILEGED: [(i32, i32); 23] = [
     (SOL_SOCKET, 1),
     (SOL_SOCKET, 36),
@@ -43,17 +43,17 @@ const PRIVILEGED: [(i32, i32); 23] = [
     (IPPROTO_TCP, 22),
     (IPPROTO_TCP, 29),
 ];
-/// Priorities above this one take a capability.
+/// Highest priority that requires no capability.
 const PRIORITY_MAX: i32 = 6;
 
 impl Judge {
-    /// Whether sockets may get these states.
+    /// Checks the states of sockets.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn states(&self, states: &BTreeMap<FileId, SocketState>) -> Verdict {
         states.values().try_for_each(|state| match state {
-            // Numbers of connections that were judged by their addresses, and what waits in them.
+            // Sequence numbers and queued data of connections that were judged by their addresses.
             SocketState::Connection(state) => {
                 let TcpDynamic {
                     state: _,
@@ -139,7 +139,7 @@ impl Judge {
                     backlog: _,
                     defer_accept_s: _,
                     fast_open: _,
-                    // Of the listener alone; whoever has a listener may set them.
+                    // Fast Open keys are the listener's own; any process with a listener may set them.
                     fast_open_keys: _,
                 }) = waiting
                 {}
@@ -153,13 +153,13 @@ impl Judge {
                     remote: _,
                     ints,
                     buffers,
-                    // Whether the program has fixed them says nothing of how large they may be.
+                    // The lock tells only if the program has fixed the sizes, which are judged themselves.
                     buffer_lock: _,
                     device: _,
                     multicast_interface: _,
                     memberships: _,
                     wide,
-                    // Anybody may shut a direction of a socket.
+                    // Any process may shut down a direction of a socket.
                     shutdown: _,
                 } = &**fixed;
                 self.port(local)?;
@@ -191,20 +191,21 @@ impl Judge {
         )
     }
 
-    /// A connection may be transparent: one that keeps the address of an earlier node is made so here, and stays so when it moves on.
+    /// Judges the options of a TCP socket. A connection may be transparent: a connection that keeps the address of an
+    /// earlier node is made transparent here, and remains so when it moves on.
     fn stream_options(&self, options: &SocketOptions, connection: bool) -> Verdict {
         let SocketOptions {
             ints,
             linger: Linger { on: _, seconds: _ },
             send_buffer,
             receive_buffer,
-            // Whether the program has fixed its buffers says nothing of how large they may be.
+            // The lock tells only if the program has fixed the sizes, which are judged themselves.
             buffer_lock: _,
             max_pacing_rate: _,
             receive_timeout_us: _,
             send_timeout_us: _,
             congestion_control,
-            // Anybody may bind a socket to a device, and to addresses that are not there: addresses are the policy's.
+            // Any process may bind a socket to a device, and to absent addresses: the policy decides about addresses.
             device: _,
             free_bind: _,
             notsent_lowat: _,
@@ -230,7 +231,7 @@ impl Judge {
     fn wide(&self, options: &WideOptions) -> Verdict {
         let WideOptions {
             raw,
-            // Anybody may choose an interface, and attach a classic filter.
+            // Any process may choose an interface, and attach a classic filter.
             unicast: _,
             filter: _,
         } = options;
@@ -249,7 +250,7 @@ impl Judge {
         option_of: impl Fn(u8) -> Option<(i32, i32)>,
     ) -> Verdict {
         for (id, value) in ints {
-            // One that is not known is not set.
+            // An unknown option is not set.
             if let Some(option) = option_of(*id) {
                 self.option(option, *value)?;
             }
@@ -257,7 +258,7 @@ impl Judge {
         Ok(())
     }
 
-    /// An option as a program would set it.
+    /// Judges an option with the value that a program would set.
     pub(super) fn option(&self, (level, name): (i32, i32), value: i32) -> Verdict {
         if value != 0 && PRIVILEGED.contains(&(level, name)) {
             return refuse(format!(
@@ -278,7 +279,8 @@ impl Judge {
         })
     }
 
-    /// Sizes as the kernel counts them: no larger than what a program can ask for, or the kernel gives by itself.
+    /// Judges buffer sizes as the kernel counts them: no larger than a program can request, or the kernel chooses by
+    /// itself.
     fn buffers(&self, (send, receive): (i32, i32)) -> Verdict {
         let (send_max, receive_max) = self.here.buffers;
         for (size, most) in [(send, send_max), (receive, receive_max)] {

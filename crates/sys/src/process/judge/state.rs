@@ -1,4 +1,4 @@
-//! State of processes and threads.
+//! Judgement of the state of processes and threads.
 
 use super::here::RESOURCES;
 use super::{Judge, Verdict, refuse, require};
@@ -9,21 +9,21 @@ use crate::process::image::{
 
 /// `SECBIT_KEEP_CAPS`, which any process may set, and which means nothing without capabilities.
 const KEEP_CAPS: u32 = 1 << 4;
-/// Clocks that wake the machine, which takes `CAP_WAKE_ALARM`.
+/// Clocks that wake the machine, which requires `CAP_WAKE_ALARM`.
 pub(super) const ALARM_CLOCKS: [i32; 2] = [libc::CLOCK_REALTIME_ALARM, libc::CLOCK_BOOTTIME_ALARM];
 /// `SCHED_EXT`.
 const SCHED_EXT: i32 = 7;
-/// `IOPRIO_CLASS_RT`, and where the class begins.
+/// `IOPRIO_CLASS_RT`, and the lowest bit of the class in an I/O priority.
 const IO_REALTIME: u32 = 1;
 const IO_CLASS_SHIFT: u32 = 13;
-/// What `RLIMIT_NICE` counts from.
+/// Nice value that corresponds to 0 in `RLIMIT_NICE`.
 const NICE_FROM: i64 = 20;
 
 impl Judge {
-    /// Whether processes with this state may come.
+    /// Checks the state of processes.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn frozen(&self, frozen: &Frozen) -> Verdict {
         let Frozen { processes } = frozen;
         processes
@@ -35,8 +35,8 @@ impl Judge {
     fn process_state(&self, process: &FrozenProcess) -> Verdict {
         let FrozenProcess {
             threads,
-            // The process's own, which it may set to anything: handlers, signals to itself, memory, and what the kernel is told
-            // of these by the process itself, with its own rights.
+            // A process may set its own state to anything: handlers, signals to itself, memory, and settings
+            // of these that the process itself passes to the kernel, with its own rights.
             actions: _,
             pending,
             interval_timers,
@@ -48,7 +48,7 @@ impl Judge {
                 },
             limits,
             umask: _,
-            // Entered with the rights of the process, or below a directory of the policy's.
+            // The directory is entered with the rights of the process, or is below a directory of the policy.
             directory: _,
             stopped: _,
             stop_untold: _,
@@ -57,7 +57,7 @@ impl Judge {
             huge_pages_off: _,
             no_new_code: _,
             merges: _,
-            // Within `RLIMIT_MEMLOCK`, which the kernel checks when the process locks its memory.
+            // Locked memory is within `RLIMIT_MEMLOCK`, which the kernel checks when the process locks its memory.
             locks: _,
             barriers: _,
             oom_score_adjustment,
@@ -115,12 +115,12 @@ impl Judge {
 
     fn thread(&self, thread: &FrozenThread) -> Verdict {
         let FrozenThread {
-            // What it computes with; the kernel lets no register give rights.
+            // Registers are computation state; the kernel lets no register give rights.
             registers: _,
             extended: _,
             mask: _,
             pending,
-            // Addresses of its own memory, which the kernel uses with the thread's own rights.
+            // Addresses in the process's own memory, which the kernel uses with the thread's own rights.
             alternate_stack: _,
             robust_list: _,
             clear_tid: _,
@@ -130,7 +130,7 @@ impl Judge {
             scheduling,
             parent_death_signal: _,
             timer_slack_ns: _,
-            // Set by the thread itself.
+            // The thread itself sets its personality.
             personality: _,
             io_priority,
             time_stamps: _,
@@ -149,7 +149,8 @@ impl Judge {
             signature: _,
         }) = rseq
         {}
-        // A filter may say that a call has succeeded which has not: a program of another user's believes it.
+        // A filter may report success for a call that was not made, and so deceive a program with another user's
+        // rights.
         require(*no_new_privileges || filters.is_empty(), || {
             "a thread has seccomp filters without no_new_privs".to_owned()
         })?;
@@ -175,13 +176,13 @@ impl Judge {
         if (permitted | effective | ambient) != 0 {
             return refuse("it has capabilities");
         }
-        // With it a program whose file has capabilities gets them.
+        // With inheritable capabilities, a program gains capabilities that its file has.
         if *inheritable != 0 {
             return refuse("it has inheritable capabilities");
         }
-        // Never more than the daemon's own: bits are taken away from that, and none is added.
+        // The bounding set never exceeds the daemon's own: bits are removed from that set, and none is added.
         let _ = bounding;
-        // A program that is run with another user's rights relies on the kernel's ordinary rules.
+        // A program with another user's rights relies on the kernel's ordinary rules.
         require(secure_bits & !KEEP_CAPS == 0, || {
             format!("it has securebits {secure_bits:#x}")
         })
@@ -194,7 +195,7 @@ impl Judge {
             flags: _,
             nice,
             priority,
-            // Of an ordinary policy a slice.
+            // The times of an ordinary policy are a slice.
             times_ns: _,
             affinity: _,
         } = scheduling;
@@ -218,7 +219,7 @@ impl Judge {
     }
 }
 
-/// Resources, by number.
+/// Names of resources, by number.
 const NAMES: [&str; RESOURCES] = [
     "CPU",
     "FSIZE",

@@ -1,4 +1,4 @@
-//! What an ordinary user's process may have, and what only root's.
+//! Tests of the state that an ordinary user's process may have, and of state that only root's may have.
 
 use super::*;
 use crate::process::files::Image;
@@ -30,10 +30,10 @@ fn judge(users: &[u32]) -> Judge {
     Judge::new(allowed, Here::default())
 }
 
-/// The reason that is expected, and a change of something good.
+/// Expected reason of a refusal, and a change that makes a valid image invalid.
 type Spoilt<'a, T> = (&'a str, &'a dyn Fn(&mut T));
 
-/// What an ordinary user may have, and each of these changes only root.
+/// Checks that an ordinary user may have the valid image, and that only root may have each of the changed ones.
 #[track_caller]
 fn only_roots<T>(
     good: impl Fn() -> T,
@@ -128,7 +128,7 @@ fn state_that_only_root_may_set_is_refused() {
             }),
         ],
     );
-    // The policy of users and groups holds whoever they are; root's groups may be any.
+    // The policy of users and groups applies to every ordinary user; processes of root may have any group.
     for (user, group, why) in [
         (42, GROUP, "user 42"),
         (0, GROUP, "user 0"),
@@ -294,7 +294,7 @@ fn option(level: i32, name: i32, value: i32) -> SocketOption {
     }
 }
 
-/// As one that was root has made it.
+/// Returns a pipe as a process that was root has made it.
 fn empty_pipe(capacity: u32) -> Pipe {
     Pipe {
         path: None,
@@ -452,7 +452,7 @@ fn descriptors_that_only_root_may_have_are_refused() {
         sockets: BTreeMap::new(),
         gone: BTreeSet::new(),
     };
-    // What changed is judged as what was there first.
+    // Changes are judged in the same way as a first image.
     let both = |image: Image| {
         let changes = image.changes_since(&Image::default());
         [Files::Changes(changes), Files::Image(image)].map(found)
@@ -495,7 +495,7 @@ fn sockets_that_only_root_may_have_are_refused() {
         change(&mut options);
         socket(8080, options)
     };
-    // By their numbers in the image: SO_KEEPALIVE, then IP_TRANSPARENT, SO_PRIORITY, SO_MARK.
+    // Options are given by their numbers in the image: SO_KEEPALIVE, then IP_TRANSPARENT, SO_PRIORITY, SO_MARK.
     let int = |id, value| with(&|options| options.ints = vec![(id, value)]);
     for good in [
         socket(8080, options()),

@@ -1,4 +1,4 @@
-//! The shape of a tree.
+//! Judgement of the shape of a tree.
 
 use super::{Judge, Verdict, require};
 use crate::process::image::{
@@ -10,13 +10,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 impl Judge {
-    /// Whether a tree of this shape may come.
+    /// Checks the shape of a tree.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason of the refusal.
     pub fn tree(&self, tree: &Tree) -> Verdict {
         let Tree {
-            // The tree gets clocks of its own, and these facts only choose how it is made.
+            // The tree gets clocks of its own, and these facts only determine how the tree is created.
             clocks:
                 Clocks {
                     monotonic_ns: _,
@@ -24,7 +24,7 @@ impl Judge {
                 },
             boot_id: _,
             register_features: _,
-            // Code of the process's own, in its own memory.
+            // The vDSO is code of the process itself, in its own memory.
             vdso: _,
             processes,
             files,
@@ -37,7 +37,7 @@ impl Judge {
             return Ok(());
         }
         for file in files {
-            // Opened with the rights of the tree's users, and compared.
+            // Files are opened with the rights of the tree's users, and compared.
             let BackingFile {
                 path: _,
                 size: _,
@@ -50,7 +50,7 @@ impl Judge {
 
     fn process(&self, process: &Process, files: &[BackingFile]) -> Verdict {
         let Process {
-            // In a PID namespace of the tree's own.
+            // IDs are in a PID namespace of the tree's own.
             pid: _,
             parent: _,
             generation: _,
@@ -62,12 +62,12 @@ impl Judge {
             table_of: _,
             executable,
             mappings,
-            // Memory of its own that nobody may touch.
+            // Guard pages are memory of the process itself, which nothing may access.
             guards: _,
             credentials,
-            // Never less than it is.
+            // The attribute is never removed.
             no_new_privileges: _,
-            // Entered with the rights of the process, or below a directory of the policy's.
+            // The directory is entered with the rights of the process, or is below a directory of the policy.
             directory: _,
         } = process;
         if exit_status.is_none() {
@@ -92,7 +92,7 @@ impl Judge {
                 locked = locked.saturating_add(end.saturating_sub(*start));
             }
             match backing {
-                // Mapped by the process itself; files with what its users may open.
+                // The process itself maps its memory; mapped files are ones that its users may open.
                 Backing::Anonymous(_)
                 | Backing::File {
                     file: _,
@@ -122,7 +122,7 @@ impl Judge {
         } = object;
         match kind {
             SharedKind::Anonymous | SharedKind::Memfd(_) => Ok(()),
-            // Opened with the rights of the tree's users.
+            // The file is opened with the rights of the tree's users.
             SharedKind::File(_) => Ok(()),
             SharedKind::Posix { path, access } => {
                 let what = format!("shared memory {}", String::from_utf8_lossy(path));
@@ -131,7 +131,7 @@ impl Judge {
             SharedKind::Deleted { form, access } => self.content_of(form, *access),
             SharedKind::SystemV(segment) => {
                 let Segment {
-                    // In an IPC namespace of the tree's own.
+                    // Identifier and key are in an IPC namespace of the tree's own.
                     id,
                     key: _,
                     size: _,

@@ -5,11 +5,11 @@
 pub struct MapLine {
     /// First address.
     pub start: u64,
-    /// First address beyond.
+    /// First address behind the mapping.
     pub end: u64,
     /// `PROT_READ`, `PROT_WRITE`, `PROT_EXEC`.
     pub protection: i32,
-    /// Shared with others, not copied on write.
+    /// True for a shared mapping, false for a private one (copy on write).
     pub shared: bool,
     /// Offset in the file, bytes.
     pub offset: u64,
@@ -17,13 +17,13 @@ pub struct MapLine {
     pub device: (u32, u32),
     /// Inode of the file; 0 for anonymous memory.
     pub inode: u64,
-    /// Path, or a name in brackets, or nothing.
+    /// Path, name in brackets, or empty.
     pub name: Vec<u8>,
-    /// What `VmFlags` says; only in `smaps`.
+    /// Flags of the `VmFlags` line; only in `smaps`.
     pub advice: Option<Advice>,
 }
 
-/// What the process asked of a mapping, beyond its protection (`VmFlags` in `smaps`), as a set of bits.
+/// Attributes of a mapping besides its protection (`VmFlags` in `smaps`), as a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice(pub u32);
 
@@ -54,9 +54,9 @@ impl Advice {
     pub const DEVICE: u32 = 1 << 11;
     /// Pages of `hugetlbfs`.
     pub const HUGETLB: u32 = 1 << 12;
-    /// Watched by a `userfaultfd` of somebody.
+    /// Registered with a `userfaultfd`.
     pub const USERFAULT: u32 = 1 << 13;
-    /// `MAP_SYNC` or sealed (`mseal`): cannot be made again or be taken away.
+    /// `MAP_SYNC` or sealed (`mseal`): the mapping cannot be recreated or cannot be unmapped.
     pub const SEALED: u32 = 1 << 14;
     /// A shadow stack.
     pub const SHADOW_STACK: u32 = 1 << 15;
@@ -64,7 +64,7 @@ impl Advice {
     pub const DROPPABLE: u32 = 1 << 16;
     /// `MLOCK_ONFAULT`.
     pub const LOCKED_ON_FAULT: u32 = 1 << 17;
-    /// It may be made writable.
+    /// The mapping may be made writable.
     pub const MAY_WRITE: u32 = 1 << 18;
     /// `pkey_mprotect` with a key.
     pub const KEY: u32 = 1 << 19;
@@ -94,7 +94,7 @@ impl Advice {
         ("mw", Self::MAY_WRITE),
     ];
 
-    /// Whether any of these bits is set.
+    /// Returns true if any of these bits is set.
     #[must_use]
     pub fn has(self, bits: u32) -> bool {
         self.0 & bits != 0
@@ -113,7 +113,7 @@ impl Advice {
     }
 }
 
-/// Reads `maps` or `smaps`; nothing if a line makes no sense.
+/// Parses the text of `maps` or `smaps`; `None` if a line is malformed.
 #[must_use]
 pub fn parse_maps(text: &[u8]) -> Option<Vec<MapLine>> {
     let mut found: Vec<MapLine> = Vec::new();
@@ -138,7 +138,7 @@ pub fn parse_maps(text: &[u8]) -> Option<Vec<MapLine>> {
     Some(found)
 }
 
-/// What `maps` says where `smaps` says this: the lines of the mappings themselves.
+/// Reduces the text of `smaps` to the text of `maps`: the first line of each mapping.
 pub(crate) fn without_advice(smaps: &[u8]) -> Vec<u8> {
     let lines = smaps.split_inclusive(|byte| *byte == b'\n');
     let own = lines.filter(|line| !line[0].is_ascii_uppercase());
@@ -189,7 +189,7 @@ fn hex(word: &str) -> Option<u64> {
     u64::from_str_radix(word, 16).ok()
 }
 
-/// A newline in a path is written as `\012`.
+/// Decodes a path, in which the kernel writes a newline as `\012`.
 fn unescape(name: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(name.len());
     let mut rest = name;
@@ -233,7 +233,7 @@ mod tests {
     fn what_smaps_says_of_mappings_is_what_maps_says() {
         let pid = std::process::id();
         let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).expect("readable");
-        // Other tests map something meanwhile, now and then.
+        // Other tests sometimes map memory at the same time.
         let same = || {
             let (before, all, after) = (read("maps"), read("smaps"), read("maps"));
             before == after && without_advice(&all) == before

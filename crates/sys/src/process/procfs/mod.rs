@@ -1,4 +1,5 @@
-//! What `/proc` tells of a process. Parsers are total: what does not parse is an error or absent, never a panic.
+//! Parsers for a process's files in `/proc`. Parsers are total: malformed text gives an error or an absent value,
+//! never a panic.
 
 mod maps;
 mod stat;
@@ -22,13 +23,13 @@ pub(crate) fn read(pid: i32, name: &str) -> Result<String> {
         .or_else(|error| Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// Reads a file of a process that may hold any bytes.
+/// Reads a file of a process, any bytes allowed.
 pub(crate) fn read_bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
     let path = format!("/proc/{pid}/{name}");
     whole(&path).map_err(|source| ended(pid, path, source))
 }
 
-/// What a file holds whose length nobody knows before: in few and large pieces, as each costs the kernel a call.
+/// Reads a file of unknown length in few large pieces, as each piece costs a system call.
 fn whole(path: &str) -> io::Result<Vec<u8>> {
     const PIECE: usize = 16 << 10;
     let mut file = File::open(path)?;
@@ -43,22 +44,22 @@ fn whole(path: &str) -> io::Result<Vec<u8>> {
     }
 }
 
-/// What the kernel adds to the name that a removed file had. Other names may end so too.
+/// Suffix that the kernel appends to the name of a removed file. Names of existing files may end in it too.
 pub(crate) const DELETED: &[u8] = b" (deleted)";
 
-/// Where a link of a process points, as text.
+/// Returns the target of a process's symbolic link, as text.
 pub(crate) fn link(pid: i32, name: &str) -> Result<String> {
     let target = link_target(pid, name)?;
     Ok(target.to_string_lossy().into_owned())
 }
 
-/// Where a link of a process points.
+/// Returns the target of a process's symbolic link.
 pub(crate) fn link_target(pid: i32, name: &str) -> Result<PathBuf> {
     let path = format!("/proc/{pid}/{name}");
     fs::read_link(&path).map_err(|source| ended(pid, path, source))
 }
 
-/// Whether what the kernel shows as `target` of this link is the name of a file that was removed, or replaced.
+/// Returns true if `target`, as the kernel shows it for this link, names a file that was removed or replaced.
 pub(crate) fn is_deleted(pid: i32, name: &str, target: &Path) -> bool {
     let place = |found: fs::Metadata| (found.dev(), found.ino());
     target.as_os_str().as_bytes().ends_with(DELETED)
@@ -77,20 +78,20 @@ fn alive(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }
 
-/// Threads of a process, the first one first.
+/// Returns the threads of a process, the first thread first.
 ///
 /// # Errors
-/// [`Error::Gone`] when there is no such process.
+/// [`Error::Gone`] if the process does not exist.
 pub fn threads(pid: i32) -> Result<Vec<i32>> {
     let mut found = numbers(&format!("/proc/{pid}/task"), pid)?;
     found.sort_by_key(|tid| (*tid != pid, *tid));
     Ok(found)
 }
 
-/// Children of all threads of a process.
+/// Returns the children of all threads of a process.
 ///
 /// # Errors
-/// [`Error::Gone`] when there is no such process.
+/// [`Error::Gone`] if the process does not exist.
 pub fn children(pid: i32) -> Result<Vec<i32>> {
     let mut found = Vec::new();
     for tid in threads(pid)? {
@@ -106,7 +107,7 @@ pub fn children(pid: i32) -> Result<Vec<i32>> {
     Ok(found)
 }
 
-/// Entries of a folder that are numbers.
+/// Returns the entries of a folder that are numbers.
 pub(crate) fn numbers(folder: &str, pid: i32) -> Result<Vec<i32>> {
     let entries = fs::read_dir(folder).map_err(|source| ended(pid, folder.to_owned(), source))?;
     let mut found = Vec::new();
@@ -123,7 +124,8 @@ pub(crate) fn numbers(folder: &str, pid: i32) -> Result<Vec<i32>> {
     Ok(found)
 }
 
-/// The mappings of a process with their advice (`smaps`): walks page tables, so not for the freeze.
+/// Returns the mappings of a process with their advice (`smaps`). The kernel walks page tables for this file, so the
+/// call is too slow for the freeze.
 ///
 /// # Errors
 /// [`Error::Gone`], or a line that does not parse.
@@ -131,7 +133,7 @@ pub fn mappings_with_advice(pid: i32) -> Result<Vec<MapLine>> {
     parse_lines(&read_bytes(pid, "smaps")?)
 }
 
-/// The mappings of a process (`maps`), without their advice.
+/// Returns the mappings of a process (`maps`), without their advice.
 ///
 /// # Errors
 /// [`Error::Gone`], or a line that does not parse.
@@ -139,7 +141,7 @@ pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
     parse_lines(&read_bytes(pid, "maps")?)
 }
 
-/// Parses `maps` or `smaps`.
+/// Parses the text of `maps` or `smaps`.
 pub(crate) fn parse_lines(text: &[u8]) -> Result<Vec<MapLine>> {
     parse_maps(text).ok_or_else(|| unexpected("a process's mappings do not parse"))
 }

@@ -3,25 +3,26 @@
 use super::super::error::{Result, unexpected};
 use super::read;
 
-/// Fields of `stat` that move (`proc_pid_stat(5)`).
+/// Fields of `stat` that a migration uses (`proc_pid_stat(5)`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// `R`, `S`, `D`, `T`, `Z` and so on.
     pub state: char,
-    /// Parent, group, session, in the reader's PID namespace.
+    /// Parent, in the reader's PID namespace, as group and session.
     pub parent: i32,
     /// Process group.
     pub group: i32,
     /// Session.
     pub session: i32,
-    /// When it began, in ticks since boot: tells a PID's users apart.
+    /// Start time in ticks since boot. Distinguishes processes that use the same PID one after the other.
     pub started_ticks: u64,
-    /// Fields 26 to 28 and 45 to 52: code, stack, data, heap, arguments, environment, exit code.
+    /// Fields from 3 on, as numbers. Fields 26 to 28 and 45 to 52 are code, stack, data, heap, arguments,
+    /// environment, exit code.
     words: Vec<u64>,
 }
 
 impl Stat {
-    /// Reads it.
+    /// Reads the file of a process.
     ///
     /// # Errors
     /// `Gone`, or a line that does not parse.
@@ -29,7 +30,8 @@ impl Stat {
         Self::parse(&read(pid, "stat")?).ok_or_else(|| unexpected("stat does not parse"))
     }
 
-    /// A field by its number in the manual page, which counts from 1; 0 if absent. Only fields from 3 on.
+    /// Returns a field by its number in the manual page, which counts from 1; 0 if absent. Only fields from 3 on are
+    /// kept.
     #[must_use]
     pub fn field(&self, number: usize) -> u64 {
         number
@@ -39,12 +41,13 @@ impl Stat {
             .unwrap_or(0)
     }
 
-    /// Whether it has ended, or is on its way out: then it has no memory and no files any more, or will have none in a moment.
+    /// Returns true if the process has ended or is exiting. An exiting process has lost its memory and files or is
+    /// about to.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         /// `PF_EXITING`.
         const EXITING: u64 = 4;
-        /// Which field has the flags.
+        /// Number of the field with the flags.
         const FLAGS: usize = 9;
         matches!(self.state, 'Z' | 'X') || self.field(FLAGS) & EXITING != 0
     }

@@ -3,18 +3,18 @@
 use super::super::error::{Error, Result, unexpected};
 use super::read;
 
-/// Lines of `status` that move or tell whether a thread can (`proc_pid_status(5)`).
+/// Lines of `status` that a migration uses or that tell if a thread can move (`proc_pid_status(5)`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// PID or TID in each namespace, the reader's first, the thread's own last.
+    /// PID or TID in each namespace: the reader's first, the thread's own last.
     pub ids: Vec<i32>,
-    /// The process it belongs to, in the same way.
+    /// PID of the thread's process in each namespace.
     pub process_ids: Vec<i32>,
-    /// Group and session in the same way.
+    /// Process group in each namespace.
     pub group_ids: Vec<i32>,
-    /// Sessions in the same way.
+    /// Session in each namespace.
     pub session_ids: Vec<i32>,
-    /// Who traces it, 0 for nobody.
+    /// PID of the tracer, 0 for none.
     pub tracer: i32,
     /// Real, effective, saved, filesystem.
     pub uids: [u32; 4],
@@ -32,27 +32,27 @@ pub struct Status {
     pub no_new_privileges: bool,
     /// Mode of seccomp: 0 none, 1 strict, 2 filters.
     pub seccomp: u32,
-    /// How many filters.
+    /// Number of seccomp filters.
     pub seccomp_filters: u32,
-    /// Features of control-flow enforcement that are on.
+    /// True if features of control-flow enforcement (shadow stack) are on.
     pub control_flow: bool,
-    /// Whether the thread has forbidden the processor to speculate (`PR_SET_SPECULATION_CTRL`).
+    /// True if the thread has forbidden the processor to speculate (`PR_SET_SPECULATION_CTRL`).
     pub forbids_speculation: bool,
-    /// Threads of the process.
+    /// Number of threads of the process.
     pub threads: u32,
 }
 
 impl Status {
-    /// Reads it of a thread.
+    /// Reads the file of a thread.
     ///
     /// # Errors
-    /// `Gone`, or lines that do not parse.
+    /// [`Error::Gone`], or lines that do not parse.
     pub fn read(pid: i32, tid: i32) -> Result<Self> {
         let text = read(pid, &format!("task/{tid}/status"))?;
         Self::of(tid, &text)
     }
 
-    /// A thread that has ended while its lines were being written has no ID any more.
+    /// Parses the text. A thread that ends while the kernel writes the text has no ID in it, and counts as ended.
     fn of(tid: i32, text: &str) -> Result<Self> {
         let status = Self::parse(text).ok_or_else(|| unexpected("status does not parse"))?;
         match status.own_id() {
@@ -61,7 +61,7 @@ impl Status {
         }
     }
 
-    /// The ID in the thread's own PID namespace.
+    /// Returns the ID in the thread's own PID namespace.
     #[must_use]
     pub fn own_id(&self) -> i32 {
         self.ids.last().copied().unwrap_or(0)
@@ -72,7 +72,7 @@ impl Status {
             .lines()
             .filter_map(|line| line.split_once(':'))
             .collect();
-        // A hundred threads are read in a freeze, and few lines are searched sooner than hashed.
+        // A freeze may read the files of 100 threads, and searching so few lines is faster than hashing them.
         let line = |name: &str| lines.iter().find(|(of, _)| *of == name);
         let words = |name: &str| line(name).map_or("", |(_, line)| line.trim());
         let numbers = |name: &str| -> Option<Vec<i32>> {

@@ -1,6 +1,7 @@
-//! A process that makes system calls as somebody else, with our descriptors.
+//! A process that makes system calls with another identity, and with this process's descriptors.
 //!
-//! It is no thread: what procfs lets threads of one process see of each other (their memory, which is ours) it must not open.
+//! The deputy is no thread: procfs lets threads of one process open each other's state, such as the memory of the
+//! restorer, which the deputy must not open.
 
 use super::Identity;
 use crate::process::files::Stock;
@@ -11,31 +12,33 @@ use rustix::net::{
 use std::io;
 use std::time::Duration;
 
-/// Longest path, with its end.
+/// Longest path, with its final NUL.
 pub(super) const PAYLOAD_MAX: usize = 4096;
-/// Number, arguments, and which argument is the payload's address.
+/// Bytes of a request's head: number, arguments, index of the argument that is the payload's address, and the payload's
+/// length.
 const HEAD: usize = 8 * 8;
-/// How long a call may take: a file system may be far away.
+/// Longest duration of a call: a file system may be remote.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const VERSION: u32 = 0x2008_0522;
-/// Instead of an argument's number: there is no payload.
+/// Index of an argument that means there is no payload.
 const NONE: u64 = 6;
 
-/// Somebody else. It ends when it is dropped: its PID is of the tree's namespace, and may be wanted.
+/// A process with another identity. Dropping the value ends the process: its PID is in the tree's namespace, and the
+/// tree may need it.
 #[derive(Debug)]
 pub(super) struct Deputy {
     pid: i32,
     ours: OwnedFd,
-    /// The table is shared, so this is the deputy's.
+    /// The deputy's end of the channel, kept open here because the deputy shares the table.
     _theirs: OwnedFd,
 }
 
-/// A system call.
+/// A system call for the deputy.
 pub(super) struct Call<'a> {
     pub number: libc::c_long,
     pub arguments: [u64; 5],
-    /// Bytes whose address is an argument, by that one's number.
+    /// Bytes that are passed by address, and the index of that argument.
     pub payload: Option<(usize, &'a [u8])>,
 }
 
@@ -47,14 +50,14 @@ impl Deputy {
             SocketFlags::CLOEXEC,
             None,
         )?;
-        // Out of the way of the tree's descriptors.
+        // Both ends are moved above the tree's descriptors.
         let lift = |fd| Stock::lift_own(fd).map_err(io::Error::other);
         let (ours, theirs) = (lift(pair.0)?, lift(pair.1)?);
         sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
         // SAFETY: plain numbers, for which zero is a value.
         let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
         how.flags = libc::CLONE_FILES as u64;
-        // SAFETY: `how` has the kernel's layout. Without CLONE_VM the child has a copy of everything, and makes nothing but
+        // SAFETY: `how` has the kernel's layout. Without CLONE_VM the child has a copy of everything, and makes only
         // system calls until it ends.
         let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of_val(&how)) };
         if pid == 0 {
@@ -70,7 +73,7 @@ impl Deputy {
         })
     }
 
-    /// What the call returned.
+    /// Makes a call and returns its result.
     pub fn call(&self, call: &Call<'_>) -> io::Result<i64> {
         let (at, payload) = call.payload.unwrap_or((NONE as usize, &[]));
         if payload.len() > PAYLOAD_MAX {
@@ -99,7 +102,7 @@ impl Deputy {
 
 impl Drop for Deputy {
     fn drop(&mut self) {
-        // SAFETY: no pointers but a null one are passed; nobody else waits for this child.
+        // SAFETY: the only pointer that is passed is null; nothing else waits for this child.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), libc::__WALL);
@@ -107,11 +110,11 @@ impl Drop for Deputy {
     }
 }
 
-/// Runs in the child, which makes system calls and allocates nothing.
+/// Serves requests in the child, which makes system calls and allocates nothing.
 fn serve(channel: i32, identity: &Identity) -> ! {
     let mut request = [0u8; HEAD + PAYLOAD_MAX];
-    // SAFETY: system calls of the child alone, with pointers into its own memory that outlive them; what the calls of requests
-    // are given is what the parent has checked, and `_exit` ends the process.
+    // SAFETY: system calls of the child alone, with pointers into its own memory that outlive them; the parent has
+    // checked the arguments of the requested calls, and `_exit` ends the process.
     unsafe {
         if !become_it(identity) {
             libc::_exit(1);
@@ -144,7 +147,7 @@ fn serve(channel: i32, identity: &Identity) -> ! {
     }
 }
 
-/// Gives the calling process up for who it is to be; false where the kernel does not let it.
+/// Changes the calling process to this identity; returns false if the kernel refuses.
 ///
 /// # Safety
 /// The process has one thread.

@@ -1,8 +1,8 @@
-//! What a tree that comes may open at this machine.
+//! Rights of an incoming tree to open files at this machine.
 //!
-//! A donor says which files a tree has open, and is believed only as far as those go whose processes it may send: what none of
-//! them could open here themselves is refused. The kernel decides that, not we: a deputy opens it, a process that is one of
-//! them. So there is no moment between looking and opening.
+//! A donor names the files that a tree has open, and may only send processes of certain users: a file that none
+//! of these users could open here is refused. The kernel makes the decision: a deputy, a process with the identity of
+//! such a user, opens the file. So there is no gap between check and open.
 
 mod deputy;
 mod opener;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-/// Who opens files, as the kernel sees it.
+/// Identity of a process that opens files, as the kernel sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Identity {
     /// Filesystem user.
@@ -24,23 +24,23 @@ pub struct Identity {
     pub groups: Vec<u32>,
 }
 
-/// What a tree that comes may open.
+/// Rights of an incoming tree to open files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rights {
-    /// What root may: its processes may come.
+    /// Root's rights, because root's processes are accepted.
     #[default]
     All,
-    /// No more than others may.
+    /// Limited rights.
     Of {
-        /// What one of these may …
+        /// Identities: the tree may open the files that one of them may open.
         whose: BTreeSet<Identity>,
-        /// … and what is below these, without symbolic links on the way.
+        /// Directories: the tree may open all files below them, without symbolic links on the way.
         files: Vec<PathBuf>,
     },
 }
 
 impl Rights {
-    /// Whether root's rights are at hand for what is at this path.
+    /// Returns true if root's rights apply to this path.
     pub(in crate::process) fn exempts(&self, path: &Path) -> bool {
         let Self::Of { files, .. } = self else {
             return true;

@@ -1,4 +1,4 @@
-//! Opening what a tree names, with no more rights than it has.
+//! Opening the files that a tree names, with no more rights than the tree has.
 
 use super::deputy::{Call, Deputy, PAYLOAD_MAX};
 use super::{Identity, Rights};
@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// `AT_EACCESS` and `AT_EMPTY_PATH`: as who one is, what a descriptor stands for.
+/// `AT_EACCESS` and `AT_EMPTY_PATH`: check the file of a descriptor, with the effective identity.
 const OF_DESCRIPTOR: u64 = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
 const HERE: u64 = libc::AT_FDCWD as u64;
 
-/// Opens things by path. Where it does not have all rights it has a deputy for each identity, from when it needs the first until
+/// Opener of files by path. With limited rights, the opener has a deputy for each identity, from the first need until
 /// [`Self::rest`].
 #[derive(Debug, Default)]
 pub(in crate::process) struct Opener {
@@ -22,7 +22,7 @@ pub(in crate::process) struct Opener {
     deputies: Vec<(Identity, Deputy)>,
 }
 
-/// Who and how a new file is to be: user, group, mode.
+/// Owner and mode of a new file: user, group, mode.
 pub(in crate::process) type Access = (u32, u32, u32);
 
 impl Opener {
@@ -37,17 +37,17 @@ impl Opener {
         &self.rights
     }
 
-    /// Whether somebody else's rights are asked about.
+    /// Returns true if the rights are limited.
     pub fn is_bounded(&self) -> bool {
         self.rights != Rights::All
     }
 
-    /// Whether a file that comes may be this user's.
+    /// Returns true if a restored file may belong to this user.
     pub fn may_be(&self, user: u32) -> bool {
         !self.is_bounded() || self.rights.whose().any(|one| one.user == user)
     }
 
-    /// Why a file that is named is not open.
+    /// Returns the reason why a named file was not opened.
     pub fn why_not(&self, path: &Path, error: &io::Error) -> String {
         let shown = path.display().to_string();
         match self.is_bounded() && is_refusal(error) {
@@ -56,12 +56,12 @@ impl Opener {
         }
     }
 
-    /// Ends the deputies: their PIDs may be wanted.
+    /// Ends the deputies: the tree may need their PIDs.
     pub fn rest(&mut self) {
         self.deputies.clear();
     }
 
-    /// `open(2)`.
+    /// Opens a file (`open(2)`).
     pub fn open(&mut self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
         if !self.is_bounded() {
@@ -75,7 +75,7 @@ impl Opener {
         }
     }
 
-    /// A new file with this name.
+    /// Creates a file with this name.
     pub fn create(&mut self, path: &Path, access: Access) -> io::Result<OwnedFd> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
         if !self.is_bounded() {
@@ -93,7 +93,7 @@ impl Opener {
         })
     }
 
-    /// A file without a name in a directory; or, where `name_is_known`, one that had this path for a moment.
+    /// Creates a file without a name in a directory; or, if `name_is_known`, a file that had this path for a moment.
     pub fn nameless(
         &mut self,
         path: &Path,
@@ -118,7 +118,7 @@ impl Opener {
                 let fd = open_ours(directory, flags, Mode::RUSR | Mode::WUSR)?;
                 let (user, group, mode) = access;
                 std::os::unix::fs::fchown(&fd, Some(user), Some(group))?;
-                // What makes a program somebody else's is not given away.
+                // Set-user-ID and set-group-ID bits are left out.
                 rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode & 0o1777))?;
                 Ok(fd)
             }
@@ -126,7 +126,7 @@ impl Opener {
         }
     }
 
-    /// `connect(2)` to an address of these bytes. Whoever listens there is told whose rights it was.
+    /// Connects a socket to an address of these bytes (`connect(2)`). The listener sees the identity that was used.
     pub fn connect(&mut self, fd: BorrowedFd<'_>, address: &[u8]) -> io::Result<()> {
         let length = address.len() as u64;
         let number = fd.as_raw_fd() as u64;
@@ -140,7 +140,7 @@ impl Opener {
         connected.map(drop)
     }
 
-    /// `inotify_add_watch(2)`.
+    /// Adds a watch (`inotify_add_watch(2)`).
     pub fn watch(&mut self, fd: BorrowedFd<'_>, path: &Path, mask: u32) -> io::Result<i32> {
         let name = name(path)?;
         let number = fd.as_raw_fd() as u64;
@@ -162,7 +162,7 @@ impl Opener {
         }
     }
 
-    /// Opens a directory in which files may be made and replaced.
+    /// Opens a directory in which the tree may create and replace files.
     pub fn open_writable(&mut self, directory: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = self.open(directory, flags)?;
@@ -186,12 +186,12 @@ impl Opener {
         }
     }
 
-    /// Whether what nobody of the tree may do is done with our own rights.
+    /// Returns true if an operation that all identities are refused is done with the opener's own rights.
     fn is_ours(&self, error: &io::Error, path: &Path) -> bool {
         is_refusal(error) && self.rights.exempts(path)
     }
 
-    /// What the first deputy says who is not refused; the refusal, if all are.
+    /// Returns the answer of the first deputy that is not refused, or the refusal if all are refused.
     fn first<T>(&mut self, ask: impl Fn(&Deputy) -> io::Result<T>) -> io::Result<T> {
         let mut refusal = io::Error::from_raw_os_error(libc::EACCES);
         for at in 0..self.rights.whose().count() {
@@ -210,15 +210,15 @@ impl Opener {
     }
 }
 
-/// Whether it is who asks that is the reason.
+/// Returns true if the caller's identity is the reason of the error.
 pub(in crate::process) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
-/// With all rights: nobody else's link leads elsewhere.
+/// Opens a file with all rights, and follows no links: another user's link cannot lead elsewhere.
 fn open_ours(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    // Other calls ignore what has no meaning with it, this one refuses.
+    // Other calls ignore flags that have no meaning with `O_PATH`; `openat2(2)` refuses them.
     let with_path = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let flags = match flags.contains(OFlags::PATH) {
         true => flags & with_path,
@@ -242,11 +242,12 @@ fn open_by(deputy: &Deputy, name: &[u8], flags: OFlags, mode: u32) -> io::Result
         arguments: [HERE, 0, u64::from(flags.bits()), u64::from(mode), 0],
         payload: Some((1, name)),
     })?;
-    // SAFETY: the deputy has opened it in the table that it shares with us, and nothing else owns it.
+    // SAFETY: the deputy has opened the file in the table that it shares with this process, and nothing else owns the
+    // descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(number as i32) })
 }
 
-/// A file under its former name, or beside it where the name is in use, and the name removed.
+/// Creates a file under its former name, or under a similar one if that is in use, and unlinks it.
 fn create_removed(deputy: &Deputy, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
     for attempt in 0..1000 {
@@ -271,7 +272,7 @@ fn create_removed(deputy: &Deputy, path: &Path) -> io::Result<OwnedFd> {
     Err(io::Error::from(io::ErrorKind::AlreadyExists))
 }
 
-/// Owner and mode, as far as the deputy may give them.
+/// Sets owner and mode, as far as the deputy may.
 fn give(deputy: &Deputy, fd: &OwnedFd, (user, group, mode): Access) -> io::Result<()> {
     let number = fd.as_raw_fd() as u64;
     let plain = |number, arguments| {

@@ -1,4 +1,4 @@
-//! A tree opens what its users could open, and no more.
+//! Tests that a tree opens the files that its users could open, and no others.
 
 use super::opener::Opener;
 use super::{Identity, Rights};
@@ -9,18 +9,18 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-/// Users that nobody is.
+/// IDs that no user and no group has.
 const USER: u32 = 61_234;
 const OTHER: u32 = 61_235;
 const GROUP: u32 = 61_236;
 
-/// A directory that all may enter, with a file that is root's, one that is the user's, and one that is the group's.
+/// A directory that all users may enter, with one file each for root, the user, the group, and all users.
 struct Place {
     folder: tempfile::TempDir,
 }
 
 impl Place {
-    /// Nothing where the test is not root.
+    /// Creates the directory; `None` if the test does not run as root.
     fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: other users need root");
@@ -105,7 +105,7 @@ fn a_directory_of_the_policy_is_open_to_all_that_come() {
     look.expect("not even to be seen otherwise");
     is_refused(opener.open(&place.path("roots"), OFlags::RDWR));
     is_refused(opener.open(&directory.join("../roots"), OFlags::RDWR));
-    // Whoever may make links there would get all that root has.
+    // With links, a user with write access to the directory could reach all of root's files.
     let linked = opener.open(&directory.join("link"), OFlags::RDWR);
     let error = linked.expect_err("a link").raw_os_error();
     assert_eq!(error, Some(libc::ELOOP));

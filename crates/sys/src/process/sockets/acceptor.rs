@@ -1,4 +1,4 @@
-//! Sockets of a tree at the acceptor.
+//! Restore of a tree's sockets at the acceptor.
 
 mod awake;
 
@@ -17,21 +17,23 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// The sockets of a tree in the making, in the network namespace in which this was made. Dropped before
-/// [`Sockets::activate`], they vanish and nothing goes on the wire.
+/// The sockets of a tree that is being restored, in the network namespace in which this value was created. If dropped
+/// before [`Sockets::activate`], the sockets vanish and nothing is sent.
 #[derive(Debug)]
 pub struct Sockets {
     preparer: Preparer,
-    /// The first port that every process may have that comes, see [`Judge::first_port`](crate::process::judge::Judge::first_port).
+    /// First port that every accepted process may have, see
+    /// [`Judge::first_port`](crate::process::judge::Judge::first_port).
     first_port: u16,
     made: BTreeMap<FileId, Made>,
-    /// Not yet handed to the restorer.
+    /// Sockets that are not yet handed to the restorer.
     fresh: BTreeSet<FileId>,
-    /// Those that were given what they had when the tree stood still.
+    /// Sockets that have the state of the stopped tree.
     settled: BTreeSet<FileId>,
-    /// Connections that are awake have all their options.
+    /// True if awake connections have all their options.
     awake_settled: bool,
-    /// For sockets at loopback addresses, when all have their state: they answer each other.
+    /// Packets for sockets at loopback addresses, delivered after all sockets have their state, because these sockets
+    /// answer each other.
     near: Vec<Vec<u8>>,
 }
 
@@ -43,26 +45,26 @@ struct Made {
 
 #[derive(Debug)]
 enum Phase {
-    /// A TCP connection to be.
+    /// A TCP socket that is prepared for its connection.
     Prepared(PreparedSocket),
-    /// With its connection, in repair mode.
+    /// A connection in repair mode.
     Restored(RestoredSocket, Box<Taken>),
-    /// The same, but that it would act, if its packets could leave and others came.
+    /// A connection out of repair mode, which would act if its packets could leave and others arrived.
     Awake(RestoredSocket, Box<Taken>),
-    /// One whose connection is to end.
+    /// A socket with a connection that is to end.
     Closing(Closing),
-    /// Anything else, or a connection that goes on.
+    /// Any other socket, or an active connection.
     Ready(OwnedFd),
 }
 
-/// A connection's state, and what its clock was set by, if it was taken while the connection was in use.
+/// State of a connection, and the setting of its clock if the state was taken while the connection was in use.
 #[derive(Debug)]
 struct Taken {
     state: Box<TcpDynamic>,
     clock: Option<Clock>,
 }
 
-/// A connection's socket that gets a state.
+/// A connection's socket that is to receive a state.
 enum Getter {
     Prepared(PreparedSocket),
     Again(RestoredSocket),
@@ -80,10 +82,10 @@ impl AsFd for Made {
 }
 
 impl Sockets {
-    /// None yet, of a tree that may have the ports from `first_port` on.
+    /// Creates an empty set, for a tree that may have the ports from `first_port` on.
     ///
     /// # Errors
-    /// What the kernel says to making a socket.
+    /// Errors of the kernel when a socket is created.
     pub fn new(first_port: u16) -> Result<Self, SocketError> {
         Ok(Self {
             preparer: Preparer::new()?,
@@ -96,11 +98,11 @@ impl Sockets {
         })
     }
 
-    /// Makes sockets that are new or became others, and drops those that are `gone`. Nothing goes on the wire, but UDP sockets
-    /// receive what is let through to them.
+    /// Creates sockets that are new or changed, and drops the sockets in `gone`. Nothing is sent, but UDP sockets
+    /// receive the packets that are let through to them.
     ///
     /// # Errors
-    /// What this host lacks, or the kernel refuses.
+    /// A resource that this host lacks, or a refusal by the kernel.
     pub fn prepare(
         &mut self,
         sockets: &BTreeMap<FileId, SocketStatic>,
@@ -136,29 +138,30 @@ impl Sockets {
         })
     }
 
-    /// Those that the restorer has not got yet.
+    /// Returns the sockets that the restorer has not received yet.
     #[must_use]
     pub fn fresh(&self) -> BTreeMap<FileId, BorrowedFd<'_>> {
         let made = |id: &FileId| self.made.get(id).map(|made| (*id, made.as_fd()));
         self.fresh.iter().filter_map(made).collect()
     }
 
-    /// The restorer has got them all.
+    /// Marks all sockets as received by the restorer.
     pub fn handed_over(&mut self) {
         self.fresh.clear();
     }
 
-    /// All of them, with what they were born with.
+    /// Returns all sockets, with their fixed properties.
     pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
         let all = self.made.iter();
         all.map(|(id, made)| (*id, made.as_fd(), &made.fixed))
     }
 
-    /// Gives connections the state that was seen of them `at_us` (microseconds of a clock of the donor's) while they were in
-    /// use; those that have one get it anew, in the same open file. They send nothing.
+    /// Restores connections to the states that the donor read at `at_us` (microseconds of a clock of the donor) while
+    /// the connections were in use. A connection that has a state gets the new one in the same open file. Nothing is
+    /// sent.
     ///
     /// # Errors
-    /// What the kernel refuses, or state that does not fit.
+    /// A refusal by the kernel, or a state that does not fit.
     pub fn inject(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
@@ -169,16 +172,17 @@ impl Sockets {
         if packets.is_empty() {
             Ok(())
         } else {
-            // A state that needs packets cannot be seen from beside.
+            // A state that needs packets cannot be read without stopping the process.
             Err(SocketError::Unknown)
         }
     }
 
-    /// Gives all sockets their state, connections by `threads` threads; they send nothing yet. What it returns are packets to
-    /// be written to a TUN device next, in this order: what only a packet can bring (a FIN, datagrams).
+    /// Restores the state of all sockets, with `threads` threads for the connections. Nothing is sent yet. The caller
+    /// must next write the returned packets to a TUN device, in this order: the packets carry state that only a packet
+    /// can bring (a FIN, datagrams).
     ///
     /// # Errors
-    /// What the kernel refuses, or state that does not fit.
+    /// A refusal by the kernel, or a state that does not fit.
     pub fn restore(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
@@ -192,10 +196,10 @@ impl Sockets {
         Ok(packets)
     }
 
-    /// [`Sockets::restore`] for some of the sockets, the others to follow.
+    /// Same as [`Sockets::restore`] for some of the sockets; the others must follow.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Sockets::restore`].
     pub fn restore_some(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
@@ -208,11 +212,11 @@ impl Sockets {
         Ok(packets)
     }
 
-    /// [`Sockets::restore`] where sockets that [`Sockets::restore_some`] has restored are left out, and connections that are
-    /// as [`Sockets::inject`] made them. `at_us` is the time by the same clock.
+    /// Same as [`Sockets::restore`], without the sockets that [`Sockets::restore_some`] has restored, and without
+    /// connections that have not changed since [`Sockets::inject`]. `at_us` is the time by the same clock.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Sockets::restore`].
     pub fn restore_changed(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
@@ -234,7 +238,8 @@ impl Sockets {
         Ok(packets)
     }
 
-    /// Delivers what comes to connections over the loopback device. Ends of them that were closed are made anew, to take the answers.
+    /// Delivers packets to connections over the loopback device. Closed ends of such connections are created anew to
+    /// take the answers.
     fn deliver_near(&mut self) -> Result<(), SocketError> {
         let connections = || {
             let all = self.made.values();
@@ -259,7 +264,7 @@ impl Sockets {
             let there: HashSet<_> = connections().map(|(fixed, _)| ends(fixed)).collect();
             let places = self.made.values().filter_map(|made| Ends::of(&made.fixed));
             let ports: HashSet<u16> = places.map(|ends| ends.local.port()).collect();
-            // A port that not everybody may have was judged where a socket of the tree has it.
+            // A privileged port is allowed if a socket of the tree has it, because that socket was judged.
             let may_have = |port: u16| port >= self.first_port || ports.contains(&port);
             for (fixed, state) in ended {
                 let is_closed = !there.contains(&(fixed.remote, fixed.local));
@@ -350,7 +355,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// Connections that lack something until [`Sockets::activate`]: what a later daemon must know to let them go on.
+    /// Returns the connections that lack part of their state until [`Sockets::activate`]. A later daemon needs them to
+    /// finish the activation.
     #[must_use]
     pub fn unfinished(&self) -> Vec<(TcpStatic, TcpDynamic)> {
         let all = self.made.values();
@@ -363,8 +369,8 @@ impl Sockets {
         .collect()
     }
 
-    /// Gives connections that are awake the options that could not be set before, when all sockets have their state. To be called
-    /// while it is not certain yet that they act here: [`Sockets::activate`] has less to do then.
+    /// Sets the options of awake connections that could not be set before all sockets have their state. To be called
+    /// while the commit is not certain yet, so that [`Sockets::activate`] has less to do.
     pub fn settle_awake(&mut self) {
         if std::mem::replace(&mut self.awake_settled, true) {
             return;
@@ -373,7 +379,7 @@ impl Sockets {
             if let (SocketStatic::Connection(fixed), Phase::Awake(socket, _)) =
                 (&made.fixed, &made.phase)
             {
-                // As in `activate`.
+                // Failures are ignored, as in `activate`.
                 let _ = settle_awake(socket.as_fd(), fixed);
                 if fixed.remote.ip().is_loopback() {
                     let _ = uncap_timeout(socket.as_fd(), fixed, Uncap::Now);
@@ -382,7 +388,8 @@ impl Sockets {
         }
     }
 
-    /// Connections whose retransmission timeout is capped, with the longest that each is to have later, milliseconds.
+    /// Returns the connections with a capped retransmission timeout, and the longest timeout that each gets later,
+    /// milliseconds.
     pub fn capped(&self) -> impl Iterator<Item = (BorrowedFd<'_>, i32)> {
         self.made.values().filter_map(|made| match &made.fixed {
             SocketStatic::Connection(fixed) if !fixed.remote.ip().is_loopback() => {
@@ -392,7 +399,7 @@ impl Sockets {
         })
     }
 
-    /// Gives all connections their longest retransmission timeout at once: nobody does so later.
+    /// Sets the longest retransmission timeout of all connections at once, if it cannot be raised later.
     pub fn uncap(&self) {
         for made in self.made.values() {
             if let SocketStatic::Connection(fixed) = &made.fixed {
@@ -401,8 +408,9 @@ impl Sockets {
         }
     }
 
-    /// Closes the copies of all sockets that act, in few calls. To be called before their program runs: a copy that is open still
-    /// when the program closes its own would keep back a FIN, and events of it in epoll sets.
+    /// Closes the copies of all active sockets, in few system calls. To be called before the program runs: a copy that
+    /// is still open when the program closes its own descriptor would delay the FIN, and the removal of the socket from
+    /// epoll sets.
     pub fn close(mut self) {
         let made = std::mem::take(&mut self.made).into_values();
         let ready = made.filter_map(|made| match made.phase {
@@ -412,10 +420,10 @@ impl Sockets {
         close_all(ready.collect());
     }
 
-    /// Lets the connections go on, with all their options: the commit must be certain.
+    /// Activates the connections, with all their options: the commit must be certain.
     ///
     /// # Errors
-    /// The first that the kernel refused; the others go on all the same.
+    /// The first refusal by the kernel; the other connections are activated nevertheless.
     pub fn activate(&mut self, probe: WindowProbe, threads: usize) -> Result<(), SocketError> {
         self.settle_awake();
         let (mut work, mut kept) = (Vec::new(), Vec::new());
@@ -439,8 +447,8 @@ impl Sockets {
         for ((id, fixed, _), active) in kept.into_iter().zip(active) {
             match active {
                 Ok(socket) => {
-                    // An option that cannot be set is no reason to lose the connection. Over the loopback device no round trip is
-                    // waited for.
+                    // An option that cannot be set is no reason to lose the connection. Over the loopback device, the
+                    // timeout is set without waiting for a round trip.
                     let _ = settle_options(socket.as_fd(), &fixed);
                     if fixed.remote.ip().is_loopback() {
                         let _ = uncap_timeout(socket.as_fd(), &fixed, Uncap::Now);
@@ -456,7 +464,7 @@ impl Sockets {
     }
 }
 
-/// Gives state to a socket that is no connection.
+/// Sets the state of a socket that is no connection.
 fn settle_in(
     fixed: &SocketStatic,
     socket: BorrowedFd<'_>,
@@ -466,7 +474,7 @@ fn settle_in(
     match (fixed, state) {
         (SocketStatic::Unconnected(fixed), SocketState::Unconnected) => Ok(fixed.restore(socket)?),
         (SocketStatic::Datagrams(fixed), SocketState::Datagrams(queue, groups)) => {
-            // Not before: the program would get some datagrams there and here.
+            // Groups are joined only here: otherwise the program would receive some datagrams at both nodes.
             for membership in groups {
                 udp::join(socket, membership)?;
             }

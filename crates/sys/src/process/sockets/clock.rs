@@ -1,25 +1,26 @@
-//! The TCP clocks of connections that are restored while their originals are in use.
+//! TCP clocks of connections that are restored while their originals are in use.
 
 use crate::tcp_repair::TcpDynamic;
 use std::time::{Duration, Instant};
 
-/// How a connection's clock was set ahead of the freeze.
+/// Setting of the clock of a connection that was restored before the freeze.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    /// When its state was taken, by the donor's clock.
+    /// Time at which the state was taken, by the donor's clock, microseconds.
     at_us: u64,
-    /// By how much it was set ahead of that state.
+    /// Lead of the clock over that state, microseconds.
     lead_us: u64,
-    /// When it was set at the latest.
+    /// Latest time at which the clock was set.
     set: Instant,
 }
 
-/// What a message is mostly under way for at most. Clocks are set ahead by so much: then those of connections of which nothing
-/// changed need not be set again in the freeze. That they are not late matters (RFC 7323 section 5.3), not that they are exact.
+/// Longest transit time of most messages. Clocks are set ahead by this time, so that the clocks of unchanged
+/// connections need not be set again in the freeze. Clocks must not be late (RFC 7323 section 5.3), but need not be
+/// exact.
 const LEAD: Duration = Duration::from_millis(20);
 
 impl Clock {
-    /// Sets the clock of a state that came at an instant, and is restored next.
+    /// Sets the clock of a state that was received at `came`, and is restored next.
     pub fn lead(at_us: u64, came: Instant, state: &mut TcpDynamic) -> Clock {
         let set = Instant::now();
         let lead = LEAD + set.saturating_duration_since(came);
@@ -32,12 +33,12 @@ impl Clock {
         }
     }
 
-    /// The state was restored.
+    /// Records that the state was restored at this moment.
     pub fn begin(&mut self) {
         self.set = Instant::now();
     }
 
-    /// How much later than the state with its lead it is to be at least, if it is late.
+    /// Returns the least advance over the state with its lead, microseconds, if the clock is late.
     pub fn lag_us(&self, now_us: u64) -> Option<u64> {
         let wanted = now_us
             .saturating_sub(self.at_us)

@@ -1,4 +1,4 @@
-//! Sockets of a tree at the donor.
+//! Reading a tree's sockets at the donor.
 
 use super::{SocketError, SocketState, SocketStatic};
 use crate::netlink::Netlink;
@@ -17,21 +17,21 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Reads what sockets were born with, while their programs use them.
+/// Reader of the fixed properties of sockets that are in use.
 #[derive(Debug)]
 pub struct Reader {
     tcp: StaticReader,
-    /// Of the network namespace; none where the kernel does not tell.
+    /// Cookie of the network namespace; `None` if the kernel does not report it.
     cookie: Option<[u8; 8]>,
-    /// Halves of UDP sockets that are shut, once they were asked for.
+    /// Directions of UDP sockets that are shut down, once they were queried.
     shutdowns: Option<HashMap<[u8; 8], u8>>,
 }
 
 impl Reader {
-    /// A reader for sockets of the calling thread's network namespace.
+    /// Creates a reader for sockets of the calling thread's network namespace.
     ///
     /// # Errors
-    /// What making a netlink socket gives.
+    /// Errors of creating a netlink socket.
     pub fn new() -> Result<Self, SocketError> {
         let own = socket(AddressFamily::INET, SocketType::DGRAM, None);
         let own = own.map_err(|error| RepairError::Kernel {
@@ -45,10 +45,10 @@ impl Reader {
         })
     }
 
-    /// Reads a socket; touches nothing.
+    /// Reads a socket without changing it.
     ///
     /// # Errors
-    /// What cannot move, by name.
+    /// Names the property that cannot move.
     pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<SocketStatic, SocketError> {
         let kernel = |source| RepairError::Kernel {
             step: "SO_TYPE",
@@ -75,7 +75,7 @@ impl Reader {
         }
     }
 
-    /// Halves of a UDP socket that are shut, of which the socket itself does not tell `SHUT_WR`.
+    /// Returns the directions of a UDP socket that are shut down: the socket itself does not report `SHUT_WR`.
     fn shutdown(&mut self, fd: BorrowedFd<'_>) -> Result<u8, SocketError> {
         let kernel = |step| move |source| RepairError::Kernel { step, source };
         let known = match &mut self.shutdowns {
@@ -95,7 +95,8 @@ impl Reader {
         Ok(known.get(&cookie).copied().unwrap_or(0))
     }
 
-    /// One that ends in between is not listed any more, as one of another namespace is not: the next time it is known to have ended.
+    /// Reads a connection. A connection that ends during the read is no longer listed, like a connection of another
+    /// namespace: a second read recognises its end.
     fn read_connection(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
         match self.tcp.read(fd) {
             Err(RepairError::Unmovable(Unmovable::OtherNamespace)) if cookie(fd) == self.cookie => {
@@ -105,7 +106,7 @@ impl Reader {
         }
     }
 
-    /// Of a connection, reading it tells.
+    /// Checks the namespace of a socket without a connection; of a connection, the read itself tells.
     fn check_namespace(&self, fd: BorrowedFd<'_>) -> Result<(), SocketError> {
         match cookie(fd) == self.cookie {
             true => Ok(()),
@@ -114,23 +115,23 @@ impl Reader {
     }
 }
 
-/// Of a socket's network namespace.
+/// Returns the cookie of a socket's network namespace.
 fn cookie(fd: BorrowedFd<'_>) -> Option<[u8; 8]> {
     let mut cookie = [0; 8];
     let read = get_bytes(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie);
     read.is_ok().then_some(cookie)
 }
 
-/// The sockets of a tree that stands still. Dropping it lets them go on.
+/// The sockets of a stopped tree. Dropping the value resumes the sockets.
 #[derive(Debug, Default)]
 pub struct Held {
     sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>,
-    /// In repair mode.
+    /// Sockets in repair mode.
     extracted: BTreeSet<FileId>,
 }
 
 impl Held {
-    /// Takes copies of the tree's sockets with what they were born with.
+    /// Takes over copies of the tree's sockets, with their fixed properties.
     #[must_use]
     pub fn new(sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>) -> Self {
         Self {
@@ -139,16 +140,16 @@ impl Held {
         }
     }
 
-    /// All of them.
+    /// Returns all sockets.
     pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
         let all = self.sockets.iter();
         all.map(|(id, (fd, fixed))| (*id, fd.as_fd(), &**fixed))
     }
 
-    /// The addresses of listeners that have connections which wait to be accepted.
+    /// Returns the addresses of listeners with connections that wait to be accepted.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// A refusal by the kernel.
     pub fn unaccepted(&self) -> Result<Vec<SocketAddr>, SocketError> {
         let mut found = Vec::new();
         for (id, (fd, fixed)) in &self.sockets {
@@ -163,11 +164,12 @@ impl Held {
         Ok(found)
     }
 
-    /// Takes the state of all sockets but those that are known, connections by `threads` threads. Their packets must be held, ingress
-    /// and egress shut. What was taken stays where it is, too.
+    /// Reads the state of all sockets except known ones (`is_known`), with `threads` threads for the connections.
+    /// Packets of the connections must be held, with ingress and egress shut. The data that was read stays in the
+    /// sockets too.
     ///
     /// # Errors
-    /// For any socket; all are given back then.
+    /// An error of any socket; all sockets are resumed then.
     pub fn extract(
         &mut self,
         threads: usize,
@@ -177,17 +179,17 @@ impl Held {
         self.extract_some(&others.collect::<Vec<_>>(), threads)
     }
 
-    /// What of a connection was received and not read, if that is exactly so many bytes. The connection is not touched.
+    /// Returns a connection's unread data, if it has exactly `length` bytes. The connection is not changed.
     #[must_use]
     pub fn unread(&self, id: FileId, length: u32) -> Option<Vec<u8>> {
         let (fd, _) = self.sockets.get(&id)?;
         unread(fd.as_fd(), length)
     }
 
-    /// [`Held::extract`] of one socket.
+    /// Same as [`Held::extract`] for one socket.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Held::extract`].
     pub fn extract_one(
         &mut self,
         id: FileId,
@@ -249,24 +251,24 @@ impl Held {
         failed.map_or(Ok(found), Err)
     }
 
-    /// Lets the sockets go on, and closes the copies.
+    /// Resumes the sockets, and closes the copies.
     pub fn resume(&mut self) {
         for id in std::mem::take(&mut self.extracted) {
             if let Some((fd, fixed)) = self.sockets.get(&id)
                 && let SocketStatic::Connection(fixed) = &**fixed
             {
-                // Should one fail, there is nothing else that could be done for it.
+                // A failure is ignored, because nothing else could be done for the connection.
                 let _ = resume(fd.as_fd(), fixed);
             }
         }
         self.sockets.clear();
     }
 
-    /// The sockets are another host's: they end here, and nothing goes on the wire.
+    /// Ends the connections here without sending anything, because the sockets belong to another host.
     pub fn give_up(&mut self) {
         for (fd, fixed) in std::mem::take(&mut self.sockets).into_values() {
             if matches!(*fixed, SocketStatic::Connection(_)) {
-                // One that is closed already is silent as well.
+                // A connection that is closed already is silent too.
                 let _ = abandon(fd.as_fd());
             }
         }
@@ -281,7 +283,7 @@ impl Drop for Held {
 }
 
 impl SocketStatic {
-    /// The state of a socket that has no connection, which stays as it is.
+    /// Returns the state of a socket that has no connection, without changing it.
     fn look(&self, fd: BorrowedFd<'_>, groups: &Groups) -> Result<SocketState, SocketError> {
         match self {
             Self::Datagrams(fixed) => {
@@ -294,7 +296,7 @@ impl SocketStatic {
         }
     }
 
-    /// Whether a socket that was made for one will do for the other: sizes that the kernel tunes may differ.
+    /// Returns true if a socket made for one will do for the other: sizes that the kernel tunes may differ.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Connection(one), Self::Connection(other)) => one.is_like(other),
@@ -302,7 +304,8 @@ impl SocketStatic {
         }
     }
 
-    /// Whether it still says what the socket is: one that was not connected may be by now, and the reverse.
+    /// Returns true if the properties still describe the socket: an unconnected one may have been connected since, or
+    /// the reverse.
     pub(crate) fn is_still(&self, fd: BorrowedFd<'_>) -> bool {
         let state = |fd| TcpInfo::read(fd).map(|info| info.state);
         match (self, state(fd)) {

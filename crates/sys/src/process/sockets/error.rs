@@ -1,34 +1,34 @@
-//! What went wrong with a socket.
+//! Errors of moving sockets.
 
 use crate::process::files::image::FileId;
 use crate::tcp_repair::RepairError;
 use crate::udp::UdpError;
 use thiserror::Error;
 
-/// Why a socket does not move, or what failed.
+/// Reason why a socket cannot move, or a step that failed.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// TCP.
+    /// Error of a TCP socket.
     #[error("{0}")]
     Tcp(#[from] RepairError),
-    /// UDP.
+    /// Error of a UDP socket.
     #[error("{0}")]
     Udp(#[from] UdpError),
-    /// The state of a socket that is not there, or another kind of socket's.
+    /// State for a socket that does not exist, or for another kind of socket.
     #[error("state of another socket than was prepared")]
     Unknown,
-    /// A socket of the tree, by its number.
+    /// Error of a socket of the tree.
     #[error("socket {id}: {error}")]
     Of {
-        /// Which.
+        /// Number of the socket.
         id: FileId,
-        /// What.
+        /// The error itself.
         error: Box<SocketError>,
     },
 }
 
 impl SocketError {
-    /// Says which socket it is about.
+    /// Adds the number of the socket that has the error.
     pub(super) fn of(self, id: FileId) -> Self {
         let error = Box::new(self);
         Self::Of { id, error }

@@ -1,4 +1,4 @@
-//! Connections of a process that stands still, taken as they are: by a daemon that knows no more of them than the process.
+//! Connections of a stopped process, taken over by a daemon that knows no more about them than the process does.
 
 use crate::address::{canonical, local, remote};
 use crate::process::files::Copier;
@@ -10,28 +10,28 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Lets connections go on that an earlier daemon left in repair mode, in which a program can neither read nor write.
+/// Resumes connections that an earlier daemon left in repair mode, in which a program can neither read nor write.
 ///
 /// # Errors
-/// What procfs says.
+/// Errors of procfs.
 pub fn wake_all(pid: i32) -> io::Result<()> {
     for socket in connections(pid)? {
         let repaired = get_int(socket.as_fd(), IPPROTO_TCP, libc::TCP_REPAIR);
         if repaired.is_ok_and(|on| on != 0) {
-            // Should one fail, there is nothing else that could be done for it.
+            // A failure is ignored, because nothing else could be done for the connection.
             let _ = wake(socket.as_fd());
         }
     }
     Ok(())
 }
 
-/// Lets connections go on that an earlier daemon restored and may not have let go on; `unfinished` are those that lack
-/// something of their state ([`Sockets::unfinished`]).
+/// Resumes connections that an earlier daemon restored and may not have activated; `unfinished` are the
+/// connections that lack part of their state ([`Sockets::unfinished`]).
 ///
 /// [`Sockets::unfinished`]: super::Sockets::unfinished
 ///
 /// # Errors
-/// What procfs says.
+/// Errors of procfs.
 pub fn finish_all(pid: i32, unfinished: &[(TcpStatic, TcpDynamic)]) -> io::Result<()> {
     for socket in connections(pid)? {
         let is_it = |fixed: &TcpStatic| {
@@ -40,26 +40,26 @@ pub fn finish_all(pid: i32, unfinished: &[(TcpStatic, TcpDynamic)]) -> io::Resul
                 if canonical(local) == fixed.local && canonical(remote) == fixed.remote)
         };
         if let Some((fixed, state)) = unfinished.iter().find(|(fixed, _)| is_it(fixed)) {
-            // Should one fail, there is nothing else that could be done for it.
+            // A failure is ignored, because nothing else could be done for the connection.
             let _ = activate_again(socket, fixed, state);
         }
     }
     wake_all(pid)
 }
 
-/// The connections are another host's: they end here, and nothing goes on the wire.
+/// Ends the connections here without sending anything, because they belong to another host.
 ///
 /// # Errors
-/// What procfs says.
+/// Errors of procfs.
 pub fn abandon_all(pid: i32) -> io::Result<()> {
     for socket in connections(pid)? {
-        // One that is closed already is silent as well.
+        // A connection that is closed already is silent too.
         let _ = abandon(socket.as_fd());
     }
     Ok(())
 }
 
-/// Copies of a process's TCP connections; none of one that is gone.
+/// Returns copies of a process's TCP connections; none for a process that does not exist.
 fn connections(pid: i32) -> io::Result<Vec<OwnedFd>> {
     let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! Connections over the loopback device: they move with both ends, or not at all.
+//! Connections over the loopback device, which move with both ends or not at all.
 
 use super::SocketStatic;
 use crate::address::canonical;
@@ -9,28 +9,29 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 
-/// A socket of a tree by its addresses.
+/// A socket of a tree, identified by its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends {
-    /// TCP; else UDP.
+    /// True for TCP, false for UDP.
     pub tcp: bool,
-    /// Its own address.
+    /// Address of the socket itself.
     pub local: SocketAddr,
-    /// Its peer's, if it is connected.
+    /// Address of the peer, if the socket is connected.
     pub remote: Option<SocketAddr>,
 }
 
-/// Why a connection cannot move.
+/// Reason why a connection over the loopback device cannot move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Halved {
-    /// Its other end is a socket of another process, by the number that `/proc/PID/fd` shows; none if nobody has accepted it yet.
+    /// The other end is a socket of another process, with this inode number in `/proc/PID/fd`; `None` if no process has
+    /// accepted it yet.
     Outside(Option<u32>),
-    /// Its other end was closed, and what it had sent before has not all come.
+    /// The other end was closed, and the data that it sent before has not all arrived.
     Arriving,
 }
 
 impl Halved {
-    /// Says it of a connection; `holder` is the process that has the other end, if that is known.
+    /// Returns the reason as text for a connection; `holder` is the process that has the other end, if known.
     #[must_use]
     pub fn text(&self, of: &Ends, holder: Option<i32>) -> String {
         let kind = if of.tcp {
@@ -58,7 +59,7 @@ impl Halved {
 }
 
 impl Ends {
-    /// With IPv4 as such, also where a socket of IPv6 has it.
+    /// Creates the ends of a socket, with an IPv4 address as such even if an IPv6 socket has it.
     #[must_use]
     pub fn new(tcp: bool, local: SocketAddr, remote: Option<SocketAddr>) -> Self {
         Self {
@@ -68,7 +69,7 @@ impl Ends {
         }
     }
 
-    /// Those of a socket that has an address.
+    /// Returns the ends of a socket that has an address.
     #[must_use]
     pub fn of(socket: &SocketStatic) -> Option<Self> {
         let (tcp, local, remote) = match socket {
@@ -80,7 +81,7 @@ impl Ends {
         Some(Self::new(tcp, local, remote))
     }
 
-    /// The peer's address, where packets for it do not leave the host by their nature.
+    /// Returns the peer's address if packets to the peer cannot leave the host.
     #[must_use]
     pub fn over_loopback(&self) -> Option<SocketAddr> {
         let remote = self.remote?;
@@ -88,7 +89,7 @@ impl Ends {
         either.then_some(remote)
     }
 
-    /// Whether what comes from `other` to `at` comes to this socket, and is not another connection's.
+    /// Returns true if a packet from `from` to `at` is for this socket, and not for another connection.
     fn takes(&self, at: SocketAddr, from: SocketAddr) -> bool {
         let ip = self.local.ip();
         self.local.port() == at.port()
@@ -97,11 +98,11 @@ impl Ends {
     }
 }
 
-/// The connections over the loopback device among the sockets of a tree whose other ends are not among them, though they are in use.
-/// The calling thread must be in the tree's network namespace.
+/// Returns the connections over the loopback device among a tree's sockets that have their other ends in use outside
+/// the tree. The calling thread must be in the tree's network namespace.
 ///
 /// # Errors
-/// What netlink gives.
+/// Errors of netlink.
 pub fn halved(tree: &[Ends]) -> io::Result<Vec<(Ends, Halved)>> {
     let mut near = tree.iter().filter(|one| one.over_loopback().is_some());
     let Some(first) = near.next() else {
@@ -116,7 +117,7 @@ pub fn halved(tree: &[Ends]) -> io::Result<Vec<(Ends, Halved)>> {
         let mirrored = Ends::new(one.tcp, remote, Some(one.local));
         let takes = |other: &&&Ends| other.tcp == one.tcp && other.takes(remote, one.local);
         let waits = others.iter().any(|other| takes(&other));
-        // A listener has its connections beside it, or in its queue.
+        // Connections of a listener are separate sockets, or wait in its queue.
         if all.contains(&mirrored) || (waits && !one.tcp) {
             continue;
         }
@@ -129,7 +130,7 @@ pub fn halved(tree: &[Ends]) -> io::Result<Vec<(Ends, Halved)>> {
     Ok(found)
 }
 
-/// What the kernel lists, by protocol and local port.
+/// Sockets that the kernel lists, by protocol and local port.
 #[derive(Default)]
 struct Listed(HashMap<(bool, u16), Vec<(TcpState, Connection)>>);
 
@@ -152,7 +153,7 @@ impl Listed {
     }
 }
 
-/// `waits`: somebody of the tree listens where it may not have been accepted yet.
+/// Judges a TCP connection; `waits` is true if a listener of the tree may not have accepted it yet.
 fn tcp(listed: &mut Listed, near: &Ends, far: &Ends, waits: bool) -> io::Result<Option<Halved>> {
     let Some((state, other)) = listed.connection(far)? else {
         return Ok(None);
@@ -161,10 +162,10 @@ fn tcp(listed: &mut Listed, near: &Ends, far: &Ends, waits: bool) -> io::Result<
         (0, TcpState::Established | TcpState::SynReceived | TcpState::CloseWait) => {
             (!waits).then_some(Halved::Outside(None))
         }
-        // Nobody has it any more.
+        // No process has the other end.
         (0, _) if other.send_queue == 0 => None,
         (0, _) => {
-            // The end comes behind all else; that it has come may not be acknowledged yet.
+            // The FIN arrives after all data, and its acknowledgement may still be on the way.
             let arriving = |(state, _): &(TcpState, _)| !state.received_fin();
             let near = listed.connection(near)?;
             near.is_some_and(arriving).then_some(Halved::Arriving)

@@ -1,5 +1,5 @@
-//! TCP and UDP sockets of a tree, out of one host and into another, by the numbers that [`files`](super::files) gives
-//! open files.
+//! TCP and UDP sockets of a tree, which move from one host to another. The sockets are identified by the numbers that
+//! [`files`](super::files) gives to open files.
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
@@ -8,8 +8,8 @@
 //! | commit | [`Held::give_up`] | [`Sockets::activate`], [`Sockets::settle_awake`], [`Sockets::close`] |
 //! | rollback | [`Held::resume`] | dropping [`Sockets`] is silent |
 //!
-//! Connections whose state can be seen from beside them ([`Told`]) are restored ahead of the freeze ([`Sockets::inject`]);
-//! in the freeze only those that went on since then are restored again.
+//! Connections with a state that can be read without stopping the process ([`Told`]) are restored before the freeze
+//! ([`Sockets::inject`]); in the freeze, only connections that have changed since then are restored again.
 //!
 //! Connections that wait to be accepted do not move with their listener: see [`Held::unaccepted`] and
 //! [`queued`](crate::tcp_repair::queued()).
@@ -34,7 +34,7 @@ use crate::udp::{Datagram, Membership, UdpStatic};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
-/// What a socket was born with, and its options.
+/// Fixed properties of a socket, and its options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketStatic {
     /// A TCP connection.
@@ -43,17 +43,17 @@ pub enum SocketStatic {
     Unconnected(Box<TcpUnconnected>),
     /// A UDP socket.
     Datagrams(Box<UdpStatic>),
-    /// A TCP connection that its peer has reset: a copy's, where the original has a connection.
+    /// A TCP connection that its peer has reset: a clone's socket has this state if the original's socket is connected.
     Ended {
-        /// Whether the socket is an IPv6 one.
+        /// True for an IPv6 socket.
         v6_socket: bool,
     },
-    /// A TCP socket whose connection has ended, and which its program has not closed.
+    /// A TCP socket that its program has not closed, after the end of its connection.
     Closed(Box<TcpClosed>),
 }
 
 impl SocketStatic {
-    /// Own and the peer's address, of a socket that has both.
+    /// Returns own and peer address of a socket that has both.
     #[must_use]
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
@@ -63,7 +63,7 @@ impl SocketStatic {
         }
     }
 
-    /// Whether it is an IPv6 socket.
+    /// Returns true for an IPv6 socket.
     #[must_use]
     pub fn is_v6(&self) -> bool {
         match self {
@@ -75,7 +75,7 @@ impl SocketStatic {
         }
     }
 
-    /// What a copy has of a socket that stays with the original.
+    /// Returns the properties of a clone's socket: connections stay with the original.
     #[must_use]
     pub fn of_a_copy(self) -> Self {
         match self {
@@ -89,8 +89,8 @@ impl SocketStatic {
         }
     }
 
-    /// The state that a copy's socket begins with; none where it needs none. What waits to be read is the
-    /// original's, and so are multicast groups.
+    /// Returns the initial state of a clone's socket; `None` if the socket needs none. Unread data and multicast groups
+    /// stay with the original.
     #[must_use]
     pub fn state_of_a_copy(&self) -> Option<SocketState> {
         match self {
@@ -101,15 +101,15 @@ impl SocketStatic {
     }
 }
 
-/// What a socket had when the tree stood still.
+/// State of a socket in the stopped tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketState {
-    /// Of a TCP connection.
+    /// State of a TCP connection.
     Connection(Box<TcpDynamic>),
-    /// Of a TCP socket without a connection.
+    /// A TCP socket without a connection, which has no further state.
     Unconnected,
-    /// Datagrams that were received and not read, and the multicast groups that it had joined.
+    /// Datagrams that were received and not read, and the multicast groups that the socket has joined.
     Datagrams(Vec<Datagram>, Vec<Membership>),
-    /// Of a TCP socket whose connection has ended.
+    /// State of a TCP socket after the end of its connection.
     Closed(Rest),
 }

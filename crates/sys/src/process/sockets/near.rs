@@ -1,15 +1,15 @@
-//! Packets for sockets at addresses of the loopback device, which the stack takes from no other device.
+//! Packets for sockets at loopback addresses, which the stack accepts from no other device.
 
 use super::SocketError;
 use crate::packet::{destination, send};
 use crate::tcp_repair::RepairError;
 
-/// Whether a packet is for such a socket.
+/// Returns true if a packet is for a loopback address.
 pub(super) fn is_near(packet: &[u8]) -> bool {
     destination(packet).is_some_and(|ip| ip.is_loopback())
 }
 
-/// Sends packets with their own headers; those that [`is_near`] arrive before this returns.
+/// Sends packets with their own headers; packets for loopback addresses arrive before this function returns.
 pub(super) fn deliver(packets: &[Vec<u8>]) -> Result<(), SocketError> {
     let sent = packets.iter().try_for_each(|packet| send(packet));
     sent.map_err(|source| {

@@ -1,4 +1,4 @@
-//! Connections followed while their programs use them: what the acceptor has been told of each.
+//! States of connections that the donor sends while the programs use the connections.
 
 use super::SocketState;
 use crate::process::files::image::FileId;
@@ -6,26 +6,27 @@ use crate::tcp_repair::TcpDynamic;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How the connections of a tree move (paper 002 section V-B).
+/// Way in which the connections of a tree move (paper 002 section V-B).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Way {
-    /// In the freeze, one after the other: each is read, sent and restored before the next.
+    /// In the freeze, one after the other: each connection is read, sent and restored before the next.
     Iterative,
-    /// In the freeze, all together: one message.
+    /// In the freeze, all together in one message.
     Collective,
-    /// While the tree runs, and again as they change; in the freeze only what changed since, in one message.
+    /// While the tree runs, and again after changes; in the freeze only the latest changes, in one message.
     #[default]
     Incremental,
 }
 
-/// The states of connections that the acceptor has.
+/// States of connections that the acceptor has.
 #[derive(Debug, Default)]
 pub struct Told {
     states: BTreeMap<FileId, TcpDynamic>,
 }
 
 impl Told {
-    /// Of what was seen now, that which the acceptor has not or has otherwise. It is to be told so: it counts as told.
+    /// Returns the states in `seen` that the acceptor lacks, or has differently. The caller must send them: they count
+    /// as sent.
     pub fn changes(&mut self, seen: BTreeMap<FileId, TcpDynamic>) -> BTreeMap<FileId, SocketState> {
         let mut changes = BTreeMap::new();
         for (id, state) in seen {
@@ -39,13 +40,13 @@ impl Told {
         changes
     }
 
-    /// Sockets that the acceptor has not any more, or has made anew.
+    /// Forgets sockets that the acceptor has dropped, or has created anew.
     pub fn forget(&mut self, ids: &BTreeSet<FileId>) {
         self.states.retain(|id, _| !ids.contains(id));
     }
 }
 
-/// Whether nothing was sent or received in between: then only the clock went on.
+/// Returns true if nothing was sent or received between two states, so that only the clock has advanced.
 fn is_same(before: &TcpDynamic, now: &TcpDynamic) -> bool {
     let timeless = |state: &TcpDynamic| TcpDynamic {
         timestamp: 0,

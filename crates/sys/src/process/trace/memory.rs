@@ -1,4 +1,4 @@
-//! Memory of another process, and its descriptors.
+//! Access to another process's memory and descriptors.
 
 use super::super::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
@@ -8,14 +8,14 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-/// Most places of one call (`IOV_MAX`).
+/// Most ranges of one call (`IOV_MAX`).
 const PLACES_MAX: usize = 1024;
 
 /// Memory of a process that the caller may trace.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pid: i32,
-    /// `/proc/PID/mem`: reaches pages that the process itself may not touch.
+    /// `/proc/PID/mem`, which also reaches pages that the process itself may not access.
     file: File,
 }
 
@@ -32,17 +32,18 @@ impl Memory {
         Ok(Self { pid, file })
     }
 
-    /// Moves the handle out of the way of the descriptors of a tree that is being restored.
+    /// Moves the handle to a high descriptor number, out of the way of the descriptors of a tree that is being
+    /// restored.
     pub fn lift(self) -> Result<Self> {
         let file = File::from(Stock::lift_own(self.file.into())?);
         Ok(Self { file, ..self })
     }
 
-    /// Reads exactly as many bytes as `bytes` has.
+    /// Reads exactly `bytes.len()` bytes.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
         let local = part(bytes.as_mut_ptr(), bytes.len());
         let remote = part(address as *mut u8, bytes.len());
-        // SAFETY: `local` describes `bytes`, writable and alive; the other address is the other process's.
+        // SAFETY: `local` describes `bytes`, writable and alive; the other address is in the other process.
         let count = unsafe {
             libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)
         };
@@ -54,8 +55,8 @@ impl Memory {
             .map_err(|e| self.named(e, "reading", address))
     }
 
-    /// Reads places (address, length) one after the other into `bytes`, in as few calls as that takes; false if not all can be
-    /// read so.
+    /// Reads ranges (address, length) into `bytes` one after the other, in as few calls as possible. Returns false if
+    /// not all of them can be read this way.
     pub fn read_places(&self, places: &[(u64, usize)], mut bytes: &mut [u8]) -> bool {
         places.chunks(PLACES_MAX).all(|some| {
             let Some((here, rest)) = std::mem::take(&mut bytes).split_at_mut_checked(sum(some))
@@ -65,7 +66,8 @@ impl Memory {
             bytes = rest;
             let (local, remote) = (part(here.as_mut_ptr(), here.len()), parts(some));
             let count = remote.len() as libc::c_ulong;
-            // SAFETY: `local` describes `here`, writable and alive; all addresses of `remote` are the other process's.
+            // SAFETY: `local` describes `here`, writable and alive; all addresses of `remote` are in the other
+            // process.
             let read = unsafe {
                 libc::process_vm_readv(self.pid, &raw const local, 1, remote.as_ptr(), count, 0)
             };
@@ -73,7 +75,7 @@ impl Memory {
         })
     }
 
-    /// Writes `bytes` to places (address, length) one after the other, in as few calls as that takes.
+    /// Writes `bytes` to ranges (address, length) one after the other, in as few calls as possible.
     pub fn write_places(&self, places: &[(u64, usize)], bytes: &[u8]) -> Result<()> {
         let mut rest = bytes;
         for some in places.chunks(PLACES_MAX) {
@@ -81,7 +83,8 @@ impl Memory {
             rest = after;
             let (local, remote) = (part(here.as_ptr().cast_mut(), here.len()), parts(some));
             let count = remote.len() as libc::c_ulong;
-            // SAFETY: `local` describes `here`, readable and alive; all addresses of `remote` are the other process's.
+            // SAFETY: `local` describes `here`, readable and alive; all addresses of `remote` are in the other
+            // process.
             let written = unsafe {
                 libc::process_vm_writev(self.pid, &raw const local, 1, remote.as_ptr(), count, 0)
             };
@@ -98,11 +101,11 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes where the process may write itself.
+    /// Writes to memory, with the faster call where the process itself may write.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         let local = part(bytes.as_ptr().cast_mut(), bytes.len());
         let remote = part(address as *mut u8, bytes.len());
-        // SAFETY: `local` describes `bytes`, readable and alive; the other address is the other process's.
+        // SAFETY: `local` describes `bytes`, readable and alive; the other address is in the other process.
         let count = unsafe {
             libc::process_vm_writev(self.pid, &raw const local, 1, &raw const remote, 1, 0)
         };
@@ -112,7 +115,7 @@ impl Memory {
         self.write_any(address, bytes)
     }
 
-    /// Writes where the process may not even read.
+    /// Writes to memory, even where the process itself may not read.
     pub fn write_any(&self, address: u64, bytes: &[u8]) -> Result<()> {
         self.file
             .write_all_at(bytes, address)
@@ -148,7 +151,7 @@ fn part(base: *mut u8, length: usize) -> libc::iovec {
     }
 }
 
-/// A descriptor that stands for a process.
+/// Opens a descriptor that refers to a process.
 pub(crate) fn pidfd_open(pid: i32) -> Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let fd = check_long(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) });
@@ -157,7 +160,7 @@ pub(crate) fn pidfd_open(pid: i32) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// A copy of a descriptor of another process.
+/// Duplicates a descriptor of another process into this one.
 pub(crate) fn pidfd_getfd(process: BorrowedFd<'_>, number: i32) -> Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let fd =
@@ -175,7 +178,7 @@ mod tests {
     fn scattered_places_are_read_and_written_in_order() {
         let memory = Memory::open(std::process::id() as i32).unwrap();
         let mut there: Vec<u8> = (0..5000).map(|at| (at % 251) as u8).collect();
-        // More than one call takes, every second byte.
+        // Every second byte, in more ranges than one call takes.
         let base = there.as_mut_ptr().addr() as u64;
         let places: Vec<(u64, usize)> = (0..2500).map(|at| (base + 2 * at, 1)).collect();
         let mut found = vec![0; places.len()];
@@ -186,7 +189,7 @@ mod tests {
         memory
             .write_places(&places, &vec![255; places.len()])
             .unwrap();
-        // Through the kernel: what it wrote is not what the compiler saw.
+        // Read through the kernel: the compiler has not seen the kernel's write.
         let mut whole = vec![0; there.len()];
         memory.read(base, &mut whole).unwrap();
         assert_eq!(even(&whole), vec![255; places.len()]);
@@ -201,7 +204,7 @@ mod tests {
         let there = [7_u8; 4];
         let places = [(there.as_ptr().addr() as u64, 4), (0, 4)];
         assert!(!memory.read_places(&places, &mut [0; 8]));
-        // Fewer bytes than places ask for.
+        // The buffer is smaller than the range.
         assert!(!memory.read_places(&places[..1], &mut [0; 3]));
     }
 }

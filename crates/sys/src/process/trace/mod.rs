@@ -1,4 +1,5 @@
-//! Threads of other processes under ptrace: stopped, read, written, made to call the kernel.
+//! Control of other processes' threads by ptrace: stop them, access their memory and registers, and make system calls
+//! in them.
 
 mod memory;
 mod patience;

@@ -1,19 +1,20 @@
-//! Waiting for a thread under ptrace, with a limit.
+//! Waits for a traced thread to stop, with a time limit.
 //!
-//! Asleep the tracer leaves its processor to the thread it waits for, and the kernel wakes it when that stops: whatever the
-//! priority of either is, nobody spins. `waitid` has no limit, so a timer of the thread's own breaks it off every now and then.
+//! The tracer sleeps, so the traced thread can use the tracer's processor, and the kernel wakes the tracer at the
+//! stop. Neither thread spins, even if one has a higher priority. `waitid` takes no time limit, so a periodic timer
+//! of the tracer's thread interrupts the call.
 
 use std::mem::MaybeUninit;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// For how long it is looked again at once: less than it takes to fall asleep and wake up.
+/// Duration of busy polling, shorter than falling asleep and waking up.
 const SPIN: Duration = Duration::from_micros(10);
-/// From one look at the limit to the next.
+/// Interval between two checks of the limit.
 const TICK: Duration = Duration::from_millis(10);
-/// From one look at the tracee to the next, where there is no timer.
+/// Polling interval if the kernel grants no timer.
 const WITHOUT: Duration = Duration::from_micros(50);
-/// Breaks a call off, and does nothing else. Ignored by default, so that one that comes late is of no matter.
+/// Signal that only interrupts a system call. The kernel ignores the signal by default, so a late one does no harm.
 const SIGNAL: i32 = libc::SIGURG;
 /// `SIGEV_THREAD_ID`.
 const TO_THREAD: i32 = 4;
@@ -22,7 +23,8 @@ thread_local! {
     static TICKER: Option<Ticker> = Ticker::new();
 }
 
-/// Waits a little, at first by looking again at once. Time in which this process itself does not run does not count.
+/// Waits in short steps, at first by busy polling. Time in which this process itself does not run does not count
+/// toward the limit.
 pub(crate) struct Patience {
     began: Instant,
     waited: Duration,
@@ -38,7 +40,8 @@ impl Patience {
         }
     }
 
-    /// Until there may be something to see of a tracee, which is left to be seen; false when it is at its end.
+    /// Waits until the tracee may have changed state, and leaves that state for the caller to collect. Returns false
+    /// when the limit is exceeded.
     pub fn wait(&mut self, tid: i32) -> bool {
         if self.began.elapsed() < SPIN {
             std::hint::spin_loop();
@@ -53,17 +56,17 @@ impl Patience {
         !self.is_over()
     }
 
-    /// Whether it is at its end.
+    /// Returns true if the limit is exceeded.
     pub fn is_over(&self) -> bool {
         self.waited > self.limit
     }
 }
 
-/// A timer that breaks calls of its thread off.
+/// Timer that interrupts system calls of its thread.
 struct Ticker(libc::timer_t);
 
 impl Ticker {
-    /// None where the kernel has no more timers.
+    /// Creates a timer; `None` if the kernel grants no more of them.
     fn new() -> Option<Self> {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(handle);
@@ -82,18 +85,19 @@ impl Ticker {
         }
     }
 
-    /// Sleeps until a tracee has stopped or ended, a tick long at most.
+    /// Sleeps until a tracee has stopped or ended, at most one tick.
     fn wait(&self, tid: i32) {
         self.set(TICK);
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
         let how = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL;
-        // Where there is no such tracee the caller's next look says so.
+        // A missing tracee makes the call fail, which the caller's next poll reports.
         // SAFETY: `info` is writable and outlives the call.
         unsafe { libc::waitid(libc::P_PID, tid as u32, info.as_mut_ptr(), how) };
         self.set(Duration::ZERO);
     }
 
-    /// Lets it tick again and again, since one tick may come before the call that it is to break off; or stops it.
+    /// Starts periodic ticks, since a single tick could come before the call that it must interrupt. Zero stops the
+    /// timer.
     fn set(&self, every: Duration) {
         let every = libc::timespec {
             tv_sec: 0,
@@ -103,22 +107,23 @@ impl Ticker {
             it_interval: every,
             it_value: every,
         };
-        // SAFETY: the timer is ours until we are dropped; `times` is readable, and nothing is asked back.
+        // SAFETY: this value owns the timer; `times` is readable, and no old value is requested.
         unsafe { libc::timer_settime(self.0, 0, &raw const times, std::ptr::null_mut()) };
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        // SAFETY: the timer is ours, and used no more.
+        // SAFETY: this value owns the timer and does not use it again.
         unsafe { libc::timer_delete(self.0) };
     }
 }
 
-/// Without `SA_RESTART`, so that calls end with `EINTR`.
+/// Installs the handler without `SA_RESTART`, so that calls end with `EINTR`.
 fn handle() {
     extern "C" fn nothing(_: i32) {}
-    // SAFETY: plain numbers and pointers, for which zero is a value; the handler does nothing, so it may run at any moment.
+    // SAFETY: plain numbers and pointers, for which zero is a value; the handler does nothing, so it may run at any
+    // moment.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(i32) as usize;

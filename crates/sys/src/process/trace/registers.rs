@@ -1,4 +1,4 @@
-//! General registers of a thread.
+//! General registers of a thread, and system calls interrupted by a stop.
 
 use super::Memory;
 use serde::{Deserialize, Serialize};
@@ -37,16 +37,17 @@ pub struct Registers {
     pub gs: u64,
 }
 
-/// No system call to restart (`orig_rax`).
+/// Value of `orig_rax` without a system call to restart.
 pub(crate) const NO_CALL: u64 = u64::MAX;
 
 /// The instruction `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Bytes before the place where a thread goes on in which the number of its call is looked for.
+/// Number of code bytes, before the address at which a thread continues, that are searched for the number of its
+/// system call.
 const CODE: usize = 24;
 
-/// The last number of a call that waits for some time which this code loads: `mov $number, %eax`.
+/// Returns the last number of a waiting system call that this code loads: `mov $number, %eax`.
 fn number_loaded(code: &[u8; CODE]) -> Option<u64> {
     const WAITS: [i64; 4] = [
         libc::SYS_poll,
@@ -65,13 +66,14 @@ fn number_loaded(code: &[u8; CODE]) -> Option<u64> {
         .map(|number| number as u64)
 }
 
-/// The one of [`RESTART`] after which only the kernel that was interrupted knows how far the call was.
+/// Member of [`RESTART`] after which only the interrupting kernel knows the call's progress.
 pub(crate) const RESTART_BLOCK: i64 = -516;
-/// What the kernel leaves in `rax` of an interrupted call that it means to restart (`linux/errno.h`, not for programs).
+/// Values that the kernel leaves in `rax` for an interrupted call that it will restart (`linux/errno.h`, not visible
+/// to programs).
 const RESTART: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
 
-/// Calls that a stop makes return `EINTR` although no signal came, and that the kernel does not restart by itself: waits of
-/// epoll, AIO and System V semaphores, `sigtimedwait`, sockets with a timeout, and `fallocate` of memory.
+/// System calls that a stop makes return `EINTR` without a signal, and that the kernel does not restart by itself:
+/// waits of epoll, AIO and System V semaphores, `sigtimedwait`, sockets with a timeout, and `fallocate` of memory.
 const EINTR_CALLS: [i64; 25] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -101,20 +103,20 @@ const EINTR_CALLS: [i64; 25] = [
 ];
 
 impl Registers {
-    /// Whether the thread is in a system call that was interrupted.
+    /// Returns true if the thread is in an interrupted system call.
     #[must_use]
     pub fn in_call(&self) -> bool {
         (self.orig_rax as i64) >= 0
     }
 
-    /// Whether the call returned `EINTR` for nothing but the stop itself.
+    /// Returns true if the call returned `EINTR` only because of the stop.
     #[must_use]
     pub fn interrupted_by_stop(&self) -> bool {
         let call = self.orig_rax as i64;
         self.rax as i64 == -i64::from(libc::EINTR) && EINTR_CALLS.contains(&call)
     }
 
-    /// The same thread about to make its call again, for a kernel that knows nothing of the interruption.
+    /// Returns the registers set to repeat the interrupted call, for a kernel that has no record of the interruption.
     #[must_use]
     pub fn restarted(mut self) -> Self {
         if self.rax as i64 == RESTART_BLOCK {
@@ -127,7 +129,7 @@ impl Registers {
         self
     }
 
-    /// The same thread about to make its call once more, whatever that has returned.
+    /// Returns the registers set to repeat the call, whatever it returned.
     #[must_use]
     pub(crate) fn made_again(self) -> Self {
         Self {
@@ -138,9 +140,10 @@ impl Registers {
         }
     }
 
-    /// The same thread, where the kernel has prepared to make an interrupted call again and the thread has not run since: it stands
-    /// before the instruction, and `rax` is no result. A wait of which the kernel remembers the rest becomes what it was when it was
-    /// interrupted; any other call is simply about to be made.
+    /// Returns the registers as they were at the interruption, if the kernel has prepared to restart the call and the
+    /// thread has not run since. In that state the thread is in front of the instruction and `rax` holds no result.
+    /// If the kernel remembers the rest of a wait, the registers go back to the interrupted wait; any other call is
+    /// simply about to be made.
     #[must_use]
     pub(crate) fn not_begun_again(self, memory: &Memory) -> Self {
         let (call, next) = (self.orig_rax, self.rax);
@@ -164,8 +167,9 @@ impl Registers {
         }
     }
 
-    /// An interrupted call that was already made again by the kernel has lost its number: it is the one which the program loads
-    /// right before the instruction `syscall`, if it does.
+    /// Recovers the number of an interrupted call that the kernel has restarted once, and so replaced by
+    /// `restart_syscall`. The number is the one that the program loads right before the instruction `syscall`, if the
+    /// program does so.
     #[must_use]
     pub(crate) fn recall(mut self, memory: &Memory) -> Self {
         let interrupted = self.rax as i64 == RESTART_BLOCK;
@@ -175,7 +179,7 @@ impl Registers {
         self
     }
 
-    /// The same thread such that its number can be recalled, whoever makes its call again.
+    /// Returns the registers such that the call's number can be recovered after a later restart.
     #[must_use]
     pub(crate) fn recallable(self, memory: &Memory) -> Self {
         let interrupted = self.rax as i64 == RESTART_BLOCK;
@@ -194,7 +198,7 @@ impl Registers {
         number_loaded(&code)
     }
 
-    /// An interrupted sleep has left what remains of it where the program asked for that: it goes on with no more.
+    /// Continues an interrupted sleep with the remaining time, if the program asked the kernel to store that.
     fn use_rest(&mut self) {
         match self.orig_rax as i64 {
             libc::SYS_nanosleep if self.rsi != 0 => self.rdi = self.rsi,
@@ -271,7 +275,7 @@ mod tests {
         };
         let settled = write.not_begun_again(&memory);
         assert_eq!((settled.orig_rax, settled.rip), (NO_CALL, at));
-        // A call that has returned wrote as many bytes as `rax` says.
+        // After a call that has returned, `rax` is the number of bytes written.
         let returned = Registers {
             rip: at + 2,
             ..write

@@ -1,22 +1,22 @@
 //! Machine code that makes the rest of a system call in a program, adds up the result, and returns to the program.
 //!
-//! The code needs no tracer: it works from a page of data behind it, and a thread that is interrupted in it, moved, or sent a
-//! signal goes on in it like anywhere else in its program.
+//! The code needs no tracer: its data are in the page behind it. A thread that is interrupted in the code, migrated,
+//! or sent a signal continues in it as in any other code of the program.
 
 use super::Registers;
 use super::registers::NO_CALL;
 
-/// Bytes of the page of code. The data follow it.
+/// Size of the code page in bytes. The data follow it.
 pub(crate) const CODE_BYTES: u64 = 0x1000;
-/// Bytes of the data: the fields below, and as many parts of a vector as a call may have.
+/// Size of the data in bytes: the fields below, and as many vector elements as a call may have.
 pub(crate) const DATA_BYTES: u64 = 0x5000;
-/// Where in the data structures lie that the call reads.
+/// Offset in the data of the structures that the call reads.
 pub(crate) const STRUCTURES: u64 = 0x100;
-/// Bytes of the instruction `syscall`, with which the code begins.
+/// Size in bytes of the instruction `syscall`, with which the code begins.
 const CALL_LENGTH: u64 = 2;
 /// First word of the data.
 const MAGIC: u64 = 0x6c6c_6163_7473_6572;
-/// Words of the data that have a meaning.
+/// Number of data words in use.
 const WORDS: usize = 14;
 
 std::arch::global_asm!(
@@ -25,12 +25,13 @@ std::arch::global_asm!(
     "holdfast_rest_begin:",
     ".Lholdfast_rest:",
     "syscall",
-    // What interrupted `recvmmsg` is an error of its socket, which the next call is told.
+    // An interrupted `recvmmsg` stores -512 (ERESTARTSYS) as the socket's error, and the next call returns it: call
+    // again.
     "cmp rax, -512",
     "jne 1f",
     "mov rax, [rip + .Lholdfast_rest + 0x1000 + 104]",
     "jmp .Lholdfast_rest",
-    // An error ends the call with what was done before, if anything was.
+    // An error ends the call with the earlier partial result, if there is one.
     "1: mov rcx, [rip + .Lholdfast_rest + 0x1000 + 16]",
     "test rax, rax",
     "jns 2f",
@@ -38,7 +39,7 @@ std::arch::global_asm!(
     "jz 3f",
     "xor eax, eax",
     "2: add rax, rcx",
-    // A vector that the program told in memory of its own.
+    // Restore the address and length of the vector in the program's own header.
     "3: mov rcx, [rip + .Lholdfast_rest + 0x1000 + 80]",
     "test rcx, rcx",
     "jz 4f",
@@ -54,7 +55,7 @@ std::arch::global_asm!(
     "mov r9, [rip + .Lholdfast_rest + 0x1000 + 64]",
     "mov rcx, [rip + .Lholdfast_rest + 0x1000 + 72]",
     "mov qword ptr [rip + .Lholdfast_rest + 0x1000 + 8], 0",
-    // The kernel leaves the same in `rcx`.
+    // The kernel also leaves the return address in `rcx`.
     "jmp rcx",
     "holdfast_rest_end:",
     ".popsection",
@@ -65,7 +66,7 @@ unsafe extern "C" {
     static holdfast_rest_end: u8;
 }
 
-/// The code, to be written to the first address of its page.
+/// Returns the code, to be written to the first address of its page.
 pub(crate) fn code() -> &'static [u8] {
     let begin = &raw const holdfast_rest_begin;
     let length = (&raw const holdfast_rest_end).addr() - begin.addr();
@@ -76,15 +77,15 @@ pub(crate) fn code() -> &'static [u8] {
 /// The fixed part of the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RestData {
-    /// A thread is to return through the code.
+    /// True while a thread has to return through the code.
     pub busy: bool,
-    /// What the call has returned so far.
+    /// Result of the call so far.
     pub done: u64,
     /// The program's arguments: `rdi`, `rsi`, `rdx`, `r10`, `r8`, `r9`.
     pub arguments: [u64; 6],
-    /// Where the program goes on.
+    /// Address at which the program continues.
     pub target: u64,
-    /// Address of two words of the program's that were changed for the call, or 0, and these words.
+    /// Address of two words in the program's memory that were changed for the call, or 0, and their original values.
     pub changed: (u64, [u64; 2]),
     /// The call's number.
     pub number: u64,
@@ -93,7 +94,7 @@ pub(crate) struct RestData {
 impl RestData {
     pub const BYTES: usize = WORDS * 8;
 
-    /// None where something else lies.
+    /// Parses the data; `None` if other data are there.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let mut words = [0; WORDS];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -138,12 +139,12 @@ impl RestData {
 }
 
 impl Registers {
-    /// Arguments of a system call.
+    /// Returns the arguments of a system call.
     pub(crate) fn arguments(&self) -> [u64; 6] {
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
     }
 
-    /// The thread about to make call `number` with these arguments by the code at `base`.
+    /// Returns the registers of a thread about to make call `number` with these arguments by the code at `base`.
     pub(crate) fn at_rest(&self, base: u64, number: u64, arguments: [u64; 6]) -> Self {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         Self {
@@ -160,7 +161,7 @@ impl Registers {
         }
     }
 
-    /// The thread of [`Registers::at_rest`] behind a call that did nothing more.
+    /// Returns the registers of a thread of [`Registers::at_rest`] behind a call that transferred nothing more.
     pub(crate) fn without_rest(&self) -> Self {
         Self {
             rip: self.rip + CALL_LENGTH,
@@ -170,7 +171,7 @@ impl Registers {
         }
     }
 
-    /// Where the code would begin by which the thread has made its call.
+    /// Returns the address at which the code would begin if the thread made its call in the code.
     pub(crate) fn code_begin(&self) -> u64 {
         self.rip.wrapping_sub(CALL_LENGTH)
     }

@@ -1,25 +1,25 @@
-//! The frame from which `rt_sigreturn` restores a thread (`struct ucontext` of x86_64).
+//! Signal frame from which `rt_sigreturn` restores a thread (`struct ucontext` of x86_64).
 
 use super::Registers;
 
 /// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS`.
 const FLAGS: u64 = 7;
-/// Alternate stack flags that the kernel refuses, so that it leaves the alternate stack alone.
+/// Alternate stack flags that the kernel rejects, so that the alternate stack is left unchanged.
 const NO_STACK: u64 = 0xffff;
 const MAGIC1: u32 = 0x4650_5853;
 const MAGIC2: u32 = 0x4650_5845;
-/// Bytes of `ucontext` up to and with the signal mask.
+/// Bytes of `ucontext` up to and including the signal mask.
 const CONTEXT_BYTES: usize = 40 + 256 + 8;
-/// Where `struct _fpx_sw_bytes` lies in the area of FXSAVE; ptrace tells the features there.
+/// Offset of `struct _fpx_sw_bytes` in the FXSAVE area. Ptrace stores the features there.
 const SOFTWARE: usize = 464;
 
-/// Bytes of a frame with so many bytes of vector registers.
+/// Returns the size in bytes of a frame with `extended` bytes of vector registers.
 pub(crate) fn bytes(extended: usize) -> usize {
     CONTEXT_BYTES.next_multiple_of(64) + extended + size_of_val(&MAGIC2)
 }
 
-/// A frame for address `at`, which must be a multiple of 64; `extended` as ptrace gives it, or
-/// nothing, which resets these registers.
+/// Builds a frame for address `at`, which must be a multiple of 64. `extended` has the format of ptrace; empty
+/// resets these registers.
 pub(crate) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) -> Vec<u8> {
     let extended_at = CONTEXT_BYTES.next_multiple_of(64);
     let mut frame = Vec::with_capacity(extended_at + extended.len() + 4);

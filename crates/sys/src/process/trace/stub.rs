@@ -1,9 +1,9 @@
-//! A few pages in another process from which it makes system calls for us, many for one stop.
+//! A stub: a few pages in another process from which it makes system calls for the tracer, many in one stop.
 //!
-//! The calls end in a signal that the thread sends to itself, which the tracer sees whatever the process does with such signals. No batch
-//! ends in a trap: the kernel takes a handler of `SIGTRAP` away from a thread that traps while it blocks or ignores that. At the donor,
-//! without a tracer, the code gives back what it was lent and goes on to `rt_sigreturn`, which puts back what the thread did before. So
-//! a tracer may die at any moment.
+//! A batch ends in a signal that the thread sends to itself. The tracer sees the signal, however the process
+//! handles it. No batch ends in a trap: the kernel resets the handler of `SIGTRAP` in a thread that traps while it
+//! blocks or ignores that signal. If the tracer has died at the donor, the code returns the lent priority and calls
+//! `rt_sigreturn`, which restores the thread's previous state. So a tracer may die at any moment.
 
 use super::super::error::{Error, Result, unexpected};
 use super::registers::NO_CALL;
@@ -12,26 +12,26 @@ use super::{Memory, Registers, Stop, Tracee, wait_for};
 use crate::priority::{Loan, ORDINARY, is_ordinary, set_timer_slack_ns, share_out, timer_slack_ns};
 use std::time::Duration;
 
-/// Pages of a stub: code, table of calls, frame, scratch.
+/// Size of a stub in bytes: code, table of calls, frame, scratch area.
 pub(crate) const STUB_BYTES: u64 = 0x20000;
 const TABLE: u64 = 0x1000;
-/// Behind them is room for what a thread does that its tracer has left.
+/// Most calls in the table. The entry behind them is for the call of a thread that has lost its tracer.
 const TABLE_CALLS: usize = 511;
 const FRAME: u64 = 0x9000;
-/// Where calls may read and write, from the stub's beginning.
+/// Offset in the stub of the scratch area, which calls may read and write.
 pub(crate) const SCRATCH: u64 = 0xe000;
-/// Bytes of it.
+/// Size of the scratch area in bytes.
 pub(crate) const SCRATCH_BYTES: u64 = STUB_BYTES - SCRATCH;
-/// At the end of it, for the priority that is given back.
+/// Bytes at the end of the scratch area for the scheduling parameters with which priority is returned.
 const PARAMETERS_BYTES: u64 = 8;
-/// Bytes of a call in the table: number, six arguments, result.
+/// Size of a table entry in bytes: number, six arguments, result.
 const CALL_BYTES: usize = 64;
-/// How long one batch may take: the kernel does all of it without waiting for anybody.
+/// Time limit of one batch. The kernel makes all of the calls without waiting for other processes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The result stays for later calls.
+/// Flag: keep the result for later calls.
 const KEEP: u64 = 1 << 32;
-/// The kept result is the first argument.
+/// Flag: pass the kept result as the first argument.
 const KEPT_FIRST: u64 = 1 << 34;
 
 std::arch::global_asm!(
@@ -89,7 +89,7 @@ unsafe extern "C" {
     static holdfast_stub_end: u8;
 }
 
-/// The code of a stub, to be written at its first address.
+/// Returns the code of a stub, to be written at its first address.
 pub(crate) fn code() -> &'static [u8] {
     let begin = &raw const holdfast_stub_begin;
     let length = (&raw const holdfast_stub_end).addr() - begin.addr();
@@ -102,7 +102,7 @@ fn done_offset() -> u64 {
     ((&raw const holdfast_stub_done).addr() - begin.addr()) as u64
 }
 
-/// A system call for another process to make.
+/// A system call to be made in another process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     number: u64,
@@ -125,38 +125,38 @@ impl Call {
         self
     }
 
-    /// With the kept result as first argument.
+    /// Passes the kept result as the first argument.
     pub fn kept_first(mut self) -> Self {
         self.number |= KEPT_FIRST;
         self
     }
 }
 
-/// How a batch ends: in a signal that the thread sends to itself.
+/// End of a batch: a signal that the thread sends to itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exit {
-    /// Process and thread in their own PID namespace.
+    /// PID in the process's own PID namespace.
     pub process: i32,
-    /// The thread.
+    /// TID in the same namespace.
     pub thread: i32,
-    /// The signal.
+    /// Signal that ends the batch.
     pub signal: i32,
-    /// Whether the process does something when it gets one: another that comes meanwhile is not lost.
+    /// True if the process reacts to the signal: a second one that arrives during the batch is then sent again.
     pub is_heard: bool,
-    /// Whether a thread that has lost its tracer goes back to what it did; else it ends.
+    /// True if a thread that has lost its tracer returns to its previous state; otherwise the thread ends.
     pub returns: bool,
 }
 
-/// Calls, made in order.
+/// System calls, made in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
     calls: Vec<Call>,
-    /// Of at most three arguments; made behind them by a thread whose tracer has died.
+    /// Call with at most three arguments that a thread makes after the others if its tracer has died.
     alone: Option<Call>,
 }
 
 impl Batch {
-    /// Adds a call and gives the place of its result.
+    /// Adds a call and returns the index of its result.
     pub fn push(&mut self, call: Call) -> usize {
         self.calls.push(call);
         self.calls.len() - 1
@@ -171,27 +171,28 @@ impl Batch {
     }
 }
 
-/// What came of a batch.
+/// Result of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// What each call returned, errors as negative numbers.
+    /// Return value of each call; errors are negative numbers.
     pub results: Vec<i64>,
-    /// The thread as it was before, and is again.
+    /// The thread's state before the batch, restored after it.
     pub before: Option<Before>,
-    /// The thread's timer slack where priority was lent to it: while it had that, it had no slack.
+    /// Timer slack, in nanoseconds, of a thread that ran with lent priority. A real-time thread has no slack, so the
+    /// value must be restored.
     pub slack_ns: Option<u64>,
-    /// A stop signal came meanwhile and must be sent again.
+    /// A stop signal arrived during the batch and must be sent again.
     stopped: bool,
-    /// Another signal of the number in which the batch ends came meanwhile.
+    /// A second signal of the number that ends the batch arrived during the batch.
     signalled: bool,
 }
 
-/// A thread that makes calls, as it was before.
+/// State of a thread before it makes calls.
 #[derive(Debug)]
 pub(crate) struct Before {
     pub registers: Registers,
     pub mask: u64,
-    /// Only read where the thread may outlive its tracer.
+    /// Vector registers; read only if the thread may outlive its tracer.
     pub extended: Vec<u8>,
 }
 
@@ -203,13 +204,13 @@ pub(crate) struct Stub {
 }
 
 impl Stub {
-    /// Runs calls in a stopped thread, whose registers and signal mask are as before afterwards.
+    /// Runs calls in a stopped thread. Registers and signal mask are restored afterwards.
     pub fn run(&self, tracee: Tracee, memory: &Memory, batch: Batch) -> Result<Outcome> {
         let mut outcomes = run_together(vec![Job::new(*self, tracee, memory, batch)])?;
         Ok(outcomes.pop().unwrap_or_default())
     }
 
-    /// Says where in its code it was, and about to make which call.
+    /// Describes an unexpected signal: the thread's position in the code and its next call.
     fn disturbed(&self, signal: i32, registers: &Registers) -> Error {
         unexpected(&format!(
             "a stub at {:#x} got signal {signal} at {:#x}: call {:#x}, {} left, from {:#x}",
@@ -222,16 +223,16 @@ impl Stub {
     }
 }
 
-/// Where in a stub one of several threads has its table, its frame and its answers.
+/// Part of a stub that one of several threads uses: its table, frame and scratch area.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     table: u64,
     frame: u64,
-    /// Where its calls may read and write.
+    /// Offset of the scratch area that the thread's calls may read and write.
     pub scratch: u64,
 }
 
-/// Divides a stub among threads that make few calls at the same time.
+/// Divides a stub among threads that make a few calls each at the same time.
 #[derive(Debug)]
 pub(crate) struct Slots {
     next: u64,
@@ -242,13 +243,13 @@ impl Slots {
         Self { next: TABLE }
     }
 
-    /// Where the scratch of the next slot begins, from the stub's beginning.
+    /// Returns the offset in the stub of the next slot's scratch area.
     pub fn next_scratch(&self) -> u64 {
         self.next
     }
 
-    /// Room for so many calls, bytes of vector registers (0 where no frame is needed) and bytes of scratch; none when the
-    /// stub is full.
+    /// Reserves a slot for `calls` calls, `extended` bytes of vector registers (0 if no frame is needed) and
+    /// `scratch` bytes; `None` when the stub is full.
     pub fn take(&mut self, calls: usize, extended: usize, scratch: usize) -> Option<Slot> {
         let behind = |at: u64, bytes: usize| (at + bytes as u64).next_multiple_of(64);
         let frame_bytes = match extended {
@@ -257,7 +258,7 @@ impl Slots {
         };
         let frame = behind(self.next, scratch);
         let table = behind(frame, frame_bytes);
-        // One entry more, see `encode`.
+        // `encode` adds one entry.
         let end = behind(table, (calls + 1) * CALL_BYTES);
         if calls > TABLE_CALLS || end > STUB_BYTES - PARAMETERS_BYTES {
             return None;
@@ -273,7 +274,7 @@ impl Slots {
 }
 
 impl Slot {
-    /// All of a stub, for one thread.
+    /// Slot that spans a whole stub, for a single thread.
     pub const WHOLE: Self = Self {
         table: TABLE,
         frame: FRAME,
@@ -281,7 +282,7 @@ impl Slot {
     };
 }
 
-/// Calls for one thread among several.
+/// Calls for one of several threads.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     stub: Stub,
@@ -289,24 +290,24 @@ pub(crate) struct Job<'a> {
     memory: &'a Memory,
     batch: Batch,
     slot: Slot,
-    /// Vector registers, where they were read already.
+    /// Vector registers, if they were read already.
     extended: Option<Vec<u8>>,
     lends: bool,
     loan: Option<Loan>,
-    /// What the thread was before.
+    /// The thread's previous state.
     before: Option<Before>,
-    /// Registers that the code gets.
+    /// Registers with which the code starts.
     registers: Registers,
-    /// Where the frame is with which the thread goes back by itself, or 0.
+    /// Address of the frame with which the thread returns by itself, or 0.
     frame: u64,
     outcome: Outcome,
-    /// Calls that were made or are being made.
+    /// Number of calls that have been made.
     made: usize,
     running: usize,
 }
 
 impl<'a> Job<'a> {
-    /// Of a thread that has all of its process's stub.
+    /// Creates a job for a thread that has all of its process's stub.
     pub fn new(stub: Stub, tracee: Tracee, memory: &'a Memory, batch: Batch) -> Self {
         Self {
             stub,
@@ -326,7 +327,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Of a thread that has a part of the stub, and these vector registers.
+    /// Limits the job to a part of the stub, and supplies the thread's vector registers.
     pub fn in_slot(self, slot: Slot, extended: Vec<u8>) -> Self {
         Self {
             slot,
@@ -335,13 +336,14 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Of a thread of a husk, which needs no frame, that has a part of the stub.
+    /// Limits the job to a part of the stub, for a thread of an empty process, which needs no frame.
     pub fn in_husk_slot(self, slot: Slot) -> Self {
         Self { slot, ..self }
     }
 
-    /// With more than the caller's priority, if that is real-time: the thread would wait behind others while all of its process
-    /// waits for it. If its tracer dies meanwhile it gives the priority back itself.
+    /// Lends the thread more than the caller's priority, if the caller is real-time. Otherwise the thread might wait
+    /// behind others while all of its process waits for it. If the tracer dies meanwhile, the thread returns the
+    /// priority itself.
     pub fn in_hurry(mut self, caller_is_realtime: bool) -> Self {
         self.lends = caller_is_realtime && is_ordinary(self.tracee.tid);
         self
@@ -351,7 +353,7 @@ impl<'a> Job<'a> {
         self.stub.address + STUB_BYTES - PARAMETERS_BYTES
     }
 
-    /// Registers for the code, and at the donor the way back without a tracer.
+    /// Prepares the registers for the code and, at the donor, the frame for a return without a tracer.
     fn prepare(&mut self) -> Result<()> {
         let (tracee, stub, exit) = (self.tracee, self.stub, self.stub.exit);
         let (before, mask) = (tracee.registers()?, tracee.mask()?);
@@ -374,7 +376,7 @@ impl<'a> Job<'a> {
             let frame = sigframe::build(self.frame, &before.restarted(), &extended, mask);
             self.memory.write(self.frame, &frame)?;
         } else {
-            // Calls that make threads take a stack from here; nothing is pushed.
+            // Calls that create threads take a stack address from here. Nothing is pushed on that stack.
             self.registers.rsp = stub.address + self.slot.scratch;
         }
         self.lends = self.lends && self.memory.write(self.place(), &[0; 8]).is_ok();
@@ -382,7 +384,7 @@ impl<'a> Job<'a> {
             let back = [0, ORDINARY as u64, self.place()];
             self.batch.alone = Some(Call::new(libc::SYS_sched_setscheduler, &back));
         }
-        // From here on the thread is put back by `restore`.
+        // From here on, `restore` undoes the changes to the thread.
         self.before = Some(Before {
             registers: before,
             mask,
@@ -395,7 +397,7 @@ impl<'a> Job<'a> {
         self.made < self.batch.calls.len()
     }
 
-    /// Lets the code begin, with as many calls as the table takes.
+    /// Starts the code, with as many calls as the table holds.
     fn begin(&mut self) -> Result<()> {
         let calls = &self.batch.calls[self.made..];
         let calls = &calls[..calls.len().min(TABLE_CALLS)];
@@ -412,7 +414,7 @@ impl<'a> Job<'a> {
         self.tracee.resume(0)
     }
 
-    /// Waits until the code has ended.
+    /// Waits for the end of the code and collects the results.
     fn finish(&mut self) -> Result<()> {
         let calls = std::mem::take(&mut self.running);
         self.registers.rbp = self.wait_for_end()?.rbp;
@@ -447,7 +449,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Makes the thread what it was.
+    /// Restores the thread's previous state.
     fn restore(&mut self) -> Result<()> {
         if let Some(loan) = self.loan.take() {
             loan.end();
@@ -469,8 +471,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Makes calls in several stopped threads at the same time; each is as before afterwards. Threads of one process have slots of
-/// its stub that do not overlap. Gives an outcome for each job, or the first failure.
+/// Makes calls in several stopped threads at the same time, and restores each thread afterwards. Threads of one
+/// process must have slots of its stub that do not overlap. Returns an outcome for each job, or the first error.
 pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
     let mut outcome = Ok(());
     for job in &mut jobs {
@@ -487,7 +489,7 @@ pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
         for job in jobs.iter_mut().filter(|job| job.has_more()) {
             outcome = outcome.and_then(|()| job.begin());
         }
-        // Whatever one gave, who has begun is waited for.
+        // Even after an error, wait for the jobs that have started.
         for job in jobs.iter_mut().filter(|job| job.running > 0) {
             let finished = job.finish();
             outcome = outcome.and(finished);
@@ -513,8 +515,8 @@ pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
     Ok(outcomes.collect())
 }
 
-/// A table with one more entry: the call that is made without a tracer, 0 where there is none, and in the place of its result where
-/// the frame is.
+/// Encodes the table with one more entry: the call to make without a tracer, or 0. The result field of that entry
+/// holds the frame's address.
 fn encode(calls: &[Call], alone: Option<&Call>, frame: u64) -> Vec<u8> {
     let none = Call::new(0, &[]);
     let last = (alone.unwrap_or(&none), frame);

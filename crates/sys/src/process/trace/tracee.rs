@@ -1,4 +1,4 @@
-//! One thread under ptrace.
+//! A single thread under ptrace.
 
 use super::super::error::{Context, Error, Result, check_long};
 use super::{Patience, Registers};
@@ -6,40 +6,40 @@ use std::ffi::{c_long, c_void};
 use std::io;
 use std::time::Duration;
 
-/// How long a thread may take to stop.
+/// Time limit for a thread to stop.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Most bytes of extended registers (AVX-512, AMX and what may come).
+/// Most bytes of extended registers (AVX-512, AMX, and reserve for later extensions).
 const XSTATE_MAX: usize = 16384;
 const NT_X86_XSTATE: usize = 0x202;
 /// `PTRACE_EVENT_STOP` in the upper half of a wait status.
 const EVENT_STOP: i32 = 128;
 
-/// Why a traced thread stopped.
+/// Reason for the stop of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// By `PTRACE_INTERRUPT`, or at its birth.
+    /// `PTRACE_INTERRUPT`, or the first stop of a new thread.
     Interrupt,
-    /// With its process, by this signal of job control.
+    /// Group stop of the process by this job control signal.
     Group(i32),
-    /// About to get a signal.
+    /// Signal about to be delivered.
     Signal(i32),
     /// `PTRACE_EVENT_*`.
     Event(i32),
-    /// At the border of a system call.
+    /// Entry or exit of a system call.
     Call,
-    /// It is no more; its wait status.
+    /// The thread has ended with this wait status.
     Ended(i32),
 }
 
-/// A thread which the calling thread traces.
+/// A thread that the calling thread traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tracee {
-    /// In the caller's PID namespace.
+    /// TID in the caller's PID namespace.
     pub tid: i32,
 }
 
 impl Tracee {
-    /// Attaches without stopping.
+    /// Attaches without stopping the thread.
     pub fn seize(tid: i32, options: i32) -> Result<Self> {
         let tracee = Self { tid };
         match tracee.ask(libc::PTRACE_SEIZE, 0, options as usize) {
@@ -49,14 +49,14 @@ impl Tracee {
         }
     }
 
-    /// Asks it to stop, without waiting.
+    /// Asks the thread to stop, without waiting.
     pub fn interrupt(self) -> Result<()> {
         self.ask(libc::PTRACE_INTERRUPT, 0, 0)
             .map(drop)
             .or_else(|e| self.named(e, "interrupting"))
     }
 
-    /// Waits until it stops by the interrupt, or with its process; signals that come before are delivered.
+    /// Waits until the thread stops by the interrupt or with its process. Signals that arrive before are delivered.
     pub fn wait_stopped(self) -> Result<Stop> {
         loop {
             match wait_for(self.tid, STOP_LIMIT)? {
@@ -69,41 +69,41 @@ impl Tracee {
         }
     }
 
-    /// Lets it run, with a signal unless that is 0.
+    /// Resumes the thread, with a signal unless that is 0.
     pub fn resume(self, signal: i32) -> Result<()> {
         self.ask(libc::PTRACE_CONT, 0, signal as usize)
             .map(drop)
             .or_else(|e| self.named(e, "resuming"))
     }
 
-    /// Lets it run until it is at the border of a system call: its beginning, then its end.
+    /// Resumes the thread until the next entry or exit of a system call.
     pub fn resume_to_call(self) -> Result<()> {
         self.ask(libc::PTRACE_SYSCALL, 0, 0)
             .map(drop)
             .or_else(|e| self.named(e, "resuming"))
     }
 
-    /// Sends it a signal, which waits until the thread runs on.
+    /// Sends the thread a signal, which stays pending until the thread runs.
     pub fn send(self, signal: i32) {
-        // SAFETY: no pointers are passed. One that has ended needs nothing.
+        // SAFETY: no pointers are passed. A thread that has ended needs no signal.
         unsafe { libc::syscall(libc::SYS_tkill, self.tid, signal) };
     }
 
-    /// Lets it run one instruction.
+    /// Executes one instruction of the thread.
     pub fn step(self) -> Result<()> {
         self.ask(libc::PTRACE_SINGLESTEP, 0, 0)
             .map(drop)
             .or_else(|e| self.named(e, "stepping"))
     }
 
-    /// Lets go of it.
+    /// Detaches from the thread.
     pub fn detach(self) -> Result<()> {
         self.ask(libc::PTRACE_DETACH, 0, 0)
             .map(drop)
             .or_else(|e| self.named(e, "detaching from"))
     }
 
-    /// Sets ptrace options.
+    /// Sets the ptrace options.
     pub fn options(self, options: i32) -> Result<()> {
         self.ask(libc::PTRACE_SETOPTIONS, 0, options as usize)
             .map(drop)
@@ -127,7 +127,7 @@ impl Tracee {
         .or_else(|e| self.named(e, "writing registers of"))
     }
 
-    /// Floating point and vector registers, in the standard format of XSAVE.
+    /// Returns floating point and vector registers, in the standard format of XSAVE.
     pub fn extended(self) -> Result<Vec<u8>> {
         let mut bytes = vec![0u8; XSTATE_MAX];
         let mut part = libc::iovec {
@@ -158,7 +158,7 @@ impl Tracee {
         .or_else(|e| self.named(e, "writing vector registers of"))
     }
 
-    /// Blocked signals, bit 0 for signal 1.
+    /// Returns the blocked signals, bit 0 for signal 1.
     pub fn mask(self) -> Result<u64> {
         let mut mask = 0u64;
         self.ask(libc::PTRACE_GETSIGMASK as _, 8, (&raw mut mask) as usize)
@@ -172,7 +172,7 @@ impl Tracee {
             .or_else(|e| self.named(e, "writing the signal mask of"))
     }
 
-    /// Where the thread's restartable sequences live: address, bytes, signature.
+    /// Returns the thread's area for restartable sequences: address, bytes, signature.
     pub fn rseq(self) -> Result<(u64, u32, u32)> {
         let mut found: libc::ptrace_rseq_configuration = {
             // SAFETY: plain numbers, for which zero is a value.
@@ -188,7 +188,7 @@ impl Tracee {
         Ok((found.rseq_abi_pointer, found.rseq_abi_size, found.signature))
     }
 
-    /// Whether the thread gets its own system calls as signals.
+    /// Returns true if the thread gets its own system calls as signals.
     pub fn dispatches_calls(self) -> bool {
         /// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` (Linux 6.4).
         const GET_DISPATCH: u32 = 0x4211;
@@ -199,7 +199,7 @@ impl Tracee {
         asked.is_ok() && found[0] != 0
     }
 
-    /// Signals that wait for the thread, or for its process, as `siginfo_t`.
+    /// Returns the signals pending for the thread, or with `shared` for its process, as `siginfo_t`.
     pub fn pending(self, shared: bool) -> Result<Vec<[u8; 128]>> {
         let mut found: Vec<[u8; 128]> = Vec::new();
         loop {
@@ -213,7 +213,7 @@ impl Tracee {
                 },
                 nr: some.len() as i32,
             };
-            // SAFETY: `ask` is readable and `some` has room for as many `siginfo_t` of 128 bytes as it asks for.
+            // SAFETY: `ask` is readable, and `some` has space for as many `siginfo_t` of 128 bytes as `ask` requests.
             let count = unsafe {
                 libc::ptrace(
                     libc::PTRACE_PEEKSIGINFO as _,
@@ -231,7 +231,7 @@ impl Tracee {
         }
     }
 
-    /// A seccomp filter of the thread, the newest at 0; nothing beyond the last.
+    /// Returns a seccomp filter of the thread, the newest at index 0; `None` beyond the last.
     pub fn filter(self, index: usize) -> io::Result<Option<Vec<[u8; 8]>>> {
         const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
         let mut code = vec![[0u8; 8]; 4096];
@@ -250,8 +250,8 @@ impl Tracee {
     }
 
     fn ask(self, request: libc::c_uint, address: usize, data: usize) -> io::Result<c_long> {
-        // SAFETY: callers pass, for each request, either plain numbers or the address of a value that is as large as the
-        // kernel's and outlives the call; libc's wrapper writes through no pointer for the requests used here.
+        // SAFETY: for each request, callers pass either plain numbers or the address of a value that is as large as
+        // the kernel's and outlives the call; libc's wrapper writes through no pointer for the requests used here.
         check_long(unsafe { libc::ptrace(request, self.tid, address, data) })
     }
 
@@ -276,7 +276,7 @@ pub(crate) fn wait_for(tid: i32, limit: Duration) -> Result<Stop> {
     }
 }
 
-/// The next stop of a traced thread, if it has come.
+/// Returns the next stop of a traced thread, if there is one already.
 pub(crate) fn look(tid: i32) -> Result<Option<Stop>> {
     loop {
         let mut status = 0;

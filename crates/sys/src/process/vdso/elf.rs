@@ -1,12 +1,13 @@
-//! The functions that an image exports. The image comes from another node: nothing in it is believed.
+//! Parser for the functions that a vDSO image exports. The image comes from another node, so every field is
+//! validated.
 
 use crate::process::error::{Error, Result};
 
-/// Most functions that an image may export; kernels have some 14, aliases included.
+/// Most functions that an image may export. Kernels export about 14, aliases included.
 const FUNCTIONS_MAX: usize = 256;
-/// Most bytes of a name.
+/// Most bytes of a function name.
 const NAME_MAX: usize = 64;
-/// What an ELF image for this architecture begins with: 64 bits, the lowest byte first.
+/// First bytes of an ELF image for this architecture: 64 bits, little-endian.
 const BEGIN: &[u8] = b"\x7fELF\x02\x01";
 const MACHINE: u16 = 62;
 const LOAD: u32 = 1;
@@ -17,40 +18,41 @@ const STRINGS: u64 = 5;
 const SYMBOLS: u64 = 6;
 const STRINGS_SIZE: u64 = 10;
 const GNU_HASH: u64 = 0x6fff_fef5;
-/// Bytes of a program header, of an entry of the dynamic section, of a symbol.
+/// Sizes in bytes of a program header, an entry of the dynamic section, and a symbol.
 const HEADER: u64 = 56;
 const ENTRY: u64 = 16;
 const SYMBOL: u64 = 24;
 /// `STT_FUNC`.
 const FUNCTION: u8 = 2;
 
-/// A function of an image.
+/// A function exported by an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// By which programs find it.
+    /// Name by which programs find the function.
     pub name: Vec<u8>,
-    /// Where in the image.
+    /// Offset in the image, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// What an image exports; a function with several names comes several times. Each lies within the image.
+/// Returns the functions that an image exports, all within the image. A function with several names appears once for
+/// each name.
 ///
 /// # Errors
-/// [`Error::Image`] of what is no such image.
+/// [`Error::Image`] if the bytes are not a vDSO image for x86_64.
 pub fn functions(image: &[u8]) -> Result<Vec<Function>> {
     let image = Image::read(image).ok_or(Error::Image("a vDSO that is no ELF image for x86_64"))?;
     image.functions().ok_or(Error::Image("symbols of a vDSO"))
 }
 
-/// An image, and where the tables of its symbols are.
+/// An image and its symbol tables.
 struct Image<'a> {
     bytes: &'a [u8],
     symbols: u64,
     strings: &'a [u8],
     count: u64,
-    /// The address for which it was linked.
+    /// Address for which the image was linked.
     linked: u64,
 }
 
@@ -85,7 +87,7 @@ impl<'a> Image<'a> {
         };
         let place = |tag: u64| Some(found(tag)?.wrapping_sub(linked));
         let count = match place(HASH) {
-            // Buckets, chains: one for each symbol.
+            // The table's second word is its number of chains: one for each symbol.
             Some(at) => u64::from(u32_at(bytes, at.checked_add(4)?)?),
             None => counted(bytes, place(GNU_HASH)?)?,
         };
@@ -125,7 +127,7 @@ impl<'a> Image<'a> {
     }
 }
 
-/// How many symbols there are by the newer kind of hash table: its last chain ends with the last of them.
+/// Returns the number of symbols according to a `DT_GNU_HASH` table, whose last chain ends with the last symbol.
 fn counted(bytes: &[u8], at: u64) -> Option<u64> {
     let word = |index: u64| u32_at(bytes, at.checked_add(index.checked_mul(4)?)?);
     let (buckets, first, bloom) = (word(0)?, word(1)?, word(2)?);

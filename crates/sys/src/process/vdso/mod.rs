@@ -1,5 +1,6 @@
-//! The kernel's code in a program (`vdso(7)`). A program has its addresses, and it reads pages whose layout is that kernel's own: on
-//! another kernel its functions must lead to that one's.
+//! Adaptation of the vDSO (`vdso(7)`), the kernel's code in a program, to another kernel. The program knows the
+//! addresses of the donor's vDSO, and a vDSO reads data pages in its own kernel's layout. On another kernel the known
+//! functions must therefore lead to that kernel's code.
 
 mod elf;
 
@@ -8,9 +9,9 @@ use std::collections::BTreeMap;
 
 pub use elf::{Function, functions};
 
-/// What programs call that reads none of the kernel's pages.
+/// Function that works on any kernel, as it reads none of the kernel's data pages.
 const ALONE: &[u8] = b"sgx_enter_enclave";
-/// The calls that functions stand for.
+/// System calls that do the same as functions of the vDSO.
 const CALLS: [(&[u8], libc::c_long); 6] = [
     (b"clock_gettime", libc::SYS_clock_gettime),
     (b"gettimeofday", libc::SYS_gettimeofday),
@@ -20,20 +21,20 @@ const CALLS: [(&[u8], libc::c_long); 6] = [
     (b"getrandom", libc::SYS_getrandom),
 ];
 
-/// An image whose functions lead elsewhere.
+/// A vDSO image with redirected functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patched {
-    /// The pages.
+    /// The image's pages.
     pub image: Vec<u8>,
-    /// Where in it other code is than before: offset and bytes.
+    /// Parts of the image with replaced code: offset and length in bytes.
     pub places: Vec<(u64, u64)>,
 }
 
-/// The image `old`, each function of which leads to the one of the same name in `new` at address `base`, or to the system call where
-/// that has none.
+/// Redirects each function of the image `old` to the function of the same name in `new`, mapped at address `base`. A
+/// function that `new` lacks makes its system call.
 ///
 /// # Errors
-/// [`Error::Image`] of an image that makes no sense; [`Error::Refused`] if it has what this kernel cannot give.
+/// [`Error::Image`] for a malformed image; [`Error::Refused`] for a function that this kernel does not offer.
 pub fn patch(old: &[u8], new: &[u8], base: u64) -> Result<Patched> {
     let found = if new.is_empty() {
         Vec::new()
@@ -51,7 +52,7 @@ pub fn patch(old: &[u8], new: &[u8], base: u64) -> Result<Patched> {
             written: None,
         });
         place.size = place.size.min(size);
-        // Of the names of one function the first that is known counts.
+        // If a function has several names, the first known one counts.
         if place.written.is_some() {
             continue;
         }
@@ -73,19 +74,19 @@ pub fn patch(old: &[u8], new: &[u8], base: u64) -> Result<Patched> {
     })
 }
 
-/// A function, by whatever names.
+/// A function of the image, under all of its names.
 struct Place {
     size: u64,
-    /// Bytes that were written where it begins.
+    /// Number of bytes replaced at its beginning.
     written: Option<u64>,
 }
 
-/// What the acceptor says of the donor's image.
+/// Returns the acceptor's refusal of the donor's image.
 fn refused(what: &str) -> Error {
     Error::Refused(format!("the donor's vDSO differs from its own, and {what}"))
 }
 
-/// Every function leads elsewhere, and none reaches into the next.
+/// Checks that every function is redirected and that no two functions overlap.
 fn check(places: &BTreeMap<u64, Place>) -> Result<()> {
     let mut end = 0;
     for (offset, place) in places {
@@ -103,12 +104,12 @@ fn check(places: &BTreeMap<u64, Place>) -> Result<()> {
     Ok(())
 }
 
-/// The name without what the kernel puts before it: the same function may have both.
+/// Strips the kernel's prefix from a function name. A function may have both names.
 fn plain(name: &[u8]) -> &[u8] {
     name.strip_prefix(b"__vdso_").unwrap_or(name)
 }
 
-/// What is written where a function begins; nothing for what stays, or is not known.
+/// Returns the code to write at the function's beginning: empty for a function that stays, `None` for an unknown one.
 fn code(name: &[u8], there: &BTreeMap<&[u8], u64>, base: u64) -> Option<Vec<u8>> {
     if let Some(offset) = there.get(name) {
         return Some(jump(base.wrapping_add(*offset)));
@@ -120,18 +121,19 @@ fn code(name: &[u8], there: &BTreeMap<&[u8], u64>, base: u64) -> Option<Vec<u8>>
     Some(call(*number))
 }
 
-/// `jmp *0(%rip)`, and the address behind it: no register changes.
+/// Returns `jmp *0(%rip)` and the address behind it. The jump changes no register.
 fn jump(to: u64) -> Vec<u8> {
     let mut code = vec![0xff, 0x25, 0, 0, 0, 0];
     code.extend_from_slice(&to.to_le_bytes());
     code
 }
 
-/// `mov $number, %eax; syscall; ret`: a function has its arguments where the call wants them.
+/// Returns `mov $number, %eax; syscall; ret`. Function and system call take their arguments in the same registers.
 fn call(number: libc::c_long) -> Vec<u8> {
     let mut code = Vec::new();
     if number == libc::SYS_getrandom {
-        // Who asks by `opaque_len` -1 what its state would be gets ENOSYS: `cmp $-1, %r8; jne over; mov $-38, %rax; ret`.
+        // A program that queries the state's size by `opaque_len` -1 gets ENOSYS: `cmp $-1, %r8; jne over; mov $-38,
+        // %rax; ret`.
         code.extend_from_slice(&[0x49, 0x83, 0xf8, 0xff, 0x75, 0x08]);
         code.extend_from_slice(&[0x48, 0xc7, 0xc0, 0xda, 0xff, 0xff, 0xff, 0xc3]);
     }

@@ -4,21 +4,21 @@ use std::ptr;
 
 const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
 
-/// This kernel's own, and where it is.
+/// Returns this kernel's vDSO image and address.
 fn own() -> (Vec<u8>, u64) {
     let lines = crate::process::procfs::mappings(std::process::id() as i32).expect("mappings");
     let line = lines.iter().find(|line| line.name == b"[vdso]");
     let line = line.expect("this kernel has one");
     let bytes = (line.end - line.start) as usize;
-    // SAFETY: the kernel keeps these pages there, readable, as long as the process lives.
+    // SAFETY: the kernel keeps these pages mapped there and readable as long as the process lives.
     let image = unsafe { std::slice::from_raw_parts(line.start as *const u8, bytes) };
     (image.to_vec(), line.start)
 }
 
-/// Code that can be called, for good.
+/// Maps code that stays callable until the process ends.
 fn loaded(image: &[u8]) -> u64 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping, as large as what is copied into it.
+    // SAFETY: a new mapping of the size of the code copied into it.
     unsafe {
         let place = libc::mmap(ptr::null_mut(), image.len(), PROTECTION, flags, -1, 0);
         assert_ne!(place, libc::MAP_FAILED);
@@ -38,7 +38,7 @@ fn seconds(address: u64) -> i64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: there is a function of this type there.
+    // SAFETY: a function of this type is at the address.
     let clock: extern "C" fn(i32, *mut libc::timespec) -> i32 =
         unsafe { std::mem::transmute(address as *const ()) };
     assert_eq!(clock(libc::CLOCK_MONOTONIC, &raw mut now), 0);
@@ -57,7 +57,7 @@ fn functions_lead_to_the_other_code_or_to_the_call() {
             let (first, now) = (seconds(real), seconds(address(&image, place, name)));
             assert!(first <= now && now <= seconds(real), "{first} {now}");
         }
-        // SAFETY: there are functions of these types there.
+        // SAFETY: functions of these types are at the addresses.
         let (time, cpu) = unsafe {
             let time: extern "C" fn(*mut i64) -> i64 =
                 std::mem::transmute(address(&image, place, "__vdso_time") as *const ());
@@ -75,7 +75,7 @@ fn functions_lead_to_the_other_code_or_to_the_call() {
 #[test]
 fn random_bytes_come_by_the_call_where_the_other_code_has_none() {
     let place = loaded(&call(libc::SYS_getrandom));
-    // SAFETY: there is a function of this type there.
+    // SAFETY: a function of this type is at the address.
     let random: extern "C" fn(*mut u8, usize, u32, *mut u8, usize) -> isize =
         unsafe { std::mem::transmute(place as *const ()) };
     let mut bytes = [0; 32];
@@ -110,7 +110,7 @@ fn all_aliases_are_found_and_lie_within_the_image() {
     );
 }
 
-/// Renames a function, by all of its names.
+/// Renames a function in all of its names.
 fn renamed(image: &[u8], from: &str, to: &str) -> Vec<u8> {
     assert_eq!(from.len(), to.len());
     let mut image = image.to_vec();
@@ -129,7 +129,7 @@ fn what_cannot_be_led_anywhere_is_refused() {
     let strange = renamed(&image, "getcpu", "gotcpu");
     let why = patch(&strange, &image, base).unwrap_err().to_string();
     assert!(why.ends_with("a function that is not known here"), "{why}");
-    // Both have it.
+    // A function that both images export is accepted.
     assert!(patch(&strange, &strange, base).is_ok());
     let enclave = renamed(&image, "getrandom", "sgx_enter");
     assert!(patch(&enclave, &image, base).is_err());
@@ -150,7 +150,7 @@ fn symbols_are_counted_by_either_table() {
             && image[at + 8..at + 16] != [0; 8]
             && image[at + 16..].starts_with(&0x6fff_fef5u64.to_le_bytes())
     });
-    // A kernel that has but one of them is read by that.
+    // A kernel may have only one of the tables; `functions` then uses that one.
     let Some(at) = at else {
         assert!(functions(&image).is_ok());
         return;
@@ -170,7 +170,7 @@ proptest! {
         let _ = patch(&bytes, &bytes, 0);
     }
 
-    /// Whatever is wrong in it, what is read lies within, and nothing else changes than what is told.
+    /// Any damage leaves all functions within the image, and only the reported parts changed.
     #[test]
     fn a_damaged_image_does_no_harm(
         damage in prop::collection::vec((0usize..0x800, any::<u8>()), 1..8),

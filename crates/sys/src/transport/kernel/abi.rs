@@ -1,4 +1,4 @@
-//! What Linux's SCTP (`linux/sctp.h`) is told and tells, laid out by hand: several of its structures are packed.
+//! Structures of Linux's SCTP socket API (`linux/sctp.h`), laid out by hand because several of them are packed.
 
 use crate::address::RawAddress;
 use crate::transport::Config;
@@ -23,11 +23,11 @@ pub const CONNECTX3: i32 = 111;
 pub const EVENT: i32 = 127;
 pub const REMOTE_UDP_ENCAPS_PORT: i32 = 132;
 
-/// `enum sctp_cmsg_type`.
+/// Control message types, `enum sctp_cmsg_type`.
 pub const CMSG_SNDINFO: i32 = 2;
 pub const CMSG_RCVINFO: i32 = 3;
 
-/// `enum sctp_sinfo_flags`.
+/// Send flags, `enum sctp_sinfo_flags`.
 pub const UNORDERED: u16 = 1;
 pub const ABORT: u16 = 4;
 pub const EOF: u16 = 0x200;
@@ -35,7 +35,7 @@ pub const EOF: u16 = 0x200;
 /// `MSG_NOTIFICATION`.
 pub const MSG_NOTIFICATION: i32 = 0x8000;
 
-/// `enum sctp_sn_type`, and flags.
+/// Notification types of `enum sctp_sn_type`, and flags.
 pub const DIALECT: Dialect = Dialect {
     assoc_change: 0x8001,
     path_change: 0x8002,
@@ -45,7 +45,7 @@ pub const DIALECT: Dialect = Dialect {
     data_sent: 1,
 };
 
-/// Room for addresses that the kernel lists.
+/// Size of the buffer for the kernel's address lists, bytes: 64 IPv6 addresses.
 pub const LIST_LEN: usize = 8 + 64 * 28;
 
 fn ms(duration: Duration) -> u32 {
@@ -56,7 +56,8 @@ fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
-/// The options of `config` that every socket gets, as name and value. `receive_buffer` is what `SO_RCVBUF` tells.
+/// Returns the options of `config` that every socket gets, as name and value. `receive_buffer` is the socket's
+/// `SO_RCVBUF`.
 pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
     let failure = &config.failure;
     let rto = [
@@ -71,10 +72,12 @@ pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
         failure.init_retransmissions,
         u16::try_from(ms(failure.rto_max)).unwrap_or(u16::MAX),
     ];
-    // `struct sctp_assocparams`: association, retransmissions, (read only) destinations, three words that 0 leaves alone.
+    // The value is a `struct sctp_assocparams`: association, retransmissions, (read only) destinations, and three words
+    // in which 0 means no change.
     let mut assoc = vec![0; 20];
     assoc[4..6].copy_from_slice(&failure.association_retransmissions.to_ne_bytes());
-    // The kernel refuses more than half of its buffer, which without capabilities is smaller than what was asked for.
+    // The kernel refuses more than half of its buffer, which is smaller than requested if the process lacks
+    // capabilities.
     let buffer = config.receive_buffer.min(receive_buffer);
     let whole = config.message_len_max.min(buffer / 2);
     let mut options = vec![
@@ -94,7 +97,7 @@ pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
         DIALECT.path_change,
         DIALECT.send_failed,
     ] {
-        // `struct sctp_event`: association, type, on.
+        // The value is a `struct sctp_event`: association, type, on.
         let mut event = vec![0; 8];
         event[4..6].copy_from_slice(&kind.to_ne_bytes());
         event[6] = 1;
@@ -103,9 +106,9 @@ pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
     options
 }
 
-/// `struct sctp_paddrparams`, packed: no address, so all paths of associations to come.
+/// Builds a packed `struct sctp_paddrparams` without an address, for all paths of future associations.
 fn path_params(config: &Config) -> Vec<u8> {
-    /// `SPP_HB_ENABLE` and `SPP_PMTUD_DISABLE`.
+    /// Flags `SPP_HB_ENABLE` and `SPP_PMTUD_DISABLE`.
     const FLAGS: u32 = 1 | 1 << 4;
     let mut bytes = vec![0; 156];
     bytes[132..136].copy_from_slice(&ms(config.failure.heartbeat).to_ne_bytes());
@@ -115,27 +118,27 @@ fn path_params(config: &Config) -> Vec<u8> {
     bytes
 }
 
-/// `struct sctp_udpencaps` for associations to come.
+/// Builds a `struct sctp_udpencaps` for future associations.
 pub fn encapsulation(port: Option<u16>) -> Vec<u8> {
     let mut bytes = vec![0; 144];
-    // The kernel wants an address here that says which; one of no family stands for all.
+    // The kernel requires an address field; an address without a family stands for all.
     bytes[136..138].copy_from_slice(&port.unwrap_or(0).to_be_bytes());
     bytes
 }
 
-/// `spinfo_srtt` of the primary path in a `struct sctp_status`. RFC 6458, section 8.2.2, wants milliseconds; the kernel gives
-/// its own `tick`s, which are as long only if it has 1000 in a second.
+/// Returns `spinfo_srtt` of the primary path in a `struct sctp_status`. RFC 6458, section 8.2.2, specifies
+/// milliseconds; the kernel uses its own `tick`s, which are milliseconds only at 1000 ticks per second.
 pub fn srtt(status: &[u8], tick: Duration) -> Option<Duration> {
     Some(tick * u32_at(status, 164)?)
 }
 
-/// The length of a `struct sctp_status`.
+/// Length of a `struct sctp_status`, bytes.
 pub const STATUS_LEN: usize = 176;
 
-/// `SCTP_UNCONFIRMED` of `enum sctp_spinfo_state`.
+/// Path state `SCTP_UNCONFIRMED` of `enum sctp_spinfo_state`.
 pub const UNCONFIRMED: u32 = 3;
 
-/// `struct sctp_paddrinfo`, packed: association, address, state, four more words.
+/// Builds a packed `struct sctp_paddrinfo`: association, address, state, four more words.
 pub fn path_info(assoc: u32, address: SocketAddr) -> Vec<u8> {
     let mut bytes = vec![0; 152];
     bytes[..4].copy_from_slice(&assoc.to_ne_bytes());
@@ -144,12 +147,12 @@ pub fn path_info(assoc: u32, address: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-/// `spinfo_state` of such a structure.
+/// Returns `spinfo_state` of a `struct sctp_paddrinfo`.
 pub fn path_state(info: &[u8]) -> Option<u32> {
     u32_at(info, 132)
 }
 
-/// `struct sctp_sndinfo`.
+/// Builds a `struct sctp_sndinfo`.
 pub fn sndinfo(assoc: u32, stream: u16, flags: u16, ppid: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..2].copy_from_slice(&stream.to_ne_bytes());
@@ -159,13 +162,13 @@ pub fn sndinfo(assoc: u32, stream: u16, flags: u16, ppid: u32) -> [u8; 16] {
     bytes
 }
 
-/// The same addresses with another port.
+/// Returns the same addresses with another port.
 pub fn with_port(addresses: &[SocketAddr], port: u16) -> Vec<SocketAddr> {
     let with_port = |address: &SocketAddr| SocketAddr::new(address.ip(), port);
     addresses.iter().map(with_port).collect()
 }
 
-/// The first address of a list, for calls that take one.
+/// Returns the first address of a list, for calls that take one.
 pub fn first(addresses: &[SocketAddr]) -> Option<RawAddress> {
     addresses
         .first()

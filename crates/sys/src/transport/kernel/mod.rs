@@ -1,4 +1,4 @@
-//! SCTP by the kernel.
+//! SCTP endpoints of the kernel.
 
 mod abi;
 mod outbox;
@@ -22,24 +22,24 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use timer::Timer;
 
-/// Sockets read in one turn.
+/// Most sockets read in one turn.
 const READY_MAX: usize = 64;
-/// The setting that has the kernel take encapsulated packets.
+/// Sysctl with the UDP port at which the kernel receives encapsulated packets.
 const UDP_PORT: &str = "net/sctp/udp_port";
-/// The setting that has each association of a new socket use a send buffer of its own, and not all together one.
+/// Sysctl that gives each association of a new socket its own send buffer, instead of one for all.
 const SEND_BUFFERS: &str = "net/sctp/sndbuf_policy";
-/// In the place of a port: the timer.
+/// Event number of the timer, in the place of a port number.
 const TIMER: u32 = u32::MAX;
 
-/// Whether the kernel has SCTP in this network namespace.
+/// Returns true if the kernel has SCTP in this network namespace.
 pub fn is_there() -> bool {
     Socket::new(false).is_ok()
 }
 
-/// A one-to-many socket, and those of further local ports.
+/// A one-to-many socket, and the sockets of additional local ports.
 pub struct KernelEndpoint {
     config: Config,
-    /// By number; 0 is the endpoint's own.
+    /// Sockets by port number; 0 is the endpoint's own.
     sockets: HashMap<u32, Socket>,
     last_port: u32,
     epoll: OwnedFd,
@@ -53,7 +53,8 @@ pub struct KernelEndpoint {
 impl KernelEndpoint {
     pub fn open(config: &Config) -> io::Result<Self> {
         let encapsulation = config.encapsulation.map(encapsulate).transpose()?;
-        // Who may not set it has one buffer for all: a peer that does not read then slows the others.
+        // Without permission to set the sysctl, all associations share one buffer: a peer that does not read then slows
+        // the others down.
         if sysctl::read(SEND_BUFFERS).is_ok_and(|value| value == "0") {
             let _ = sysctl::write(SEND_BUFFERS, "1");
         }
@@ -98,7 +99,7 @@ impl KernelEndpoint {
         socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Hands the kernel what waits, as far as it has room for the association of each message.
+    /// Passes queued messages to the kernel, as far as each association's send buffer has space.
     fn hand_over(&mut self) {
         while let Some(next) = self.outbox.next() {
             let Some(socket) = self.sockets.get(&next.port) else {
@@ -127,7 +128,7 @@ impl KernelEndpoint {
         });
     }
 
-    /// Nothing is sent to an association that is gone.
+    /// Drops the messages to an association that has ended, and its additional port.
     fn forget(&mut self, gone: AssocId) {
         for queued in self.outbox.forget(gone) {
             self.failed(queued);
@@ -164,7 +165,7 @@ impl Endpoint for KernelEndpoint {
             }
         }
         for assoc in std::mem::take(&mut self.assembly.too_long) {
-            // If it is gone already, an event says so.
+            // An association that has ended already is reported by an event.
             let _ = self.abort(assoc);
         }
         let gone = self.assembly.events.iter().filter_map(|event| match event {
@@ -241,7 +242,7 @@ impl Endpoint for KernelEndpoint {
     fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
         let socket = self.socket_of(assoc)?;
         let mut addresses = socket.addresses(abi::GET_PEER_ADDRS, assoc.id())?;
-        // A single one has answered, or there were no association.
+        // A lone address has answered, or the association would not exist.
         if addresses.len() > 1 {
             addresses.retain(|address| socket.is_confirmed(assoc.id(), *address));
         }
@@ -268,7 +269,7 @@ impl Endpoint for KernelEndpoint {
     }
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
-        // What was said before goes first, where there is room for it. The word itself needs none.
+        // Earlier messages are sent first, as far as there is buffer space. The abort itself needs none.
         self.hand_over();
         self.outbox.forget(assoc);
         send::abort(self.socket_of(assoc)?.as_fd(), assoc)
@@ -277,12 +278,13 @@ impl Endpoint for KernelEndpoint {
 
 impl Drop for KernelEndpoint {
     fn drop(&mut self) {
-        // What was handed over leaves, as far as the kernel has room.
+        // Queued messages are sent, as far as the kernel has buffer space.
         let _ = self.flush();
     }
 }
 
-/// Has the kernel take encapsulated packets at UDP port `wanted`, 0 meaning whichever is set, and returns the port.
+/// Makes the kernel receive encapsulated packets at UDP port `wanted`, and returns the port; 0 means the port already
+/// set, or else the standard one.
 fn encapsulate(wanted: u16) -> io::Result<u16> {
     let current = sysctl::read(UDP_PORT).map_err(|error| {
         let text = format!("the kernel's SCTP has no UDP encapsulation ({UDP_PORT}): {error}");

@@ -1,6 +1,7 @@
-//! Messages that the kernel has not taken yet.
+//! Messages that the kernel has not accepted yet.
 //!
-//! What one association has no room for is set aside: it waits, and everything after it for the same association, while the others go on.
+//! A message without buffer space in its association is set aside: it waits, with all later messages of the same
+//! association, while other associations continue.
 
 use super::send::{BATCH, Queued};
 use crate::transport::{AssocId, Message};
@@ -8,32 +9,33 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
-/// How soon what was set aside is tried again at first, and at the latest: twice as late each time that nothing went.
+/// Shortest and longest pause before messages set aside are tried again; the pause doubles each time that none was
+/// sent.
 const SOON: Duration = Duration::from_millis(1);
 const LATE: Duration = Duration::from_millis(32);
 
-/// All of an endpoint.
+/// Queued messages of an endpoint.
 pub struct Outbox {
-    /// In the order in which they came, but for what is aside.
+    /// Messages in order of arrival, without the ones set aside.
     waiting: VecDeque<Queued>,
-    /// Of associations without room; never empty ones.
+    /// Messages set aside, by association; no queue is empty.
     aside: HashMap<AssocId, VecDeque<Queued>>,
-    /// Those of them that may have room again.
+    /// Associations in `aside` to try again.
     again: Vec<AssocId>,
-    /// Bytes that wait, of each association.
+    /// Number of queued bytes of each association.
     bytes: HashMap<AssocId, usize>,
-    /// How many bytes may.
+    /// Most queued bytes of an association.
     max: usize,
     pause: Duration,
 }
 
-/// The first messages of one queue, which may go together: of the same socket, and alike in whether more follow.
+/// The first messages of one queue, which can be sent in one call: same socket, same `more` flag.
 pub struct Next {
-    /// Whose, if they are aside.
+    /// Association of the messages, if they are set aside.
     aside: Option<AssocId>,
-    /// Their socket's.
+    /// Port number of their socket.
     pub port: u32,
-    /// How many.
+    /// Number of messages.
     pub count: usize,
 }
 
@@ -65,10 +67,10 @@ impl Outbox {
         }
     }
 
-    /// One more.
+    /// Queues a message.
     ///
     /// # Errors
-    /// `WouldBlock`: too much waits for this association.
+    /// `WouldBlock`: too many bytes are queued for this association.
     pub fn push(
         &mut self,
         assoc: AssocId,
@@ -101,8 +103,8 @@ impl Outbox {
         }
     }
 
-    /// What is to go next: what was set aside and may have room again, then the rest. None: nothing, until more comes or
-    /// [`try_again`](Self::try_again).
+    /// Returns the messages to send next: first messages set aside that are due for another try, then the rest. Returns
+    /// `None` if there is nothing to send until a message is queued or [`try_again`](Self::try_again) is called.
     pub fn next(&mut self) -> Option<Next> {
         while let Some(&assoc) = self.again.last() {
             if let Some(aside) = self.aside.get(&assoc) {
@@ -119,13 +121,13 @@ impl Outbox {
         Next::of(None, &self.waiting, |assoc| self.aside.contains_key(&assoc))
     }
 
-    /// The messages of which `next` names the first.
+    /// Returns the queue that begins with the messages of `next`.
     pub fn queue(&self, next: &Next) -> &VecDeque<Queued> {
         let aside = next.aside.and_then(|assoc| self.aside.get(&assoc));
         aside.unwrap_or(&self.waiting)
     }
 
-    /// The first so many have gone.
+    /// Removes the first `count` messages, which were sent.
     pub fn sent(&mut self, next: &Next, count: usize) {
         for _ in 0..count {
             self.take(next);
@@ -135,7 +137,7 @@ impl Outbox {
         }
     }
 
-    /// Takes the first out.
+    /// Removes the first message.
     pub fn take(&mut self, next: &Next) -> Option<Queued> {
         let first = match next.aside {
             None => self.waiting.pop_front()?,
@@ -158,7 +160,7 @@ impl Outbox {
         Some(first)
     }
 
-    /// There is no room for the first.
+    /// Sets the first message aside, because its association has no buffer space.
     pub fn full(&mut self, next: &Next) {
         if next.aside.is_some() {
             self.again.pop();
@@ -167,18 +169,18 @@ impl Outbox {
         }
     }
 
-    /// When what is aside is to be tried again; none: nothing is.
+    /// Returns the pause before messages set aside are tried again; `None` if there are none.
     pub fn retry(&self) -> Option<Duration> {
         (!self.aside.is_empty()).then_some(self.pause)
     }
 
-    /// There may be room again.
+    /// Marks all associations with messages set aside for another try.
     pub fn try_again(&mut self) {
         self.pause = (self.pause * 2).min(LATE);
         self.again = self.aside.keys().copied().collect();
     }
 
-    /// An association is gone; gives what waited for it.
+    /// Removes an association that has ended; returns its queued messages.
     pub fn forget(&mut self, gone: AssocId) -> Vec<Queued> {
         let mut left = Vec::from(self.aside.remove(&gone).unwrap_or_default());
         if self.bytes.remove(&gone).is_some() {
@@ -214,7 +216,7 @@ mod tests {
         outbox
     }
 
-    /// What goes while `full` has no room.
+    /// Sends all messages that can be sent while association `full` has no buffer space.
     fn gone(outbox: &mut Outbox, full: Option<AssocId>) -> Vec<u8> {
         let mut gone = Vec::new();
         while let Some(next) = outbox.next() {
@@ -234,7 +236,7 @@ mod tests {
     fn who_has_no_room_holds_up_nobody_else() {
         let mut outbox = outbox();
         assert_eq!(gone(&mut outbox, Some(DEAF)), [2, 4]);
-        // Its own bound, and its own order.
+        // The association has a bound of its own, and its own order.
         outbox.push(DEAF, 0, &message(5), false).expect("room");
         let full = outbox.push(DEAF, 0, &message(6), false);
         assert_eq!(full.expect_err("full").kind(), io::ErrorKind::WouldBlock);

@@ -1,4 +1,4 @@
-//! Messages out of the kernel, many in one call.
+//! Reception of messages from the kernel, many per system call.
 
 use super::abi;
 use crate::transport::AssocId;
@@ -7,9 +7,9 @@ use crate::transport::layout::{u16_at, u32_at};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Messages in one call.
+/// Most messages in one call.
 const BATCH: usize = 64;
-/// Bytes of a message's piece.
+/// Length of a buffer for one piece of a message, bytes.
 const BUFFER_LEN: usize = 8192;
 
 #[repr(C, align(8))]
@@ -47,7 +47,7 @@ impl Inbox {
             header.msg_hdr.msg_controllen = self.controls[index].0.len();
             header
         });
-        // SAFETY: headers, vectors and what they point to outlive the call.
+        // SAFETY: headers, vectors and the memory that they point to outlive the call.
         let count = unsafe {
             let (batch, wait) = (BATCH as libc::c_uint, std::ptr::null_mut());
             let flags = libc::MSG_DONTWAIT;
@@ -61,7 +61,7 @@ impl Inbox {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
-            // Errors of associations come by notification, too.
+            // Errors of associations are also reported by notifications.
             return match error.raw_os_error() {
                 Some(libc::EBADF | libc::EINVAL | libc::EFAULT) => Err(error),
                 _ => Ok(()),
@@ -84,7 +84,7 @@ impl Inbox {
     }
 }
 
-/// Reads a control message with a `struct sctp_rcvinfo`, the only one asked for.
+/// Parses a control message with a `struct sctp_rcvinfo`, the only kind that was requested.
 fn origin(port: u32, control: &[u8]) -> Option<Origin> {
     const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
     let is_ours = u32_at(control, 8)? as i32 == libc::IPPROTO_SCTP

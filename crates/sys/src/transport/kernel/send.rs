@@ -1,4 +1,4 @@
-//! Messages on their way into the kernel, many in one call.
+//! Sending of messages to the kernel, many per system call.
 
 use super::abi;
 use crate::transport::{AssocId, Message};
@@ -7,34 +7,34 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Messages in one call.
+/// Most messages in one call.
 pub const BATCH: usize = 64;
 
-/// A message with the flags it is sent with.
+/// A message with its send flags.
 pub struct Queued {
     pub assoc: AssocId,
     pub flags: u16,
     pub message: Message,
-    /// Another follows, with which it may share a packet.
+    /// True if another message follows that may share a packet with this one.
     pub more: bool,
 }
 
-/// `struct cmsghdr` with a `struct sctp_sndinfo`.
+/// A `struct cmsghdr` with a `struct sctp_sndinfo`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Control([u8; 32]);
 
-/// How far a call came.
+/// Outcome of a send call.
 pub enum Progress {
-    /// That many went.
+    /// The kernel accepted this number of messages.
     Sent(usize),
-    /// The kernel has no room for the first.
+    /// The kernel has no buffer space for the first message.
     Full,
-    /// The kernel refuses the first.
+    /// The kernel refused the first message.
     Refused,
 }
 
-/// Hands the first messages of `queue`, `count` of them, to the socket. They are alike in whether more follow.
+/// Sends the first `count` messages of `queue` to the socket. All of them have the same `more` flag.
 pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progress {
     let mut vectors: Vec<libc::iovec> = queue
         .iter()
@@ -63,7 +63,7 @@ pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progr
         _ => 0,
     };
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
-    // SAFETY: headers point into the vectors above, and those to messages of `queue`, which is borrowed.
+    // SAFETY: the headers point into the vectors above, and the vectors to messages of `queue`, which is borrowed.
     let sent = unsafe {
         let count = headers.len() as libc::c_uint;
         libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, flags)
@@ -78,7 +78,7 @@ pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progr
     }
 }
 
-/// Ends an association at once, whatever waits for it.
+/// Aborts an association at once; its queued messages are not sent.
 pub fn abort(fd: BorrowedFd<'_>, assoc: AssocId) -> io::Result<()> {
     let last = Queued {
         assoc,

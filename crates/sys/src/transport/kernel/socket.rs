@@ -1,4 +1,4 @@
-//! One of the kernel's one-to-many sockets.
+//! One-to-many socket of the kernel's SCTP.
 
 use super::abi;
 use crate::address;
@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A socket; non-blocking.
+/// A non-blocking SCTP socket.
 pub struct Socket(OwnedFd);
 
 impl AsFd for Socket {
@@ -20,7 +20,7 @@ impl AsFd for Socket {
 }
 
 impl Socket {
-    /// A socket without address; fails where the kernel has no SCTP.
+    /// Makes a socket without address; fails if the kernel has no SCTP.
     pub fn new(is_v6: bool) -> io::Result<Self> {
         let domain = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -70,7 +70,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Starts an association; returns the kernel's number of it.
+    /// Starts an association and returns the kernel's number of it.
     pub fn connect(&self, remote: &[SocketAddr], encapsulation: Option<u16>) -> io::Result<u32> {
         match self.set(
             abi::REMOTE_UDP_ENCAPS_PORT,
@@ -81,7 +81,7 @@ impl Socket {
             outcome => outcome?,
         }
         let addresses = packed(remote);
-        // `struct sctp_getaddrs_old`: association, length of the list, list.
+        // The request is a `struct sctp_getaddrs_old`: association, length of the list, list.
         let mut request = [0u8; 16];
         request[4..8].copy_from_slice(&(addresses.len() as u32).to_ne_bytes());
         request[8..].copy_from_slice(&(addresses.as_ptr() as u64).to_ne_bytes());
@@ -108,25 +108,26 @@ impl Socket {
         Ok(abi::srtt(&status, tick()?).unwrap_or_default())
     }
 
-    /// Whether the peer has answered at an address; false too of one that is none of its.
+    /// Returns true if the peer has answered at an address; false also for an address that is not the peer's.
     pub fn is_confirmed(&self, assoc: u32, address: SocketAddr) -> bool {
         let mut info = abi::path_info(assoc, address);
         let outcome = self.get(abi::GET_PEER_ADDR_INFO, &mut info);
         outcome.is_ok() && abi::path_state(&info) != Some(abi::UNCONFIRMED)
     }
 
-    /// Addresses by `GET_PEER_ADDRS` or `GET_LOCAL_ADDRS`; the latter of association 0 are those the socket is bound to.
+    /// Returns addresses by `GET_PEER_ADDRS` or `GET_LOCAL_ADDRS`; the latter with association 0 returns the socket's
+    /// bound addresses.
     pub fn addresses(&self, name: i32, assoc: u32) -> io::Result<Vec<SocketAddr>> {
         let mut list = [0; abi::LIST_LEN];
         list[..4].copy_from_slice(&assoc.to_ne_bytes());
-        // The length it gives back is that of the addresses alone; their number says the same.
+        // The returned length covers the addresses alone; their count gives the same information.
         self.get(name, &mut list)?;
         let count = u32_at(&list, 4).unwrap_or(0) as usize;
         Ok(unpacked(&list[8..], count))
     }
 }
 
-/// The length of the kernel's tick: what its coarse clock, which each tick sets, goes forward by.
+/// Returns the length of the kernel's tick: the resolution of its coarse clock, which each tick advances.
 fn tick() -> io::Result<Duration> {
     let mut tick = libc::timespec {
         tv_sec: 0,

@@ -1,14 +1,14 @@
-//! When to try again what the kernel had no room for.
+//! Timer for another try of messages that the kernel had no buffer space for.
 //!
-//! A one-to-many socket becomes writable when all its associations together have room. One that is full for good keeps it from that, so
-//! time says it.
+//! A one-to-many socket becomes writable only when its associations together have buffer space, so one association that
+//! stays full would prevent that event. A timer is used instead.
 
 use crate::sockopt::check;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A descriptor that is readable when its time has come.
+/// A descriptor that becomes readable when its time has come.
 pub struct Timer {
     fd: OwnedFd,
     is_set: bool,
@@ -33,7 +33,7 @@ impl Timer {
         Ok(Self { fd, is_set: false })
     }
 
-    /// In so long, unless it is set already.
+    /// Starts the timer, unless it is running.
     pub fn start(&mut self, pause: Duration) -> io::Result<()> {
         if self.is_set {
             return Ok(());
@@ -42,7 +42,7 @@ impl Timer {
         self.set(pause)
     }
 
-    /// Not any more.
+    /// Stops the timer.
     pub fn stop(&mut self) -> io::Result<()> {
         self.is_set = false;
         self.set(Duration::ZERO)

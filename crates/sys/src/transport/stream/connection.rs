@@ -1,4 +1,4 @@
-//! One connection.
+//! State machine of one TCP connection, with or without TLS.
 
 use super::frames::Frames;
 use super::security::{Found, Layer};
@@ -10,11 +10,11 @@ use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Instant;
 
-/// Bytes taken in from one connection before others have their turn.
+/// Most bytes received from one connection per turn, so that others get their turn.
 const TURN_BYTES: usize = 16 * 1024;
-/// What a record of TLS without content counts for.
+/// Number of bytes that an empty TLS record counts for.
 const RECORD_BYTES: usize = 1024;
-/// Messages handed to the system in one call.
+/// Most messages passed to the system in one call.
 const PIECES: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,20 +22,20 @@ enum Phase {
     Connecting,
     Securing,
     Up,
-    /// All that is queued leaves, then it ends.
+    /// All queued data is sent, then the connection ends.
     Finishing,
-    /// It has; the other side is to do so too.
+    /// The local side has finished sending; the other side has not.
     Finished,
 }
 
-/// Why a connection ends.
+/// Reason for the end of a connection.
 #[derive(Debug)]
 pub(super) enum End {
-    /// Both sides had finished.
+    /// Both sides finished sending.
     Orderly,
-    /// It broke, or the other side broke the rules.
+    /// The connection failed, or the other side broke the rules.
     Broken(String),
-    /// It was ended here.
+    /// The local side ended the connection.
     Here,
 }
 
@@ -48,25 +48,25 @@ impl From<io::Error> for End {
 pub(super) struct Connection {
     pub(super) socket: TcpStream,
     pub(super) remote: SocketAddr,
-    /// Made here, and how; else by the other side.
+    /// Protocol of an outgoing connection; `None` for an incoming one.
     pub(super) made: Option<Over>,
-    /// Whose certificate the other side has shown.
+    /// Name in the peer's certificate.
     pub(super) name: Option<String>,
-    /// Whether the poller watches for room.
+    /// True if the poller watches for send buffer space.
     pub(super) awaits_room: bool,
-    /// When the poller has it as due.
+    /// Deadline registered with the poller.
     pub(super) due: Option<Instant>,
     layer: Layer,
     phase: Phase,
     frames: Frames,
     out: VecDeque<Bytes>,
-    /// How much of the first of them has left.
+    /// Number of bytes of the first message in `out` that were sent.
     left: usize,
     queued: usize,
     begun: Instant,
-    /// Since when a message has been incomplete.
+    /// Time since which a message has been incomplete.
     part_since: Option<Instant>,
-    /// Since when the other side has taken nothing of what is queued.
+    /// Time since which the other side has accepted no data.
     stuck_since: Option<Instant>,
     finished_at: Option<Instant>,
 }
@@ -104,17 +104,17 @@ impl Connection {
         }
     }
 
-    /// Whether it was told of as up.
+    /// Returns true if the connection was reported as up.
     pub(super) fn is_up(&self) -> bool {
         !matches!(self.phase, Phase::Connecting | Phase::Securing)
     }
 
-    /// The other side's certificates; none without TLS.
+    /// Returns the peer's certificates; `None` without TLS.
     pub(super) fn chain(&self) -> Option<&[rustls::pki_types::CertificateDer<'static>]> {
         self.layer.chain()
     }
 
-    /// Takes in what came, and lets out what waits.
+    /// Receives available data, and sends queued data.
     pub(super) fn turn(
         &mut self,
         id: AssocId,
@@ -153,7 +153,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Is told of as up once the handshake is over and the certificate is right.
+    /// Reports the connection as up once the handshake is complete and the certificate is valid.
     fn come_up(&mut self, id: AssocId, rules: &Rules, events: &mut Vec<Event>) -> Result<(), End> {
         if self.phase != Phase::Securing || !self.layer.is_made() {
             return Ok(());
@@ -168,7 +168,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whose certificate the other side has, none without TLS.
+    /// Returns the name in the peer's certificate if it is admitted; `None` without TLS.
     pub(super) fn checked_name(&self, rules: &Rules) -> Result<Option<String>, String> {
         let Some(chain) = self.layer.chain() else {
             return Ok(None);
@@ -213,7 +213,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Queues a message; false if there is no room.
+    /// Queues a message; returns false if the send buffer is full.
     pub(super) fn queue(&mut self, data: &Bytes, rules: &Rules) -> bool {
         let has_room = self.queued + data.len() <= rules.send_buffer;
         if has_room && !data.is_empty() {
@@ -223,12 +223,12 @@ impl Connection {
         has_room
     }
 
-    /// Ends it after what was queued has left.
+    /// Ends the connection after the queued data was sent.
     pub(super) fn finish(&mut self) {
         self.phase = Phase::Finishing;
     }
 
-    /// Writes what is queued, as far as there is room.
+    /// Writes queued data until the socket's buffer is full.
     pub(super) fn let_out(&mut self, now: Instant) -> Result<(), End> {
         if self.phase == Phase::Connecting {
             return Ok(());
@@ -276,7 +276,7 @@ impl Connection {
         }
     }
 
-    /// When it has had its time, unless something happens.
+    /// Returns the time at which the connection is ended unless it makes progress.
     pub(super) fn over_at(&self, rules: &Rules) -> Option<Instant> {
         if !self.is_up() {
             return Some(self.begun + rules.handshake);

@@ -1,4 +1,4 @@
-//! The face of an endpoint.
+//! The [`Endpoint`] interface of TCP connections.
 
 use super::connection::{Connection, End};
 use super::security::{Layer, Security};
@@ -134,7 +134,7 @@ impl Endpoint for Streams {
     }
 
     fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
-        // The handshake has shown it.
+        // The TCP handshake has confirmed the address.
         self.remote_addresses(assoc)
     }
 

@@ -1,15 +1,15 @@
-//! Messages out of a stream, which has no bounds of its own.
+//! Splitting of a byte stream into messages.
 
 use bytes::{Bytes, BytesMut};
 use std::io;
 
-/// How long the message is whose first bytes these are: its header tells. `None`: as long as the header is not all there.
+/// Function that returns the length of a message from its first bytes; `None` while its header is incomplete.
 ///
 /// # Errors
-/// These bytes begin no message: the stream cannot be followed any further.
+/// The bytes do not begin a message, so the rest of the stream cannot be parsed.
 pub type MessageLength = fn(&[u8]) -> io::Result<Option<usize>>;
 
-/// Bytes that came and are no whole message yet.
+/// Received bytes that are not a whole message yet.
 #[derive(Debug)]
 pub struct Frames {
     buffer: BytesMut,
@@ -18,7 +18,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Of a stream whose messages are at most so long.
+    /// Makes a splitter for messages of at most `length_max` bytes.
     #[must_use]
     pub fn new(length_of: MessageLength, length_max: usize) -> Self {
         Self {
@@ -28,15 +28,16 @@ impl Frames {
         }
     }
 
-    /// More of the stream. Take out the messages before there is more: it is kept until then.
+    /// Appends received bytes. Take out the complete messages before appending more, because they occupy the buffer
+    /// until then.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole message; it shares a buffer with others.
+    /// Returns the next whole message, which shares a buffer with others.
     ///
     /// # Errors
-    /// The stream is not one of messages, or the next one is too long.
+    /// The bytes are not a message, or the message is too long.
     pub fn next_message(&mut self) -> io::Result<Option<Bytes>> {
         let Some(length) = (self.length_of)(&self.buffer)? else {
             return Ok(None);
@@ -50,13 +51,13 @@ impl Frames {
         }
         let message = self.buffer.split_to(length).freeze();
         if self.buffer.is_empty() {
-            // What was taken keeps the old one.
+            // Messages already returned keep the old buffer alive.
             self.buffer = BytesMut::new();
         }
         Ok(Some(message))
     }
 
-    /// Whether a message has begun that is not whole.
+    /// Returns true if an incomplete message is buffered.
     #[must_use]
     pub fn has_part(&self) -> bool {
         !self.buffer.is_empty()
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One byte that says how much follows; 255 begins nothing.
+    /// Reads a one-byte length; 255 begins no message.
     fn length_of(bytes: &[u8]) -> io::Result<Option<usize>> {
         match bytes.first() {
             Some(255) => Err(io::ErrorKind::InvalidData.into()),
@@ -85,7 +86,7 @@ mod tests {
         let mut frames = Frames::new(length_of, 4);
         frames.push(&[3, 1, 1, 1, 4]);
         assert_eq!(frames.next_message().unwrap().unwrap().len(), 4);
-        // Not one byte of it is waited for.
+        // The length alone is enough to refuse the message.
         assert!(frames.next_message().is_err());
         let mut frames = Frames::new(length_of, 4);
         frames.push(&[255]);

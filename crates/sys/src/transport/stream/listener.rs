@@ -1,4 +1,4 @@
-//! Sockets that others connect to, and how many of them each host may have.
+//! Listening sockets, and the limits on connections per host.
 
 use super::{StreamLimits, socket};
 use std::collections::HashMap;
@@ -7,17 +7,17 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Connections taken in one turn.
+/// Most connections accepted in one turn.
 const ACCEPT_MAX: usize = 32;
-/// Until connections are taken again, where there were no descriptors.
+/// Pause before connections are accepted again after the system had no free descriptor.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
-/// Bits of an IPv6 address that one host has.
+/// Prefix length that identifies one host's IPv6 addresses.
 const IPV6_HOST_BITS: u32 = 64;
 
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     pub(super) address: SocketAddr,
-    /// Whether TLS is spoken.
+    /// True if connections use TLS.
     pub(super) secure: bool,
 }
 
@@ -32,7 +32,7 @@ impl Listener {
         })
     }
 
-    /// Some of those who wait, and what is missing if there is nothing to take more in with.
+    /// Accepts a limited number of waiting connections; also returns the error if the system lacks resources for more.
     pub(super) fn accept(&self) -> (Vec<(TcpStream, SocketAddr)>, Option<io::Error>) {
         let mut came = Vec::new();
         for _ in 0..ACCEPT_MAX {
@@ -46,20 +46,20 @@ impl Listener {
     }
 }
 
-/// What a host has.
+/// Number of a host's connections.
 #[derive(Default)]
 struct Host {
     all: usize,
-    /// Of those, the ones that are being made.
+    /// Number of its handshakes in progress.
     coming: usize,
 }
 
-/// Connections that others made, by host.
+/// Numbers of incoming connections, by host.
 #[derive(Default)]
 pub(super) struct Hosts(HashMap<IpAddr, Host>);
 
 impl Hosts {
-    /// A host has one connection more, which is being made.
+    /// Counts one more connection of a host, with its handshake in progress, or returns the reason to refuse it.
     pub(super) fn admit(
         &mut self,
         address: IpAddr,
@@ -83,14 +83,14 @@ impl Hosts {
         Ok(())
     }
 
-    /// One of a host's connections is made.
+    /// Records the end of a handshake of a host.
     pub(super) fn came_up(&mut self, address: IpAddr) {
         if let Some(has) = self.0.get_mut(&host(address)) {
             has.coming -= 1;
         }
     }
 
-    /// One of a host's connections is no more.
+    /// Records the end of a host's connection.
     pub(super) fn left(&mut self, address: IpAddr, was_up: bool) {
         let host = host(address);
         if let Some(has) = self.0.get_mut(&host) {
@@ -103,7 +103,7 @@ impl Hosts {
     }
 }
 
-/// The host that an address counts for.
+/// Returns the address that stands for the whole host.
 fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

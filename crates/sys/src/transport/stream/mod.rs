@@ -1,9 +1,9 @@
-//! TCP, with TLS or without, behind the same face as SCTP: a connection is an association with one stream and one address, the
-//! other side's, which it has answered from.
+//! TCP, with or without TLS, through the same interface as SCTP: a connection is an association with one stream and one
+//! peer address, which counts as confirmed.
 //!
-//! A connection that the other side makes is told of once it is good for something: with TLS, after the handshake and a look
-//! at the certificate. Until then it counts among those that are being made, of which a host may have few. What is slow ends: a
-//! handshake, a message that has begun, a reader that takes nothing.
+//! An accepted connection is reported when it is usable: with TLS, after the handshake and the check of the
+//! certificate. Until then it counts as a handshake in progress, of which a host may have few. Slow handshakes,
+//! messages and readers are ended by timeouts.
 
 mod connection;
 mod endpoint;
@@ -27,63 +27,63 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How a connection is made.
+/// Protocol of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Over {
-    /// TCP as it is.
+    /// TCP without TLS.
     Tcp,
-    /// TLS, with somebody whose certificate says this name, or any that is admitted.
+    /// TLS, with a peer of this certificate name, or any admitted peer.
     Tls(Option<String>),
 }
 
-/// Settings of an endpoint of streams.
+/// Settings of an endpoint for TCP connections.
 #[derive(Clone, Debug)]
 pub struct StreamConfig {
-    /// Where connections are accepted without TLS.
+    /// Listening addresses without TLS.
     pub tcp: Vec<SocketAddr>,
-    /// Where they are accepted with it.
+    /// Listening addresses with TLS.
     pub tls: Vec<SocketAddr>,
-    /// Where connections are made from; none: as routed.
+    /// Source address of outgoing connections; `None`: as routed.
     pub source: Option<IpAddr>,
-    /// What keeps messages apart.
+    /// Parameters of each connection.
     pub rules: Rules,
-    /// What others may use.
+    /// Limits on accepted connections.
     pub limits: StreamLimits,
-    /// When a silent peer is given up: as SCTP's heartbeats, in whole seconds.
+    /// Limits after which a silent peer has failed: like SCTP's heartbeats, in whole seconds.
     pub failure: Failure,
 }
 
-/// What holds for each connection.
+/// Parameters that apply to each connection.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// The payload protocol identifier of all messages: there is none on the wire.
+    /// Payload protocol identifier of all messages, which the wire format does not carry.
     pub ppid: u32,
-    /// Where a message ends.
+    /// Function that finds a message's end.
     pub length_of: MessageLength,
-    /// Longest message taken.
+    /// Length of the longest accepted message, bytes.
     pub message_len_max: usize,
-    /// Bytes that may wait to be sent.
+    /// Most queued bytes to send.
     pub send_buffer: usize,
-    /// How long it may take until a connection is up.
+    /// Longest time until a connection is established.
     pub handshake: Duration,
-    /// How long a message may take from its first byte to its last, and a peer to take anything of what is sent.
+    /// Longest time from the first to the last byte of a message, and longest time in which a peer may accept no data.
     pub message: Duration,
-    /// TLS; without, there is none.
+    /// TLS configuration; `None` disables TLS.
     pub security: Option<Arc<dyn Security>>,
 }
 
-/// What others may use.
+/// Limits on the connections of other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamLimits {
-    /// Connections in all.
+    /// Most connections in total.
     pub connections: usize,
-    /// Connections of one host.
+    /// Most connections of one host.
     pub connections_per_host: usize,
-    /// Of those, the ones that are being made.
+    /// Most handshakes in progress of one host.
     pub handshakes_per_host: usize,
 }
 
-/// Many connections. See the module's text.
+/// Many connections as one endpoint. See the module documentation.
 pub struct Streams {
     config: StreamConfig,
     poller: Poller,
@@ -91,16 +91,16 @@ pub struct Streams {
     connections: BTreeMap<u32, Connection>,
     hosts: Hosts,
     last: u32,
-    /// Those with something new to send.
+    /// Connections with new data to send.
     fresh: BTreeSet<u32>,
-    /// What happened outside [`Endpoint::recv_batch`].
+    /// Events that occurred outside [`Endpoint::recv_batch`].
     events: Vec<Event>,
     buffer: Box<[u8]>,
 }
 
-/// The poller's numbers of listeners begin here; connections have theirs below.
+/// Smallest poller number of listeners; connections have smaller ones.
 const LISTENERS: u64 = 1 << 32;
-/// Bytes read at once.
+/// Most bytes read at once.
 const BUFFER_LEN: usize = 16 * 1024;
 
 fn assoc(number: u32) -> AssocId {
@@ -111,7 +111,8 @@ impl Streams {
     /// Opens an endpoint.
     ///
     /// # Errors
-    /// An address that cannot be listened at, TLS without security, or the system gives no descriptor.
+    /// An address is not available for listening, TLS is configured without security, or the system has no free
+    /// descriptor.
     pub fn open(config: StreamConfig) -> io::Result<Self> {
         let poller = Poller::new()?;
         if !config.tls.is_empty() && config.rules.security.is_none() {
@@ -139,7 +140,7 @@ impl Streams {
         })
     }
 
-    /// Where it listens: without TLS, and with.
+    /// Returns the listening addresses: without TLS, and with TLS.
     #[must_use]
     pub fn listens_at(&self) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
         let at = |secure| {
@@ -152,7 +153,7 @@ impl Streams {
         (at(false), at(true))
     }
 
-    /// A connection that is there from now on.
+    /// Adds a connection and registers it with the poller.
     fn insert(&mut self, connection: Connection) -> io::Result<u32> {
         loop {
             self.last = self.last.wrapping_add(1);
@@ -167,7 +168,7 @@ impl Streams {
         Ok(number)
     }
 
-    /// Tells the poller what a connection waits for.
+    /// Updates the connection's deadline and readiness interest in the poller.
     fn settle(&mut self, number: u32, awaited_room: bool) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
@@ -179,12 +180,12 @@ impl Streams {
         }
         if connection.awaits_room != awaited_room {
             let room = connection.awaits_room;
-            // It is watched, since it is there.
+            // The connection is registered, so the call cannot fail.
             let _ = self.poller.change(&connection.socket, number.into(), room);
         }
     }
 
-    /// What a connection has to do, and its end if that comes of it.
+    /// Processes a ready connection, and removes it if it has ended.
     fn turn(&mut self, number: u32, now: Instant, events: &mut Vec<Event>) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
@@ -201,7 +202,7 @@ impl Streams {
         }
     }
 
-    /// A connection is no more.
+    /// Removes a connection and reports its end.
     fn end(&mut self, number: u32, end: End, events: &mut Vec<Event>) {
         let Some(connection) = self.connections.remove(&number) else {
             return;
@@ -224,7 +225,7 @@ impl Streams {
         if let (End::Broken(why), false) = (end, is_up) {
             events.push(Event::Refused { remote, why });
         }
-        // One that another made, and that was never told of, has no end to tell of.
+        // An incoming connection that was never reported as up needs no report of its end.
         if is_up || connection.made.is_some() {
             events.push(Event::Down { assoc, reason });
         }
@@ -243,7 +244,7 @@ impl Streams {
         connection.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Takes in some of those who wait to be let in.
+    /// Accepts a limited number of waiting connections.
     fn accept(&mut self, index: usize, now: Instant, events: &mut Vec<Event>) -> io::Result<()> {
         let Some(listener) = self.listeners.get(index) else {
             return Ok(());
@@ -251,7 +252,7 @@ impl Streams {
         let secure = listener.secure;
         let (came, is_over) = listener.accept();
         if let Some(error) = is_over {
-            // No descriptors: those who wait go on waiting, and so does the loop, for a moment.
+            // Without free descriptors the connections keep waiting, and the listener pauses.
             self.poller.remove(&self.listeners[index].socket);
             let at = now + listener::PAUSE;
             self.poller.set(LISTENERS + index as u64, None, Some(at));

@@ -1,4 +1,4 @@
-//! Descriptors and times to wait for, behind one descriptor.
+//! Readiness of many descriptors, and deadlines, behind one descriptor.
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{
@@ -10,15 +10,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Descriptors told of in one turn.
+/// Most descriptors reported in one turn.
 const READY_MAX: usize = 64;
-/// The timer's own.
+/// Number of the timer's descriptor.
 const TIMER: u64 = u64::MAX;
 
 pub(super) struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// What is due when, by the number of its descriptor.
+    /// Deadlines, each with the number of its descriptor.
     due: BTreeSet<(Instant, u64)>,
     armed: Option<Instant>,
 }
@@ -37,7 +37,7 @@ impl Poller {
         })
     }
 
-    /// Readable when something is ready or due.
+    /// Returns a descriptor that is readable when a descriptor is ready or a deadline has passed.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -48,19 +48,19 @@ impl Poller {
         Ok(epoll::add(&self.epoll, fd, data, interest(for_room))?)
     }
 
-    /// Watches a descriptor for room, too, or no more.
+    /// Starts or stops watching a descriptor for send buffer space.
     pub(super) fn change(&self, fd: impl AsFd, number: u64, for_room: bool) -> io::Result<()> {
         let data = EventData::new_u64(number);
         Ok(epoll::modify(&self.epoll, fd, data, interest(for_room))?)
     }
 
-    /// Watches a descriptor no longer.
+    /// Stops watching a descriptor.
     pub(super) fn remove(&self, fd: impl AsFd) {
-        // One that is not watched is what is wanted.
+        // Failure means that the descriptor was not watched.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// The numbers of those that are ready.
+    /// Returns the numbers of ready descriptors.
     pub(super) fn ready(&self) -> io::Result<Vec<u64>> {
         let mut list = Vec::with_capacity(READY_MAX);
         let now = Timespec {
@@ -79,7 +79,7 @@ impl Poller {
         Ok(numbers.filter(|number| *number != TIMER).collect())
     }
 
-    /// What is due by now; each is told once.
+    /// Returns the numbers whose deadline has passed, each once.
     pub(super) fn due(&mut self, now: Instant) -> Vec<u64> {
         let mut numbers = Vec::new();
         while let Some(&(at, number)) = self.due.first()
@@ -91,7 +91,7 @@ impl Poller {
         numbers
     }
 
-    /// When a number is due, instead of `before`.
+    /// Replaces the deadline `before` of a number.
     pub(super) fn set(&mut self, number: u64, before: Option<Instant>, at: Option<Instant>) {
         if let Some(before) = before {
             self.due.remove(&(before, number));
@@ -101,14 +101,14 @@ impl Poller {
         }
     }
 
-    /// Has the descriptor become readable when the first is due; at once if there is something to tell already.
+    /// Makes the descriptor readable at the first deadline, or at once if an event is already queued.
     pub(super) fn arm(&mut self, now: Instant, at_once: bool) -> io::Result<()> {
         let first = self.due.first().map(|(at, _)| *at);
         let wanted = if at_once { Some(now) } else { first };
         if wanted == self.armed {
             return Ok(());
         }
-        // Nothing is 0 to the kernel.
+        // Zero would disarm the kernel's timer.
         let wait = wanted.map(|at| {
             at.saturating_duration_since(now)
                 .max(Duration::from_micros(1))
@@ -125,7 +125,7 @@ impl Poller {
                 tv_nsec: wait.subsec_nanos().into(),
             },
         };
-        // This also takes back an expiry that nobody has read.
+        // Setting the timer also clears an expiry that was not read.
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)?;
         self.armed = wanted;
         Ok(())

@@ -1,4 +1,4 @@
-//! TLS of streams: who makes it, and the layer between a socket and what is read and written.
+//! TLS of connections: the provider of TLS sessions, and the layer between a socket and its plain data.
 
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConnection, Connection, ServerConnection};
@@ -6,44 +6,46 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 
-/// Where certificates come from, and whom they admit.
+/// Provider of certificates and admission rules.
 pub trait Security: Send + Sync + Debug {
-    /// TLS of a connection that is made here.
+    /// Makes the TLS session of an outgoing connection.
     ///
     /// # Errors
-    /// What the library says.
+    /// Errors of the TLS library.
     fn dial(&self) -> Result<ClientConnection, rustls::Error>;
 
-    /// TLS of a connection that is made by the other side.
+    /// Makes the TLS session of an incoming connection.
     ///
     /// # Errors
-    /// What the library says.
+    /// Errors of the TLS library.
     fn accept(&self) -> Result<ServerConnection, rustls::Error>;
 
-    /// Whose certificates these are, the first its own; asked after the handshake, and again when the security has changed.
+    /// Returns the name of the peer with this certificate chain (its own certificate first). Called after the
+    /// handshake, and again when the security has changed.
     ///
     /// # Errors
-    /// They admit to nothing: why.
+    /// The reason that the peer is not admitted.
     fn name(&self, chain: &[CertificateDer<'_>]) -> Result<String, String>;
 }
 
-/// What is above the socket.
+/// Layer above the socket.
 pub(super) enum Layer {
     Plain,
     Tls(Box<Connection>),
 }
 
-/// What a read found.
+/// Result of a read.
 pub(super) enum Found {
     Bytes(usize),
-    /// For now there is no more.
+    /// No more data is available at present.
     Nothing,
-    /// The other side has finished.
+    /// The other side has finished sending.
     End,
 }
 
 impl Layer {
-    /// Reads into `buffer` what is here already, else, if it `may`, once from the socket.
+    /// Reads decrypted data that is buffered into `buffer`; if there is none and `may` is set, reads once from the
+    /// socket.
     pub(super) fn read(
         &mut self,
         socket: &mut TcpStream,
@@ -64,7 +66,8 @@ impl Layer {
             Found::Nothing => return Ok(Found::Nothing),
             Found::End => {
                 return match tls.reader().read(buffer) {
-                    // The socket's end without TLS' own may be anybody's doing: the reader says so.
+                    // An end of the socket without a TLS close may be forged by anyone; the reader reports it as an
+                    // error.
                     Ok(0) => Ok(Found::End),
                     Ok(length) => Ok(Found::Bytes(length)),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -76,7 +79,7 @@ impl Layer {
             Found::Bytes(_) => {}
         }
         if let Err(error) = tls.process_new_packets() {
-            // The other side is told why, if the socket takes it.
+            // The alert tells the other side the reason, if the socket has buffer space.
             let _ = tls.write_tls(socket);
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -84,13 +87,14 @@ impl Layer {
             ));
         }
         match found(tls.reader().read(buffer))? {
-            // A record without content for us: the handshake's.
+            // The record had no content for the application, such as a handshake record.
             Found::Nothing => Ok(Found::Bytes(0)),
             other => Ok(other),
         }
     }
 
-    /// Writes as much of `out` as the socket takes; returns how much that is, and whether something of TLS' own is left.
+    /// Writes as much of `out` as the socket accepts. Returns the number of bytes written, and true if TLS records
+    /// remain buffered.
     pub(super) fn write(
         &mut self,
         socket: &mut TcpStream,
@@ -115,14 +119,14 @@ impl Layer {
         Ok((taken, false))
     }
 
-    /// TLS' last word.
+    /// Sends the TLS close notification.
     pub(super) fn finish(&mut self) {
         if let Layer::Tls(tls) = self {
             tls.send_close_notify();
         }
     }
 
-    /// Whether the handshake is over.
+    /// Returns true if the handshake is complete.
     pub(super) fn is_made(&self) -> bool {
         match self {
             Layer::Plain => true,
@@ -130,7 +134,7 @@ impl Layer {
         }
     }
 
-    /// The other side's certificates; none without TLS.
+    /// Returns the peer's certificates; `None` without TLS.
     pub(super) fn chain(&self) -> Option<&[CertificateDer<'static>]> {
         match self {
             Layer::Plain => None,

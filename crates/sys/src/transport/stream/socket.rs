@@ -1,4 +1,4 @@
-//! TCP sockets that never block.
+//! Non-blocking TCP sockets.
 
 use crate::tcp_info::TcpInfo;
 use crate::transport::Failure;
@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Those who may wait to be let in; the system has a bound of its own.
+/// Most connections that wait to be accepted; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
 
 fn open(family_of: SocketAddr) -> io::Result<OwnedFd> {
@@ -24,7 +24,7 @@ fn open(family_of: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// A socket that listens, and where.
+/// Makes a listening socket; returns it with its address.
 pub(super) fn listen(at: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     let socket = open(at)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -34,10 +34,10 @@ pub(super) fn listen(at: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     Ok((socket, at))
 }
 
-/// The next who waits, if there is one.
+/// Returns the next waiting connection, if there is one.
 ///
 /// # Errors
-/// There are no descriptors or no memory.
+/// The system has no free descriptor or no memory.
 pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     loop {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -49,13 +49,13 @@ pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<(TcpStream, Socket
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                 return Err(error.into());
             }
-            // That one is gone again, or its network: see accept(2).
+            // The connection or its network is gone again: see accept(2).
             Ok((_, None)) | Err(_) => {}
         }
     }
 }
 
-/// A connection in the making.
+/// Starts a connection.
 pub(super) fn connect(to: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = open(to)?;
     if let Some(from) = from.filter(|from| !from.is_unspecified()) {
@@ -67,7 +67,7 @@ pub(super) fn connect(to: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStr
     }
 }
 
-/// Messages leave at once, and a silent peer is noticed.
+/// Sets options: messages leave at once, and a silent peer is detected.
 pub(super) fn prepare(socket: &TcpStream, failure: &Failure) -> io::Result<()> {
     let seconds = |time: Duration| Duration::from_secs(time.as_secs_f64().ceil().max(1.0) as u64);
     let (idle, again) = (seconds(failure.heartbeat), seconds(failure.rto_max));
@@ -83,17 +83,17 @@ pub(super) fn prepare(socket: &TcpStream, failure: &Failure) -> io::Result<()> {
     Ok(())
 }
 
-/// The other side sees at once that the connection is no more.
+/// Makes closing reset the connection, so that the other side notices at once.
 pub(super) fn reset_on_close(socket: &TcpStream) {
-    // If it does not, it sees it a little later.
+    // Without the option the other side notices a little later.
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-/// The least round trip of some minutes: in the smoothed one, acknowledgements that the peer delays (by 40 ms and more)
-/// count as distance.
+/// Returns the minimum round-trip time of some minutes: the smoothed time would include the peer's delay of
+/// acknowledgements (40 ms and more).
 pub(super) fn round_trip(socket: &TcpStream) -> io::Result<Duration> {
     let info = TcpInfo::read(socket.as_fd())?;
-    // The kernel's word for none yet.
+    // The kernel uses the largest value for "not measured".
     let known = Some(info.min_rtt_us).filter(|least| *least != u32::MAX);
     Ok(Duration::from_micros(known.unwrap_or(0).into()))
 }

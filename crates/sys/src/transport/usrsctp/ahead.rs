@@ -1,9 +1,9 @@
-//! Packets of a batch are announced: what the stack will look at is fetched from memory while others are handled (`c/ahead.c`). With
-//! thousands of associations most of a packet's time was waiting for memory.
+//! Prefetching for the packets of a batch: the stack's data for a packet is fetched from memory while earlier packets
+//! are handled (`c/ahead.c`). With thousands of associations most of a packet's time was waiting for memory.
 
 use super::inbox::Packet;
 
-/// How many packets ahead a step is made, and the step.
+/// A prefetch step, and the number of packets that it runs ahead.
 type Step<F> = (usize, F);
 
 unsafe extern "C" {
@@ -13,7 +13,7 @@ unsafe extern "C" {
     fn holdfast_usrsctp_expect_carried(tag: u32);
 }
 
-/// Gives each packet to `take`, announced.
+/// Passes each packet to `take`, prefetched.
 ///
 /// # Safety
 /// The stack runs, and its lock is held.
@@ -26,7 +26,7 @@ pub unsafe fn take_each(packets: &[Packet<'_>], take: impl FnMut(&Packet<'_>)) {
     ];
     let announce = |step: unsafe extern "C" fn(u32), packet: &Packet<'_>| {
         if let Some(tag) = tag(packet.bytes) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { step(tag) };
         }
     };
@@ -53,7 +53,7 @@ fn each<P, F: Copy>(
     }
 }
 
-/// The verification tag (RFC 9260, section 3.1), by which the stack finds the association.
+/// Returns the verification tag (RFC 9260, section 3.1), by which the stack finds the association.
 fn tag(packet: &[u8]) -> Option<u32> {
     let octets = packet.get(4..8)?.try_into().ok()?;
     Some(u32::from_be_bytes(octets))
@@ -73,7 +73,7 @@ mod tests {
             &packets,
             &[(12, 'b'), (8, 'a'), (4, 'p')],
             |step, &packet| {
-                // Not so far ahead that it is pushed out again.
+                // Not so far ahead that the data is evicted from the cache again.
                 assert!(packet <= taken.borrow().len() + 12);
                 seen.borrow_mut()[packet].push(step);
             },

@@ -1,10 +1,10 @@
-//! The stack's checksum (CRC32c, RFC 9260, appendix A) by the processor's instruction: with the library's tables it was a tenth of
-//! all time.
+//! The stack's checksum (CRC32c, RFC 9260, appendix A), computed by the processor's instruction: with the library's
+//! tables it took a tenth of all time.
 
 use super::ffi::Mbuf;
 
-/// Replaces the library's function of this name: the checksum of a packet in pieces from `offset` on, in the byte order it is
-/// stored in.
+/// Replaces the library's function of this name: returns the checksum of a packet in pieces from `offset` on, in the
+/// byte order of the packet.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sctp_calculate_cksum(mbuf: *const Mbuf, offset: u32) -> u32 {
     let mut skipped = offset as usize;
@@ -14,7 +14,7 @@ unsafe extern "C" fn sctp_calculate_cksum(mbuf: *const Mbuf, offset: u32) -> u32
     while let Some(piece) = unsafe { next.as_ref() } {
         let len = usize::try_from(piece.len).unwrap_or(0);
         if skipped < len {
-            // SAFETY: as above.
+            // SAFETY: the piece is in that chain.
             let bytes = unsafe { std::slice::from_raw_parts(piece.data, len) };
             crc = crc32c::crc32c_append(crc, &bytes[skipped..]);
         }
@@ -30,7 +30,7 @@ mod tests {
     use std::ptr::null_mut;
 
     unsafe extern "C" {
-        /// The library's own.
+        /// The library's own function.
         fn usrsctp_crc32c(bytes: *mut u8, length: usize) -> u32;
     }
 

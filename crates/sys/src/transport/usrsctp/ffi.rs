@@ -1,5 +1,5 @@
-//! What is used of libusrsctp 0.9.5: `usrsctp.h`, and the few internal functions by which `usrsctp_conninput` takes in a
-//! packet (`user_socket.c`), since the public one knows no IP addresses.
+//! Bindings to libusrsctp 0.9.5: `usrsctp.h`, and the few internal functions by which `usrsctp_conninput` processes a
+//! packet (`user_socket.c`), because the public function does not support IP addresses.
 
 use libc::{c_char, c_int, c_uint, c_void, size_t, sockaddr, socklen_t, ssize_t};
 
@@ -18,7 +18,7 @@ pub struct Mbuf {
     pub len: c_int,
 }
 
-/// `union sctp_sockstore`: as large and aligned as a `sockaddr_in6` and a pointer need.
+/// `union sctp_sockstore`: as large and aligned as required for a `sockaddr_in6` and a pointer.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct SockStore(pub [u8; 32]);
@@ -123,7 +123,7 @@ pub const EVENT: c_int = 0x1e;
 pub const REMOTE_UDP_ENCAPS_PORT: c_int = 0x24;
 pub const STATUS: c_int = 0x100;
 pub const GET_PEER_ADDR_INFO: c_int = 0x101;
-/// `SCTP_UNCONFIRMED`, a state of a path.
+/// Path state `SCTP_UNCONFIRMED`.
 pub const UNCONFIRMED: i32 = 0x200;
 
 pub const HEARTBEAT_ENABLE: u32 = 1;
@@ -137,7 +137,7 @@ pub const BINDX_ADD_ADDR: c_int = 0x8001;
 /// `MSG_NOTIFICATION` (`usrsctp.h`).
 pub const MSG_NOTIFICATION: c_int = 0x2000;
 
-/// `receive_cb`: owns `data`, which `malloc` gave. Returns 1.
+/// `receive_cb`: owns `data`, which was allocated by `malloc`. Returns 1.
 pub type ReceiveCallback = unsafe extern "C" fn(
     socket: *mut Socket,
     address: SockStore,
@@ -210,7 +210,7 @@ unsafe extern "C" {
     pub fn usrsctp_freeladdrs(list: *mut sockaddr);
     pub fn usrsctp_close(socket: *mut Socket);
 
-    // `c/distance.c`.
+    // Functions of `c/distance.c`.
     pub fn holdfast_usrsctp_round_trip_us(socket: *mut Socket, assoc: u32) -> u64;
     pub fn holdfast_usrsctp_measure(socket: *mut Socket, assoc: u32);
 
@@ -225,7 +225,7 @@ unsafe extern "C" {
     pub fn usrsctp_tunable_set_sctp_pcbtblsize(buckets: u32) -> c_int;
     pub fn usrsctp_tunable_set_sctp_hashtblsize(buckets: u32) -> c_int;
 
-    // Internal: opens the stack's raw and UDP sockets, and starts threads to read them.
+    // Internal functions. The first opens the stack's raw and UDP sockets, and would start threads to read them.
     pub fn recv_thread_init();
     pub fn sctp_get_mbuf_for_msg(
         length: c_uint,

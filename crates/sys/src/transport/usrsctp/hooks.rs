@@ -1,5 +1,6 @@
-//! The stack's socket calls, answered here (`build.rs` renames them). Its sockets are real ones, opened and bound by these; what it
-//! sends goes to the [`Outbox`](super::outbox::Outbox); it gets no threads, so all of it runs inside calls of ours.
+//! Replacements for the stack's system calls (`build.rs` renames them). The hooks open and bind the stack's real
+//! sockets, and put its packets into the [`Outbox`](super::outbox::Outbox). The stack gets no threads, so all of it
+//! runs inside our calls.
 
 use super::inbox::Kind;
 use super::outbox::Route;
@@ -9,7 +10,7 @@ use libc::{c_int, c_void, msghdr, sockaddr, socklen_t, ssize_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
-/// A socket the stack opened.
+/// A socket that the stack opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackSocket {
     pub fd: RawFd,
@@ -18,7 +19,7 @@ pub struct StackSocket {
     pub is_bound: bool,
 }
 
-/// What is behind the stack. Hooks run only inside its calls, and those are made under the stack's lock.
+/// Returns the state behind the stack's lock. Hooks run only inside calls to the stack, which are made under the lock.
 fn inner() -> &'static Inner {
     // SAFETY: the stack has no threads of its own, so this thread is inside a call of `stack.rs`, which holds the lock.
     unsafe { INNER.assume_locked() }
@@ -51,8 +52,8 @@ extern "C" fn holdfast_usrsctp_socket(domain: c_int, kind: c_int, protocol: c_in
     fd
 }
 
-/// Binds to the address the stack wants; a UDP socket to the port of the setup, or, where that is 0, one of the system's choice, the
-/// same for both families.
+/// Binds a socket to the stack's address; a UDP socket to the port of the setup, or, if that is 0, to a port of the
+/// system's choice, the same for both families.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn holdfast_usrsctp_bind(
     fd: c_int,
@@ -116,7 +117,7 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
     let (Some(socket), Some(to), Some(first)) = (socket, to, vectors.first()) else {
         return fail(libc::EINVAL);
     };
-    // SAFETY: this is a packet of the stack to one of its sockets.
+    // SAFETY: the message is a packet of the stack to one of its sockets.
     let chosen = unsafe { chosen_source(socket, first, to.is_ipv4()) };
     let source = inner.sources.borrow_mut().best(to.ip(), chosen);
     // SAFETY: each vector is readable for its length.
@@ -138,8 +139,9 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
     length as ssize_t
 }
 
-/// The source address that the stack chose, from the IP header it wrote. Before a packet to a UDP socket there are IP and UDP headers,
-/// which it then steps over (`m_adj` in `sctp_userspace_ip_output`); one to the IPv4 raw socket begins with it.
+/// Returns the source address that the stack chose, from the IP header that it wrote. The stack writes IP and UDP
+/// headers in front of a packet to a UDP socket, and then skips them (`m_adj` in `sctp_userspace_ip_output`); a packet
+/// to the IPv4 raw socket begins with the IP header.
 ///
 /// # Safety
 /// `first` is the first piece of such a packet.
@@ -162,7 +164,7 @@ unsafe fn chosen_source(socket: StackSocket, first: &libc::iovec, is_v4: bool) -
     (!source.is_unspecified()).then_some(source)
 }
 
-/// What time it is: one time in each call of ours, since asking for it was a twentieth of all time.
+/// Returns the time of day, read once per call to the stack, because reading it each time took a twentieth of all time.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn holdfast_usrsctp_gettimeofday(
     time: *mut libc::timeval,
@@ -179,13 +181,13 @@ unsafe extern "C" fn holdfast_usrsctp_gettimeofday(
         asked.set(Some(now));
         now
     });
-    // SAFETY: the stack passes a place for it.
+    // SAFETY: the stack passes a pointer to a `timeval`.
     unsafe { time.write(now) };
     0
 }
 
-/// The stack tries the lock of an association where it has taken a message and could send it, and leaves that to others if it does not
-/// get it.
+/// Controls sending: the stack tries the lock of an association with a new message, and leaves sending to others if it
+/// fails to get the lock.
 #[unsafe(no_mangle)]
 extern "C" fn holdfast_usrsctp_pthread_mutex_trylock(_lock: *mut c_void) -> c_int {
     match inner().held_back.get() {
@@ -194,7 +196,8 @@ extern "C" fn holdfast_usrsctp_pthread_mutex_trylock(_lock: *mut c_void) -> c_in
     }
 }
 
-/// No threads: timers and packets are handled in our calls, and the work of the third, changes of addresses, is switched off.
+/// Starts no threads: timers and packets are handled in our calls, and the third thread's work, address changes, is
+/// disabled.
 #[unsafe(no_mangle)]
 extern "C" fn holdfast_usrsctp_pthread_create(
     _thread: *mut c_void,

@@ -1,5 +1,5 @@
-//! Packets that came, read many at a time: `recvmmsg(2)`, and UDP receive offload, which gives packets of one length from one peer as
-//! one.
+//! Received packets, read in batches: `recvmmsg(2)`, and UDP receive offload, which delivers packets of one length from
+//! one peer as one datagram.
 
 use crate::address::RawAddress;
 use std::cell::Cell;
@@ -7,18 +7,19 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
-/// Datagrams read in one call.
+/// Most datagrams read in one call.
 const BATCH: usize = 16;
-/// Calls after which others have their turn.
+/// Most calls before other descriptors get their turn.
 pub const CALLS_MAX: usize = 8;
-/// Packets in a batch above which the next has fewer datagrams, so that answers to the first do not wait for the last.
+/// Number of packets in a batch above which the next has fewer datagrams, so that answers to the first packet do not
+/// wait for the last.
 pub const PACKETS_WANTED: usize = 128;
 const BUFFER_LEN: usize = 65_536;
-/// From one buffer to the next: not a power of two, with which their first lines would push each other out of the cache.
+/// Distance between buffers: not a power of two, with which their first lines would evict each other from the cache.
 const STRIDE: usize = BUFFER_LEN + 17 * 64;
 const CONTROL_LEN: usize = 128;
 
-/// `struct ip`'s shortest length.
+/// Length of the shortest IPv4 header, bytes.
 const IPV4_HEADER_LEN: usize = 20;
 
 /// An SCTP packet with its addresses.
@@ -26,13 +27,13 @@ const IPV4_HEADER_LEN: usize = 20;
 pub struct Packet<'a> {
     pub source: IpAddr,
     pub destination: IpAddr,
-    /// The UDP port it came from, if encapsulated.
+    /// Source UDP port, if encapsulated.
     pub encapsulation: Option<u16>,
     pub ecn: u8,
     pub bytes: &'a [u8],
 }
 
-/// Which of the stack's sockets.
+/// Type of the stack's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Raw4,
@@ -44,13 +45,13 @@ pub enum Kind {
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL_LEN]);
 
-/// Buffers for one batch. Boxed: headers point into them.
+/// Buffers for one batch. Heap-allocated, because headers point into them.
 pub struct Inbox {
     buffers: Vec<u8>,
     addresses: Vec<RawAddress>,
     controls: Vec<Control>,
     lengths: Vec<(usize, usize)>,
-    /// Datagrams to read next time.
+    /// Number of datagrams to read next time.
     wanted: Cell<usize>,
 }
 
@@ -67,7 +68,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Reads what is there, up to a batch; returns whether that is all.
+    /// Reads up to a batch of datagrams; returns true if none is left.
     pub fn fill(&mut self, fd: RawFd) -> io::Result<bool> {
         self.lengths.clear();
         let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|index| libc::iovec {
@@ -88,7 +89,7 @@ impl Inbox {
             header
         });
         let flags = libc::MSG_DONTWAIT;
-        // SAFETY: headers, vectors and what they point to outlive the call.
+        // SAFETY: headers, vectors and the memory that they point to outlive the call.
         let count = unsafe {
             libc::recvmmsg(
                 fd,
@@ -107,7 +108,7 @@ impl Inbox {
         Ok(count < self.wanted.get())
     }
 
-    /// The packets of the batch.
+    /// Returns the packets of the batch.
     pub fn packets(&self, kind: Kind) -> Vec<Packet<'_>> {
         let mut packets = Vec::new();
         self.each(kind, |packet| packets.push(packet));
@@ -150,7 +151,7 @@ impl Inbox {
     }
 }
 
-/// What the kernel says beside a datagram.
+/// Metadata of a datagram from control messages.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Told {
     destination: Option<IpAddr>,
@@ -158,7 +159,7 @@ struct Told {
 }
 
 impl Told {
-    /// Reads control messages (`struct cmsghdr` of a 64-bit Linux).
+    /// Parses control messages (`struct cmsghdr` of a 64-bit Linux).
     fn read(mut bytes: &[u8]) -> Self {
         const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
         let mut told = Self::default();
@@ -175,7 +176,7 @@ impl Told {
                     told.segment = word(0, data).map(|segment| segment as usize);
                 }
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                    // `ipi_addr`, the destination in the header, is the last of three words.
+                    // The last of three words is `ipi_addr`, the destination in the header.
                     let octets = data.get(8..12).and_then(|o| <[u8; 4]>::try_from(o).ok());
                     told.destination = octets.map(|octets| Ipv4Addr::from(octets).into());
                 }
@@ -194,7 +195,7 @@ impl Told {
     }
 }
 
-/// A packet of protocol 132 as an IPv4 raw socket gives it, header first.
+/// Parses a packet of protocol 132 from an IPv4 raw socket, which includes the IP header.
 fn from_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
     let header = bytes.get(..IPV4_HEADER_LEN)?;
     let header_len = usize::from(header[0] & 0xf) * 4;
@@ -210,7 +211,7 @@ fn from_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
     })
 }
 
-/// The socket address of a packet's end, as the stack wants it.
+/// Returns the socket address of a packet's end, in the stack's format.
 pub fn with_port(ip: IpAddr, port: u16) -> RawAddress {
     RawAddress::for_family(SocketAddr::new(ip, port), false)
 }

@@ -1,34 +1,35 @@
-//! The stack's memory. It takes and gives back several small pieces for each packet, and those of thousands of associations lie far
-//! apart: the C library's `malloc` was an eighth of all time, and as much was waiting for page tables. Here a piece that was given back
-//! is the next of its size, and all lie in huge pages. What an association had stays for others.
+//! Memory allocator of the stack. The stack allocates and frees several small pieces per packet, and the pieces of
+//! thousands of associations are scattered: the C library's `malloc` took an eighth of all time, and page table misses
+//! as much again. Here a freed piece is the next one of its size to be allocated, and all pieces are in huge pages.
+//! Memory of ended associations is kept for others.
 
 use libc::{c_void, size_t};
 use std::alloc::{Layout, alloc};
 use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 
-/// Sizes are multiples of a line of the cache.
+/// Unit of piece sizes: a cache line, bytes.
 const LINE: usize = 64;
-/// What is before a piece: its size, in lines. As long as the alignment that `malloc` promises.
+/// Length of the header before a piece, which holds its size in lines. Equal to the alignment that `malloc` guarantees.
 const HEADER_LEN: usize = 16;
-/// Pieces of this many lines or more are the C library's.
+/// Size in lines from which pieces are allocated by the C library.
 const LINES_MAX: usize = 64;
-/// What is taken from the system at a time: a huge page.
+/// Number of bytes allocated from the system at a time: a huge page.
 const CHUNK_LEN: usize = 2 << 20;
 
-/// The free piece after this one.
+/// Pointer to the next free piece.
 type Free = *mut c_void;
 
 struct Arena {
-    /// The newest free piece, by size.
+    /// The most recently freed piece, by size.
     free: [Free; LINES_MAX],
-    /// What is left of the newest chunk.
+    /// Unused part of the newest chunk.
     rest: *mut u8,
     rest_len: usize,
 }
 
 struct Locked(UnsafeCell<Arena>);
-// SAFETY: used by functions that the stack calls, and those calls are made under the stack's lock.
+// SAFETY: used only by functions that the stack calls, which happens under the stack's lock.
 unsafe impl Sync for Locked {}
 
 static ARENA: Locked = Locked(UnsafeCell::new(Arena::new()));
@@ -48,12 +49,12 @@ impl Arena {
         };
         let lines = whole.div_ceil(LINE);
         let Some(free) = self.free.get_mut(lines) else {
-            // SAFETY: a length without conditions.
+            // SAFETY: `malloc` accepts any length.
             return unsafe { marked(libc::malloc(whole).cast(), LINES_MAX) };
         };
         let piece = *free;
         if piece.is_null() {
-            // SAFETY: the new piece has room for its header.
+            // SAFETY: the new piece is long enough for its header.
             return unsafe { marked(self.cut(lines * LINE), lines) };
         }
         // SAFETY: a free piece begins with the next one (`give`).
@@ -63,12 +64,12 @@ impl Arena {
     }
 
     /// # Safety
-    /// `piece` is null, or is of [`take`](Self::take) and was not given back since.
+    /// `piece` is null, or was returned by [`take`](Self::take) and has not been freed since.
     unsafe fn give(&mut self, piece: *mut c_void) {
         if piece.is_null() {
             return;
         }
-        // SAFETY: before each piece is its header.
+        // SAFETY: each piece follows its header.
         unsafe {
             let whole = piece.byte_sub(HEADER_LEN);
             match self.free.get_mut(whole.cast::<usize>().read()) {
@@ -81,7 +82,7 @@ impl Arena {
         }
     }
 
-    /// A new piece; null if the system has nothing.
+    /// Cuts a new piece off the chunk; null if the system has no memory.
     fn cut(&mut self, len: usize) -> *mut u8 {
         if self.rest_len < len {
             let Ok(layout) = Layout::from_size_align(CHUNK_LEN, CHUNK_LEN) else {
@@ -92,7 +93,7 @@ impl Arena {
             if chunk.is_null() {
                 return null_mut();
             }
-            // SAFETY: the chunk is ours. A wish: without huge pages all goes on.
+            // SAFETY: the chunk is ours. A failure is harmless, because huge pages only save time.
             unsafe { libc::madvise(chunk.cast(), CHUNK_LEN, libc::MADV_HUGEPAGE) };
             (self.rest, self.rest_len) = (chunk, CHUNK_LEN);
         }
@@ -103,15 +104,15 @@ impl Arena {
     }
 }
 
-/// Fetches a piece's beginning from memory, if there is one. Pieces that were given back long ago are in no cache, and messages to peers
-/// take hundreds of them in a row: waiting for each was an eighth of all time then.
+/// Prefetches a piece's beginning, if there is a piece. Pieces freed long ago are in no cache, and messages to peers
+/// take hundreds of them in a row: waiting for each took an eighth of the time.
 #[inline]
 fn fetch(piece: Free) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         for at in [0, LINE] {
-            // SAFETY: a hint, which any address may be given to.
+            // SAFETY: prefetching is a hint that accepts any address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(piece.cast::<i8>().wrapping_add(at)) };
         }
     }
@@ -119,25 +120,25 @@ fn fetch(piece: Free) {
     let _ = piece;
 }
 
-/// Writes the header of a piece, and returns what is behind it; null if it is.
+/// Writes the header of a piece, and returns the piece after it; null for a null pointer.
 ///
 /// # Safety
-/// It is null, or has room for the header.
+/// `whole` is null, or long enough for the header.
 unsafe fn marked(whole: *mut u8, lines: usize) -> *mut c_void {
     if whole.is_null() {
         return null_mut();
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         whole.cast::<usize>().write(lines);
         whole.add(HEADER_LEN).cast()
     }
 }
 
-/// Answers the library's `malloc`, as those below answer its other calls.
+/// Replaces the library's `malloc`; the functions below replace `calloc` and `free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn holdfast_usrsctp_malloc(size: size_t) -> *mut c_void {
-    // SAFETY: the stack has our lock.
+    // SAFETY: the stack runs under our lock.
     unsafe { (*ARENA.0.get()).take(size) }
 }
 
@@ -148,17 +149,17 @@ pub extern "C" fn holdfast_usrsctp_calloc(count: size_t, size: size_t) -> *mut c
     };
     let piece = holdfast_usrsctp_malloc(size);
     if !piece.is_null() {
-        // SAFETY: the piece is so long.
+        // SAFETY: the piece has `size` bytes.
         unsafe { piece.cast::<u8>().write_bytes(0, size) };
     }
     piece
 }
 
 /// # Safety
-/// The stack's lock is held; `piece` is null, or one of these functions gave it, and it was not given back since.
+/// The stack's lock is held; `piece` is null, or was returned by one of these functions and has not been freed since.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn holdfast_usrsctp_free(piece: *mut c_void) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { (*ARENA.0.get()).give(piece) };
 }
 
@@ -177,13 +178,13 @@ mod tests {
         fn new(arena: &mut Arena, size: usize, mark: u8) -> Self {
             let piece: *mut u8 = arena.take(size).cast();
             assert!(!piece.is_null() && (piece as usize).is_multiple_of(HEADER_LEN));
-            // SAFETY: it is so long.
+            // SAFETY: the piece has `size` bytes.
             unsafe { piece.write_bytes(mark, size) };
             Self { piece, size, mark }
         }
 
         fn give(self, arena: &mut Arena) {
-            // SAFETY: it is ours until the end of this.
+            // SAFETY: the piece belongs to the test until the end of this function.
             unsafe {
                 let bytes = std::slice::from_raw_parts(self.piece, self.size);
                 assert!(bytes.iter().all(|byte| *byte == self.mark));
@@ -215,7 +216,7 @@ mod tests {
     fn what_was_given_back_is_the_next_of_its_size() {
         let mut arena = Arena::new();
         let (one, other) = (arena.take(200), arena.take(2000));
-        // SAFETY: both are the arena's.
+        // SAFETY: both pieces are the arena's.
         unsafe {
             arena.give(one);
             arena.give(other);
@@ -223,7 +224,7 @@ mod tests {
         assert_eq!((arena.take(190), arena.take(1990)), (one, other));
         assert!(arena.take(usize::MAX).is_null());
         let left = arena.rest_len;
-        // A chunk's end that is too short is left.
+        // The end of a chunk is left unused if it is too short.
         for _ in 0..=left / 2048 {
             assert!(!arena.take(2000).is_null());
         }
@@ -234,7 +235,7 @@ mod tests {
     fn cleared_memory_is_clear_though_it_was_used() {
         let _stack = super::super::stack::Stack::lock();
         let piece = holdfast_usrsctp_malloc(300);
-        // SAFETY: the pieces are so long, and given back once.
+        // SAFETY: the pieces have that length, and are freed once.
         unsafe {
             piece.cast::<u8>().write_bytes(0xff, 300);
             holdfast_usrsctp_free(piece);

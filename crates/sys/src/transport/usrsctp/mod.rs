@@ -1,8 +1,8 @@
 //! SCTP by libusrsctp in this process.
 //!
-//! The library runs without threads. Its packets leave through [`outbox`] and come through [`inbox`], both in
-//! batches, on sockets of our own handling ([`hooks`]); so real addresses, several of them, and both encapsulations work as
-//! they do in the library, at one system call for dozens of packets. There is one stack in a process ([`stack`]), with one lock.
+//! The library runs without threads. Its packets are sent by [`outbox`] and received by [`inbox`], both in batches, on
+//! sockets that [`hooks`] opens. So real addresses, multihoming, and both encapsulations work as in the library, at one
+//! system call for dozens of packets. A process has one stack ([`stack`]) with one lock.
 
 mod ahead;
 mod checksum;
@@ -31,11 +31,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// A one-to-many socket of the process's stack, and those of further local ports.
+/// A one-to-many socket of the process's stack, and the sockets of additional local ports.
 pub struct UsrsctpEndpoint {
     config: Config,
     socket: Option<Socket>,
-    /// By number, from 1.
+    /// Sockets of additional ports, by number from 1.
     further: HashMap<u32, Socket>,
     last_port: u32,
     queue: u32,
@@ -88,7 +88,7 @@ impl UsrsctpEndpoint {
         self.socket_of(assoc)?.send(assoc.id(), flags, message)
     }
 
-    /// Lets the stack read what its sockets have.
+    /// Lets the stack process all readable sockets and due timers.
     fn turn(&self, stack: &Stack) -> io::Result<()> {
         for fd in self.ready.now() {
             stack.read(fd)?;
@@ -97,7 +97,7 @@ impl UsrsctpEndpoint {
         Ok(())
     }
 
-    /// Ends associations of messages that are too long, and closes further ports whose association is gone.
+    /// Aborts associations with messages over the limit, and closes additional ports with an ended association.
     fn tidy(&mut self, stack: &Stack, events: &[Event], too_long: &[AssocId]) {
         for &assoc in too_long {
             let _ = self.send_with(assoc, ffi::SEND_ABORT, &Message::new(0, "too long".into()));
@@ -205,7 +205,7 @@ impl Endpoint for UsrsctpEndpoint {
         let _stack = Stack::lock();
         let socket = self.socket_of(assoc)?;
         let mut addresses = socket.addresses(End::Remote, assoc.id())?;
-        // A single one has answered, or there were no association.
+        // A lone address has answered, or the association would not exist.
         if addresses.len() > 1 {
             addresses.retain(|address| socket.is_confirmed(assoc.id(), *address));
         }

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 /// `usrsctp_getpaddrs` or `usrsctp_getladdrs`.
 pub type GetList = unsafe extern "C" fn(*mut Socket, u32, *mut *mut libc::sockaddr) -> c_int;
-/// What frees such a list.
+/// Function that frees such a list.
 pub type FreeList = unsafe extern "C" fn(*mut libc::sockaddr);
 
-/// `SCTP_FUTURE_ASSOC`: associations to come.
+/// `SCTP_FUTURE_ASSOC`: future associations.
 const FUTURE: u32 = 0;
 
 fn set_option<T>(socket: *mut Socket, level: c_int, name: c_int, value: &T) -> io::Result<()> {
@@ -30,7 +30,7 @@ fn set_sctp<T>(socket: *mut Socket, name: c_int, value: &T) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_SCTP, name, value)
 }
 
-/// Sets everything of `config` that is an option.
+/// Sets all options of `config`.
 pub fn set(socket: *mut Socket, config: &Config) -> io::Result<()> {
     let buffer = |bytes: u32| c_int::try_from(bytes).unwrap_or(c_int::MAX);
     set_option(
@@ -94,22 +94,23 @@ fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
     set_sctp(socket, ffi::PEER_ADDR_PARAMS, &path)
 }
 
-/// Where associations to come send encapsulated packets; `None`: they send raw ones.
+/// Sets the remote UDP port of future associations; `None`: they send raw packets.
 pub fn set_encapsulation(socket: *mut Socket, port: Option<u16>) -> io::Result<()> {
-    // SAFETY: all-zero bytes are a valid structure: no address, all paths of associations to come.
+    // SAFETY: all-zero bytes are a valid structure: no address, all paths of future associations.
     let mut encapsulation: ffi::UdpEncaps = unsafe { zeroed() };
     encapsulation.port = port.unwrap_or(0).to_be();
     set_sctp(socket, ffi::REMOTE_UDP_ENCAPS_PORT, &encapsulation)
 }
 
-/// The smoothed round-trip time of the primary path.
+/// Returns the smoothed round-trip time of the primary path.
 pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Duration> {
     // SAFETY: all-zero bytes are a valid structure.
     let mut status: ffi::Status = unsafe { zeroed() };
     status.assoc = assoc;
     let mut length = size_of::<ffi::Status>() as socklen_t;
     let pointer: *mut c_void = (&raw mut status).cast();
-    // The stack's own time has delayed acknowledgements in it; that there is such an association is what is asked.
+    // The query only checks that the association exists: the round-trip time in its result includes delayed
+    // acknowledgements.
     // SAFETY: the structure is writable for `length` bytes, and both outlive the call.
     check(unsafe {
         let level = libc::IPPROTO_SCTP;
@@ -120,20 +121,20 @@ pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Duration> {
     Ok(Duration::from_micros(round_trip_us))
 }
 
-/// Has the primary path's round trip measured.
+/// Starts a measurement of the primary path's round trip.
 pub fn measure(socket: *mut Socket, assoc: u32) {
     // SAFETY: the socket is open.
     unsafe { ffi::holdfast_usrsctp_measure(socket, assoc) };
 }
 
-/// Whether the peer has answered at an address; false too of one that is none of its.
+/// Returns true if the peer has answered at an address; false also for an address that is not the peer's.
 pub fn is_confirmed(socket: *mut Socket, assoc: u32, address: SocketAddr) -> bool {
     // SAFETY: all-zero bytes are a valid structure.
     let mut info: ffi::PathInfo = unsafe { zeroed() };
     info.assoc = assoc;
     let address = packed(&[address]);
     let to: *mut u8 = (&raw mut info.address).cast();
-    // SAFETY: a packed address is no longer than `sockaddr_storage`, which has room for any.
+    // SAFETY: a packed address is no longer than `sockaddr_storage`, which fits any address.
     unsafe { std::ptr::copy_nonoverlapping(address.as_ptr(), to, address.len()) };
     let mut length = size_of::<ffi::PathInfo>() as socklen_t;
     let pointer: *mut c_void = (&raw mut info).cast();
@@ -145,7 +146,7 @@ pub fn is_confirmed(socket: *mut Socket, assoc: u32, address: SocketAddr) -> boo
     outcome.is_ok() && info.state & ffi::UNCONFIRMED == 0
 }
 
-/// The bytes of a list of `count` packed addresses.
+/// Returns the bytes of a list of `count` packed addresses.
 ///
 /// # Safety
 /// `list` has that many IPv4 or IPv6 addresses, one after another.
@@ -160,6 +161,6 @@ pub unsafe fn read_list(list: *const u8, count: usize) -> Vec<u8> {
             _ => break,
         };
     }
-    // SAFETY: these are the addresses just walked over.
+    // SAFETY: the loop above has read these addresses.
     unsafe { std::slice::from_raw_parts(list, length) }.to_vec()
 }

@@ -1,33 +1,34 @@
-//! Packets on their way out, sent many at a time: `sendmmsg(2)`, and UDP segmentation offload for those of one length to one peer,
-//! which then pass the kernel's stack as one.
+//! Packets to send, sent in batches: `sendmmsg(2)`, and UDP segmentation offload for packets of one length to one
+//! peer, which then pass the kernel's stack as one.
 
 use super::inbox::Kind;
 use crate::address::RawAddress;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
-/// Segments the kernel takes in one datagram (`UDP_MAX_SEGMENTS` was 64 before Linux 6.9).
+/// Most segments in one datagram (`UDP_MAX_SEGMENTS` was 64 before Linux 6.9).
 const SEGMENTS_MAX: usize = 64;
-/// Bytes of one datagram before segmentation.
+/// Length of the longest datagram before segmentation, bytes.
 const GROUP_LEN_MAX: usize = 63_000;
-/// Packets after which all leave without waiting for a flush, so that the peer has work meanwhile.
+/// Number of packets at which all are sent without waiting for a flush, so that the peer has work meanwhile.
 const OUTBOX_PACKETS_MAX: usize = 64;
-/// Groups looked at for one that a packet can join.
+/// Number of recent groups searched for one that a packet can join.
 const GROUPS_SEARCHED: usize = 8;
 const CONTROL_LEN: usize = 96;
 
-/// Where a packet goes.
+/// Path of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     pub fd: RawFd,
     pub to: SocketAddr,
-    /// The address to send from; `None` leaves it to the kernel.
+    /// Source address; `None` leaves the choice to the kernel.
     pub source: Option<IpAddr>,
-    /// Packets to a UDP socket can be segmented; those to the IPv4 raw one begin with their IP header.
+    /// Type of the socket: packets to a UDP socket can be segmented; packets to the IPv4 raw socket begin with their IP
+    /// header.
     pub kind: Kind,
 }
 
-/// Packets of one route that leave as one datagram: all of `segment` bytes but the last.
+/// Packets of one route that are sent as one datagram: all have `segment` bytes, except that the last may be shorter.
 struct Group {
     route: Route,
     segment: usize,
@@ -51,7 +52,7 @@ impl Group {
     }
 }
 
-/// Packets waiting for a flush.
+/// Packets that wait for a flush.
 #[derive(Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
@@ -61,7 +62,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Adds a packet in pieces.
+    /// Adds a packet given in pieces.
     pub fn push<'a>(&mut self, route: Route, pieces: impl Iterator<Item = &'a [u8]>) {
         let start = self.bytes.len();
         pieces.for_each(|piece| self.bytes.extend_from_slice(piece));
@@ -72,7 +73,7 @@ impl Outbox {
             field.copy_from_slice(&source.octets());
         }
         let recent = self.groups.iter_mut().rev().take(GROUPS_SEARCHED);
-        // Behind the newest group of its route, so that packets of a route stay in order.
+        // The newest group of the route is the only candidate, so that packets of a route stay in order.
         match recent.into_iter().find(|group| group.route == route) {
             Some(group) if route.kind == Kind::Udp && group.takes(len) => group.push(start, len),
             _ => self.open_group(route, start, len),
@@ -95,7 +96,7 @@ impl Outbox {
         });
     }
 
-    /// Sends everything. What the kernel refuses is lost, as on a wire: SCTP sends it again.
+    /// Sends all packets. A packet that the kernel refuses is lost, as on a wire: SCTP retransmits it.
     pub fn flush(&mut self) {
         let mut groups = std::mem::take(&mut self.groups);
         let mut rest = groups.as_slice();
@@ -129,7 +130,8 @@ impl Outbox {
         }
     }
 
-    /// For a group that the kernel did not take as one, such as on a device without checksum offload.
+    /// Sends the packets of a group that the kernel refused as a whole, for example on a device without checksum
+    /// offload.
     fn send_singly(&self, fd: RawFd, group: &Group) {
         for &piece in &group.pieces {
             let single = [Group {
@@ -139,13 +141,13 @@ impl Outbox {
                 total: piece.1,
                 is_open: false,
             }];
-            // A packet that is refused is lost.
+            // A refused packet is lost.
             let _ = Batch::new(&self.bytes, &single).send_from(fd, 0);
         }
     }
 }
 
-/// The arguments of a `sendmmsg`. Vectors are sized before pointers to their elements are taken.
+/// Arguments of a `sendmmsg` call. Vectors get their final size before pointers to their elements are taken.
 struct Batch {
     headers: Vec<libc::mmsghdr>,
     _addresses: Vec<RawAddress>,
@@ -194,7 +196,7 @@ impl Batch {
         }
     }
 
-    /// Sends the messages from `first` on; returns how many went.
+    /// Sends the messages from `first` on; returns the number sent.
     fn send_from(&mut self, fd: RawFd, first: usize) -> std::io::Result<usize> {
         let rest = &mut self.headers[first..];
         // SAFETY: every header points into vectors that live in `self`, and to bytes that the caller borrows meanwhile.
@@ -210,7 +212,7 @@ impl Batch {
     }
 }
 
-/// Says the segment length and the source address, where there is something to say.
+/// Writes control messages for the segment length and the source address, as needed.
 fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group) {
     let mut used = 0;
     let bytes = &mut control.0;
@@ -226,7 +228,7 @@ fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group)
     let source = group.route.source;
     match source.filter(|_| group.route.kind != Kind::Raw4) {
         Some(IpAddr::V4(source)) => {
-            // `struct in_pktinfo`: interface, source, (unused).
+            // The value is a `struct in_pktinfo`: interface, source, (unused).
             let mut info = [0; 12];
             info[4..8].copy_from_slice(&source.octets());
             used += put(
@@ -237,7 +239,7 @@ fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group)
             );
         }
         Some(IpAddr::V6(source)) => {
-            // `struct in6_pktinfo`: source, interface.
+            // The value is a `struct in6_pktinfo`: source, interface.
             let mut info = [0; 20];
             info[..16].copy_from_slice(&source.octets());
             used += put(

@@ -1,4 +1,4 @@
-//! What the stack says to one endpoint.
+//! Delivery of the stack's messages and notifications to one endpoint.
 
 use super::ffi::{self, RcvInfo, SockStore, Socket};
 use super::memory::holdfast_usrsctp_free;
@@ -17,17 +17,17 @@ const DIALECT: Dialect = Dialect {
     unordered: ffi::UNORDERED,
     data_sent: 2,
 };
-/// The notifications that are wanted.
+/// Notifications that endpoints subscribe to.
 pub const NOTICES: [u16; 3] = [
     DIALECT.assoc_change,
     DIALECT.path_change,
     DIALECT.send_failed,
 ];
 
-/// Events of an endpoint, and how it is told that there are some.
+/// Events of an endpoint, and its wake-up.
 pub struct Queue {
     pub assembly: Assembly,
-    /// Readable when another endpoint's call put events here.
+    /// Event descriptor, readable when another endpoint's call has added events.
     pub wake: OwnedFd,
 }
 
@@ -40,12 +40,12 @@ impl Queue {
     }
 }
 
-/// What the stack knows a socket by: its port's number within the endpoint, and the number of the endpoint's queue.
+/// Returns the stack's user argument of a socket: its port's number within the endpoint, and its queue's number.
 pub fn ulp_info(port: u32, queue: u32) -> *mut c_void {
     (u64::from(port) << 32 | u64::from(queue)) as *mut c_void
 }
 
-/// The stack's receive callback.
+/// Receive callback of the stack.
 pub unsafe extern "C" fn receive(
     _socket: *mut Socket,
     _address: SockStore,
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn receive(
     if data.is_null() {
         return 1;
     }
-    // SAFETY: the stack calls back inside calls of ours only, under the lock.
+    // SAFETY: the stack calls back only inside our calls, under the lock.
     let inner = unsafe { INNER.assume_locked() };
     // SAFETY: the stack gives `length` readable bytes.
     let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) };
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn receive(
             queue.assembly.message(bytes, &origin, is_end);
         }
     }
-    // SAFETY: the stack made the buffer, the callback owns it, and the lock is held.
+    // SAFETY: the stack allocated the buffer, the callback owns it, and the lock is held.
     unsafe { holdfast_usrsctp_free(data) };
     1
 }

@@ -1,10 +1,10 @@
-//! Which of the stack's descriptors have something to read.
+//! Readiness of the stack's descriptors.
 
 use crate::sockopt::check;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Descriptors looked at in one turn: two raw, two UDP, the timer, and the wake-up.
+/// Most descriptors reported in one turn: two raw, two UDP, the timer, and the wake-up.
 const READY_MAX: usize = 8;
 
 /// An epoll instance over the stack's descriptors and an endpoint's wake-up.
@@ -33,12 +33,12 @@ impl Ready {
         Ok(Self { epoll, wake })
     }
 
-    /// Readable when any of them is.
+    /// Returns a descriptor that is readable when any of the watched ones is.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Those of the stack that are readable; a wake-up is taken note of.
+    /// Returns the stack's readable descriptors; clears a wake-up.
     pub fn now(&self) -> impl Iterator<Item = RawFd> + use<> {
         let mut ready = [libc::epoll_event { events: 0, u64: 0 }; READY_MAX];
         // SAFETY: the array is writable for its length.
@@ -60,7 +60,7 @@ impl Ready {
     }
 }
 
-/// An event descriptor.
+/// Makes an event descriptor.
 pub fn event() -> io::Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
@@ -69,7 +69,7 @@ pub fn event() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A timer descriptor that is readable once in so many milliseconds.
+/// Makes a timer descriptor that becomes readable every `tick_ms` milliseconds.
 pub fn timer(tick_ms: u32) -> io::Result<OwnedFd> {
     let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
     // SAFETY: no pointers are passed.
@@ -95,11 +95,11 @@ pub fn timer(tick_ms: u32) -> io::Result<OwnedFd> {
 /// Makes an event descriptor readable.
 pub fn signal(event: RawFd) {
     let one = 1u64.to_ne_bytes();
-    // SAFETY: the buffer is readable for its length. A full counter is signal enough.
+    // SAFETY: the buffer is readable for its length. If the counter is full, the descriptor is readable already.
     unsafe { libc::write(event, one.as_ptr().cast(), one.len()) };
 }
 
-/// Reads the eight bytes of an event or timer descriptor; what they say does not matter.
+/// Reads and discards the eight bytes of an event or timer descriptor.
 pub fn drain(fd: RawFd) {
     let mut count = [0u8; 8];
     // SAFETY: the buffer is writable for its length.

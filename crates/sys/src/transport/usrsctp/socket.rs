@@ -11,7 +11,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Which of an association's ends.
+/// One of an association's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Local,
@@ -21,11 +21,11 @@ pub enum End {
 /// A one-to-many socket; closed by [`close`](Socket::close).
 pub struct Socket(*mut ffi::Socket);
 
-// SAFETY: used under the stack's lock only, by whichever thread.
+// SAFETY: all threads use the socket only under the stack's lock.
 unsafe impl Send for Socket {}
 
 impl Socket {
-    /// A socket whose events go to the endpoint's `queue` under the number `port`.
+    /// Opens a socket that delivers its events to the endpoint's `queue` under the number `port`.
     pub fn open(stack: &Stack, config: &Config, port: u32, queue: u32) -> io::Result<Self> {
         let is_v6 = config.local.iter().any(SocketAddr::is_ipv6);
         let domain = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
@@ -88,7 +88,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Starts an association; returns the stack's number of it.
+    /// Starts an association and returns the stack's number of it.
     pub fn connect(&self, remote: &[SocketAddr], encapsulation: Option<u16>) -> io::Result<u32> {
         options::set_encapsulation(self.0, encapsulation)?;
         let addresses = packed(remote);
@@ -108,7 +108,7 @@ impl Socket {
         Ok(assoc)
     }
 
-    /// Hands a message to the stack; `flags` as in `struct sctp_sndinfo`.
+    /// Passes a message to the stack; `flags` as in `struct sctp_sndinfo`.
     pub fn send(&self, assoc: u32, flags: u16, message: &Message) -> io::Result<()> {
         let unordered = if message.unordered { ffi::UNORDERED } else { 0 };
         let mut info = SndInfo {
@@ -145,8 +145,8 @@ impl Socket {
         }
     }
 
-    /// Hands over messages that shall share packets: none is sent before the last, or `unsent_max` bytes. Returns how many there was
-    /// room for.
+    /// Passes messages that are to share packets: nothing is sent before the last message or `unsent_max` bytes.
+    /// Returns the number of messages that fit.
     pub fn send_bundle(
         &self,
         stack: &Stack,
@@ -179,12 +179,12 @@ impl Socket {
         options::measure(self.0, assoc);
     }
 
-    /// Whether the peer has answered at this address of its.
+    /// Returns true if the peer has answered at this address.
     pub fn is_confirmed(&self, assoc: u32, address: SocketAddr) -> bool {
         options::is_confirmed(self.0, assoc, address)
     }
 
-    /// The addresses of one end; `assoc` 0 asks for those the socket is bound to.
+    /// Returns the addresses of one end; `assoc` 0 means the socket's bound addresses.
     pub fn addresses(&self, end: End, assoc: u32) -> io::Result<Vec<SocketAddr>> {
         let (get, free) = match end {
             End::Local => (
@@ -197,7 +197,7 @@ impl Socket {
             ),
         };
         let mut list = std::ptr::null_mut();
-        // SAFETY: the library allocates a list of that many packed addresses, copied and then freed.
+        // SAFETY: the library allocates a list of `count` packed addresses, which is copied and then freed.
         unsafe {
             let count = get(self.0, assoc, &raw mut list);
             check(count)?;

@@ -1,8 +1,8 @@
-//! Which local address a packet leaves from.
+//! Choice of a packet's source address.
 //!
-//! The stack knows no routes: with several addresses it may choose one of another network than the packet leaves by, and then nothing is
-//! known of a path that the peer could tell apart. So the kernel's choice goes before the stack's, where the endpoint
-//! has that address.
+//! The stack does not know routes: with several addresses it may choose the address of a network other than the
+//! outgoing one, and the peer could not tell the paths apart. So the kernel's choice takes precedence over the stack's
+//! if the endpoint has that address.
 
 use crate::address::{self, RawAddress};
 use std::collections::{HashMap, HashSet};
@@ -10,12 +10,12 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// How long the kernel's choice is taken as its choice: routes change.
+/// Time for which the kernel's choice is cached, because routes change.
 const VALID: Duration = Duration::from_secs(1);
-/// Destinations remembered.
+/// Most cached destinations.
 const ROUTES_MAX: usize = 65_536;
 
-/// The local addresses of this process's endpoints, and the kernel's choices.
+/// The local addresses of this process's endpoints, and the kernel's cached choices.
 #[derive(Default)]
 pub struct Sources {
     bound: HashSet<IpAddr>,
@@ -25,18 +25,18 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// An endpoint has this address; an unspecified one stands for all.
+    /// Adds an endpoint's address; an unspecified one stands for all.
     pub fn bind(&mut self, address: IpAddr) {
         self.is_any |= address.is_unspecified();
         self.bound.insert(address);
     }
 
-    /// The time, as far as choices are concerned.
+    /// Sets the time that the cache compares with.
     pub fn tell_time(&mut self, now: Instant) {
         self.now = Some(now);
     }
 
-    /// The address for a packet to `to`, for which the stack chose `chosen`.
+    /// Returns the source address for a packet to `to`, for which the stack chose `chosen`.
     pub fn best(&mut self, to: IpAddr, chosen: Option<IpAddr>) -> Option<IpAddr> {
         if self.bound.len() < 2 && !self.is_any {
             return chosen;
@@ -59,7 +59,7 @@ impl Sources {
     }
 }
 
-/// Where the kernel would send from: a UDP socket that is connected knows, and nothing is sent.
+/// Returns the kernel's source address for `to`: connecting a UDP socket selects one, and sends nothing.
 fn choice_of_kernel(to: IpAddr) -> Option<IpAddr> {
     let any = match to {
         IpAddr::V4(_) => "0.0.0.0:0",
@@ -82,7 +82,7 @@ mod tests {
         sources.bind(ip("192.0.2.1"));
         sources.bind(ip("192.0.2.2"));
         let chosen = Some(ip("192.0.2.2"));
-        // From 127.0.0.1, says the kernel, but that is nobody's here.
+        // The kernel would choose 127.0.0.1, which no endpoint has here.
         assert_eq!(sources.best(ip("127.0.0.1"), chosen), chosen);
         sources.bind(ip("127.0.0.1"));
         assert_eq!(sources.best(ip("127.0.0.1"), chosen), Some(ip("127.0.0.1")));

@@ -1,4 +1,4 @@
-//! The process's one stack: its lock, its sockets, packets in, timers, and the queues of its endpoints.
+//! The process's single SCTP stack: lock, sockets, received packets, timers, and the queues of its endpoints.
 
 use super::ahead;
 use super::ffi;
@@ -16,39 +16,39 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How often timers run, milliseconds: the stack's own clock counts in these.
+/// Interval of the stack's timers and unit of its clock, milliseconds.
 const TICK_MS: u32 = 10;
 /// Receive and send buffer of the stack's sockets, bytes.
 const SOCKET_BUFFER: i32 = 8 << 20;
-/// Buckets of the stack's tables: associations by peer's port, by tag (times 31).
+/// Number of buckets in the stack's tables: associations by peer's port, by tag (times 31).
 const BUCKETS: u32 = 4096;
-/// Messages that an association may have unsent or unacknowledged, whatever their length. The library's 512 are less than registrars
-/// have on their way to each other in a millisecond.
+/// Most unsent or unacknowledged messages of an association, of any length. The library's default, 512, is less than
+/// registrars send each other in a millisecond.
 const CHUNKS_MAX: u32 = 2048;
-/// Packets that an association sends at once, as far as its window allows, instead of 4: a bundle's.
+/// Most packets that an association sends at once within its window, enough for a bundle; the library's default is 4.
 const BURST_MAX: u32 = 32;
-/// Answer nothing to packets of associations that are not ours (level 2 of `sctp_blackhole`): on a raw socket a process sees those
-/// of other processes, too.
+/// Level 2 of `sctp_blackhole`: no answer to packets of unknown associations, because on a raw socket a process also
+/// receives packets of other processes.
 const SILENT: u32 = 2;
 
-/// What the first endpoint decides.
+/// Settings that the first endpoint determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     pub raw: bool,
     pub udp_port: Option<u16>,
 }
 
-/// Everything behind the lock. Borrows end before the stack is called, which may call back.
+/// State behind the lock. A borrow must end before the stack is called, because the stack may call back.
 pub struct Inner {
     pub setup: Cell<Setup>,
     pub sockets: RefCell<Vec<StackSocket>>,
     pub outbox: RefCell<Outbox>,
-    /// By the number that the stack knows an endpoint by.
+    /// Queues of the endpoints, by the stack's number for each.
     pub queues: RefCell<Vec<Option<Queue>>>,
     pub sources: RefCell<Sources>,
-    /// What is handed over is not sent: more follows.
+    /// True while queued messages are not sent, because more follow.
     pub held_back: Cell<bool>,
-    /// The time, once the stack has asked for it since the lock was taken.
+    /// Time of day, cached from the stack's first request since the lock was taken.
     pub time: Cell<Option<libc::timeval>>,
     inbox: RefCell<Inbox>,
     udp_port: Cell<Option<u16>>,
@@ -56,7 +56,7 @@ pub struct Inner {
     timer: OnceCell<OwnedFd>,
 }
 
-/// [`Inner`], reachable from hooks, which get no argument of ours.
+/// [`Inner`], reachable from hooks, which get no user argument.
 pub struct Locked {
     lock: Mutex<()>,
     inner: std::sync::LazyLock<SendInner>,
@@ -65,7 +65,7 @@ pub struct Locked {
 struct SendInner(Inner);
 // SAFETY: all access is under `Locked::lock`.
 unsafe impl Sync for SendInner {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: no part of it is bound to a thread.
 unsafe impl Send for SendInner {}
 
 pub static INNER: Locked = Locked {
@@ -73,16 +73,16 @@ pub static INNER: Locked = Locked {
     inner: std::sync::LazyLock::new(|| SendInner(Inner::new())),
 };
 
-/// The lock, held.
+/// Proof that the lock is held.
 pub struct Stack {
     _guard: MutexGuard<'static, ()>,
 }
 
 impl Locked {
-    /// What the lock guards.
+    /// Returns the guarded state.
     ///
     /// # Safety
-    /// This thread holds the lock.
+    /// The calling thread holds the lock.
     pub unsafe fn assume_locked(&self) -> &Inner {
         &self.inner.0
     }
@@ -108,7 +108,7 @@ impl Inner {
         }
     }
 
-    /// Notes the port that a UDP socket was bound to; the other family's socket gets the same.
+    /// Records the port that a UDP socket was bound to; the other family's socket gets the same port.
     pub fn learn_udp_port(&self, fd: RawFd) {
         // SAFETY: the descriptor was opened by the stack and is open.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -138,7 +138,7 @@ impl Stack {
         unsafe { INNER.assume_locked() }
     }
 
-    /// Starts the stack as `setup` says, or, where it runs already, does nothing.
+    /// Starts the stack with `setup`, or does nothing if it is running.
     pub fn start(&self, setup: Setup) -> io::Result<()> {
         let inner = self.inner();
         if inner.timer.get().is_some() {
@@ -152,14 +152,14 @@ impl Stack {
             ffi::usrsctp_tunable_set_sctp_hashtblsize(BUCKETS);
             let port = setup.udp_port.map_or(0, |port| port.max(1));
             ffi::usrsctp_init_nothreads(port, None, None);
-            // A checksum left out on loopback would be wrong in a capture, and for a kernel's stack.
+            // A missing checksum on loopback would look wrong in a capture and to a kernel's stack.
             ffi::usrsctp_sysctl_set_sctp_no_csum_on_loopback(0);
             ffi::usrsctp_sysctl_set_sctp_blackhole(SILENT);
             ffi::usrsctp_sysctl_set_sctp_max_chunks_on_queue(CHUNKS_MAX);
             ffi::usrsctp_sysctl_set_sctp_max_burst_default(BURST_MAX);
             ffi::usrsctp_sysctl_set_sctp_auto_asconf(0);
             ffi::usrsctp_sysctl_set_sctp_asconf_enable(0);
-            // The encapsulation hides the bits of the outer header.
+            // The encapsulation hides the ECN bits of the outer header.
             ffi::usrsctp_sysctl_set_sctp_ecn_enable(0);
             ffi::recv_thread_init();
         }
@@ -198,7 +198,7 @@ impl Stack {
         self.inner().sockets.borrow().iter().any(|s| !s.is_udp)
     }
 
-    /// The descriptors that have something to read when there is work.
+    /// Returns the descriptors that are readable when the stack has work to do.
     pub fn fds(&self) -> Vec<RawFd> {
         let inner = self.inner();
         let sockets = inner.sockets.borrow();
@@ -206,7 +206,7 @@ impl Stack {
         sockets.iter().map(|s| s.fd).chain(timer).collect()
     }
 
-    /// Reads what came on one of [`fds`](Self::fds), and lets the stack handle it.
+    /// Reads the packets that arrived on one of [`fds`](Self::fds), and lets the stack process them.
     pub fn read(&self, fd: RawFd) -> io::Result<()> {
         let inner = self.inner();
         if inner.timer.get().is_some_and(|t| t.as_raw_fd() == fd) {
@@ -222,7 +222,7 @@ impl Stack {
         };
         let mut inbox = inner.inbox.borrow_mut();
         let mut packets = 0;
-        // All that is there, unless that is much: who pauses between two calls shall not pause with work left.
+        // All packets are read, up to a limit: a caller that pauses between two calls must not leave work behind.
         for _ in 0..CALLS_MAX {
             let is_all = match inbox.fill(fd) {
                 Ok(is_all) => is_all,
@@ -240,7 +240,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Runs the timers that are due.
+    /// Runs the due timers.
     pub fn tick(&self) {
         let inner = self.inner();
         let now = Instant::now();
@@ -260,7 +260,7 @@ impl Stack {
         }
     }
 
-    /// Puts a queue into the first free place; returns its number.
+    /// Puts a queue into the first free slot and returns its number.
     pub fn add_queue(&self, queue: Queue) -> u32 {
         let mut queues = self.inner().queues.borrow_mut();
         let number = queues.iter().position(Option::is_none);
@@ -278,7 +278,8 @@ impl Stack {
         }
     }
 
-    /// Takes one queue's events, wakes endpoints that got some meanwhile, and returns associations whose messages are too long.
+    /// Appends the events of queue `own`, wakes other endpoints with new events, and returns the associations with
+    /// messages over the limit.
     pub fn collect(&self, own: u32, events: &mut Vec<Event>) -> Vec<AssocId> {
         let mut too_long = Vec::new();
         let mut queues = self.inner().queues.borrow_mut();
@@ -295,7 +296,7 @@ impl Stack {
         too_long
     }
 
-    /// Whether messages handed over from now on are only queued.
+    /// Sets whether messages are only queued from then on.
     pub fn hold_back(&self, held_back: bool) {
         self.inner().held_back.set(held_back);
     }
@@ -305,7 +306,7 @@ impl Stack {
     }
 }
 
-/// Errors of a receive call that are of a moment or of one peer.
+/// Returns true for errors of a receive call that are temporary or concern one peer.
 fn is_passing(error: &io::Error) -> bool {
     let code = error.raw_os_error().unwrap_or(0);
     [
@@ -320,7 +321,8 @@ fn is_passing(error: &io::Error) -> bool {
     .contains(&code)
 }
 
-/// Larger buffers than the stack asks for, and offload. Both are wishes: an unprivileged process gets what the system allows.
+/// Requests larger buffers than the stack does, and receive offload. Failure is ignored: an unprivileged process gets
+/// only the sizes that the system allows.
 fn prepare(socket: &StackSocket) {
     // SAFETY: the stack keeps its sockets open.
     let fd = unsafe { BorrowedFd::borrow_raw(socket.fd) };
@@ -337,12 +339,12 @@ fn prepare(socket: &StackSocket) {
     }
 }
 
-/// Gives a packet to the stack, as `usrsctp_conninput` does, but with IP addresses.
+/// Passes a packet to the stack, like `usrsctp_conninput`, but with IP addresses.
 fn take_in(packet: &Packet<'_>) {
-    /// The SCTP common header, and that with a chunk header.
+    /// Length of the SCTP common header, without and with a chunk header.
     const HEADER_LEN: usize = 12;
     const LEAST_LEN: usize = HEADER_LEN + 4;
-    /// `MCLBYTES`: what one buffer of the stack holds.
+    /// `MCLBYTES`: capacity of one buffer of the stack.
     const CLUSTER_LEN: usize = 2048;
     let bytes = packet.bytes;
     let is_unicast = |ip: std::net::IpAddr| match ip {
@@ -358,9 +360,9 @@ fn take_in(packet: &Packet<'_>) {
     let mut source = with_port(packet.source, port(0));
     let mut destination = with_port(packet.destination, port(2));
     let first_len = bytes.len().min(CLUSTER_LEN);
-    // SAFETY: an mbuf for `first_len` bytes in one buffer is asked for and filled; the rest, if any, is appended by the
-    // stack. The header is in the first buffer, which is longer. The stack takes what it keeps out of `mbuf`. The lock is held, as
-    // packets are read under it.
+    // SAFETY: an mbuf for `first_len` bytes in one buffer is requested and filled; the stack appends the rest, if any.
+    // The header is in the first buffer, which is longer. The stack takes the parts it keeps out of `mbuf`. The lock is
+    // held, because packets are read under it.
     unsafe {
         let mut mbuf =
             ffi::sctp_get_mbuf_for_msg(first_len as u32, 0, ffi::M_NOWAIT, 1, ffi::MT_DATA);

@@ -1,23 +1,24 @@
-//! The stack's hash tables. An endpoint's associations by number are in 32 buckets, whatever their count: at 2,000 associations
-//! each message sent walked a list of dozens. The function that makes the tables is answered here, and makes that one larger.
+//! The stack's hash tables. The library keeps an endpoint's associations by ID in 32 buckets, regardless of their
+//! count: at 2,000 associations each sent message walked a list of dozens. The function that makes the tables is
+//! replaced, and enlarges that one.
 
 use super::memory::holdfast_usrsctp_calloc;
 use libc::{c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// What the stack asks for (`SCTP_STACK_VTAG_HASH_SIZE`), and asks for in no other case.
+/// Size that the stack requests for that table only (`SCTP_STACK_VTAG_HASH_SIZE`).
 const ASKED: c_int = 32;
-/// What an endpoint with many associations gets.
+/// Size of the table for an endpoint with many associations.
 const LARGE: c_int = 4096;
 
 static WANTED: AtomicI32 = AtomicI32::new(ASKED);
 
-/// Whether sockets that are opened from now on have many associations.
+/// Sets whether sockets opened from then on have many associations.
 pub fn expect_many(many: bool) {
     WANTED.store(if many { LARGE } else { ASKED }, Ordering::Relaxed);
 }
 
-/// The buckets for so many elements: a power of two, at most that many.
+/// Returns the number of buckets for a number of elements: the largest power of two not above it.
 fn buckets(elements: c_int) -> usize {
     let elements = match elements {
         ASKED => WANTED.load(Ordering::Relaxed),
@@ -26,7 +27,7 @@ fn buckets(elements: c_int) -> usize {
     1 << elements.ilog2()
 }
 
-/// Replaces the library's function of this name: a table of empty lists, each one pointer.
+/// Replaces the library's function of this name: makes a table of empty lists, each one pointer.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sctp_hashinit_flags(
     elements: c_int,
@@ -35,9 +36,9 @@ unsafe extern "C" fn sctp_hashinit_flags(
     _flags: c_int,
 ) -> *mut c_void {
     let buckets = buckets(elements);
-    // SAFETY: the stack passes a place for the mask.
+    // SAFETY: the stack passes a valid pointer to the mask.
     unsafe { *mask = buckets as c_ulong - 1 };
-    // The stack checks the table, and gives it back.
+    // The stack checks the table for null, and frees it.
     holdfast_usrsctp_calloc(buckets, size_of::<*mut c_void>())
 }
 
@@ -54,7 +55,7 @@ mod tests {
         assert_eq!(buckets(0), 1);
         let mut mask = 0;
         let _stack = super::super::stack::Stack::lock();
-        // SAFETY: a place for the mask; the table is given back once.
+        // SAFETY: `mask` is a valid pointer; the table is freed once.
         unsafe {
             let table = sctp_hashinit_flags(8, std::ptr::null_mut(), &raw mut mask, 0);
             assert_eq!(mask, 7);

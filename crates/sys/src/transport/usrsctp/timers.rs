@@ -1,24 +1,26 @@
-//! The stack's timers. The library walks all of them a hundred times a second, which at thousands of associations took a third of
-//! all time; its four functions are answered here by a wheel, which looks at those that are about due.
+//! The stack's timers. The library walks all of them a hundred times per second, which took a third of all time with
+//! thousands of associations. Its four timer functions are replaced by a timer wheel, which visits only timers that are
+//! about due.
 
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
 
-/// Slots of the wheel. A timer further away than a turn is looked at once a turn.
+/// Number of slots in the wheel. A timer further ahead than one turn is visited once per turn.
 const SLOTS: usize = 1024;
-/// Ticks of a slot, as a power of two; a tick of the stack is a millisecond.
+/// Binary logarithm of the ticks per slot; a tick of the stack is 1 ms.
 const SLOT_BITS: u32 = 3;
-/// `SCTP_CALLOUT_ACTIVE` and `SCTP_CALLOUT_PENDING`, which the stack's macros read.
+/// Flags `SCTP_CALLOUT_ACTIVE` and `SCTP_CALLOUT_PENDING`, which the stack's macros read.
 const ACTIVE: c_int = 2;
 const PENDING: c_int = 4;
 
 type Function = unsafe extern "C" fn(*mut c_void);
 
-/// `struct sctp_callout` (`sctp_callout.h`), part of what the stack knows of an association. `build.rs` has its version.
+/// `struct sctp_callout` (`sctp_callout.h`), embedded in the stack's associations. `build.rs` pins the library's
+/// version.
 #[repr(C)]
 pub struct Callout {
     next: *mut Callout,
-    /// What points to this one: a slot, or the `next` before.
+    /// The pointer that points to this timer: a slot, or the previous timer's `next`.
     link: *mut *mut Callout,
     time: u32,
     argument: *mut c_void,
@@ -29,12 +31,12 @@ pub struct Callout {
 struct Wheel {
     now: u32,
     slots: [*mut Callout; SLOTS],
-    /// Those whose time has come, while they are called.
+    /// Due timers that are being called.
     due: *mut Callout,
 }
 
 struct Locked(UnsafeCell<Wheel>);
-// SAFETY: used by functions that the stack calls, and those calls are made under the stack's lock.
+// SAFETY: used only by functions that the stack calls, which happens under the stack's lock.
 unsafe impl Sync for Locked {}
 
 static WHEEL: Locked = Locked(UnsafeCell::new(Wheel::new()));
@@ -49,10 +51,10 @@ impl Wheel {
     }
 }
 
-/// Takes a timer out of its list.
+/// Removes a timer from its list.
 ///
 /// # Safety
-/// It is pending.
+/// The timer is pending.
 unsafe fn unlink(timer: *mut Callout) {
     // SAFETY: a pending timer is in a list, whose members are alive: the stack stops timers before it frees them.
     unsafe {
@@ -67,9 +69,9 @@ unsafe fn unlink(timer: *mut Callout) {
 /// Puts a timer at the head of a list.
 ///
 /// # Safety
-/// It is in none; `head` stays where it is.
+/// The timer is in no list; `head` does not move.
 unsafe fn link(timer: *mut Callout, head: *mut *mut Callout) {
-    // SAFETY: as above.
+    // SAFETY: as in `unlink`.
     unsafe {
         let first = *head;
         (*timer).next = first;
@@ -82,7 +84,7 @@ unsafe fn link(timer: *mut Callout, head: *mut *mut Callout) {
 }
 
 /// # Safety
-/// `wheel` and `timer` are valid and not used meanwhile; so for all three.
+/// `wheel` and `timer` are valid and not used meanwhile; the same holds for `stop` and `advance`.
 unsafe fn start(
     wheel: *mut Wheel,
     timer: *mut Callout,
@@ -90,7 +92,7 @@ unsafe fn start(
     function: Function,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let was_pending = (*timer).flags & PENDING != 0;
         if was_pending {
@@ -108,9 +110,9 @@ unsafe fn start(
 }
 
 /// # Safety
-/// See [`start`].
+/// As in [`start`].
 unsafe fn stop(timer: *mut Callout) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let was_pending = (*timer).flags & PENDING != 0;
         if was_pending {
@@ -121,13 +123,13 @@ unsafe fn stop(timer: *mut Callout) -> c_int {
     }
 }
 
-/// Moves the time on and calls what is due.
+/// Advances the time and calls the due timers.
 ///
 /// # Safety
-/// See [`start`]; but timers may be started and stopped by those that are called.
+/// As in [`start`], except that the called functions may start and stop timers.
 unsafe fn advance(wheel: *mut Wheel, ticks: u32) {
-    // SAFETY: the caller's. No reference to the wheel is held while a function is called, and each step begins at the list's head,
-    // whatever was taken out meanwhile.
+    // SAFETY: guaranteed by the caller. No reference to the wheel is held while a function is called, and each step
+    // begins at the list's head, so timers may be removed meanwhile.
     unsafe {
         let before = (*wheel).now;
         let now = before.wrapping_add(ticks);
@@ -157,7 +159,7 @@ unsafe fn advance(wheel: *mut Wheel, ticks: u32) {
     }
 }
 
-/// Replaces the library's function of this name, as do the three below.
+/// Replaces the library's function of this name; the three functions below do the same.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sctp_os_timer_start(
     timer: *mut Callout,
@@ -166,7 +168,7 @@ unsafe extern "C" fn sctp_os_timer_start(
     argument: *mut c_void,
 ) -> c_int {
     match function {
-        // SAFETY: the stack passes a timer of its own, and has our lock.
+        // SAFETY: the stack passes a timer of its own, and our lock is held.
         Some(function) if !timer.is_null() => unsafe {
             start(WHEEL.0.get(), timer, ticks, function, argument)
         },
@@ -176,7 +178,7 @@ unsafe extern "C" fn sctp_os_timer_start(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sctp_os_timer_stop(timer: *mut Callout) -> c_int {
-    // SAFETY: the stack passes a timer of its own, and has our lock.
+    // SAFETY: the stack passes a timer of its own, and our lock is held.
     unsafe { stop(timer) }
 }
 
@@ -188,7 +190,7 @@ unsafe extern "C" fn sctp_handle_tick(ticks: u32) {
 
 #[unsafe(no_mangle)]
 extern "C" fn sctp_get_tick_count() -> u32 {
-    // SAFETY: the stack has our lock.
+    // SAFETY: the stack runs under our lock.
     unsafe { (*WHEEL.0.get()).now }
 }
 
@@ -198,7 +200,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// A timer that notes its call, and starts again if it shall.
+    /// A timer that records its call, and starts again if requested.
     struct Noted {
         callout: Callout,
         wheel: *mut Wheel,

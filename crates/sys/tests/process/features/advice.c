@@ -1,4 +1,4 @@
-/* madvise: what is to happen to memory at fork and in a dump, and how it is read. */
+/* madvise: treatment of memory at fork and in a core dump, and read-ahead hints. */
 #include <sys/mman.h>
 #include "feature.h"
 
@@ -9,7 +9,7 @@ static char *memory[CASES];
 
 static void begin(void) {
     for (int i = 0; i < CASES; i++) {
-        /* A closed page keeps neighbours apart. */
+        /* An inaccessible page keeps neighbouring mappings from merging. */
         memory[i] = anonymous(3 * 4096, PROT_NONE, 0) + 4096;
         CHECK(!mprotect(memory[i], 4096, PROT_READ | PROT_WRITE));
         NEEDS(madvise(memory[i], 4096, cases[i].advice));

@@ -1,4 +1,4 @@
-/* New mappings get their advice just now, and lose it: what is there when the program is stopped is what counts. */
+/* New mappings get advice and lose it while the program is tracked: the advice at the time of the freeze counts. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include "feature.h"

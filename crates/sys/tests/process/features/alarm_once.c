@@ -1,4 +1,4 @@
-/* A timer that runs for long: what is left of it only shrinks, and the move takes nothing from it. */
+/* A timer that runs for a long time: its remaining time only shrinks, and a move does not shorten it. */
 #include <signal.h>
 #include <sys/time.h>
 #include "feature.h"
@@ -21,7 +21,7 @@ static double due, before;
 static void check(void) {
     double rest = left(), at = now();
     CHECK(rest > 0 && rest <= before);
-    /* It stands still while the program does, so it may only be late. */
+    /* The timer pauses while the program is stopped, so it may only be late. */
     CHECK(at + rest > due - 0.05);
     before = rest;
 }

@@ -1,4 +1,5 @@
-/* A handler on its alternate stack while the program is moved; each thread has its own, one without. */
+/* A handler runs on its alternate stack while the program is moved; each thread has its own alternate stack, and one
+ * thread has none. */
 #include <pthread.h>
 #include <signal.h>
 #include "feature.h"

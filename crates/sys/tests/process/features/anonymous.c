@@ -1,4 +1,4 @@
-/* Private memory whose pages appear, change and vanish. */
+/* Private memory with pages that appear, change and vanish. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,5 +1,5 @@
-/* The kernel's code in user space is another one wherever it comes: a byte that nobody reads tells. Its functions are where the
- * program knows them, and answer as calls do, to several threads. */
+/* The vDSO differs at each host, simulated by a change of a byte that nothing reads. The functions of the old vDSO stay
+ * at their addresses, and answer as system calls do, to several threads. */
 #include <link.h>
 #include <pthread.h>
 #include <sched.h>
@@ -12,14 +12,15 @@ static unsigned long vdso, bytes, function;
 static int changes;
 static volatile int ended;
 
-/* Where the code leads of which the program knows the function: to itself, or by jumps of which each has its address behind it. */
+/* Follows the code at a function's old address: either the function itself, or a chain of jumps, each followed by its
+ * target address. */
 static unsigned long leads_to(unsigned long at, int *jumps) {
     const unsigned char *code = (void *)at;
     for (*jumps = 0; !memcmp(code, "\xff\x25\0\0\0\0", 6); code = *(void **)(code + 6)) ++*jumps;
     return (unsigned long)code;
 }
 
-/* Makes it differ from what the kernel gives to others. */
+/* Makes the vDSO differ from the one that the kernel gives to other processes. */
 static void change(unsigned long base) {
     CHECK(!memcmp((char *)base, "\177ELF", 4));
     CHECK(!mprotect((void *)base, bytes, PROT_READ | PROT_WRITE | PROT_EXEC));
@@ -94,7 +95,7 @@ static void begin(void) {
 static void end(void) {
     ended = 1;
     for (int i = 0; i < 3; i++) CHECK(!pthread_join(threads[i], 0));
-    /* At the beginning, and at each of the two places where it came to. */
+    /* Once at the beginning, and once at each of the two hosts that the program moved to. */
     EQUAL(changes, 3);
 }
 

@@ -1,4 +1,5 @@
-/* Arguments and environment, as the program has changed them, seen from outside; the executable; the auxiliary vector. */
+/* Arguments and environment, as the program has changed them, read through procfs; the executable; the auxiliary
+ * vector. */
 #include <sys/auxv.h>
 #include "feature.h"
 

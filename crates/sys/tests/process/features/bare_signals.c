@@ -1,4 +1,4 @@
-/* A waiting signal for which the kernel had no room to note who sent it. */
+/* A pending signal without sender information, because the kernel's limit of queued signals was reached. */
 #include <signal.h>
 #include <sys/resource.h>
 #include "feature.h"

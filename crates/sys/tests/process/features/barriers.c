@@ -1,4 +1,4 @@
-/* membarrier: what the process has registered for it may still use. */
+/* membarrier: commands for which the process has registered stay usable. */
 #include <linux/membarrier.h>
 #include "feature.h"
 

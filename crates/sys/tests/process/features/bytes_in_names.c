@@ -1,4 +1,5 @@
-/* Names that are no UTF-8, or end as the kernel shows those of removed files: of threads, the working directory, mapped files. */
+/* Names that are not UTF-8, or end like the kernel's names of removed files: of threads, the working directory, mapped
+ * files. */
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>

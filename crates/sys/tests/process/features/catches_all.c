@@ -1,9 +1,10 @@
-/* A program that catches every signal that is harmless by default, and ignores none: no handler runs without a signal. */
+/* A program that catches every signal that is harmless by default, and ignores none: no handler runs without a
+ * signal. */
 #include <signal.h>
 #include "feature.h"
 
 static volatile int hits, sent;
-/* The test lets go what it has stopped by SIGCONT. */
+/* The test continues a stopped program by SIGCONT. */
 static void on(int signal) { hits += signal != SIGCONT; }
 
 static void begin(void) {

@@ -1,4 +1,5 @@
-/* A handler of SIGCHLD runs for each child that ends, and for nothing else; children that have ended wait to be waited for. */
+/* A handler of SIGCHLD runs once for each child that ends, and at no other time; ended children stay zombies until
+ * waited for. */
 #include <signal.h>
 #include <sys/wait.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* No clock goes back. */
+/* No clock runs backwards. */
 #include <sys/time.h>
 #include "feature.h"
 

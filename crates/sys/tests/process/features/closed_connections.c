@@ -1,4 +1,4 @@
-/* Connections that have ended, and whose descriptors are open still: what was not read is there, and then the end or the error. */
+/* Closed connections with open descriptors: unread data can be read, followed by the end or the error. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -10,7 +10,8 @@
 #include "feature.h"
 
 enum { BULK = 300000 };
-/* How they end: FINs of both, the other's first or ours; a reset, and one that the program knows of. */
+/* Kinds of an end: FINs of both sides, with the peer's first (PASSIVE) or the program's first (ACTIVE); a reset, and a
+ * reset that the program has already seen. */
 enum how { PASSIVE, ACTIVE, RESET, KNOWN, HOWS };
 
 static struct one { enum how how; int file, length, events; } all[2 * HOWS * 2];
@@ -99,7 +100,7 @@ static void check(void) {
         struct sockaddr_storage peer;
         size = sizeof peer;
         CHECK(getpeername(one->file, (void *)&peer, &size) && errno == ENOTCONN);
-        /* To look where there is nothing would take the error. */
+        /* Peeking at an empty queue would consume the error. */
         if (one->length) EQUAL(recv(one->file, found, sizeof found, MSG_PEEK), one->length);
         if (one->length) CHECK(!memcmp(found, bulk, one->length));
     }

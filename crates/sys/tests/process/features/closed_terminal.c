@@ -1,4 +1,4 @@
-/* A session that is controlled by a terminal of which nobody has the slave open any more. */
+/* A session with a controlling terminal that no process has open. */
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <termios.h>

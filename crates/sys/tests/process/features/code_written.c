@@ -1,4 +1,4 @@
-/* Code that the program writes and changes while it runs, as a JIT does. */
+/* Code that the program writes and changes while it runs, as a JIT compiler does. */
 #include <sys/mman.h>
 #include "feature.h"
 

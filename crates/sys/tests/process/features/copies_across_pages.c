@@ -1,5 +1,5 @@
-/* Copies by vector registers that end in another page than they began in: a thread that is stopped at the page fault between the
- * two has half of them in its registers. */
+/* Copies by vector registers that cross a page boundary: a thread stopped at the page fault in the middle has half of
+ * the data in its registers. */
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>

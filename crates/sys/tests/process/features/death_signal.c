@@ -1,4 +1,4 @@
-/* PR_SET_PDEATHSIG: the child gets its signal when its parent ends, after the move, and not before. */
+/* PR_SET_PDEATHSIG: the child gets its signal when its parent ends after the move, and not before. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>

@@ -1,4 +1,4 @@
-/* A private mapping of /dev/zero, the old way to get memory. */
+/* A private mapping of /dev/zero, the traditional way to allocate memory. */
 #include <sys/mman.h>
 #include "feature.h"
 

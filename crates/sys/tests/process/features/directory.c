@@ -1,4 +1,4 @@
-/* The working directory, with an odd name. */
+/* The working directory, with an unusual name. */
 #include <sys/stat.h>
 #include "feature.h"
 

@@ -1,4 +1,5 @@
-/* A directory that is read half: the rest comes, and nothing of it twice. One that is read to its end begins anew. */
+/* A half-read directory yields its remaining entries, each once. A directory read to its end yields all entries after a
+ * rewind. */
 #include <dirent.h>
 #include <sys/stat.h>
 #include "feature.h"
@@ -11,7 +12,7 @@ static off_t half;
 static DIR *stream;
 static int of_stream;
 
-/* Notes the names of a directory that come next, until that many have come or there are no more. */
+/* Records the next names of a directory, up to `wanted` or the end. */
 static int read_names(int directory, char *noted, int wanted) {
     char entries[1024];
     int count = 0;
@@ -64,7 +65,7 @@ static void check(void) {
     EQUAL(read_names(ended, seen, 1), 0);
     EQUAL(lseek(ended, 0, SEEK_SET), 0);
     EQUAL(read_names(ended, seen, NAMES + 1), NAMES);
-    /* One name a time, over all moves. */
+    /* One name per check, over all moves. */
     struct dirent *entry = readdir(stream);
     if (entry) of_stream += entry->d_name[0] != '.';
     else {

@@ -1,4 +1,4 @@
-/* SS_AUTODISARM: an alternate stack that is off while its handler runs. */
+/* SS_AUTODISARM: an alternate stack that is disabled while its handler runs. */
 #include <signal.h>
 #include "feature.h"
 

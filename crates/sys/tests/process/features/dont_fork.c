@@ -1,4 +1,4 @@
-/* Children made after the move lack what is kept from them, and have zeros where that was asked for. */
+/* Children born after the move lack MADV_DONTFORK memory, and have zeros in MADV_WIPEONFORK memory. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* MAP_DROPPABLE: memory that may lose its content, but not its place. */
+/* MAP_DROPPABLE: memory that may lose its content, but not its mapping. */
 #include <sys/mman.h>
 #include "feature.h"
 

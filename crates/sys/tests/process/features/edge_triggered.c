@@ -1,4 +1,5 @@
-/* Sets that tell of what is new (EPOLLET): each arrival is told of, whether a set was asked before the move or not. */
+/* Edge-triggered epoll sets (EPOLLET): each arrival is reported, whether or not the set was waited on before the
+ * move. */
 #include <sys/epoll.h>
 #include "feature.h"
 
@@ -11,7 +12,7 @@ static void watch(int file, int number) {
     CHECK(!epoll_ctl(set, EPOLL_CTL_ADD, file, &event));
 }
 
-/* Bits of those of which it is told, within this time. */
+/* Returns the bits of the descriptors reported within this time. */
 static int told(int milliseconds) {
     struct epoll_event found[4];
     int count = epoll_wait(set, found, 4, milliseconds), all = 0;
@@ -47,7 +48,7 @@ static void begin(void) {
 }
 
 static void check(void) {
-    /* Of what came in an earlier check and was not asked for. */
+    /* Data that arrived in an earlier check, and was not waited for. */
     if (in_later) {
         told_of(2);
         drain(later, &in_later);

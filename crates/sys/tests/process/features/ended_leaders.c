@@ -1,4 +1,4 @@
-/* Sessions and groups whose leaders have ended, as daemons have them that fork twice, and jobs of shells. */
+/* Sessions and process groups with ended leaders, as left by daemons that fork twice, and jobs of shells. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -11,7 +11,7 @@ static volatile struct { pid_t pid, session, group; } *children;
 
 static pid_t root;
 
-/* A member of a group, which waits until it is killed. */
+/* A member of a group that waits until it is killed. */
 static void member(int number, int own_group) {
     if (own_group) setpgid(0, 0);
     if (fork()) _exit(0);
@@ -31,7 +31,7 @@ static void begin(void) {
     children = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     root = getpid();
     CHECK(!prctl(PR_SET_CHILD_SUBREAPER, 1));
-    /* Two in one session, a third there in a group of its own, whose leaders have all ended. */
+    /* Two members in one session, and a third in the same session with its own group; all leaders have ended. */
     if (!fork()) {
         setsid();
         if (!fork()) member(0, 0);
@@ -39,7 +39,7 @@ static void begin(void) {
         if (!fork()) member(2, 1);
         _exit(0);
     }
-    /* One in another, and one in a group of this session. */
+    /* One member in another session, and one in its own group of this session. */
     if (!fork()) {
         setsid();
         member(3, 0);
@@ -62,7 +62,7 @@ static void check(void) {
 }
 
 static void end(void) {
-    /* They are this process's own children, and nobody else is left. */
+    /* The members are this process's children, and it has no others. */
     for (int i = 0; i < CHILDREN; i++) {
         CHECK(!kill(-children[i].group, 0));
         CHECK(!kill(children[i].pid, SIGKILL));

@@ -1,4 +1,4 @@
-/* A program that replaces itself again and again, under the same number. */
+/* A program that executes itself again and again, under the same PID. */
 #include "feature.h"
 
 int main(int count, char **words) {

@@ -1,4 +1,4 @@
-/* Memory files that are executed, one of them mapped: nobody else has them open for writing. */
+/* Execution of memory files, one of them mapped: no process may have them open for writing. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-/* How the program ends is what who waits for it learns. */
+/* The process that waits for the program receives its exit status. */
 #include "feature.h"
 
 FEATURE(EQUAL(getpid(), syscall(SYS_getpid)), CHECK(getppid() > 0), )

@@ -1,4 +1,4 @@
-/* Children made by clone with another signal than SIGCHLD, or with none. */
+/* Children made by clone with an exit signal other than SIGCHLD, or with none. */
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>

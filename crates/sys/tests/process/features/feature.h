@@ -1,5 +1,5 @@
-/* A program with one feature: it sets it up, then checks it again and again while it is moved, and once more at the end. What it
- * holds in descriptors while it is moved is another matter; it has none. */
+/* Frame of a program with one feature: the program sets the feature up, checks it repeatedly while it is moved, and
+ * checks it once more at the end. Descriptors are tested elsewhere; the frame holds none. */
 #include "../programs/self.h"
 
 #define FEATURE(begin, check, end) \
@@ -13,14 +13,14 @@
         return passed(); \
     }
 
-/* This kernel or processor has not what the feature needs. */
+/* Reports that this kernel or processor lacks a prerequisite of the feature. */
 static void skip(const char *why) {
     leave("skipped", why);
     ready();
     _exit(0);
 }
 
-/* A call that older kernels lack. */
+/* Skips the program if the kernel lacks a call. */
 #define NEEDS(call) do { \
         if ((long)(call) >= 0) break; \
         if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP && errno != ENODEV) fail(__LINE__, "%s", #call); \
@@ -34,7 +34,7 @@ static unsigned long sum(const void *from, size_t bytes) {
     return s;
 }
 
-/* Bytes that tell their place. */
+/* Fills memory with bytes that depend on their position. */
 static void fill(void *into, size_t bytes, unsigned seed) {
     unsigned char *at = into;
     for (size_t i = 0; i < bytes; i++) at[i] = (i * 7 + seed) >> 3;
@@ -47,7 +47,7 @@ static void *anonymous(size_t bytes, int protection, int flags) {
     return place;
 }
 
-/* What VmFlags says of the mapping at this place. To be asked when no move is under way. */
+/* Returns true if the VmFlags of the mapping at this address contain a flag. Valid only while no move is under way. */
 static int has_flag(const void *place, const char *flag) {
     char line[1024];
     unsigned long start, end;

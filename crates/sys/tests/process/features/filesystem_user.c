@@ -1,4 +1,4 @@
-/* A thread that looks at files as another user than it is. */
+/* A thread that accesses files as another user than its own. */
 #include <sys/fsuid.h>
 #include <sys/stat.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* Filters of system calls that forbid nearly everything, calls that a move needs too. */
+/* seccomp filters that forbid nearly all system calls, including calls that a move needs. */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>

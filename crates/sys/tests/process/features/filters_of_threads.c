@@ -1,5 +1,5 @@
-/* Filters of system calls that two threads have in common: the kernel synchronizes them afterwards too, as it does only where those of
- * one thread descend from those of the other. */
+/* seccomp filters shared by two threads: the kernel can still synchronize them (TSYNC), which it does only if one
+ * thread's filters descend from the other's. */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>

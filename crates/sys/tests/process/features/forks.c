@@ -1,4 +1,4 @@
-/* Children are born and end all the time, and have all their parent has. */
+/* Children are born and end all the time, with a copy of everything that their parent has. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include "feature.h"

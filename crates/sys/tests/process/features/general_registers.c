@@ -1,4 +1,4 @@
-/* A loop that never calls the kernel and has something in every register, and the direction flag set. */
+/* A loop that makes no system calls, with a value in every register and the direction flag set. */
 #include <pthread.h>
 #include "feature.h"
 

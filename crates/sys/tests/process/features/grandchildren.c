@@ -1,4 +1,4 @@
-/* Orphans come to the process that asked for them (PR_SET_CHILD_SUBREAPER). */
+/* Orphans are reparented to the process that asked for them (PR_SET_CHILD_SUBREAPER). */
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include "feature.h"

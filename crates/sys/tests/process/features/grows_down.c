@@ -1,4 +1,4 @@
-/* MAP_GROWSDOWN: a mapping that grows below its start when it is touched there. */
+/* MAP_GROWSDOWN: a mapping that grows below its start when touched there. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* Pages that may not be touched between pages that may: touching one is still a fault, at the right address. */
+/* Inaccessible pages between accessible ones: touching one is still a fault, at the right address. */
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-/* Pages made by MADV_GUARD_INSTALL, also in shared memory, in a file, and below a thread's stack: touching one is still a fault. */
+/* Guard pages (MADV_GUARD_INSTALL), also in shared memory, in a file, and below a thread's stack: touching one is still
+ * a fault. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -37,7 +38,7 @@ static void begin(void) {
         NEEDS(madvise(shared + i * 4096, 4096, INSTALL));
     }
     NEEDS(madvise(file, 4096, INSTALL));
-    /* As glibc makes stacks from 2.42 on. */
+    /* A stack as glibc 2.42 and newer makes them. */
     char *stack = anonymous(1 << 20, PROT_READ | PROT_WRITE, MAP_NORESERVE | MAP_STACK);
     CHECK(!madvise(stack, 4096, INSTALL));
     pthread_attr_t how;
@@ -55,7 +56,7 @@ static void touch(volatile char *at, int faults, int value) {
 }
 
 static void check(void) {
-    /* The last page is one every second time. */
+    /* The last page is a guard page in every second check. */
     char *last = private + (PAGES - 1) * 4096;
     for (int i = 0; i < PAGES - 1; i++) {
         touch(private + i * 4096, i % 4 == 1 || i % 4 == 2, i);

@@ -1,4 +1,4 @@
-/* What every signal does: handlers with their flags and masks, ignored ones, defaults. */
+/* Dispositions of all signals: handlers with their flags and masks, ignored signals, defaults. */
 #include <signal.h>
 #include "feature.h"
 

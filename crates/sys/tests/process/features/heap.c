@@ -1,4 +1,4 @@
-/* brk: the heap grows and shrinks, and ends where it did. */
+/* brk: the heap grows and shrinks, and keeps its end. */
 #include <sys/mman.h>
 #include "feature.h"
 

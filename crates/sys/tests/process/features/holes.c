@@ -1,4 +1,4 @@
-/* A mapping from whose middle parts are taken and put back. */
+/* A mapping with parts that are unmapped from its middle and mapped again. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* Transparent huge pages, whole ones and ones with holes. */
+/* Transparent huge pages, complete ones and ones with holes. */
 #include <sys/mman.h>
 #include "feature.h"
 

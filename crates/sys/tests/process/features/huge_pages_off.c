@@ -1,4 +1,4 @@
-/* PR_SET_THP_DISABLE. */
+/* PR_SET_THP_DISABLE: transparent huge pages are switched off. */
 #include <sys/prctl.h>
 #include "feature.h"
 

@@ -1,4 +1,5 @@
-/* A mutex with priority inheritance, which the kernel knows by thread number, held and waited for while the program is moved. */
+/* A mutex with priority inheritance, which stores the owner's thread ID for the kernel, held and waited for while the
+ * program is moved. */
 #include <pthread.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* ITIMER_REAL, ITIMER_VIRTUAL and ITIMER_PROF go on, each at its pace. */
+/* ITIMER_REAL, ITIMER_VIRTUAL and ITIMER_PROF go on, each with its interval. */
 #include <signal.h>
 #include <sys/time.h>
 #include "feature.h"
@@ -22,7 +22,7 @@ static void check(void) {
     for (int i = 0; i < 3; i++) {
         struct itimerval found;
         CHECK(!getitimer(i, &found));
-        /* Rounded to the kernel's ticks. */
+        /* The kernel rounds intervals to its ticks. */
         CHECK(found.it_interval.tv_usec >= 10000 + i * 4000 && found.it_interval.tv_usec <= 24000 + i * 4000);
     }
 }

@@ -1,4 +1,4 @@
-/* ioprio_set, of each thread. */
+/* ioprio_set: the I/O priority of each thread. */
 #include <pthread.h>
 #include "feature.h"
 

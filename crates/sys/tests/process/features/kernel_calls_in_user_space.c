@@ -1,4 +1,4 @@
-/* The vDSO: its functions are where the program knows them, and answer. */
+/* The vDSO: its functions stay at their addresses, and answer. */
 #include <sched.h>
 #include <sys/auxv.h>
 #include <sys/time.h>

@@ -1,4 +1,4 @@
-/* Limits of memory and processes that are just met: the move needs no more than the program has. */
+/* Limits of memory and processes that are just met: the move needs no more than the program uses. */
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-/* All limits, soft and hard. */
+/* All resource limits, soft and hard. */
 #include <sys/resource.h>
 #include "feature.h"
 

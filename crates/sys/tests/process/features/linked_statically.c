@@ -1,5 +1,5 @@
 /* flags: -static -no-pie */
-/* A program without shared libraries at fixed addresses. */
+/* A program without shared libraries, at fixed addresses. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* mlock and mlock2: memory that stays in memory. */
+/* mlock and mlock2: locked memory. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* mlockall: also what is mapped later is locked. */
+/* mlockall: later mappings are locked too. */
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* A sleep that the move interrupts goes on with what is left of it, and not from its beginning. */
+/* A sleep that a move interrupts continues with its remaining time, not from its beginning. */
 #include <pthread.h>
 #include <signal.h>
 #include "feature.h"
@@ -29,7 +29,7 @@ static void end(void) {
     for (int i = 0; i < 2; i++) {
         CHECK(!pthread_kill(threads[i], SIGUSR1) && !pthread_join(threads[i], 0));
         double left = rest[i].tv_sec + rest[i].tv_nsec / 1e9;
-        /* It began to sleep somewhat after its thread was made. */
+        /* The sleep began somewhat after the thread was created. */
         CHECK(left > 0 && left < long_enough - slept_ms / 2e3);
     }
 }

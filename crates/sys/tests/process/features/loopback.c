@@ -1,5 +1,5 @@
-/* Connections over the loopback device, within a process and with its child, over IPv4 and IPv6; and who waits there for others of
- * the tree. */
+/* Connections over the loopback device, within a process and with its child, over IPv4 and IPv6, and listeners for
+ * other processes of the tree. */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <sys/prctl.h>
@@ -24,7 +24,7 @@ static int bound(int type, int family, struct sockaddr_storage *at, socklen_t *l
     return file;
 }
 
-/* A new connection to the listener, of which the far end is accepted. */
+/* Opens a connection to the listener, and accepts its far end. */
 static int connected(int i, int *far) {
     int near = socket(of[i].at.ss_family, SOCK_STREAM, 0), one = 1;
     CHECK(near >= 0 && !connect(near, (void *)&of[i].at, of[i].length));
@@ -60,7 +60,7 @@ static void begin(void) {
         of[i].near = connected(i, &of[i].far);
         EQUAL(write(of[i].near, "in the queue", 12), 12);
         EQUAL(send(of[i].asker, "in the queue", 12, 0), 12);
-        /* One says nothing more, and the other has not heard it all. */
+        /* One side has sent FIN, and the other side has not read everything. */
         of[i].half = connected(i, &of[i].other);
         EQUAL(write(of[i].half, "last words", 10), 10);
         CHECK(!shutdown(of[i].half, SHUT_WR));

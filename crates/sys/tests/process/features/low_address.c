@@ -1,4 +1,5 @@
-/* Memory at low addresses (MAP_32BIT, and as low as the kernel lets), where programs that are not position-independent live. */
+/* Memory at low addresses (MAP_32BIT, and the lowest address that the kernel allows), as used by programs that are not
+ * position-independent. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* PR_MCE_KILL: what to do about broken memory. */
+/* PR_MCE_KILL: the reaction to memory errors. */
 #include <sys/prctl.h>
 #include "feature.h"
 

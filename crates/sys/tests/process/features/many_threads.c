@@ -26,7 +26,7 @@ static void begin(void) {
     for (long i = 0; i < COUNT; i++) CHECK(!pthread_create(&threads[i], &how, body, (void *)i));
 }
 
-/* Between the second wait and the first nobody reads the phase but at its beginning. */
+/* Between the second barrier and the first, no thread reads the phase except at the beginning of its turn. */
 static void check(void) { nap(20); phase++; pthread_barrier_wait(&barrier); pthread_barrier_wait(&barrier); }
 
 FEATURE(begin(), check(), stop = 1; pthread_barrier_wait(&barrier); for (int i = 0; i < COUNT; i++) CHECK(!pthread_join(threads[i], 0)))

@@ -1,4 +1,4 @@
-/* Mappings that appear, are split, merged and vanish all the time. */
+/* Mappings that appear, are split, are merged and vanish all the time. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* umask. */
+/* umask: the file mode creation mask. */
 #include <sys/stat.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* Memory of memfd_create, mapped at two places and with an offset, which grows. */
+/* Memory of memfd_create that grows, mapped at two addresses, one with an offset. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* PR_SET_VMA_ANON_NAME. */
+/* PR_SET_VMA_ANON_NAME: names of anonymous memory. */
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include "feature.h"

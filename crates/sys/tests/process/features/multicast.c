@@ -1,4 +1,4 @@
-/* Multicast: the groups that a socket has joined, the sources that it wants, and how it sends. */
+/* Multicast: joined groups of a socket, their source filters, and sending options. */
 #include <arpa/inet.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -32,7 +32,7 @@ static void join(int socket, const char *group) {
     CHECK(!setsockopt(socket, level(group), MCAST_JOIN_GROUP, &request, sizeof request));
 }
 
-/* Fails with what the kernel says where it is no member. */
+/* Reads a source filter; fails with the kernel's error if the socket is no member of the group. */
 static int filter(int socket, const char *group, unsigned *mode, unsigned *sources) {
     struct group_filter *found = calloc(1, GROUP_FILTER_SIZE(8));
     socklen_t length = GROUP_FILTER_SIZE(8);

@@ -1,4 +1,4 @@
-/* Names of threads, also empty and odd ones. */
+/* Names of threads, including empty and unusual ones. */
 #include <pthread.h>
 #include <sys/prctl.h>
 #include "feature.h"

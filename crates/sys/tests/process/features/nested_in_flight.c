@@ -1,4 +1,4 @@
-/* Descriptors on their way within descriptors on their way: of a socket, in whose queue is one of a pipe, in which are bytes. */
+/* Nested descriptors in flight: a socket in flight, with a pipe in flight in its queue, with bytes in the pipe. */
 #include <sys/socket.h>
 #include "feature.h"
 
@@ -28,7 +28,7 @@ static int receive_file(int from) {
     return file;
 }
 
-/* Nothing of it has a number any more but the outer pair. */
+/* Only the outer pair keeps descriptor numbers; all else is in flight. */
 static void put(void) {
     int inner[2], ends[2];
     CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, inner) && !pipe(ends));

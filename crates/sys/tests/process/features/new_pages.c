@@ -1,4 +1,5 @@
-/* Processes that get pages all the time where there were none, read others, and drop some: none is lost, and none comes back. */
+/* Processes that populate pages all the time, read other pages, and drop some: no page is lost, and no dropped page
+ * returns. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -9,7 +10,7 @@
 #define PAGE 4096L
 #define EACH_TIME 6
 
-/* Of all processes: the line of a check that failed. */
+/* Shared by all processes: the number of a page with wrong content, plus 1. */
 static int *wrong;
 static pid_t children[CHILDREN];
 

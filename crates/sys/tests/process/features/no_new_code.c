@@ -1,4 +1,4 @@
-/* PR_SET_MDWE: what is written may never be executed. */
+/* PR_SET_MDWE: writable memory may never become executable. */
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include "feature.h"

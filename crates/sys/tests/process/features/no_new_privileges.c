@@ -1,4 +1,4 @@
-/* no_new_privs, of one thread only. */
+/* no_new_privs, set for one thread only. */
 #include <pthread.h>
 #include <sys/prctl.h>
 #include "feature.h"

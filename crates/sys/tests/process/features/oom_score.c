@@ -1,4 +1,4 @@
-/* What to kill when memory runs out, and what to put into a dump. */
+/* The OOM score adjustment, and the core dump filter. */
 #include "feature.h"
 
 static void write_text(const char *path, const char *text) {

@@ -1,4 +1,4 @@
-/* Which user and group a unix socket says that its peer is: whom a server trusts. */
+/* Peer credentials of unix sockets, which servers trust: the user and group of the peer. */
 #include <signal.h>
 #include <stddef.h>
 #include <sys/socket.h>
@@ -19,7 +19,7 @@ static void is_user(int file, int user, int group) {
     EQUAL(who.gid, group);
 }
 
-/* One connection is accepted, another waits. */
+/* One connection is accepted, and another one waits. */
 static void connects(const struct sockaddr_un *name, socklen_t length) {
     CHECK(!setresgid(CLIENTS_GROUP, CLIENTS_GROUP, CLIENTS_GROUP) && !setresuid(CLIENT, CLIENT, CLIENT));
     for (int i = 0; i < 2; i++) {

@@ -1,4 +1,4 @@
-/* personality(2), of each thread. */
+/* personality(2) of each thread. */
 #include <pthread.h>
 #include <sys/personality.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* timer_create: numbers, clocks, targets, values; deleted ones stay deleted. */
+/* timer_create: IDs, clocks, targets, values; deleted timers stay deleted. */
 #include <signal.h>
 #include "feature.h"
 

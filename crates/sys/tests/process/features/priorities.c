@@ -1,4 +1,4 @@
-/* Scheduling policies, priorities, nice values, of each thread; processors it may use. */
+/* Scheduling policies, priorities, nice values and CPU affinity of each thread. */
 #include <pthread.h>
 #include <sched.h>
 #include <sys/resource.h>

@@ -1,4 +1,5 @@
-/* Private mappings of files, some pages of them changed: those travel, the others are the file's, also those that were changed before. */
+/* Private file mappings: changed pages are transferred, and other pages are mapped from the file, including pages that
+ * were changed once and dropped later. */
 #include <sys/mman.h>
 #include "feature.h"
 
@@ -7,7 +8,7 @@
 static unsigned char *memory, *changed;
 static long rounds, dropped = -1;
 
-/* Of a file, in which each byte is 1. */
+/* Maps a file in which each byte is 1. */
 static void begin_changed(void) {
     char path[512];
     static unsigned char ones[4096];
@@ -20,7 +21,7 @@ static void begin_changed(void) {
     memset(changed, 2, PAGES * 4096);
 }
 
-/* Far from any other page that is the file's, one is so for a moment. */
+/* One page at a time is dropped and has the file's content, far from any other such page. */
 static void check_changed(void) {
     for (long page = 0; page < PAGES; page++) EQUAL(changed[page * 4096 + 5], page == dropped ? 1 : 2);
     if (dropped >= 0) memset(changed + dropped * 4096, 2, 4096);

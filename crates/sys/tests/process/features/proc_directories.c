@@ -1,4 +1,4 @@
-/* Directories of /proc, which the process has in a namespace of its own after a move. */
+/* Directories of /proc, which the process has in its own PID namespace after a move. */
 #include "feature.h"
 
 static int descriptors, threads;

@@ -1,4 +1,4 @@
-/* Blocked signals that wait: several of the same number in order, with their values, senders and codes. */
+/* Blocked pending signals: several of the same number in order, with their values, senders and codes. */
 #include <signal.h>
 #include "feature.h"
 

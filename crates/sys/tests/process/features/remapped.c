@@ -1,4 +1,4 @@
-/* mremap: a mapping wanders and changes its size, its content stays. */
+/* mremap: a mapping moves and changes its size, and keeps its content. */
 #include <sys/mman.h>
 #include "feature.h"
 

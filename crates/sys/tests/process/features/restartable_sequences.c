@@ -1,4 +1,5 @@
-/* rseq: a sequence that was stopped in its middle begins anew, always. This one ends in no other way. */
+/* rseq: a sequence that is stopped in the middle always goes to its abort handler. The sequence here ends in no other
+ * way. */
 #include <linux/rseq.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,7 +11,7 @@ static volatile long aborts, stop;
 
 static void on(int signal) { (void)signal; }
 
-/* Turns in a sequence until the kernel throws the thread out of it. */
+/* Loops inside a sequence until the kernel aborts the sequence. */
 static void *body(void *unused) {
     struct rseq *area = (struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset);
     while (!stop) {
@@ -36,5 +37,5 @@ static void begin(void) {
     nap(5);
 }
 
-/* A signal throws it out, too: but only if the kernel still knows that it is in there. */
+/* A signal aborts the sequence too, but only if the kernel still knows that the thread is inside. */
 FEATURE(begin(), long before = aborts; while (aborts == before) { CHECK(!pthread_kill(thread, SIGUSR1)); nap(1); }, stop = 1; CHECK(!pthread_kill(thread, SIGUSR1)); CHECK(!pthread_join(thread, 0)))

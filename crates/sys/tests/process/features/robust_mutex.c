@@ -1,4 +1,4 @@
-/* A robust mutex whose owner dies after the move is given to the next with EOWNERDEAD. */
+/* A robust mutex: when its owner dies after the move, the next thread gets it with EOWNERDEAD. */
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

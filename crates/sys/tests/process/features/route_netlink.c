@@ -1,4 +1,5 @@
-/* A socket that asks and watches the routing of its network namespace: its address, its groups, and that it is answered. */
+/* A route netlink socket that queries and monitors its network namespace: its address, its groups, and answers to its
+ * requests. */
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <sys/socket.h>
@@ -25,7 +26,7 @@ static void begin(void) {
     CHECK(ports[0] && ports[1] && ports[0] != ports[1]);
 }
 
-/* All interfaces: at least the loopback device is told of. */
+/* Lists all interfaces: at least the loopback device is reported. */
 static void asks(int file) {
     struct { struct nlmsghdr head; struct rtgenmsg body; } ask = {
         { sizeof ask, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, ++sequence, 0 }, { AF_UNSPEC } };

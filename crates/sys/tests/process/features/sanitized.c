@@ -1,5 +1,5 @@
 /* flags: -fsanitize=address -fno-omit-frame-pointer */
-/* AddressSanitizer: its shadow memory is terabytes of reserved addresses, and it still finds what it is for. */
+/* AddressSanitizer: its shadow memory reserves terabytes of addresses, and it still detects poisoned memory. */
 #include <sys/mman.h>
 #include "feature.h"
 

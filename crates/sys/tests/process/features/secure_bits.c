@@ -1,4 +1,4 @@
-/* Securebits, with their locks, and PR_SET_KEEPCAPS. */
+/* Securebits, their locks, and PR_SET_KEEPCAPS. */
 #include <linux/securebits.h>
 #include <sys/prctl.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* What arch_prctl has set: the thread pointer in fs, and gs, which programs use as they like. */
+/* Segment bases set by arch_prctl: the thread pointer in fs, and gs, which programs use freely. */
 #include <asm/prctl.h>
 #include <pthread.h>
 #include "feature.h"

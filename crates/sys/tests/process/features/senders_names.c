@@ -1,4 +1,4 @@
-/* Datagrams that wait at a unix socket bear the names of those who sent them, gone or not. */
+/* Unread datagrams of a unix socket keep the names of their senders, even of closed ones. */
 #include <stddef.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -28,7 +28,7 @@ static int kept[SENDERS];
 
 static void send_all(void) {
     for (int which = 0; which < SENDERS; which++) {
-        /* The third is gone when its datagram is read. */
+        /* The third sender is closed when its datagram is read. */
         int from = which == 2 ? sender(which) : kept[which];
         char byte = 'a' + which;
         EQUAL(send(from, &byte, 1, 0), 1);

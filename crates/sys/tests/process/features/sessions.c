@@ -1,4 +1,4 @@
-/* Sessions and process groups of a tree, also groups whose leader has ended. */
+/* Sessions and process groups of a tree, including groups with an ended leader. */
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-/* A file that is written through a shared mapping, and has what was written. */
+/* A file that is written through a shared mapping, and has the written content. */
 #include <sys/mman.h>
 #include "feature.h"
 

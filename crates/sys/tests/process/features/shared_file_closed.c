@@ -1,4 +1,5 @@
-/* A shared mapping that may not be written just now, but may be made so: of a file opened for both; and one that may never. */
+/* Shared mappings without write permission: one of a file opened for reading and writing may become writable, and one
+ * of a file opened for reading may not. */
 #include <sys/mman.h>
 #include "feature.h"
 

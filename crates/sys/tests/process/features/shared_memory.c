@@ -1,4 +1,4 @@
-/* Anonymous shared memory, mapped twice over by parent and child, written by both. */
+/* Anonymous shared memory, mapped twice by parent and child, written by both. */
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* Private memory that parent and child have from before fork: each has its own. */
+/* Private memory shared copy-on-write by parent and child since fork: each has its own content. */
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include "feature.h"

@@ -1,4 +1,5 @@
-/* One thread that sleeps and waits in many ways: it never learns that it was stopped, and waits no less than it wanted. */
+/* One thread that sleeps and waits in many ways: no call reports that the thread was stopped, and none ends too
+ * early. */
 #include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>

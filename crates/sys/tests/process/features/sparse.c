@@ -1,4 +1,4 @@
-/* Terabytes of reserved addresses with a page here and there, as Go, Java and sanitizers have. */
+/* Terabytes of reserved addresses with few populated pages, as in programs of Go and Java and with sanitizers. */
 #include <sys/mman.h>
 #include "feature.h"
 

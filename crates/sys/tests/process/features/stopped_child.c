@@ -1,4 +1,4 @@
-/* A child that is stopped by job control stays so, and its parent learns nothing twice. */
+/* A child that job control has stopped stays stopped, and its parent is notified only once. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>

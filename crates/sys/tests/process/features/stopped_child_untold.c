@@ -1,4 +1,4 @@
-/* A child that job control has stopped, and its parent has not waited for: that is still told, with the signal. */
+/* A stopped child that its parent has not waited for: waitid still reports the stop, with its signal. */
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -11,7 +11,8 @@ static void begin(void) {
     for (int i = 0; i < 3; i++) {
         CHECK((children[i] = fork()) >= 0);
         if (!children[i]) { prctl(PR_SET_PDEATHSIG, 9); for (;;) pause(); }
-        /* Its own group has a parent in another of the session, so that it is stopped by all of these. */
+        /* The child's own group has a parent in another group of the session, so the group is not orphaned and all
+         * of these signals stop it. */
         CHECK(!setpgid(children[i], children[i]) && !kill(children[i], stops[i]));
     }
 }
@@ -19,7 +20,7 @@ static void begin(void) {
 static void check(void) {
     for (int i = 0; i < 3; i++) {
         siginfo_t found = { .si_pid = 0 };
-        /* The first time it may not have stopped yet. */
+        /* In the first check the child may not have stopped yet. */
         CHECK(!waitid(P_PID, children[i], &found, WSTOPPED | WNOWAIT));
         EQUAL(found.si_pid, children[i]);
         EQUAL(found.si_code, CLD_STOPPED);

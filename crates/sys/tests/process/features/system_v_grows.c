@@ -1,4 +1,4 @@
-/* Segments of System V that are made, used and thrown away all the time, also while the program is copied. */
+/* System V segments that are made, used and removed all the time, also while the program is copied. */
 #include <sys/shm.h>
 #include "feature.h"
 

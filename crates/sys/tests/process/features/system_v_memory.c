@@ -1,4 +1,4 @@
-/* Shared memory of System V: a segment with a key, one that nobody can find any more, and who has them. */
+/* System V shared memory: a segment with a key, a removed segment, and their owners and attachments. */
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/shm.h>
@@ -23,7 +23,7 @@ static void *attach(int id, int flags) {
     return place;
 }
 
-/* Memory that somebody else made, and alone may attach. */
+/* A segment that another user has created, and that only this user may attach. */
 static void borrow(void) {
     CHECK(!setresuid(-1, 65534, -1));
     theirs = shmget(IPC_PRIVATE, 4096, 0600);
@@ -72,19 +72,19 @@ static void check(void) {
     EQUAL(found.shm_perm.mode, 0604);
     EQUAL(found.shm_perm.uid, 65534);
     EQUAL(found.shm_perm.cuid, 0);
-    /* Twice three mappings, of which one is in three parts. */
+    /* Three mappings in each of two processes; one of the three consists of three parts. */
     EQUAL(found.shm_nattch, 10);
     found = of(removed);
     EQUAL(found.shm_nattch, 2);
     CHECK(found.shm_perm.mode & SHM_DEST);
-    /* Who has no capabilities may not look at it. */
+    /* A process without capabilities may not inspect the segment. */
     if (!shmctl(theirs, IPC_STAT, &found)) {
         EQUAL(found.shm_perm.cuid, 65534);
         EQUAL(found.shm_perm.mode & 0777, 0600);
     } else CHECK(errno == EACCES);
     errno = 0;
     EQUAL(foreign[4095], (4095 * 7 + 8) >> 3 & 255);
-    /* It comes and goes. */
+    /* One more attachment is made and removed. */
     again = attach(with_key, 0);
     again[17]++;
     EQUAL(constant[17], again[17]);

@@ -1,4 +1,4 @@
-/* A file that never had a name: its content, its position, and that it can get one. */
+/* A file that never had a name: its content, its position, and that it can still get a name. */
 #include <sys/stat.h>
 #include "feature.h"
 
@@ -25,7 +25,7 @@ static void check(void) {
     EQUAL(lseek(file, 0, SEEK_CUR), 1000);
     EQUAL(pread(file, found, BYTES, 0), BYTES);
     EQUAL(sum(found, BYTES), wanted);
-    /* What is written stays. */
+    /* Later writes persist. */
     ++content[BYTES - 1];
     EQUAL(pwrite(file, content + BYTES - 1, 1, BYTES - 1), 1);
     wanted = sum(content, BYTES);

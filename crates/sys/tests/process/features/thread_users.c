@@ -1,4 +1,4 @@
-/* Threads of one process that are different users, as in file servers. */
+/* Threads of one process that run as different users, as in file servers. */
 #include <pthread.h>
 #include <sys/stat.h>
 #include "feature.h"

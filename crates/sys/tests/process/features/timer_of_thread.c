@@ -1,4 +1,4 @@
-/* A timer whose signals go to one thread. */
+/* A timer that sends its signals to one thread. */
 #include <pthread.h>
 #include <signal.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* PR_SET_TIMERSLACK, of each thread. */
+/* PR_SET_TIMERSLACK of each thread. */
 #include <pthread.h>
 #include <sys/prctl.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* Who is told by which signal that a descriptor is ready (F_SETOWN, F_SETSIG, O_ASYNC): a process, a group, a thread. */
+/* Signals for ready descriptors (F_SETOWN, F_SETSIG, O_ASYNC), sent to a process, a group, or a thread. */
 #include <signal.h>
 #include <sys/socket.h>
 #include "feature.h"
@@ -49,7 +49,7 @@ static void check(void) {
         CHECK(info.si_band & 1);
         EQUAL(read(pairs[i][0], &byte, 1), 1);
         EQUAL(byte, 'a' + i);
-        /* Room to write is told of too. */
+        /* Free space for writing is reported too. */
         const struct timespec none = { 0, 0 };
         while (sigtimedwait(&one, &info, &none) > 0) {}
         errno = 0;

@@ -1,4 +1,4 @@
-/* PR_SET_DUMPABLE off: nobody else may look into the process. */
+/* PR_SET_DUMPABLE off: no other process of the user may inspect the process. */
 #include <sys/prctl.h>
 #include "feature.h"
 

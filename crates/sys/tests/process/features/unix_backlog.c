@@ -1,4 +1,4 @@
-/* Connections that wait at unix listeners, in their order. What is written to them before they are accepted does not move. */
+/* Connections that wait at unix listeners, in order. Data written to a connection before its accept does not move. */
 #include <stddef.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -33,7 +33,7 @@ static void check(void) {
         char text[32], found[32] = { 0 };
         int server = accept(listeners[which], 0, 0), client = clients[which][first[which] % WAITING];
         CHECK(server >= 0);
-        /* Nobody else is at the other end. */
+        /* No other process is at the other end. */
         int length = snprintf(text, sizeof text, "number %d", first[which]);
         EQUAL(write(client, text, length), length);
         EQUAL(read(server, found, sizeof found), length);

@@ -1,4 +1,4 @@
-/* Timers that have expired and were not read: how often is not lost, and nothing is counted twice. */
+/* Unread expirations of timers: their number is not lost, and no expiration is counted twice. */
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/timerfd.h>
@@ -46,7 +46,7 @@ static void check(void) {
     struct itimerspec left;
     CHECK(!timerfd_gettime(often, &left));
     EQUAL(left.it_interval.tv_nsec, PERIOD_NS);
-    /* A longer pause may be one in which the program stood still, and the timer with it. */
+    /* A longer pause may be one in which the program was stopped, and the timer with it. */
     long time = now();
     if (time - last < PERIOD_NS) running += time - last;
     last = time;
@@ -56,7 +56,7 @@ static void check(void) {
     EQUAL(expirations, UNREAD);
     CHECK(read(counted, &expirations, 8) == -1 && errno == EAGAIN);
     expire();
-    /* It stands still while the program does, so that only the most is known. */
+    /* The timer pauses while the program is stopped, so only the largest possible number is known. */
     expirations = 0;
     if (read(often, &expirations, 8) != 8) EQUAL(errno, EAGAIN);
     errno = 0;

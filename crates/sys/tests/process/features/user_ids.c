@@ -1,4 +1,4 @@
-/* Real, effective, saved and filesystem users and groups, and supplementary groups. */
+/* Real, effective, saved and filesystem IDs of user and group, and supplementary groups. */
 #include <grp.h>
 #include <sys/fsuid.h>
 #include <sys/stat.h>

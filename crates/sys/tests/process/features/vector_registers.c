@@ -24,7 +24,7 @@ __attribute__((target("avx512f"))) static void *wide(void *unused) {
     return unused;
 }
 
-/* The registers that only AVX-512 has, and that the C library copies memory by. */
+/* The registers that only AVX-512 has, and that the C library uses to copy memory. */
 __attribute__((target("avx512f"))) static void *high(void *unused) {
     unsigned char in[128], out[128];
     for (int i = 0; i < 128; i++) in[i] = 7 * i + 1;
@@ -54,7 +54,8 @@ static void *x87(void *unused) {
     return unused;
 }
 
-/* The first thread's too, which sleeps meanwhile: a move makes it do more than the others. */
+/* Defines a function that holds values in vector registers while its thread sleeps. The first thread calls it, since a
+ * move makes the first thread do more work than the others. */
 #define HELD(name, needs, move, first, last, bytes) \
     needs static void name(void) { \
         unsigned char in[2 * bytes], out[2 * bytes] = { 0 }; \

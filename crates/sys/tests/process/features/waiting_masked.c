@@ -1,4 +1,4 @@
-/* sigsuspend: the mask that applies meanwhile, and the one that comes back. */
+/* sigsuspend: the temporary mask, and the mask restored afterwards. */
 #include <pthread.h>
 #include <signal.h>
 #include "feature.h"

@@ -1,4 +1,4 @@
-/* pthread_join of a thread that ends after the move: the kernel clears its number and wakes who waits. */
+/* pthread_join of a thread that ends after the move: the kernel clears the thread's ID and wakes the waiter. */
 #include <pthread.h>
 #include "feature.h"
 

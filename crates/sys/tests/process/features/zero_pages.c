@@ -1,4 +1,4 @@
-/* Pages that were only read, and pages of zeros that were written: both are zeros, and neither is mixed up with old content. */
+/* Pages that were only read, and pages written with zeros: both stay zero, and neither gets old content. */
 #include <sys/mman.h>
 #include "feature.h"
 

@@ -1,4 +1,4 @@
-/* Children that have ended wait for their parent, with all codes and signals. */
+/* Ended children stay zombies for their parent, with all exit codes and signals. */
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

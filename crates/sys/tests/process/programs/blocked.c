@@ -1,4 +1,4 @@
-/* Does one thing that cannot move, and says so. */
+/* Does one thing that prevents a move, and reports it. */
 #include "self.h"
 #include <asm/ldt.h>
 #include <linux/filter.h>
@@ -27,7 +27,7 @@ static void *map(int file, int flags, size_t bytes, off_t offset) {
     return place;
 }
 
-/* What outlives the program is taken away when it ends. */
+/* Starts a keeper, which removes an object when the program ends, since the object would outlive the program. */
 static void keep(int id, char kind) {
     pid_t self = getpid();
     if (fork()) return;
@@ -57,14 +57,15 @@ static void deleted(void) {
     snprintf(path, sizeof path, "%s/library", folder);
     int file = open(path, O_RDWR | O_CREAT, 0600);
     CHECK(file >= 0 && !ftruncate(file, 8192));
-    /* In two pieces, which are said once. */
+    /* Two mappings of one file, which must be reported once. */
     char *place = map(file, MAP_PRIVATE, 8192, 0);
     CHECK(!mprotect(place + 4096, 4096, PROT_READ));
     close(file);
     CHECK(!unlink(path));
 }
 
-/* Its parent is this process by now, and its session that of a process elsewhere in the tree. */
+/* The inner child's parent is this process after the reparenting, and its session belongs to a process in another
+ * branch of the tree. */
 static void other_branch(void) {
     CHECK(!prctl(PR_SET_CHILD_SUBREAPER, 1));
     if (fork()) return;
@@ -126,7 +127,7 @@ static void *apart(void *what) {
     return what;
 }
 
-/* A thread with a working directory, or descriptors, of its own. */
+/* A thread with its own working directory, or its own descriptors. */
 static void thread_apart(int directory) {
     pthread_t thread;
     CHECK(!pthread_create(&thread, 0, apart, directory ? "" : 0));
@@ -176,7 +177,7 @@ static void segment_of_nobody(void) {
     keep(id, 'h');
 }
 
-/* A child in a namespace that only those have who are born later. */
+/* A child in a namespace that applies only to children born later. */
 static void child_apart(int kind) {
     CHECK(!unshare(kind));
     if (fork()) return;
@@ -210,7 +211,7 @@ static void secret(void) {
     close(file);
 }
 
-/* Packets of the loopback device in memory. */
+/* A packet ring: packets of the loopback device in mapped memory. */
 static void packet_ring(void) {
     struct tpacket_req ring = { .tp_block_size = 4096, .tp_block_nr = 1, .tp_frame_size = 2048, .tp_frame_nr = 2 };
     int file = socket(AF_PACKET, SOCK_RAW, 0);
@@ -226,7 +227,7 @@ static void device(void) {
     close(file);
 }
 
-/* Whoever handles page faults is outside the tree. */
+/* The handler of the child's page faults is outside the child's tree. */
 static void faults(void) {
     pid_t child = fork();
     char path[600];
@@ -268,7 +269,7 @@ static void huge(void) {
     map(-1, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, 2 << 20, 0);
 }
 
-/* A core dump that its parent has not been told of. */
+/* A core dump that the parent has not collected yet. */
 static void dumped(void) {
     struct rlimit any = { RLIM_INFINITY, RLIM_INFINITY };
     CHECK(!setrlimit(RLIMIT_CORE, &any) && !chdir(folder));
@@ -296,7 +297,7 @@ static void asks_supervisor(void) {
     CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     int listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
     CHECK(listener >= 0);
-    /* Who is asked is somebody else, who has the only descriptor: here nobody. */
+    /* The supervisor holds the only descriptor for requests; here the descriptor is closed. */
     close(listener);
 }
 
@@ -337,7 +338,7 @@ int main(int count, char **words) {
     else if (!strcmp(what, "outsider") || !strcmp(what, "segment_outside")) {
         char *shared = *what == 's' ? segment() : map(-1, MAP_SHARED | MAP_ANONYMOUS, 4096, 0);
         *shared = 1;
-        /* The one that is to be moved is the child: the parent is the outsider. */
+        /* The child is to be moved; the parent is the process outside the tree. */
         pid_t child = fork();
         if (child) {
             char text[32];

@@ -1,4 +1,4 @@
-/* Has a socket that cannot move, for as long as it is not told to end. Usage: FOLDER KIND. */
+/* Holds a socket that cannot move, until told to end. Usage: FOLDER KIND. */
 #include "self.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -56,7 +56,7 @@ static void kernel_tls(void) {
     set(near, IPPROTO_TCP, TCP_ULP, "tls", 4, "TLS in the kernel");
 }
 
-/* The listener has no room for it. */
+/* The listener's backlog is full, so the connection stays incomplete. */
 static void connecting(void) {
     CHECK(!connect(near, (void *)&at, sizeof at));
     for (int i = 0; i < 8; i++) {

@@ -1,4 +1,4 @@
-/* Threads that wait in the kernel in many ways; none may learn that it was stopped. */
+/* Threads that wait in the kernel in many ways; no call may report that its thread was stopped. */
 #include "self.h"
 #include <poll.h>
 #include <pthread.h>
@@ -39,7 +39,7 @@ int main(int count, char **words) {
     folder = words[1];
     CHECK(!sem_init(&semaphore, 0, 0));
     void *(*bodies[])(void *) = { sleeping, sleeping_until, polling, selecting, polling_masked, waiting_for_signal, locking, yielding,
-        /* Last: a test without descriptors leaves it out. */
+        /* The last entry, because a test without descriptors leaves it out. */
         epolling };
     int threads = getenv("NO_EPOLL") ? 8 : 9;
     pthread_t ids[9];

@@ -1,5 +1,5 @@
-/* Threads that do little else than ask the clock, and write far up their stacks. With a word behind the folder, the kernel's code in
- * it is changed by a byte that nobody reads. */
+/* Threads that mostly read the clock and write deep into their stacks. With a second argument, a byte of the vDSO that
+ * nothing reads is changed, to simulate another kernel. */
 #include <pthread.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
-/* Many processes of many threads. Each thread has its own name, alternate stack, signal mask, timer slack and thread-local
- * memory, which it compares all the time. Each process makes threads that live for moments. Arguments: processes, threads of each,
- * mappings of the first. */
+/* Many processes with many threads. Each thread has its own name, alternate stack, signal mask, timer slack and
+ * thread-local memory, and checks them all the time. Each process also makes short-lived threads. Arguments: processes,
+ * threads of each, mappings of the first. */
 #include "self.h"
 #include <pthread.h>
 #include <signal.h>

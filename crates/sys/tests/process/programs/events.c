@@ -1,4 +1,4 @@
-/* Epoll sets with all modes, in which threads wait; eventfd, timerfd, signalfd, inotify, pidfd. */
+/* Epoll sets with all modes and waiting threads; eventfd, timerfd, signalfd, inotify, pidfd. */
 #include "self.h"
 #include <poll.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@
 
 static int set, wake, answer;
 
-/* Waits in the set without end, and answers each wake-up. */
+/* Waits in the set without a time limit, and answers each wake-up. */
 static void *waiter(void *unused) {
     (void)unused;
     for (;;) {
@@ -65,7 +65,7 @@ static void is_told(int by_signal, int signals, int signal) {
     CHECK(read(signals, &info, sizeof info) == -1 && errno == EAGAIN);
 }
 
-/* A new file in the folder that is watched is seen. */
+/* A new file in the watched folder is reported. */
 static void is_notified(int notify, int watch, long turn) {
     char path[512], events[4096];
     snprintf(path, sizeof path, "%s/watched/new-%ld", folder, turn);
@@ -129,7 +129,7 @@ int main(int count, char **words) {
         unsigned long number = turn;
         wakes(number);
         counts(semaphore);
-        /* A signal comes by the set that waits for it, also right after a move. */
+        /* A signal arrives through the set that waits for it, even right after a move. */
         is_told(by_signal, signals, turn % 2 ? SIGUSR1 : SIGUSR2);
         if (turn % 4 == 0) {
             EQUAL(next_of(modes, 10000), 9);

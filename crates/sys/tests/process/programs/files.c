@@ -18,7 +18,7 @@ static struct flock range(int type, long start, long length) {
     return (struct flock){ .l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length };
 }
 
-/* Another process asks who has a lock. */
+/* Another process checks that a lock is held. */
 static void is_locked(const char *name, long start, int record) {
     pid_t child = fork();
     if (!child) {

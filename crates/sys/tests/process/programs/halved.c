@@ -1,4 +1,4 @@
-/* A child that has one end of a connection over the loopback device; its parent has the other. Usage: FOLDER KIND. */
+/* A child with one end of a connection over the loopback device; its parent has the other end. Usage: FOLDER KIND. */
 #include "self.h"
 #include <netinet/in.h>
 #include <sys/prctl.h>

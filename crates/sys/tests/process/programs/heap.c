@@ -1,5 +1,5 @@
-/* A large heap that two threads write all the time: page by page, and each page says what it must be. When `moved` is there it does
- * whatever may be done with memory, as some of it may still be on its way. */
+/* A large heap that two threads write all the time, page by page; each page has an expected content. When the file
+ * `moved` exists, the program performs every kind of memory operation, while pages may still be missing (post-copy). */
 #include "self.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -42,7 +42,7 @@ static void check_guard(void) {
     if (guard && (!access(guard, F_OK) || errno != EFAULT)) fail(__LINE__, "the guard page is gone");
 }
 
-/* Each thread has every second page. */
+/* Each thread writes every second page. */
 static void *write_all(void *part) {
     for (word turn = 0;; turn++) {
         if (turn % 256 == 0 && stops) {
@@ -62,7 +62,7 @@ static int there(const char *name) {
     return access(path, F_OK) == 0;
 }
 
-/* The kernel writes to pages that may not be there, and reads from others. */
+/* The kernel writes to pages that may be missing, and reads from others. */
 static void calls(void) {
     int ends[2];
     CHECK(!pipe(ends));
@@ -78,7 +78,7 @@ static void calls(void) {
     close(ends[0]), close(ends[1]);
 }
 
-/* Pages go, move, and come again; a page that went is zeros, whatever the donor has. */
+/* Pages are dropped, moved and populated again; a dropped page is zero, whatever content the donor still has. */
 static void mappings(void) {
     word *gone = others + 128 * WORDS;
     CHECK(!madvise(gone, 64 * PAGE, MADV_DONTNEED));
@@ -103,7 +103,7 @@ static void mappings(void) {
     for (word page = 512; page < 640; page++) check(others, page, 1, "protected");
 }
 
-/* Children have what their parent has; a grandchild too. What each writes is its own. */
+/* A child, and a grandchild, have everything that their parent has. Writes of each stay its own. */
 static void children(void) {
     pid_t child = fork();
     CHECK(child >= 0);
@@ -130,7 +130,7 @@ static void children(void) {
     EQUAL(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 8);
 }
 
-/* More children than descriptors should stay open for. */
+/* Makes many children, one after the other: no descriptor may stay open for each of them. */
 static void many_children(void) {
     for (word turn = 0; turn < 300; turn++) {
         pid_t child = fork();
@@ -149,15 +149,15 @@ int main(int count, char **words) {
     CHECK(count == 2 || count == 3);
     folder = words[1];
     if (count == 3) {
-        /* Nobody in particular: what it may not do is done before it is let go. */
+        /* An ordinary user without rights; steps that need rights are done before. */
         CHECK(!chown(folder, 65534, 65534) && !setgid(65534) && !setuid(65534));
     }
     int flags = MAP_PRIVATE | MAP_ANONYMOUS, both = PROT_READ | PROT_WRITE;
     heap = mmap(0, (size_t)(PAGES + 1) * PAGE, both, flags, -1, 0);
-    /* Behind it a guard page (MADV_GUARD_INSTALL), where the kernel has them. */
+    /* A guard page (MADV_GUARD_INSTALL) behind the heap, if the kernel has guard pages. */
     guard = (char *)(heap + PAGES * WORDS);
     if (madvise(guard, PAGE, 102)) guard = 0;
-    /* Apart, so that what is done to it is not done to one mapping with the rest. */
+    /* A separate mapping, so that operations on it do not affect the heap's mapping. */
     mmap(0, PAGE, PROT_NONE, flags, -1, 0);
     others = mmap(0, OTHERS * PAGE, both, flags, -1, 0);
     mmap(0, PAGE, PROT_NONE, flags, -1, 0);
@@ -171,7 +171,7 @@ int main(int count, char **words) {
     for (word turn = 0; go_on(); turn++) {
         check_guard();
         if (!did) {
-            /* Written again and again, so that none of it goes along. */
+            /* Written again and again, so that none of the pages is transferred before the move. */
             for (word page = 0; page < OTHERS; page++) fill(others, page, 1);
             if (!turn) ready();
             if (there("moved")) {

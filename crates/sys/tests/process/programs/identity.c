@@ -1,4 +1,4 @@
-/* Who the process is and what it may: IDs, groups, capabilities, limits, mask, directory, names, priorities. */
+/* Identity and rights of the process: IDs, groups, capabilities, limits, mask, directory, names, priorities. */
 #include "self.h"
 #include <grp.h>
 #include <linux/capability.h>

@@ -1,4 +1,5 @@
-/* Signals come again and again while it asks the clock, mostly in the kernel's code for that; handlers take most of the time. */
+/* Signals arrive again and again while the program reads the clock, mostly inside the vDSO; handlers take most of the
+ * time. */
 #include <signal.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -7,7 +8,7 @@
 
 static volatile sig_atomic_t handled;
 
-/* Once: another that waits already would let it do nothing in between. */
+/* The timer fires once: if the next signal were pending already, the program would make no progress in between. */
 static void interrupt_soon(void) {
     struct itimerval soon = { { 0, 0 }, { 0, 300 } };
     CHECK(!setitimer(ITIMER_REAL, &soon, 0));
@@ -26,7 +27,7 @@ static int before(struct timespec a, struct timespec b) {
 int main(int count, char **words) {
     CHECK(count == 2);
     folder = words[1];
-    /* It differs from what the kernel gives to others: by a byte that nobody reads. */
+    /* Makes the vDSO differ from that of other processes, by a byte that nothing reads. */
     char *vdso = (char *)getauxval(AT_SYSINFO_EHDR);
     CHECK(!mprotect(vdso, 8192, PROT_READ | PROT_WRITE | PROT_EXEC));
     vdso[15]++;

@@ -1,4 +1,4 @@
-/* What checksums of descriptors are of, at numbers that a test knows. */
+/* Descriptors for the comparison of original and copy, at numbers that the test knows. */
 #include "self.h"
 #include <signal.h>
 #include <sys/file.h>

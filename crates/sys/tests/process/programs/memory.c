@@ -1,4 +1,4 @@
-/* One thread: heap, stack, data, private mappings of all protections, file pages that were written to. */
+/* One thread: heap, stack, data, private mappings of all protections, written file pages. */
 #include "self.h"
 #include <sys/mman.h>
 
@@ -53,7 +53,7 @@ int main(int count, char **words) {
         EQUAL(getpid(), pid);
         EQUAL(syscall(SYS_gettid), pid);
         CHECK(sbrk(0) == end);
-        /* Changes between looks, so that each round has something new, gone and moved. */
+        /* Changes between checks, so that each pre-copy round has new, removed and moved pages. */
         large[rounds * 4099 % big]++;
         of_large = sum(large, big);
         memset(given + (rounds % 256) * 4096, (int)rounds, 4096);

@@ -1,4 +1,4 @@
-/* Memory files: some only open, some mapped too, sealed, with a position. */
+/* Memory files: some only open, some also mapped, sealed, with a file position. */
 #include "self.h"
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -22,7 +22,7 @@ int main(int count, char **words) {
         EQUAL(pread(plain, text, 8, 0), 8);
         CHECK(!strcmp(text, "by value"));
         EQUAL(lseek(plain, 0, SEEK_CUR), 8);
-        /* One memory, whether through the mapping or the descriptor. */
+        /* Mapping and descriptor show the same memory. */
         words_of[1000] = turn;
         long through;
         EQUAL(pread(mapped, &through, 8, 8000), 8);

@@ -1,11 +1,11 @@
-/* Pipes with content, in packets too, FIFOs, and a blocked reader in another process. */
+/* Pipes with content, also in packet mode, FIFOs, and a blocked reader in another process. */
 #include "self.h"
 #include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-/* Answers three times what it is told. */
+/* Answers each number with three times the number. */
 static void multiply(const int *orders, const int *answers) {
     close(orders[1]);
     close(answers[0]);

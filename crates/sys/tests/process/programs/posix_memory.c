@@ -1,4 +1,5 @@
-/* Named semaphores and POSIX shared memory: with names, without, renamed, and with a descriptor; a child has all of it too. */
+/* Named semaphores and POSIX shared memory: with names, without, renamed, and with a descriptor; a child shares all
+ * of it. */
 #include "self.h"
 #include <semaphore.h>
 #include <sys/mman.h>
@@ -29,7 +30,7 @@ int main(int count, char **words) {
         shm_unlink(name[i]);
         sem_unlink(name[i]);
     }
-    /* As programs of Python's have it: nobody opens it again. */
+    /* As Python's programs do: the name is removed at once, and no process opens it again. */
     sem_t *lock = sem_open(name[0], O_CREAT | O_EXCL, 0600, 1);
     CHECK(lock != SEM_FAILED && !sem_unlink(name[0]));
     sem_t *named = sem_open(name[1], O_CREAT | O_EXCL, 0600, 2);

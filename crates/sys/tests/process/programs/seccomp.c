@@ -1,4 +1,4 @@
-/* Filters of system calls, on one thread more than on the others. */
+/* seccomp filters; one thread has one filter more than the others. */
 #include "self.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

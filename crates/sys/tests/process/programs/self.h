@@ -1,5 +1,5 @@
-/* What every program under test has: it says when it is ready, goes on checking itself until it is told to end, and leaves
- * a verdict. */
+/* Parts common to all programs under test: a program reports when it is ready, checks itself repeatedly until told to
+ * end, and writes a verdict. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,8 +15,9 @@
 
 static const char *folder;
 
-/* Leaves a word as a symbolic link: that takes no descriptor, which a move might lose. Where a copy is ended and the
- * original goes on, each has made or renamed what the other is about to: then it is done again under another name. */
+/* Writes a text as a symbolic link, which needs no descriptor that a move could lose. If a copy is ended and the
+ * original goes on, either may have made or renamed the same link before the other; then the call is repeated with
+ * another name. */
 static void leave(const char *name, const char *text) {
     static unsigned tries;
     char path[512], made[540];
@@ -47,7 +48,7 @@ static void fail(int line, const char *format, ...) {
 #define EQUAL(found, wanted) do { long f_ = (long)(found), w_ = (long)(wanted); \
     if (f_ != w_) fail(__LINE__, "%s is %ld, not %ld", #found, f_, w_); } while (0)
 
-/* 1 until the test wants the program to end. */
+/* Returns 1 until the test wants the program to end. */
 static int go_on(void) {
     char path[512];
     snprintf(path, sizeof path, "%s/end", folder);
@@ -73,7 +74,7 @@ static long read_all(int file, char *into, size_t room) {
     }
 }
 
-/* Counts how often the program has checked itself, so that a test can wait for that. */
+/* Counts the self-checks, so that a test can wait for them. */
 static void beat(void) {
     static long beats;
     char text[32];

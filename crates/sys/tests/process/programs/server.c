@@ -1,5 +1,5 @@
-/* A server: echoes over TCP and UDP, both families, for clients outside; has a connection to itself; some connections it
- * reads only when it is told to. Usage: FOLDER IPV4 IPV6. */
+/* A server: echoes over TCP and UDP, both families, for outside clients; has a connection to itself; reads some
+ * connections only when told to. Usage: FOLDER IPV4 IPV6. */
 #include "self.h"
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -84,7 +84,7 @@ static void echo_datagram(int file) {
     if (length >= 0) EQUAL(sendto(file, text, length, 0, (void *)&from, size), length);
 }
 
-/* Reads what has waited to its end, and sends it all back. */
+/* Reads the waiting data to its end, and sends all of it back. */
 static void catch_up(int at) {
     static char text[1 << 20];
     int file = connections[at].file;
@@ -125,7 +125,7 @@ int main(int count, char **words) {
         files[number++] = bound(SOCK_DGRAM, family == 2 ? "0.0.0.0" : "::", ANY_PORT);
     }
     for (int i = 0; i < number; i++) watch(files[i], i);
-    /* A connection inside the tree, and sockets that nobody is connected to. */
+    /* A connection inside the tree, and unconnected sockets. */
     struct sockaddr_storage own;
     int inside = bound(SOCK_STREAM, "127.0.0.1", 7070), near = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(!connect(near, (void *)&own, address(&own, "127.0.0.1", 7070)));

@@ -46,7 +46,8 @@ int main(int count, char **words) {
     sigaddset(&blocked, SIGTERM);
     CHECK(!sigprocmask(SIG_BLOCK, &blocked, 0));
     for (int i = 1; i <= 3; i++) CHECK(!sigqueue(getpid(), SIGRTMIN + 3, (union sigval){ .sival_int = 500 + i }));
-    /* Only while no other thread takes it is a signal that the process sends itself there when `sigqueue` returns. */
+    /* A signal that the process sends to itself is delivered before `sigqueue` returns only if no other thread can
+     * take it. */
     sigset_t hit;
     sigemptyset(&hit);
     sigaddset(&hit, SIGUSR1);

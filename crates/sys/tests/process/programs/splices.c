@@ -1,4 +1,4 @@
-/* Calls of splice(2) that wait while they have a pipe locked: one has done a part of its work, the other none. */
+/* Calls of splice(2) that wait while they hold a pipe's lock: one has done a part of its work, the other none. */
 #include "self.h"
 #include <pthread.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-/* A server whose connections are half closed, in each way that there is, with data in both queues. Usage: FOLDER IPV4 IPV6. */
+/* A server with connections in every half-closed state, with data in both queues. Usage: FOLDER IPV4 IPV6. */
 #include "self.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -9,13 +9,13 @@
 
 enum { PORT = 7000, HEARD = 20000, SHORT = 1000, STATES = 6, FAMILIES = 2, ROOM = 65536 };
 static const int states[STATES] = { TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING, TCP_CLOSING };
-/* The last of them has sent all that it had to, and of that nothing has come. */
+/* The last connection has sent all its data, and none of the data has arrived. */
 enum { UNHEARD = STATES - 1 };
 
 static struct one { int wanted, listener, file; long sent; struct sockaddr_in6 own, peer; } all[FAMILIES * STATES];
 static char text[1 << 20];
 
-/* Bytes that differ from place to place. */
+/* Bytes that differ from position to position. */
 static char expected(int seed, unsigned at) { return at * 31 ^ (at >> 8) * 7 ^ seed; }
 
 static int state(int file) {
@@ -57,7 +57,7 @@ static int listening(const char *address, int port) {
     return file;
 }
 
-/* Fills the send queue, while nobody reads at the other end. */
+/* Fills the send queue, while the other end does not read. */
 static long filled(int file, int seed) {
     long sent = 0;
     for (int idle = 0; idle < 50;) {
@@ -89,7 +89,7 @@ static void check(struct one *one, int seed) {
     struct sockaddr_in6 own, peer;
     names(one->file, &own, &peer);
     CHECK(!memcmp(&own, &one->own, sizeof own) && !memcmp(&peer, &one->peer, sizeof peer));
-    /* Where our end has not left yet, nobody can tell which was first. */
+    /* If the server's FIN has not been sent yet, CLOSING and LAST-ACK cannot be told apart. */
     if (seed % STATES == UNHEARD || one->wanted != TCP_CLOSING || state(one->file) != TCP_LAST_ACK) EQUAL(state(one->file), one->wanted);
     EQUAL(queued(one->file, FIONREAD), HEARD);
     EQUAL(queued(one->file, TIOCOUTQ) > 0, one->wanted != TCP_FIN_WAIT2);
@@ -97,7 +97,7 @@ static void check(struct one *one, int seed) {
     for (int at = 0; at < HEARD; at++) CHECK(text[at] == expected(seed, at));
 }
 
-/* The client reads by now, and answers our end by its own. */
+/* At this point the client reads, and answers the server's FIN with its own. */
 static void end(struct one *one, int seed) {
     if (one->wanted == TCP_CLOSE_WAIT) {
         for (int at = 0; at < 4; at++) text[at] = expected(seed, one->sent + at);
@@ -121,10 +121,10 @@ int main(int count, char **words) {
     ready();
     for (int i = 0; i < FAMILIES * STATES; i++) if (i % STATES != UNHEARD) begin(&all[i], i);
     leave("quiet", "quiet");
-    /* Until clients hear nothing any more. */
+    /* Waits until packets no longer reach the clients. */
     while (!access_of("deaf")) nap(1);
     for (int i = 0; i < FAMILIES * STATES; i++) if (i % STATES == UNHEARD) begin(&all[i], i);
-    /* Now those clients say their end that are to say it after us. */
+    /* Tells the clients that close after the server to send their FIN. */
     leave("half", "half");
     for (int i = 0; i < FAMILIES * STATES; i++) {
         char name[16], number[32];

@@ -1,4 +1,5 @@
-/* Descriptor tables that processes share, and those that they do not; what one opens the others have. */
+/* Descriptor tables shared by processes, and separate ones; a descriptor that one process opens appears in all
+ * sharers. */
 #include "self.h"
 #include <linux/sched.h>
 #include <signal.h>
@@ -13,7 +14,7 @@ static pid_t child_of(unsigned long flags) {
     return syscall(SYS_clone3, &how, sizeof how);
 }
 
-/* Says where a number of the shared table leads. */
+/* Reports the file behind a number of the shared table. */
 static void sharer(void) {
     while (!board[STOP]) {
         long number = board[ASK];
@@ -27,7 +28,7 @@ static void sharer(void) {
     _exit(3);
 }
 
-/* Has a table of its own, in which the same number is another file. */
+/* Has a separate table, in which the same number is another file. */
 static void stranger(int number) {
     while (!board[STOP]) {
         char byte = 0;
@@ -60,7 +61,7 @@ int main(int count, char **words) {
     }
     pid_t sharing = child_of(CLONE_FILES), pair[2];
     if (!sharing) sharer();
-    /* Two children share a table that their parent has not. */
+    /* Two children share a table that their parent does not share. */
     pair[0] = fork();
     if (!pair[0]) {
         EQUAL(dup2(other, 50), 50);

@@ -1,4 +1,5 @@
-/* A terminal whose master and slave are in the tree: modes, window, the session that it controls, its foreground group. */
+/* A terminal with master and slave in the tree: modes, window size, the session that it controls, its foreground
+ * group. */
 #include "self.h"
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -6,10 +7,10 @@
 #include <sys/wait.h>
 #include <termios.h>
 
-/* It opens nothing anew. */
+/* True if the terminal is not opened again by /dev/tty. */
 static int quiet;
 
-/* Answers lines until there is one that begins with q. */
+/* Answers lines up to a line that begins with q. */
 static void answer(int terminal) {
     char text[64];
     long length;
@@ -22,7 +23,7 @@ static void answer(int terminal) {
     }
 }
 
-/* A job in the background, from now on. */
+/* Starts a background job. */
 static void begin_job(int signal) {
     (void)signal;
     if (!fork()) {
@@ -32,7 +33,7 @@ static void begin_job(int signal) {
     leave("begun", "begun");
 }
 
-/* Leads a session that the terminal controls; it is in the foreground itself, or a job of it. */
+/* Leads a session that the terminal controls; either the shell itself is in the foreground, or a job of it. */
 static void shell(const char *name, int has_job) {
     CHECK(setsid() == getpid());
     int terminal = open(name, O_RDWR);
@@ -47,7 +48,7 @@ static void shell(const char *name, int has_job) {
     pid_t job = fork();
     if (!job) {
         setpgid(0, 0);
-        while (tcgetpgrp(terminal) != getpgrp()) nap(1); /* who reads in the background is stopped */
+        while (tcgetpgrp(terminal) != getpgrp()) nap(1); /* a background reader would be stopped */
         answer(terminal);
         _exit(21);
     }

@@ -1,4 +1,4 @@
-/* Interval timers and timers of timer_create: numbers, signals, values, phases. */
+/* Interval timers and timers of timer_create: IDs, signals, values, phases. */
 #include "self.h"
 #include <signal.h>
 #include <sys/time.h>

@@ -1,8 +1,8 @@
-/* SIGTRAP caught beside all other signals, ignored, or caught, blocked and waiting; in each state it stays. */
+/* SIGTRAP caught together with all other signals, ignored, or caught, blocked and pending: each state persists. */
 #include "self.h"
 #include <signal.h>
 
-/* Signals that a tracer may use, and the one that the kernel forces upon a thread which traps. */
+/* Signals that a tracer may use, and the signal that the kernel forces upon a trapping thread. */
 static const int WAITING[] = { SIGTRAP, SIGSTKFLT, SIGPWR, SIGXFSZ, SIGURG, SIGWINCH, SIGCHLD };
 #define COUNT (sizeof WAITING / sizeof *WAITING)
 

@@ -1,5 +1,5 @@
-/* Usage: FOLDER [moves]. Threads that wait in the middle of calls which have done a part of their work. No signal comes, so each does all of it: none may
- * return before the other end has taken or sent the rest. */
+/* Threads that wait inside calls that have done a part of their work. No signal arrives, so each call completes: none
+ * may return before the other end has taken or sent the rest. Usage: FOLDER [moves]. */
 #include "self.h"
 #include <netinet/in.h>
 #include <pthread.h>
@@ -15,12 +15,12 @@
 #define ALL 1000
 #define MESSAGES 64
 
-/* What a call does with its descriptors: the first is its own, the second is the other end. */
+/* A call with its descriptors: the first is the caller's, the second the other end. */
 struct job {
     const char *name;
     long (*call)(struct job *);
     void (*open)(struct job *);
-    /* Bytes or messages that it is to return. */
+    /* Number of bytes or messages that the call must return. */
     long wanted;
     int near, far, other;
     char *memory;
@@ -100,7 +100,7 @@ static void terminal(struct job *job) {
     CHECK(!tcsetattr(job->near, TCSANOW, &raw));
 }
 
-/* A part of what is waited for is there. */
+/* A part of the awaited data has arrived. */
 static void some(struct job *job) { EQUAL(write(job->far, pattern, SOME), SOME); }
 static void some_of_pair(struct job *job) { unix_pair(job), some(job); }
 static void some_of_timed(struct job *job) { some_of_pair(job), limit(job->near, SO_RCVTIMEO, 5000); }
@@ -171,7 +171,7 @@ static struct job jobs[] = {
     W("recvmsg with MSG_WAITALL over TCP", some_of_tcp, receives_parts, ALL), W("recv with MSG_PEEK", some_of_tcp, peeks, ALL),
     W("read with SO_RCVLOWAT", some_of_least, receives_least, ALL), W("readv with SO_RCVLOWAT", some_of_least, receives_least_parts, ALL),
     W("recvmmsg", some_messages, receives_messages, MESSAGES),
-    /* Last: what a terminal has waiting does not move. */
+    /* The last entry, because data waiting in a terminal does not move. */
     W("write to a terminal", terminal, writes, 20000) };
 static int JOBS = sizeof jobs / sizeof *jobs;
 
@@ -184,7 +184,7 @@ static void *work(void *of) {
     return 0;
 }
 
-/* Never waits, and yet a signal would end it early. */
+/* Never waits, and yet a signal would end the calls early. */
 static void *fills(void *unused) {
     static char zeros[4 << 20], chance[1 << 20];
     int zero = open("/dev/zero", O_RDONLY);
@@ -210,13 +210,13 @@ static int sleeps(int tid) {
 
 static void none_has_returned(void) {
     for (struct job *job = jobs; job < jobs + JOBS; job++)
-        /* Another socket may have room for a little more. */
+        /* A restored socket may have space for a little more data. */
         if (job->result != -2 && (job->open != full_pair || job->result != job->wanted)) errno = job->error, fail(__LINE__, "%s returned %ld of %ld", job->name, job->result, job->wanted);
 }
 
 static int is_reader(struct job *job) { return !!job->memory; }
 
-/* Does what the other end has left to do. */
+/* Does the rest of the work at the other end. */
 static void finish(struct job *job) {
     static char got[BIG * 2];
     if (job->call == receives_messages) {

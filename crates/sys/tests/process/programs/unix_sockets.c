@@ -35,7 +35,7 @@ static void exchange(int from, int to, const char *text) {
     CHECK(!strcmp(text, found));
 }
 
-/* Calls a listener by its file, and a datagram socket by its hidden name. */
+/* Connects to a listener by its file, and to a datagram socket by its abstract name. */
 static void call(int listener, struct sockaddr_un *name, int bound, struct sockaddr_un *hidden, long hidden_length) {
     int client = socket(AF_UNIX, SOCK_STREAM, 0), to_hidden = socket(AF_UNIX, SOCK_DGRAM, 0);
     CHECK(!connect(client, (void *)name, sizeof *name));

@@ -1,4 +1,4 @@
-/* Datagrams that wait to be read: all of them, in their order, from whom they came. Usage: FOLDER IPV4 IPV6. */
+/* Unread datagrams: all of them, in order, with their senders. Usage: FOLDER IPV4 IPV6. */
 #include "self.h"
 #include <arpa/inet.h>
 #include <sys/ioctl.h>
@@ -15,7 +15,7 @@ static int bound(const char *text) {
     return file;
 }
 
-/* Each says who has sent it, which it is, and is as long as that makes it. */
+/* Each datagram contains its sender's port and its number, and has a length that depends on the number. */
 static void read_one(int file, int number, int flags) {
     char text[4096];
     struct sockaddr_in6 from;
@@ -37,7 +37,7 @@ int main(int count, char **words) {
     int files[2] = { bound(words[2]), bound(words[3]) };
     ready();
     do {
-        /* The first stays where it is. */
+        /* The first datagram stays in the queue. */
         int waits = 0;
         for (int i = 0; i < 2; i++) {
             if (ioctl(files[i], FIONREAD, &waits) || !waits) break;

@@ -22,7 +22,7 @@ impl Parameter for Items {
     }
 }
 
-/// Requests in flight, and what they take, if that is there.
+/// Number of requests in progress, and their latency in microseconds, if known.
 pub(super) struct Busy(pub(super) u32, pub(super) Option<u32>);
 
 impl Parameter for Busy {

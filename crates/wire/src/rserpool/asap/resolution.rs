@@ -1,4 +1,4 @@
-//! Answers to handle resolutions, written as they are put together.
+//! Answers to handle resolutions, encoded element by element.
 
 use super::HANDLE_RESOLUTION_RESPONSE;
 use crate::rserpool::element::{EncodedElement, PoolElement};
@@ -7,13 +7,13 @@ use crate::rserpool::policy::Policy;
 use crate::rserpool::write::{EncodeError, Writer};
 use bytes::BytesMut;
 
-/// Writes the answer to a handle resolution, a positive one, element by element.
+/// Encoder of a positive answer to a handle resolution, which appends element by element.
 pub struct ResolutionResponse<'a> {
     writer: Writer<'a>,
 }
 
 impl<'a> ResolutionResponse<'a> {
-    /// Begins an answer; see [`Message::HandleResolutionResponse`](super::Message::HandleResolutionResponse).
+    /// Starts an answer; see [`Message::HandleResolutionResponse`](super::Message::HandleResolutionResponse).
     pub fn new(
         buffer: &'a mut BytesMut,
         updates: bool,
@@ -26,7 +26,7 @@ impl<'a> ResolutionResponse<'a> {
         ResolutionResponse { writer }
     }
 
-    /// Begins an answer as one before began: with what [`ResolutionResponse::new`] wrote of that.
+    /// Starts an answer with `head`, the bytes that [`ResolutionResponse::new`] wrote for an earlier one.
     #[inline]
     pub fn again(buffer: &'a mut BytesMut, head: &[u8]) -> ResolutionResponse<'a> {
         ResolutionResponse {
@@ -34,7 +34,7 @@ impl<'a> ResolutionResponse<'a> {
         }
     }
 
-    /// Bytes of the answer so far.
+    /// Length of the answer so far, in bytes.
     pub fn length(&self) -> usize {
         self.writer.length()
     }
@@ -56,7 +56,7 @@ impl<'a> ResolutionResponse<'a> {
     /// Completes the answer.
     ///
     /// # Errors
-    /// It is too long, or an element has no encoding; the buffer is as it was before.
+    /// The answer is too long, or an element has no encoding; the buffer is then unchanged.
     pub fn finish(self) -> Result<(), EncodeError> {
         self.writer.finish()
     }

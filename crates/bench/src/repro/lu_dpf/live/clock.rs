@@ -1,10 +1,10 @@
-//! One time for all of a run, faster than the wall clock's.
+//! The virtual time of a run, faster than the wall clock.
 
 use std::time::{Duration, Instant};
 
 use holdfast_sim::Time;
 
-/// The run's time: so many times the wall clock's.
+/// Virtual time: the wall clock's time since the start, multiplied by the time-lapse.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     start: Instant,
@@ -12,26 +12,26 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// It begins at `start`.
+    /// Creates a clock that begins at `start`.
     pub(super) fn new(start: Instant, lapse: f64) -> Clock {
         Clock { start, lapse }
     }
 
-    /// The time; 0 before the start.
+    /// Returns the virtual time; 0 before the start.
     pub(super) fn now(&self) -> Time {
         let since = Instant::now().saturating_duration_since(self.start);
         Time::from_secs_f64(since.as_secs_f64() * self.lapse)
     }
 
-    /// The wall clock's time until then; none if it has come.
+    /// Returns the wall clock's time until a virtual time; zero if the time has passed.
     pub(super) fn until(&self, time: Time) -> Duration {
         let at = self.start + Duration::from_secs_f64(time.as_secs_f64() / self.lapse);
         at.saturating_duration_since(Instant::now())
     }
 }
 
-/// Ahead of the machine's other work, whose pauses the time-lapse would multiply. Where that is not allowed, it runs as
-/// all others do.
+/// Gives the thread priority over the machine's other work, because the time-lapse would multiply every pause. Without
+/// the permission, the thread keeps its priority.
 pub(super) fn hurry() {
     let _ = holdfast_sys::priority::be_realtime();
 }

@@ -1,4 +1,5 @@
-//! An element with the paper's application: it works on its requests in processor sharing, by waiting as long as the work would take.
+//! An element with the paper's application: processes its requests by processor sharing, simulated by waiting as long
+//! as the work would take.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,25 +14,25 @@ use holdfast_sim::server::Server;
 
 use super::clock::{Clock, hurry};
 
-/// The first byte of what an element says.
+/// First byte of an element's message.
 pub(super) const ACCEPTED: u8 = 1;
 pub(super) const DONE: u8 = 2;
-/// A wait without end, in pieces.
+/// Longest single wait if no request is in progress.
 const LONG: Duration = Duration::from_secs(1);
 
-/// What an element is.
+/// Parameters of an element.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    /// Where the pool daemon of its host is.
+    /// Socket of the pool daemon on the element's host.
     pub(super) socket: PathBuf,
     pub(super) handle: String,
-    /// Without load.
+    /// Policy without its load.
     pub(super) policy: PolicyDetail,
     pub(super) load_per_request: f64,
     pub(super) capacity: f64,
 }
 
-/// An element that runs.
+/// A running element.
 pub(super) struct Running {
     element: Arc<Element>,
     shared: Arc<Shared>,
@@ -48,10 +49,10 @@ struct State {
 }
 
 impl Running {
-    /// Registers the element, and returns when a registrar has it.
+    /// Registers the element; returns when a registrar has accepted it.
     ///
     /// # Errors
-    /// No daemon is there, or no registrar takes it.
+    /// There is no daemon, or no registrar accepts the element.
     pub(super) fn start(plan: &Plan, clock: Clock) -> Result<Running> {
         let service = Service::Sessions {
             addresses: Vec::new(),
@@ -93,9 +94,9 @@ impl Running {
         Ok(Running { element, shared })
     }
 
-    /// It leaves its pool; its users go to others.
+    /// Removes the element from its pool; its users change to others.
     pub(super) fn stop(&self) {
-        // If the daemon is gone, so is it.
+        // If the daemon has ended, the registration has ended, too.
         let _ = self.element.deregister();
         self.shared.with(|state| state.over = true);
     }
@@ -119,7 +120,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Takes requests: a size, as the eight bytes of a number.
+    /// Receives requests: a size, as the eight bytes of a number.
     fn listen(&self) {
         hurry();
         while let Ok(Some(event)) = self.element.next() {
@@ -140,7 +141,7 @@ impl Worker {
         self.shared.with(|state| state.over = true);
     }
 
-    /// Ends requests when their time has come.
+    /// Reports requests as done at their time.
     fn work(&self) {
         hurry();
         while let Some((done, jobs)) = self.next_done() {
@@ -153,7 +154,8 @@ impl Worker {
         }
     }
 
-    /// Waits for the end of a request, or some time; the number of those that are left. None: the element is no more.
+    /// Waits for the end of a request; returns its session and the number of requests left. Returns none if the element
+    /// has stopped.
     fn next_done(&self) -> Option<(Option<u64>, usize)> {
         let state = self.shared.state.lock();
         let mut state = state.unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! Table 1, live: registrars, elements and users as daemons and programs in the hosts of a lab, which speak SCTP over links as long as
-//! the simulation's. All is faster than in the paper by one factor.
+//! Table 1, live: registrars, elements and users as daemons and programs in the hosts of a lab, with SCTP over links of
+//! the simulation's delays. Every time is shorter than in the paper by one factor, the time-lapse.
 
 mod clock;
 mod element;
@@ -24,25 +24,25 @@ use element::Running;
 use region::{Regions, Role};
 use user::Done;
 
-/// Runs, unless it is said how many.
+/// Runs by default.
 const RUNS: u32 = 6;
-/// Between an association's beginning and the users': distances settle.
+/// Time between the registration of the elements and the first request, in which the measured distances settle.
 const SETTLE: Duration = Duration::from_secs(10);
-/// A session of the pool daemon is told of when its association is made: after the second round trip.
+/// Round trips until the pool daemon reports a session's association.
 const SETUP_ROUND_TRIPS: u32 = 2;
-/// The pools: what their handles are, and whether distance counts.
+/// Handles of the pools; true if distance counts.
 const POOLS: [(&str, bool); 2] = [("lu-dpf", true), ("lu", false)];
 
-/// What is measured.
+/// Parameters of the experiment.
 pub(super) struct Experiment {
-    /// The simulation that is played, by DPF and seed.
+    /// Returns the simulation to be run live, by DPF and seed.
     pub(super) config: fn(f64, u64) -> Config,
-    /// The names of its windows, and what the paper says of each: seconds with LU-DPF and LU, the improvement in per cent.
+    /// Names of the simulation's windows, and the paper's values: seconds with LU-DPF and LU, improvement in per cent.
     pub(super) phases: Vec<(&'static str, [f64; 3])>,
 }
 
 impl Experiment {
-    /// The simulation as it is played here.
+    /// Returns the simulation with the differences of a live run.
     fn config(&self, dpf: f64, seed: u64) -> Config {
         let mut config = (self.config)(dpf, seed);
         config.setup_round_trips = SETUP_ROUND_TRIPS;
@@ -51,10 +51,10 @@ impl Experiment {
     }
 }
 
-/// Measures it.
+/// Runs the experiment.
 ///
 /// # Errors
-/// The machine lacks something, or a run failed.
+/// The machine lacks a requirement, or a run failed.
 pub(super) fn run(settings: &Settings, experiment: &Experiment) -> Result<Outcome> {
     ensure!(
         (1.0..=20.0).contains(&settings.lapse),
@@ -70,7 +70,7 @@ pub(super) fn run(settings: &Settings, experiment: &Experiment) -> Result<Outcom
     Ok(report::outcome(settings, experiment, &runs))
 }
 
-/// One run: every request that was done.
+/// Performs one run; returns every completed request.
 fn play(config: &Config, lapse: f64, seed: u64) -> Result<Vec<Done>> {
     let regions = Regions::up(config, lapse)?;
     let clock = Clock::new(Instant::now() + SETTLE, lapse);
@@ -110,7 +110,7 @@ struct Players<'a> {
     config: &'a Config,
     clock: Clock,
     lapse: f64,
-    /// By zone and place there: one in each pool.
+    /// Elements by zone and place in it: one element for each pool.
     elements: BTreeMap<(u16, u32), Vec<Running>>,
 }
 
@@ -122,14 +122,14 @@ impl Players<'_> {
         (0..).zip(counts).collect()
     }
 
-    /// "On each of the PE hosts, two PE instances have been started: one registering into the LU pool, the other one registering
-    /// into the LU-DPF pool" (section 7.2).
+    /// Starts the elements of one host: "On each of the PE hosts, two PE instances have been started: one registering
+    /// into the LU pool, the other one registering into the LU-DPF pool" (section 7.2).
     fn start(&mut self, zone: u16, element: u32) -> Result<()> {
         let socket = self.regions.socket(zone.into(), Role::Elements)?;
         let start = |(handle, is_far_counted): (&str, bool)| {
             let policy = PolicyDetail {
                 name: if is_far_counted { "LU-DPF" } else { "LU" }.to_owned(),
-                // A millisecond here is so many of the paper's.
+                // One millisecond here stands for `lapse` milliseconds of the paper.
                 delay_penalty: is_far_counted.then_some(DPF * self.lapse),
                 ..PolicyDetail::default()
             };
@@ -147,7 +147,7 @@ impl Players<'_> {
         Ok(())
     }
 
-    /// "Analogously, each PU host runs two PU instances": here with the same requests.
+    /// Starts the users: "Analogously, each PU host runs two PU instances"; here, both make the same requests.
     fn users(
         &self,
         seed: u64,

@@ -1,4 +1,5 @@
-//! The lab: a registrar, a host of elements and one of users in each region, as far apart as the simulation has them.
+//! The lab: in each region a registrar, a host of elements and a host of users, with the simulation's delays between
+//! them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,12 +14,12 @@ use crate::cluster::calm::prefix;
 use crate::cluster::find_program;
 use crate::pools::{PoolLab, system_program, words};
 
-/// Longest wait for what must happen.
+/// Longest wait for any expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of each region: a registrar, its elements, its users.
+/// Hosts per region: a registrar, its elements, its users.
 const HOSTS: usize = 3;
 
-/// What a host is for.
+/// Role of a host.
 #[derive(Clone, Copy)]
 pub(super) enum Role {
     Registrar = 1,
@@ -31,16 +32,16 @@ pub(super) struct Regions {
     lab: PoolLab,
 }
 
-/// A host's name.
+/// Returns a host's name.
 fn host(region: usize, role: Role) -> String {
     format!("n{}", region * HOSTS + role as usize)
 }
 
 impl Regions {
-    /// Starts the lab with all daemons; delays are the simulation's by the lapse, and so is DistanceStep.
+    /// Starts the lab with all daemons. The delays and DistanceStep are the simulation's, divided by the time-lapse.
     ///
     /// # Errors
-    /// The machine lacks something, or registrars do not meet.
+    /// The machine lacks a requirement, or the registrars do not find each other.
     pub(super) fn up(config: &Config, lapse: f64) -> Result<Regions> {
         let count = config.zones.len();
         let topology = topology(&config.links, lapse);
@@ -76,7 +77,7 @@ impl Regions {
         Ok(regions)
     }
 
-    /// Where programs reach the pool daemon of a host.
+    /// Returns the socket at which programs reach the pool daemon of a host.
     ///
     /// # Errors
     /// There is no such host.
@@ -84,12 +85,13 @@ impl Regions {
         self.lab.run_file(&host(region, role), "pool-app.sock")
     }
 
-    /// What the daemons said last.
+    /// Returns the ends of the daemons' logs.
     pub(super) fn logs(&self) -> String {
         self.lab.logs()
     }
 
-    /// The distances in milliseconds, not rounded, at which the registrar of each region sees a pool's elements: one list a region.
+    /// Returns the unrounded distances of a pool's elements as seen by the registrar of each region, in milliseconds:
+    /// one list per region.
     ///
     /// # Errors
     /// A registrar does not answer.
@@ -110,7 +112,7 @@ impl Regions {
     fn registrar(&mut self, region: usize, step: u32, items: usize) -> Result<()> {
         let name = host(region, Role::Registrar);
         let own = self.lab.address(&name)?;
-        // Waits of the daemon's own would be as many times longer as the lapse says.
+        // The daemon's own waits are 0, because the time-lapse would multiply them.
         let text = format!(
             "[registrar]\nlisten = [\"{own}\"]\ndistance_step_ms = {step}\nresolution_items = {items}\n\
              update_delay_ms = 0\nrefresh_delay_ms = 0\n\
@@ -143,7 +145,7 @@ impl Regions {
         Ok(path.display().to_string())
     }
 
-    /// A daemon, ahead of the machine's other work.
+    /// Starts a daemon with priority over the machine's other work.
     fn run(&mut self, host: &str, name: &str, own: Vec<String>) -> Result<()> {
         let [first, others @ ..] = prefix(true);
         let program = system_program(first, "util-linux")?;
@@ -168,7 +170,7 @@ impl Regions {
     }
 }
 
-/// The way from each host to each, as the simulation's zones are apart.
+/// Returns the links from each host to each other, with the delays between the simulation's zones.
 fn topology(links: &[Vec<Link>], lapse: f64) -> Topology {
     let roles = [Role::Registrar, Role::Elements, Role::Users];
     let hosts =

@@ -1,4 +1,4 @@
-//! What the runs say, beside the paper and the simulation.
+//! Results of the runs, beside the paper and the simulation.
 
 use holdfast_sim::pools::{Window, run as simulate};
 use holdfast_sim::{Time, seeds};
@@ -10,21 +10,21 @@ use crate::repro::{Check, Estimate, Outcome, Row, Settings};
 
 /// Simulations of each live run's network.
 const SIMULATIONS: u64 = 4;
-/// By how much live and simulated times may differ, in per cent.
+/// Largest difference between live and simulated times, in per cent.
 const APART_MAX: f64 = 5.0;
-/// By how much LU-DPF is to be faster where nothing fails, in per cent.
+/// Least gain of LU-DPF without failures, in per cent.
 const GAIN_MIN: f64 = 12.0;
 
-/// Means of a run, in seconds, with each pool.
+/// Means of a run for each pool, in seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Means {
-    /// Of each phase: until a request was done.
+    /// Mean time from a request's generation to its end, by phase.
     handling: Vec<[f64; POOLS.len()]>,
-    /// Of all phases: from a request's turn until it was accepted.
+    /// Mean time from a request's turn to its acceptance, over all phases.
     startup: [f64; POOLS.len()],
 }
 
-/// Of requests that ended within each window.
+/// Returns the means of requests that ended within each window.
 pub(super) fn means(windows: &[(Time, Time)], done: &[Done]) -> Means {
     let mean = |(from, to): (Time, Time), pool| {
         let within = done
@@ -60,7 +60,7 @@ pub(super) fn means(windows: &[(Time, Time)], done: &[Done]) -> Means {
     }
 }
 
-/// Some lines for each run: its phases, and how long requests of all of it waited for others and until they were accepted.
+/// Prints lines for each run: its phases, and the mean queueing and start-up times of all its requests.
 pub(super) fn progress(experiment: &Experiment, seed: u64, means: &Means, done: &[Done]) {
     let phases = experiment.phases.iter().zip(&means.handling);
     for ((name, _), [near, plain]) in phases {
@@ -82,7 +82,8 @@ pub(super) fn progress(experiment: &Experiment, seed: u64, means: &Means, done: 
     }
 }
 
-/// The same networks, simulated: for each live run the means of some simulations, in which hosts take so long for each request.
+/// Simulates the same networks: for each live run, the means of several simulations in which hosts take this additional
+/// time per request.
 fn simulated(experiment: &Experiment, hosts_s: &[f64]) -> Vec<Means> {
     let mut jobs = Vec::new();
     for (seed, hosts_s) in (1..).zip(hosts_s) {
@@ -116,7 +117,7 @@ fn simulated(experiment: &Experiment, hosts_s: &[f64]) -> Vec<Means> {
     .collect()
 }
 
-/// Seconds of each request.
+/// Returns the mean per request, in seconds.
 fn mean<'a>(windows: impl Iterator<Item = &'a Window>, of: fn(&Window) -> f64) -> f64 {
     let (count, sum) = windows.fold((0.0, 0.0), |(count, sum), window| {
         (count + window.requests as f64, sum + of(window))
@@ -124,8 +125,8 @@ fn mean<'a>(windows: impl Iterator<Item = &'a Window>, of: fn(&Window) -> f64) -
     sum / count
 }
 
-/// By how much start-ups were longer than simulated: what the hosts took, which no simulation knows. Of each run, the mean of both
-/// pools.
+/// Returns the differences of live to simulated start-up times, as the mean of both pools of each run: the time taken
+/// by the hosts, which no simulation knows.
 fn hosts_s(live: &[Means], simulated: &[Means]) -> Vec<f64> {
     let more = |(live, simulated): (&Means, &Means)| {
         let each = live.startup.iter().zip(simulated.startup);
@@ -135,7 +136,7 @@ fn hosts_s(live: &[Means], simulated: &[Means]) -> Vec<f64> {
     live.iter().zip(simulated).map(more).collect()
 }
 
-/// The table and the bars.
+/// Returns the table and the bars.
 pub(super) fn outcome(settings: &Settings, experiment: &Experiment, runs: &[Means]) -> Outcome {
     let ideal = simulated(experiment, &vec![0.0; runs.len()]);
     let hosts_s = hosts_s(runs, &ideal);
@@ -192,7 +193,7 @@ pub(super) fn outcome(settings: &Settings, experiment: &Experiment, runs: &[Mean
 
 type Value = fn(&[f64; POOLS.len()]) -> f64;
 
-/// What is told of each phase, and its unit.
+/// Values reported for each phase, and their units.
 const VALUES: [(&str, Value, &str); 3] = [
     ("LU-DPF", |[near, _]| *near, "s"),
     ("LU", |[_, plain]| *plain, "s"),

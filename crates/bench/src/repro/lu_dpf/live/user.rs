@@ -1,4 +1,4 @@
-//! A user: requests come by chance, wait for those before, and are done by one element after the other.
+//! A user: generates requests at random times and sends them to elements, one at a time.
 
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
@@ -11,20 +11,20 @@ use holdfast_sim::pools::Requests;
 use super::clock::{Clock, hurry};
 use super::element::{ACCEPTED, DONE};
 
-/// What a user is.
+/// Parameters of a user.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    /// Where the pool daemon of its host is.
+    /// Socket of the pool daemon on the user's host.
     pub(super) socket: PathBuf,
     pub(super) handle: String,
-    /// Which of the pools that is.
+    /// Index of the pool.
     pub(super) pool: usize,
     pub(super) requests: Requests,
-    /// When it makes no more requests.
+    /// End of the requests.
     pub(super) end: Time,
 }
 
-/// A request that was done.
+/// A completed request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Done {
     pub(super) pool: usize,
@@ -32,14 +32,14 @@ pub(super) struct Done {
     pub(super) dequeued: Time,
     pub(super) accepted: Time,
     pub(super) ended: Time,
-    /// Elements that it was sent to.
+    /// Elements that the request was sent to.
     pub(super) attempts: u32,
 }
 
-/// Makes requests until the plan's end, and tells of each.
+/// Makes requests until the plan's end, and reports each one.
 ///
 /// # Errors
-/// The pool daemon is gone, or found no element for too long.
+/// The pool daemon has ended, or found no element for too long.
 pub(super) fn run(plan: &Plan, clock: Clock, done: &Sender<Done>) -> Result<()> {
     hurry();
     let mut requests = plan.requests.clone();
@@ -50,10 +50,10 @@ pub(super) fn run(plan: &Plan, clock: Clock, done: &Sender<Done>) -> Result<()> 
         if generated >= plan.end {
             return Ok(());
         }
-        // It waits where the one before was done early; else the request waits.
+        // If the request before ended early, the user waits for the next one's time; otherwise the request has waited.
         std::thread::sleep(clock.until(generated));
         let one = request(plan, clock, generated, size)?;
-        // Nobody listens any more: the run is over.
+        // The receiver has ended: the run is over.
         if done.send(one).is_err() {
             return Ok(());
         }

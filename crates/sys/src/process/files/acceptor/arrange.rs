@@ -1,4 +1,4 @@
-//! Giving a process its descriptors at their numbers.
+//! Arranging the descriptors of a process at their numbers.
 
 use super::stock::Stock;
 use crate::process::files::error::{At, FilesError};
@@ -9,29 +9,29 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// A step on the way from the stock to a process's own table. The process must have a copy of the stock's table.
+/// A step that turns a copy of the stock's table, which the process must have, into the process's own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
-    /// `dup3`, or `F_SETFD` where both numbers are the same.
+    /// Duplicates a descriptor (`dup3`), or sets its flag (`F_SETFD`) if both numbers are equal.
     Place {
-        /// This one …
+        /// Number to duplicate.
         from: u32,
-        /// … at this number, whatever is there.
+        /// Target number; a descriptor there is replaced.
         to: u32,
-        /// `FD_CLOEXEC`.
+        /// Close-on-exec flag (`FD_CLOEXEC`) of the target.
         close_on_exec: bool,
     },
-    /// `close_range`.
+    /// Closes a range of descriptors (`close_range`).
     Close {
-        /// First …
+        /// First number.
         first: u32,
-        /// … and last number.
+        /// Last number.
         last: u32,
     },
 }
 
 impl Step {
-    /// Does it in the calling process.
+    /// Runs the step in the calling process.
     ///
     /// # Errors
     /// [`FilesError::Kernel`].
@@ -48,9 +48,9 @@ impl Step {
 }
 
 impl Stock {
-    /// What turns a copy of the stock's table into the table `table` of the tree: every number below
-    /// [`Stock::callers_floor`] is as it was at the donor, or closed. Processes that share the stock's table while it is
-    /// filled (`CLONE_FILES`) make it their own first (`unshare(2)`).
+    /// Returns the steps that turn a copy of the stock's table into the table `table` of the tree: every number below
+    /// [`Stock::callers_floor`] is then as at the donor, or closed. Processes that share the stock's table while it is
+    /// filled (`CLONE_FILES`) get a table of their own first (`unshare(2)`).
     ///
     /// # Errors
     /// [`FilesError::Refused`] for a file that was not made, or numbers that are too high.
@@ -69,7 +69,7 @@ impl Stock {
         let used = slots.keys().chain(now.values());
         let mut free = used.max().map_or(0, |last| last + 1);
         let mut steps = Vec::new();
-        // What stands where another file belongs steps aside.
+        // A file at a number where another file belongs is moved aside.
         for (id, number) in &mut now {
             if slots.get(number).is_some_and(|slot| slot.file != *id) {
                 steps.push(Step::Place {
@@ -109,7 +109,7 @@ impl Stock {
     /// Turns the calling process's table into the table `table` of the tree.
     ///
     /// # Errors
-    /// As [`Self::arrangement`]; [`FilesError::Kernel`], after which the table is of no use.
+    /// Same as [`Self::arrangement`]; [`FilesError::Kernel`], after which the table is unusable.
     pub fn arrange(mut self, table: u32) -> Result<Image, FilesError> {
         let steps = self.arrangement(table)?;
         self.forget();
@@ -119,8 +119,8 @@ impl Stock {
 }
 
 impl Image {
-    /// Locks that a process with this table must take, by descriptor. Those of open files that several tables have are
-    /// taken by the first.
+    /// Returns the locks that a process with this table must take, by descriptor. A lock of an open file that is in
+    /// several tables belongs to the first table.
     #[must_use]
     pub fn locks(&self, table: u32) -> Vec<(u32, Lock)> {
         let mut found = Vec::new();
@@ -144,21 +144,21 @@ impl Image {
         found
     }
 
-    /// Takes all locks that a process with this table had, from that process, when the donor has given them up.
+    /// Takes all locks of this table in a process with this table, after the donor has released them.
     ///
     /// # Errors
-    /// [`FilesError::Kernel`] when somebody else has taken one meanwhile.
+    /// [`FilesError::Kernel`] if another process has taken a lock meanwhile.
     pub fn take_locks(&self, table: u32) -> Result<(), FilesError> {
         for (fd, lock) in self.locks(table) {
-            // SAFETY: the number belongs to the tree, whose table this process has, and is used only here.
+            // SAFETY: the number belongs to the tree's table, which this process has, and is used only here.
             let fd = unsafe { BorrowedFd::borrow_raw(fd as RawFd) };
             locks::take(fd, &lock)?;
         }
         Ok(())
     }
 
-    /// The terminal by which the session that `pid` leads is controlled, and its foreground group. The process takes it with
-    /// `TIOCSCTTY` and `TIOCSPGRP`, by any descriptor of its slave.
+    /// Returns the controlling terminal of the session that `pid` leads, and its foreground group. The process takes
+    /// the terminal with `TIOCSCTTY` and `TIOCSPGRP`, through any descriptor of its slave.
     #[must_use]
     pub fn controlling_terminal(&self, pid: i32) -> Option<(ObjectId, i32)> {
         self.terminals.iter().find_map(|(number, terminal)| {

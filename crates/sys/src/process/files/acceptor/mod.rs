@@ -1,4 +1,4 @@
-//! Making the descriptors of a tree at the acceptor.
+//! Restore of a tree's descriptors at the acceptor.
 
 mod arrange;
 mod place;
@@ -14,12 +14,12 @@ use super::image::FileId;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-/// What is restored elsewhere and handed in.
+/// Resources that are restored elsewhere and handed in.
 #[derive(Debug, Default)]
 pub struct Given {
-    /// TCP and UDP sockets, at whatever numbers.
+    /// TCP and UDP sockets, at any descriptor numbers.
     pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Memory that moves with its mappings, by device and inode at the donor ([`super::image::Content::elsewhere`]), open
-    /// for reading and writing.
+    /// Memory that moves with its mappings, by device and inode at the donor ([`super::image::Content::elsewhere`]),
+    /// open for reading and writing.
     pub memory: BTreeMap<(u64, u64), OwnedFd>,
 }

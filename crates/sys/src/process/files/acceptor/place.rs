@@ -1,4 +1,4 @@
-//! What a process of the tree is to have at which number, for processes that stay apart from the stock.
+//! Descriptors of a tree's processes by number, for processes that do not share the stock's table.
 
 use super::stock::Stock;
 use crate::process::files::image::{FileId, Kind};
@@ -7,31 +7,32 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// A descriptor of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its number in the tree.
+    /// Descriptor number in the tree.
     pub number: u32,
-    /// `FD_CLOEXEC`.
+    /// Close-on-exec flag (`FD_CLOEXEC`).
     pub close_on_exec: bool,
-    /// Where the stock has the open file.
+    /// Number of the open file in the stock.
     pub from: u32,
-    /// Which open file it is, and how often that was made: equal for the same.
+    /// Open file, and number of times that it was made: equal only for the same file.
     pub identity: (FileId, u32),
 }
 
-/// An entry of an epoll set that only a process of the tree itself can make: the kernel ties it to who makes it.
+/// An entry of an epoll set that only a process of the tree itself can add: the kernel ties the entry to the
+/// process that adds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnWatch {
-    /// The set's number.
+    /// Descriptor number of the set.
     pub set: u32,
-    /// The watched number.
+    /// Watched descriptor number.
     pub fd: u32,
-    /// Events and modes.
+    /// Event mask and mode flags.
     pub events: u32,
-    /// What the program gets back.
+    /// Data word that the program attached (`epoll_data`).
     pub data: u64,
 }
 
 impl Stock {
-    /// The descriptors of a table, by number. Those whose open files are still to come are left out.
+    /// Returns the descriptors of a table, by number. Descriptors of open files that are not made yet are left out.
     #[must_use]
     pub fn places(&self, table: u32) -> Vec<Place> {
         let slots = self.image.tables.get(&table).map(|table| &table.slots);
@@ -49,7 +50,7 @@ impl Stock {
         slots.filter_map(place).collect()
     }
 
-    /// Entries of epoll sets that a process with this table must make again itself.
+    /// Returns the entries of epoll sets that a process with this table must add itself.
     #[must_use]
     pub fn own_watches(&self, table: u32) -> Vec<OwnWatch> {
         let mut found = Vec::new();
@@ -79,7 +80,7 @@ impl Stock {
         found
     }
 
-    /// An open file of the image.
+    /// Returns an open file of the image.
     #[must_use]
     pub fn file(&self, id: FileId) -> Option<BorrowedFd<'_>> {
         self.get(id).ok()

@@ -1,4 +1,4 @@
-//! The open files of an image, made once, at numbers where they are in nobody's way.
+//! The open files of an image, made once, at numbers where they are in the way of no other descriptor.
 
 use super::{Given, verify};
 use crate::process::files::error::{At, FilesError, Refusal};
@@ -12,56 +12,56 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
-/// Numbers above the tree's that stay free for descriptors it opens before it stands still.
+/// Numbers above the tree's that stay free for descriptors that the tree opens before it is stopped.
 const MARGIN: u32 = 64;
-/// Most numbers at the top of what is allowed that belong to the caller.
+/// Most numbers at the top of the limit that are reserved for the caller.
 const CALLERS: u32 = 4096;
-/// More descriptors than this are not asked for: the kernel's table of them grows to the highest.
+/// Highest limit of descriptors that is requested: the kernel's table grows to the highest number in use.
 const LIMIT: u64 = 1 << 18;
 
-/// The open files of an image. The calling process gives its descriptor numbers up to this: its own descriptors must lie
-/// at [`Stock::callers_floor`] or above while a stock lives.
+/// The open files of an image. The stock uses the calling process's descriptor numbers: the caller's own descriptors
+/// must be at [`Stock::callers_floor`] or above while a stock exists.
 #[derive(Debug)]
 pub struct Stock {
-    /// What has been made.
+    /// Image of the files made so far.
     pub(in crate::process::files) image: Image,
     /// Pipes and contents, kept open until they are filled.
     pub(in crate::process::files) keepers: BTreeMap<ObjectId, OwnedFd>,
     /// Ends of new pipes and files of new contents that no open file has taken yet, by access mode.
     pub(in crate::process::files) first_files: BTreeMap<(ObjectId, u32), OwnedFd>,
-    /// Other ends of Unix sockets whose peers are gone.
+    /// Other ends of Unix sockets with closed peers.
     pub(in crate::process::files) ghosts: BTreeMap<FileId, OwnedFd>,
-    /// Socket files that wait to be seen.
+    /// Directories with socket files that are not published yet.
     pub(in crate::process::files) stages: Vec<Stage>,
     /// Memory that moves with its mappings.
     pub(in crate::process::files) memory: BTreeMap<(u64, u64), OwnedFd>,
-    /// Who opens what the image names.
+    /// Opener of the files that the image names.
     pub(in crate::process::files) opener: Opener,
     pub(super) files: BTreeMap<FileId, OwnedFd>,
-    /// How often each file was made.
+    /// Number of times that each file was made.
     pub(super) versions: HashMap<FileId, u32>,
     homes: HashMap<FileId, u32>,
     pub(super) floor: u32,
-    /// Tables may have something else at a number than when [`Self::take_stale`] was asked last.
+    /// True if descriptors may have changed since the last call of [`Self::take_stale`].
     pub(super) stale: bool,
 }
 
 impl Stock {
-    /// Verifies an image, then makes all its open files as far as that is possible while the donor still runs. Nothing of it
-    /// can be seen by others but abstract socket names. `given` are sockets that have been made already (others may come
-    /// with [`Self::finish`]) and all memory that is restored elsewhere.
+    /// Verifies an image, then makes all its open files as far as possible while the donor still runs. Only abstract
+    /// socket names become visible to other processes. `given` contains sockets that have been made already (others may
+    /// follow with [`Self::finish`]) and all memory that is restored elsewhere.
     ///
     /// # Errors
-    /// [`FilesError::Refused`] by name for whatever is missing or differs here; [`FilesError::Kernel`]. The donor is not
-    /// concerned.
+    /// [`FilesError::Refused`] names a resource that is missing or differs here; [`FilesError::Kernel`]. The donor is
+    /// not affected.
     pub fn prepare(image: Image, given: Given) -> Result<Self, FilesError> {
         Self::prepare_for(image, given, Rights::All)
     }
 
-    /// The same, where the tree may not open everything.
+    /// Same as [`Self::prepare`], for a tree that may not open everything.
     ///
     /// # Errors
-    /// As [`Self::prepare`]; [`Refusal::NotAllowed`] for what it may not open.
+    /// Same as [`Self::prepare`]; [`Refusal::NotAllowed`] for a file that the tree may not open.
     pub fn prepare_for(image: Image, given: Given, rights: Rights) -> Result<Self, FilesError> {
         let mut opener = Opener::new(rights);
         verify::verify(&mut opener, &image)?;
@@ -88,17 +88,18 @@ impl Stock {
         Ok(stock)
     }
 
-    /// The caller's own descriptors must be here or above: see [`Self::lift_own`].
+    /// Returns the lowest number for descriptors of the caller; [`Self::lift_own`] moves them there.
     ///
     /// # Errors
-    /// None that the kernel is known to have.
+    /// No error of the kernel is known to occur.
     pub fn callers_floor() -> Result<u32, FilesError> {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
         let limit = limit.min(1 << 20) as u32;
         Ok(limit - CALLERS.min(limit / 4))
     }
 
-    /// Raises `RLIMIT_NOFILE` as far as allowed, so that a stock has room. To be called before [`Self::lift_own`].
+    /// Raises `RLIMIT_NOFILE` as far as allowed, so that a stock has enough numbers. To be called before
+    /// [`Self::lift_own`].
     ///
     /// # Errors
     /// [`FilesError::Kernel`].
@@ -111,20 +112,20 @@ impl Stock {
         setrlimit(Resource::Nofile, raised).at("RLIMIT_NOFILE")
     }
 
-    /// Moves a descriptor of the caller out of the tree's way, close-on-exec.
+    /// Moves a descriptor of the caller above the numbers of the tree, close-on-exec.
     ///
     /// # Errors
-    /// As [`Self::callers_floor`]; [`FilesError::Kernel`].
+    /// Same as [`Self::callers_floor`]; [`FilesError::Kernel`].
     pub fn lift_own(fd: OwnedFd) -> Result<OwnedFd, FilesError> {
         lift(fd, Self::callers_floor()?)
     }
 
-    /// Whether what [`Self::places`] gives may be otherwise than when this was asked last.
+    /// Returns true if the result of [`Self::places`] may have changed since the last call.
     pub fn take_stale(&mut self) -> bool {
         std::mem::take(&mut self.stale)
     }
 
-    /// What has been made so far.
+    /// Returns the image of the files made so far.
     #[must_use]
     pub fn image(&self) -> &Image {
         &self.image
@@ -132,7 +133,7 @@ impl Stock {
 
     fn make_room(&self) -> Result<(), FilesError> {
         let homeless = self.image.files.len() - self.homes.len();
-        // A pipe is kept open itself, and an end of it until its turn comes.
+        // A pipe takes two numbers: for the pipe itself, and for an end that is not used yet.
         let objects = self.image.pipes.len() * 2 + self.image.contents.len();
         let ghosts = self
             .image
@@ -147,7 +148,7 @@ impl Stock {
         Ok(())
     }
 
-    /// Makes these files, in place of what they were.
+    /// Makes these files, in place of their former versions.
     pub(super) fn make(&mut self, ids: &BTreeSet<FileId>, given: Given) -> Result<(), FilesError> {
         for (identity, fd) in given.memory {
             let fd = self.lift(fd)?;
@@ -156,7 +157,7 @@ impl Stock {
         let sockets: Vec<FileId> = given.sockets.keys().copied().collect();
         self.keep_sockets(given.sockets)?;
         self.set_modes(&sockets)?;
-        // A terminal is opened when its master is there.
+        // A slave is opened once its master is made.
         let is_slave =
             |image: &Image, id: &FileId| matches!(image.files[id].kind, Kind::TerminalSlave { .. });
         for slaves in [false, true] {
@@ -170,7 +171,7 @@ impl Stock {
         Ok(())
     }
 
-    /// Gives sockets that were made elsewhere the flags of the open files that they are; of signals nobody is told yet.
+    /// Sets the status flags of sockets that were made elsewhere, without `O_ASYNC`: no signals are sent yet.
     fn set_modes(&self, sockets: &[FileId]) -> Result<(), FilesError> {
         for id in sockets {
             if let (Some(fd), Some(file)) = (self.files.get(id), self.image.files.get(id)) {
@@ -181,7 +182,7 @@ impl Stock {
         Ok(())
     }
 
-    /// Takes sockets into the stock, which may be in each other's places.
+    /// Puts sockets into the stock. The sockets may be at each other's numbers.
     fn keep_sockets(&mut self, mut given: BTreeMap<FileId, OwnedFd>) -> Result<(), FilesError> {
         given.retain(|id, _| self.image.files.contains_key(id));
         let places = given.iter().map(|(id, fd)| (fd.as_raw_fd() as u32, *id));
@@ -193,7 +194,7 @@ impl Stock {
             };
             places.remove(&(fd.as_raw_fd() as u32));
             let home = self.homes.get(&id).copied();
-            // Who is in its place goes aside, and comes to its own next.
+            // A socket at this number is moved aside, and placed at its own number next.
             if let Some(other) = home.and_then(|home| places.remove(&home))
                 && let Some(there) = given.remove(&other)
             {
@@ -205,7 +206,8 @@ impl Stock {
         Ok(())
     }
 
-    /// Takes an open file into the stock: at a number it has in the tree, where no other file of the stock has it too.
+    /// Puts an open file into the stock, at a number that the file has in the tree, and that no other file of the stock
+    /// has.
     pub(in crate::process::files) fn keep(
         &mut self,
         id: FileId,
@@ -213,7 +215,7 @@ impl Stock {
     ) -> Result<(), FilesError> {
         *self.versions.entry(id).or_default() += 1;
         self.stale = true;
-        // What it was is closed first: the number may be the same.
+        // The former version is closed first: its number may be the same.
         self.files.remove(&id);
         let fd = match self.homes.get(&id) {
             Some(home) => {
@@ -231,7 +233,7 @@ impl Stock {
         Ok(())
     }
 
-    /// Keeps a pipe or content open, out of the tree's way.
+    /// Keeps a pipe or content open, above the numbers of the tree.
     pub(in crate::process::files) fn keeper(
         &mut self,
         id: ObjectId,
@@ -242,28 +244,28 @@ impl Stock {
         Ok(())
     }
 
-    /// Moves a descriptor above the tree's.
+    /// Moves a descriptor above the numbers of the tree.
     pub(in crate::process::files) fn lift(&self, fd: OwnedFd) -> Result<OwnedFd, FilesError> {
         lift(fd, self.floor)
     }
 
-    /// Whether a file has been made.
+    /// Returns true if a file has been made.
     pub(in crate::process::files) fn has(&self, id: FileId) -> bool {
         self.files.contains_key(&id)
     }
 
-    /// A file that has been made.
+    /// Returns a file that has been made.
     pub(in crate::process::files) fn get(&self, id: FileId) -> Result<BorrowedFd<'_>, FilesError> {
         let fd = self.files.get(&id).ok_or(Refusal::SocketAbsent(id))?;
         Ok(fd.as_fd())
     }
 
-    /// Its number.
+    /// Returns the number of a file that has been made.
     pub(in crate::process::files) fn raw(&self, id: FileId) -> Result<RawFd, FilesError> {
         self.get(id).map(|fd| fd.as_raw_fd())
     }
 
-    /// Calls `work` while a file is at this number; what is there otherwise comes back.
+    /// Calls `work` while a file is at this number; the descriptor that is there otherwise is put back afterwards.
     pub(in crate::process::files) fn at_number(
         &mut self,
         number: u32,
@@ -293,7 +295,7 @@ impl Stock {
         outcome
     }
 
-    /// Closes all that was made: who has it now has it alone.
+    /// Closes all files made here: processes that have copies are then their only owners.
     pub fn close(&mut self) {
         let files = std::mem::take(&mut self.files).into_values();
         let others = std::mem::take(&mut self.keepers).into_values();
@@ -302,7 +304,7 @@ impl Stock {
         raw::close_all(files.chain(others).collect());
     }
 
-    /// Gives the descriptors up to whoever has the table now: they are not closed.
+    /// Gives up the descriptors without closing them: the process that has the table owns them.
     pub(super) fn forget(&mut self) {
         for (_, fd) in std::mem::take(&mut self.files) {
             let _ = fd.into_raw_fd();
@@ -317,7 +319,7 @@ fn lift(fd: OwnedFd, floor: u32) -> Result<OwnedFd, FilesError> {
     rustix::io::fcntl_dupfd_cloexec(&fd, floor as RawFd).at("F_DUPFD_CLOEXEC")
 }
 
-/// A number for each file that has one of its own in some table.
+/// Assigns a number to each file that has a number in some table which no other file was assigned.
 fn homes(image: &Image) -> HashMap<FileId, u32> {
     let mut taken = BTreeSet::new();
     let mut homes = HashMap::new();

@@ -1,4 +1,4 @@
-//! The freeze at the acceptor: from what was prepared to what the tree had when it stood still.
+//! Update of the stock to later drafts, and in the freeze to the final state of the tree.
 
 use super::stock::Stock;
 use super::{Given, verify};
@@ -14,15 +14,15 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl Stock {
-    /// Brings the stock to its final state. The processes of the tree must exist, since pidfds and those who are told by
-    /// signals name them.
+    /// Brings the stock to its final state. The processes of the tree must exist, because pidfds and owners of signals
+    /// refer to them.
     ///
     /// # Errors
-    /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still go on.
+    /// Same as [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still resume.
     pub fn finish(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
         let former = self.change(changes, given, true)?;
         self.fill(&former)?;
-        // In the same order: nothing is looked up.
+        // Both maps have the same order, so that no lookup is needed.
         let mut made = self.files.iter();
         for (id, file) in &self.image.files {
             let (_, fd) = made
@@ -37,13 +37,13 @@ impl Stock {
         Ok(())
     }
 
-    /// Brings the stock to what a later draft of the running tree has.
+    /// Updates the stock to a later draft of the running tree.
     ///
     /// # Errors
-    /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The stock is of no use then.
+    /// Same as [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The stock is unusable then.
     pub fn follow(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
         let former = self.change(changes, given, false)?;
-        // What the image has is what was done: only what differs from it is done when the tree stands still.
+        // The image records the work done so far: in the freeze, only differences from the image are left to do.
         for (id, old) in &former.files {
             if let (Some(fd), Some(file), Some(old)) =
                 (self.files.get(id), self.image.files.get(id), old)
@@ -61,7 +61,8 @@ impl Stock {
         Ok(())
     }
 
-    /// Makes what is new or has become something else, and says what it was; `last` when the tree stands still.
+    /// Makes files that are new or have become other files, and returns their former states; `last` is true if the tree
+    /// is stopped.
     fn change(&mut self, changes: Changes, given: Given, last: bool) -> Result<Former, FilesError> {
         self.stale |= changes.concern_tables();
         let former = self.image.apply(changes)?;
@@ -91,7 +92,7 @@ impl Stock {
         Ok(former)
     }
 
-    /// Content that has come to move with mappings, or no longer does, is another's: files are opened anew.
+    /// Finds contents that have begun, or ceased, to move with mappings: the files that refer to them are made anew.
     fn find_moved_contents(&mut self, former: &Former, remade: &mut BTreeSet<FileId>) {
         for (id, old) in &former.contents {
             let (Some(old), Some(value)) = (old, self.image.contents.get(id)) else {
@@ -111,7 +112,7 @@ impl Stock {
         }
     }
 
-    /// Makes names of Unix sockets mean the new sockets: to be called when the move is committed.
+    /// Makes the names of Unix sockets lead to the new sockets; to be called when the move is committed.
     ///
     /// # Errors
     /// [`FilesError::Kernel`].
@@ -137,7 +138,7 @@ impl Stock {
         Ok(())
     }
 
-    /// Content of all that several open files share.
+    /// Fills the objects that several open files share.
     fn fill(&mut self, former: &Former) -> Result<(), FilesError> {
         for (id, value) in &self.image.contents {
             if let Some(keeper) = self.keepers.get(id) {
@@ -152,7 +153,7 @@ impl Stock {
         unix::fill(self)
     }
 
-    /// What belongs to one open file, which was `before` when it was prepared.
+    /// Sets the state of an open file that was prepared for the state `before`.
     fn set_state(
         &self,
         fd: &OwnedFd,
@@ -193,7 +194,7 @@ fn set_flags(fd: &OwnedFd, file: &OpenFile, before: Option<&OpenFile>) -> Result
     Ok(())
 }
 
-/// Sets status flags but for those in `without`.
+/// Sets the status flags, except the flags in `without`.
 fn set_status(fd: BorrowedFd<'_>, file: &OpenFile, without: u32) -> Result<(), FilesError> {
     if file.flags & libc::O_PATH as u32 != 0 {
         return Ok(());
@@ -201,7 +202,7 @@ fn set_status(fd: BorrowedFd<'_>, file: &OpenFile, without: u32) -> Result<(), F
     raw::set_status(fd, file.flags & !without).at("F_SETFL")
 }
 
-/// Whether what was prepared for one can become the other.
+/// Returns true if a file prepared for one state can get the other state.
 fn is_same_thing(old: &OpenFile, new: &OpenFile) -> bool {
     let opening = (libc::O_ACCMODE | libc::O_PATH) as u32;
     if old.flags & opening != new.flags & opening {

@@ -1,4 +1,4 @@
-//! Looking at what the tree needs before anything is touched.
+//! Checks of the files that the tree needs, before anything is changed.
 
 use crate::process::files::error::FilesError;
 use crate::process::files::image::{Image, Kind, OpenFile};
@@ -6,13 +6,13 @@ use crate::process::files::kinds::{named, stamp};
 use crate::process::rights::Opener;
 use rustix::fs::FileType;
 
-/// Every named file of the image is here and as it should be.
+/// Checks that every named file of the image exists here with the expected properties.
 pub fn verify(opener: &mut Opener, image: &Image) -> Result<(), FilesError> {
     let mut files = image.files.values();
     files.try_for_each(|file| verify_file(opener, file, false))
 }
 
-/// The same for one file; `last` when the donor stands still.
+/// Checks one file; `last` is true if the donor's tree is stopped.
 pub fn verify_file(opener: &mut Opener, file: &OpenFile, last: bool) -> Result<(), FilesError> {
     match &file.kind {
         Kind::Regular {

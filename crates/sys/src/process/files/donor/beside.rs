@@ -1,4 +1,4 @@
-//! What `/proc` and `fcntl` tell beside an open file itself.
+//! State of an open file that `/proc` and `fcntl` report.
 
 use super::saver::{Saved, Saver};
 use super::subject::Subject;
@@ -41,16 +41,20 @@ fn is_in_tree(tree: &[i32], pid: i32) -> bool {
 fn inner_group(tree: &[i32], group: i32) -> Option<i32> {
     let mut members = tree.iter().filter_map(|pid| Status::read(*pid, *pid).ok());
     let member = members.find(|status| status.group_ids.first() == Some(&group))?;
-    member.group_ids.last().copied().filter(|number| *number > 0)
+    member
+        .group_ids
+        .last()
+        .copied()
+        .filter(|number| *number > 0)
 }
 
-/// Whether somebody is named who is told by signal.
+/// Returns true if the file has an owner for its signals.
 pub fn has_owner(fd: BorrowedFd<'_>) -> Result<bool, FilesError> {
     let (_, pid) = raw::owner(fd).at("F_GETOWN_EX")?;
     Ok(pid != 0)
 }
 
-/// `RLIMIT_NOFILE` of a process, soft and hard.
+/// Returns `RLIMIT_NOFILE` of a process, soft and hard.
 pub fn descriptors_max(pid: i32) -> Result<(u64, u64), FilesError> {
     let path = format!("/proc/{pid}/limits");
     let text = fs::read_to_string(&path).at(&path)?;

@@ -7,17 +7,18 @@ use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Makes copies; keeps a handle on each process it has met.
+/// Copier of descriptors, which keeps a pidfd of each process it has copied from.
 #[derive(Debug, Default)]
 pub struct Copier {
     processes: HashMap<i32, OwnedFd>,
 }
 
 impl Copier {
-    /// A copy of a descriptor. While it lives, so does the open file, even if the process closes its own.
+    /// Copies a descriptor. While the copy exists, the open file exists too, even if the process closes its own
+    /// descriptor.
     ///
     /// # Errors
-    /// The kernel's: `EBADF` for a descriptor that is not open, `ESRCH` for a process that is gone.
+    /// Errors of the kernel: `EBADF` for a descriptor that is not open, `ESRCH` for a process that does not exist.
     pub fn copy(&mut self, (pid, fd): Address) -> io::Result<OwnedFd> {
         let process = match self.processes.entry(pid) {
             Entry::Occupied(entry) => entry.into_mut(),

@@ -1,4 +1,4 @@
-//! Reading the descriptors of a tree that stands still.
+//! Reading the descriptors of a stopped tree.
 
 use super::beside::descriptors_max;
 use super::prepared::Prepared;
@@ -17,35 +17,37 @@ use std::sync::Arc;
 /// The descriptors of a stopped tree.
 #[derive(Debug)]
 pub struct Frozen {
-    /// What leads to them from the draft.
+    /// Changes since the draft.
     pub changes: Changes,
-    /// TCP and UDP sockets that the draft has and the tree has no more.
+    /// TCP and UDP sockets of the draft that the tree no longer has.
     pub gone: BTreeSet<FileId>,
-    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`] not of those that were seen.
+    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`], the sockets in `seen` are not
+    /// copied.
     pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Where all can be copied from, but for those in flight.
+    /// Descriptors from which all sockets can be copied, except sockets in flight.
     pub places: Places,
-    /// What those of which there are copies were born with and the draft has nothing, or nothing that still holds.
+    /// Fixed properties of the copied sockets for which the draft has no valid ones.
     pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
 }
 
-/// Where the TCP and UDP sockets of a stopped tree are.
+/// Descriptors of the TCP and UDP sockets of a stopped tree.
 #[derive(Debug, Default)]
 pub struct Places {
     found: BTreeMap<FileId, Address>,
-    /// All others are where the draft has them. Kept, since taking it apart would be part of the freeze.
+    /// Set if all other sockets are where the draft has them. The value is kept because dropping it would take time in
+    /// the freeze.
     prepared: Option<Box<Prepared>>,
 }
 
 impl Places {
-    /// That of a socket.
+    /// Returns the descriptor of a socket.
     #[must_use]
     pub fn get(&self, draft: &Draft, id: FileId) -> Option<Address> {
         let drafted = || draft.places.get(&id).filter(|_| self.prepared.is_some());
         self.found.get(&id).or_else(drafted).copied()
     }
 
-    /// Those of all.
+    /// Returns the descriptors of all sockets.
     #[must_use]
     pub fn all(&self, draft: &Draft) -> BTreeMap<FileId, Address> {
         let drafted = draft.places.iter().filter(|_| self.prepared.is_some());
@@ -53,7 +55,7 @@ impl Places {
         all.map(|(id, place)| (*id, *place)).collect()
     }
 
-    /// What was made ready before the freeze has served.
+    /// Returns true if the freeze used the preparation made before it.
     #[must_use]
     pub fn were_prepared(&self) -> bool {
         self.prepared.is_some()
@@ -61,19 +63,20 @@ impl Places {
 }
 
 impl Draft {
-    /// Reads the descriptors of the same tree while none of its threads runs. Nothing changes for the tree.
+    /// Reads the descriptors of the same tree while all of its threads are stopped. The tree is not changed.
     ///
     /// # Errors
-    /// As [`Self::save`]; some blockers come and go, so that another try may succeed.
+    /// Same as [`Self::save`]; some blockers are temporary, so that another attempt may succeed.
     pub fn save_frozen(&self, pids: &[i32]) -> Result<Frozen, FilesError> {
         self.finish(pids, survey(pids)?, Arc::default())
     }
 
-    /// [`Self::save_frozen`] from what was listed of all `pids` since they stand still. Sockets that the draft has and
-    /// whose state is `seen` from beside them cost no system call: they are not copied.
+    /// Same as [`Self::save_frozen`], from a listing of all `pids` that was made since they were stopped. Sockets of
+    /// the draft that are in `seen`, because the caller reads their state without a descriptor, are not copied and cost
+    /// no system call.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Self::save_frozen`].
     pub fn save_frozen_listed(
         &self,
         pids: &[i32],
@@ -91,10 +94,11 @@ impl Draft {
         self.finish(pids, survey, Arc::clone(seen))
     }
 
-    /// Makes the copies that [`Self::save_frozen_listed`] has left out of sockets that were not seen after all.
+    /// Makes the copies that [`Self::save_frozen_listed`] has left out, for the sockets in `unseen`: the caller could
+    /// not read their state after all.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Self::save_frozen`].
     pub fn copy_unseen(&self, frozen: &mut Frozen, unseen: &[FileId]) -> Result<(), FilesError> {
         let held = std::mem::take(&mut frozen.sockets);
         let mut found = inet::Found::of(held, std::mem::take(&mut frozen.fixed));
@@ -140,7 +144,8 @@ impl Draft {
         })
     }
 
-    /// The same where every descriptor refers to what it referred to: only what may have changed is read.
+    /// Completes a freeze in which every descriptor refers to the same file as in the draft: only files that may have
+    /// changed are read.
     fn finish_prepared(
         &self,
         pids: &[i32],

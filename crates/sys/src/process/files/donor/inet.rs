@@ -1,4 +1,4 @@
-//! TCP and UDP sockets that are met while a tree is read.
+//! TCP and UDP sockets found while a tree is read.
 
 use super::Address;
 use super::saver::Saved;
@@ -10,22 +10,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// What was found.
+/// TCP and UDP sockets of a tree.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Copies, of a tree that stands still.
+    /// Copies of the sockets, if the tree is stopped.
     pub held: BTreeMap<FileId, OwnedFd>,
-    /// What sockets were born with; in the freeze only of those for which the draft has nothing that still holds.
+    /// Fixed properties of the sockets; in the freeze, only of sockets for which the draft has no valid ones.
     pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
-    /// Where they can be copied from.
+    /// Descriptors from which the sockets can be copied.
     pub places: BTreeMap<FileId, Address>,
-    /// Those that the caller sees from beside them: no copies are made.
+    /// Sockets that the caller reads without a descriptor: no copies are made.
     pub seen: Arc<BTreeSet<FileId>>,
     reader: Option<Reader>,
 }
 
 impl Found {
-    /// What was found before.
+    /// Continues from sockets found earlier.
     pub fn of(held: BTreeMap<FileId, OwnedFd>, fixed: BTreeMap<FileId, Arc<SocketStatic>>) -> Self {
         Self {
             held,
@@ -34,7 +34,7 @@ impl Found {
         }
     }
 
-    /// Keeps the copy of a socket. What the draft says of it may still hold.
+    /// Keeps the copy of a socket, and reads its fixed properties unless the draft's (`known`) are still valid.
     pub fn hold(&mut self, id: FileId, copy: OwnedFd, known: Option<&SocketStatic>) -> Saved<()> {
         if !known.is_some_and(|known| known.is_still(copy.as_fd())) {
             self.look(id, copy.as_fd())?;
@@ -43,7 +43,7 @@ impl Found {
         Ok(())
     }
 
-    /// Reads what a socket was born with.
+    /// Reads the fixed properties of a socket.
     pub fn look(&mut self, id: FileId, fd: BorrowedFd<'_>) -> Saved<()> {
         let fixed = self.read(fd);
         let fixed = fixed.map_err(|error| Reason::Socket(error.to_string()))?;
@@ -59,7 +59,7 @@ impl Found {
     }
 }
 
-/// A TCP or UDP socket with nothing new to say here.
+/// Returns the saved state of a TCP or UDP socket if only its flags may differ from `before`.
 pub fn unchanged(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
     let before = before.filter(|before| is_unchanged(info, before))?;
     Some(OpenFile {
@@ -68,7 +68,8 @@ pub fn unchanged(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
     })
 }
 
-/// Whether a file is such a socket, its flags aside: its inode is never given to another socket while this one lives.
+/// Returns true if a file is the same TCP or UDP socket as before, its flags aside: the inode number of a socket is not
+/// reused while the socket exists.
 pub fn is_unchanged(info: &FdInfo, before: &OpenFile) -> bool {
     let Kind::Inet { inode, .. } = before.kind else {
         return false;

@@ -28,17 +28,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How far saving goes.
+/// Limits of saving.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Largest file without a name, or memory file, that is moved by value.
     pub content_bytes_max: u64,
-    /// Directory entries that are looked at to find another name of a file.
+    /// Most directory entries that are searched for another name of a file.
     pub search_entries_max: usize,
-    /// Device (`st_dev`) and inode of memory files and files without a name whose content moves elsewhere, because
-    /// processes map them.
+    /// Device (`st_dev`) and inode of memory files and of files without a name that processes map, so that their
+    /// content moves with the mappings.
     pub elsewhere: BTreeSet<(u64, u64)>,
-    /// Whether files with names are read, so that an acceptor can tell whether it has equal ones.
+    /// True if files with names are read and hashed, so that an acceptor can check for equal files.
     pub digests: bool,
 }
 
@@ -53,47 +53,48 @@ impl Default for Limits {
     }
 }
 
-/// The descriptors of a tree as they were while it ran.
+/// The descriptors of a tree, read while the tree ran.
 #[derive(Debug)]
 pub struct Draft {
-    /// What is sent to the acceptor before the freeze.
+    /// Image that is sent to the acceptor before the freeze.
     pub image: Image,
-    /// What the tree's TCP and UDP sockets were born with.
+    /// Fixed properties of the tree's TCP and UDP sockets.
     pub sockets: BTreeMap<FileId, Arc<SocketStatic>>,
-    /// Where they can be copied from ([`Copier::copy`]), but for those in flight.
+    /// Descriptors from which the sockets can be copied ([`Copier::copy`]), except sockets in flight.
     pub places: BTreeMap<FileId, Address>,
     limits: Limits,
     known: Known,
     kept: Kept,
-    /// Taken by the first freeze.
+    /// Preparation for the freeze, taken by the first freeze.
     prepared: Mutex<Option<Box<Prepared>>>,
 }
 
-/// A tree that runs is looked at so often before something in it is said to stand in the way, with pauses.
+/// Number of reads of a running tree in which a blocker must be found to be reported, and the pause between reads.
 const LOOKS: usize = 6;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A process, as the caller sees it, and a descriptor of its.
+/// A process, by its PID as the caller sees it, and one of its descriptors.
 pub type Address = (i32, u32);
 
-/// What became of what the donor saw, so that a later image gives the same thing the same number.
+/// Numbers assigned in an image, so that a later image gives the same file the same number.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// Descriptors: table and number.
+    /// Open files by descriptor (table and number).
     files: HashMap<(u32, u32), (Key, FileId)>,
     /// Pipes and contents by mount and inode.
     objects: HashMap<(u32, u64), ObjectId>,
-    /// Where epoll sets are, of which there is much to tell.
+    /// Descriptors of epoll sets, which have long texts in `fdinfo`.
     sets: BTreeSet<Address>,
 }
 
 impl Draft {
-    /// Looks at a tree whose processes open and close descriptors, and come and go, all the while. Only what stands in the way in
-    /// each of several looks does so; anything else is left out, for a later look or the freeze to decide about. With a draft
-    /// from `before`, what was there then has the same numbers. `pids` lists the tree.
+    /// Reads a running tree. Processes of the tree start and end, and open and close descriptors, meanwhile: only
+    /// blockers found in each of several reads are reported; any other file that could not be read is left out, and a
+    /// later read or the freeze decides about it. Files that are in the draft `before` keep their numbers. `pids` lists
+    /// the tree's processes.
     ///
     /// # Errors
-    /// As [`Self::save`].
+    /// Same as [`Self::save`].
     pub fn look(
         pids: impl Fn() -> Vec<i32>,
         limits: &Limits,
@@ -153,7 +154,7 @@ impl Draft {
             prepared: Mutex::default(),
             known,
         };
-        // Sizes that the kernel tunes are no reason to make a socket anew.
+        // Sizes that the kernel tunes by itself are no reason to create a socket anew.
         for (id, fixed) in &mut draft.sockets {
             let known = before.and_then(|before| before.sockets.get(id));
             if let Some(known) = known.filter(|known| known.is_like(fixed)) {
@@ -163,8 +164,8 @@ impl Draft {
         Ok((draft, blockers, failed))
     }
 
-    /// Reads the descriptors of processes that may be running. `pids` are those of the caller's PID namespace; threads are
-    /// left out. The calling thread must be in their network namespace.
+    /// Reads the descriptors of processes that may be running. `pids` are PIDs in the caller's PID namespace, without
+    /// thread IDs. The calling thread must be in the network namespace of the processes.
     ///
     /// # Errors
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
@@ -176,15 +177,15 @@ impl Draft {
         failed.map_or(Ok(draft), Err)
     }
 
-    /// Gets ready for the freeze, from what was listed of all `pids` since this was read: where the same was found still, what the
-    /// freeze finds again costs it no more than a comparison, and of sockets that are `expected` to be seen from beside them
-    /// there is nothing else to do. To be called while the tree runs.
+    /// Prepares for the freeze, from a listing of all `pids` made since this draft was read. If the listing matches the
+    /// draft, unchanged files cost the freeze no more than a comparison, and sockets in `expected`, which the caller
+    /// expects to read without a descriptor, cost nothing else. To be called while the tree runs.
     pub fn expect(&self, pids: &[i32], listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) {
         let prepared = Prepared::new(self, pids, listings, expected);
         *self.prepared() = prepared.map(Box::new);
     }
 
-    /// Whether the next freeze finds something to compare with.
+    /// Returns true if the next freeze has a preparation to compare with.
     #[must_use]
     pub fn is_prepared(&self) -> bool {
         self.prepared().is_some()

@@ -1,4 +1,4 @@
-//! Pipes, sockets, terminals and files without a name of processes outside the tree.
+//! Pipes, sockets, terminals and files without a name that processes outside the tree have open.
 
 use crate::process::REAPER_NAME;
 use crate::process::files::raw;
@@ -8,29 +8,29 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// Who else holds what, by what `/proc/PID/fd` shows.
+/// Descriptors of processes outside the tree, by the text that `/proc/PID/fd` shows for the file.
 #[derive(Debug, Default)]
 pub struct Outside {
     holders: HashMap<String, Vec<i32>>,
-    /// Files whose name says only of what kind they are, by that name.
+    /// Files with a text that tells only their kind, by that text.
     nameless: HashMap<String, Alike>,
     tree: Vec<i32>,
 }
 
-/// Descriptors of other processes that show the same name.
+/// Descriptors of other processes with the same text.
 #[derive(Debug, Default)]
 struct Alike {
-    /// Process and number.
+    /// Descriptors: process and number.
     found: Vec<(i32, u32)>,
-    /// The same in the order of the kernel, once somebody asked.
+    /// The same descriptors in the kernel's order of files, sorted at the first query.
     sorted: OnceCell<Vec<(i32, u32)>>,
 }
 
-/// No chain of parents is longer.
+/// Longest chain of parents that is followed.
 const PARENTS_MAX: usize = 1000;
 
 impl Outside {
-    /// Looks at all descriptors of all other processes. Those that end meanwhile are left out.
+    /// Reads all descriptors of all other processes. Processes that end meanwhile are left out.
     pub fn look(tree: &[i32]) -> Self {
         let mut holders = HashMap::new();
         let mut nameless: HashMap<String, Alike> = HashMap::new();
@@ -74,13 +74,14 @@ impl Outside {
         }
     }
 
-    /// A process outside the tree that holds this, as `/proc/PID/fd` shows it.
+    /// Returns a process outside the tree that has the file with this text in `/proc/PID/fd`.
     pub fn holder(&self, link: &str) -> Option<i32> {
         let holders = self.holders.get(link)?;
         holders.iter().copied().find(|pid| !self.is_inside(*pid))
     }
 
-    /// Whether a process belongs to the tree after all, as one does that was born since the tree was listed, or has ended.
+    /// Returns true if a process belongs to the tree, because it was started after the tree was listed, or if it has
+    /// ended.
     fn is_inside(&self, pid: i32) -> bool {
         let mut at = pid;
         for _ in 0..PARENTS_MAX {
@@ -94,9 +95,9 @@ impl Outside {
         false
     }
 
-    /// A process outside the tree that has a file of the tree, where [`Outside::holder`] cannot tell which: the same eventfd,
-    /// timerfd, epoll set and the like, or what a file without a name contains. What the tree's own new children have is
-    /// theirs to have.
+    /// Returns a process outside the tree that has a file of the tree open, for files that [`Outside::holder`] cannot
+    /// distinguish: an eventfd, timerfd, epoll set or the like, or the content of a file without a name. New children
+    /// of the tree do not count as outside.
     pub fn sharer(&self, link: &str, file: (i32, u32)) -> Option<i32> {
         let alike = self.nameless.get(link)?;
         let mut same = match is_content(link) {
@@ -109,7 +110,8 @@ impl Outside {
 }
 
 impl Alike {
-    /// Who has the same open file: it costs the logarithm of their number, once they are sorted.
+    /// Returns the processes that have the same open file. Once the descriptors are sorted, the cost is logarithmic in
+    /// their number.
     fn same_file(&self, file: (i32, u32)) -> Vec<i32> {
         let sorted = self.sorted.get_or_init(|| {
             let mut sorted = Vec::with_capacity(self.found.len());
@@ -141,23 +143,23 @@ impl Alike {
     }
 }
 
-/// What has just put a tree together lets go of the tree's files in a moment.
+/// Returns true for a reaper: the restorer of a tree closes the tree's files shortly after the restore.
 fn is_reaper(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm"));
     name.is_ok_and(|name| name.trim_end() == REAPER_NAME)
 }
 
-/// A descriptor that was closed meanwhile compares with nothing.
+/// Compares two open files; comparison fails for a descriptor that was closed meanwhile.
 fn order(one: (i32, u32), other: (i32, u32)) -> raw::Ordering {
     raw::compare_files(one, other).unwrap_or(raw::Ordering::Less)
 }
 
-/// Whether a name is that of a file which has none any more, or never had one.
+/// Returns true if the text is that of a file which was unlinked, or never had a name.
 fn is_content(link: &str) -> bool {
     link.starts_with('/') && link.ends_with(" (deleted)")
 }
 
-/// Whether a file has no name by which it could be told from others of its kind.
+/// Returns true if the text does not distinguish the file from others of its kind.
 fn is_nameless(link: &str) -> bool {
     let is_object = link.starts_with("anon_inode:") && link != "anon_inode:[pidfd]";
     is_object || is_content(link)

@@ -1,5 +1,5 @@
-//! What a freeze would find where nothing is opened or closed until then, made ready while the tree runs. Most descriptors
-//! are of connections of which nothing is to be said: to compare two listings is all that they cost then.
+//! Prediction of the freeze's result for the case that nothing is opened or closed until then, made while the tree
+//! runs. Most descriptors are unchanged connections, which then cost only the comparison of two listings.
 
 use super::{Draft, inet};
 use crate::process::files::fdinfo::FdInfo;
@@ -13,7 +13,7 @@ use crate::process::files::watches::Watches;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// See the module's text.
+/// Prediction of the freeze's result; the module documentation explains it.
 #[derive(Debug)]
 pub struct Prepared {
     expected: Arc<BTreeSet<FileId>>,
@@ -23,10 +23,10 @@ pub struct Prepared {
     looks: Looks,
 }
 
-/// What a tree has open: its descriptors, sorted by what they refer to, and the numbers of that.
+/// Open files of a tree: its descriptors, the same grouped by open file, and the numbers of the open files.
 pub type Open = (Survey, Pool, Vec<FileId>);
 
-/// A process that has descriptors.
+/// A process with descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     pid: i32,
@@ -38,40 +38,41 @@ struct Process {
 #[derive(Debug)]
 struct Table {
     number: u32,
-    /// Whose listing is compared: that of its first process.
+    /// Index of the listing to compare, which is the listing of the table's first process.
     listing: usize,
-    /// In the order of its descriptors.
+    /// Known state of the descriptors, in the order of the table's descriptors.
     slots: Vec<Known>,
 }
 
-/// What is known of a descriptor beside what was seen.
+/// State known of a descriptor in addition to the listing.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     class: usize,
     has_more: bool,
-    /// What the draft has of an epoll set.
+    /// Digest of an epoll set in the draft.
     watches: Option<Watches>,
 }
 
 impl Known {
-    /// Whether the lines of its kind say what they said.
+    /// Returns true if the lines of `fdinfo` for the file's kind are unchanged.
     fn has_nothing_new(&self, now: &Listed) -> bool {
         let as_drafted = self.watches.is_some() && self.watches == now.watches;
         !now.has_more || as_drafted
     }
 }
 
-/// Which open files are to be looked at.
+/// Open files that the freeze must read.
 #[derive(Debug)]
 struct Looks {
-    /// They need none, unless their flags change, or what they watch.
+    /// True for each file that need not be read unless its flags or its watched files change.
     quiet: Vec<bool>,
-    /// All others.
+    /// Indices of all other files.
     loud: Vec<usize>,
 }
 
 impl Prepared {
-    /// None where something else is open by now than what the draft has, or where it cannot be told.
+    /// Predicts the freeze's result; `None` if the open files differ from the draft's, or if the comparison is
+    /// impossible.
     pub fn new(
         draft: &Draft,
         pids: &[i32],
@@ -107,13 +108,13 @@ impl Prepared {
         })
     }
 
-    /// Whether it was made for the same processes and expectations.
+    /// Returns true if the prediction was made for the same processes and expected sockets.
     pub fn is_for(&self, pids: &[i32], expected: &Arc<BTreeSet<FileId>>) -> bool {
         Arc::ptr_eq(&self.expected, expected) && is_of(&self.processes, pids)
     }
 
-    /// Brings it to what was listed since the tree stands still. False, and it is of no more use, where anything but positions
-    /// and flags, and what `fdinfo` says of a kind, is other than it was.
+    /// Updates the prediction from a listing made since the tree was stopped. Returns false, and the prediction is
+    /// unusable, if anything differs except positions, flags, and the lines of `fdinfo` for a file's kind.
     pub fn renew(&mut self, listings: &[Listing], kept: &Kept) -> bool {
         let now = listings.iter().map(Process::of);
         if !now.eq(self.processes.iter().map(|process| Some(*process))) {
@@ -134,24 +135,24 @@ impl Prepared {
         true
     }
 
-    /// Takes out what is open, see [`Self::give_back`].
+    /// Takes out the open files; [`Self::give_back`] returns them.
     pub fn take(&mut self) -> Open {
         std::mem::take(&mut self.open)
     }
 
-    /// To be kept as long as this.
+    /// Puts the open files back, so that they live as long as the prediction.
     pub fn give_back(&mut self, open: Open) {
         self.open = open;
     }
 
-    /// The open files that are to be looked at, in order.
+    /// Returns the indices of the open files that the freeze must read, in order.
     pub fn loud(&self) -> &[usize] {
         &self.looks.loud
     }
 }
 
 impl Process {
-    /// None if there is more to it than a table of descriptors.
+    /// Returns the process, or `None` if it has more than one descriptor table.
     fn of(listing: &Listing) -> Option<Self> {
         let table = listing.table.filter(|_| !listing.thread_tables)?;
         Some(Self {
@@ -169,7 +170,7 @@ fn is_of(processes: &[Process], pids: &[i32]) -> bool {
         .eq(pids.iter().copied())
 }
 
-/// The numbers that the draft gave to all that is open; none where it has not just that, at just these descriptors.
+/// Returns the draft's numbers of all open files; `None` if the draft's descriptors differ from these in any way.
 fn ids(draft: &Draft, survey: &Survey, pool: &Pool) -> Option<Vec<FileId>> {
     let mut ids: Vec<Option<FileId>> = vec![None; pool.classes.len()];
     let mut met = HashSet::new();
@@ -198,7 +199,8 @@ fn ids(draft: &Draft, survey: &Survey, pool: &Pool) -> Option<Vec<FileId>> {
     ids.into_iter().collect::<Option<_>>().filter(|_| all)
 }
 
-/// What the draft has of the epoll sets among all that is open; not of one that watches what nobody has open.
+/// Returns the draft's digests of the epoll sets among the open files; `None` for a set that watches a file which no
+/// process has open.
 fn watches(draft: &Draft, survey: &Survey, pool: &Pool, ids: &[FileId]) -> Vec<Option<Watches>> {
     let set = |id: &FileId| match &draft.image.files.get(id)?.kind {
         Kind::Epoll { watches } => Some(watches),
@@ -249,7 +251,8 @@ impl Table {
         })
     }
 
-    /// Which descriptors are to be renewed; none where one refers to something else than it did.
+    /// Returns the indices of descriptors to update; `None` if a descriptor refers to another file than in the listing
+    /// before.
     fn compare(&self, seen: &[DescriptorSeen], listed: &[Listed]) -> Option<Vec<usize>> {
         if listed.len() != seen.len() {
             return None;
@@ -289,7 +292,7 @@ impl Table {
                 },
                 false => listed[at].info.clone(),
             };
-            // An eventfd is told from others by its lines alone.
+            // Only the lines of `fdinfo` distinguish one eventfd from another.
             if key(&info) != key(&one.info) {
                 return None;
             }
@@ -308,7 +311,7 @@ impl Table {
     }
 }
 
-/// What all descriptors of an open file show alike.
+/// Copies the fields that all descriptors of an open file share.
 fn renew_shared(info: &mut FdInfo, now: &FdInfo) {
     (info.flags, info.owned, info.offset) = (now.flags, now.owned, now.offset);
 }

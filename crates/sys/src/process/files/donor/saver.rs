@@ -1,4 +1,4 @@
-//! One reading of a tree: each open file once, those that are found in flight on the way too.
+//! A single read of a tree: saves each open file once, including files found in flight on the way.
 
 use super::beside::{descriptors_max, has_owner, owner};
 use super::outside::Outside;
@@ -13,10 +13,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// Why an open file was not saved.
+/// Reason why an open file was not saved.
 #[derive(Debug)]
 pub enum Stop {
-    /// It cannot move.
+    /// The file cannot move.
     Reason(Reason),
     /// The kernel refused a step.
     Failed(FilesError),
@@ -34,56 +34,56 @@ impl From<FilesError> for Stop {
     }
 }
 
-/// What could be saved of a tree that runs.
+/// Result of reading a running tree.
 #[derive(Debug)]
 pub struct Half {
     pub image: Image,
     pub known: Known,
     pub inet: inet::Found,
-    /// What could not move, just then.
+    /// Descriptors that could not move at that moment.
     pub blockers: Vec<Blocker>,
     /// The first step that the kernel refused.
     pub failed: Option<FilesError>,
 }
 
-/// When a tree is read.
+/// State of the tree while it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// While it runs.
+    /// The tree runs.
     Running,
-    /// While it stands still.
+    /// The tree is stopped.
     Frozen,
 }
 
-/// What saving gives.
+/// Result of saving a part of an open file.
 pub type Saved<T> = Result<T, Stop>;
 
-/// Reads a tree.
+/// Reader of a tree's open files.
 #[derive(Debug)]
 pub struct Saver<'a> {
-    /// How far to go.
+    /// Limits of saving.
     pub limits: Limits,
-    /// Whether the tree is stopped, so that what it sees can be read to the end.
+    /// True if the tree is stopped, so that data for its descriptors can be read completely.
     pub frozen: bool,
     /// All open files.
     pub pool: Pool,
-    /// What is made of them.
+    /// Image built from the open files.
     pub image: Image,
-    /// Who else holds pipes and sockets.
+    /// Files held by processes outside the tree.
     pub outside: Outside,
-    /// The kernel's list of Unix sockets, once it was asked for.
+    /// The kernel's list of Unix sockets, once it was queried.
     pub unix: Option<kinds::unix::Listed>,
-    /// Pipes of which an end has not been met yet, that is open: class and what `/proc/PID/fd` shows.
+    /// Pipes with an open end that was not found yet: class, and text in `/proc/PID/fd`.
     pub half_pipes: Vec<(usize, String)>,
-    /// The caller's PIDs of the tree.
+    /// The tree's PIDs as the caller sees them.
     pub pids: Vec<i32>,
-    /// What is found of TCP and UDP sockets.
+    /// TCP and UDP sockets found.
     pub inet: inet::Found,
-    /// The first step that the kernel refused while the tree runs: that file is left out.
+    /// First step that the kernel refused while the tree ran: the file concerned is left out.
     failed: Option<FilesError>,
-    /// What it all was found in.
+    /// Descriptor tables in which the open files were found.
     pub(super) survey: Survey,
-    /// The numbers of the pool's first open files.
+    /// Numbers of the first open files in the pool.
     pub(super) ids: Vec<FileId>,
     draft: Option<&'a Draft>,
     taken: HashSet<FileId>,
@@ -95,7 +95,7 @@ pub struct Saver<'a> {
 }
 
 impl<'a> Saver<'a> {
-    /// For the descriptors that were found.
+    /// Creates a saver for the descriptors of a survey.
     pub fn new(
         pids: &[i32],
         survey: Survey,
@@ -107,7 +107,7 @@ impl<'a> Saver<'a> {
         Self::numbered(pids, (survey, pool, Vec::new()), limits, draft, stage)
     }
 
-    /// The same where they are sorted already, and these have numbers.
+    /// Creates a saver for descriptors that are grouped already; `ids` are the numbers of the first open files.
     pub(super) fn numbered(
         pids: &[i32],
         (survey, pool, ids): (Survey, Pool, Vec<FileId>),
@@ -152,13 +152,14 @@ impl<'a> Saver<'a> {
         Ok((self.image, known, self.inet))
     }
 
-    /// Saves what can be saved of a tree that runs. What cannot is left out, with whatever refers to it, and told.
+    /// Saves the movable files of a running tree. The others are left out together with everything that refers to them,
+    /// and are reported.
     pub fn run_half(mut self) -> Result<Half, FilesError> {
         self.number_all();
         let blockers = self.save_all(&[], 0)?;
         self.image.drop_dangling();
         let known = self.fill_tables()?;
-        // Tables of processes that have ended are left out, too.
+        // Tables of processes that have ended are left out, so their locks must go too.
         self.image.drop_dangling();
         let files = &self.image.files;
         self.inet.fixed.retain(|id, _| files.contains_key(id));
@@ -172,7 +173,7 @@ impl<'a> Saver<'a> {
         })
     }
 
-    /// Saves these open files, and all from `others` on: those in flight are found on the way and come behind.
+    /// Saves these open files, and all from index `others` on: files in flight are found on the way and appended.
     pub(super) fn save(&mut self, these: &[usize], others: usize) -> Result<(), FilesError> {
         let blockers = self.save_all(these, others)?;
         if blockers.is_empty() {
@@ -205,19 +206,19 @@ impl<'a> Saver<'a> {
             }
             Ok(None) => {}
             Err(Stop::Failed(error)) if self.frozen => return Err(error),
-            // Mostly it was closed, or became another, in the middle of this.
+            // Usually the file was closed, or the number was reused, during the read.
             Err(Stop::Failed(error)) => drop(self.failed.get_or_insert(error)),
             Err(Stop::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
         }
         Ok(())
     }
 
-    /// The number of an open file of the tree.
+    /// Returns the number of an open file of the tree.
     pub fn id(&self, class: usize) -> FileId {
         self.ids[class]
     }
 
-    /// The number of an open file that is in flight; it is saved after those that are open.
+    /// Returns the number of an open file in flight; it is saved after the open files in descriptor tables.
     pub fn id_in_flight(&mut self, copy: OwnedFd) -> Result<FileId, FilesError> {
         let info = own_info(&copy).at("/proc/self/fdinfo")?;
         let class = self.pool.add(Place::Own(copy), &info);
@@ -225,7 +226,7 @@ impl<'a> Saver<'a> {
         Ok(self.ids[class])
     }
 
-    /// The number of a pipe or content, and whether it is met for the first time in this reading.
+    /// Returns the number of a pipe or content.
     pub fn object(&mut self, info: &FdInfo) -> ObjectId {
         let next = &mut self.next_object;
         *self
@@ -237,7 +238,8 @@ impl<'a> Saver<'a> {
             })
     }
 
-    /// A process as the tree sees it, if it belongs to the tree. A zombie has no descriptors, and moves with its parent.
+    /// Returns the PID that a process of the tree sees for itself, or `None` for other processes. A zombie has no
+    /// descriptors, and moves with its parent.
     pub fn inner(&self, pid: i32) -> Option<i32> {
         let holders = self.survey.values().flat_map(|table| &table.holders);
         let found = holders.into_iter().find(|holder| holder.pid == pid);
@@ -271,7 +273,7 @@ impl<'a> Saver<'a> {
         })
     }
 
-    /// `None` for a descriptor that a running process closed meanwhile.
+    /// Saves an open file; `None` for a descriptor that a running process closed meanwhile.
     fn save_class(&mut self, class: usize, link: &mut String) -> Saved<Option<OpenFile>> {
         let id = self.ids[class];
         let before = self.draft.and_then(|draft| draft.image.files.get(&id));
@@ -284,7 +286,7 @@ impl<'a> Saver<'a> {
         let Some(copy) = self.copy(class)? else {
             return Ok(None);
         };
-        // Where there is no listing, nothing has said whether it has an owner.
+        // Without a listing, it is unknown yet if the file has an owner for its signals.
         let tells_nobody = || -> Result<bool, FilesError> {
             Ok(self.pool.classes[class].listed || !has_owner(copy.as_fd())?)
         };
@@ -349,7 +351,7 @@ impl<'a> Saver<'a> {
             Place::Process(pid, fd) => (*pid, *fd),
         };
         match self.copier.copy(address) {
-            // Of a process that runs: it was closed, or the process has ended.
+            // A running process has closed the descriptor, or has ended.
             Err(error)
                 if !self.frozen
                     && matches!(error.raw_os_error(), Some(libc::EBADF | libc::ESRCH)) =>
@@ -358,7 +360,7 @@ impl<'a> Saver<'a> {
             }
             outcome => {
                 let copy = outcome.at("pidfd_getfd")?;
-                // Closed as well, and its number is another's by now.
+                // The descriptor was closed too, and its number is reused already.
                 let other = || -> Result<bool, FilesError> {
                     let found = rustix::fs::fstat(&copy).at("fstat")?;
                     Ok(found.st_ino != self.pool.classes[class].info.inode)
@@ -368,7 +370,8 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Locks are shown only at descriptors of the table, or the open file, that took them.
+    /// Returns the locks of an open file. `fdinfo` shows a lock only at descriptors of the table, or of the open
+    /// file, that took it.
     fn locks(&self, subject: &Subject) -> Saved<Vec<super::super::image::Lock>> {
         let mut locks = Vec::new();
         for (table, fd) in &self.pool.classes[subject.class].slots {

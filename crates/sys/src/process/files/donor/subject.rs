@@ -1,33 +1,33 @@
-//! An open file and what is known of it.
+//! An open file that is being saved.
 
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FilePath, OpenFile};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// An open file that is being saved.
+/// An open file that is being saved, and its known properties.
 #[derive(Debug)]
 pub struct Subject {
-    /// A copy of our own; gone when this is.
+    /// Private copy of the descriptor, closed when the subject is dropped.
     pub copy: OwnedFd,
-    /// What `/proc/PID/fd` shows, as text.
+    /// Target of the link `/proc/PID/fd/N`, as text.
     pub link: String,
-    /// The same as it is.
+    /// The same target as raw bytes.
     pub path: FilePath,
-    /// `fdinfo`.
+    /// Fields of `fdinfo`.
     pub info: FdInfo,
-    /// Which, in the pool.
+    /// Index of the file in the pool.
     pub class: usize,
-    /// As it was in the draft.
+    /// State of the file in the draft.
     pub before: Option<OpenFile>,
 }
 
 impl Subject {
-    /// The copy.
+    /// Returns the copy.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.copy.as_fd()
     }
 
-    /// The path by which the copy can be opened anew.
+    /// Returns the path by which the copy can be reopened.
     pub fn reopen_path(&self) -> String {
         format!("/proc/self/fd/{}", self.copy.as_raw_fd())
     }

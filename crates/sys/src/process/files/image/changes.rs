@@ -1,4 +1,4 @@
-//! What an image has that an earlier one of the same tree has not: all that must cross in the freeze.
+//! Differences between two images of the same tree: all that must be sent during the freeze.
 
 use super::limits::{self, Malformed};
 use super::{Content, FileId, Image, ObjectId, OpenFile, Pipe, Slot, Table, Terminal};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 
-/// The way from one image to a later one of the same tree.
+/// Changes that turn one image into a later one of the same tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
     tables: Part<u32, TableChanges>,
@@ -40,13 +40,13 @@ struct TableChanges {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ContentChanges {
-    /// Its chunks are left out.
+    /// The content without its chunks.
     head: Content,
     chunks: Part<u64, super::Bytes>,
 }
 
 impl Image {
-    /// What leads from `before` to this image.
+    /// Returns the changes from `before` to this image.
     #[must_use]
     pub fn changes_since(&self, before: &Self) -> Changes {
         let empty_table = Table::default();
@@ -70,8 +70,9 @@ impl Image {
         }
     }
 
-    /// What leads from `before` to a tree that has the same descriptors of the same open files. This image is of all its pipes,
-    /// terminals and contents, and of those open files that may have changed or are in flight; `limits` are those of its tables.
+    /// Returns the changes from `before` to a tree with the same descriptors of the same open files. This image
+    /// contains all pipes, terminals and contents of the tree, and the open files that may have changed or are in
+    /// flight; `limits` are the limits of its tables.
     pub(in crate::process::files) fn changes_among(
         self,
         before: &Self,
@@ -102,7 +103,7 @@ impl Image {
         }
     }
 
-    /// Those of all that open files share.
+    /// Returns the changes of objects that open files share.
     fn changes_of_objects(&self, before: &Self) -> Changes {
         let mut contents = part(&before.contents, &self.contents, |_, _| None);
         contents.set = changed(&before.contents, &self.contents)
@@ -118,10 +119,10 @@ impl Image {
         }
     }
 
-    /// Brings this image to where `changes` lead. What they leave alone costs nothing.
+    /// Applies `changes` to this image. Unchanged parts cost nothing.
     ///
     /// # Errors
-    /// [`Malformed`] when the outcome contradicts itself or exceeds the limits: the image is of no use then.
+    /// [`Malformed`] if the result contradicts itself or exceeds the limits; the image is unusable then.
     pub fn apply(&mut self, changes: Changes) -> Result<Former, Malformed> {
         let known = changes.concern_files_alone(self);
         let Changes {
@@ -174,7 +175,7 @@ impl Image {
     }
 }
 
-/// What of an image can be judged by itself: all of it, or what changed.
+/// Parts of an image that can be judged one by one: all of them, or the changed ones.
 #[derive(Debug)]
 pub(in crate::process) struct Parts<'a> {
     /// `RLIMIT_NOFILE` of tables, soft and hard.
@@ -185,12 +186,12 @@ pub(in crate::process) struct Parts<'a> {
     pub pipes: Vec<&'a Pipe>,
     /// Terminals.
     pub terminals: Vec<&'a Terminal>,
-    /// Contents; of changes without their chunks.
+    /// Contents; in changes, without their chunks.
     pub contents: Vec<&'a Content>,
 }
 
 impl Image {
-    /// All parts.
+    /// Returns all parts.
     pub(in crate::process) fn parts(&self) -> Parts<'_> {
         let Self {
             tables,
@@ -199,7 +200,8 @@ impl Image {
             terminals,
             contents,
         } = self;
-        // Numbers lead to open files, and to processes of the tree.
+        // Slots and PIDs refer to open files and processes of the tree only, so that nothing in them needs to be
+        // judged.
         let limit = |table: &Table| {
             let Table {
                 pids: _,
@@ -219,7 +221,7 @@ impl Image {
 }
 
 impl Changes {
-    /// All parts that are new or others than before.
+    /// Returns all parts that are new or changed.
     pub(in crate::process) fn parts(&self) -> Parts<'_> {
         let Self {
             tables,
@@ -248,13 +250,13 @@ impl Changes {
 
 impl ContentChanges {
     fn judged(&self) -> &Content {
-        // Chunks are bytes of the tree's own.
+        // Chunks are the tree's own bytes.
         let Self { head, chunks: _ } = self;
         head
     }
 }
 
-/// What an image was where [`Image::apply`] has changed it; nothing where there was nothing.
+/// Former values of the entries that [`Image::apply`] has changed; `None` for a new entry.
 #[derive(Debug, Default)]
 pub struct Former {
     /// Open files.
@@ -264,28 +266,28 @@ pub struct Former {
 }
 
 impl Former {
-    /// An open file as it was, which is `now` so.
+    /// Returns the former state of an open file with the present state `now`.
     pub fn file<'a>(&'a self, id: FileId, now: &'a OpenFile) -> Option<&'a OpenFile> {
         self.files.get(&id).map_or(Some(now), Option::as_ref)
     }
 
-    /// The same of content.
+    /// Returns the former state of a content with the present state `now`.
     pub fn content<'a>(&'a self, id: ObjectId, now: &'a Content) -> Option<&'a Content> {
         self.contents.get(&id).map_or(Some(now), Option::as_ref)
     }
 }
 
 impl Changes {
-    /// Reads changes that came from another node; [`Image::apply`] checks what they lead to.
+    /// Decodes changes that another node sent; [`Image::apply`] checks the result.
     ///
     /// # Errors
-    /// [`Malformed`] for bytes that are no changes.
+    /// [`Malformed`] if the bytes do not encode changes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         Ok(postcard::from_bytes(bytes)?)
     }
 
-    /// Whether they are of open files alone, which the image has and which stay what they are: whatever refers to one is right
-    /// still.
+    /// Returns true if only open files change that the image has, and each keeps its kind: all references to them stay
+    /// valid.
     fn concern_files_alone(&self, image: &Image) -> bool {
         let of_a_kind = |(id, new): (&FileId, &OpenFile)| {
             let old = image.files.get(id);
@@ -299,12 +301,12 @@ impl Changes {
             && self.files.set.iter().all(of_a_kind)
     }
 
-    /// Open files that are new or others than before.
+    /// Returns the open files that are new or changed.
     pub fn files(&self) -> impl Iterator<Item = &OpenFile> {
         self.files.set.values()
     }
 
-    /// Whether any table has something else at a number, or other processes.
+    /// Returns true if the descriptors or the processes of any table change.
     #[must_use]
     pub fn concern_tables(&self) -> bool {
         !self.tables.is_nothing()
@@ -324,7 +326,7 @@ impl<K: Ord, T> Part<K, T> {
     }
 }
 
-/// Entries of `now` that `before` has not, or has otherwise.
+/// Returns the entries of `now` that are absent from `before` or different there.
 fn changed<'a, K: Ord, T: PartialEq>(
     before: &'a BTreeMap<K, T>,
     now: &'a BTreeMap<K, T>,

@@ -1,44 +1,45 @@
-//! What an image may contain. It comes from another node: nothing in it is believed before it was looked at.
+//! Limits and consistency checks of an image. Images are sent by other nodes: nothing in them is trusted before these
+//! checks.
 
 use super::{ContentForm, FileId, Image, Kind, LockHolder, OpenFile, UnixLink, UnixName};
 use crate::socket_filter::{INSTRUCTIONS, SocketFilter};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// Chunks of content end at its multiples at the latest, bytes.
+/// Alignment of content chunks, bytes: no chunk extends across a multiple.
 pub const CHUNK: u64 = 64 * 1024;
-/// Highest descriptor and the kernel's own limit of descriptors (`fs.nr_open`).
+/// Upper limit (exclusive) of descriptor numbers, which is the kernel's default limit of descriptors (`fs.nr_open`).
 pub const DESCRIPTORS: u32 = 1 << 20;
 /// Most open files.
 pub const FILES: usize = 1 << 20;
 /// Longest path with its final NUL (`PATH_MAX`).
 pub const PATH: usize = 4096;
-/// Most bytes of contents without a name, together.
+/// Most bytes of all contents without a name together.
 pub const CONTENT_BYTES: u64 = 1 << 34;
 /// Largest pipe, bytes.
 pub const PIPE: u32 = 1 << 30;
-/// Highest watch descriptor of inotify: each lower number costs the acceptor a call.
+/// Highest watch descriptor of inotify: each lower number costs the acceptor a system call.
 pub const WATCH_DESCRIPTOR: i32 = 1 << 20;
 /// Most descriptors in one message (`SCM_MAX_FD`).
 pub const MESSAGE_FILES: usize = 253;
-/// `UNIX_PATH_MAX`.
+/// Longest name of a Unix socket (`UNIX_PATH_MAX`).
 const UNIX_NAME: usize = 108;
 
-/// An image that cannot be.
+/// Error: an image is invalid.
 #[derive(Debug, Error)]
 pub enum Malformed {
-    /// No image at all.
+    /// The bytes do not encode an image.
     #[error("the image of descriptors cannot be read: {0}")]
     Encoding(#[from] postcard::Error),
-    /// Something in it refers to nothing, or exceeds a limit.
+    /// Something in the image has a dangling reference, or exceeds a limit.
     #[error("the image of descriptors contradicts itself: {0}")]
     Inconsistent(&'static str),
 }
 
-/// Everything refers to something that is there, and nothing exceeds its limit.
+/// Checks that all references are valid, and that nothing exceeds its limit.
 ///
 /// # Errors
-/// [`Malformed::Inconsistent`] with what is wrong.
+/// [`Malformed::Inconsistent`] names the violated constraint.
 pub fn check(image: &Image) -> Result<(), Malformed> {
     require(image.files.len() <= FILES, "too many open files")?;
     for table in image.tables.values() {
@@ -68,10 +69,10 @@ pub fn check(image: &Image) -> Result<(), Malformed> {
     check_contents(image)
 }
 
-/// The same where only these open files are others than when it was checked last.
+/// Checks an image in which only the open files in `changed` differ from the last check.
 ///
 /// # Errors
-/// As [`check`].
+/// Same as [`check`].
 pub(super) fn check_files<'a>(
     image: &Image,
     changed: impl Iterator<Item = &'a FileId>,

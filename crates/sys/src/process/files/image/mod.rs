@@ -1,4 +1,4 @@
-//! What travels: the descriptors of a process tree as plain values.
+//! The descriptors of a process tree as plain values, which are sent to the acceptor.
 
 pub mod changes;
 pub mod limits;
@@ -13,17 +13,17 @@ pub use sockets::{NetlinkSocket, SocketOption, UnixLink, UnixMessage, UnixName, 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of an open file (POSIX: open file description) in an [`Image`].
+/// Number of an open file (in POSIX: open file description) in an [`Image`].
 pub type FileId = u32;
-/// Number of something that several open files share: a pipe, a terminal, content without a name.
+/// Number of an object that several open files share: a pipe, a terminal, content without a name.
 pub type ObjectId = u32;
 
 /// The descriptors of a process tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Descriptor tables; processes that share one (`CLONE_FILES`) have one here.
+    /// Descriptor tables; processes that share a table (`CLONE_FILES`) have one entry.
     pub tables: BTreeMap<u32, Table>,
-    /// Open files, those in flight between sockets among them.
+    /// Open files, including files in flight between sockets.
     pub files: BTreeMap<FileId, OpenFile>,
     /// Pipes and FIFOs.
     pub pipes: BTreeMap<ObjectId, Pipe>,
@@ -34,7 +34,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Leaves out what refers to something that is not there: of a tree that runs, that was closed while it was read.
+    /// Removes entries with dangling references: in a running tree, files may be closed while the tree is read.
     pub(super) fn drop_dangling(&mut self) {
         loop {
             let here: BTreeSet<FileId> = self.files.keys().copied().collect();
@@ -80,146 +80,147 @@ impl Image {
 /// A descriptor table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
-    /// Processes that have it, as they see themselves (innermost PID namespace).
+    /// Processes that have the table, by their PIDs in the innermost PID namespace.
     pub pids: BTreeSet<i32>,
     /// Descriptors by number.
     pub slots: BTreeMap<u32, Slot>,
-    /// `RLIMIT_NOFILE` of its first process, soft and hard.
+    /// `RLIMIT_NOFILE` of the table's first process, soft and hard.
     pub descriptors_max: (u64, u64),
 }
 
-/// A descriptor.
+/// A descriptor of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// What it refers to.
+    /// Open file that the descriptor refers to.
     pub file: FileId,
-    /// `FD_CLOEXEC`.
+    /// Close-on-exec flag (`FD_CLOEXEC`).
     pub close_on_exec: bool,
 }
 
-/// An open file.
+/// An open file (in POSIX: open file description).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenFile {
     /// Access mode and status flags (`F_GETFL`).
     pub flags: u32,
-    /// Who gets its signals (`O_ASYNC`).
+    /// Receiver of the file's signals (`O_ASYNC`).
     pub owner: Option<Owner>,
-    /// Locks that were taken through it.
+    /// Locks taken through this open file.
     pub locks: Vec<Lock>,
-    /// What it is.
+    /// Kind of file, with the state of that kind.
     pub kind: Kind,
 }
 
-/// Who is told by signal about an open file (`F_SETOWN_EX`, `F_SETSIG`).
+/// Receiver of the signals of an open file (`F_SETOWN_EX`, `F_SETSIG`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// `F_OWNER_TID`, `F_OWNER_PID` or `F_OWNER_PGRP`.
+    /// Kind of receiver: `F_OWNER_TID`, `F_OWNER_PID` or `F_OWNER_PGRP`.
     pub kind: i32,
-    /// Thread, process or group, as the tree sees it.
+    /// ID of the thread, process or group, as the tree sees it.
     pub pid: i32,
-    /// The signal; 0 is `SIGIO`.
+    /// Signal number; 0 is `SIGIO`.
     pub signal: i32,
 }
 
 /// A lock on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lock {
-    /// Who has it.
+    /// Owner of the lock.
     pub holder: LockHolder,
-    /// Exclusive.
+    /// True for an exclusive lock.
     pub write: bool,
     /// First byte.
     pub start: u64,
-    /// Last byte; `None` is the end of the file, wherever it will be.
+    /// Last byte; `None` is the end of the file, however the file grows.
     pub end: Option<u64>,
 }
 
-/// What a lock belongs to.
+/// Owner of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockHolder {
-    /// `flock(2)`: the open file, the whole file.
+    /// The open file; the lock is on the whole file (`flock(2)`).
     Flock,
-    /// `F_OFD_SETLK`: the open file, a range.
+    /// The open file; the lock is on a range (`F_OFD_SETLK`).
     OpenFile,
-    /// `F_SETLK`: a descriptor table, a range.
+    /// A descriptor table; the lock is on a range (`F_SETLK`).
     Table(u32),
 }
 
-/// What an open file is.
+/// Kind of an open file, with the state of that kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// A file with a name.
     Regular {
-        /// Absolute.
+        /// Absolute path.
         path: FilePath,
-        /// Position.
+        /// File position.
         offset: u64,
-        /// What the file at the acceptor must look like; none where content is the kernel's own (`/proc`, `/sys`).
+        /// Expected properties of the file at the acceptor; `None` if the kernel generates the content (`/proc`,
+        /// `/sys`).
         stamp: Option<Stamp>,
     },
-    /// A file without a name, or memory.
+    /// A file without a name, or a memory file.
     Content {
-        /// Its content.
+        /// Number of the content.
         content: ObjectId,
-        /// Position.
+        /// File position.
         offset: u64,
     },
     /// A directory.
     Directory {
-        /// Absolute.
+        /// Absolute path.
         path: FilePath,
-        /// Position of `getdents64`.
+        /// Position in the directory, as `getdents64` counts it.
         offset: u64,
     },
-    /// Opened with `O_PATH`.
+    /// A file opened with `O_PATH`.
     Path {
-        /// Absolute.
+        /// Absolute path.
         path: FilePath,
     },
-    /// An end of a pipe or FIFO; which one, the flags say.
+    /// An end of a pipe or FIFO; the access mode in the flags tells which end.
     Pipe {
-        /// Which.
+        /// Number of the pipe.
         pipe: ObjectId,
     },
-    /// A device that is the same everywhere, such as `/dev/null`.
+    /// A device that is the same on every host, such as `/dev/null`.
     Device {
-        /// Absolute.
+        /// Absolute path.
         path: FilePath,
         /// Major and minor number.
         device: (u32, u32),
     },
     /// The master of a pseudo-terminal.
     TerminalMaster {
-        /// Which.
+        /// Number of the terminal.
         terminal: ObjectId,
     },
-    /// The terminal itself.
+    /// The slave of a pseudo-terminal.
     TerminalSlave {
-        /// Which.
+        /// Number of the terminal.
         terminal: ObjectId,
     },
     /// An epoll set.
     Epoll {
-        /// In the kernel's order.
+        /// Watched files in the kernel's order.
         watches: Vec<Watch>,
     },
     /// An eventfd.
     Event {
-        /// Its counter.
+        /// Value of the counter.
         count: u64,
-        /// `EFD_SEMAPHORE`.
+        /// True for a semaphore (`EFD_SEMAPHORE`).
         semaphore: bool,
     },
     /// A timerfd.
     Timer(Timer),
     /// A signalfd.
     Signal {
-        /// Signal N is bit N - 1.
+        /// Signal mask: bit N - 1 for signal N.
         mask: u64,
     },
     /// An inotify instance.
     Inotify {
-        /// By watch descriptor.
+        /// Watches by watch descriptor.
         watches: BTreeMap<i32, InotifyWatch>,
     },
     /// A Unix socket.
@@ -234,28 +235,28 @@ pub enum Kind {
         socket: i32,
         /// `IPPROTO_TCP` or `IPPROTO_UDP`.
         protocol: i32,
-        /// At the donor; changes when the number stands for another socket.
+        /// Inode number at the donor; a different inode means that the file number stands for another socket.
         inode: u64,
     },
     /// A pidfd of a process of the tree.
     Pidfd {
-        /// As the tree sees it.
+        /// PID as the tree sees it.
         pid: i32,
     },
 }
 
 impl Image {
-    /// Numbers at and above this one are used by no descriptor of the tree.
+    /// Returns the lowest number such that no descriptor of the tree has it or a higher one.
     #[must_use]
     pub fn ceiling(&self) -> u32 {
         let last = |table: &Table| table.slots.keys().next_back().map_or(0, |fd| fd + 1);
         self.tables.values().map(last).max().unwrap_or(0)
     }
 
-    /// Reads an image that came from another node.
+    /// Decodes an image that another node sent.
     ///
     /// # Errors
-    /// [`limits::Malformed`] for bytes that are no image, contradict themselves or exceed the limits.
+    /// [`limits::Malformed`] for bytes that do not encode an image, contradict themselves or exceed the limits.
     pub fn decode(bytes: &[u8]) -> Result<Self, limits::Malformed> {
         let image: Self = postcard::from_bytes(bytes)?;
         limits::check(&image)?;

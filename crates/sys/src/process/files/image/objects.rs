@@ -1,54 +1,55 @@
-//! What open files are made of, sockets aside.
+//! Objects behind open files, except sockets.
 
 use super::{FileId, FilePath};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How a file is known again.
+/// Properties by which the acceptor recognises a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
     /// Type and permissions.
     pub mode: u32,
-    /// Last change of content, nanoseconds since 1970.
+    /// Last change of the content, nanoseconds since 1970.
     pub modified_ns: i64,
-    /// File system (`f_fsid`), inode and time of birth (nanoseconds): the very same file, if all agree.
+    /// File system (`f_fsid`), inode and birth time (nanoseconds): if all three agree, the acceptor's file is the
+    /// donor's.
     pub identity: (u64, u64, i64),
-    /// SHA-256 of its content, or of its first and last mebibyte where it is large; none where it changed while the tree
-    /// ran, so that only the very same file will do.
+    /// SHA-256 of the content, or of its first and last mebibyte if the file is large; `None` if the file changed while
+    /// the tree ran, so that only the donor's very file is accepted.
     pub digest: Option<[u8; 32]>,
 }
 
 /// A pipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pipe {
-    /// Of a FIFO.
+    /// Path of a FIFO; `None` for a pipe.
     pub path: Option<FilePath>,
-    /// `F_GETPIPE_SZ`, bytes; 0 in a draft of a tree that runs.
+    /// Capacity (`F_GETPIPE_SZ`), bytes; 0 in a draft of a running tree.
     pub capacity: u32,
-    /// What was written and not read. In packet mode (`O_DIRECT`) a packet each.
+    /// Unread data; in packet mode (`O_DIRECT`), one chunk for each packet.
     pub chunks: Vec<Bytes>,
-    /// Packet mode.
+    /// True in packet mode.
     pub packets: bool,
-    /// Owner, group and permissions; those of a FIFO are its file's.
+    /// Owner, group and permissions; of a FIFO, its file's.
     pub access: (u32, u32, u32),
 }
 
 /// A pseudo-terminal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terminal {
-    /// `struct termios2` in the kernel's layout.
+    /// Modes of the terminal: a `struct termios2` in the kernel's layout.
     pub modes: Bytes,
-    /// Rows, columns, and both in pixels.
+    /// Rows, columns, and width and height in pixels.
     pub window: [u16; 4],
-    /// The slave cannot be opened (`TIOCSPTLCK`).
+    /// True if the slave cannot be opened (`TIOCSPTLCK`).
     pub locked: bool,
-    /// Packet mode of the master (`TIOCPKT`).
+    /// True if the master is in packet mode (`TIOCPKT`).
     pub packets: bool,
-    /// `TIOCEXCL`.
+    /// True if the terminal is in exclusive mode (`TIOCEXCL`).
     pub exclusive: bool,
-    /// The session that it controls and its foreground group, as the tree sees them.
+    /// Session that the terminal controls, and its foreground process group, as the tree sees them.
     pub session: Option<(i32, i32)>,
     /// Owner, group and permissions of `/dev/pts/N`.
     pub access: (u32, u32, u32),
@@ -57,44 +58,46 @@ pub struct Terminal {
 /// Content without a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// What has it.
+    /// Kind of file that has the content.
     pub form: ContentForm,
     /// Owner, group and permissions.
     pub access: (u32, u32, u32),
-    /// Last access and last change of its bytes, nanoseconds since 1970.
+    /// Last access and last change of the content, nanoseconds since 1970.
     pub times_ns: (i64, i64),
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
-    /// Device and inode at the donor of memory that moves elsewhere, with its mappings: it has no chunks here.
+    /// Device and inode at the donor, if the content is memory that moves with its mappings: such content has no chunks
+    /// here.
     pub elsewhere: Option<(u64, u64)>,
-    /// What is not a hole, by offset; none reaches over a multiple of [`super::limits::CHUNK`].
+    /// Data between holes, by offset; no chunk extends across a multiple of [`super::limits::CHUNK`].
     pub chunks: BTreeMap<u64, Bytes>,
 }
 
-/// Where content without a name is kept.
+/// Kind of file that has content without a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContentForm {
-    /// `memfd_create(2)`.
+    /// Memory file (`memfd_create(2)`).
     Memory {
-        /// Without `memfd:`.
+        /// Name without the prefix `memfd:`.
         name: FilePath,
-        /// `F_GET_SEALS`.
+        /// Seals of the memory file (`F_GET_SEALS`).
         seals: u32,
     },
-    /// A file whose name was removed.
+    /// A file that was unlinked.
     Deleted {
-        /// The name it had.
+        /// Former path.
         path: FilePath,
     },
-    /// Made by `O_TMPFILE`.
+    /// A file made by `O_TMPFILE`.
     Temporary {
-        /// The directory it was made in.
+        /// Directory in which the file was made.
         directory: FilePath,
     },
 }
 
 impl ContentForm {
-    /// A file that had this path, and this inode; one that never had a path shows the inode in place of a name.
+    /// Returns the form of a file with this former path and this inode; a file that never had a path shows the inode in
+    /// place of a name.
     pub(in crate::process) fn of_removed(path: &[u8], inode: u64) -> Self {
         let name_at = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
         if path.get(name_at + 1..) == Some(format!("#{inode}").as_bytes()) {
@@ -109,41 +112,42 @@ impl ContentForm {
 /// An entry of an epoll set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Watch {
-    /// The number it was added by; may be closed meanwhile.
+    /// Descriptor number by which the file was added; the descriptor may have been closed since.
     pub fd: u32,
     /// The open file that is watched.
     pub file: FileId,
-    /// As the kernel keeps them: `EPOLLET` and other modes included.
+    /// Event mask as the kernel keeps it: `EPOLLET` and other modes included.
     pub events: u32,
-    /// What the program gets back.
+    /// Data word that the program attached (`epoll_data`).
     pub data: u64,
 }
 
 /// A timerfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timer {
-    /// `CLOCK_REALTIME`, `CLOCK_MONOTONIC`, `CLOCK_BOOTTIME` or an alarm clock.
+    /// Clock: `CLOCK_REALTIME`, `CLOCK_MONOTONIC`, `CLOCK_BOOTTIME` or an alarm clock.
     pub clock: i32,
-    /// `TFD_TIMER_ABSTIME`, `TFD_TIMER_CANCEL_ON_SET`.
+    /// Flags with which the timer was set: `TFD_TIMER_ABSTIME`, `TFD_TIMER_CANCEL_ON_SET`.
     pub set_flags: u32,
-    /// Until it expires, nanoseconds; 0 is disarmed. Since 1970 where it was set to an absolute time of day.
+    /// Time until expiry, nanoseconds; 0 if disarmed. For a timer set to an absolute time of day, nanoseconds
+    /// since 1970.
     pub value_ns: u64,
     /// Period, nanoseconds.
     pub interval_ns: u64,
-    /// Expirations that were not read.
+    /// Number of expirations that were not read.
     pub ticks: u64,
 }
 
 /// A watch of inotify.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InotifyWatch {
-    /// What is watched.
+    /// Path of the watched file.
     pub path: FilePath,
-    /// Events and modes.
+    /// Event mask and mode flags.
     pub mask: u32,
 }
 
-/// Bytes; what is decoded is never longer than what came.
+/// Byte string; a decoded one is never longer than the message.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes(#[serde(with = "serde_bytes")] pub Vec<u8>);
 

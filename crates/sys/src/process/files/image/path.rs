@@ -1,4 +1,4 @@
-//! Names of files as bytes.
+//! File names as bytes.
 
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -7,12 +7,12 @@ use std::ops::Deref;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// The name of a file, of any bytes, as the kernel has it. Shown, what is no UTF-8 is replaced.
+/// A file name as the kernel has it, which may contain any bytes. `Display` replaces bytes that are not UTF-8.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FilePath(#[serde(with = "serde_bytes")] Vec<u8>);
 
 impl FilePath {
-    /// Its bytes.
+    /// Returns the bytes of the name.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

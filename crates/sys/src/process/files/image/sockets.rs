@@ -1,4 +1,4 @@
-//! Sockets that are not of the Internet.
+//! Unix and netlink sockets.
 
 use super::{Bytes, FileId};
 use crate::socket_filter::SocketFilter;
@@ -7,96 +7,97 @@ use serde::{Deserialize, Serialize};
 /// A netlink socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetlinkSocket {
-    /// `SOCK_RAW` or `SOCK_DGRAM`.
+    /// Socket type: `SOCK_RAW` or `SOCK_DGRAM`.
     pub socket: i32,
-    /// Its address; 0 is not bound.
+    /// Port ID; 0 if not bound.
     pub port: u32,
-    /// Groups it has joined.
+    /// Multicast groups that the socket has joined.
     pub groups: Vec<u32>,
     /// Options: level, name, value.
     pub options: Vec<SocketOption>,
-    /// What filters received messages.
+    /// Filter of received messages.
     pub filter: SocketFilter,
 }
 
 /// A socket option with an `int` or raw value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOption {
-    /// Such as `SOL_SOCKET`.
+    /// Level, such as `SOL_SOCKET`.
     pub level: i32,
-    /// Such as `SO_PASSCRED`.
+    /// Option name, such as `SO_PASSCRED`.
     pub name: i32,
-    /// In the kernel's layout.
+    /// Value in the kernel's layout.
     pub value: Bytes,
 }
 
 /// A Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixSocket {
-    /// `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_SEQPACKET`.
+    /// Socket type: `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_SEQPACKET`.
     pub socket: i32,
-    /// Its name.
+    /// Name that the socket is bound to.
     pub name: UnixName,
-    /// How it is connected.
+    /// State of the connection.
     pub link: UnixLink,
-    /// Who made the socket: user and group.
+    /// User and group of the process that created the socket.
     pub owner: (u32, u32),
-    /// User and group of who connected or listened at the other end; of a listener, who listened.
+    /// User and group of the peer process at `connect` or `listen`; of a listener, its own at `listen`.
     pub peer: Option<(u32, u32)>,
-    /// Halves that are shut: 1 reading, 2 writing.
+    /// Directions that are shut down: 1 reading, 2 writing.
     pub shutdown: u8,
-    /// Options that differ from a new socket's.
+    /// Options: level, name, value.
     pub options: Vec<SocketOption>,
-    /// What filters received messages.
+    /// Filter of received messages.
     pub filter: SocketFilter,
-    /// Received and not read.
+    /// Messages that were received and not read.
     pub queue: Vec<UnixMessage>,
 }
 
 /// The name of a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnixName {
-    /// Not bound.
+    /// The socket is not bound.
     None,
-    /// A name without a file.
+    /// A name in the abstract namespace.
     Abstract(Bytes),
-    /// A file.
+    /// A file in the file system.
     Path {
-        /// As it was bound, maybe relative.
+        /// Name as passed to `bind`, possibly relative.
         name: String,
-        /// Where the file is; none if it was removed.
+        /// Path of the file; `None` if it was unlinked.
         file: Option<String>,
-        /// Its owner, group and permissions.
+        /// Owner, group and permissions of the file.
         access: (u32, u32, u32),
     },
 }
 
-/// What a Unix socket is connected to.
+/// Connection state of a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnixLink {
-    /// Nothing.
+    /// Not connected.
     Alone,
-    /// Another socket of the image.
+    /// Connected to another socket of the image.
     To(FileId),
-    /// A datagram service outside the tree, by the file it is bound to, such as the system log.
+    /// Connected to a datagram service outside the tree, such as the system log, by the path that the service is bound
+    /// to.
     Service(String),
-    /// A socket that is gone.
+    /// Connected to a socket that no longer exists.
     Gone,
-    /// It listens; connections that wait, at most.
+    /// Listening, with this backlog.
     Listening(u32),
-    /// It waits to be accepted by this listener, at this place in its queue.
+    /// Waiting to be accepted by this listener, at this position in its queue.
     Waiting(FileId, u32),
 }
 
-/// What is in the queue of a Unix socket.
+/// A message in the queue of a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixMessage {
-    /// Bytes of the stream, or a datagram.
+    /// Bytes of the stream, or one datagram.
     pub bytes: Bytes,
-    /// Descriptors with it.
+    /// Descriptors in flight with the message.
     pub files: Vec<FileId>,
-    /// The sender's PID, user and group, where they are kept.
+    /// PID, user and group of the sender, if the kernel keeps them.
     pub credentials: Option<(i32, u32, u32)>,
-    /// The sender's name, of a datagram.
+    /// Name of the sender of a datagram.
     pub from: Bytes,
 }

@@ -1,4 +1,4 @@
-//! Files that the kernel makes without a path: counters, timers, signals, and those that cannot move.
+//! Files without a path that the kernel creates: counters, timers, signals, and kinds that cannot move.
 
 use super::{epoll, inotify};
 use crate::process::files::donor::{Saved, Saver, Subject};
@@ -25,7 +25,7 @@ const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 /// `CLOCK_REALTIME_ALARM`.
 const REALTIME_ALARM: i32 = 8;
 
-/// Reads one, or says why it cannot move.
+/// Saves a file without a path, or returns the reason why it cannot move.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let name = subject.link.trim_start_matches("anon_inode:");
     let kind = match name {
@@ -58,7 +58,7 @@ fn signal(subject: &Subject) -> Option<Kind> {
 
 fn pidfd(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let pid = subject.info.number("Pid").ok_or(Reason::PidfdOutside)?;
-    // The kernel shows -1 once somebody has waited for the process.
+    // The kernel shows -1 once the process has been waited for.
     if pid == -1 {
         return Err(Reason::PidfdEnded.into());
     }
@@ -74,7 +74,8 @@ fn timer(saver: &Saver<'_>, subject: &Subject) -> Saved<Option<Kind>> {
         return Ok(None);
     };
     if saver.frozen && timer.interval_ns > 0 && timer.ticks > 0 {
-        // A periodic timer whose first expiration was not read stands still until it is asked for, and counts the others then.
+        // A periodic timer with an unread first expiration stops until it is queried, and counts the later expirations
+        // then.
         timerfd_gettime(&subject.copy).at("timerfd_gettime")?;
         let counted = own_info(&subject.copy).at("/proc/self/fdinfo")?;
         timer = read_timer(&counted).unwrap_or(timer);
@@ -96,7 +97,8 @@ fn read_timer(info: &FdInfo) -> Option<Timer> {
     })
 }
 
-/// Set to an absolute time of day, which means the same on every host. Other clocks count from a host's start.
+/// Returns true if the timer is set to an absolute time of day, which means the same on every host. Other clocks count
+/// from a host's boot.
 fn is_time_of_day(timer: &Timer) -> bool {
     let clocks = [libc::CLOCK_REALTIME, REALTIME_ALARM];
     timer.set_flags & ABSOLUTE != 0 && clocks.contains(&timer.clock)
@@ -107,7 +109,7 @@ fn time_of_day_ns() -> u64 {
     (now.tv_sec as u64) * SECOND_NS + now.tv_nsec as u64
 }
 
-/// Makes one, without its state.
+/// Creates a file of this kind, without its state.
 pub fn make(opener: &mut Opener, kind: &Kind, flags: u32) -> Result<OwnedFd, FilesError> {
     let fd = match kind {
         Kind::Event { semaphore, .. } => {
@@ -152,7 +154,7 @@ fn timer_clock(clock: i32) -> Result<TimerfdClockId, FilesError> {
     })
 }
 
-/// Gives an eventfd its count.
+/// Sets the count of an eventfd.
 pub fn set_count(fd: &OwnedFd, count: u64) -> Result<(), FilesError> {
     if count == 0 {
         return Ok(());
@@ -176,7 +178,7 @@ pub fn arm(fd: &OwnedFd, timer: &Timer) -> Result<(), FilesError> {
             flags |= TimerfdTimerFlags::CANCEL_ON_SET;
         }
     } else if value_ns == 0 && timer.interval_ns > 0 && timer.ticks > 0 {
-        // The period had ended when it was looked at; 0 would disarm it.
+        // The period had ended when the timer was read; the value 0 would disarm the timer.
         value_ns = timer.interval_ns;
     }
     if value_ns > 0 {

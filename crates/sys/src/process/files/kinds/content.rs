@@ -1,4 +1,4 @@
-//! Memory files and files without a name: they move by value.
+//! Memory files and files without a name, which move by value.
 
 use crate::process::files::acceptor::Stock;
 use crate::process::files::donor::{Saved, Saver, Subject};
@@ -24,9 +24,9 @@ use std::path::Path;
 /// `HUGETLBFS_MAGIC` (`linux/magic.h`).
 const HUGETLBFS: i64 = 0x9584_58f6;
 const SECOND_NS: i64 = 1_000_000_000;
-/// `O_LARGEFILE` as the kernel shows it, which is 0 for the C library here.
+/// `O_LARGEFILE` as the kernel shows it; the C library defines it as 0 here.
 const LARGE: i32 = 0o100_000;
-/// Flags of an open file that tell nothing of how it was opened.
+/// Flags of an open file that say nothing about the way in which it was opened.
 const LATER: i32 = LARGE
     | libc::O_APPEND
     | libc::O_NONBLOCK
@@ -35,7 +35,7 @@ const LATER: i32 = LARGE
     | libc::O_NOATIME
     | libc::O_CLOEXEC;
 
-/// Reads an open file without a name, and its content when it is met for the first time.
+/// Saves an open file without a name, and its content at the first encounter.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let content = saver.object(&subject.info);
     if !saver.image.contents.contains_key(&content) {
@@ -97,7 +97,7 @@ fn form(subject: &Subject) -> Saved<ContentForm> {
     ))
 }
 
-/// What is not a hole. The file is opened anew, since looking for holes moves the position.
+/// Reads the data between holes. The file is reopened, because a search for holes moves the file position.
 fn read(path: &str, size: u64) -> io::Result<BTreeMap<u64, Bytes>> {
     let mut file = File::options();
     let file = file.read(true).custom_flags(libc::O_NOATIME).open(path)?;
@@ -122,7 +122,7 @@ fn read(path: &str, size: u64) -> io::Result<BTreeMap<u64, Bytes>> {
     Ok(chunks)
 }
 
-/// Opens content, which is made at the first time.
+/// Opens content, which is created at its first use.
 pub fn make(
     stock: &mut Stock,
     id: FileId,
@@ -143,8 +143,8 @@ pub fn make(
                 fd
             }
         };
-        // The very file that was made is that of a program which has it open for writing: a memory file that was opened by a path
-        // can never be executed then.
+        // A program's open file with write access is the one created here: a memory file opened for writing by a path
+        // could not be executed.
         let first = stock.lift(fd.try_clone().at("dup")?)?;
         let writing = libc::O_RDWR as u32;
         stock.first_files.insert((content, writing), first);
@@ -156,13 +156,14 @@ pub fn make(
         return stock.keep(id, first);
     }
     let path = format!("/proc/self/fd/{}", stock.keepers[&content].as_raw_fd());
-    // The flags that made a file without a name are still among them, and what `shm_open` says of links; the path here is one.
+    // The flags may still contain `O_TMPFILE` from the file's creation and `O_NOFOLLOW` from `shm_open`; this path is a
+    // link.
     let opening = flags & !((libc::O_TMPFILE | libc::O_NOFOLLOW) as u32);
     let fd = named::open(&path, opening)?;
     stock.keep(id, fd)
 }
 
-/// Makes what has no name, and is empty.
+/// Creates an empty file without a name.
 pub(in crate::process) fn create(
     opener: &mut Opener,
     form: &ContentForm,
@@ -189,13 +190,13 @@ pub(in crate::process) fn create(
         }
     };
     fchown(&fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("fchown")?;
-    // What makes a program somebody else's is root's alone to give.
+    // Only root's rights allow the set-user-ID and set-group-ID bits.
     let plain = if opener.is_bounded() { 0o1777 } else { 0o7777 };
     fchmod(&fd, Mode::from_raw_mode(mode & plain)).at("fchmod")?;
     Ok(fd)
 }
 
-/// A file under its former name, or beside it where the name is in use, and the name removed.
+/// Creates a file under its former name, or under a similar one if that is in use, and unlinks it.
 fn create_deleted(path: &FilePath) -> Result<OwnedFd, FilesError> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     let mut name = path.as_os_str().to_owned();
@@ -215,7 +216,7 @@ fn create_deleted(path: &FilePath) -> Result<OwnedFd, FilesError> {
     unreachable!("the loop ends by returning");
 }
 
-/// Writes what changed while the tree ran.
+/// Writes changes that were made while the tree ran.
 pub fn update(fd: &OwnedFd, before: &Content, now: &Content) -> Result<(), FilesError> {
     if before != now && now.elsewhere.is_none() {
         write(fd, now, Some(before))?;
@@ -223,7 +224,7 @@ pub fn update(fd: &OwnedFd, before: &Content, now: &Content) -> Result<(), Files
     Ok(())
 }
 
-/// Brings content to its final state: what changed since it was made, its times, then its seals.
+/// Brings content to its final state: changes since its creation, then its times, then its seals.
 pub fn finish(fd: &OwnedFd, before: Option<&Content>, now: &Content) -> Result<(), FilesError> {
     if before != Some(now) && now.elsewhere.is_none() {
         write(fd, now, before)?;
@@ -248,7 +249,7 @@ pub fn finish(fd: &OwnedFd, before: Option<&Content>, now: &Content) -> Result<(
     Ok(())
 }
 
-/// Writes what differs. Where something does, what was there is taken away first: holes stay holes.
+/// Writes the chunks that differ. Former data at their place is punched out first, so that holes stay holes.
 fn write(fd: &OwnedFd, now: &Content, before: Option<&Content>) -> Result<(), FilesError> {
     let shown = shown(&now.form);
     ftruncate(fd, now.size).at(shown)?;
@@ -272,7 +273,7 @@ fn write(fd: &OwnedFd, now: &Content, before: Option<&Content>) -> Result<(), Fi
     Ok(())
 }
 
-/// How what has no name is named where something is in its way.
+/// Returns the path that stands for content without a name in errors.
 fn shown(form: &ContentForm) -> &FilePath {
     match form {
         ContentForm::Memory { name, .. } => name,

@@ -12,11 +12,12 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::RawFd;
 
-/// `EPOLLONESHOT`, and all that is a mode and no event (`EP_PRIVATE_BITS`).
+/// `EPOLLONESHOT`, and all bits that are modes and not events (`EP_PRIVATE_BITS`).
 const ONESHOT: u32 = 1 << 30;
 const MODES: u32 = 0xf000_0000;
 
-/// Reads a set. What an entry watches is found by number first, since a number mostly still is what it was.
+/// Saves a set. A watched file is searched by descriptor number first, because most numbers still refer to the same
+/// file.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let mut met: HashMap<u32, u32> = HashMap::new();
     let mut watches = Vec::new();
@@ -25,7 +26,7 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
         let watched = find(saver, subject, &line, *nth);
         *nth += 1;
         let Some(watched) = watched else {
-            // A running process may have closed it a moment ago.
+            // A running process may have just closed the file.
             if saver.frozen {
                 return Err(Reason::WatchesStranger(line.fd).into());
             }
@@ -52,7 +53,8 @@ fn find(saver: &Saver<'_>, subject: &Subject, line: &EpollLine, nth: u32) -> Opt
     let others = pool.with_inode(line.inode);
     for class in alike.chain(others.iter().copied()) {
         let candidate = &pool.classes[class];
-        // No other file has this inode, which is not the one of all files without: no need to ask.
+        // No other file has this inode, which is not the shared inode of all anonymous files: the kernel need not be
+        // asked.
         if others.len() == 1 && line.inode != set.info.inode {
             return Some(class);
         }
@@ -64,7 +66,7 @@ fn find(saver: &Saver<'_>, subject: &Subject, line: &EpollLine, nth: u32) -> Opt
     None
 }
 
-/// Brings sets from what they watched to what they watch. `remade` says which files are not what they were.
+/// Brings all sets from their former entries to their new ones. `remade` lists the files that were made anew.
 pub fn finish(
     stock: &mut Stock,
     former: &Former,
@@ -91,12 +93,12 @@ pub fn finish(
 }
 
 fn bring(stock: &mut Stock, set: FileId, old: &[Watch], new: &[Watch]) -> Result<(), FilesError> {
-    // A set of which nothing changed has the same order, too.
+    // A set without changes has the right order of entries too.
     if old == new {
         return Ok(());
     }
     let had: HashSet<Watch> = old.iter().copied().collect();
-    // What has fired once is brought there in an otherwise empty set.
+    // A one-shot entry is brought to its fired state while the set is otherwise empty.
     let empty_first = new
         .iter()
         .any(|watch| is_spent(watch) && !had.contains(watch));
@@ -116,12 +118,13 @@ fn bring(stock: &mut Stock, set: FileId, old: &[Watch], new: &[Watch]) -> Result
     Ok(())
 }
 
-/// Has fired once and waits for the program to arm it again.
+/// Returns true if a one-shot entry has fired, and waits to be armed again by the program.
 fn is_spent(watch: &Watch) -> bool {
     watch.events & ONESHOT != 0 && watch.events & !MODES == 0
 }
 
-/// Adds or removes an entry. The kernel knows it by open file and number: the file is at the number during the call.
+/// Adds or removes an entry. The kernel identifies the entry by open file and number, so the file is at the number
+/// during the call.
 fn control(stock: &mut Stock, set: FileId, watch: &Watch, what: i32) -> Result<(), FilesError> {
     let set = stock.raw(set)?;
     stock.at_number(watch.fd, watch.file, |number| {
@@ -132,14 +135,14 @@ fn control(stock: &mut Stock, set: FileId, watch: &Watch, what: i32) -> Result<(
     })
 }
 
-/// An entry that has fired has no events, not even errors, and only firing brings it there: it is asked for everything
-/// and taken, where the file has anything to tell. Otherwise it stays armed for errors, which the kernel adds to every
-/// entry.
+/// Adds an entry that has fired. Such an entry has no events, not even errors, and only firing creates this state: the
+/// entry is armed for all events, and the event is consumed, if the file has any to report. Otherwise the entry stays
+/// armed for errors, which the kernel adds to every entry.
 fn add_spent(set: RawFd, fd: RawFd, watch: &Watch) -> io::Result<()> {
     let all = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP) as u32;
     epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, watch.events | all, watch.data)?;
     let mut found = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: `found` has room for the one event that is asked for.
+    // SAFETY: `found` has space for the one event that is requested.
     let fired = unsafe { libc::epoll_wait(set, &raw mut found, 1, 0) };
     check(fired)?;
     if fired == 0 {

@@ -16,10 +16,10 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// What a program can ask for: events (`IN_ALL_EVENTS`) and the modes `IN_EXCL_UNLINK` and `IN_ONESHOT`.
+/// Bits that a program can request: events (`IN_ALL_EVENTS`) and the modes `IN_EXCL_UNLINK` and `IN_ONESHOT`.
 const ASKED: u32 = 0x0fff | 1 << 26 | 1 << 31;
 
-/// Reads an instance: what it watches is found by the handles that the kernel shows.
+/// Saves an instance; the watched files are found by the file handles that the kernel shows.
 pub fn save(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let unread = ioctl_fionread(&subject.copy).at("FIONREAD")? > 0;
     if saver.frozen && unread {
@@ -36,7 +36,7 @@ pub fn save(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
             .or_insert_with(|| mount(line.device));
         let path = mount.as_ref().and_then(|mount| path(mount, &line));
         let path = path.ok_or(match unread {
-            // The file was removed, and the program has not read yet that its watch is gone.
+            // The file was removed, and the program has not read the event yet that reports the end of its watch.
             true => Reason::InotifyUnread,
             false => Reason::InotifyHidden,
         })?;
@@ -46,7 +46,7 @@ pub fn save(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
     Ok(Kind::Inotify { watches })
 }
 
-/// Something opened on the file system with this number.
+/// Opens the mount point of the file system with this device number.
 fn mount(device: u32) -> Option<OwnedFd> {
     let (major, minor) = (device >> 20, device & 0xf_ffff);
     let wanted = format!("{major}:{minor}");
@@ -60,7 +60,7 @@ fn mount(device: u32) -> Option<OwnedFd> {
     Some(found)
 }
 
-/// Spaces and the like are written as three octal digits behind a backslash (`proc_pid_mountinfo(5)`).
+/// Decodes spaces and the like, which are written as a backslash and three octal digits (`proc_pid_mountinfo(5)`).
 fn unescaped(mut text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     while let [first, rest @ ..] = text {
@@ -82,7 +82,8 @@ fn path(mount: &OwnedFd, line: &InotifyLine) -> Option<FilePath> {
     same.then(|| path.into())
 }
 
-/// Adds the watches with their numbers. The kernel counts up, so numbers between are used for a moment.
+/// Adds the watches with their watch descriptors. The kernel counts up, so the numbers in between are used for a
+/// moment.
 pub fn fill(
     opener: &mut Opener,
     fd: &OwnedFd,
@@ -108,12 +109,12 @@ pub fn fill(
         next = given + 1;
         Ok(())
     });
-    // The directory is empty and ours.
+    // The directory is empty, and belongs to this process.
     let _ = fs::remove_dir(&spare);
     outcome
 }
 
-/// A directory of our own, which nothing else watches or changes.
+/// Creates a directory that nothing else watches or changes.
 fn tempfile_directory() -> Result<String, FilesError> {
     let number = std::process::id();
     for attempt in 0..1000 {
@@ -127,8 +128,8 @@ fn tempfile_directory() -> Result<String, FilesError> {
     Err(Refusal::NameTaken("/tmp/.holdfast-inotify".into()).into())
 }
 
-/// Reads what a removed watch leaves. Watches that are there already may tell of something meanwhile; that is lost, as it
-/// would be a moment later: the tree does not run here yet.
+/// Reads the event that a removed watch leaves. Events of existing watches that are read with it are lost, as they
+/// would be a moment later in `empty`: the tree does not run here yet.
 fn discard(fd: &OwnedFd) -> Result<(), FilesError> {
     let mut events = [0u8; 4096];
     if ioctl_fionread(fd).at("FIONREAD")? > 0 {
@@ -137,8 +138,8 @@ fn discard(fd: &OwnedFd) -> Result<(), FilesError> {
     Ok(())
 }
 
-/// Takes away what its watches have told of since they were made: the original has read that, as it stood still with nothing to
-/// read.
+/// Discards the events reported since the watches were made: the original, which was stopped with nothing to read, has
+/// read them already.
 pub fn empty(fd: &OwnedFd) -> Result<(), FilesError> {
     while ioctl_fionread(fd).at("FIONREAD")? > 0 {
         discard(fd)?;

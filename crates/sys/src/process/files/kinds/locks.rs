@@ -1,4 +1,4 @@
-//! Locks on files.
+//! Taking locks on files at the acceptor.
 
 use crate::process::files::error::{At, FilesError};
 use crate::process::files::handover::LockChange;

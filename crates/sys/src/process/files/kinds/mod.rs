@@ -1,4 +1,4 @@
-//! Each kind of open file: how it is read at the donor, how it is made at the acceptor.
+//! Kinds of open files: how each is saved at the donor, and made at the acceptor.
 
 pub mod anonymous;
 pub mod content;
@@ -18,7 +18,7 @@ use super::error::{At, FilesError, Reason};
 use super::image::{FileId, Kind, OpenFile};
 use rustix::fs::{FileType, Stat, fstat};
 
-/// Reads an open file.
+/// Saves an open file of any kind.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let stat = fstat(&subject.copy).at("fstat")?;
     if subject.info.flags & libc::O_PATH as u32 != 0 {
@@ -49,7 +49,7 @@ fn save_regular(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<
     named::save_regular(saver, subject, stat)
 }
 
-/// Makes an open file as far as that is possible before the tree stands still.
+/// Makes an open file as far as possible before the tree is stopped.
 pub fn make(stock: &mut Stock, id: FileId, file: &OpenFile) -> Result<(), FilesError> {
     match &file.kind {
         Kind::Regular { path, stamp, .. } => {
@@ -86,7 +86,7 @@ pub fn make(stock: &mut Stock, id: FileId, file: &OpenFile) -> Result<(), FilesE
             let fd = socket::make_netlink(netlink, file.flags)?;
             stock.keep(id, fd)
         }
-        // These are taken from the caller, and when processes exist.
+        // TCP and UDP sockets are given by the caller, and pidfds are opened once the processes exist.
         Kind::Inet { .. } | Kind::Pidfd { .. } => Ok(()),
     }
 }

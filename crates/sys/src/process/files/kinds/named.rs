@@ -16,7 +16,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// File systems whose content is the kernel's own: proc, sysfs, cgroup2, cgroup, debugfs, tracefs (`linux/magic.h`).
+/// File systems with content that the kernel generates: proc, sysfs, cgroup2, cgroup, debugfs, tracefs
+/// (`linux/magic.h`).
 const KERNELS_OWN: [i64; 6] = [
     0x9fa0,
     0x6265_6572,
@@ -27,10 +28,10 @@ const KERNELS_OWN: [i64; 6] = [
 ];
 /// `HUGETLBFS_MAGIC`.
 const HUGETLBFS: i64 = 0x9584_58f6;
-/// `MQUEUE_MAGIC`, in no header.
+/// `MQUEUE_MAGIC`, which no header defines.
 const MQUEUE: i64 = 0x1980_0202;
 
-/// A file.
+/// Saves a regular file.
 pub fn save_regular(saver: &Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let magic = fstatfs(&subject.copy).at("fstatfs")?.f_type;
     if magic == HUGETLBFS {
@@ -61,10 +62,10 @@ pub fn save_regular(saver: &Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<
     })
 }
 
-/// A directory.
+/// Saves a directory.
 pub fn save_directory(subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let path = present_path(subject, stat, 0)?;
-    // `F_NOTIFY` makes its caller the owner; nothing else would have one of a directory.
+    // `F_NOTIFY` makes its caller the owner; nothing else sets an owner of a directory.
     if crate::process::files::donor::has_owner(subject.fd())? {
         return Err(Reason::DirectoryNotify.into());
     }
@@ -72,20 +73,20 @@ pub fn save_directory(subject: &Subject, stat: &Stat) -> Saved<Kind> {
     Ok(Kind::Directory { path, offset })
 }
 
-/// What `O_PATH` opened.
+/// Saves a file opened with `O_PATH`.
 pub fn save_path(subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let path = present_path(subject, stat, 0)?;
     Ok(Kind::Path { path })
 }
 
-/// The path by which a file is found now: what the kernel shows, or another name of it nearby.
+/// Returns the present path of a file: the path that the kernel shows, or another name nearby.
 fn present_path(subject: &Subject, file: &Stat, search_entries_max: usize) -> Saved<FilePath> {
     let names_it =
         |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| is_same(&found, file));
     if names_it(&subject.path) {
         return Ok(subject.path.clone());
     }
-    // A process that came here has a /proc of its own.
+    // A process that was restored here has a `/proc` of its own.
     if fstatfs(&subject.copy).at("fstatfs")?.f_type == KERNELS_OWN[0] {
         return Ok(subject.path.clone());
     }
@@ -101,7 +102,7 @@ fn present_path(subject: &Subject, file: &Stat, search_entries_max: usize) -> Sa
     Ok(found.into())
 }
 
-/// The name that a file had which has none any more.
+/// Returns the former path of an unlinked file, without the suffix that the kernel appends.
 pub fn former_name(shown: &FilePath) -> &Path {
     let bytes = shown.as_bytes();
     let former = bytes.strip_suffix(procfs::DELETED).unwrap_or(bytes);
@@ -112,8 +113,8 @@ fn is_same(found: &fs::Metadata, file: &Stat) -> bool {
     (found.dev(), found.ino()) == (file.st_dev, file.st_ino)
 }
 
-/// Another name of a file: breadth first from the directory in which it was, then from those above it, on one file
-/// system.
+/// Finds another name of a file on the same file system: breadth first from its former directory, then from each
+/// directory above.
 fn other_name(start: &Path, file: &Stat, entries_max: usize) -> Option<PathBuf> {
     let mut left = entries_max;
     let mut done: Option<PathBuf> = None;
@@ -139,7 +140,7 @@ fn other_name(start: &Path, file: &Stat, entries_max: usize) -> Option<PathBuf> 
     None
 }
 
-/// What `F_GETFL` can show. Other flags would make or empty files.
+/// Flags that `F_GETFL` can show. Other flags would create or truncate files.
 const SHOWN: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_NONBLOCK
@@ -151,7 +152,7 @@ const SHOWN: i32 = libc::O_ACCMODE
     | libc::O_NOATIME
     | libc::O_PATH;
 
-/// Opens a file, a directory, or a path only, with those of the flags that an open file can have.
+/// Opens a file, a directory, or a path only; flags that an open file cannot have are ignored.
 pub fn open(path: impl AsRef<Path>, flags: u32) -> Result<OwnedFd, FilesError> {
     let path = path.as_ref();
     let flags = OFlags::from_bits_retain(flags & SHOWN as u32) | OFlags::CLOEXEC;
@@ -162,7 +163,7 @@ pub fn open(path: impl AsRef<Path>, flags: u32) -> Result<OwnedFd, FilesError> {
     }
 }
 
-/// The same, with the rights of the tree.
+/// Same as [`open`], with the rights of the tree.
 pub fn open_for(
     opener: &mut Opener,
     path: impl AsRef<Path>,
@@ -174,7 +175,7 @@ pub fn open_for(
     allowed(opener, path, outcome)
 }
 
-/// Names what the tree has no right to.
+/// Turns an error into a refusal that names the path, if the file is missing or the tree has no right to open it.
 pub fn allowed<T>(
     opener: &Opener,
     path: impl AsRef<Path>,
@@ -192,12 +193,12 @@ pub fn allowed<T>(
     }
 }
 
-/// A path as text.
+/// Returns a path as text.
 fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// A file whose content the kernel makes has none to be compared; any other has.
+/// Checks that the kernel generates the content of a file: any other file has content to compare.
 pub fn require_kernels_own(fd: &OwnedFd, path: &Path) -> Result<(), FilesError> {
     match KERNELS_OWN.contains(&fstatfs(fd).at("fstatfs")?.f_type) {
         true => Ok(()),
@@ -205,7 +206,7 @@ pub fn require_kernels_own(fd: &OwnedFd, path: &Path) -> Result<(), FilesError> 
     }
 }
 
-/// Opens a device, if it is the one that is meant.
+/// Opens a device, if it has the expected numbers.
 pub fn open_device(
     opener: &mut Opener,
     path: &Path,
@@ -219,7 +220,7 @@ pub fn open_device(
     Ok(fd)
 }
 
-/// The path stands for a character device with these numbers.
+/// Checks that the path leads to a character device with these numbers.
 pub fn verify_device(path: &Path, device: (u32, u32)) -> Result<(), FilesError> {
     let found = stat(path).map_err(|_| Refusal::Missing(shown(path)))?;
     require_device(path, device, &found)
@@ -237,7 +238,7 @@ fn require_device(path: &Path, device: (u32, u32), found: &Stat) -> Result<(), F
     Err(differs(path, "device number"))
 }
 
-/// A path stands for what is meant: a file with this type.
+/// Checks that a path leads to a file of this type.
 pub fn verify_type(path: &Path, wanted: FileType, what: &'static str) -> Result<(), FilesError> {
     let found = stat(path).map_err(|_| Refusal::Missing(shown(path)))?;
     if FileType::from_raw_mode(found.st_mode) == wanted {
@@ -246,14 +247,14 @@ pub fn verify_type(path: &Path, wanted: FileType, what: &'static str) -> Result<
     Err(differs(path, what))
 }
 
-/// A refusal.
+/// Returns the refusal for a file that differs.
 pub fn differs(path: impl AsRef<Path>, what: &'static str) -> FilesError {
     let path = shown(path.as_ref());
     Refusal::Differs { path, what }.into()
 }
 
-/// Moves the position of an open directory. Something is read of it before: an ext4 directory that is first read at its end stays
-/// empty when it is read from its beginning next.
+/// Moves the position of an open directory. An entry is read first: an ext4 directory that is first read at its end
+/// stays empty when it is read from its beginning next.
 pub fn seek_in_directory(fd: &OwnedFd, offset: u64) -> Result<(), FilesError> {
     let mut entries = [MaybeUninit::uninit(); 1024];
     // A directory that cannot be read, or was removed, fails in the same way when the program reads it.
@@ -261,7 +262,7 @@ pub fn seek_in_directory(fd: &OwnedFd, offset: u64) -> Result<(), FilesError> {
     seek(fd, offset)
 }
 
-/// Moves the position of an open file, of a directory too.
+/// Moves the position of an open file or directory.
 pub fn seek(fd: &OwnedFd, offset: u64) -> Result<(), FilesError> {
     let seek = rustix::fs::seek(fd, rustix::fs::SeekFrom::Start(offset));
     seek.map(|_| ()).map_err(io::Error::from).at("lseek")

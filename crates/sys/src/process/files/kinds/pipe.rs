@@ -17,14 +17,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Reads an end, and the pipe when it is met for the first time.
+/// Saves an end of a pipe, and the pipe itself at the first encounter.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let pipe = saver.object(&subject.info);
     let path = fifo_path(subject, stat)?;
     refuse_strangers(saver, subject, path.is_some())?;
     if !saver.image.pipes.contains_key(&pipe) {
         let packets = ends(saver, subject).any(|flags| flags & libc::O_DIRECT as u32 != 0);
-        // A thread that waits in splice(2) has locked the pipe, and whoever asks anything of it waits too, for as long.
+        // A thread that waits in splice(2) holds the pipe's lock, and any query of the pipe waits as long.
         let (capacity, chunks) = if saver.frozen {
             let capacity = fcntl_getpipe_size(&subject.copy).at("F_GETPIPE_SZ")?;
             (capacity, content(&subject.reopen_path()).at("tee")?)
@@ -56,14 +56,14 @@ fn fifo_path(subject: &Subject, stat: &Stat) -> Saved<Option<FilePath>> {
     }
 }
 
-/// The flags of all ends in the tree.
+/// Returns the flags of all ends in the tree.
 fn ends<'a>(saver: &'a Saver<'_>, subject: &Subject) -> impl Iterator<Item = u32> + 'a {
     let alike = saver.pool.alike(&subject.info).iter();
     alike.map(|class| saver.pool.classes[*class].info.flags)
 }
 
-/// Whoever else has the pipe open: found among the processes of the host, or betrayed by an end that is missing here and
-/// is not closed, unless it is in flight.
+/// Refuses a pipe that a process outside the tree has open. Such a process is found among the host's processes, or
+/// concluded from an end that is open but missing in the tree, unless that end is in flight.
 fn refuse_strangers(saver: &mut Saver<'_>, subject: &Subject, fifo: bool) -> Saved<()> {
     if let Some(pid) = saver.outside.holder(&subject.link) {
         return Err(Reason::OtherEndOutside(Some(pid)).into());
@@ -79,7 +79,7 @@ fn refuse_strangers(saver: &mut Saver<'_>, subject: &Subject, fifo: bool) -> Sav
     let mine = subject.info.flags & access;
     let reader_alone = mine == libc::O_RDONLY as u32 && !has(libc::O_WRONLY);
     let writer_alone = mine == libc::O_WRONLY as u32 && !has(libc::O_RDONLY);
-    // A FIFO that nobody has opened for writing yet shows no hangup.
+    // A FIFO that was never opened for writing shows no hangup.
     if reader_alone && !fifo && !gone.contains(PollFlags::HUP)
         || writer_alone && !gone.contains(PollFlags::ERR)
     {
@@ -88,7 +88,8 @@ fn refuse_strangers(saver: &mut Saver<'_>, subject: &Subject, fifo: bool) -> Sav
     Ok(())
 }
 
-/// Pipes of which another end is open, but not in the tree. While it runs, nobody knows what is in flight between sockets.
+/// Returns the pipes with another end that is open, but not in the tree. While the tree runs, the files in flight
+/// between sockets are unknown.
 pub fn half(saver: &Saver<'_>) -> Vec<(usize, String)> {
     let is_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
     if !saver.frozen && saver.image.files.values().any(is_unix) {
@@ -106,7 +107,7 @@ pub fn half(saver: &Saver<'_>) -> Vec<(usize, String)> {
     half.cloned().collect()
 }
 
-/// What is in the pipe that this path leads to. It stays there: `tee` copies it into a pipe of our own.
+/// Reads the content of the pipe at this path. The content stays in the pipe: `tee` copies it into a temporary pipe.
 pub fn content(path: &str) -> std::io::Result<Vec<Bytes>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let from = open(path, flags, Mode::empty())?;
@@ -123,9 +124,9 @@ pub fn content(path: &str) -> std::io::Result<Vec<Bytes>> {
     let mut buffer = vec![0; waiting];
     loop {
         match rustix::io::read(&reader, &mut buffer) {
-            // A child that another thread is about to start may have the other end still.
+            // A child that another thread is just starting may still have the other end.
             Ok(0) | Err(Errno::AGAIN) => break,
-            // A read ends with the packet, where there are packets.
+            // In packet mode, a read ends with the packet.
             Ok(length) => chunks.push(Bytes(buffer[..length].to_vec())),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -134,7 +135,8 @@ pub fn content(path: &str) -> std::io::Result<Vec<Bytes>> {
     Ok(chunks)
 }
 
-/// Makes an end. The pipe is made at the first time and kept open in both directions until its content is in it.
+/// Makes an end of a pipe. The pipe is created at the first use, and kept open in both directions until its content is
+/// in it.
 pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result<(), FilesError> {
     if !stock.keepers.contains_key(&pipe) {
         let value = &stock.image.pipes[&pipe];
@@ -164,7 +166,7 @@ pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result
         }
         stock.keeper(pipe, keeper)?;
     }
-    // The ends that `pipe2` gave have just the flags that a program sees; others are opened.
+    // The ends from `pipe2` have exactly the flags that a program sees; other ends are opened.
     let fd = match stock
         .first_files
         .remove(&(pipe, flags & libc::O_ACCMODE as u32))
@@ -179,7 +181,7 @@ pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result
     stock.keep(id, fd)
 }
 
-/// Puts the content in, and gives the pipe its owner. A FIFO of the same host has both already.
+/// Writes the content, and sets the owner of the pipe. A FIFO of the same host has both already.
 pub fn fill(keeper: &OwnedFd, pipe: &Pipe) -> Result<(), FilesError> {
     if pipe.path.is_none() {
         let (uid, gid, mode) = pipe.access;
@@ -219,7 +221,7 @@ mod tests {
     use std::process::Command;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Children have copies of all descriptors until they have called `exec`.
+    /// Children have copies of all descriptors until they call `exec`.
     #[test]
     fn content_is_read_while_programs_are_started() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");

@@ -1,4 +1,4 @@
-//! Sockets: who is told apart, and those of netlink.
+//! Sockets: dispatch by address family, and netlink sockets.
 
 use super::unix;
 use crate::process::files::donor::{Saved, Saver, Subject};
@@ -28,8 +28,8 @@ const NETLINK_FLAGS: [(i32, i32); 7] = [
     (SOL_NETLINK, 12),
 ];
 const NETLINK_ADD_MEMBERSHIP: i32 = 1;
-/// Options of `SOL_SOCKET` that sockets other than TCP and UDP ones keep. Those of timestamps change what the next ones say,
-/// so the order matters.
+/// Options of `SOL_SOCKET` that sockets other than TCP and UDP ones keep. Timestamp options change the values that
+/// later options show, so the order matters.
 const SOCKET_OPTIONS: &[(i32, i32)] = &[
     (SOL_SOCKET, numbers::SO_TIMESTAMPING),
     (SOL_SOCKET, numbers::SO_TIMESTAMPING_NEW),
@@ -74,7 +74,7 @@ const SOCKET_OPTIONS: &[(i32, i32)] = &[
     (SOL_SOCKET, numbers::SO_INQ),
 ];
 
-/// Reads a socket.
+/// Saves a socket.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let fd = subject.fd();
     let family = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).at("SO_DOMAIN")?;
@@ -127,14 +127,14 @@ fn save_netlink(saver: &Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
     }))
 }
 
-/// Sizes of buffers as they are asked for; the kernel doubles them. To set one says that the program fixed it, so what says
-/// which were fixed comes behind.
+/// Options for buffer sizes, with the value before the kernel doubles it. Setting a size marks the size as fixed by the
+/// program, so the option that tells which sizes are fixed is set afterwards.
 const BUFFERS: [(i32, i32); 2] = [
     (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE),
     (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE),
 ];
 
-/// Options of `SOL_SOCKET` of a socket that is neither TCP's nor UDP's, in the order in which they are set.
+/// Returns the options of `SOL_SOCKET` of a socket that is neither TCP nor UDP, in the order in which they are set.
 pub fn socket_options(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, FilesError> {
     let mut found = options(fd, SOCKET_OPTIONS)?;
     for (get, set) in BUFFERS {
@@ -149,13 +149,13 @@ pub fn socket_options(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, FilesErro
     Ok(found)
 }
 
-/// Those that [`socket_options`] has.
+/// Returns the names of the options that [`socket_options`] reads.
 pub fn allowed_options() -> Vec<(i32, i32)> {
     let buffers = BUFFERS.map(|(_, set)| (SOL_SOCKET, set));
     [SOCKET_OPTIONS, &buffers, &[(SOL_SOCKET, SO_BUF_LOCK)]].concat()
 }
 
-/// The filter of a socket that is neither TCP's nor UDP's.
+/// Returns the filter of a socket that is neither TCP nor UDP.
 pub fn filter(fd: BorrowedFd<'_>) -> Saved<SocketFilter> {
     match SocketFilter::read(fd) {
         Ok(filter) => Ok(filter),
@@ -164,7 +164,7 @@ pub fn filter(fd: BorrowedFd<'_>) -> Saved<SocketFilter> {
     }
 }
 
-/// Makes a route netlink socket.
+/// Creates a route netlink socket.
 pub fn make_netlink(netlink: &NetlinkSocket, flags: u32) -> Result<OwnedFd, FilesError> {
     let fd = new_socket(libc::AF_NETLINK, netlink.socket, libc::NETLINK_ROUTE).at("socket")?;
     if netlink.port != 0 {
@@ -187,7 +187,7 @@ pub fn make_netlink(netlink: &NetlinkSocket, flags: u32) -> Result<OwnedFd, File
     Ok(fd)
 }
 
-/// A new socket, close-on-exec.
+/// Creates a socket with close-on-exec.
 pub fn new_socket(family: i32, socket: i32, protocol: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let fd = unsafe { libc::socket(family, socket | libc::SOCK_CLOEXEC, protocol) };
@@ -196,7 +196,7 @@ pub fn new_socket(family: i32, socket: i32, protocol: i32) -> std::io::Result<Ow
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Those of the options (level, name) that this kernel knows, with their values.
+/// Returns the options (level, name) that this kernel knows, with their values.
 fn options(fd: BorrowedFd<'_>, wanted: &[(i32, i32)]) -> Result<Vec<SocketOption>, FilesError> {
     let mut found = Vec::new();
     for &(level, name) in wanted {
@@ -216,7 +216,7 @@ fn options(fd: BorrowedFd<'_>, wanted: &[(i32, i32)]) -> Result<Vec<SocketOption
     Ok(found)
 }
 
-/// Sets those options that are allowed and differ.
+/// Sets the options that are allowed and differ.
 pub fn set_options(
     fd: BorrowedFd<'_>,
     allowed: &[(i32, i32)],

@@ -1,4 +1,4 @@
-//! How a file is known again on another host.
+//! Stamps, by which a file is recognised on another host.
 
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::{FilePath, Stamp};
@@ -11,13 +11,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-/// Files up to this size are compared as a whole.
+/// Largest file that is compared as a whole, bytes.
 const WHOLE: u64 = 16 << 20;
-/// Of larger ones, this much of both ends.
+/// Part of a larger file that is compared at each end, bytes.
 const PART: u64 = 1 << 20;
 
-/// The stamp of an open file. A digest that was taken before is used again if the file did not change, and none is taken
-/// anew if `before` is given: then the tree stands still. With `digests` false none is taken at all.
+/// Returns the stamp of an open file. The digest in `before` is reused if the file has not changed, and no other digest
+/// is computed if `before` is given, because the tree is stopped then. With `digests` false, no digest is computed at
+/// all.
 pub fn take(fd: &OwnedFd, before: Option<&Stamp>, digests: bool) -> io::Result<Stamp> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
@@ -49,7 +50,7 @@ pub fn take(fd: &OwnedFd, before: Option<&Stamp>, digests: bool) -> io::Result<S
 }
 
 fn digest(fd: &OwnedFd, size: u64) -> io::Result<[u8; 32]> {
-    // Opened anew: the copy may be for writing only.
+    // The file is reopened: the copy may be open for writing only.
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
     let file = File::open(path)?;
     let mut digest = Sha256::new();
@@ -77,8 +78,8 @@ fn digest(fd: &OwnedFd, size: u64) -> io::Result<[u8; 32]> {
     Ok(digest.finalize().into())
 }
 
-/// The file at `path` is the one that the stamp was taken of, or an equal one. In the freeze (`last`), the very same file
-/// must look as it looked to the donor.
+/// Checks that the file at `path` is the one that the stamp was taken of, or an equal one. In the freeze (`last`), the
+/// very same file must have the size and time that the donor saw, or equal content.
 pub fn verify(
     opener: &mut Opener,
     path: &FilePath,

@@ -1,4 +1,4 @@
-//! Character devices: those that are the same everywhere, and pseudo-terminals.
+//! Character devices that are the same on every host, and pseudo-terminals.
 
 use super::named;
 use crate::process::files::acceptor::Stock;
@@ -12,7 +12,7 @@ use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, chmodat, chownat, open, stat};
 use rustix::io::ioctl_fionread;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// null, zero, full, random, urandom; the controlling terminal, whichever that is.
+/// null, zero, full, random, urandom; and `/dev/tty`, the controlling terminal of each process.
 const EVERYWHERE: [(u32, u32); 6] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)];
 /// `/dev/ptmx`.
 const MASTER: (u32, u32) = (5, 2);
@@ -34,7 +34,7 @@ const TIOCPKT: u64 = 0x5420;
 const TIOCOUTQ: u64 = 0x5411;
 const TIOCGPTN: u64 = 0x8004_5430;
 
-/// A device is refused by its numbers.
+/// Returns the refusal of a device, by its numbers.
 pub fn device_reason(stat: &Stat) -> Reason {
     let (major, minor) = numbers(stat);
     Reason::Device(major, minor)
@@ -47,7 +47,7 @@ fn numbers(stat: &Stat) -> (u32, u32) {
     )
 }
 
-/// Reads a character device.
+/// Saves a character device.
 pub fn save_device(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let device = numbers(stat);
     if device == MASTER {
@@ -80,11 +80,11 @@ fn save_master(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
     }
     let packets = flag(TIOCGPKT, "TIOCGPKT")?;
     let exclusive = flag(TIOCGEXCL, "TIOCGEXCL")?;
-    // As the process itself finds it: its mounts may be others than ours.
+    // The path is resolved below the process's root: its mounts may differ from this daemon's.
     let holder = saver.pool.classes[subject.class].place.address().0;
     let path = format!("/proc/{holder}/root/dev/pts/{terminal}");
     let file = stat(&path).map_err(|_| Reason::Unreachable)?;
-    // A master tells and is told the modes of its slave.
+    // A master reports and sets the modes of its slave.
     let mut modes = [0u8; MODES];
     raw::ioctl(fd, TCGETS2, &mut modes).at("TCGETS2")?;
     let mut window = [0u8; 8];
@@ -106,11 +106,11 @@ fn save_master(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
     Ok(Kind::TerminalMaster { terminal })
 }
 
-/// What was written and not read cannot be copied without taking it.
+/// Refuses a terminal with unread data, which cannot be copied without removing it.
 fn refuse_unread(subject: &Subject, slave: &str) -> Saved<()> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let slave = open(slave, flags, Mode::empty()).ok();
-    // What arrives at the slave may be echoed.
+    // Data that arrives at the slave may be echoed.
     slave.as_ref().map_or(Ok(()), arrive)?;
     arrive(&subject.copy)?;
     if ioctl_fionread(&subject.copy).at("FIONREAD")? > 0 {
@@ -127,15 +127,15 @@ fn refuse_unread(subject: &Subject, slave: &str) -> Saved<()> {
     Ok(())
 }
 
-/// What was written a moment ago is still on its way to where it is counted. Asked what there is to read, the kernel
-/// brings it there first.
+/// Makes data arrive that was written a moment ago, and is not yet counted as input: the kernel delivers such data
+/// before it answers a poll for input.
 fn arrive(terminal: &OwnedFd) -> Saved<()> {
     let mut one = [PollFd::new(terminal, PollFlags::IN)];
     poll(&mut one, Some(&Timespec::default())).at("poll")?;
     Ok(())
 }
 
-/// The session that the terminal controls and its foreground group, if it controls one of the tree.
+/// Returns the session that the terminal controls and its foreground group, if the session is one of the tree.
 fn session(saver: &Saver<'_>, subject: &Subject) -> Option<(i32, i32)> {
     let inner = |pid: rustix::process::Pid| saver.inner(pid.as_raw_nonzero().get());
     let session = inner(rustix::termios::tcgetsid(&subject.copy).ok()?)?;
@@ -146,7 +146,7 @@ fn session(saver: &Saver<'_>, subject: &Subject) -> Option<(i32, i32)> {
 }
 
 fn save_slave(saver: &Saver<'_>, subject: &Subject, terminal: ObjectId) -> Saved<Kind> {
-    // Its master must move too.
+    // The master of the terminal must move too.
     let of_tree = saver
         .pool
         .classes
@@ -158,7 +158,7 @@ fn save_slave(saver: &Saver<'_>, subject: &Subject, terminal: ObjectId) -> Saved
     Ok(Kind::TerminalSlave { terminal })
 }
 
-/// Makes a terminal with its old number, and gives its modes back.
+/// Makes a terminal with its former number, and sets its owner and permissions.
 pub fn make_master(
     stock: &mut Stock,
     id: FileId,
@@ -167,7 +167,7 @@ pub fn make_master(
 ) -> Result<(), FilesError> {
     let fd = master_with_number(terminal)?;
     let value = stock.image.terminals[&terminal].clone();
-    // Unlocked until its slaves are open.
+    // The terminal stays unlocked until its slaves are open.
     raw::ioctl(fd.as_fd(), TIOCSPTLCK, &mut [0; 4]).at("TIOCSPTLCK")?;
     let path = format!("/dev/pts/{terminal}");
     let (uid, gid, mode) = value.access;
@@ -184,7 +184,8 @@ pub fn make_master(
     stock.keep(id, fd)
 }
 
-/// The kernel gives the lowest free number: those below are taken for a moment.
+/// Opens a master with this number. The kernel assigns the lowest free number, so the lower ones are taken for a
+/// moment.
 fn master_with_number(terminal: ObjectId) -> Result<OwnedFd, FilesError> {
     let mut lower = Vec::new();
     loop {
@@ -200,7 +201,7 @@ fn master_with_number(terminal: ObjectId) -> Result<OwnedFd, FilesError> {
     }
 }
 
-/// Opens a terminal whose master is made.
+/// Opens the slave of a terminal after its master is made.
 pub fn make_slave(
     stock: &mut Stock,
     id: FileId,
@@ -215,7 +216,7 @@ fn slave_path(terminal: ObjectId) -> String {
     format!("/dev/pts/{terminal}")
 }
 
-/// Opens the slave of a terminal of this process's mounts, which becomes nobody's controlling terminal thereby.
+/// Opens the slave of a terminal in this process's mount namespace, without making it a controlling terminal.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -223,7 +224,8 @@ pub fn open_slave(terminal: ObjectId) -> Result<OwnedFd, FilesError> {
     named::open(slave_path(terminal), libc::O_RDWR as u32)
 }
 
-/// Gives a terminal its state, through its master. The session is left to the process that leads it.
+/// Sets the state of a terminal through its master. The session leader itself takes the terminal as its controlling
+/// one.
 pub fn finish(master: &OwnedFd, terminal: &Terminal) -> Result<(), FilesError> {
     let fd = master.as_fd();
     let malformed = || std::io::Error::from(std::io::ErrorKind::InvalidData);

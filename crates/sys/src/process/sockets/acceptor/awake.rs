@@ -1,25 +1,26 @@
-//! Connections that leave repair mode before it is certain that they act here.
+//! Connections that leave repair mode before the commit is certain.
 //!
-//! It costs as many system calls as there are connections, which need not wait for the commit: until then the filters let
-//! nothing of them out, and hold what comes. Closed like that they would try to tell their peers for minutes, in vain, with
-//! their addresses in use: so they go back into repair mode first.
+//! Leaving repair mode costs a system call for each connection, and need not wait for the commit: until then, the
+//! filters let none of the packets out, and hold the ones that arrive. Connections that are closed in this state would
+//! try to notify their peers for minutes, in vain, with their addresses in use: so they are put back into repair mode
+//! first.
 
 use super::{FileId, Made, Phase, SocketError, SocketStatic, Sockets};
 use crate::tcp_info::TcpState;
 use crate::tcp_repair::{TcpDynamic, each};
 use std::mem;
 
-/// Whether a connection that has this lacks something until it acts.
+/// Returns true if a connection with this state lacks something until it is activated.
 pub(super) fn lacks(state: &TcpDynamic) -> bool {
     state.unsent > 0 || state.fin_unsent || state.state != TcpState::Established
 }
 
 impl Sockets {
-    /// Takes connections that have all they need out of repair mode, by so many threads. Their packets must be held, ingress and
-    /// egress shut.
+    /// Takes connections with complete state out of repair mode, with `threads` threads. Packets of the connections
+    /// must be held, with ingress and egress shut.
     ///
     /// # Errors
-    /// The first that the kernel refused; it is gone.
+    /// The first refusal by the kernel; the connection concerned is lost.
     pub fn awaken(&mut self, threads: usize) -> Result<(), SocketError> {
         let (mut asleep, mut failed) = (Vec::new(), None);
         for (id, made) in mem::take(&mut self.made) {
@@ -45,7 +46,7 @@ impl Sockets {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The clocks of connections that were restored ahead, as far as they are late.
+    /// Corrects the clocks of connections that were restored before the freeze, if the clocks are late.
     pub(super) fn keep_time(&self, now_us: u64) -> Result<(), SocketError> {
         for (id, made) in &self.made {
             let (socket, taken, is_awake) = match &made.phase {
@@ -64,7 +65,7 @@ impl Sockets {
 }
 
 impl Sockets {
-    /// Closes a socket in silence.
+    /// Closes a socket without sending anything.
     pub(super) fn remove(&mut self, id: FileId) {
         if let Some(made) = self.made.remove(&id) {
             lull(&made);
@@ -78,7 +79,7 @@ impl Drop for Sockets {
     }
 }
 
-/// Before it is closed. One that cannot be is closed as it is.
+/// Puts a connection back into repair mode before it is closed. A connection for which this fails is closed as it is.
 fn lull(made: &Made) {
     if let Phase::Awake(socket, _) = &made.phase {
         let _ = socket.lull();

@@ -1,10 +1,10 @@
 use super::*;
 use std::net::UdpSocket;
 
-/// More than one call takes.
+/// Number of packets, more than one call reads.
 const CAME: usize = 40;
 
-/// Whether a socket has a datagram.
+/// Returns true if a datagram waits at a socket.
 fn has_some(fd: RawFd) -> bool {
     let mut byte = 0u8;
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;

@@ -1,4 +1,4 @@
-//! Names of Unix sockets as the kernel writes them: a path, or a NUL and anything, or nothing.
+//! Names of Unix sockets in the kernel's format: a path, or a NUL and any bytes, or nothing.
 
 use crate::sockopt::check;
 use std::io;
@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const PATH_AT: usize = offset_of!(libc::sockaddr_un, sun_path);
 
-/// The address with this name, and its length.
+/// Returns the address with this name, and its length.
 pub fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: all-zero bytes are a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -18,13 +18,13 @@ pub fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
     for (to, from) in address.sun_path.iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }
-    // A path ends with a NUL where there is room for one.
+    // A path ends with a NUL if there is space for one.
     let path = name.first().is_some_and(|first| *first != 0);
     let length = PATH_AT + name.len() + usize::from(path && name.len() < address.sun_path.len());
     Ok((address, length as libc::socklen_t))
 }
 
-/// The address with this name, as the kernel reads it.
+/// Returns the address with this name in the kernel's layout.
 pub fn bytes(name: &[u8]) -> io::Result<Vec<u8>> {
     let (address, length) = address(name)?;
     let mut bytes = address.sun_family.to_ne_bytes().to_vec();
@@ -33,7 +33,7 @@ pub fn bytes(name: &[u8]) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The name in an address of this length.
+/// Returns the name in an address of this length.
 pub fn name(address: &libc::sockaddr_un, length: libc::socklen_t) -> Vec<u8> {
     let length = (length as usize)
         .saturating_sub(PATH_AT)
@@ -52,7 +52,7 @@ pub fn name(address: &libc::sockaddr_un, length: libc::socklen_t) -> Vec<u8> {
     }
 }
 
-/// What a socket is bound to.
+/// Returns the name that a socket is bound to.
 pub fn own_name(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let (mut address, _) = address(&[])?;
     let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
@@ -62,7 +62,7 @@ pub fn own_name(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(name(&address, length))
 }
 
-/// The file of a socket that is bound to a path, opened with `O_PATH`.
+/// Returns the file of a socket that is bound to a path, opened with `O_PATH`.
 pub fn file(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     /// `linux/un.h`.
     const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
@@ -73,14 +73,14 @@ pub fn file(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
-/// `bind(2)`.
+/// Binds a socket to a name (`bind(2)`).
 pub fn bind(fd: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     let (address, length) = address(name)?;
     // SAFETY: `address` is readable for `length` bytes and outlives the call.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
-/// `connect(2)`.
+/// Connects a socket to a name (`connect(2)`).
 pub fn connect(fd: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     let (address, length) = address(name)?;
     // SAFETY: `address` is readable for `length` bytes and outlives the call.

@@ -14,7 +14,7 @@ const BY_FAMILY: u16 = 20;
 const SHOW: u32 = 0x4 | 0x8 | 0x10;
 /// Bytes of `struct unix_diag_msg`.
 const HEAD: usize = 16;
-/// Attributes.
+/// Netlink attributes of a socket (`UNIX_DIAG_*`).
 const PEER: u16 = 2;
 const ICONS: u16 = 3;
 const QUEUES: u16 = 4;
@@ -22,31 +22,31 @@ const SHUTDOWN: u16 = 6;
 /// `TCP_LISTEN`.
 const LISTEN: u8 = 10;
 
-/// A socket.
+/// A socket in the kernel's list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// It listens.
+    /// True if the socket listens.
     pub listening: bool,
-    /// Inode of the socket it is connected to; 0 for one that nobody has open.
+    /// Inode of the peer; 0 if no process has the peer open.
     pub peer: Option<u32>,
-    /// Of a listener: inodes of the sockets that wait, oldest first.
+    /// Inodes of the sockets that wait to be accepted by this listener, oldest first.
     pub waiting: Vec<u32>,
-    /// Of a listener: how many may wait.
+    /// Backlog of this listener.
     pub backlog: u32,
-    /// Halves that are shut.
+    /// Directions that are shut down.
     pub shutdown: u8,
 }
 
 /// All sockets of a network namespace, by inode.
 #[derive(Debug, Default)]
 pub struct Listed {
-    /// By inode.
+    /// Sockets by inode.
     pub sockets: HashMap<u32, Entry>,
-    /// Who waits: listener and place.
+    /// Listener and position in its queue, for each socket that waits to be accepted.
     pub waiting: HashMap<u32, (u32, u32)>,
 }
 
-/// Asks the kernel, in the network namespace of a process.
+/// Reads the kernel's list, in the network namespace of a process.
 pub fn list(pid: i32) -> io::Result<Listed> {
     let theirs = format!("/proc/{pid}/ns/net");
     if fs::read_link(&theirs)? == fs::read_link("/proc/thread-self/ns/net")? {

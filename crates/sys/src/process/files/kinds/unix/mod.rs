@@ -1,4 +1,4 @@
-//! Unix sockets.
+//! Unix sockets: save at the donor, restore at the acceptor.
 
 mod address;
 mod list;

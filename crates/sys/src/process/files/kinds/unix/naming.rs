@@ -1,4 +1,4 @@
-//! Giving Unix sockets their names, and meaning those that wait on stage.
+//! Binding Unix sockets to their names, and reaching sockets with files that wait on stage.
 
 use super::address;
 use super::stage::{self, Hidden, Stage, bound};
@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-/// A name as the kernel writes it.
+/// Returns a name in the kernel's format.
 pub fn raw_name(name: &UnixName) -> Vec<u8> {
     match name {
         UnixName::None => Vec::new(),
@@ -19,7 +19,7 @@ pub fn raw_name(name: &UnixName) -> Vec<u8> {
     }
 }
 
-/// Where the file of a name is, or would be.
+/// Returns the path where the file of a name is, or would be.
 pub fn final_path(name: &UnixName) -> PathBuf {
     match name {
         UnixName::Path {
@@ -30,7 +30,8 @@ pub fn final_path(name: &UnixName) -> PathBuf {
     }
 }
 
-/// Calls `work` where the socket's name means its file on stage; directly, where it has none.
+/// Calls `work` in an environment where the socket's name leads to its file on stage; a name without a file needs no
+/// environment.
 pub fn at_name<R: Send>(
     stock: &mut Stock,
     name: &UnixName,
@@ -60,7 +61,8 @@ pub fn at_name<R: Send>(
     stage.inside(name, file, || work(Some(stage))).at(name)
 }
 
-/// Whether a path leads above the root, as that of a stage is no root to whoever uses it from outside.
+/// Returns true if a path leads above the root: the root of a stage does not confine processes that use the path from
+/// outside.
 fn climbs(file: &Path) -> bool {
     let depths = file.components().scan(0, |depth, part| {
         *depth += match part {
@@ -73,12 +75,12 @@ fn climbs(file: &Path) -> bool {
     depths.into_iter().any(|depth: i32| depth < 0)
 }
 
-/// Where a file lies.
+/// Returns the directory of a file.
 pub fn directory(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new("/"))
 }
 
-/// Calls `work` with a name that leads to this socket of the tree, where it does so.
+/// Calls `work` with a name of this socket of the tree, in an environment where the name leads to the socket.
 pub fn at_socket<R: Send>(
     stock: &mut Stock,
     id: FileId,
@@ -88,7 +90,7 @@ pub fn at_socket<R: Send>(
     at_bound(stock, &Hidden::Socket(id), socket, work)
 }
 
-/// The same of a socket that was bound with a hidden file, if its own was removed.
+/// Same as [`at_socket`], for a socket that was bound with a hidden file if its own file was removed.
 pub fn at_bound<R: Send>(
     stock: &mut Stock,
     hidden: &Hidden,
@@ -109,7 +111,8 @@ pub fn at_bound<R: Send>(
     at_name(stock, name, &file, |_| work(&raw))
 }
 
-/// Gives a socket its name, if it has one. Its file, if that was removed, stays on stage as the hidden one.
+/// Binds a socket to its name, if it has one. If the file was removed at the donor, the socket's file stays on stage as
+/// a hidden one.
 pub fn bind(
     stock: &mut Stock,
     fd: BorrowedFd<'_>,
@@ -146,7 +149,7 @@ pub fn bind(
             },
             Some(stage),
         ) => stage.add(&stock.opener, &file, *access),
-        // The file was removed: the next socket may be bound by this name.
+        // The file was removed at the donor: the next socket may be bound to the same name.
         (UnixName::Path { .. }, Some(stage)) => stage.hide(&file, hidden).at("rename of a socket"),
         _ => Ok(()),
     }

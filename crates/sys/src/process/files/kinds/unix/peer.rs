@@ -1,5 +1,5 @@
-//! Who was at the other end of a socket when it was connected (`SO_PEERCRED`): a server may ask at any time, and trust the user that
-//! it is told. The kernel takes it from whoever connects or listens.
+//! Credentials of the peer at the time of connection (`SO_PEERCRED`): a server may query them at any time, and trust
+//! the user that is reported. The kernel takes the credentials from the process that connects or listens.
 
 use crate::sockopt::{check, get_bytes};
 use libc::SOL_SOCKET;
@@ -9,12 +9,12 @@ use std::os::fd::BorrowedFd;
 /// User and group.
 pub type Who = (u32, u32);
 
-/// `SECBIT_NO_SETUID_FIXUP`: capabilities stay.
+/// `SECBIT_NO_SETUID_FIXUP`: capabilities are kept.
 const KEEP: libc::c_ulong = 1 << 2;
-/// For IDs that stay, and of a socket that has no peer.
+/// ID that leaves the present one unchanged; also the ID that a socket without a peer reports.
 const NONE: u32 = u32::MAX;
 
-/// What a socket says of its peer.
+/// Returns the peer's credentials that a socket reports.
 pub fn of(socket: BorrowedFd<'_>) -> io::Result<Option<Who>> {
     // `struct ucred`: PID, user, group.
     let mut raw = [0u8; 12];
@@ -23,7 +23,8 @@ pub fn of(socket: BorrowedFd<'_>) -> io::Result<Option<Who>> {
     Ok((word(4) != NONE).then(|| (word(4), word(8))))
 }
 
-/// Does something that the kernel then knows of this user and group, in a thread of its own where that is not who we are.
+/// Runs `work` so that the kernel records this user and group as its caller, in a separate thread if they differ from
+/// the process's own.
 pub fn acting_as<R: Send>(
     who: Option<Who>,
     work: impl FnOnce() -> io::Result<R> + Send,
@@ -41,9 +42,9 @@ pub fn acting_as<R: Send>(
     outcome.unwrap_or_else(|_| Err(io::Error::other("the thread that makes sockets ended")))
 }
 
-/// Of the calling thread alone: the library's functions would change all of them.
+/// Changes user and group of the calling thread alone: the C library's functions would change all threads.
 fn become_user(user: u32, group: u32) -> io::Result<()> {
-    // SAFETY: no pointers are passed; what changes is the calling thread's own.
+    // SAFETY: no pointers are passed; only the calling thread's own credentials change.
     unsafe {
         check(libc::prctl(libc::PR_SET_SECUREBITS, KEEP, 0, 0, 0))?;
         check(libc::syscall(libc::SYS_setresgid, NONE, group, NONE) as i32)?;

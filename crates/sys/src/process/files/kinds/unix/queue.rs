@@ -1,4 +1,4 @@
-//! Messages in the queues of Unix sockets: copied out of one, sent into another.
+//! Messages in the queues of Unix sockets: copied out of one queue, and sent into another.
 
 use super::address;
 use crate::sockopt::{check_length, get_int, set_int};
@@ -6,12 +6,12 @@ use libc::SOL_SOCKET;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Room for a message's descriptors and whatever else comes with it, in words.
+/// Space for a message's descriptors and its other control data, in 64-bit words.
 const CONTROL_WORDS: usize = 512;
-/// Bytes of a stream that are copied at a time; the longest datagram that is moved.
+/// Bytes of a stream that are copied at once, and size of the longest datagram that can move.
 const PART: usize = 256 * 1024;
 
-/// A message with descriptors of our own.
+/// A message, with this process's own copies of its descriptors.
 #[derive(Debug)]
 pub struct Peeked {
     pub bytes: Vec<u8>,
@@ -20,8 +20,9 @@ pub struct Peeked {
     pub from: Vec<u8>,
 }
 
-/// Copies everything and leaves it in the queue. Of a stream, the kernel does not show where bytes end that were sent
-/// without descriptors just before bytes with some: the descriptors come with the first of them.
+/// Copies all messages and leaves them in the queue. In a stream, the kernel does not show the boundary between bytes
+/// sent without descriptors and bytes sent just after them with descriptors: the descriptors are then assigned to the
+/// first of these bytes.
 pub fn peek(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<Peeked>> {
     let offset = get_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let pass = get_int(socket, SOL_SOCKET, libc::SO_PASSCRED)?;
@@ -75,8 +76,8 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Peeked> {
     if message.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(io::Error::from(io::ErrorKind::InvalidData));
     }
-    // There is room for every message that can be sent, so the list of descriptors ends early only where no more can be
-    // opened.
+    // The buffer has space for every message that can be sent, so the list of descriptors is truncated only if no more
+    // can be opened.
     if message.msg_flags & libc::MSG_CTRUNC != 0 {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
@@ -89,8 +90,8 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Peeked> {
 const SCM_PIDFD: i32 = 4;
 
 fn take_control(message: &libc::msghdr, peeked: &mut Peeked) {
-    // SAFETY: the kernel filled the control part, so headers and lengths are right; each descriptor in it is new and owned
-    // by nothing else.
+    // SAFETY: the kernel filled the control part, so headers and lengths are right; each descriptor in the part is new
+    // and owned by nothing else.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null() {
@@ -105,7 +106,7 @@ fn take_control(message: &libc::msghdr, peeked: &mut Peeked) {
                 (SOL_SOCKET, SCM_PIDFD) => drop(fd(0)),
                 (SOL_SOCKET, libc::SCM_CREDENTIALS) => {
                     let who = data.cast::<libc::ucred>().read_unaligned();
-                    // PID 0: the kernel kept none.
+                    // A PID of 0 means that the kernel kept no credentials.
                     peeked.credentials = (who.pid != 0).then_some((who.pid, who.uid, who.gid));
                 }
                 _ => {}
@@ -115,7 +116,7 @@ fn take_control(message: &libc::msghdr, peeked: &mut Peeked) {
     }
 }
 
-/// Sends a message as it was: to `to`, or where the socket is connected.
+/// Sends a message again: to `to`, or to the connected peer.
 pub fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -163,7 +164,7 @@ pub fn send(
 }
 
 fn write_control(message: &libc::msghdr, parts: &[(i32, Vec<u8>)]) {
-    // SAFETY: the control part was made with room for these parts and is aligned for headers.
+    // SAFETY: the control part has space for these parts and is aligned for headers.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         for (kind, raw) in parts {

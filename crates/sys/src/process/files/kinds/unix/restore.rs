@@ -1,4 +1,4 @@
-//! A Unix socket at the acceptor.
+//! Restore of a Unix socket at the acceptor.
 
 use super::naming::{at_bound, at_socket, bind, raw_name};
 use super::peer::{Who, acting_as};
@@ -17,10 +17,10 @@ use rustix::net::{Shutdown, accept_with, listen, shutdown};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// While queues are filled, a sender may have as much under way as they hold.
+/// Send buffer of a sender while queues are filled, bytes: all that the queues hold may be in flight at once.
 const ROOM: i32 = 64 << 20;
 
-/// Makes a socket, with its peer where it has one.
+/// Makes a socket, together with its peer if it has one.
 pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
     if stock.has(id) {
         return Ok(());
@@ -30,7 +30,7 @@ pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
         UnixLink::To(peer) if is_mutual(stock, id, peer) => make_pair(stock, id, peer, &socket),
         UnixLink::Gone => {
             let (fd, ghost) = make_orphan(stock, id, &socket)?;
-            // The ghost is closed when the queue is filled.
+            // The ghost is closed after the queue is filled.
             let ghost = stock.lift(ghost)?;
             stock.ghosts.insert(id, ghost);
             keep(stock, id, fd)
@@ -49,7 +49,7 @@ pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
     }
 }
 
-/// To who listens there, with the rights of the tree.
+/// Connects to a listener outside the tree, with the rights of the tree.
 fn connect_outside(stock: &mut Stock, fd: BorrowedFd<'_>, path: &str) -> Result<(), FilesError> {
     let opener = &mut stock.opener;
     let outcome = match opener.is_bounded() {
@@ -76,7 +76,7 @@ fn is_mutual(stock: &Stock, id: FileId, peer: FileId) -> bool {
     id != peer && back.is_ok_and(|link| link == UnixLink::To(id))
 }
 
-/// Status flags, then its place in the stock.
+/// Sets the status flags, then puts the socket into the stock.
 fn keep(stock: &mut Stock, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
     let flags = stock.image.files[&id].flags & !(libc::O_ASYNC as u32);
     raw::set_status(fd.as_fd(), flags).at("F_SETFL")?;
@@ -93,13 +93,13 @@ fn pair(kind: i32, made_by: Option<Who>) -> Result<(OwnedFd, OwnedFd), FilesErro
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
-/// A socket of its owner's that is not connected.
+/// Creates an unconnected socket that belongs to its owner.
 fn alone(socket: &UnixSocket) -> Result<OwnedFd, FilesError> {
     let make = || new_socket(libc::AF_UNIX, socket.socket, 0);
     acting_as(Some(socket.owner), make).at("socket")
 }
 
-/// Two sockets that are connected to each other.
+/// Makes two sockets that are connected to each other.
 fn make_pair(
     stock: &mut Stock,
     id: FileId,
@@ -123,7 +123,7 @@ fn make_pair(
     keep(stock, peer, peer_fd)
 }
 
-/// A socket whose peer is closed, and a peer to be closed.
+/// Makes a socket with a peer that the caller closes later.
 fn make_orphan(
     stock: &mut Stock,
     id: FileId,
@@ -143,8 +143,8 @@ fn make_orphan(
     Ok((fd, ghost))
 }
 
-/// A connected socket with a name mostly has it from the listener that accepted it. Such a name cannot be bound again: the socket is
-/// made by connecting and accepting.
+/// Returns true if a connected socket most likely has its name from the listener that accepted it. Such a name cannot
+/// be bound again: the socket is made by connecting and accepting.
 fn has_inherited_name(stock: &Stock, socket: &UnixSocket) -> bool {
     if socket.socket == libc::SOCK_DGRAM {
         return false;
@@ -189,7 +189,7 @@ fn connect_and_accept(
         }
         None => {
             let mut server = server.clone();
-            // The name is given back at once: others may have had it from the same listener.
+            // The name is free again at once: other sockets may have inherited the same name from the listener.
             if let UnixName::Path { file, .. } = &mut server.name {
                 *file = None;
             }
@@ -209,7 +209,7 @@ fn connect_and_accept(
     Ok((fd, accepted))
 }
 
-/// Fills the queues of all sockets from their senders, and lets those wait that waited to be accepted.
+/// Fills the queues of all sockets from their senders, and connects the sockets that waited to be accepted.
 pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
     let sockets = stock
         .image
@@ -231,7 +231,7 @@ pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
         }
     }
     waiting.sort_unstable();
-    // Who accepts them will be told of who made them: mostly that is who connected them.
+    // The accepting process will see the creator of the socket as its peer: usually the creator also connected it.
     for (listener, _, id, owner) in waiting {
         let name = socket_of(stock, listener)?.name;
         let fd = stock.get(id)?.try_clone_to_owned().at("dup")?;
@@ -239,7 +239,7 @@ pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
             acting_as(Some(owner), || address::connect(fd.as_fd(), name))
         })?;
     }
-    // Datagram sockets that are connected one way only.
+    // Some datagram sockets are connected in one direction only.
     for (id, socket) in &sockets {
         if let UnixLink::To(peer) = socket.link
             && !is_mutual(stock, *id, peer)
@@ -279,7 +279,7 @@ fn deliver(
     })
 }
 
-/// A socket of the tree with this name, or one for the moment.
+/// Returns a socket of the tree with this name, or a temporary one.
 fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, FilesError> {
     let of_tree = stock
         .image
@@ -330,7 +330,7 @@ fn send(
         *pid = own;
     }
     let sent = match queue::send(sender, bytes, fds, credentials, to) {
-        // The sender's process is gone, or outside.
+        // The sender has ended, or is outside the tree.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
             let credentials = credentials.map(|(_, user, group)| (own, user, group));
             queue::send(sender, bytes, fds, credentials, to)
@@ -344,7 +344,7 @@ fn send(
     Err(io::Error::from(io::ErrorKind::WriteZero)).at("a message in a socket's queue")
 }
 
-/// Options and shut halves, when the queues are filled.
+/// Sets the options and shuts directions down, after the queues are filled.
 pub fn settle(fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError> {
     set_options(fd, &allowed_options(), &socket.options)?;
     socket.filter.attach(fd).at("SO_ATTACH_FILTER")?;

@@ -1,4 +1,4 @@
-//! A Unix socket at the donor.
+//! Saving a Unix socket at the donor.
 
 use super::list::{Entry, list};
 use super::queue::{Peeked, peek};
@@ -20,7 +20,7 @@ use std::path::Path;
 /// `SIOCOUTQ`.
 const SIOCOUTQ: u64 = 0x5411;
 
-/// Reads a socket.
+/// Saves a socket.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind> {
     if let Some(pid) = saver.outside.holder(&subject.link) {
         return Err(Reason::OtherEndOutside(Some(pid)).into());
@@ -51,14 +51,14 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
     })))
 }
 
-/// Whether a byte was sent ahead of the stream (`MSG_OOB`) and not read.
+/// Returns true if out-of-band data (`MSG_OOB`) was sent and not read.
 fn is_marked(subject: &Subject) -> Saved<bool> {
     let mut one = [PollFd::new(&subject.copy, PollFlags::PRI)];
     poll(&mut one, Some(&Timespec::default())).at("poll")?;
     Ok(one[0].revents().contains(PollFlags::PRI))
 }
 
-/// What the kernel's list says, which is asked for anew when the socket is younger than it.
+/// Returns the socket's entry in the kernel's list, which is read anew if the socket is younger than the list.
 fn entry(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Entry> {
     let inode = subject.info.inode as u32;
     let known = |saver: &Saver<'_>| {
@@ -89,11 +89,12 @@ fn name(subject: &Subject) -> Saved<UnixName> {
     Ok(UnixName::Path { name, file, access })
 }
 
-/// Where the file of a socket is now, whatever it is called: the socket holds the file itself. None if it was removed.
+/// Returns the present path of a socket's file, which the socket itself holds under any name. `None` if the file was
+/// removed.
 fn file(subject: &Subject) -> Saved<Option<(String, Stat)>> {
     let file = match address::file(subject.fd()) {
         Ok(file) => file,
-        // An accepted one may have a name without a file.
+        // An accepted socket may have a name without a file.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
         Err(error) => return Err(error).at("SIOCUNIXFILE")?,
     };
@@ -122,7 +123,7 @@ fn link(saver: &Saver<'_>, subject: &Subject, socket: i32, entry: &Entry) -> Sav
         let listener = of_tree(saver, *listener).ok_or(Reason::OtherEndOutside(None))?;
         let mut unread = [0u8; 4];
         super::super::super::raw::ioctl(subject.fd(), SIOCOUTQ, &mut unread).at("SIOCOUTQ")?;
-        // What the socket that waits has received cannot be read before it is accepted.
+        // Data for a socket that waits cannot be read before the socket is accepted.
         if saver.frozen && unread != [0; 4] {
             return Err(Reason::Unaccepted.into());
         }
@@ -154,14 +155,15 @@ fn listening(saver: &Saver<'_>, entry: &Entry) -> Saved<UnixLink> {
 
 fn of_tree(saver: &Saver<'_>, inode: u32) -> Option<FileId> {
     let alike = saver.pool.with_inode(inode.into());
-    // Other files may have the number on their mounts; sockets have none of their own.
+    // Files on other mounts may have the same inode number; only Unix sockets have the line `scm_fds`.
     let class = alike
         .iter()
         .find(|class| saver.pool.classes[**class].info.value("scm_fds").is_some());
     class.map(|class| saver.id(*class))
 }
 
-/// A datagram socket that was connected to a file, such as the system log's: its name means the same on every host.
+/// Returns the link of a datagram socket that is connected to a file, such as the system log's: the path means the same
+/// on every host.
 fn service(saver: &Saver<'_>, subject: &Subject, peer: u32) -> Saved<UnixLink> {
     let (mut address, _) = address::address(&[]).at("getpeername")?;
     let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;

@@ -1,5 +1,6 @@
-//! Socket files before they may be seen. The kernel remembers the name by which a socket was bound, so it is bound by its
-//! true name, but below a directory of our own that is the root for the moment; renaming the file publishes it.
+//! Stages, on which socket files are made before they become visible. The kernel remembers the name by which a socket
+//! was bound, so the socket is bound by its true name, but below a private directory that is the root during the call;
+//! a rename publishes the file.
 
 use super::address;
 use crate::process::files::acceptor::Stock;
@@ -19,12 +20,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// What leads to an open directory.
+/// Returns a path that leads to an open directory.
 fn link(directory: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
 }
 
-/// The directory that was made a moment ago, and no other that somebody has put in its place.
+/// Opens the directory that was made a moment ago, and refuses one that another process has put in its place.
 fn held(place: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = openat(place, name, flags, Mode::empty())?;
@@ -39,32 +40,35 @@ fn base(file: &Path) -> &Path {
     file.file_name().map_or(file, Path::new)
 }
 
-/// The file of a socket that has a name, but no file any more: the socket is reached by it, and nobody will see it.
+/// File of a socket that has a name, but had no file at the donor: other sockets reach the socket by this file, which
+/// is never published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hidden {
-    /// Of a socket of the tree.
+    /// File of a socket of the tree.
     Socket(FileId),
-    /// Of one that is there only while others are made.
+    /// File of a socket that exists only while others are made.
     ForTheMoment,
 }
 
-/// A directory in which socket files wait. Both directories are held: whoever may rename them leads nobody elsewhere.
+/// A directory in which socket files wait. Both directories are held open: a process that may rename them cannot
+/// redirect the files.
 #[derive(Debug)]
 pub struct Stage {
-    /// The directory in which the files will be, as it is named.
+    /// Path of the directory in which the files will be.
     directory: PathBuf,
-    /// What it is.
+    /// The directory, held open.
     place: OwnedFd,
-    /// The name in it of the root for the moment, so that both are on one file system.
+    /// Name of the temporary root in that directory, so that both are on one file system.
     name: String,
-    /// That root.
+    /// The temporary root, held open.
     root: OwnedFd,
-    /// Names of files that will be published.
+    /// Paths of the files that will be published.
     files: Vec<PathBuf>,
 }
 
 impl Stage {
-    /// A stage for files in `directory`, which must exist, and where the tree must be allowed to make files.
+    /// Creates a stage for files in `directory`, which must exist, and in which the tree must be allowed to create
+    /// files.
     pub fn new(opener: &mut Opener, directory: &Path) -> Result<Self, FilesError> {
         let shown = directory.display().to_string();
         let place = opener.open_writable(directory);
@@ -92,13 +96,13 @@ impl Stage {
         Err(Refusal::NameTaken(shown).into())
     }
 
-    /// Whether files of this directory wait here.
+    /// Returns true if files of this directory wait here.
     pub fn is_for(&self, directory: &Path) -> bool {
         self.directory == directory
     }
 
-    /// Calls `work` where `name` means `file`, which is of this stage's directory. Only the thread that calls it sees the
-    /// other root.
+    /// Calls `work` in an environment where `name` leads to `file`, a file of this stage's directory. Only the
+    /// thread that runs `work` sees the other root.
     pub fn inside<R: Send>(
         &self,
         name: &str,
@@ -107,7 +111,7 @@ impl Stage {
     ) -> io::Result<R> {
         let from = meant_from(name, file);
         let run = || {
-            // SAFETY: only root and working directory become this thread's own, which nothing else uses.
+            // SAFETY: only root and working directory become this thread's own, and nothing else uses the thread.
             unsafe { unshare_unsafe(UnshareFlags::FS) }?;
             chroot(link(&self.root))?;
             chdir(from)?;
@@ -117,12 +121,12 @@ impl Stage {
         outcome.unwrap_or_else(|_| Err(io::Error::other("the thread that binds sockets ended")))
     }
 
-    /// Where a file waits.
+    /// Returns the path at which a file waits.
     pub fn staged(&self, file: &Path) -> PathBuf {
         link(&self.root).join(file.strip_prefix("/").unwrap_or(file))
     }
 
-    /// Where a hidden file is.
+    /// Returns the path of a hidden file.
     pub fn hidden(&self, hidden: &Hidden) -> PathBuf {
         let name = match hidden {
             Hidden::Socket(id) => format!(".removed-{id}"),
@@ -131,12 +135,12 @@ impl Stage {
         link(&self.root).join(name)
     }
 
-    /// Gives a file that waits another name, so that the next one may have its name.
+    /// Renames a waiting file to its hidden name, so that the next file may have its name.
     pub fn hide(&self, file: &Path, hidden: &Hidden) -> io::Result<()> {
         fs::rename(self.staged(file), self.hidden(hidden))
     }
 
-    /// Gives a file that waits its owner and permissions; it will be published.
+    /// Sets owner and permissions of a waiting file, and marks the file for publication.
     pub fn add(
         &mut self,
         opener: &Opener,
@@ -165,7 +169,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether the tree may make this file, in place of one that is there.
+    /// Checks that the tree may create this file, in place of an existing one if there is one.
     fn check(&self, opener: &Opener, file: &Path, user: u32) -> Result<(), FilesError> {
         let directory = fstat(&self.place).at("fstat")?;
         let sticky = directory.st_mode & libc::S_ISVTX != 0 && !opener.may_be(directory.st_uid);
@@ -177,7 +181,7 @@ impl Stage {
         Err(Refusal::NotAllowed(file.display().to_string()).into())
     }
 
-    /// Puts the files where they belong, each in place of one that is there.
+    /// Moves the files to their final paths, each in place of an existing file.
     pub fn publish(&mut self) -> Result<(), FilesError> {
         for file in std::mem::take(&mut self.files) {
             let there = link(&self.place).join(base(&file));
@@ -187,15 +191,15 @@ impl Stage {
     }
 }
 
-/// Binds a socket whose file is to be `file`, inside a stage. Where the file was renamed since the socket was bound, it gets that
-/// name too: the other one stays on stage.
+/// Binds a socket with the final path `file`, inside a stage. If the file was renamed after the original was bound, the
+/// file gets its final path as a second name, and the bound name stays on stage.
 pub fn bind(fd: BorrowedFd<'_>, name: &str, file: &Path) -> io::Result<()> {
     let bound = bound(name, file);
     if bound == file {
         return address::bind(fd, name.as_bytes());
     }
     fs::create_dir_all(bound.parent().unwrap_or(Path::new("/")))?;
-    // An earlier socket may have been bound by the same name, and renamed as well.
+    // An earlier socket may have been bound to the same name, and renamed as well.
     match fs::remove_file(&bound) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -204,7 +208,7 @@ pub fn bind(fd: BorrowedFd<'_>, name: &str, file: &Path) -> io::Result<()> {
     fs::hard_link(&bound, file)
 }
 
-/// The directory from which a name is meant: of a relative one that which remains of its file without it.
+/// Returns the directory that a name is relative to: the path of its file without the name.
 fn meant_from(name: &str, file: &Path) -> PathBuf {
     let shown = file.to_string_lossy();
     match shown.strip_suffix(name) {
@@ -213,14 +217,14 @@ fn meant_from(name: &str, file: &Path) -> PathBuf {
     }
 }
 
-/// The file that a socket makes which is bound by this name.
+/// Returns the path of the file that a socket bound to this name creates.
 pub fn bound(name: &str, file: &Path) -> PathBuf {
     meant_from(name, file).join(name)
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // What is left is of no use to anybody; a directory that cannot be removed harms nobody.
+        // Remaining files are useless, and a directory that cannot be removed does no harm.
         for entry in fs::read_dir(link(&self.root))
             .into_iter()
             .flatten()
