@@ -89,7 +89,7 @@ impl Loan {
 }
 
 /// Smallest number of short tasks that justifies one more thread: fewer take less time than the thread needs to start.
-const TASKS_EACH: usize = 16;
+const TASKS_EACH: usize = 40;
 
 /// Runs short tasks on all processors, with real-time priority if the caller has it. The results are in task order.
 pub(crate) fn share_out<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
