@@ -11,7 +11,7 @@ set -euo pipefail
 # Package folder and test program. Others speak no SCTP, or speak nonsense on purpose.
 captured=(node/registrar node/pool bench/registrar)
 # The same, in labs.
-labs=(bench/sessions bench/pool_commands bench/distances)
+labs=(bench/sessions bench/pool_commands bench/pool_distances)
 # Seconds until the capture has to have begun.
 patience=60
 # `_ws.expert.severity` of an error; notes tell of retransmissions.
@@ -51,7 +51,7 @@ inside() {
     capture=$!
     until [[ -s $file ]]; do
         if ! kill -0 "$capture" || ((SECONDS - begun > patience)); then
-            echo "captures: tcpdump does not begin" >&2
+            echo "captures: tcpdump does not start" >&2
             exit 1
         fi
         sleep 0.1
@@ -100,7 +100,7 @@ check() {
         END {
             for (i = split(names, all, " "); i > 0; i--) {
                 if (!sctp[all[i]] || !asap[all[i]]) {
-                    printf "captures: no SCTP with ASAP in what there is of %s\n", all[i]
+                    printf "captures: no SCTP packets with ASAP messages in the captures of %s\n", all[i]
                     missing++
                 }
             }

@@ -160,7 +160,7 @@ apt_install() {
     [[ -z $own_policy ]] || trap "rm -f '$own_policy'" EXIT
     local options=(-q -y -o DPkg::Lock::Timeout=300)
     apt-get "${options[@]}" update ||
-        say "apt-get update reported an error; trying with the package lists there are"
+        say "apt-get update reported an error; trying with the present package lists"
     apt-get "${options[@]}" install --no-install-recommends "$@" ||
         stop "apt-get could not install: $*"
     [[ -z $own_policy ]] || { rm -f "$own_policy" && trap - EXIT; }
@@ -195,7 +195,7 @@ cargo_version() {
 
 replace_old_rust() {
     if command -v rustup >/dev/null; then
-        say "installing Rust $rust_install with the rustup that is here, for this checkout's builds only"
+        say "installing Rust $rust_install with the installed rustup, for this checkout's builds only"
         rustup toolchain install "$rust_install" --profile minimal -c clippy -c rustfmt ||
             stop "rustup could not install Rust $rust_install"
         export RUSTUP_TOOLCHAIN=$rust_install

@@ -10,13 +10,13 @@ fn main() {
     for object in [
         "holdfast",
         "congestion",
-        "domains",
+        "landlock",
         "keyrings",
-        "observe",
-        "files",
-        "queue",
-        "shared_port",
-        "timeouts",
+        "socket_snapshots",
+        "descriptors",
+        "accept_queue",
+        "reuseport",
+        "rto_max",
         "traffic",
     ] {
         compile(object, Path::new(&out), &arch);

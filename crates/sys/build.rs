@@ -2,7 +2,7 @@
 //!
 //! Its source is in a package of the registry, so `Cargo.lock` says which it is; Debian's static library is not optimised, and costs
 //! twice the time. Its socket calls get other names, so that `src/transport/usrsctp/hooks.rs` answers them: it then sends what
-//! the stack wants sent in batches, and starts no threads. It has no locks of its own (`c/alone.h`); its memory, its checksum, its timers
+//! the stack wants sent in batches, and starts no threads. It has no locks of its own (`c/no_locks.h`); its memory, its checksum, its timers
 //! and the making of its hash tables are replaced by faster ones. The internal functions that take packets in (`ffi.rs`) are those of this version.
 
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use std::process::Command;
 const PACKAGE: &str = "datachannel-sys";
 const SOURCE: &str = "libdatachannel/deps/usrsctp/usrsctplib";
 /// Ours, which see the library's structures.
-const OWN: [&str; 2] = ["c/ahead.c", "c/distance.c"];
+const EXTRA_SOURCES: [&str; 2] = ["c/prefetch.c", "c/round_trip.c"];
 /// Ours, which each file includes first.
-const ALONE: &str = "c/alone.h";
+const NO_LOCKS_HEADER: &str = "c/no_locks.h";
 /// Calls that get this before their names.
-const OURS: &str = "holdfast_usrsctp_";
-const RENAMED: [&str; 9] = [
+const HOOK_PREFIX: &str = "holdfast_usrsctp_";
+const HOOKED_CALLS: [&str; 9] = [
     "malloc",
     "calloc",
     "free",
@@ -27,9 +27,9 @@ const RENAMED: [&str; 9] = [
     "pthread_create",
     "pthread_mutex_trylock",
 ];
-/// Functions that are answered in `src/transport/usrsctp/`, by `checksum.rs`, `tables.rs` and `timers.rs`, and in `c/distance.c`; and where the library has
+/// Functions that are answered in `src/transport/usrsctp/`, by `checksum.rs`, `tables.rs` and `timers.rs`, and in `c/round_trip.c`; and where the library has
 /// its own, which get another name there.
-const REPLACED: [(&str, &[&str]); 3] = [
+const REPLACED_FUNCTIONS: [(&str, &[&str]); 3] = [
     ("netinet/sctp_crc32.c", &["sctp_calculate_cksum"]),
     (
         "netinet/sctputil.c",
@@ -46,7 +46,7 @@ const REPLACED: [(&str, &[&str]); 3] = [
     ),
 ];
 /// What the library is told of this system (`CMakeLists.txt`), and that it is not a kernel's.
-const DEFINED: [&str; 12] = [
+const DEFINES: [&str; 12] = [
     "__Userspace__",
     "SCTP_SIMPLE_ALLOCATOR",
     "SCTP_PROCESS_LEVEL_LOCKS",
@@ -63,15 +63,18 @@ const DEFINED: [&str; 12] = [
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    for file in OWN.into_iter().chain([ALONE]) {
+    for file in EXTRA_SOURCES.into_iter().chain([NO_LOCKS_HEADER]) {
         println!("cargo:rerun-if-changed={file}");
     }
     let source = package_folder(PACKAGE).join(SOURCE);
     println!("cargo:rerun-if-changed={}", source.display());
-    let own: Vec<PathBuf> = REPLACED.iter().map(|(file, _)| source.join(file)).collect();
+    let patched: Vec<PathBuf> = REPLACED_FUNCTIONS
+        .iter()
+        .map(|(file, _)| source.join(file))
+        .collect();
     let mut objects = Vec::new();
-    for (file, (_, functions)) in own.iter().zip(REPLACED) {
-        let mut build = library(&source);
+    for (file, (_, functions)) in patched.iter().zip(REPLACED_FUNCTIONS) {
+        let mut build = library_build(&source);
         for function in functions {
             build.define(function, format!("holdfast_unused_{function}").as_str());
         }
@@ -79,17 +82,17 @@ fn main() {
     }
     let folders = ["", "netinet", "netinet6"].map(|folder| source.join(folder));
     let files = folders.iter().flat_map(|folder| c_files(folder));
-    let files = files.filter(|file| !own.contains(file));
-    let mut build = library(&source);
+    let files = files.filter(|file| !patched.contains(file));
+    let mut build = library_build(&source);
     build
         .files(files)
-        .files(OWN)
+        .files(EXTRA_SOURCES)
         .objects(objects)
         .compile("holdfast_usrsctp");
 }
 
 /// How each file is compiled: optimised whatever the profile.
-fn library(source: &Path) -> cc::Build {
+fn library_build(source: &Path) -> cc::Build {
     let mut build = cc::Build::new();
     build
         .include(source)
@@ -97,12 +100,12 @@ fn library(source: &Path) -> cc::Build {
         .warnings(false)
         .flag("-Wno-address-of-packed-member")
         .flag("-include")
-        .flag(ALONE);
-    for name in DEFINED {
+        .flag(NO_LOCKS_HEADER);
+    for name in DEFINES {
         build.define(name, None);
     }
-    for call in RENAMED {
-        build.define(call, format!("{OURS}{call}").as_str());
+    for call in HOOKED_CALLS {
+        build.define(call, format!("{HOOK_PREFIX}{call}").as_str());
     }
     build
 }

@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    holdfast_fuzz::app::run(data);
+    holdfast_fuzz::program_messages::run(data);
 });

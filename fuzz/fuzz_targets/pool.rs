@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    holdfast_fuzz::pool::run(data);
+    holdfast_fuzz::pool_messages::run(data);
 });

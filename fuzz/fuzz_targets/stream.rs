@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    holdfast_fuzz::stream::run(data);
+    holdfast_fuzz::asap_stream::run(data);
 });

@@ -5,9 +5,9 @@
 mod protocol;
 
 use protocol::bits::Writer;
-use protocol::from_client::{Base, ClientMessage, Head, Secret, UserCommand};
-use protocol::netchan::Incoming;
-use protocol::{connectionless, from_server};
+use protocol::client_message::{ClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand};
+use protocol::netchan::Reassembly;
+use protocol::{connectionless, server_message};
 
 /// Reads datagrams with two bytes of length before each, a message of the server, or a message of a client; the first
 /// byte selects the kind.
@@ -16,9 +16,9 @@ pub fn run(data: &[u8]) -> bool {
         return false;
     };
     match choice % 3 {
-        0 => datagrams(rest),
-        1 => from_server::parse(rest).is_ok(),
-        _ => client(rest),
+        0 => run_datagrams(rest),
+        1 => server_message::parse(rest).is_ok(),
+        _ => run_client_message(rest),
     }
 }
 
@@ -92,19 +92,19 @@ fn client_message() -> Vec<u8> {
         ..UserCommand::default()
     };
     let message = ClientMessage {
-        head: Head::default(),
+        head: MessageHead::default(),
         commands: vec![(1, "say hello".into())],
-        moves: Some((Base::Acknowledged, vec![step(400), step(425)])),
+        moves: Some((SnapshotBase::Acknowledged, vec![step(400), step(425)])),
     };
-    message.write(Secret {
+    message.write(KeyInputs {
         checksum_feed: 99,
         command: "cs 1",
     })
 }
 
 /// Returns true if a message was complete. No message exceeds the protocol's length limit, and numbers only grow.
-fn datagrams(mut rest: &[u8]) -> bool {
-    let mut incoming = Incoming::default();
+fn run_datagrams(mut rest: &[u8]) -> bool {
+    let mut incoming = Reassembly::default();
     let mut newest = 0;
     while let Some((length, behind)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes(*length)).min(behind.len());
@@ -117,14 +117,14 @@ fn datagrams(mut rest: &[u8]) -> bool {
         assert!(number > newest && message.len() <= 65536);
         assert_eq!(incoming.sequence(), number);
         newest = number;
-        let _ = from_server::parse(&message);
+        let _ = server_message::parse(&message);
     }
     newest > 0
 }
 
 /// A client's message survives writing and reading.
-fn client(bytes: &[u8]) -> bool {
-    let secret = Secret {
+fn run_client_message(bytes: &[u8]) -> bool {
+    let secret = KeyInputs {
         checksum_feed: 99,
         command: "cs 1",
     };

@@ -18,14 +18,14 @@ struct Options {
 /// Runs the target `name` with the options of the command line: `--seconds N` (10), `--seed N` (from the clock),
 /// `--input FILE` (only this input).
 pub fn main(name: &str, target: fn(&[u8]) -> bool) -> ExitCode {
-    let options = match options() {
+    let options = match parse_options() {
         Ok(options) => options,
         Err(problem) => {
             eprintln!("{name}: {problem}; use --seconds N, --seed N or --input FILE");
             return ExitCode::from(2);
         }
     };
-    match run(name, target, &options) {
+    match run_inputs(name, target, &options) {
         Ok(summary) => {
             println!("{name}: {summary}");
             ExitCode::SUCCESS
@@ -37,7 +37,7 @@ pub fn main(name: &str, target: fn(&[u8]) -> bool) -> ExitCode {
     }
 }
 
-fn options() -> Result<Options, String> {
+fn parse_options() -> Result<Options, String> {
     let clock = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -64,13 +64,13 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-fn run(name: &str, target: fn(&[u8]) -> bool, options: &Options) -> Result<String, String> {
+fn run_inputs(name: &str, target: fn(&[u8]) -> bool, options: &Options) -> Result<String, String> {
     if let Some(path) = &options.input {
         let data = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         return Ok(format!("accepted: {}", target(&data)));
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut pool = corpus(&root.join("corpus").join(name))?;
+    let mut pool = read_corpus(&root.join("corpus").join(name))?;
     let mut rng = Rng(options.seed);
     let end = Instant::now() + Duration::from_secs(options.seconds);
     let (mut runs, mut accepted) = (0_u64, 0_u64);
@@ -87,9 +87,9 @@ fn run(name: &str, target: fn(&[u8]) -> bool, options: &Options) -> Result<Strin
                 Ok(false) => {}
                 Ok(true) => {
                     accepted += 1;
-                    keep(&mut pool, data, &mut rng);
+                    add_to_pool(&mut pool, data, &mut rng);
                 }
-                Err(_) => return Err(failure(root, name, options.seed, &data)),
+                Err(_) => return Err(save_failure(root, name, options.seed, &data)),
             }
         }
     }
@@ -102,15 +102,15 @@ fn run(name: &str, target: fn(&[u8]) -> bool, options: &Options) -> Result<Strin
     ))
 }
 
-fn corpus(folder: &Path) -> Result<Vec<Vec<u8>>, String> {
-    let problem = |error| format!("{}: {error}", folder.display());
+fn read_corpus(folder: &Path) -> Result<Vec<Vec<u8>>, String> {
+    let error_text = |error| format!("{}: {error}", folder.display());
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(problem)? {
-        paths.push(entry.map_err(problem)?.path());
+    for entry in std::fs::read_dir(folder).map_err(error_text)? {
+        paths.push(entry.map_err(error_text)?.path());
     }
     paths.sort();
     let files = paths.iter().map(std::fs::read);
-    let files = files.collect::<Result<Vec<_>, _>>().map_err(problem)?;
+    let files = files.collect::<Result<Vec<_>, _>>().map_err(error_text)?;
     if files.is_empty() {
         return Err(format!("{} is empty", folder.display()));
     }
@@ -128,7 +128,7 @@ fn next_input(pool: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     data
 }
 
-fn keep(pool: &mut Vec<Vec<u8>>, data: Vec<u8>, rng: &mut Rng) {
+fn add_to_pool(pool: &mut Vec<Vec<u8>>, data: Vec<u8>, rng: &mut Rng) {
     if pool.len() < POOL_MAX {
         pool.push(data);
     } else if rng.below(16) == 0 {
@@ -137,7 +137,7 @@ fn keep(pool: &mut Vec<Vec<u8>>, data: Vec<u8>, rng: &mut Rng) {
     }
 }
 
-fn failure(root: &Path, name: &str, seed: u64, data: &[u8]) -> String {
+fn save_failure(root: &Path, name: &str, seed: u64, data: &[u8]) -> String {
     let folder = root.join("artifacts").join(name);
     let path = folder.join(format!("{seed}"));
     let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, data));

@@ -29,23 +29,23 @@ pub fn run(data: &[u8]) -> bool {
     machine
         .handle_request(now, request)
         .expect("node 2 is known");
-    carry_out(&mut machine, now);
+    execute_commands(&mut machine, now);
     let frames = decode(rest, 1 << 20);
-    let any = !frames.is_empty();
+    let has_frames = !frames.is_empty();
     for (index, frame) in frames.into_iter().enumerate() {
         now += Duration::from_millis(u64::from(*choice));
         let from = NodeId(2 + (index as u16 + u16::from(choice / 64)) % 2);
         machine.handle_frame(now, from, frame);
-        carry_out(&mut machine, now);
+        execute_commands(&mut machine, now);
         if machine.poll_timeout().is_some_and(|due| due <= now) {
             machine.handle_timeout(now);
-            carry_out(&mut machine, now);
+            execute_commands(&mut machine, now);
         }
     }
     machine.handle_peer_lost(now, NodeId(2));
     machine.handle_peer_lost(now, NodeId(3));
-    carry_out(&mut machine, now);
-    any
+    execute_commands(&mut machine, now);
+    has_frames
 }
 
 /// Returns a flow that corpus and request share.
@@ -54,14 +54,14 @@ pub fn flow(port: u16) -> Flow {
     text.parse().expect("a flow")
 }
 
-fn carry_out(machine: &mut Handoff, now: Duration) {
+fn execute_commands(machine: &mut Handoff, now: Duration) {
     let mut steps = 0;
     while let Some(output) = machine.poll_output() {
         steps += 1;
         assert!(steps < 1_000_000, "it never comes to rest");
-        if let Output::Do(command) = output {
+        if let Output::Execute(command) = output {
             let (token, results) = results(&command);
-            machine.handle_done(now, Completion { token, results });
+            machine.handle_completion(now, Completion { token, results });
         }
     }
 }
@@ -107,7 +107,7 @@ fn results(command: &Command) -> (Token, Results) {
             asker,
             changes,
         } => {
-            let apply = |change| ownership::apply(None, change, *asker);
+            let apply = |change| ownership::apply_change(None, change, *asker);
             (
                 *token,
                 Results::Arbitrated(changes.iter().map(apply).collect()),

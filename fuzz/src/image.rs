@@ -2,7 +2,7 @@
 
 use holdfast_sys::process::files::Image;
 use holdfast_sys::process::image::{
-    Checked, Descriptors, Files, Frozen, Missing, PagesIn, Tree, decode, encode,
+    BorrowedPages, Descriptors, Files, FrozenTree, MissingPages, Tree, Validate, decode, encode,
 };
 
 /// Decodes an image of the kind that the first byte gives. An accepted image survives encoding and decoding, and
@@ -12,29 +12,29 @@ pub fn run(data: &[u8]) -> bool {
         return false;
     };
     match choice % 5 {
-        0 => again::<Tree>(rest).is_some(),
-        1 => again::<Frozen>(rest).is_some(),
-        2 => again::<Descriptors>(rest).is_some_and(descriptors),
-        3 => again::<Missing>(rest).is_some(),
-        _ => pages(rest),
+        0 => assert_round_trip::<Tree>(rest).is_some(),
+        1 => assert_round_trip::<FrozenTree>(rest).is_some(),
+        2 => assert_round_trip::<Descriptors>(rest).is_some_and(check_descriptors),
+        3 => assert_round_trip::<MissingPages>(rest).is_some(),
+        _ => check_pages(rest),
     }
 }
 
-fn again<T: Checked + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<T> {
+fn assert_round_trip<T: Validate + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<T> {
     let value: T = decode(bytes).ok()?;
     let bytes = encode(&value).expect("it came so");
-    let same: T = decode(&bytes).expect("it was encoded");
-    assert_eq!(same, value);
+    let redecoded: T = decode(&bytes).expect("it was encoded");
+    assert_eq!(redecoded, value);
     Some(value)
 }
 
 /// Changes are checked together with the image that results from them.
-fn descriptors(found: Descriptors) -> bool {
+fn check_descriptors(found: Descriptors) -> bool {
     match found.files {
         Files::Image(image) => {
-            let nothing = image.changes_since(&image);
+            let empty_changes = image.changes_since(&image);
             let mut same = image.clone();
-            assert!(same.apply(nothing).is_ok() && same == image);
+            assert!(same.apply(empty_changes).is_ok() && same == image);
         }
         Files::Changes(changes) => {
             let _ = Image::default().apply(changes);
@@ -43,11 +43,11 @@ fn descriptors(found: Descriptors) -> bool {
     true
 }
 
-fn pages(bytes: &[u8]) -> bool {
-    let Ok(pages) = PagesIn::read(bytes) else {
+fn check_pages(bytes: &[u8]) -> bool {
+    let Ok(pages) = BorrowedPages::decode(bytes) else {
         return false;
     };
-    let alike: Vec<_> = pages.alike().collect();
+    let alike: Vec<_> = pages.groups().collect();
     let runs: usize = alike.iter().map(|(runs, _)| runs.len()).sum();
     let content: usize = alike.iter().map(|(_, bytes)| bytes.len()).sum();
     assert_eq!((runs, content), (pages.runs.len(), pages.bytes.len()));

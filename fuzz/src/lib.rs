@@ -1,20 +1,20 @@
 //! Random and mutated input for every parser; see README.md.
 #![forbid(unsafe_code)]
 
-pub mod app;
 pub mod arena;
-pub mod conversation;
+pub mod asap_stream;
 pub mod driver;
 pub mod flow;
 pub mod frame;
 pub mod handoff;
 pub mod image;
+pub mod migration_messages;
 mod mutate;
 pub mod packet;
-pub mod pool;
+pub mod pool_messages;
+pub mod program_messages;
 pub mod registrar;
 pub mod rserpool;
-pub mod state;
-pub mod stream;
+pub mod socket_state;
 pub mod vdso;
-pub mod vnet;
+pub mod vnet_header;

@@ -37,12 +37,12 @@ const EDGES: [u64; 10] = [
 /// Changes `data` once to a few times, partly with pieces of `other`.
 pub fn mutate(data: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
     for _ in 0..1 + rng.below(4) {
-        once(data, other, rng);
+        mutate_once(data, other, rng);
     }
     data.truncate(LENGTH_MAX);
 }
 
-fn once(data: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
+fn mutate_once(data: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
     if data.is_empty() {
         data.push(rng.next() as u8);
     }

@@ -1,8 +1,8 @@
 //! Parser of packets that the hold reads.
 
-use holdfast_wire::Inbound;
+use holdfast_wire::InboundPacket;
 
 /// Parses any bytes to a packet of a flow, or to none.
 pub fn run(data: &[u8]) -> bool {
-    Inbound::parse(data).is_some()
+    InboundPacket::parse(data).is_some()
 }

@@ -14,22 +14,26 @@ const ELEMENTS_MAX: usize = 50;
 /// Number of associations. The last ones belong to registrars, and the very last of these has no right to be a
 /// registrar.
 const ASSOCIATIONS: u8 = 8;
-const REGISTRARS_FROM: u8 = 5;
+const FIRST_REGISTRAR: u8 = 5;
 
 /// Processes a stream of records: a byte for the origin, a byte for the event, the length of a message in two bytes,
 /// and the message. For any records, the machine does not panic, comes to rest, keeps its limits, and sends only
 /// parseable messages.
 pub fn run(data: &[u8]) -> bool {
-    let mut world = World::new();
+    let mut world = RegistrarHarness::new();
     let mut rest = data;
-    while let [from, what, high, low, after @ ..] = rest {
+    while let [from, event, high, low, after @ ..] = rest {
         let length = usize::from(u16::from_be_bytes([*high, *low])).min(after.len());
         let (message, others) = after.split_at(length);
-        world.take(from % ASSOCIATIONS, *what, &Bytes::copy_from_slice(message));
+        world.handle_record(
+            from % ASSOCIATIONS,
+            *event,
+            &Bytes::copy_from_slice(message),
+        );
         rest = others;
     }
-    world.wait(Duration::from_secs(200));
-    world.heeded
+    world.advance(Duration::from_secs(200));
+    world.had_effect
 }
 
 /// Builds a record: origin, event, and the message that arrives, if any.
@@ -39,11 +43,11 @@ pub fn record(from: u8, what: u8, message: &[u8]) -> Vec<u8> {
     [&[from, what, high, low], message].concat()
 }
 
-struct World {
+struct RegistrarHarness {
     machine: Registrar,
     now: Duration,
     /// True if a message has changed the machine's state.
-    heeded: bool,
+    had_effect: bool,
 }
 
 fn address(from: u8) -> SocketAddr {
@@ -51,7 +55,7 @@ fn address(from: u8) -> SocketAddr {
 }
 
 fn protocol(from: u8) -> Protocol {
-    match from < REGISTRARS_FROM {
+    match from < FIRST_REGISTRAR {
         true => Protocol::Asap,
         false => Protocol::Enrp,
     }
@@ -61,8 +65,8 @@ fn id(from: u8) -> AssociationId {
     AssociationId(from.into())
 }
 
-impl World {
-    fn new() -> World {
+impl RegistrarHarness {
+    fn new() -> RegistrarHarness {
         let own: SocketAddr = ([10, 1, 0, 100], 9901).into();
         let transport = SctpTransport {
             port: own.port(),
@@ -72,42 +76,42 @@ impl World {
         let mut config = Config::new(RegistrarId(0x50), 1, transport);
         let settings = &mut config.settings;
         settings.limits.elements = ELEMENTS_MAX;
-        settings.limits.malformed = u32::MAX;
-        settings.limits.first_message = Duration::MAX / 2;
+        settings.limits.malformed_max = u32::MAX;
+        settings.limits.first_message_timeout = Duration::MAX / 2;
         settings.enrp_multicast = true;
-        settings.mentor_hunt = Duration::ZERO;
+        settings.mentor_hunt_time = Duration::ZERO;
         settings.announce_cycle = Some(Duration::from_secs(30));
         // Recorded elements have other addresses than the associations here.
-        settings.addresses_checked = false;
-        let registrars = (REGISTRARS_FROM..ASSOCIATIONS - 1).map(|from| address(from).ip());
+        settings.check_addresses = false;
+        let registrars = (FIRST_REGISTRAR..ASSOCIATIONS - 1).map(|from| address(from).ip());
         let prefixes = registrars.map(|ip| ip.to_string().parse().expect("an address"));
-        settings.access.registrar = holdfast_proto::registrar::Allow::Only(prefixes.collect());
-        let mut world = World {
+        settings.access.registrar = holdfast_proto::registrar::Permission::Only(prefixes.collect());
+        let mut world = RegistrarHarness {
             machine: Registrar::new(Duration::ZERO, config),
             now: Duration::ZERO,
-            heeded: false,
+            had_effect: false,
         };
-        world.wait(Duration::ZERO);
+        world.advance(Duration::ZERO);
         for from in 0..ASSOCIATIONS {
-            world.up(from);
+            world.associate(from);
         }
         world
     }
 
-    fn up(&mut self, from: u8) {
+    fn associate(&mut self, from: u8) {
         let at = [address(from)];
         self.machine
-            .handle_up(self.now, id(from), protocol(from), &at, None);
-        self.carry_out();
+            .handle_association_up(self.now, id(from), protocol(from), &at, None);
+        self.execute_outputs();
     }
 
-    fn take(&mut self, from: u8, what: u8, message: &Bytes) {
-        let before = self.state();
+    fn handle_record(&mut self, from: u8, what: u8, message: &Bytes) {
+        let before = self.summary();
         match what % 8 {
             0 => {
-                self.machine.handle_down(self.now, id(from));
-                self.carry_out();
-                self.up(from);
+                self.machine.handle_association_down(self.now, id(from));
+                self.execute_outputs();
+                self.associate(from);
             }
             1 => self.machine.handle_restarted(self.now, id(from)),
             2 => {
@@ -120,7 +124,7 @@ impl World {
                 self.machine
                     .handle_multicast(self.now, source, protocol, message);
             }
-            4 => self.wait(Duration::from_millis(u64::from(what) * 100)),
+            4 => self.advance(Duration::from_millis(u64::from(what) * 100)),
             5 => self
                 .machine
                 .handle_send_failed(id(from), protocol(from), message),
@@ -129,23 +133,27 @@ impl World {
                 Protocol::Enrp => self.machine.handle_enrp(self.now, id(from), message),
             },
         }
-        self.carry_out();
+        self.execute_outputs();
         assert!(self.machine.elements() <= ELEMENTS_MAX);
-        self.heeded |= self.state() != before;
+        self.had_effect |= self.summary() != before;
     }
 
-    fn state(&self) -> (usize, usize, u64) {
+    fn summary(&self) -> (usize, usize, u64) {
         let counters = self.machine.counters();
         let served = counters.resolutions + counters.reregistrations + counters.deregistrations;
-        (self.machine.elements(), self.machine.peers().count(), served)
+        (
+            self.machine.elements(),
+            self.machine.peers().count(),
+            served,
+        )
     }
 
-    fn wait(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         let (end, mut steps) = (self.now + time, 0);
         while let Some(at) = self.machine.poll_timeout().filter(|at| *at <= end) {
             self.now = at.max(self.now);
             self.machine.handle_timeout(self.now);
-            self.carry_out();
+            self.execute_outputs();
             steps += 1;
             assert!(steps < 1_000_000, "it never comes to rest");
         }
@@ -153,7 +161,7 @@ impl World {
     }
 
     /// Executes outputs: no peer is reachable, and aborted associations end.
-    fn carry_out(&mut self) {
+    fn execute_outputs(&mut self) {
         let mut steps = 0;
         while let Some(output) = self.machine.poll_output() {
             steps += 1;
@@ -165,9 +173,11 @@ impl World {
                 | Output::SendMany {
                     protocol, message, ..
                 }
-                | Output::Multicast { protocol, message } => check(protocol, &message),
+                | Output::Multicast { protocol, message } => {
+                    assert_reports_encode(protocol, &message)
+                }
                 Output::Connect { dial, .. } => self.machine.handle_dial_failed(self.now, dial),
-                Output::Abort(id) => self.machine.handle_down(self.now, id),
+                Output::Abort(id) => self.machine.handle_association_down(self.now, id),
                 Output::Measure(id) => {
                     let round_trip = Duration::from_millis(id.0 * 37);
                     self.machine.handle_round_trip(self.now, id, round_trip);
@@ -178,7 +188,7 @@ impl World {
     }
 }
 
-fn check(protocol: Protocol, message: &Bytes) {
+fn assert_reports_encode(protocol: Protocol, message: &Bytes) {
     let reports = match protocol {
         Protocol::Asap => asap::Message::parse(message).map(|parsed| parsed.reports),
         Protocol::Enrp => enrp::Message::parse(message).map(|parsed| parsed.reports),
@@ -186,7 +196,7 @@ fn check(protocol: Protocol, message: &Bytes) {
     assert!(reports.expect("what it says can be read").is_empty());
 }
 
-fn encoded(message: &asap::Message) -> BytesMut {
+fn encode_message(message: &asap::Message) -> BytesMut {
     let mut buffer = BytesMut::new();
     message.encode(&mut buffer).expect("small");
     buffer
@@ -194,7 +204,7 @@ fn encoded(message: &asap::Message) -> BytesMut {
 
 /// Returns the life cycle of an element and a user, with a peer that synchronizes other elements, as a start for the
 /// corpus.
-pub fn life() -> Vec<u8> {
+pub fn element_life_cycle() -> Vec<u8> {
     let handle = PoolHandle::from("pool");
     let element = |id| PoolElement {
         id: ElementId(id),
@@ -208,7 +218,7 @@ pub fn life() -> Vec<u8> {
         policy: holdfast_wire::rserpool::Policy::RoundRobin,
         asap_transport: None,
     };
-    let told = enrp::Message {
+    let handle_update = enrp::Message {
         sender: RegistrarId(7),
         receiver: RegistrarId(0),
         body: enrp::Body::HandleUpdate {
@@ -219,7 +229,7 @@ pub fn life() -> Vec<u8> {
         },
     };
     let mut update = BytesMut::new();
-    told.encode(&mut update).expect("small");
+    handle_update.encode(&mut update).expect("small");
     let (one, id) = (element(1), ElementId(1));
     let registration = asap::Message::Registration {
         handle: handle.clone(),
@@ -228,7 +238,7 @@ pub fn life() -> Vec<u8> {
     let resolution = asap::Message::HandleResolution {
         updates: true,
         handle: handle.clone(),
-        items: Some(2),
+        items_max: Some(2),
     };
     let report = asap::Message::EndpointUnreachable {
         handle: handle.clone(),
@@ -240,14 +250,14 @@ pub fn life() -> Vec<u8> {
     };
     let leave = asap::Message::Deregistration { handle, id };
     [
-        record(1, 7, &encoded(&registration)),
+        record(1, 7, &encode_message(&registration)),
         record(5, 7, &update),
-        record(2, 7, &encoded(&resolution)),
+        record(2, 7, &encode_message(&resolution)),
         record(0, 84, &[]),
-        record(2, 7, &encoded(&report)),
-        record(1, 7, &encoded(&answer)),
+        record(2, 7, &encode_message(&report)),
+        record(1, 7, &encode_message(&answer)),
         record(5, 0, &[]),
-        record(1, 7, &encoded(&leave)),
+        record(1, 7, &encode_message(&leave)),
     ]
     .concat()
 }

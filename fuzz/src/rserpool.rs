@@ -7,37 +7,37 @@ use std::fmt::Debug;
 /// Parses any bytes to an ASAP message or an error; a message survives writing and reading.
 pub fn asap(data: &[u8]) -> bool {
     peek::asap(data);
-    run(data, asap::Message::parse, asap::Message::encode)
+    run_parser(data, asap::Message::parse, asap::Message::encode)
 }
 
 /// Parses any bytes to an ENRP message or an error; a message survives writing and reading.
 pub fn enrp(data: &[u8]) -> bool {
     peek::enrp(data);
-    run(data, enrp::Message::parse, enrp::Message::encode)
+    run_parser(data, enrp::Message::parse, enrp::Message::encode)
 }
 
-fn run<M: PartialEq + Debug>(
+fn run_parser<M: PartialEq + Debug>(
     data: &[u8],
     parse: fn(&Bytes) -> Result<Parsed<M>, Error>,
     encode: fn(&M, &mut BytesMut) -> Result<(), EncodeError>,
 ) -> bool {
     let reports = match parse(&Bytes::copy_from_slice(data)) {
         Ok(parsed) => {
-            again(&parsed.message, parse, encode);
+            assert_round_trip(&parsed.message, parse, encode);
             parsed.reports
         }
         Err(error) => {
             assert!(!error.to_string().is_empty());
-            report(error.reports);
+            assert_reports_encode(error.reports);
             return false;
         }
     };
-    report(reports);
+    assert_reports_encode(reports);
     true
 }
 
 /// A message that was read can be written as one message. The result may be longer if the original lacked padding.
-fn again<M: PartialEq + Debug>(
+fn assert_round_trip<M: PartialEq + Debug>(
     message: &M,
     parse: fn(&Bytes) -> Result<Parsed<M>, Error>,
     encode: fn(&M, &mut BytesMut) -> Result<(), EncodeError>,
@@ -51,7 +51,7 @@ fn again<M: PartialEq + Debug>(
 }
 
 /// All causes to be reported fit into one error message.
-fn report(causes: Vec<holdfast_wire::rserpool::Cause>) {
+fn assert_reports_encode(causes: Vec<holdfast_wire::rserpool::Cause>) {
     let mut buffer = BytesMut::new();
     let error = asap::Message::Error(causes);
     error.encode(&mut buffer).expect("reports are limited");

@@ -11,26 +11,29 @@ pub fn run(data: &[u8]) -> bool {
     for function in &found {
         assert!(function.offset <= length && function.size <= length - function.offset);
     }
-    let example = example();
+    let example = example_vdso();
     for new in [data, &example, &[]] {
         let Ok(patched) = patch(data, new, 0x7000_0000) else {
             continue;
         };
         assert_eq!(patched.image.len(), data.len());
-        let mut rest = 0;
-        for (start, bytes) in patched.places {
+        let mut unpatched_from = 0;
+        for (start, bytes) in patched.patched_ranges {
             let (start, end) = (start as usize, (start + bytes) as usize);
-            assert_eq!(patched.image[rest..start], data[rest..start]);
-            rest = end;
+            assert_eq!(
+                patched.image[unpatched_from..start],
+                data[unpatched_from..start]
+            );
+            unpatched_from = end;
         }
-        assert_eq!(patched.image[rest..], data[rest..]);
+        assert_eq!(patched.image[unpatched_from..], data[unpatched_from..]);
     }
     !found.is_empty()
 }
 
 /// Returns a small image: two functions, one of them with two names.
 #[must_use]
-pub fn example() -> Vec<u8> {
+pub fn example_vdso() -> Vec<u8> {
     const TABLES: u64 = 0x100;
     const STRINGS: &[u8] = b"\0__vdso_time\0time\0__vdso_getcpu\0";
     let symbols = [(1u32, 0x300u64), (13, 0x300), (18, 0x340)];
@@ -47,8 +50,8 @@ pub fn example() -> Vec<u8> {
     put(64, &[1, 0, 0, 0, 5]);
     put(64 + 32, &0x400u64.to_le_bytes());
     put(120, &[2, 0, 0, 0, 4]);
-    for more in [8, 16] {
-        put(120 + more, &TABLES.to_le_bytes());
+    for tables_offset in [8, 16] {
+        put(120 + tables_offset, &TABLES.to_le_bytes());
     }
     put(120 + 32, &0x60u64.to_le_bytes());
     let strings = STRINGS.len() as u64;

@@ -47,5 +47,5 @@ run)
   net=(); [ -n "$tap" ] && net=("vec0:transport=tap,ifname=$tap,depth=128")
   LD_PRELOAD="$dir/xstate.so" "$dir/linux.uml" mem="${MEM:-1024M}" root=/dev/root rootfstype=hostfs rootflags=/ ro init="$dir/init" \
     con=null con0=null,fd:1 con1=fd:0,fd:1 quiet umlrun="/mnt/${copy##*/}" "${net[@]}" </dev/null ;;
-*) echo "guest.sh: prepare or run" >&2; exit 2 ;;
+*) echo "usage: guest.sh prepare|run" >&2; exit 2 ;;
 esac

@@ -15,7 +15,7 @@ use crate::tree::Tree;
 const USAGE: &str = "\
 Usage: cargo xtask CHORE
 
-  tidy             check the arrows between crates, unsafe code, sizes, links and words
+  tidy             check imports between crates, unsafe code, sizes, links and words
   tidy --ratchet   the same, after lowering the sizes in xtask/ratchet.toml to the present ones
   test ARGUMENTS   run tests with cargo nextest, and once more, alone, those that only exceeded their time;
                    ARGUMENTS choose them as for `cargo nextest run`: --workspace, --test NAME, --run-ignored only
@@ -56,7 +56,7 @@ fn checkout() -> Result<PathBuf> {
 fn tidy(lower_ratchet: bool) -> Result<ExitCode> {
     let mut tree = Tree::read()?;
     if lower_ratchet {
-        tidy::ratchet::lower(&mut tree)?;
+        tidy::ratchet::lower_sizes(&mut tree)?;
     }
     let findings = tidy::check(&tree);
     for finding in &findings {

@@ -43,15 +43,16 @@ pub struct Dependency {
 impl Tree {
     /// Reads the checkout around the current directory.
     pub fn read() -> Result<Tree> {
-        let metadata: Metadata = serde_json::from_slice(&output(Command::new("cargo").args([
-            "metadata",
-            "--format-version=1",
-            "--no-deps",
-            "--offline",
-        ]))?)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&run_for_output(Command::new("cargo").args([
+                "metadata",
+                "--format-version=1",
+                "--no-deps",
+                "--offline",
+            ]))?)?;
         let root = PathBuf::from(&metadata.workspace_root);
         let mut files = BTreeMap::new();
-        for path in list(&root)? {
+        for path in list_files(&root)? {
             // A listed file may have been deleted without being staged; a link or a submodule is not a file.
             if root.join(&path).is_file() {
                 let bytes = std::fs::read(root.join(&path)).with_context(|| path.clone())?;
@@ -79,24 +80,24 @@ impl Tree {
 
     /// Returns the package with the folder that contains `path`.
     pub fn package_of(&self, path: &str) -> Option<&Package> {
-        let inside = |package: &&Package| {
+        let contains_path = |package: &&Package| {
             path.strip_prefix(&package.dir)
                 .is_some_and(|rest| rest.starts_with('/'))
         };
         self.packages
             .iter()
-            .filter(inside)
+            .filter(contains_path)
             .max_by_key(|package| package.dir.len())
     }
 }
 
 /// Returns tracked files and files that would be tracked: a new file is checked before it is committed.
-fn list(root: &Path) -> Result<Vec<String>> {
+fn list_files(root: &Path) -> Result<Vec<String>> {
     // The checkout may belong to another user, for whom root runs this program.
-    let safe = format!("safe.directory={}", root.display());
-    let listing = output(Command::new("git").current_dir(root).args([
+    let safe_directory = format!("safe.directory={}", root.display());
+    let listing = run_for_output(Command::new("git").current_dir(root).args([
         "-c",
-        &safe,
+        &safe_directory,
         "ls-files",
         "-z",
         "--cached",
@@ -111,7 +112,7 @@ fn list(root: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-fn output(command: &mut Command) -> Result<Vec<u8>> {
+fn run_for_output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     if !output.status.success() {
         bail!(
@@ -151,16 +152,17 @@ struct MetadataTarget {
 
 impl Metadata {
     fn packages(&self, root: &Path) -> Vec<Package> {
-        let ours = |name: &str| self.packages.iter().any(|package| package.name == name);
+        let is_workspace_member =
+            |name: &str| self.packages.iter().any(|package| package.name == name);
         let package = |package: &MetadataPackage| Package {
             name: package.name.clone(),
             dir: package
                 .manifest_path
                 .parent()
-                .map(|dir| relative(root, dir))
+                .map(|dir| relative_path(root, dir))
                 .unwrap_or_default(),
             dependencies: (package.dependencies.iter())
-                .filter(|dependency| ours(&dependency.name))
+                .filter(|dependency| is_workspace_member(&dependency.name))
                 .map(|dependency| Dependency {
                     name: dependency.name.clone(),
                     dev: dependency.kind.as_deref() == Some("dev"),
@@ -173,14 +175,14 @@ impl Metadata {
                         .iter()
                         .any(|kind| kind == "test" || kind == "custom-build")
                 })
-                .map(|target| relative(root, &target.src_path))
+                .map(|target| relative_path(root, &target.src_path))
                 .collect(),
         };
         self.packages.iter().map(package).collect()
     }
 }
 
-fn relative(root: &Path, path: &Path) -> String {
+fn relative_path(root: &Path, path: &Path) -> String {
     path.strip_prefix(root)
         .unwrap_or(path)
         .to_string_lossy()
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_belongs_to_the_innermost_package() {
+    fn file_belongs_to_innermost_package() {
         let package = |dir: &str| Package {
             name: dir.into(),
             dir: dir.into(),
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn this_checkout_can_be_read() {
+    fn checkout_can_be_read() {
         let tree = Tree::read().expect("git and cargo describe the checkout");
         assert!(tree.files.contains_key("xtask/src/tree.rs"));
         let xtask = tree

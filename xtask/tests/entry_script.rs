@@ -13,40 +13,41 @@ use tempfile::TempDir;
 const NOBODY: u32 = 65534;
 
 /// A folder of programs that PATH finds before the system's.
-struct Machine {
+struct FakeMachine {
     folder: TempDir,
 }
 
-impl Machine {
-    fn new() -> Machine {
-        let machine = Machine {
+impl FakeMachine {
+    fn new() -> FakeMachine {
+        let machine = FakeMachine {
             folder: TempDir::new().expect("a temporary folder"),
         };
         // Replace these for every test, so that no test can change the machine it runs on.
-        machine.program("apt-get", "echo \"apt-get $*\" >>\"${0%/*}/calls\"");
-        machine.program("rustup", "echo \"rustup $*\" >>\"${0%/*}/calls\"");
-        machine.program("curl", "echo \"curl $*\" >>\"${0%/*}/calls\"; exit 6");
+        machine.add_program("apt-get", "echo \"apt-get $*\" >>\"${0%/*}/calls\"");
+        machine.add_program("rustup", "echo \"rustup $*\" >>\"${0%/*}/calls\"");
+        machine.add_program("curl", "echo \"curl $*\" >>\"${0%/*}/calls\"; exit 6");
         fs::set_permissions(machine.folder.path(), fs::Permissions::from_mode(0o755))
-            .expect("its owner may");
+            .expect("permissions of a new file can be set");
         machine
     }
 
-    fn program(&self, name: &str, body: &str) -> &Machine {
+    fn add_program(&self, name: &str, body: &str) -> &FakeMachine {
         let path = self.folder.path().join(name);
         fs::write(&path, format!("#!/bin/bash\n{body}\n")).expect("the folder is writable");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its owner may");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            .expect("permissions of a new file can be set");
         self
     }
 
     /// Simulates a machine with every package but these.
-    fn without_packages(&self, missing: &str) -> &Machine {
-        self.program(
+    fn without_packages(&self, missing: &str) -> &FakeMachine {
+        self.add_program(
             "dpkg-query",
             &format!("[[ \" {missing} \" == *\" ${{@: -1}} \"* ]] || echo -n installed"),
         )
     }
 
-    fn x(&self, arguments: &[&str]) -> Command {
+    fn x_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(checkout().join("x"));
         let path = format!(
             "{}:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -62,7 +63,7 @@ impl Machine {
     }
 
     /// Returns the recorded calls of the replacements.
-    fn calls(&self) -> String {
+    fn recorded_calls(&self) -> String {
         fs::read_to_string(self.folder.path().join("calls")).unwrap_or_default()
     }
 }
@@ -93,8 +94,8 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn alone_it_explains_its_commands() {
-    let (status, text) = run(&mut Machine::new().x(&[]));
+fn script_without_arguments_lists_commands() {
+    let (status, text) = run(&mut FakeMachine::new().x_command(&[]));
     assert_eq!(status, Some(0));
     for command in ["demo", "test", "test-real", "build", "bench", "docs"] {
         assert!(
@@ -106,15 +107,15 @@ fn alone_it_explains_its_commands() {
 }
 
 #[test]
-fn an_unknown_command_is_refused() {
-    let (status, text) = run(&mut Machine::new().x(&["tets"]));
+fn unknown_command_is_refused() {
+    let (status, text) = run(&mut FakeMachine::new().x_command(&["tets"]));
     assert_eq!(status, Some(2));
     assert!(text.contains("no command tets"), "{text}");
 }
 
 #[test]
-fn without_root_it_says_so_and_does_nothing() {
-    let machine = Machine::new();
+fn script_without_root_stops_with_message() {
+    let machine = FakeMachine::new();
     machine.without_packages("tshark gcc");
     for name in ["demo", "test", "test-real", "bench"] {
         // A user without privileges may not be able to read the checkout: run a copy.
@@ -138,7 +139,7 @@ fn without_root_it_says_so_and_does_nothing() {
         let (status, text) = run(&mut command);
         assert_eq!(status, Some(1), "{text}");
         assert!(text.contains(&format!("`./x {name}` needs root")), "{text}");
-        assert_eq!(machine.calls(), "");
+        assert_eq!(machine.recorded_calls(), "");
     }
 }
 
@@ -149,52 +150,53 @@ fn copy_of_script() -> TempDir {
     for file in ["x", "scripts/setup.sh", "scripts/steps.sh"] {
         fs::copy(checkout().join(file), copy.path().join(file)).expect("the script is there");
     }
-    fs::set_permissions(copy.path(), fs::Permissions::from_mode(0o755)).expect("its owner may");
+    fs::set_permissions(copy.path(), fs::Permissions::from_mode(0o755))
+        .expect("permissions of a new file can be set");
     copy
 }
 
 #[test]
-fn an_old_kernel_is_refused_by_name_before_anything_is_installed() {
+fn old_kernel_is_refused_before_installation() {
     if !is_root() {
         // The check for root comes first; see the test above.
         return;
     }
-    let machine = Machine::new();
-    machine.without_packages("tshark").program(
+    let machine = FakeMachine::new();
+    machine.without_packages("tshark").add_program(
         "uname",
         "[[ $1 == -r ]] && echo 6.1.0-18-amd64 || echo Linux",
     );
-    let (status, text) = run(&mut machine.x(&["test"]));
+    let (status, text) = run(&mut machine.x_command(&["test"]));
     assert_eq!(status, Some(1), "{text}");
     assert!(
         text.contains("Linux 6.1.0-18-amd64 is too old") && text.contains("6.12"),
         "{text}"
     );
-    assert_eq!(machine.calls(), "");
+    assert_eq!(machine.recorded_calls(), "");
 }
 
 #[test]
-fn missing_packages_are_named_before_they_are_installed() {
+fn missing_packages_are_named_before_installation() {
     if !is_root() {
         return;
     }
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.without_packages("clang libbpf-dev");
-    machine.program(
+    machine.add_program(
         "apt-get",
         "echo \"apt-get $*\" >>\"${0%/*}/calls\"; [[ $* != *install* ]]",
     );
-    let (status, text) = run(&mut machine.x(&["build"]));
+    let (status, text) = run(&mut machine.x_command(&["build"]));
     assert_eq!(status, Some(1), "{text}");
-    let named = text.find("clang libbpf-dev (to build: ").expect(&text);
+    let packages_position = text.find("clang libbpf-dev (to build: ").expect(&text);
     assert!(
-        named
+        packages_position
             < text
                 .find("could not install: clang libbpf-dev")
                 .expect(&text),
         "{text}"
     );
-    let calls = machine.calls();
+    let calls = machine.recorded_calls();
     assert!(
         calls
             .lines()
@@ -205,10 +207,12 @@ fn missing_packages_are_named_before_they_are_installed() {
 }
 
 #[test]
-fn without_cargo_it_turns_to_rustup_and_reports_that_it_cannot_be_reached() {
-    let machine = Machine::new();
+fn missing_cargo_reports_unreachable_rustup() {
+    let machine = FakeMachine::new();
     machine.without_packages("");
-    let (status, text) = run(machine.x(&["build"]).env("PATH", bare_path(&machine)));
+    let (status, text) = run(machine
+        .x_command(&["build"])
+        .env("PATH", path_without_cargo(&machine)));
     assert_eq!(status, Some(1), "{text}");
     assert!(
         text.contains("there is no cargo: installing Rust"),
@@ -216,19 +220,19 @@ fn without_cargo_it_turns_to_rustup_and_reports_that_it_cannot_be_reached() {
     );
     assert!(text.contains("cannot fetch rustup"), "{text}");
     assert!(
-        machine.calls().contains("https://sh.rustup.rs"),
+        machine.recorded_calls().contains("https://sh.rustup.rs"),
         "{}",
-        machine.calls()
+        machine.recorded_calls()
     );
 }
 
 #[test]
-fn a_cargo_that_is_too_old_is_named_and_rustup_is_asked_for_a_newer_one() {
-    let machine = Machine::new();
+fn old_cargo_is_named_and_updated_by_rustup() {
+    let machine = FakeMachine::new();
     machine
         .without_packages("")
-        .program("cargo", "echo 'cargo 1.63.0'");
-    let (status, text) = run(&mut machine.x(&["build"]));
+        .add_program("cargo", "echo 'cargo 1.63.0'");
+    let (status, text) = run(&mut machine.x_command(&["build"]));
     assert_eq!(status, Some(1), "{text}");
     assert!(
         text.contains("cargo 1.63.0 at ")
@@ -236,9 +240,11 @@ fn a_cargo_that_is_too_old_is_named_and_rustup_is_asked_for_a_newer_one() {
         "{text}"
     );
     assert!(
-        machine.calls().starts_with("rustup toolchain install "),
+        machine
+            .recorded_calls()
+            .starts_with("rustup toolchain install "),
         "{}",
-        machine.calls()
+        machine.recorded_calls()
     );
     // The simulated rustup installs nothing, as the script detects.
     assert!(
@@ -248,12 +254,12 @@ fn a_cargo_that_is_too_old_is_named_and_rustup_is_asked_for_a_newer_one() {
 }
 
 #[test]
-fn a_failure_is_counted_and_the_other_steps_still_run() {
+fn failed_step_is_counted_and_others_still_run() {
     if !is_root() {
         return;
     }
-    let machine = Machine::new();
-    machine.without_packages("").program(
+    let machine = FakeMachine::new();
+    machine.without_packages("").add_program(
         "cargo",
         r#"case "$*" in
         --version) echo 'cargo 1.99.0' ;;
@@ -262,7 +268,7 @@ fn a_failure_is_counted_and_the_other_steps_still_run() {
         doc*) echo 'documented' ;;
         esac"#,
     );
-    let (status, text) = run(&mut machine.x(&["test"]));
+    let (status, text) = run(&mut machine.x_command(&["test"]));
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("documented"), "{text}");
     // Tests that do not run leave no captures.
@@ -272,7 +278,7 @@ fn a_failure_is_counted_and_the_other_steps_still_run() {
 }
 
 /// Returns a PATH without the system's cargo.
-fn bare_path(machine: &Machine) -> String {
+fn path_without_cargo(machine: &FakeMachine) -> String {
     for name in [
         "bash", "env", "readlink", "dirname", "basename", "cksum", "cut", "sort", "head", "mktemp",
         "rm", "sh",

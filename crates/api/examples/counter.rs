@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::thread;
 
-use holdfast_api::blocking::{Connection, Ready};
+use holdfast_api::blocking::{Connection, WaitResult};
 use holdfast_api::{Arrival, Session, app};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn serve(mut connection: Connection, mut count: u64) -> io::Result<()> {
     loop {
-        if let Ready::Asked(destination) = connection.wait(None)? {
+        if let WaitResult::HandoffRequested(destination) = connection.wait(None)? {
             // A safe point: `count` is all that another process needs to go on.
             match connection.hand_off(destination, count.to_be_bytes().to_vec()) {
                 Ok(_moved) => return Ok(()),

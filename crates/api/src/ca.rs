@@ -107,7 +107,7 @@ impl Authority {
             .push(DnType::CommonName, format!("Holdfast group {group}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.serial_number = Some(serial_of(&key));
+        params.serial_number = Some(serial_from_key(&key));
         set_validity(&mut params, AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?;
         // Create the key first: the process that creates the key is the one that writes the rest.
@@ -156,13 +156,13 @@ impl Authority {
             ExtendedKeyUsagePurpose::ClientAuth,
         ];
         params.use_authority_key_identifier_extension = true;
-        params.serial_number = Some(serial_of(&key));
+        params.serial_number = Some(serial_from_key(&key));
         set_validity(&mut params, days);
         let certificate = params.signed_by(&key, &self.issuer)?;
         let issued = Issued {
             cert: self.dir.join(format!("{node}.pem")),
             key: self.dir.join(format!("{node}.key")),
-            serial: hex(&serial_of(&key).to_bytes()),
+            serial: hex(&serial_from_key(&key).to_bytes()),
         };
         if issued.cert.exists() {
             return Err(CaError::Exists(issued.cert));
@@ -182,11 +182,11 @@ impl Authority {
     pub fn revoke(&self, node: &str) -> Result<Vec<String>, CaError> {
         check_name(node)?;
         let log = self.read_log()?;
-        let gone: Vec<&Entry> = log.iter().filter(|entry| entry.is_revocation).collect();
+        let revocations: Vec<&LogEntry> = log.iter().filter(|entry| entry.is_revocation).collect();
         let serials: Vec<String> = log
             .iter()
             .filter(|entry| entry.node == node && !entry.is_revocation)
-            .filter(|entry| gone.iter().all(|other| other.serial != entry.serial))
+            .filter(|entry| revocations.iter().all(|other| other.serial != entry.serial))
             .map(|entry| entry.serial.clone())
             .collect();
         let Some(last) = serials.last() else {
@@ -210,7 +210,7 @@ impl Authority {
     }
 
     /// Replaces the revocation list by one with all revocations in `log`.
-    fn write_crl(&self, log: &[Entry]) -> Result<(), CaError> {
+    fn write_crl(&self, log: &[LogEntry]) -> Result<(), CaError> {
         let revoked: Vec<RevokedCertParams> = log
             .iter()
             .filter(|entry| entry.is_revocation)
@@ -244,9 +244,9 @@ impl Authority {
             .map_err(file_error(&path))
     }
 
-    fn log(&self, what: &str, serial: &str, node: &str) -> Result<(), CaError> {
+    fn log(&self, action: &str, serial: &str, node: &str) -> Result<(), CaError> {
         let path = self.dir.join("serials.log");
-        let line = format!("{what} {serial} {node} {}\n", since_epoch().as_secs());
+        let line = format!("{action} {serial} {node} {}\n", since_epoch().as_secs());
         OpenOptions::new()
             .append(true)
             .open(&path)
@@ -257,11 +257,11 @@ impl Authority {
             .map_err(file_error(&path))
     }
 
-    fn read_log(&self) -> Result<Vec<Entry>, CaError> {
+    fn read_log(&self) -> Result<Vec<LogEntry>, CaError> {
         let path = self.dir.join("serials.log");
         let text = read(&path)?;
         let parse = |(number, line)| {
-            Entry::parse(line).ok_or_else(|| CaError::Log {
+            LogEntry::parse(line).ok_or_else(|| CaError::Log {
                 path: path.clone(),
                 line: number + 1,
             })
@@ -271,7 +271,7 @@ impl Authority {
 }
 
 /// A line of the log: `issued|revoked SERIAL NODE SECONDS`.
-struct Entry {
+struct LogEntry {
     is_revocation: bool,
     serial: String,
     serial_bytes: Vec<u8>,
@@ -279,28 +279,28 @@ struct Entry {
     time: Duration,
 }
 
-impl Entry {
-    fn parse(line: &str) -> Option<Entry> {
-        let mut words = line.split(' ');
-        let is_revocation = match words.next()? {
+impl LogEntry {
+    fn parse(line: &str) -> Option<LogEntry> {
+        let mut fields = line.split(' ');
+        let is_revocation = match fields.next()? {
             "issued" => false,
             "revoked" => true,
             _ => return None,
         };
-        let serial = words.next()?.to_owned();
-        let entry = Entry {
+        let serial = fields.next()?.to_owned();
+        let entry = LogEntry {
             is_revocation,
             serial_bytes: unhex(&serial)?,
             serial,
-            node: words.next()?.to_owned(),
-            time: Duration::from_secs(words.next()?.parse().ok()?),
+            node: fields.next()?.to_owned(),
+            time: Duration::from_secs(fields.next()?.parse().ok()?),
         };
-        words.next().is_none().then_some(entry)
+        fields.next().is_none().then_some(entry)
     }
 }
 
 /// Derives a serial number from the public key: as unique as the key, positive and of fixed length (RFC 5280, 4.1.2.2).
-fn serial_of(key: &KeyPair) -> SerialNumber {
+fn serial_from_key(key: &KeyPair) -> SerialNumber {
     // An uncompressed point starts with a constant byte; its coordinates follow.
     let mut bytes = key.public_key_raw()[1..17].to_vec();
     bytes[0] = bytes[0] & 0x7f | 0x40;

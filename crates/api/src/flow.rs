@@ -45,7 +45,7 @@ impl FlowText {
     /// Returns the flow between `local` (the service's side) and `remote` (the client's side).
     ///
     /// # Errors
-    /// [`FlowTextError::Families`] when one address is IPv4 and the other IPv6.
+    /// [`FlowTextError::MixedFamilies`] when one address is IPv4 and the other IPv6.
     pub fn new(
         protocol: Protocol,
         local: SocketAddr,
@@ -53,7 +53,7 @@ impl FlowText {
     ) -> Result<Self, FlowTextError> {
         let (local, remote) = (canonical(local), canonical(remote));
         if local.is_ipv4() != remote.is_ipv4() {
-            return Err(FlowTextError::Families);
+            return Err(FlowTextError::MixedFamilies);
         }
         Ok(Self {
             protocol,
@@ -91,13 +91,13 @@ pub enum FlowTextError {
     Protocol,
     /// There is no `-` between two addresses.
     #[error("a flow is written `tcp:LOCAL:PORT-REMOTE:PORT`")]
-    Form,
+    Format,
     /// One of the addresses is not an address with a port.
     #[error("`{0}` is not ADDRESS:PORT (IPv6: [ADDRESS]:PORT)")]
     Address(String),
     /// One address is IPv4, the other IPv6.
     #[error("the two addresses are of different families")]
-    Families,
+    MixedFamilies,
 }
 
 /// Maximum length of a flow's text, in bytes; a longer text is refused before parsing.
@@ -108,7 +108,7 @@ impl FromStr for FlowText {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.len() > TEXT_BYTES_MAX {
-            return Err(FlowTextError::Form);
+            return Err(FlowTextError::Format);
         }
         let (protocol, rest) = text.split_once(':').ok_or(FlowTextError::Protocol)?;
         let protocol = match protocol {
@@ -116,12 +116,12 @@ impl FromStr for FlowText {
             "udp" => Protocol::Udp,
             _ => return Err(FlowTextError::Protocol),
         };
-        let (local, remote) = rest.split_once('-').ok_or(FlowTextError::Form)?;
-        Self::new(protocol, address(local)?, address(remote)?)
+        let (local, remote) = rest.split_once('-').ok_or(FlowTextError::Format)?;
+        Self::new(protocol, parse_address(local)?, parse_address(remote)?)
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, FlowTextError> {
+fn parse_address(text: &str) -> Result<SocketAddr, FlowTextError> {
     text.parse()
         .map_err(|_| FlowTextError::Address(text.to_owned()))
 }
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_documents_write() {
+    fn documented_flow_text_is_parsed() {
         for text in [
             "tcp:10.0.0.1:80-10.0.1.2:4242",
             "udp:[fd00::1]:80-[fd00::2]:4242",
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn one_flow_has_one_value() {
+    fn equal_flows_have_equal_values() {
         let mapped: FlowText = "tcp:[::ffff:10.0.0.1]:80-[::ffff:10.0.1.2]:4242"
             .parse()
             .unwrap();
@@ -194,15 +194,15 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn malformed_flow_text_is_refused_by_name() {
         use FlowTextError::*;
         let refused = |text: &str| text.parse::<FlowText>().unwrap_err();
         assert_eq!(refused("sctp:1.2.3.4:1-1.2.3.4:2"), Protocol);
         assert_eq!(refused("tcp"), Protocol);
-        assert_eq!(refused("tcp:1.2.3.4:1"), Form);
+        assert_eq!(refused("tcp:1.2.3.4:1"), Format);
         assert_eq!(refused("tcp:1.2.3.4-1.2.3.4:2"), Address("1.2.3.4".into()));
-        assert_eq!(refused("tcp:1.2.3.4:1-[::1]:2"), Families);
-        assert_eq!(refused(&"x".repeat(1000)), Form);
+        assert_eq!(refused("tcp:1.2.3.4:1-[::1]:2"), MixedFamilies);
+        assert_eq!(refused(&"x".repeat(1000)), Format);
     }
 
     proptest! {
@@ -221,7 +221,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in ".{0,200}") {
+        fn parsing_never_panics(text in ".{0,200}") {
             let _ = text.parse::<FlowText>();
         }
     }

@@ -13,7 +13,7 @@
 //!
 //! ```no_run
 //! # use std::{io::{Read, Write}, net::TcpListener};
-//! # use holdfast_api::{Arrival, Session, app, blocking::Ready};
+//! # use holdfast_api::{Arrival, Session, app, blocking::WaitResult};
 //! let session = Session::connect(app::SOCKET_PATH).unwrap_or_else(|error| {
 //!     eprintln!("{error}; serving without Holdfast");
 //!     Session::detached()
@@ -28,10 +28,12 @@
 //!         loop {
 //!             match connection.wait(None)? {
 //!                 // A safe point: `lines` is all that another process needs to go on.
-//!                 Ready::Asked(destination) => match connection.hand_off(destination, vec![lines]) {
-//!                     Ok(_moved) => return Ok(()),
-//!                     Err(kept) => connection = kept.connection,
-//!                 },
+//!                 WaitResult::HandoffRequested(destination) => {
+//!                     match connection.hand_off(destination, vec![lines]) {
+//!                         Ok(_moved) => return Ok(()),
+//!                         Err(kept) => connection = kept.connection,
+//!                     }
+//!                 }
 //!                 _ => {
 //!                     if connection.read(&mut [0; 80])? == 0 {
 //!                         return Ok(());
@@ -55,13 +57,13 @@ pub mod ca;
 pub mod control;
 mod drain;
 mod flow;
+mod handoff_types;
 pub mod pool;
-mod server;
 mod session;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{Connection, Service, UdpService};
 pub use drain::Drain;
 pub use flow::{FlowText, FlowTextError, Protocol};
-pub use server::{Arrival, Destination, Kept, Moved};
+pub use handoff_types::{Arrival, Destination, Kept, Moved};
 pub use session::{Association, ConnectError, Session, Socket, UdpEvent};

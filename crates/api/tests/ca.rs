@@ -6,15 +6,15 @@ use std::os::unix::fs::PermissionsExt;
 
 use holdfast_api::ca::{Authority, CaError, NODE_DAYS};
 
-fn authority() -> (tempfile::TempDir, Authority) {
+fn new_authority() -> (tempfile::TempDir, Authority) {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::init(&dir.path().join("ca"), "files").unwrap();
     (dir, authority)
 }
 
 #[test]
-fn every_file_is_private() {
-    let (dir, authority) = authority();
+fn authority_files_are_private() {
+    let (dir, authority) = new_authority();
     authority.issue("n1", &[], NODE_DAYS).unwrap();
     let mut names = Vec::new();
     for entry in fs::read_dir(dir.path().join("ca")).unwrap() {
@@ -36,8 +36,8 @@ fn every_file_is_private() {
 }
 
 #[test]
-fn nothing_is_overwritten() {
-    let (dir, authority) = authority();
+fn authority_files_are_never_overwritten() {
+    let (dir, authority) = new_authority();
     let before = fs::read(dir.path().join("ca/ca.pem")).unwrap();
     let again = Authority::init(&dir.path().join("ca"), "files");
     assert!(matches!(again.err(), Some(CaError::Exists(_))));
@@ -59,7 +59,7 @@ fn nothing_is_overwritten() {
 
 #[test]
 fn a_reopened_authority_issues_and_revokes() {
-    let (dir, authority) = authority();
+    let (dir, authority) = new_authority();
     drop(authority);
     let path = dir.path().join("ca");
     let authority = Authority::open(&path).unwrap();
@@ -102,7 +102,7 @@ fn a_reopened_authority_issues_and_revokes() {
 
 #[test]
 fn bad_names_and_a_damaged_log_are_refused() {
-    let (dir, authority) = authority();
+    let (dir, authority) = new_authority();
     for name in ["", "ca", "N1", "../n1", "-n", "a.b", &"n".repeat(41)] {
         let issued = authority.issue(name, &[], NODE_DAYS);
         assert!(

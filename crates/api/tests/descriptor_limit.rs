@@ -7,13 +7,13 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use fake::{Daemon, client, flow_of, listener};
+use fake::{FakeDaemon, connect_client, flow_of, loopback_listener};
 use holdfast_api::app::{Channel, FromDaemon, IncomingItem, ToDaemon};
 use holdfast_api::{Arrival, FlowText};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Sets this process's limit so that it can open `count` more files.
-fn leave_room_for(count: usize) {
+fn leave_descriptors(count: usize) {
     let stdin = std::io::stdin();
     let duplicate = |_| stdin.as_fd().try_clone_to_owned().unwrap();
     let room: Vec<OwnedFd> = (0..=count).map(duplicate).collect();
@@ -26,18 +26,18 @@ fn set_limit(current: Option<u64>) {
 }
 
 #[test]
-fn flows_without_descriptors_are_refused_and_the_session_goes_on() {
-    packets_say_what_is_lost();
+fn flows_without_descriptors_are_refused_and_session_continues() {
+    packet_reports_lost_descriptors();
     let before = getrlimit(Resource::Nofile).current;
-    let daemon = Daemon::new();
+    let daemon = FakeDaemon::new();
     let (session, peer) = daemon.open("n1");
-    let service = session.serve("files", listener().0).unwrap();
-    let number = peer.hear_serve("files");
+    let service = session.serve("files", loopback_listener().0).unwrap();
+    let number = peer.receive_serve("files");
 
-    let (other, other_address) = listener();
+    let (other, other_address) = loopback_listener();
     let mut connections = Vec::new();
     for _ in 0..3 {
-        let client = client(other_address);
+        let client = connect_client(other_address);
         connections.push((flow_of(&client), client, other.accept().unwrap().0));
     }
     let items = |ids: &[u64]| -> Vec<IncomingItem> {
@@ -52,15 +52,15 @@ fn flows_without_descriptors_are_refused_and_the_session_goes_on() {
     let duplicate = |(_, _, server): &(_, _, TcpStream)| server.try_clone().unwrap().into();
     let sockets: Vec<OwnedFd> = connections.iter().map(duplicate).collect();
 
-    leave_room_for(1);
-    peer.say_with(
+    leave_descriptors(1);
+    peer.send_with(
         &FromDaemon::Incoming {
             items: items(&[1, 2, 3]),
         },
         &sockets,
     );
     for id in [2, 3] {
-        let (ToDaemon::Refused { ids, reason }, _) = peer.hear() else {
+        let (ToDaemon::Refused { ids, reason }, _) = peer.receive() else {
             panic!("refused")
         };
         assert_eq!(ids, [id]);
@@ -69,17 +69,17 @@ fn flows_without_descriptors_are_refused_and_the_session_goes_on() {
     set_limit(before);
     // The first has arrived, and one of the others arrives at a second attempt.
     let again = items(&[1, 4]).split_off(1);
-    peer.say_with(&FromDaemon::Incoming { items: again }, &sockets[1..2]);
+    peer.send_with(&FromDaemon::Incoming { items: again }, &sockets[1..2]);
     let mut arrived = Vec::new();
     for id in [1, 4] {
-        peer.say(&FromDaemon::State {
+        peer.send(&FromDaemon::State {
             id,
             application_state: Vec::new(),
             unread: Vec::new(),
             last: true,
         });
-        assert_eq!(peer.hear().0, ToDaemon::Received { ids: vec![id] });
-        peer.say(&FromDaemon::Go { ids: vec![id] });
+        assert_eq!(peer.receive().0, ToDaemon::Received { ids: vec![id] });
+        peer.send(&FromDaemon::Activate { ids: vec![id] });
         let Arrival::HandedOff { mut connection, .. } = service.accept().unwrap() else {
             panic!("it was handed off")
         };
@@ -93,13 +93,13 @@ fn flows_without_descriptors_are_refused_and_the_session_goes_on() {
     }
 }
 
-fn packets_say_what_is_lost() {
+fn packet_reports_lost_descriptors() {
     let before = getrlimit(Resource::Nofile).current;
     let (program, daemon) = Channel::pair().unwrap();
     let stdin = std::io::stdin();
     for room in [0, 1, 2] {
         program.send(b"two", &[stdin.as_fd(); 2]).unwrap();
-        leave_room_for(room);
+        leave_descriptors(room);
         let packet = daemon.receive().unwrap().unwrap();
         set_limit(before);
         assert_eq!(packet.bytes, b"two");

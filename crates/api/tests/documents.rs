@@ -1,7 +1,7 @@
 //! Checks that code in the documents equals the compiled examples.
 
 #[test]
-fn the_handoff_guide_shows_the_counter_example() {
+fn handoff_guide_contains_the_counter_example() {
     let guide = include_str!("../../../docs/handoff.md");
     let example = include_str!("../examples/counter.rs");
     assert!(

@@ -7,12 +7,12 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
-use fake::{Daemon, Peer, client, flow_of, listener};
-use holdfast_api::app::{FromDaemon, IncomingItem, ReclaimItem, StillWaiting, ToDaemon};
-use holdfast_api::blocking::{Connection, Ready, Service};
+use fake::{DaemonSession, FakeDaemon, connect_client, flow_of, loopback_listener};
+use holdfast_api::app::{FromDaemon, IncomingItem, ReclaimItem, ToDaemon, TransitState};
+use holdfast_api::blocking::{Connection, Service, WaitResult};
 use holdfast_api::{Arrival, Destination, Drain, Session};
 
-fn new(arrival: Arrival<Connection>) -> Connection {
+fn new_connection(arrival: Arrival<Connection>) -> Connection {
     match arrival {
         Arrival::New(connection) => connection,
         Arrival::HandedOff { .. } => panic!("nobody handed that off"),
@@ -20,14 +20,14 @@ fn new(arrival: Arrival<Connection>) -> Connection {
 }
 
 /// Returns a session with a service and one connection.
-fn served(daemon: &Daemon) -> (Session, Peer, Service, Connection, TcpStream) {
+fn served(daemon: &FakeDaemon) -> (Session, DaemonSession, Service, Connection, TcpStream) {
     let (session, peer) = daemon.open("n1");
-    let (listener, address) = listener();
+    let (listener, address) = loopback_listener();
     let service = session.serve("files", listener).unwrap();
-    peer.hear_serve("files");
-    let client = client(address);
-    let connection = new(service.accept().unwrap());
-    assert_eq!(peer.hear_accepted(1), [flow_of(&client)]);
+    peer.receive_serve("files");
+    let client = connect_client(address);
+    let connection = new_connection(service.accept().unwrap());
+    assert_eq!(peer.receive_accepted(1), [flow_of(&client)]);
     assert_eq!(connection.flow(), flow_of(&client));
     (session, peer, service, connection, client)
 }
@@ -43,38 +43,38 @@ fn exchange(connection: &mut Connection, client: &mut TcpStream) {
 
 #[test]
 fn a_connection_moves_with_its_state() {
-    let daemon = Daemon::new();
+    let daemon = FakeDaemon::new();
     let (_donor, donor_peer, _service, mut connection, mut client) = served(&daemon);
     let (acceptor, acceptor_peer) = daemon.open("n2");
-    let acceptor_service = acceptor.serve("files", listener().0).unwrap();
-    let number = acceptor_peer.hear_serve("files");
+    let acceptor_service = acceptor.serve("files", loopback_listener().0).unwrap();
+    let number = acceptor_peer.receive_serve("files");
     exchange(&mut connection, &mut client);
 
     let flow = connection.flow();
     let drain = Drain::First { max_wait_ms: 5 };
-    donor_peer.say(&FromDaemon::Asked {
+    donor_peer.send(&FromDaemon::HandoffRequested {
         flows: vec![flow],
         to: "n2".into(),
         drain,
     });
-    let Ready::Asked(destination) = connection.wait(None).unwrap() else {
+    let WaitResult::HandoffRequested(destination) = connection.wait(None).unwrap() else {
         panic!("only asked for")
     };
     assert_eq!(
         destination,
-        Destination::node("n2").drained(Duration::from_millis(5))
+        Destination::node("n2").with_drain(Duration::from_millis(5))
     );
-    assert_eq!(connection.asked(), Some(destination.clone()));
+    assert_eq!(connection.handoff_request(), Some(destination.clone()));
     let leaving = thread::spawn(move || connection.hand_off(destination, b"state".to_vec()));
-    let (item, descriptor) = donor_peer.hear_hand_off("n2").pop().unwrap();
+    let (item, descriptor) = donor_peer.receive_hand_off("n2").pop().unwrap();
     assert_eq!(
         (item.flow, item.application_state.as_slice()),
         (flow, &b"state"[..])
     );
 
-    acceptor_peer.bring(9, number, item, descriptor);
-    acceptor_peer.say(&FromDaemon::Go { ids: vec![9] });
-    donor_peer.say(&FromDaemon::Gone {
+    acceptor_peer.hand_over(9, number, item, descriptor);
+    acceptor_peer.send(&FromDaemon::Activate { ids: vec![9] });
+    donor_peer.send(&FromDaemon::Moved {
         flows: vec![flow],
         to: "n2".into(),
     });
@@ -92,41 +92,44 @@ fn a_connection_moves_with_its_state() {
     // At the acceptor the connection behaves like any other: it closes, and can move on.
     drop(connection);
     assert_eq!(
-        acceptor_peer.hear().0,
+        acceptor_peer.receive().0,
         ToDaemon::Closed { flows: vec![flow] }
     );
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
 }
 
 #[test]
-fn a_connection_that_stays_is_as_before() {
-    let daemon = Daemon::new();
+fn kept_connection_is_usable_as_before() {
+    let daemon = FakeDaemon::new();
     let (_session, peer, _service, mut connection, mut client) = served(&daemon);
     let flow = connection.flow();
     for round in 0..3 {
-        peer.say(&FromDaemon::Asked {
+        peer.send(&FromDaemon::HandoffRequested {
             flows: vec![flow],
             to: "n2".into(),
             drain: Drain::None,
         });
-        assert!(matches!(connection.wait(None).unwrap(), Ready::Asked(_)));
+        assert!(matches!(
+            connection.wait(None).unwrap(),
+            WaitResult::HandoffRequested(_)
+        ));
         let leaving = thread::spawn(move || connection.hand_off("n2", vec![round]));
-        assert_eq!(peer.hear_hand_off("n2").len(), 1);
-        peer.say(&FromDaemon::Kept {
+        assert_eq!(peer.receive_hand_off("n2").len(), 1);
+        peer.send(&FromDaemon::Kept {
             flows: vec![flow],
             reason: "n2 is full".into(),
         });
         let kept = leaving.join().unwrap().unwrap_err();
         assert_eq!(kept.to_string(), "the connection stayed: n2 is full");
         connection = kept.connection;
-        assert_eq!(connection.asked(), None);
+        assert_eq!(connection.handoff_request(), None);
         exchange(&mut connection, &mut client);
     }
     let kept = connection.hand_off("n2", vec![0; 49 * 1024]).unwrap_err();
     assert!(kept.reason.contains("application state"), "{kept}");
     kept.connection.decline("busy");
     assert_eq!(
-        peer.hear().0,
+        peer.receive().0,
         ToDaemon::Declined {
             flows: vec![flow],
             reason: "busy".into()
@@ -136,23 +139,23 @@ fn a_connection_that_stays_is_as_before() {
 
 #[test]
 fn a_big_batch_is_split_and_keeps_its_order() {
-    let daemon = Daemon::new();
+    let daemon = FakeDaemon::new();
     let (session, peer) = daemon.open("n1");
-    let (listener, address) = listener();
+    let (listener, address) = loopback_listener();
     let service = session.serve("files", listener).unwrap();
-    peer.hear_serve("files");
+    peer.receive_serve("files");
     let (mut clients, mut connections) = (Vec::new(), Vec::new());
     for index in 0..150u8 {
-        clients.push(client(address));
-        connections.push((new(service.accept().unwrap()), vec![index; 1000]));
+        clients.push(connect_client(address));
+        connections.push((new_connection(service.accept().unwrap()), vec![index; 1000]));
     }
-    peer.hear_accepted(150);
+    peer.receive_accepted(150);
     let flows: Vec<_> = connections
         .iter()
         .map(|(connection, _)| connection.flow())
         .collect();
     let leaving = thread::spawn(move || (service.hand_off_many(connections, "n2"), service));
-    let items = peer.hear_hand_off("n2");
+    let items = peer.receive_hand_off("n2");
     assert_eq!(
         items.iter().map(|(item, _)| item.flow).collect::<Vec<_>>(),
         flows
@@ -163,11 +166,11 @@ fn a_big_batch_is_split_and_keeps_its_order() {
         assert_eq!(socket.peer_addr().unwrap(), item.flow.remote());
     }
     let (stay, go): (Vec<_>, Vec<_>) = flows.iter().partition(|flow| flow.remote().port() % 2 == 0);
-    peer.say(&FromDaemon::Kept {
+    peer.send(&FromDaemon::Kept {
         flows: stay,
         reason: "even".into(),
     });
-    peer.say(&FromDaemon::Gone {
+    peer.send(&FromDaemon::Moved {
         flows: go,
         to: "n2".into(),
     });
@@ -179,18 +182,18 @@ fn a_big_batch_is_split_and_keeps_its_order() {
 }
 
 #[test]
-fn what_does_not_come_is_closed_and_what_cannot_come_is_refused() {
-    let daemon = Daemon::new();
+fn cancelled_flow_is_closed_and_impossible_flow_is_refused() {
+    let daemon = FakeDaemon::new();
     let (_donor, donor_peer, _service, connection, mut client) = served(&daemon);
     let (acceptor, peer) = daemon.open("n2");
-    let service = acceptor.serve("files", listener().0).unwrap();
-    let number = peer.hear_serve("files");
+    let service = acceptor.serve("files", loopback_listener().0).unwrap();
+    let number = peer.receive_serve("files");
     let flow = connection.flow();
     let _leaving = thread::spawn(move || connection.hand_off("n2", vec![]));
-    let (item, descriptor) = donor_peer.hear_hand_off("n2").pop().unwrap();
+    let (item, descriptor) = donor_peer.receive_hand_off("n2").pop().unwrap();
     let spare = descriptor.as_ref().unwrap().try_clone().unwrap();
-    peer.bring(1, number, item, descriptor);
-    peer.say(&FromDaemon::Cancel {
+    peer.hand_over(1, number, item, descriptor);
+    peer.send(&FromDaemon::Cancel {
         ids: vec![1],
         reason: "the donor resumed".into(),
     });
@@ -201,54 +204,57 @@ fn what_does_not_come_is_closed_and_what_cannot_come_is_refused() {
         flow,
         descriptor: true,
     }];
-    peer.say_with(&FromDaemon::Incoming { items }, &[spare]);
-    assert!(matches!(peer.hear().0, ToDaemon::Refused { ids, .. } if ids == [2]));
+    peer.send_with(&FromDaemon::Incoming { items }, &[spare]);
+    assert!(matches!(peer.receive().0, ToDaemon::Refused { ids, .. } if ids == [2]));
     // Late messages about a refused or cancelled flow change nothing.
-    peer.say(&FromDaemon::State {
+    peer.send(&FromDaemon::State {
         id: 2,
         application_state: vec![],
         unread: vec![],
         last: true,
     });
-    peer.say(&FromDaemon::Go { ids: vec![1, 2] });
-    donor_peer.say(&FromDaemon::Gone {
+    peer.send(&FromDaemon::Activate { ids: vec![1, 2] });
+    donor_peer.send(&FromDaemon::Moved {
         flows: vec![flow],
         to: "n2".into(),
     });
     // Every descriptor of the connection is closed: the client sees the end.
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
     // A request for an unknown flow is declined.
-    peer.say(&FromDaemon::Asked {
+    peer.send(&FromDaemon::HandoffRequested {
         flows: vec![flow],
         to: "n1".into(),
         drain: Drain::None,
     });
-    assert!(matches!(peer.hear().0, ToDaemon::Declined { flows, .. } if flows == [flow]));
+    assert!(matches!(peer.receive().0, ToDaemon::Declined { flows, .. } if flows == [flow]));
     drop(service);
-    assert_eq!(peer.hear().0, ToDaemon::Withdraw { service: number });
+    assert_eq!(peer.receive().0, ToDaemon::Withdraw { service: number });
     drop(acceptor);
-    assert_eq!(peer.hear_the_end(), []);
+    assert_eq!(peer.receive_until_end(), []);
 }
 
 #[test]
-fn the_daemon_dies_and_comes_back() {
-    let mut daemon = Daemon::new();
+fn session_survives_daemon_restart() {
+    let mut daemon = FakeDaemon::new();
     let (session, peer, service, mut idle, mut idle_client) = served(&daemon);
     let address = service.listener().local_addr().unwrap();
-    let mut clients: Vec<_> = (0..2).map(|_| client(address)).collect();
-    let gone = new(service.accept().unwrap());
-    let kept = new(service.accept().unwrap());
-    peer.hear_accepted(2);
-    let (gone_flow, kept_flow) = (gone.flow(), kept.flow());
-    let leaving = [gone, kept]
+    let mut clients: Vec<_> = (0..2).map(|_| connect_client(address)).collect();
+    let moved_connection = new_connection(service.accept().unwrap());
+    let kept = new_connection(service.accept().unwrap());
+    peer.receive_accepted(2);
+    let (gone_flow, kept_flow) = (moved_connection.flow(), kept.flow());
+    let leaving = [moved_connection, kept]
         .map(|connection| thread::spawn(move || connection.hand_off("n2", b"s".to_vec())));
     let mut given = Vec::new();
     while given.len() < 2 {
-        given.extend(peer.hear_hand_off("n2"));
+        given.extend(peer.receive_hand_off("n2"));
     }
     // Two connections are handed to the program: one with its state, one without.
-    let (outside, outside_address) = listener();
-    let mut incoming_clients = [client(outside_address), client(outside_address)];
+    let (outside, outside_address) = loopback_listener();
+    let mut incoming_clients = [
+        connect_client(outside_address),
+        connect_client(outside_address),
+    ];
     let number = 1;
     for (id, with_state) in [(5, true), (6, false)] {
         let (socket, _) = outside.accept().unwrap();
@@ -259,19 +265,19 @@ fn the_daemon_dies_and_comes_back() {
             flow,
             descriptor: true,
         }];
-        peer.say_with(&FromDaemon::Incoming { items }, &[socket.into()]);
+        peer.send_with(&FromDaemon::Incoming { items }, &[socket.into()]);
         if with_state {
-            peer.say(&FromDaemon::State {
+            peer.send(&FromDaemon::State {
                 id,
                 application_state: vec![42],
                 unread: vec![],
                 last: true,
             });
-            assert_eq!(peer.hear().0, ToDaemon::Received { ids: vec![id] });
+            assert_eq!(peer.receive().0, ToDaemon::Received { ids: vec![id] });
         }
     }
 
-    daemon.die();
+    daemon.stop();
     drop((peer, given));
     exchange(&mut idle, &mut idle_client);
     while session.is_open() {
@@ -280,20 +286,20 @@ fn the_daemon_dies_and_comes_back() {
     let refused = idle.hand_off("n2", vec![]).unwrap_err();
     assert!(refused.reason.contains("daemon"), "{refused}");
     let mut idle = refused.connection;
-    let mut newcomer = client(address);
-    let mut accepted = new(service.accept().unwrap());
+    let mut newcomer = connect_client(address);
+    let mut accepted = new_connection(service.accept().unwrap());
     exchange(&mut accepted, &mut newcomer);
 
-    daemon.rise();
+    daemon.start();
     let peer = daemon.accept();
-    peer.say(&FromDaemon::Opened { node: "n1".into() });
-    assert_eq!(peer.hear_serve("files"), number);
-    let mut here = peer.hear_accepted(2);
-    here.sort();
+    peer.send(&FromDaemon::Opened { node: "n1".into() });
+    assert_eq!(peer.receive_serve("files"), number);
+    let mut owned = peer.receive_accepted(2);
+    owned.sort();
     let mut expected = [idle.flow(), accepted.flow()];
     expected.sort();
-    assert_eq!(here, expected);
-    let (ToDaemon::Reclaim { items }, descriptors) = peer.hear() else {
+    assert_eq!(owned, expected);
+    let (ToDaemon::Reclaim { items }, descriptors) = peer.receive() else {
         panic!("Reclaim")
     };
     assert_eq!((items.len(), descriptors.len()), (4, 4));
@@ -302,21 +308,21 @@ fn the_daemon_dies_and_comes_back() {
             .iter()
             .find(|item: &&ReclaimItem| item.flow == flow)
             .unwrap()
-            .was
+            .transit
             .clone()
     };
-    assert_eq!(was(gone_flow), StillWaiting::Donated { to: "n2".into() });
-    assert_eq!(was(kept_flow), StillWaiting::Donated { to: "n2".into() });
+    assert_eq!(was(gone_flow), TransitState::Donated { to: "n2".into() });
+    assert_eq!(was(kept_flow), TransitState::Donated { to: "n2".into() });
     assert_eq!(
         was(flow_of(&incoming_clients[0])),
-        StillWaiting::Incoming {
+        TransitState::Incoming {
             id: 5,
             received: true
         }
     );
     assert_eq!(
         was(flow_of(&incoming_clients[1])),
-        StillWaiting::Incoming {
+        TransitState::Incoming {
             id: 6,
             received: false
         }
@@ -328,19 +334,19 @@ fn the_daemon_dies_and_comes_back() {
         );
     }
 
-    peer.say(&FromDaemon::Gone {
+    peer.send(&FromDaemon::Moved {
         flows: vec![gone_flow],
         to: "n2".into(),
     });
-    peer.say(&FromDaemon::Kept {
+    peer.send(&FromDaemon::Kept {
         flows: vec![kept_flow],
         reason: "the daemon died".into(),
     });
-    peer.say(&FromDaemon::Cancel {
+    peer.send(&FromDaemon::Cancel {
         ids: vec![6],
         reason: "the daemon died".into(),
     });
-    peer.say(&FromDaemon::Go { ids: vec![5] });
+    peer.send(&FromDaemon::Activate { ids: vec![5] });
     let [gone, kept] = leaving.map(|thread| thread.join().unwrap());
     assert_eq!(gone.unwrap().to, "n2");
     let mut kept = kept.unwrap_err().connection;
@@ -363,17 +369,17 @@ fn the_daemon_dies_and_comes_back() {
 }
 
 #[test]
-fn a_daemon_that_breaks_the_protocol_is_left_and_tried_again() {
-    let daemon = Daemon::new();
+fn session_reconnects_after_protocol_violation() {
+    let daemon = FakeDaemon::new();
     let (session, mut peer) = daemon.open("n1");
-    let _service = session.serve("files", listener().0).unwrap();
+    let _service = session.serve("files", loopback_listener().0).unwrap();
     let id = 3;
-    let nonsense: [&dyn Fn(&Peer); 4] = [
-        &|peer| peer.say_raw(&[1, 200, 1, 2]),
-        &|peer| peer.say_raw(&[7]),
+    let nonsense: [&dyn Fn(&DaemonSession); 4] = [
+        &|peer| peer.send_raw(&[1, 200, 1, 2]),
+        &|peer| peer.send_raw(&[7]),
         &|peer| {
             let flow = "tcp:10.0.0.1:1-10.0.0.2:2".parse().unwrap();
-            peer.say(&FromDaemon::Incoming {
+            peer.send(&FromDaemon::Incoming {
                 items: vec![IncomingItem {
                     id,
                     service: 1,
@@ -384,7 +390,7 @@ fn a_daemon_that_breaks_the_protocol_is_left_and_tried_again() {
         },
         &|peer| {
             let flow = "tcp:10.0.0.1:1-10.0.0.2:2".parse().unwrap();
-            peer.say(&FromDaemon::Incoming {
+            peer.send(&FromDaemon::Incoming {
                 items: vec![IncomingItem {
                     id,
                     service: 1,
@@ -392,20 +398,20 @@ fn a_daemon_that_breaks_the_protocol_is_left_and_tried_again() {
                     descriptor: false,
                 }],
             });
-            peer.say(&FromDaemon::Go { ids: vec![id] });
+            peer.send(&FromDaemon::Activate { ids: vec![id] });
         },
     ];
     for nonsense in nonsense {
-        peer.hear_serve("files");
+        peer.receive_serve("files");
         nonsense(&peer);
-        assert_eq!(peer.hear_the_end(), []);
+        assert_eq!(peer.receive_until_end(), []);
         peer = daemon.accept();
-        peer.say(&FromDaemon::Opened { node: "n1".into() });
+        peer.send(&FromDaemon::Opened { node: "n1".into() });
     }
 }
 
 #[test]
-fn without_a_daemon_a_server_is_a_server() {
+fn detached_session_serves_clients() {
     assert!(
         Session::connect("/nowhere/app.sock")
             .unwrap_err()
@@ -413,37 +419,37 @@ fn without_a_daemon_a_server_is_a_server() {
             .contains("/nowhere/app.sock")
     );
     let session = Session::detached();
-    let (listener, address) = listener();
+    let (listener, address) = loopback_listener();
     let service = session.serve("files", listener).unwrap();
-    let mut client = client(address);
-    let mut connection = new(service.accept().unwrap());
+    let mut client = connect_client(address);
+    let mut connection = new_connection(service.accept().unwrap());
     exchange(&mut connection, &mut client);
     assert_eq!(
         connection.wait(Some(Duration::from_millis(1))).unwrap(),
-        Ready::TimedOut
+        WaitResult::TimedOut
     );
     let mut connection = connection.hand_off("n2", vec![]).unwrap_err().connection;
     exchange(&mut connection, &mut client);
 }
 
 #[test]
-fn a_daemon_that_comes_later_learns_everything() {
-    let mut daemon = Daemon::new();
-    daemon.die();
+fn late_daemon_learns_services_and_flows() {
+    let mut daemon = FakeDaemon::new();
+    daemon.stop();
     let session = Session::connect_later(daemon.path());
-    let (listener, address) = listener();
+    let (listener, address) = loopback_listener();
     let service = session.serve("files", listener).unwrap();
-    let client = client(address);
-    let connection = new(service.accept().unwrap());
-    daemon.rise();
+    let client = connect_client(address);
+    let connection = new_connection(service.accept().unwrap());
+    daemon.start();
     let peer = daemon.accept();
-    peer.say(&FromDaemon::Opened { node: "n1".into() });
-    peer.hear_serve("files");
-    assert_eq!(peer.hear_accepted(1), [flow_of(&client)]);
+    peer.send(&FromDaemon::Opened { node: "n1".into() });
+    peer.receive_serve("files");
+    assert_eq!(peer.receive_accepted(1), [flow_of(&client)]);
     drop((connection, service, session));
-    let said = peer.hear_the_end();
+    let messages = peer.receive_until_end();
     assert_eq!(
-        said[0],
+        messages[0],
         ToDaemon::Closed {
             flows: vec![flow_of(&client)]
         }

@@ -6,26 +6,29 @@ use std::net::UdpSocket;
 use std::sync::Arc;
 use std::thread;
 
-use fake::{Daemon, PATIENCE, Peer};
+use fake::{DaemonSession, FakeDaemon, TIMEOUT};
 use holdfast_api::app::{
     FromDaemon, HandOffItem, IncomingItem, ToDaemon, join_pieces, split_pieces,
 };
 use holdfast_api::blocking::UdpService;
 use holdfast_api::{Association, Drain, FlowText, Protocol, UdpEvent};
 
-fn service(daemon: &Daemon, node: &str) -> (UdpService, Peer, std::net::SocketAddr) {
+fn start_service(
+    daemon: &FakeDaemon,
+    node: &str,
+) -> (UdpService, DaemonSession, std::net::SocketAddr) {
     let (session, peer) = daemon.open(node);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
     let service = session.serve("echo", socket).unwrap();
-    peer.hear_serve("echo");
+    peer.receive_serve("echo");
     (service, peer, address)
 }
 
-fn client(address: std::net::SocketAddr) -> UdpSocket {
+fn connect_client(address: std::net::SocketAddr) -> UdpSocket {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(address).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     client
 }
 
@@ -38,18 +41,18 @@ fn flow_of(client: &UdpSocket) -> FlowText {
     .unwrap()
 }
 
-fn datagram(service: &UdpService) -> (Association, Vec<u8>) {
-    match service.receive(Some(PATIENCE)).unwrap() {
+fn next_datagram(service: &UdpService) -> (Association, Vec<u8>) {
+    match service.receive(Some(TIMEOUT)).unwrap() {
         Some(UdpEvent::Datagram { association, data }) => (association, data),
         other => panic!("a datagram expected, not {other:?}"),
     }
 }
 
 /// Waits for the messages of one collection.
-fn collected(peer: &Peer, expected: FlowText) -> Vec<Vec<u8>> {
+fn receive_collected(peer: &DaemonSession, expected: FlowText) -> Vec<Vec<u8>> {
     let mut pieces = Vec::new();
     loop {
-        let (ToDaemon::Collected { flow, unread, last }, _) = peer.hear() else {
+        let (ToDaemon::Collected { flow, unread, last }, _) = peer.receive() else {
             panic!("Collected")
         };
         assert_eq!(flow, expected);
@@ -61,24 +64,24 @@ fn collected(peer: &Peer, expected: FlowText) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn an_association_moves_with_what_was_unread() {
-    let daemon = Daemon::new();
-    let (donor, donor_peer, address) = service(&daemon, "n1");
-    let (moving, staying) = (client(address), client(address));
+fn association_moves_with_unread_datagrams() {
+    let daemon = FakeDaemon::new();
+    let (donor, donor_peer, address) = start_service(&daemon, "n1");
+    let (moving, staying) = (connect_client(address), connect_client(address));
     let flow = flow_of(&moving);
     moving.send(b"first").unwrap();
-    let (association, data) = datagram(&donor);
+    let (association, data) = next_datagram(&donor);
     assert_eq!((association.flow(), data.as_slice()), (flow, &b"first"[..]));
-    assert_eq!(donor_peer.hear_accepted(1), [flow]);
-    donor_peer.say(&FromDaemon::Asked {
+    assert_eq!(donor_peer.receive_accepted(1), [flow]);
+    donor_peer.send(&FromDaemon::HandoffRequested {
         flows: vec![flow],
         to: "n2".into(),
         drain: Drain::None,
     });
-    let Some(UdpEvent::Asked {
+    let Some(UdpEvent::HandoffRequested {
         association,
         destination,
-    }) = donor.receive(Some(PATIENCE)).unwrap()
+    }) = donor.receive(Some(TIMEOUT)).unwrap()
     else {
         panic!("asked for")
     };
@@ -88,7 +91,7 @@ fn an_association_moves_with_what_was_unread() {
         let (donor, association) = (Arc::clone(&donor), association.clone());
         move || donor.hand_off(&association, destination, b"seen 1".to_vec())
     });
-    let (item, descriptor) = donor_peer.hear_hand_off("n2").pop().unwrap();
+    let (item, descriptor) = donor_peer.receive_hand_off("n2").pop().unwrap();
     assert!(descriptor.is_none() && !item.descriptor);
     assert!(donor.send(&association, b"no").is_err());
     let long = vec![7; 60_000];
@@ -96,20 +99,20 @@ fn an_association_moves_with_what_was_unread() {
         moving.send(data).unwrap();
     }
     staying.send(b"other").unwrap();
-    donor_peer.say(&FromDaemon::Collect { flows: vec![flow] });
+    donor_peer.send(&FromDaemon::Collect { flows: vec![flow] });
     // The collection read the other association's datagram too and leaves it to the program. Its message may come
     // first.
-    assert_eq!(donor_peer.hear_accepted(1), [flow_of(&staying)]);
-    let unread = collected(&donor_peer, flow);
+    assert_eq!(donor_peer.receive_accepted(1), [flow_of(&staying)]);
+    let unread = receive_collected(&donor_peer, flow);
     assert_eq!(unread, [b"second".to_vec(), long, vec![]]);
-    assert_eq!(datagram(&donor).1, b"other");
-    donor_peer.say(&FromDaemon::Gone {
+    assert_eq!(next_datagram(&donor).1, b"other");
+    donor_peer.send(&FromDaemon::Moved {
         flows: vec![flow],
         to: "n2".into(),
     });
     leaving.join().unwrap().unwrap();
 
-    let (acceptor, peer, address) = service(&daemon, "n2");
+    let (acceptor, peer, address) = start_service(&daemon, "n2");
     // The same client connects to the acceptor's address, as if routed there by the service address.
     moving.connect(address).unwrap();
     let flow = flow_of(&moving);
@@ -119,14 +122,14 @@ fn an_association_moves_with_what_was_unread() {
         flow,
         descriptor: false,
     }];
-    peer.say(&FromDaemon::Incoming { items });
+    peer.send(&FromDaemon::Incoming { items });
     let mut runs = split_pieces(unread.iter().map(Vec::as_slice))
         .into_iter()
         .peekable();
     let mut application_state = item.application_state;
     while let Some(unread) = runs.next() {
         let last = runs.peek().is_none();
-        peer.say(&FromDaemon::State {
+        peer.send(&FromDaemon::State {
             id: 1,
             application_state,
             unread,
@@ -134,22 +137,21 @@ fn an_association_moves_with_what_was_unread() {
         });
         application_state = Vec::new();
     }
-    assert_eq!(peer.hear().0, ToDaemon::Received { ids: vec![1] });
+    assert_eq!(peer.receive().0, ToDaemon::Received { ids: vec![1] });
     // A datagram that overtakes the daemon's message waits for it: only the next client's datagram is delivered.
     moving.send(b"third").unwrap();
-    let next = client(address);
+    let next = connect_client(address);
     next.send(b"next").unwrap();
-    assert_eq!(datagram(&acceptor).1, b"next");
-    peer.say(&FromDaemon::Go { ids: vec![1] });
-    let Some(UdpEvent::HandedOff { association, state }) =
-        acceptor.receive(Some(PATIENCE)).unwrap()
+    assert_eq!(next_datagram(&acceptor).1, b"next");
+    peer.send(&FromDaemon::Activate { ids: vec![1] });
+    let Some(UdpEvent::HandedOff { association, state }) = acceptor.receive(Some(TIMEOUT)).unwrap()
     else {
         panic!("handed off")
     };
     assert_eq!(state, b"seen 1");
-    let came: Vec<_> = (0..4).map(|_| datagram(&acceptor).1).collect();
-    assert_eq!(came[..3], unread);
-    assert_eq!(came[3], b"third");
+    let datagrams: Vec<_> = (0..4).map(|_| next_datagram(&acceptor).1).collect();
+    assert_eq!(datagrams[..3], unread);
+    assert_eq!(datagrams[3], b"third");
     acceptor.send(&association, b"answer").unwrap();
     let mut buffer = [0; 10];
     let length = moving.recv(&mut buffer).unwrap();
@@ -157,67 +159,67 @@ fn an_association_moves_with_what_was_unread() {
 }
 
 #[test]
-fn an_association_that_stays_loses_nothing() {
-    let daemon = Daemon::new();
-    let (service, peer, address) = service(&daemon, "n1");
-    let client = client(address);
+fn kept_association_loses_no_datagram() {
+    let daemon = FakeDaemon::new();
+    let (service, peer, address) = start_service(&daemon, "n1");
+    let client = connect_client(address);
     client.send(b"1").unwrap();
-    let (association, _) = datagram(&service);
-    peer.hear_accepted(1);
+    let (association, _) = next_datagram(&service);
+    peer.receive_accepted(1);
     let service = Arc::new(service);
     let leaving = thread::spawn({
         let (service, association) = (Arc::clone(&service), association.clone());
         move || service.hand_off(&association, "n2", vec![])
     });
-    let HandOffItem { flow, .. } = peer.hear_hand_off("n2").pop().unwrap().0;
+    let HandOffItem { flow, .. } = peer.receive_hand_off("n2").pop().unwrap().0;
     client.send(b"2").unwrap();
-    peer.say(&FromDaemon::Collect { flows: vec![flow] });
-    assert_eq!(collected(&peer, flow), [b"2"]);
-    peer.say(&FromDaemon::Kept {
+    peer.send(&FromDaemon::Collect { flows: vec![flow] });
+    assert_eq!(receive_collected(&peer, flow), [b"2"]);
+    peer.send(&FromDaemon::Kept {
         flows: vec![flow],
         reason: "no".into(),
     });
     assert_eq!(leaving.join().unwrap().unwrap_err().reason, "no");
     client.send(b"3").unwrap();
-    assert_eq!(datagram(&service).1, b"2");
-    assert_eq!(datagram(&service).1, b"3");
+    assert_eq!(next_datagram(&service).1, b"2");
+    assert_eq!(next_datagram(&service).1, b"3");
     assert_eq!(service.forget_idle(std::time::Duration::ZERO), 1);
-    assert_eq!(peer.hear().0, ToDaemon::Closed { flows: vec![flow] });
+    assert_eq!(peer.receive().0, ToDaemon::Closed { flows: vec![flow] });
 }
 
 /// Datagrams that one association's collection reads for another leave with that other one when it moves too.
 #[test]
-fn associations_that_leave_together_keep_their_datagrams() {
-    let daemon = Daemon::new();
-    let (service, peer, address) = service(&daemon, "n1");
-    let clients = [client(address), client(address)];
+fn associations_that_move_together_keep_their_datagrams() {
+    let daemon = FakeDaemon::new();
+    let (service, peer, address) = start_service(&daemon, "n1");
+    let clients = [connect_client(address), connect_client(address)];
     let service = Arc::new(service);
     let associations = clients.each_ref().map(|client| {
         client.send(b"1").unwrap();
-        let (association, _) = datagram(&service);
-        peer.hear_accepted(1);
+        let (association, _) = next_datagram(&service);
+        peer.receive_accepted(1);
         association
     });
-    let leave = |which: usize| {
-        let (service, association) = (Arc::clone(&service), associations[which].clone());
+    let leave = |index: usize| {
+        let (service, association) = (Arc::clone(&service), associations[index].clone());
         let leaving = thread::spawn(move || service.hand_off(&association, "n2", vec![]));
-        peer.hear_hand_off("n2");
+        peer.receive_hand_off("n2");
         leaving
     };
     let first = leave(0);
     clients[1].send(b"2").unwrap();
     let flows = clients.each_ref().map(flow_of);
-    let collect = |which: usize| {
-        peer.say(&FromDaemon::Collect {
-            flows: vec![flows[which]],
+    let collect = |index: usize| {
+        peer.send(&FromDaemon::Collect {
+            flows: vec![flows[index]],
         });
-        collected(&peer, flows[which])
+        receive_collected(&peer, flows[index])
     };
     assert!(collect(0).is_empty());
     let second = leave(1);
     clients[1].send(b"3").unwrap();
     assert_eq!(collect(1), [b"2", b"3"]);
-    peer.say(&FromDaemon::Gone {
+    peer.send(&FromDaemon::Moved {
         flows: flows.to_vec(),
         to: "n2".into(),
     });
@@ -236,27 +238,27 @@ fn a_wildcard_socket_is_refused() {
 }
 
 #[tokio::test]
-async fn the_asynchronous_face_does_the_same() {
-    let daemon = Daemon::new();
+async fn asynchronous_interface_moves_associations() {
+    let daemon = FakeDaemon::new();
     let (session, peer) = daemon.open("n1");
     let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
     let service = session.serve("echo", socket).unwrap();
-    peer.hear_serve("echo");
-    let client = client(address);
+    peer.receive_serve("echo");
+    let client = connect_client(address);
     client.send(b"1").unwrap();
     let Ok(UdpEvent::Datagram { association, .. }) = service.receive().await else {
         panic!("a datagram")
     };
     service.send(&association, b"one").await.unwrap();
     assert_eq!(client.recv(&mut [0; 10]).unwrap(), 3);
-    let flow = peer.hear_accepted(1)[0];
-    peer.say(&FromDaemon::Asked {
+    let flow = peer.receive_accepted(1)[0];
+    peer.send(&FromDaemon::HandoffRequested {
         flows: vec![flow],
         to: "n2".into(),
         drain: Drain::None,
     });
-    let Ok(UdpEvent::Asked {
+    let Ok(UdpEvent::HandoffRequested {
         association,
         destination,
     }) = service.receive().await
@@ -264,8 +266,8 @@ async fn the_asynchronous_face_does_the_same() {
         panic!("asked for")
     };
     let daemon_side = tokio::task::spawn_blocking(move || {
-        peer.hear_hand_off("n2");
-        peer.say(&FromDaemon::Gone {
+        peer.receive_hand_off("n2");
+        peer.send(&FromDaemon::Moved {
             flows: vec![flow],
             to: "n2".into(),
         });

@@ -1,6 +1,6 @@
 //! Connections that exchange small messages with a server all the time, and verify every byte.
 
-mod drive;
+mod event_loop;
 
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
@@ -17,20 +17,24 @@ use holdfast_lab::Lab;
 pub const MESSAGE: usize = 256;
 
 /// Time without an answer after which a connection counts as hung.
-pub const HUNG: Duration = Duration::from_secs(20);
+pub const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Number of connections from which each exchanges 2 messages per second instead of 20.
-const MANY: usize = 5_000;
+const SLOW_LOAD_CONNECTIONS: usize = 5_000;
 
 /// Returns the time between two messages of a connection, by the number of connections.
 #[must_use]
 pub fn interval(connections: usize) -> Duration {
-    Duration::from_millis(if connections >= MANY { 500 } else { 50 })
+    Duration::from_millis(if connections >= SLOW_LOAD_CONNECTIONS {
+        500
+    } else {
+        50
+    })
 }
 
 /// Counters of the compared bytes, and the stop flag.
 #[derive(Debug, Default)]
-pub struct Compared {
+pub struct ByteComparison {
     /// Set to end the load.
     pub stop: AtomicBool,
     /// Bytes that were compared, in both directions.
@@ -39,7 +43,7 @@ pub struct Compared {
     pub wrong: AtomicU64,
 }
 
-impl Compared {
+impl ByteComparison {
     /// Compares an answer with the expected one of the same length.
     pub fn compare(&self, expected: &[u8], answer: &[u8]) {
         let wrong = expected.iter().zip(answer).filter(|(a, b)| a != b).count() as u64;
@@ -49,7 +53,7 @@ impl Compared {
     }
 
     /// Counts a message that had no answer.
-    pub fn lost(&self) {
+    pub fn count_lost(&self) {
         self.wrong.fetch_add(MESSAGE as u64, Ordering::Relaxed);
     }
 
@@ -87,37 +91,37 @@ pub fn connect(
 
 /// Protocol of a server that is more than an echo. Every answer must be known beforehand, to the byte.
 #[derive(Clone, Copy, Debug)]
-pub struct Dialect {
+pub struct RequestProtocol {
     /// First words to the server, and the end of its answer to them.
-    pub hello: Option<(&'static str, &'static str)>,
+    pub greeting: Option<(&'static str, &'static str)>,
     /// Wraps a connection's message into a request.
-    pub ask: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
+    pub make_request: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
     /// Returns the answer expected from the server.
-    pub answer: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
+    pub expected_answer: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
 }
 
-impl Dialect {
+impl RequestProtocol {
     /// An echo: the bare message in both directions.
     pub const ECHO: Self = Self {
-        hello: None,
-        ask: |_, message| Cow::Borrowed(message),
-        answer: |_, message| Cow::Borrowed(message),
+        greeting: None,
+        make_request: |_, message| Cow::Borrowed(message),
+        expected_answer: |_, message| Cow::Borrowed(message),
     };
 }
 
 /// One connection of a load.
 #[derive(Debug)]
-pub struct Member {
+pub struct LoadConnection {
     /// Address of the client's end.
     pub client: SocketAddr,
-    turns: AtomicU64,
+    answers_received: AtomicU64,
     broken: AtomicBool,
 }
 
-impl Member {
+impl LoadConnection {
     /// Returns the number of answers received.
-    pub fn turns(&self) -> u64 {
-        self.turns.load(Ordering::Relaxed)
+    pub fn answers_received(&self) -> u64 {
+        self.answers_received.load(Ordering::Relaxed)
     }
 
     /// Returns true if the connection ended or hung before the load did.
@@ -130,8 +134,8 @@ impl Member {
 #[derive(Debug)]
 pub struct Load {
     /// Counters of the load; other loads may add to them.
-    pub compared: Arc<Compared>,
-    members: Arc<Vec<Member>>,
+    pub compared: Arc<ByteComparison>,
+    members: Arc<Vec<LoadConnection>>,
     thread: JoinHandle<Result<()>>,
 }
 
@@ -142,22 +146,26 @@ impl Load {
     /// # Errors
     /// The system gives no thread, or a connection has ended.
     pub fn start(streams: Vec<TcpStream>, interval: Duration) -> Result<Self> {
-        Self::speak(streams, interval, Dialect::ECHO)
+        Self::start_with_protocol(streams, interval, RequestProtocol::ECHO)
     }
 
-    /// Starts a load on connections to a server that speaks `dialect`.
+    /// Starts a load on connections to a server that speaks `protocol`.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn speak(streams: Vec<TcpStream>, interval: Duration, dialect: Dialect) -> Result<Self> {
-        if let Some(hello) = dialect.hello {
+    pub fn start_with_protocol(
+        streams: Vec<TcpStream>,
+        interval: Duration,
+        protocol: RequestProtocol,
+    ) -> Result<Self> {
+        if let Some(hello) = protocol.greeting {
             streams.iter().try_for_each(|stream| greet(stream, hello))?;
         }
-        let compared = Arc::new(Compared::default());
-        let member = |stream: &TcpStream| -> io::Result<Member> {
-            Ok(Member {
+        let compared = Arc::new(ByteComparison::default());
+        let member = |stream: &TcpStream| -> io::Result<LoadConnection> {
+            Ok(LoadConnection {
                 client: stream.local_addr()?,
-                turns: AtomicU64::new(0),
+                answers_received: AtomicU64::new(0),
                 broken: AtomicBool::new(false),
             })
         };
@@ -165,7 +173,7 @@ impl Load {
         let thread = {
             let (compared, members) = (compared.clone(), members.clone());
             std::thread::Builder::new()
-                .spawn(move || drive::run(streams, interval, dialect, &compared, &members))?
+                .spawn(move || event_loop::run(streams, interval, protocol, &compared, &members))?
         };
         Ok(Self {
             compared,
@@ -175,7 +183,7 @@ impl Load {
     }
 
     /// Returns the connections, in the order in which they were passed in.
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &[LoadConnection] {
         &self.members
     }
 
@@ -193,9 +201,9 @@ impl Load {
 }
 
 /// Sends the first words, and reads to the end of the answer.
-fn greet(mut stream: &TcpStream, (words, end): (&str, &str)) -> io::Result<()> {
-    stream.set_read_timeout(Some(HUNG))?;
-    stream.write_all(words.as_bytes())?;
+fn greet(mut stream: &TcpStream, (greeting, end): (&str, &str)) -> io::Result<()> {
+    stream.set_read_timeout(Some(HANG_TIMEOUT))?;
+    stream.write_all(greeting.as_bytes())?;
     let mut answer = Vec::new();
     while !answer.ends_with(end.as_bytes()) {
         let mut byte = [0];
@@ -206,8 +214,8 @@ fn greet(mut stream: &TcpStream, (words, end): (&str, &str)) -> io::Result<()> {
 }
 
 /// Fills a message with bytes that no other message has.
-pub fn fill(message: &mut [u8; MESSAGE], number: u64, turn: u64) {
-    let mut state = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ turn) | 1;
+pub fn fill_message(message: &mut [u8; MESSAGE], number: u64, message_number: u64) {
+    let mut state = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ message_number) | 1;
     for chunk in message.chunks_exact_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;

@@ -52,7 +52,7 @@ const SCENARIOS: [(&str, usize, u32, u32, f64); 4] = [
 fn config(zones: usize, elements: u32, ratio: u32, runtime_s: f64) -> Config {
     let users = elements * ratio;
     let zones = vec![Zone { elements, users }; zones];
-    let workload = Workload::of_utilisation(1e6, 1e6, f64::from(ratio), 0.6);
+    let workload = Workload::for_utilisation(1e6, 1e6, f64::from(ratio), 0.6);
     let mut config = Config::new(zones, 10.0, 100.0, Choice::LeastUsedDpf(1e-5), workload);
     config.runtime = Time::from_secs_f64(runtime_s);
     config
@@ -67,7 +67,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
         let known = SCENARIOS.iter().any(|(known, ..)| known == name);
         ensure!(
             known,
-            "no scenario {name}: there are lans, lans-busy, thousands and million"
+            "unknown scenario {name}; possible are lans, lans-busy, thousands and million"
         );
     }
     let wanted =
@@ -77,7 +77,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
         if wanted(name) {
             let row = measure(name, &config(zones, elements, ratio, runtime_s))?;
             println!(
-                "{name:<10} {:>11} events in {:>6.2} s: {:>9.0} a second; {:.0} virtual s, {:.0} MiB",
+                "{name:<10} {:>11} events in {:>6.2} s: {:>9.0} per second; {:.0} virtual s, {:.0} MiB",
                 row.events, row.wall_s, row.events_per_s, row.simulated_s, row.peak_mib
             );
             rows.push(row);
@@ -96,7 +96,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
 
 fn measure(scenario: &'static str, config: &Config) -> Result<Row> {
     // Resets the peak memory (VmHWM); see `clear_refs` in proc(5).
-    std::fs::write("/proc/self/clear_refs", "5").context("count memory anew")?;
+    std::fs::write("/proc/self/clear_refs", "5").context("reset the peak memory counter")?;
     let begin = Instant::now();
     let outcome = simulate(config, 1);
     let wall_s = begin.elapsed().as_secs_f64();

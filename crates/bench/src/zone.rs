@@ -15,20 +15,20 @@ use serde::Deserialize;
 
 use crate::cluster::find_program;
 use crate::load::{Load, connect, interval};
-use crate::pools::{PoolLab, system_program, words};
+use crate::pools::{PoolLab, command_words, system_program};
 
 /// Host of the zone server; `n2` is left free as a migration target.
-pub const HOME: &str = "n1";
+pub const SERVER_HOST: &str = "n1";
 /// Host of the database.
-pub const DATABASE: &str = "n3";
+pub const DATABASE_HOST: &str = "n3";
 /// Host of the clients.
-pub const CLIENTS: &str = "c1";
+pub const CLIENT_HOST: &str = "c1";
 
 const PORT: u16 = 7100;
 const STATUS_PORT: u16 = 7101;
 pub(crate) const DATABASE_PORT: u16 = 3306;
 /// Time limit for the start of either server.
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Parameters of a zone server and its load.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub struct ZoneSpec {
 }
 
 /// A zone server with its clients, which exchange messages until this value is dropped.
-pub struct Zone {
+pub struct LoadedZoneServer {
     /// The client connections.
     pub load: Load,
     lab: PoolLab,
@@ -56,7 +56,7 @@ pub struct Zone {
 
 /// Status that the zone server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Status {
+pub struct ZoneStatus {
     /// Open connections.
     pub connections: u64,
     /// Bytes sent back to clients.
@@ -71,7 +71,7 @@ pub struct Status {
     pub pages_wrong: u64,
 }
 
-impl Zone {
+impl LoadedZoneServer {
     /// Starts the servers and the clients; returns when every connection is established.
     ///
     /// # Errors
@@ -82,12 +82,15 @@ impl Zone {
             .clients(1)
             .topology(spec.topology.clone())
             .program(find_program("holdfast")?);
-        let mut lab = PoolLab::with(&hosts)?;
+        let mut lab = PoolLab::from_spec(&hosts)?;
         let mut arguments = vec![
-            format!("--listen={}", SocketAddr::new(lab.address(HOME)?, PORT)),
+            format!(
+                "--listen={}",
+                SocketAddr::new(lab.address(SERVER_HOST)?, PORT)
+            ),
             format!(
                 "--status={}",
-                SocketAddr::new(lab.address(HOME)?, STATUS_PORT)
+                SocketAddr::new(lab.address(SERVER_HOST)?, STATUS_PORT)
             ),
             format!("--memory-mib={}", spec.memory_mib),
             format!("--dirty-mib-per-s={}", spec.dirty_mib_per_s),
@@ -95,14 +98,16 @@ impl Zone {
         if spec.database {
             arguments.push(format!("--database={}", start_database(&mut lab)?));
         }
-        lab.run(HOME, "zone", &find_program("zone")?, &arguments)?;
-        lab.until("the zone server answers", START, || status(&lab).ok())?;
-        let service = SocketAddr::new(lab.address(HOME)?, PORT);
-        let streams = connect(lab.lab(), CLIENTS, service, spec.connections)?;
+        lab.run(SERVER_HOST, "zone", &find_program("zone")?, &arguments)?;
+        lab.wait_for("the zone server answers", START_TIMEOUT, || {
+            read_status(&lab).ok()
+        })?;
+        let service = SocketAddr::new(lab.address(SERVER_HOST)?, PORT);
+        let streams = connect(lab.lab(), CLIENT_HOST, service, spec.connections)?;
         let load = Load::start(streams, interval(spec.connections))?;
         let all = spec.connections as u64;
-        lab.until("every connection is accepted", START, || {
-            (status(&lab).ok()?.connections == all).then_some(())
+        lab.wait_for("every connection is accepted", START_TIMEOUT, || {
+            (read_status(&lab).ok()?.connections == all).then_some(())
         })?;
         Ok(Self { load, lab })
     }
@@ -117,15 +122,15 @@ impl Zone {
     ///
     /// # Errors
     /// The server does not answer.
-    pub fn status(&self) -> Result<Status> {
-        status(&self.lab)
+    pub fn status(&self) -> Result<ZoneStatus> {
+        read_status(&self.lab)
     }
 
     /// Checks that no client connection, no transaction and no memory page has an error.
     ///
     /// # Errors
     /// At least one has; the text has the counts.
-    pub fn check(&self) -> Result<()> {
+    pub fn check_errors(&self) -> Result<()> {
         let broken = self.load.members().iter();
         let broken = broken.filter(|member| member.is_broken()).count();
         let wrong = self.load.compared.wrong_bytes();
@@ -136,69 +141,71 @@ impl Zone {
         Ok(())
     }
 
-    /// Waits until every client has had `turns` more answers.
+    /// Waits until every client has had `answers` more answers.
     ///
     /// # Errors
-    /// [`check`](Self::check) fails, or the wait takes longer than `limit`.
-    pub fn wait_for_turns(&self, turns: u64, limit: Duration) -> Result<()> {
+    /// [`check_errors`](Self::check_errors) fails, or the wait takes longer than `limit`.
+    pub fn wait_for_answers(&self, answers: u64, limit: Duration) -> Result<()> {
         let members = self.load.members();
         let wanted: Vec<u64> = members
             .iter()
-            .map(|member| member.turns() + turns)
+            .map(|member| member.answers_received() + answers)
             .collect();
         let deadline = Instant::now() + limit;
         loop {
-            self.check()?;
+            self.check_errors()?;
             let mut pairs = members.iter().zip(&wanted);
-            if pairs.all(|(member, wanted)| member.turns() >= *wanted) {
+            if pairs.all(|(member, wanted)| member.answers_received() >= *wanted) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("exceeded time: not every client had {turns} answers in {limit:?}");
+                bail!("exceeded time: not every client had {answers} answers in {limit:?}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-impl Drop for Zone {
+impl Drop for LoadedZoneServer {
     fn drop(&mut self) {
         // The thread of the load ends by itself.
         self.load.compared.stop.store(true, Ordering::Relaxed);
     }
 }
 
-fn status(lab: &PoolLab) -> Result<Status> {
-    let address = SocketAddr::new(lab.address(HOME)?, STATUS_PORT);
+fn read_status(lab: &PoolLab) -> Result<ZoneStatus> {
+    let address = SocketAddr::new(lab.address(SERVER_HOST)?, STATUS_PORT);
     let mut stream = lab
         .lab()
-        .in_net(CLIENTS, || TcpStream::connect(address))??;
-    stream.set_read_timeout(Some(START))?;
+        .in_net(CLIENT_HOST, || TcpStream::connect(address))??;
+    stream.set_read_timeout(Some(START_TIMEOUT))?;
     let mut line = String::new();
     stream.read_to_string(&mut line)?;
-    serde_json::from_str(&line).context("the zone server's status")
+    serde_json::from_str(&line).context("read the zone server's status")
 }
 
 /// Starts a database below the lab's folder that accepts every user without a password; returns its address once it
 /// accepts connections.
 fn start_database(lab: &mut PoolLab) -> Result<SocketAddr> {
     let data = lab.directory().join("database");
-    let address = SocketAddr::new(lab.address(DATABASE)?, DATABASE_PORT);
-    let (program, arguments) = database(&data, address)?;
-    lab.run(DATABASE, "mariadb", &program, &arguments)?;
-    lab.until("the database accepts", START, || {
-        let tried = lab.lab().in_net(HOME, || TcpStream::connect(address));
-        tried.ok()?.ok()
+    let address = SocketAddr::new(lab.address(DATABASE_HOST)?, DATABASE_PORT);
+    let (program, arguments) = database_command(&data, address)?;
+    lab.run(DATABASE_HOST, "mariadb", &program, &arguments)?;
+    lab.wait_for("the database accepts connections", START_TIMEOUT, || {
+        let connected = lab
+            .lab()
+            .in_net(SERVER_HOST, || TcpStream::connect(address));
+        connected.ok()?.ok()
     })?;
     Ok(address)
 }
 
 /// Returns the command of a database at `address` that accepts every user without a password, and creates `data` for
 /// its files.
-pub(crate) fn database(data: &Path, address: SocketAddr) -> Result<(PathBuf, Vec<String>)> {
+pub(crate) fn database_command(data: &Path, address: SocketAddr) -> Result<(PathBuf, Vec<String>)> {
     let program = system_program("mariadbd", "mariadb-server-core")?;
     std::fs::create_dir_all(data)?;
-    let mut arguments = words([
+    let mut arguments = command_words([
         "--no-defaults",
         "--user=root",
         "--skip-grant-tables",

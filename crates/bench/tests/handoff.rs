@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_bench::cluster::Family;
-use holdfast_bench::demo::{DemoSpec, Report, Screen, run};
+use holdfast_bench::demo::{DemoDisplay, DemoReport, DemoSpec, run};
 use holdfast_lab::Reach;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -17,10 +17,10 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 const ATTEMPTS: u32 = 4;
 
 /// Text of a problem report that names retransmissions.
-const SENT_AGAIN: &str = "segments sent again";
+const RETRANSMISSION_PROBLEM: &str = "segments sent again";
 
 /// Returns a transfer of 64 MiB that takes about 6 s: enough time for 20 handoffs even on a busy machine.
-fn spec(name: &str) -> DemoSpec {
+fn demo_spec(name: &str) -> DemoSpec {
     DemoSpec {
         name: format!("t-{name}-{}", std::process::id()),
         bytes: 64 << 20,
@@ -32,136 +32,145 @@ fn spec(name: &str) -> DemoSpec {
 }
 
 /// Runs a transfer and asserts that all promises hold. None without root.
-fn keeps_its_promise(spec: &DemoSpec) -> Option<Report> {
+fn run_and_check(spec: &DemoSpec) -> Option<DemoReport> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return None;
     }
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for attempt in 1.. {
-        let screen = Screen::new(true);
+        let screen = DemoDisplay::new(true);
         let report =
             run(spec, &|event| screen.show(event)).unwrap_or_else(|error| panic!("{error:#}"));
         eprintln!("{}", report.text());
-        let only_timers = report
+        let only_retransmissions = report
             .problems
             .iter()
-            .all(|problem| problem.starts_with(SENT_AGAIN));
-        if report.passed || attempt == ATTEMPTS || !only_timers {
+            .all(|problem| problem.starts_with(RETRANSMISSION_PROBLEM));
+        if report.passed || attempt == ATTEMPTS || !only_retransmissions {
             assert!(report.passed, "{:#?}\n{:#?}", report.problems, report.wire);
             return Some(report);
         }
-        eprintln!("attempt {attempt}: a timer of some milliseconds ran out; trying again");
+        eprintln!(
+            "attempt {attempt}: a retransmission timer of some milliseconds expired; trying again"
+        );
     }
     None
 }
 
 #[test]
-fn a_download_over_ipv4() {
-    keeps_its_promise(&spec("v4"));
+fn download_survives_handoffs_over_ipv4() {
+    run_and_check(&demo_spec("v4"));
 }
 
 #[test]
-fn a_download_over_ipv6() {
-    keeps_its_promise(&DemoSpec {
+fn download_survives_handoffs_over_ipv6() {
+    run_and_check(&DemoSpec {
         family: Family::V6,
-        ..spec("v6")
+        ..demo_spec("v6")
     });
 }
 
 #[test]
-fn a_download_with_broadcast() {
-    keeps_its_promise(&DemoSpec {
+fn download_survives_handoffs_with_broadcast() {
+    run_and_check(&DemoSpec {
         reach: Reach::Broadcast,
-        ..spec("broadcast")
+        ..demo_spec("broadcast")
     });
 }
 
 #[test]
-fn a_download_with_broadcast_over_ipv6() {
-    keeps_its_promise(&DemoSpec {
+fn download_survives_handoffs_with_broadcast_over_ipv6() {
+    run_and_check(&DemoSpec {
         reach: Reach::Broadcast,
         family: Family::V6,
-        ..spec("broadcast6")
+        ..demo_spec("broadcast6")
     });
 }
 
 #[test]
-fn a_download_across_two_segments() {
-    keeps_its_promise(&DemoSpec {
+fn download_survives_handoffs_across_segments() {
+    run_and_check(&DemoSpec {
         segments: 2,
-        ..spec("segments")
+        ..demo_spec("segments")
     });
 }
 
 #[test]
-fn a_download_across_two_segments_over_ipv6() {
-    keeps_its_promise(&DemoSpec {
+fn download_survives_handoffs_across_segments_over_ipv6() {
+    run_and_check(&DemoSpec {
         segments: 2,
         family: Family::V6,
-        ..spec("segments6")
+        ..demo_spec("segments6")
     });
 }
 
 #[test]
-fn an_upload() {
-    keeps_its_promise(&DemoSpec {
+fn upload_survives_handoffs() {
+    run_and_check(&DemoSpec {
         upload: true,
-        ..spec("upload")
+        ..demo_spec("upload")
     });
 }
 
 #[test]
-fn an_upload_across_two_segments() {
-    keeps_its_promise(&DemoSpec {
+fn upload_survives_handoffs_across_segments() {
+    run_and_check(&DemoSpec {
         upload: true,
         segments: 2,
-        ..spec("upload2")
+        ..demo_spec("upload2")
     });
 }
 
 #[test]
-fn a_download_with_loss() {
-    lossy(&DemoSpec {
+fn download_survives_handoffs_with_packet_loss() {
+    check_with_loss(&DemoSpec {
         loss_pct: 1.0,
-        ..spec("loss")
+        ..demo_spec("loss")
     });
 }
 
 #[test]
-fn an_upload_with_loss() {
-    lossy(&DemoSpec {
+fn upload_survives_handoffs_with_packet_loss() {
+    check_with_loss(&DemoSpec {
         loss_pct: 1.0,
         upload: true,
-        ..spec("loss-up")
+        ..demo_spec("loss-up")
     });
 }
 
 /// Asserts that bytes and handoffs are as promised, and that packets really were lost.
-fn lossy(spec: &DemoSpec) {
+fn check_with_loss(spec: &DemoSpec) {
     let spec = DemoSpec {
         bytes: 16 << 20,
         control_bytes: 2 << 20,
         ..spec.clone()
     };
-    if let Some(report) = keeps_its_promise(&spec) {
-        let again = report.wire.sent_again + report.wire.client_probes;
-        assert!(again > 0, "nothing was lost: {:#?}", report.wire);
+    if let Some(report) = run_and_check(&spec) {
+        let retransmissions = report.wire.sent_again + report.wire.client_probes;
+        assert!(
+            retransmissions > 0,
+            "no packets were lost: {:#?}",
+            report.wire
+        );
     }
 }
 
 #[test]
-fn a_download_between_nodes_whose_tcp_clocks_differ() {
-    let mut spec = spec("clocks");
+fn download_survives_tcp_clock_difference() {
+    let mut spec = demo_spec("clocks");
     // One hour, and more than three weeks: nearly 2^31 ms, the most that two clocks can differ.
     spec.clock_shift = [
         ("n2".to_owned(), 3_600_000),
         ("n3".to_owned(), 2_000_000_000),
     ]
     .into();
-    if let Some(report) = keeps_its_promise(&spec) {
+    if let Some(report) = run_and_check(&spec) {
         // Without a clock step at the client, the clocks did not differ.
-        let step = report.wire.connection.to_client.clock_step_max;
-        assert!(step >= 2_000_000_000, "the clocks differed by {step} only");
+        let clock_step = report.wire.connection.to_client.clock_step_max;
+        assert!(
+            clock_step >= 2_000_000_000,
+            "the clocks differed by {clock_step} only"
+        );
     }
 }

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_bench::churn::{self, Plan, measure};
-use holdfast_bench::programs::{BROKEN, CLIENTS, PROGRAMS, Program, Scene};
+use holdfast_bench::programs::{
+    BROKEN_CONNECTION, CLIENT_HOST, PROGRAMS, RealProgram, RunningProgram,
+};
 
 const MOVES: usize = 20;
 
 /// Serializes the tests: two groups at once would slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn program(name: &str) -> &'static Program {
+fn find_program_spec(name: &str) -> &'static RealProgram {
     PROGRAMS
         .iter()
         .find(|program| program.name == name)
@@ -24,24 +26,26 @@ fn program(name: &str) -> &'static Program {
 /// Asserts that the load sees no error while its server moves. As a control, the load must report an error when one of
 /// its connections is broken, however well it hides reconnects.
 #[track_caller]
-fn moves_under_load(name: &str) {
+fn assert_moves_under_load(name: &str) {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let result = moves(program(name));
+    let result = move_program(find_program_spec(name));
     if let Err(error) = result {
         panic!("{error:#}");
     }
 }
 
-fn moves(program: &'static Program) -> Result<()> {
+fn move_program(program: &'static RealProgram) -> Result<()> {
     let began = Instant::now();
-    let mut scene = Scene::up(program)?;
+    let mut scene = RunningProgram::up(program)?;
     let mut freezes_us = Vec::new();
     let outcome = scene.under_load(|scene| {
         for number in 1..=MOVES {
-            let status = scene.move_on().with_context(|| format!("move {number}"))?;
+            let status = scene
+                .move_to_next_node()
+                .with_context(|| format!("move {number}"))?;
             freezes_us.push(status.freeze_us.unwrap_or_default());
             scene
-                .goes_on()
+                .check_progress()
                 .with_context(|| format!("after move {number}"))?;
         }
         Ok(())
@@ -54,32 +58,35 @@ fn moves(program: &'static Program) -> Result<()> {
         freezes_us[MOVES / 2] / 1e3,
         freezes_us[MOVES - 1] / 1e3,
         outcome.segments,
-        outcome.said
+        outcome.load_result
     );
     // New clients reach the server on the node where it runs after the moves.
-    scene.place_clients()?;
-    let Err(seen) = scene.under_load(|scene| break_one_connection(scene)) else {
-        bail!("a broken connection was not seen");
+    scene.direct_new_clients()?;
+    let Err(load_error) = scene.under_load(|scene| break_one_connection(scene)) else {
+        bail!("the load did not detect a broken connection");
     };
-    let seen = format!("{seen:#}");
-    ensure!(seen.contains(BROKEN), "only this was seen: {seen}");
+    let error_text = format!("{load_error:#}");
+    ensure!(
+        error_text.contains(BROKEN_CONNECTION),
+        "the load reported another error: {error_text}"
+    );
     Ok(())
 }
 
 /// Has the client's kernel end one connection, without a request from the client.
-fn break_one_connection(scene: &Scene) -> Result<()> {
-    let sockets = |kill: bool, more: &[String]| -> Result<String> {
-        let mut command: Command = scene.cluster().lab().command(CLIENTS)?;
+fn break_one_connection(scene: &RunningProgram) -> Result<()> {
+    let run_ss = |kill: bool, arguments: &[String]| -> Result<String> {
+        let mut command: Command = scene.cluster().lab().command(CLIENT_HOST)?;
         command.args(["ss", "-Htn"]).args(kill.then_some("-K"));
-        let output = command.args(more).output().context("run ss")?;
+        let output = command.args(arguments).output().context("run ss")?;
         ensure!(output.status.success(), "ss: {output:?}");
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let of_load = ["state", "established", "dst", &scene.address().to_string()];
-    let found = sockets(false, &of_load.map(str::to_owned))?;
-    let mut words = found.split_ascii_whitespace();
+    let load_filter = ["state", "established", "dst", &scene.address().to_string()];
+    let socket_list = run_ss(false, &load_filter.map(str::to_owned))?;
+    let mut words = socket_list.split_ascii_whitespace();
     let client = words.nth(2).context("no connection")?;
-    sockets(true, &["src".into(), client.to_owned()])?;
+    run_ss(true, &["src".into(), client.to_owned()])?;
     Ok(())
 }
 
@@ -88,7 +95,7 @@ macro_rules! programs {
         #[test]
         #[ignore = "needs the packages of the group `program` in scripts/setup.sh, some 600 MB: ./x test-real"]
         fn $name() {
-            moves_under_load(stringify!($name));
+            assert_moves_under_load(stringify!($name));
         }
     )*};
 }
@@ -96,7 +103,7 @@ macro_rules! programs {
 /// Moves servers while their clients connect and disconnect.
 #[test]
 #[ignore = "needs the packages of the group `program` in scripts/setup.sh, some 600 MB: ./x test-real"]
-fn clients_come_and_go() {
+fn servers_migrate_during_connection_churn() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     // PostgreSQL and php-fpm have no measurement at rest yet.
     let measured = ["nginx", "nginx-4", "haproxy", "jvm", "go"];
@@ -106,10 +113,10 @@ fn clients_come_and_go() {
     {
         let plan = Plan {
             program,
-            stay: 32,
+            long_connections: 32,
             new_per_s: 20,
             moves: 6,
-            after: Duration::from_secs(3),
+            duration_after_last_move: Duration::from_secs(3),
         };
         let row = measure(plan).unwrap_or_else(|error| panic!("{}: {error:#}", program.name));
         eprintln!("{row}");
@@ -122,6 +129,6 @@ fn clients_come_and_go() {
 programs!(redis nginx mosquitto memcached asyncio websocket jvm go);
 
 #[test]
-fn every_program_is_tried() {
+fn every_program_has_test() {
     assert_eq!(PROGRAMS.len(), 8);
 }

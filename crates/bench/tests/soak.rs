@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use holdfast_api::Drain;
 use holdfast_api::control::{
-    FlowFilter, FlowOutcome, HandoffRequest, HandoffState, Selection, SocketsWay,
+    FlowFilter, FlowOutcome, HandoffRequest, HandoffState, Selection, SocketStrategy,
 };
-use holdfast_bench::churn::{self, BEHIND, CLIENTS, Clients, Server};
+use holdfast_bench::churn::{self, BACKEND_HOST, CLIENT_HOST, Clients, Server};
 use holdfast_bench::cluster::{Cluster, Family, Program};
 use holdfast_bench::load::{Load, connect, interval};
-use holdfast_bench::moves::{Attempt, Group};
+use holdfast_bench::moves::{AttemptOutcome, Group};
 
 const SECONDS: u64 = 120;
 /// Length of a period. Daemons are killed in its first half and left alone in its second half, in which a daemon must
@@ -23,8 +23,8 @@ const PERIOD: Duration = Duration::from_secs(60);
 const ECHO_PORT: u16 = 7400;
 /// Numbers of connections that are handed off, and of connections to the program that moves.
 const ECHOES: usize = 64;
-const STAY: usize = 16;
-const NEW_PER_S: u32 = 10;
+const IDLE_CONNECTIONS: usize = 16;
+const NEW_CONNECTIONS_PER_S: u32 = 10;
 /// Intervals between two moves, two handoffs, two floods and two kills of daemons.
 const MOVE_EVERY: Duration = Duration::from_millis(1500);
 const HANDOFF_EVERY: Duration = Duration::from_millis(700);
@@ -38,11 +38,11 @@ const HANDOFF_MAX: Duration = Duration::from_secs(60);
 /// Growth of a daemon that is allowed from the first seconds of a quiet half to its end: memory (allocators keep some)
 /// and descriptors.
 const GROWTH_MAX_KIB: u64 = 12 << 10;
-const DESCRIPTORS_MAX: usize = 24;
+const DESCRIPTOR_GROWTH_MAX: usize = 24;
 
 /// Counts of the actions done, and the daemons that grew.
 #[derive(Debug, Default)]
-struct Done {
+struct ActionCounts {
     moved: usize,
     kept: usize,
     handed_off: usize,
@@ -53,45 +53,53 @@ struct Done {
 
 #[test]
 #[ignore = "takes minutes: ./x test-real runs it"]
-fn nobody_notices_and_nothing_grows() {
+fn clients_unaffected_and_daemons_do_not_grow() {
     assert!(nix::unistd::geteuid().is_root(), "a lab needs root");
     let seconds = std::env::var("HOLDFAST_SOAK_S").map_or(SECONDS, |text| {
         text.parse()
             .expect("HOLDFAST_SOAK_S is a number of seconds")
     });
-    if let Err(error) = soak(Duration::from_secs(seconds)) {
+    if let Err(error) = run_soak(Duration::from_secs(seconds)) {
         panic!("{error:#}");
     }
 }
 
-fn soak(length: Duration) -> Result<()> {
+fn run_soak(length: Duration) -> Result<()> {
     let name = format!("soak-{}", std::process::id());
     let spec = churn::spec(name).program(Program::Echo { port: ECHO_PORT });
     let group = Group::up(spec)?;
     let folder = tempfile::tempdir()?;
     let server = Server::start(churn::program("nginx")?, &group, folder.path())?;
-    let outcome = drive(&group, &server, length);
+    let outcome = run_actions(&group, &server, length);
     group.with_output(outcome, folder.path())
 }
 
-fn drive(group: &Group, server: &Server, length: Duration) -> Result<()> {
+fn run_actions(group: &Group, server: &Server, length: Duration) -> Result<()> {
     let cluster = group.cluster();
     let service = SocketAddr::new(cluster.service_address(Family::V4), ECHO_PORT);
-    let streams = connect(cluster.lab(), CLIENTS, service, ECHOES)?;
+    let streams = connect(cluster.lab(), CLIENT_HOST, service, ECHOES)?;
     let echoes = Load::start(streams, interval(ECHOES))?;
-    let of = (STAY, NEW_PER_S);
-    let clients = Clients::start(cluster.lab(), CLIENTS, server.spoken(), of)?;
-    group.until("all connections exchange", || {
+    let connection_counts = (IDLE_CONNECTIONS, NEW_CONNECTIONS_PER_S);
+    let clients = Clients::start(
+        cluster.lab(),
+        CLIENT_HOST,
+        server.address_and_protocol(),
+        connection_counts,
+    )?;
+    group.wait_for("all connections exchange", || {
         clients.all_exchange().then_some(())
     })?;
-    let until = Instant::now() + length;
+    let deadline = Instant::now() + length;
     let stop = AtomicBool::new(false);
-    let mut done = Done::default();
+    let mut done = ActionCounts::default();
     let outcome = std::thread::scope(|scope| {
-        let moves = scope.spawn(|| ended(&stop, move_on(group, server.pid, until, &stop)));
-        let handoffs = scope.spawn(|| ended(&stop, hand_off(cluster, until, &stop)));
-        let floods = scope.spawn(|| ended(&stop, flood(cluster, service, until, &stop)));
-        let kills = scope.spawn(|| ended(&stop, kill(cluster, until, &stop)));
+        let moves =
+            scope.spawn(|| stop_on_error(&stop, move_server(group, server.pid, deadline, &stop)));
+        let handoffs =
+            scope.spawn(|| stop_on_error(&stop, hand_off_repeatedly(cluster, deadline, &stop)));
+        let floods = scope
+            .spawn(|| stop_on_error(&stop, flood_repeatedly(cluster, service, deadline, &stop)));
+        let kills = scope.spawn(|| stop_on_error(&stop, kill_repeatedly(cluster, deadline, &stop)));
         let joined = "threads do not panic";
         (done.moved, done.kept) = moves.join().expect(joined)?;
         done.handed_off = handoffs.join().expect(joined)?;
@@ -99,19 +107,22 @@ fn drive(group: &Group, server: &Server, length: Duration) -> Result<()> {
         (done.kills, done.grown) = kills.join().expect(joined)?;
         Result::<()>::Ok(())
     });
-    let broken = echoes.members().iter().filter(|one| one.is_broken());
-    let broken = broken.count();
+    let broken_members = echoes.members().iter().filter(|one| one.is_broken());
+    let broken = broken_members.count();
     let wrong = echoes.compared.wrong_bytes();
     echoes.stop()?;
-    let seen = clients.end();
-    eprintln!("{done:?}; {} connections came and went", seen.opened);
+    let client_results = clients.end();
+    eprintln!(
+        "{done:?}; {} connections came and went",
+        client_results.opened
+    );
     outcome?;
     ensure!(
-        seen.errors == 0 && seen.bytes_wrong == 0,
+        client_results.errors == 0 && client_results.bytes_wrong == 0,
         "{} errors, {} bytes wrong: {:?}",
-        seen.errors,
-        seen.bytes_wrong,
-        seen.failures
+        client_results.errors,
+        client_results.bytes_wrong,
+        client_results.failures
     );
     ensure!(
         broken == 0 && wrong == 0,
@@ -126,7 +137,7 @@ fn drive(group: &Group, server: &Server, length: Duration) -> Result<()> {
 }
 
 /// Tells the other threads to end if this one has failed.
-fn ended<T>(stop: &AtomicBool, outcome: Result<T>) -> Result<T> {
+fn stop_on_error<T>(stop: &AtomicBool, outcome: Result<T>) -> Result<T> {
     if outcome.is_err() {
         stop.store(true, Ordering::Relaxed);
     }
@@ -134,35 +145,35 @@ fn ended<T>(stop: &AtomicBool, outcome: Result<T>) -> Result<T> {
 }
 
 /// Pauses, and returns true if the thread is to go on.
-fn goes_on(until: Instant, stop: &AtomicBool, pause: Duration) -> bool {
+fn pause_and_continue(deadline: Instant, stop: &AtomicBool, pause: Duration) -> bool {
     std::thread::sleep(pause);
-    Instant::now() < until && !stop.load(Ordering::Relaxed)
+    Instant::now() < deadline && !stop.load(Ordering::Relaxed)
 }
 
 /// Moves the server there and back. Returns the numbers of moves made and of moves not made. The control socket of a
 /// daemon that was killed does not answer until the daemon is restarted.
-fn move_on(
+fn move_server(
     group: &Group,
     mut pid: i32,
-    until: Instant,
+    deadline: Instant,
     stop: &AtomicBool,
 ) -> Result<(usize, usize)> {
     let (mut moved, mut kept, mut number) = (0, 0, 0);
-    while goes_on(until, stop, MOVE_EVERY) {
-        match group.attempt(pid, number, SocketsWay::default()) {
-            Ok(Attempt::Moved(made)) => {
+    while pause_and_continue(deadline, stop, MOVE_EVERY) {
+        match group.attempt(pid, number, SocketStrategy::default()) {
+            Ok(AttemptOutcome::Moved(made)) => {
                 moved += 1;
                 number += 1;
                 pid = made.pid;
             }
-            Ok(Attempt::Kept(reason)) => {
+            Ok(AttemptOutcome::Kept(reason)) => {
                 kept += 1;
                 eprintln!("the server stayed: {reason}");
             }
             Err(error) => {
-                eprintln!("a move of which nothing is known: {error:#}");
+                eprintln!("outcome of a move unknown: {error:#}");
                 group.cluster().wait_ready()?;
-                (pid, number) = whereabouts(group, pid, number)?;
+                (pid, number) = locate_server(group, pid, number)?;
             }
         }
     }
@@ -170,18 +181,18 @@ fn move_on(
 }
 
 /// Finds the server after a move in which a daemon was killed: returns its PID there, and the number of the next move.
-fn whereabouts(group: &Group, pid: i32, number: usize) -> Result<(i32, usize)> {
-    group.until("the server is at one place", || {
-        let to = holdfast_bench::moves::HOMES[(number + 1) % 2];
-        let from = holdfast_bench::moves::HOMES[number % 2];
+fn locate_server(group: &Group, pid: i32, number: usize) -> Result<(i32, usize)> {
+    group.wait_for("the server is at one node", || {
+        let to = holdfast_bench::moves::SERVER_NODES[(number + 1) % 2];
+        let from = holdfast_bench::moves::SERVER_NODES[number % 2];
         let residents = |node| {
             let control = group.cluster().control_blocking(node).ok()?;
             let status = control.run(async |client| client.status().await).ok()?;
             Some(status.residents)
         };
-        let (here, there) = (residents(from)?, residents(to)?);
-        let own = group.cluster().proc(from).ok()?.join(pid.to_string());
-        match (here.as_slice(), there.as_slice()) {
+        let (at_donor, at_acceptor) = (residents(from)?, residents(to)?);
+        let own = group.cluster().proc_path(from).ok()?.join(pid.to_string());
+        match (at_donor.as_slice(), at_acceptor.as_slice()) {
             ([], [there]) => Some((there.pid, number + 1)),
             ([here], []) => Some((here.pid, number)),
             // Before the first move the server is a resident of no node.
@@ -192,16 +203,19 @@ fn whereabouts(group: &Group, pid: i32, number: usize) -> Result<(i32, usize)> {
 }
 
 /// Hands all echo connections from node to node; returns the number of handoffs that ended.
-fn hand_off(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<usize> {
+fn hand_off_repeatedly(cluster: &Cluster, deadline: Instant, stop: &AtomicBool) -> Result<usize> {
     let (mut made, mut number) = (0, 0);
-    while goes_on(until, stop, HANDOFF_EVERY) {
+    while pause_and_continue(deadline, stop, HANDOFF_EVERY) {
         let nodes = ["n2", "n3", "n1"];
         let (from, to) = (nodes[number % 3], nodes[(number + 1) % 3]);
-        match hand_all(cluster, from, to) {
+        match hand_off_all(cluster, from, to) {
             Ok(kept) => {
                 made += 1;
-                if let Some(why) = kept.first() {
-                    eprintln!("{from} to {to}: {} stayed, such as {why}", kept.len());
+                if let Some(reason) = kept.first() {
+                    eprintln!(
+                        "{from} to {to}: {} connections stayed, first because: {reason}",
+                        kept.len()
+                    );
                 }
             }
             // The donor's daemon was killed; its successor determines the outcome.
@@ -212,7 +226,7 @@ fn hand_off(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<usiz
     Ok(made)
 }
 
-fn hand_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> {
+fn hand_off_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> {
     let donor = cluster.control_blocking(from)?;
     let request = HandoffRequest {
         selection: Selection::AllOf(FlowFilter {
@@ -222,10 +236,10 @@ fn hand_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> {
         to: to.to_owned(),
         drain: Drain::default(),
     };
-    let handed = donor.run(async |client| client.hand_off(&request).await)?;
+    let accepted = donor.run(async |client| client.hand_off(&request).await)?;
     let since = Instant::now();
     loop {
-        let status = donor.run(async |client| client.handoff(handed.id).await)?;
+        let status = donor.run(async |client| client.handoff(accepted.id).await)?;
         if status.summary.state == HandoffState::Finished {
             let kept = status.results.iter().filter_map(|result| {
                 let FlowOutcome::Kept { reason } = &result.outcome else {
@@ -237,30 +251,32 @@ fn hand_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> {
         }
         ensure!(
             since.elapsed() < HANDOFF_MAX,
-            "exceeded time: it does not end"
+            "exceeded time: the handoff does not end"
         );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 /// Sends datagrams from thousands of ports to a service, at once and then periodically.
-fn flood(
+fn flood_repeatedly(
     cluster: &Cluster,
     service: SocketAddr,
-    until: Instant,
+    deadline: Instant,
     stop: &AtomicBool,
 ) -> Result<usize> {
     let mut floods = 0;
-    while floods == 0 || goes_on(until, stop, FLOOD_EVERY) {
-        cluster.lab().in_net(BEHIND, || -> std::io::Result<()> {
-            for port in FLOOD_PORTS {
-                let socket = UdpSocket::bind(("0.0.0.0", port))?;
-                for _ in 0..3 {
-                    socket.send_to(b"flood", service)?;
+    while floods == 0 || pause_and_continue(deadline, stop, FLOOD_EVERY) {
+        cluster
+            .lab()
+            .in_net(BACKEND_HOST, || -> std::io::Result<()> {
+                for port in FLOOD_PORTS {
+                    let socket = UdpSocket::bind(("0.0.0.0", port))?;
+                    for _ in 0..3 {
+                        socket.send_to(b"flood", service)?;
+                    }
                 }
-            }
-            Ok(())
-        })??;
+                Ok(())
+            })??;
         floods += 1;
     }
     Ok(floods)
@@ -268,34 +284,38 @@ fn flood(
 
 /// Kills daemons in the first half of each period, and measures them in the second. Returns the number of kills and the
 /// daemons that grew.
-fn kill(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<(usize, Vec<String>)> {
+fn kill_repeatedly(
+    cluster: &Cluster,
+    deadline: Instant,
+    stop: &AtomicBool,
+) -> Result<(usize, Vec<String>)> {
     let (mut kills, mut grown) = (0, Vec::new());
     let began = Instant::now();
-    let mut before: Option<Vec<Size>> = None;
-    while goes_on(until, stop, KILL_EVERY) {
-        let part = began.elapsed().as_secs() % PERIOD.as_secs();
-        let is_quiet = part > PERIOD.as_secs() / 2;
+    let mut before: Option<Vec<DaemonSize>> = None;
+    while pause_and_continue(deadline, stop, KILL_EVERY) {
+        let period_position_s = began.elapsed().as_secs() % PERIOD.as_secs();
+        let is_quiet = period_position_s > PERIOD.as_secs() / 2;
         match (is_quiet, before.take()) {
             (false, known) => {
-                if let Some(known) = known {
-                    grown.extend(growth(&known, &sizes(cluster)?));
+                if let Some(baseline) = known {
+                    grown.extend(describe_growth(&baseline, &daemon_sizes(cluster)?));
                 }
                 let nodes = cluster.nodes();
                 // A choice by the clock's nanoseconds is not in step with the other actions.
-                let at = began.elapsed().subsec_nanos() as usize % nodes.len();
+                let node_index = began.elapsed().subsec_nanos() as usize % nodes.len();
                 cluster.wait_ready()?;
-                cluster.kill_daemon(&nodes[at])?;
+                cluster.kill_daemon(&nodes[node_index])?;
                 kills += 1;
             }
             (true, None) => {
                 cluster.wait_ready()?;
-                before = Some(sizes(cluster)?);
+                before = Some(daemon_sizes(cluster)?);
             }
             (true, known) => before = known,
         }
     }
-    if let Some(known) = before {
-        grown.extend(growth(&known, &sizes(cluster)?));
+    if let Some(baseline) = before {
+        grown.extend(describe_growth(&baseline, &daemon_sizes(cluster)?));
     }
     cluster.wait_ready()?;
     Ok((kills, grown))
@@ -303,14 +323,14 @@ fn kill(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<(usize, 
 
 /// Memory and descriptors of a daemon.
 #[derive(Debug)]
-struct Size {
+struct DaemonSize {
     node: String,
     pid: i32,
     memory_kib: u64,
     descriptors: usize,
 }
 
-fn sizes(cluster: &Cluster) -> Result<Vec<Size>> {
+fn daemon_sizes(cluster: &Cluster) -> Result<Vec<DaemonSize>> {
     let size = |node: String| {
         let pid = cluster.daemon_pid(&node)?.context("the daemon is down")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -318,7 +338,7 @@ fn sizes(cluster: &Cluster) -> Result<Vec<Size>> {
             .lines()
             .find_map(|line| line.strip_prefix("RssAnon:"));
         let memory = line.and_then(|line| line.split_whitespace().next());
-        Ok(Size {
+        Ok(DaemonSize {
             memory_kib: memory.context("no RssAnon")?.parse()?,
             descriptors: std::fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
             node,
@@ -328,13 +348,14 @@ fn sizes(cluster: &Cluster) -> Result<Vec<Size>> {
     cluster.nodes().into_iter().map(size).collect()
 }
 
-fn growth(before: &[Size], after: &[Size]) -> Vec<String> {
+fn describe_growth(before: &[DaemonSize], after: &[DaemonSize]) -> Vec<String> {
     let pairs = before.iter().zip(after);
     let grown = pairs.filter(|(before, after)| {
         before.pid == after.pid
             && (after.memory_kib > before.memory_kib + GROWTH_MAX_KIB
-                || after.descriptors > before.descriptors + DESCRIPTORS_MAX)
+                || after.descriptors > before.descriptors + DESCRIPTOR_GROWTH_MAX)
     });
-    let told = grown.map(|(before, after)| format!("{}: {before:?}, then {after:?}", after.node));
-    told.collect()
+    let descriptions =
+        grown.map(|(before, after)| format!("{}: {before:?}, then {after:?}", after.node));
+    descriptions.collect()
 }

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use holdfast_bench::zone::{DATABASE, Zone, ZoneSpec};
+use holdfast_bench::zone::{DATABASE_HOST, LoadedZoneServer, ZoneSpec};
 use holdfast_lab::Topology;
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn zone(name: &str, connections: usize, database: bool) -> Option<Zone> {
+fn start_zone(name: &str, connections: usize, database: bool) -> Option<LoadedZoneServer> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return None;
@@ -22,57 +22,57 @@ fn zone(name: &str, connections: usize, database: bool) -> Option<Zone> {
         dirty_mib_per_s: 4,
         database,
     };
-    Some(Zone::up(&spec).unwrap())
+    Some(LoadedZoneServer::up(&spec).unwrap())
 }
 
 #[test]
-fn clients_are_served_while_memory_changes() {
-    let Some(zone) = zone("plain", 64, false) else {
+fn clients_are_served_while_memory_is_written() {
+    let Some(zone) = start_zone("plain", 64, false) else {
         return;
     };
-    zone.wait_for_turns(10, PATIENCE).unwrap();
+    zone.wait_for_answers(10, PATIENCE).unwrap();
     // More than one round, so that every page was checked after a write to it.
     let pages = 2 * 8 * 256 + 1;
     let lab = zone.lab();
-    let round = lab.until("every page was written twice", PATIENCE, || {
+    let write_round = lab.wait_for("every page was written twice", PATIENCE, || {
         (zone.status().ok()?.pages >= pages).then_some(())
     });
-    round.unwrap();
-    zone.check().unwrap();
+    write_round.unwrap();
+    zone.check_errors().unwrap();
 }
 
 #[test]
-fn a_killed_server_is_noticed_at_every_client() {
-    let Some(zone) = zone("killed", 8, false) else {
+fn every_client_notices_killed_server() {
+    let Some(zone) = start_zone("killed", 8, false) else {
         return;
     };
-    zone.wait_for_turns(2, PATIENCE).unwrap();
+    zone.wait_for_answers(2, PATIENCE).unwrap();
     zone.lab().kill("n1", "zone").unwrap();
-    let all = zone.lab().until("every client notices", PATIENCE, || {
+    let all_noticed = zone.lab().wait_for("every client notices", PATIENCE, || {
         let mut members = zone.load.members().iter();
         members.all(|member| member.is_broken()).then_some(())
     });
-    all.unwrap();
-    assert!(zone.check().is_err());
+    all_noticed.unwrap();
+    assert!(zone.check_errors().is_err());
 }
 
 #[test]
 #[ignore = "needs mariadb-server-core: ./x test-real installs it and runs this"]
-fn the_session_to_the_database_goes_on_and_its_end_is_noticed() {
-    let Some(zone) = zone("session", 16, true) else {
+fn database_session_end_is_noticed() {
+    let Some(zone) = start_zone("session", 16, true) else {
         return;
     };
-    zone.wait_for_turns(10, PATIENCE).unwrap();
+    zone.wait_for_answers(10, PATIENCE).unwrap();
     let lab = zone.lab();
-    let served = lab.until("the database is asked", PATIENCE, || {
+    let query_count = lab.wait_for("the database is queried", PATIENCE, || {
         (zone.status().ok()?.queries > 20).then_some(())
     });
-    served.unwrap();
-    zone.check().unwrap();
-    lab.kill(DATABASE, "mariadbd").unwrap();
-    let noticed = lab.until("the session's end is noticed", PATIENCE, || {
+    query_count.unwrap();
+    zone.check_errors().unwrap();
+    lab.kill(DATABASE_HOST, "mariadbd").unwrap();
+    let end_noticed = lab.wait_for("the session's end is noticed", PATIENCE, || {
         (zone.status().ok()?.query_errors == 1).then_some(())
     });
-    noticed.unwrap();
-    assert!(zone.check().is_err());
+    end_noticed.unwrap();
+    assert!(zone.check_errors().is_err());
 }

@@ -41,16 +41,16 @@ static __always_inline __u64 wide_hash(const struct flow_key *flow, __u64 h)
 	return h ^ (h >> 29);
 }
 
-static __always_inline __u16 recorded(const struct flow_key *flow)
+static __always_inline __u16 table_destination(const struct flow_key *flow)
 {
 	struct record *record = bpf_map_lookup_elem(&steering, flow);
 	if (!record)
 		return 0;
-	return record->state == RECORD_TRANSIT && !record->by_donor ? record->acceptor : record->owner;
+	return record->state == RECORD_TRANSIT && !record->via_donor ? record->acceptor : record->owner;
 }
 
 /* Caches a destination that was just read from the table. */
-static __noinline int remember(struct cache_set *set, const struct flow_key *flow, __u64 hash, __u16 node)
+static __noinline int cache_destination(struct cache_set *set, const struct flow_key *flow, __u64 hash, __u16 node)
 {
 	if (!set)
 		return 0;
@@ -75,13 +75,13 @@ static __noinline int remember(struct cache_set *set, const struct flow_key *flo
 	 * entry.
 	 */
 	__sync_lock_test_and_set(slot, (hash & ~NODE_BITS) | node);
-	if (recorded(flow) != node)
+	if (table_destination(flow) != node)
 		__sync_lock_test_and_set(slot, 0);
 	return 0;
 }
 
 /* Returns the set in which a flow would be cached. */
-static __always_inline struct cache_set *set_of(const struct flow_key *flow, __u64 *hash)
+static __always_inline struct cache_set *cache_set_of(const struct flow_key *flow, __u64 *hash)
 {
 	__u32 zero = 0;
 	__u64 *start = bpf_map_lookup_elem(&seed, &zero);
@@ -102,7 +102,7 @@ static __always_inline struct cache_set *set_of(const struct flow_key *flow, __u
 static __always_inline __u16 recorded_destination(const struct flow_key *flow, struct cache_set *set, __u64 hash)
 {
 	if (!set)
-		return recorded(flow);
+		return table_destination(flow);
 	/* No branch depends on the line, so the processor continues with the packet while the line is fetched. */
 	__u64 found = 0;
 #pragma unroll
@@ -116,9 +116,9 @@ static __always_inline __u16 recorded_destination(const struct flow_key *flow, s
 	}
 	if (found & NODE_BITS)
 		return found & NODE_BITS;
-	__u16 node = recorded(flow);
+	__u16 node = table_destination(flow);
 	if (node)
-		remember(set, flow, hash, node);
+		cache_destination(set, flow, hash, node);
 	return node;
 }
 

@@ -45,7 +45,7 @@ static __always_inline void clamp_mss(struct __sk_buff *skb, const struct packet
 }
 
 /* Returns true for a refusal, the answer to a SYN without listener: a reset with sequence number 0. */
-static __always_inline int is_refusal(const struct packet *p)
+static __always_inline int is_reset(const struct packet *p)
 {
 	return p->tcp_rst && p->seq == 0;
 }
@@ -55,12 +55,12 @@ static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *
 {
 	if (p->flow.protocol == IPPROTO_UDP) {
 		/* The first answer makes this node the owner: a change of the table then does not move the flow. */
-		struct flow_value value = {.epoch = first_epoch(), .state = FLOW_OWNED, .seen_s = now_s()};
+		struct flow_value value = {.epoch = first_epoch(), .state = FLOW_OWNED, .last_packet_s = now_s()};
 		long refused = -ENOSPC;
-		if (has_room(service))
+		if (has_quota(service))
 			refused = bpf_map_update_elem(&flows, &p->flow, &value, BPF_NOEXIST);
 		if (!refused) {
-			took_room(service);
+			count_new_flow(service);
 			emit(&p->flow, value.epoch, EVENT_ESTABLISHED, 0);
 		} else if (refused != -EEXIST) {
 			count(DROP_FLOWS_FULL); /* the datagram passes anyway */
@@ -71,9 +71,9 @@ static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *
 		clamp_mss(skb, p, p->v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
 		return NEXT;
 	}
-	if (is_refusal(p))
+	if (is_reset(p))
 		return NEXT;
-	return drop(DROP_EGRESS_NOT_OWNER);
+	return count_drop(DROP_EGRESS_NOT_OWNER);
 }
 
 /* Sends a packet to a node, past the route to its address. */
@@ -83,9 +83,9 @@ static __always_inline int translate(struct __sk_buff *skb, struct config *confi
 	/* Without a known node, the packet takes its normal route, and the host of the address forwards it. */
 	if (!node)
 		return NEXT;
-	__u32 why = address_to(skb, config, p, node, 0);
+	__u32 why = set_next_hop(skb, config, p, node, 0);
 	if (why)
-		return drop(why);
+		return count_drop(why);
 	/* A redirect to this same interface would run this program again. */
 	return node->ifindex == skb->ifindex ? NEXT : bpf_redirect(node->ifindex, 0);
 }
@@ -103,9 +103,9 @@ static __always_inline int translate_here(struct __sk_buff *skb, struct config *
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &there);
 	if (!flow)
 		return NEXT;
-	struct standing now = standing_of(flow);
+	struct effective_state now = effective_state_of(flow);
 	switch (now.state) {
-	case FLOW_LEAVING:
+	case FLOW_REDIRECTING_DATA:
 		if (is_for_donor(p, PARSE_FLOW))
 			break;
 		return translate(skb, config, p, now.peer);
@@ -115,12 +115,12 @@ static __always_inline int translate_here(struct __sk_buff *skb, struct config *
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING: {
-		int verdict = flush(config, flow);
+		int verdict = flush_or_hold(config, flow);
 		if (verdict != NEXT)
 			return verdict;
 	}
 	}
-	return deliver_from_here(config);
+	return mark_private(config);
 }
 
 /* Handles a packet of no service: see private_ingress. */
@@ -130,18 +130,18 @@ static __always_inline int private_egress(struct __sk_buff *skb, struct config *
 	/* The socket is being restored for a process on its way here, and must be silent until its packets are held. */
 	if (!flow && skb->sk) {
 		__u16 *peer = bpf_map_lookup_elem(&peers, p->flow.local);
-		if (peer && *peer != config->self)
-			return drop(DROP_EGRESS_TRANSIT);
+		if (peer && *peer != config->own_id)
+			return count_drop(DROP_EGRESS_TRANSIT);
 	}
-	__u8 state = flow ? standing_of(flow).state : 0;
+	__u8 state = flow ? effective_state_of(flow).state : 0;
 	if (state == FLOW_TRANSIT_OUT || state == FLOW_TRANSIT_IN)
-		return drop(DROP_EGRESS_TRANSIT);
+		return count_drop(DROP_EGRESS_TRANSIT);
 	if (state == FLOW_MOVED)
-		return drop(DROP_EGRESS_NOT_OWNER);
+		return count_drop(DROP_EGRESS_NOT_OWNER);
 	struct translation *to = bpf_map_lookup_elem(&translations, &p->flow);
 	if (!to)
 		return NEXT;
-	return to->node == config->self ? translate_here(skb, config, p) : translate(skb, config, p, to->node);
+	return to->node == config->own_id ? translate_here(skb, config, p) : translate(skb, config, p, to->node);
 }
 
 SEC("tc")
@@ -160,17 +160,17 @@ int holdfast_egress(struct __sk_buff *skb)
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p.flow);
 	if (!flow)
 		return egress_unknown(skb, config, service, &p);
-	switch (standing_of(flow).state) {
+	switch (effective_state_of(flow).state) {
 	case FLOW_TRANSIT_OUT:
 	case FLOW_TRANSIT_IN:
-		return drop(DROP_EGRESS_TRANSIT);
+		return count_drop(DROP_EGRESS_TRANSIT);
 	case FLOW_MOVED:
 		/* A SYN-ACK passes: it answers a SYN of a new connection between the same ports, steered here. */
 		if (p.tcp_syn && p.tcp_ack) {
 			clamp_mss(skb, &p, p.v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
 			return NEXT;
 		}
-		return is_refusal(&p) ? NEXT : drop(DROP_EGRESS_NOT_OWNER);
+		return is_reset(&p) ? NEXT : count_drop(DROP_EGRESS_NOT_OWNER);
 	default:
 		if (p.tcp_syn)
 			clamp_mss(skb, &p, p.v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);

@@ -7,6 +7,6 @@
 #include "ingress.h"
 #include "egress.h"
 #include "sockets.h"
-#include "change.h"
+#include "batch_setter.h"
 
 char _license[] SEC("license") = "Dual MIT/GPL";

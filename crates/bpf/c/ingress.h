@@ -5,10 +5,10 @@
 #ifndef HOLDFAST_INGRESS_H
 #define HOLDFAST_INGRESS_H
 
-#include "awaited.h"
+#include "socket_lookup.h"
 #include "encap.h"
-#include "neighbour.h"
-#include "room.h"
+#include "neighbour_replies.h"
+#include "flow_quota.h"
 
 #define NEXT (-1) /* TCX_NEXT */
 #define DROP 2    /* TCX_DROP */
@@ -18,7 +18,7 @@ static __always_inline __u32 now_s(void)
 	return bpf_ktime_get_ns() / 1000000000ull;
 }
 
-static __always_inline int drop(__u32 reason)
+static __always_inline int count_drop(__u32 reason)
 {
 	count(reason);
 	return DROP;
@@ -37,7 +37,7 @@ static __always_inline __u32 first_epoch(void)
 
 /* Decrements the hop limit, and caps it at `most`. Without that, two nodes with temporarily different tables could
  * forward a packet to each other for ever. */
-static __always_inline int age(struct __sk_buff *skb, const struct packet *p, __u8 most)
+static __always_inline int lower_ttl(struct __sk_buff *skb, const struct packet *p, __u8 most)
 {
 	const __u32 l3 = sizeof(struct ethhdr);
 	if (p->v6) {
@@ -74,7 +74,7 @@ static __always_inline int hold(struct config *config, struct flow_value *flow)
 	__u32 slot = flow->hold_slot;
 	__u32 *held = bpf_map_lookup_elem(&holds, &slot);
 	if (!held)
-		return drop(DROP_TRANSIT_ELSEWHERE);
+		return count_drop(DROP_TRANSIT_ELSEWHERE);
 	__sync_fetch_and_add(held, 1);
 	count(COUNT_HELD);
 	return bpf_redirect(config->hold_ifindex, 0);
@@ -83,11 +83,11 @@ static __always_inline int hold(struct config *config, struct flow_value *flow)
 /* Gives a packet the headers for a node, with encapsulation if the node needs it or `wrapped` is set. Returns 0, or the
  * reason to drop the packet.
  */
-static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *config, const struct packet *p,
-					const struct node *node, int wrapped)
+static __always_inline __u32 set_next_hop(struct __sk_buff *skb, struct config *config, const struct packet *p,
+					  const struct node *node, int wrapped)
 {
 	int encap = wrapped || node->flags & NODE_ENCAP;
-	struct node *self = node_of(config->self);
+	struct node *self = node_of(config->own_id);
 	if (!self)
 		return DROP_NO_NODE;
 	if (encap) {
@@ -122,12 +122,12 @@ static __always_inline int forward_within(struct __sk_buff *skb, struct config *
 {
 	struct node *node = node_of(to);
 	if (!node)
-		return drop(DROP_NO_NODE);
-	if (!age(skb, p, hops))
-		return drop(DROP_HOPS_USED_UP);
-	__u32 why = address_to(skb, config, p, node, wrapped);
+		return count_drop(DROP_NO_NODE);
+	if (!lower_ttl(skb, p, hops))
+		return count_drop(DROP_HOPS_USED_UP);
+	__u32 why = set_next_hop(skb, config, p, node, wrapped);
 	if (why)
-		return drop(why);
+		return count_drop(why);
 	count(COUNT_FORWARDED_STRAGGLER);
 	return bpf_redirect(node->ifindex, 0);
 }
@@ -143,7 +143,7 @@ static __always_inline int forward_straggler(struct __sk_buff *skb, struct confi
 {
 	/* With broadcast every node has its own copy. */
 	if (config->reach == REACH_BROADCAST)
-		return drop(DROP_TRANSIT_ELSEWHERE);
+		return count_drop(DROP_TRANSIT_ELSEWHERE);
 	return forward(skb, config, p, to, 0);
 }
 
@@ -183,84 +183,84 @@ static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct conf
 }
 
 /* Handles a packet of an unknown flow that is not a SYN: only a socket that waits for it may see it. */
-static __always_inline int unknown(struct __sk_buff *skb, struct config *config, struct service *service,
-				   const struct packet *p)
+static __always_inline int unknown_flow(struct __sk_buff *skb, struct config *config, struct service *service,
+					const struct packet *p)
 {
-	enum awaited by = awaited(skb, p);
-	if (by == AWAITED_BY_LISTENER || by == AWAITED_BY_SOCKET)
+	enum socket_match by = match_socket(skb, p);
+	if (by == MATCH_LISTENER || by == MATCH_SOCKET)
 		return NEXT;
 	/* A connection that has ended here may have a successor of the same ports at the server's present node. */
-	__u16 after = by == AWAITED_BY_REMAINDER ? server_went_to(skb, config, p) : 0;
+	__u16 after = by == MATCH_TIME_WAIT ? moved_server_node(skb, config, p) : 0;
 	if (after)
 		return follow_server(skb, config, p, after);
-	if (by == AWAITED_BY_REMAINDER)
+	if (by == MATCH_TIME_WAIT)
 		return NEXT;
 	/* With broadcast every node sees the packets of all flows. */
 	if (config->reach == REACH_BROADCAST)
-		return drop(DROP_OTHER_OWNER);
+		return count_drop(DROP_OTHER_OWNER);
 	/* The table may have changed between this flow's SYN and its record at the holder: the flow may belong to the
 	 * previous node. */
 	if (service->has_previous) {
-		__u16 before = place(service, &p->flow, 1);
-		if (before && before != config->self && place(service, &p->flow, 0) == config->self) {
+		__u16 before = placed_node(service, &p->flow, 1);
+		if (before && before != config->own_id && placed_node(service, &p->flow, 0) == config->own_id) {
 			count(COUNT_PASSED_PREVIOUS);
 			return forward_straggler(skb, config, p, before);
 		}
 	}
-	__u16 to = server_went_to(skb, config, p);
+	__u16 to = moved_server_node(skb, config, p);
 	if (to)
 		return follow_server(skb, config, p, to);
-	__u16 from = server_came_from(config, p);
-	return from ? follow_handshake(skb, config, p, from) : drop(DROP_NO_SOCKET);
+	__u16 from = previous_server_node(config, p);
+	return from ? follow_handshake(skb, config, p, from) : count_drop(DROP_NO_SOCKET);
 }
 
-static __always_inline void seen(struct flow_value *flow)
+static __always_inline void update_last_packet(struct flow_value *flow)
 {
 	__u32 now = now_s();
-	if (flow->seen_s != now)
-		flow->seen_s = now;
+	if (flow->last_packet_s != now)
+		flow->last_packet_s = now;
 }
 
 /* Passes a packet to the stack once the hold is empty; until then, the packet joins the hold. */
-static __always_inline int flush(struct config *config, struct flow_value *flow)
+static __always_inline int flush_or_hold(struct config *config, struct flow_value *flow)
 {
 	__u32 slot = flow->hold_slot;
 	__u32 *held = bpf_map_lookup_elem(&holds, &slot);
 	if (held && *held)
 		return hold(config, flow);
-	turn(flow, FLOW_FLUSHING, FLOW_OWNED);
+	change_state(flow, FLOW_FLUSHING, FLOW_OWNED);
 	return NEXT;
 }
 
 /* Handles the SYN of a flow that has ended here or moved away: the new connection between the same ports belongs to the
  * server's present node. Later packets of the flow go there too, although the steering table still leads here.
  */
-static __always_inline int begin_again(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
-				       const struct packet *p, struct standing now)
+static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
+				       const struct packet *p, struct effective_state now)
 {
-	__u16 to = server_went_to(skb, config, p);
+	__u16 to = moved_server_node(skb, config, p);
 	if (!to)
 		return NEXT;
-	union flow_turn was = {.word = *(volatile __u32 *)turn_of(flow)}, next = was;
+	union flow_state_word was = {.word = *(volatile __u32 *)state_word_of(flow)}, next = was;
 	next.state = FLOW_MOVED;
 	next.peer = to;
-	if (was.state == now.state && __sync_val_compare_and_swap(turn_of(flow), was.word, next.word) == was.word &&
+	if (was.state == now.state && __sync_val_compare_and_swap(state_word_of(flow), was.word, next.word) == was.word &&
 	    now.state == FLOW_CLOSING)
-		emit(&p->flow, now.epoch, EVENT_FOLLOWED, 0);
+		emit(&p->flow, now.epoch, EVENT_SUPERSEDED, 0);
 	return follow_server(skb, config, p, to);
 }
 
-static __always_inline int known(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
-				 const struct packet *p, int what)
+static __always_inline int known_flow(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
+				      const struct packet *p, int what)
 {
-	seen(flow);
-	struct standing now = standing_of(flow);
+	update_last_packet(flow);
+	struct effective_state now = effective_state_of(flow);
 	int begins = what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && p->tcp_syn && !p->tcp_ack;
 	switch (now.state) {
 	case FLOW_PREPARED:
 		copy_out_of_order(skb, config, p);
 		return NEXT;
-	case FLOW_LEAVING:
+	case FLOW_REDIRECTING_DATA:
 		if (is_for_donor(p, what))
 			return NEXT;
 		return forward_straggler(skb, config, p, now.peer);
@@ -269,16 +269,16 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 	case FLOW_MOVED:
 		/* A listener here that began a new connection between the same ports must see its handshake's end. */
 		if (begins)
-			return begin_again(skb, config, flow, p, now);
-		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && awaited(skb, p) == AWAITED_BY_LISTENER)
+			return reuse_entry(skb, config, flow, p, now);
+		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && match_socket(skb, p) == MATCH_LISTENER)
 			return NEXT;
 		return forward_straggler(skb, config, p, now.peer);
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING:
-		return flush(config, flow);
+		return flush_or_hold(config, flow);
 	case FLOW_CLOSING:
-		return begins ? begin_again(skb, config, flow, p, now) : NEXT;
+		return begins ? reuse_entry(skb, config, flow, p, now) : NEXT;
 	default:
 		return NEXT;
 	}
@@ -286,38 +286,38 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 
 /* Returns true if this node takes a packet that may begin a flow. With broadcast, the flow's record precedes the
  * table. */
-static __always_inline int is_mine(struct config *config, struct service *service, const struct packet *p)
+static __always_inline int is_placed_here(struct config *config, struct service *service, const struct packet *p)
 {
 	if (config->reach == REACH_STEER)
 		return 1;
 	struct record *record = bpf_map_lookup_elem(&steering, &p->flow);
-	__u16 owner = record ? record->owner : place(service, &p->flow, 0);
-	return owner == config->self;
+	__u16 owner = record ? record->owner : placed_node(service, &p->flow, 0);
+	return owner == config->own_id;
 }
 
 /* Handles a packet that may begin a flow: the packet goes to the server, here or elsewhere. */
-static __always_inline int newcomer(struct __sk_buff *skb, struct config *config, struct service *service,
+static __always_inline int new_flow(struct __sk_buff *skb, struct config *config, struct service *service,
 				    const struct packet *p, int what)
 {
-	if (!is_mine(config, service, p))
-		return drop(DROP_OTHER_OWNER);
-	__u16 to = what == PARSE_FLOW ? server_went_to(skb, config, p) : 0;
+	if (!is_placed_here(config, service, p))
+		return count_drop(DROP_OTHER_OWNER);
+	__u16 to = what == PARSE_FLOW ? moved_server_node(skb, config, p) : 0;
 	return to ? follow_server(skb, config, p, to) : NEXT;
 }
 
-static __always_inline int decide(struct __sk_buff *skb, struct config *config, struct service *service,
-				  struct packet *p, int what)
+static __always_inline int ingress_verdict(struct __sk_buff *skb, struct config *config, struct service *service,
+					   struct packet *p, int what)
 {
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
 	if (flow)
-		return known(skb, config, flow, p, what);
+		return known_flow(skb, config, flow, p, what);
 	if (what == PARSE_ICMP || p->flow.protocol == IPPROTO_UDP || (p->tcp_syn && !p->tcp_ack))
-		return newcomer(skb, config, service, p, what);
-	return unknown(skb, config, service, p);
+		return new_flow(skb, config, service, p, what);
+	return unknown_flow(skb, config, service, p);
 }
 
 /* Delivers a packet to this node's stack, past routing, which would reject this node's own address as source. */
-static __always_inline int deliver_from_here(struct config *config)
+static __always_inline int mark_private(struct config *config)
 {
 	return bpf_redirect(config->hold_ifindex, BPF_F_INGRESS);
 }
@@ -330,10 +330,10 @@ static __always_inline int private_ingress(struct __sk_buff *skb, struct config 
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
 	if (!flow)
 		return NEXT;
-	seen(flow);
-	struct standing now = standing_of(flow);
+	update_last_packet(flow);
+	struct effective_state now = effective_state_of(flow);
 	switch (now.state) {
-	case FLOW_LEAVING:
+	case FLOW_REDIRECTING_DATA:
 		if (is_for_donor(p, what))
 			break;
 		return forward(skb, config, p, now.peer, 0);
@@ -343,14 +343,14 @@ static __always_inline int private_ingress(struct __sk_buff *skb, struct config 
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING: {
-		int verdict = flush(config, flow);
+		int verdict = flush_or_hold(config, flow);
 		if (verdict != NEXT)
 			return verdict;
 	}
 	}
-	struct node *self = node_of(config->self);
+	struct node *self = node_of(config->own_id);
 	if (self && same_address(self->address, p->flow.remote))
-		return deliver_from_here(config);
+		return mark_private(config);
 	skb->mark = PRIVATE_MARK;
 	return NEXT;
 }
@@ -384,14 +384,14 @@ int holdfast_ingress(struct __sk_buff *skb)
 	if (what == PARSE_FRAGMENT_UNKNOWN) {
 		struct service_key any = {.protocol = p.flow.protocol};
 		__builtin_memcpy(any.address, p.flow.local, 16);
-		return bpf_map_lookup_elem(&services, &any) ? drop(DROP_FRAGMENT_WITHOUT_FIRST) : NEXT;
+		return bpf_map_lookup_elem(&services, &any) ? count_drop(DROP_FRAGMENT_WITHOUT_FIRST) : NEXT;
 	}
 	struct service *service = service_of(&p.flow);
 	if (!service)
 		return private_ingress(skb, config, &p, what);
 	if (!config->ready)
-		return drop(DROP_NOT_READY);
-	int verdict = decide(skb, config, service, &p, what);
+		return count_drop(DROP_NOT_READY);
+	int verdict = ingress_verdict(skb, config, service, &p, what);
 	/* The shared link address is not this interface's, so the packet type is set to HOST. */
 	if (verdict == NEXT && config->reach == REACH_BROADCAST)
 		bpf_skb_change_type(skb, 0 /* PACKET_HOST */);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Kernel structures, with the fields that the observer reads; the loader relocates the fields by name.
+ * Kernel structures, with the fields that the iterators read; the loader relocates the fields by name.
  */
 #ifndef HOLDFAST_KERNEL_H
 #define HOLDFAST_KERNEL_H

@@ -52,14 +52,14 @@ struct bpf_iter__task {
 #define SLOTS 16
 
 /* `src/keyrings.rs` mirrors this structure and asserts the size. */
-struct counts {
+struct key_counts {
 	__u64 own;     /* keys of thread and process */
 	__u64 session; /* keys of the session that are not keyrings */
 };
 
-_Static_assert(sizeof(struct counts) == 16, "counts");
+_Static_assert(sizeof(struct key_counts) == 16, "key_counts");
 
-static __always_inline __u64 length(struct key *keyring)
+static __always_inline __u64 keyring_length(struct key *keyring)
 {
 	return keyring ? BPF_CORE_READ(keyring, keys.nr_leaves_on_tree) : 0;
 }
@@ -78,9 +78,9 @@ static __always_inline int is_systemds(void *key)
 }
 
 /* Counts the keys of a session keyring. Keyrings do not count, because a login links the user's keyrings into it. */
-static __always_inline __u64 keys(struct key *keyring)
+static __always_inline __u64 count_keys(struct key *keyring)
 {
-	__u64 all = length(keyring), count = 0;
+	__u64 all = keyring_length(keyring), count = 0;
 	if (!all)
 		return 0;
 	__u64 root = (__u64)BPF_CORE_READ(keyring, keys.root);
@@ -101,15 +101,15 @@ SEC("iter/task")
 int read_keyrings(struct bpf_iter__task *context)
 {
 	struct task_struct *task = context->task;
-	struct counts counts = {};
+	struct key_counts counts = {};
 	if (!task)
 		return 0;
 	const struct cred *cred = BPF_CORE_READ(task, real_cred);
 	if (bpf_core_field_exists(cred->session_keyring)) {
 		struct key *thread = BPF_CORE_READ(cred, thread_keyring);
 		struct key *process = BPF_CORE_READ(cred, process_keyring);
-		counts.own = length(thread) + length(process);
-		counts.session = keys(BPF_CORE_READ(cred, session_keyring));
+		counts.own = keyring_length(thread) + keyring_length(process);
+		counts.session = count_keys(BPF_CORE_READ(cred, session_keyring));
 	}
 	bpf_seq_write(context->meta->seq, &counts, sizeof(counts));
 	return 0;

@@ -3,7 +3,7 @@
 #define HOLDFAST_MAPS_H
 
 #include "shared.h"
-#include "waiting.h"
+#include "pending_handshakes.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -73,16 +73,16 @@ struct {
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct room);
+	__type(value, struct flow_quota);
 } room SEC(".maps");
 
-/* Convoys (flow groups); number 0 is unused. */
+/* Flow groups; number 0 is unused. The names of pinned maps stay, because a restarted daemon finds the pins by them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_CONVOYS);
+	__uint(max_entries, MAX_FLOW_GROUPS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct convoy);
+	__type(value, struct flow_group);
 } convoys SEC(".maps");
 
 /* Private flows with a peer that is not at its address's host. */
@@ -135,7 +135,7 @@ struct {
 	__uint(max_entries, 1 << 22);
 } events SEC(".maps");
 
-/* Changes written by user space: see change.h. */
+/* Changes written by user space: see batch_setter.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, CHANGES_MAX);
@@ -172,43 +172,43 @@ static __always_inline void emit(const struct flow_key *flow, __u32 epoch, __u8 
 	bpf_ringbuf_submit(event, 0);
 }
 
-/* State, convoy and peer share one word, because all of them may change concurrently. */
-union flow_turn {
+/* State, flow group and peer share one word, because all of them may change concurrently. */
+union flow_state_word {
 	struct {
 		__u8 state;
-		__u8 convoy;
+		__u8 flow_group;
 		__u16 peer;
 	};
 	__u32 word;
 };
 
-static __always_inline __u32 *turn_of(struct flow_value *flow)
+static __always_inline __u32 *state_word_of(struct flow_value *flow)
 {
 	return (__u32 *)&flow->state;
 }
 
-/* Effective state of a flow: its own, or its convoy's. */
-struct standing {
+/* Effective state of a flow: its own, or its group's. */
+struct effective_state {
 	__u8 state;
 	__u16 peer;
 	__u32 epoch;
 };
 
-static __always_inline struct standing standing_of(const struct flow_value *flow)
+static __always_inline struct effective_state effective_state_of(const struct flow_value *flow)
 {
-	struct standing now = {.state = flow->state, .peer = flow->peer, .epoch = flow->epoch};
-	__u32 index = flow->convoy;
+	struct effective_state now = {.state = flow->state, .peer = flow->peer, .epoch = flow->epoch};
+	__u32 index = flow->flow_group;
 	if (!index)
 		return now;
-	struct convoy *convoy = bpf_map_lookup_elem(&convoys, &index);
-	__u64 word = convoy ? *(volatile __u64 *)convoy : 0;
-	struct convoy all;
+	struct flow_group *flow_group = bpf_map_lookup_elem(&convoys, &index);
+	__u64 word = flow_group ? *(volatile __u64 *)flow_group : 0;
+	struct flow_group all;
 	__builtin_memcpy(&all, &word, sizeof(all));
 	if (!all.state)
 		return now;
-	now.epoch += all.ahead;
+	now.epoch += all.epoch_offset;
 	/* The flow's socket closed while this node was the owner. */
-	if (now.state == FLOW_CLOSING && (all.state == FLOW_LEAVING || all.state == FLOW_FLUSHING))
+	if (now.state == FLOW_CLOSING && (all.state == FLOW_REDIRECTING_DATA || all.state == FLOW_FLUSHING))
 		return now;
 	now.state = all.state;
 	now.peer = all.peer;
@@ -216,13 +216,13 @@ static __always_inline struct standing standing_of(const struct flow_value *flow
 }
 
 /* Changes a flow's state, if it is still `from`. */
-static __always_inline void turn(struct flow_value *flow, __u8 from, __u8 to)
+static __always_inline void change_state(struct flow_value *flow, __u8 from, __u8 to)
 {
-	union flow_turn was = {.word = *(volatile __u32 *)turn_of(flow)}, now = was;
+	union flow_state_word was = {.word = *(volatile __u32 *)state_word_of(flow)}, now = was;
 	if (was.state != from)
 		return;
 	now.state = to;
-	__sync_val_compare_and_swap(turn_of(flow), was.word, now.word);
+	__sync_val_compare_and_swap(state_word_of(flow), was.word, now.word);
 }
 
 #endif

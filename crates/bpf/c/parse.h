@@ -317,7 +317,7 @@ static __always_inline __u32 flow_hash(const struct flow_key *flow)
 }
 
 /* Returns the node for a new flow; 0 if the table has no node. With `previous`, the node before the last change. */
-static __always_inline __u16 place(const struct service *service, const struct flow_key *flow, int previous)
+static __always_inline __u16 placed_node(const struct service *service, const struct flow_key *flow, int previous)
 {
 	if (service->by_port)
 		return service->port_owner;

@@ -10,8 +10,8 @@
 #define MAX_SERVICES 64
 #define PLACEMENT_SLOTS 1024
 #define MAX_HOLD_SLOTS 65536
-#define MAX_WAITING 65536
-#define MAX_CONVOYS 256
+#define MAX_PENDING_HANDSHAKES 65536
+#define MAX_FLOW_GROUPS 256
 
 /* Key of a flow; local is the service's side. IPv4 as mapped IPv6. Ports in network order. */
 struct flow_key {
@@ -32,22 +32,22 @@ enum flow_state {
 	FLOW_FLUSHING = 5,    /* owner; holds incoming packets until the hold is empty */
 	FLOW_MOVED = 6,       /* former owner: drops outgoing packets, forwards incoming ones to the new owner */
 	FLOW_CLOSING = 7,     /* socket closed; the last packets (TIME_WAIT) still pass */
-	FLOW_LEAVING = 8,    /* owner before the freeze: forwards data to the acceptor, passes acknowledgements */
+	FLOW_REDIRECTING_DATA = 8, /* owner before the freeze: forwards data to the acceptor, passes acknowledgements */
 };
 
 struct flow_value {
 	__u32 epoch;
 	__u8 state;
-	__u8 convoy;     /* overrides the state, if the convoy has one; 0: none */
+	__u8 flow_group; /* overrides the state, if the group has one; 0: none */
 	__u16 peer;      /* the other node of a handoff */
 	__u32 hold_slot; /* index into holds */
-	__u32 seen_s;    /* last packet, seconds of the monotonic clock */
+	__u32 last_packet_s; /* last packet, seconds of the monotonic clock */
 };
 
 /* The flows of a moving process (a flow group): one word changes the state of all of them. */
-struct convoy {
-	__u8 state; /* 0: each flow has its own */
-	__u8 ahead; /* number added to the flows' own epochs */
+struct flow_group {
+	__u8 state;        /* 0: each flow has its own */
+	__u8 epoch_offset; /* number added to the flows' own epochs */
 	__u16 peer;
 	__u32 pad;
 };
@@ -63,11 +63,11 @@ struct record {
 	__u16 owner;    /* the donor while in transit */
 	__u16 acceptor; /* only while in transit */
 	__u8 state;
-	__u8 by_donor;  /* in transit: packets go via the donor, which processes acknowledgements */
+	__u8 via_donor; /* in transit: packets go via the donor, which processes acknowledgements */
 	__u8 pad[2];
 };
 
-/* One flow or record to be set in a batch; for a flow without a state, only the convoy is set. */
+/* One flow or record to be set in a batch; for a flow without a state, only the flow group is set. */
 struct change {
 	struct flow_key key;
 	union {
@@ -80,7 +80,7 @@ struct change {
 #define CHANGES_MAX 1024
 
 /* Number of changes in a batch, and number of entries that did not fit in the map. */
-struct change_order {
+struct batch_header {
 	__u32 count;
 	__u32 failed;
 };
@@ -109,9 +109,9 @@ enum node_flags {
 };
 
 enum successor_role {
-	SUCCESSOR_SERVES = 0, /* new clients go to the node, unless a server listens here */
-	SUCCESSOR_ALONE = 1,  /* new clients go to the node; a listener here completes handshakes, or is yet to run */
-	SUCCESSOR_BEFORE = 2, /* the server moved here from the node, which completes its handshakes in progress */
+	SUCCESSOR_FALLBACK = 0,  /* new clients go to the node, unless a server listens here */
+	SUCCESSOR_EXCLUSIVE = 1, /* new clients go to the node; a listener here completes handshakes, or is yet to run */
+	SUCCESSOR_PREVIOUS = 2,  /* the server moved here from the node, which completes its handshakes in progress */
 };
 
 /* Another node that has, or had, the server of a service. */
@@ -151,7 +151,7 @@ struct cache_set {
 };
 
 /* Division of the flow table: each service has a guaranteed capacity, and the rest is shared. */
-struct room {
+struct flow_quota {
 	__u32 flows[MAX_SERVICES]; /* approximate number of each service's flows; user space recounts now and then */
 	__u32 services;            /* number of services */
 	__u32 guaranteed;          /* guaranteed number of flows of each service */
@@ -165,7 +165,7 @@ enum reach {
 };
 
 struct config {
-	__u16 self;
+	__u16 own_id;
 	__u8 reach;
 	__u8 holder;         /* holds the steering table; answers ARP and ND with broadcast */
 	__u32 hold_ifindex;  /* TUN that holds packets in transit */
@@ -209,7 +209,7 @@ enum counter {
 enum event_kind {
 	EVENT_ESTABLISHED = 1,
 	EVENT_CLOSED = 2,      /* the previous TCP state is in detail */
-	EVENT_FOLLOWED = 3,    /* closed; a new connection between the same ports went to the server's present node */
+	EVENT_SUPERSEDED = 3,  /* closed; a new connection between the same ports went to the server's present node */
 };
 
 struct event {
@@ -228,7 +228,7 @@ struct handshake {
 	__u8 receive_scale;
 	__u8 send_scale;
 	__u8 ecn;
-	__u8 scales;
+	__u8 window_scaling;
 	__u8 sack;
 	__u8 timestamps;
 	__u8 microseconds; /* nonzero: timestamps of this side count microseconds */
@@ -246,10 +246,10 @@ struct congestion {
 /* src/shared.rs asserts the same sizes. */
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow_value) == 16, "flow_value");
-_Static_assert(sizeof(struct convoy) == 8, "convoy");
+_Static_assert(sizeof(struct flow_group) == 8, "flow_group");
 _Static_assert(sizeof(struct record) == 12, "record");
 _Static_assert(sizeof(struct change) == 56, "change");
-_Static_assert(sizeof(struct change_order) == 8, "change_order");
+_Static_assert(sizeof(struct batch_header) == 8, "batch_header");
 _Static_assert(sizeof(struct service_key) == 20, "service_key");
 _Static_assert(sizeof(struct service) == 8, "service");
 _Static_assert(sizeof(struct node) == 36, "node");
@@ -257,7 +257,7 @@ _Static_assert(sizeof(struct successor) == 4, "successor");
 _Static_assert(sizeof(struct translation) == 8, "translation");
 _Static_assert(sizeof(struct config) == 24, "config");
 _Static_assert(sizeof(struct event) == 48, "event");
-_Static_assert(sizeof(struct room) == 272, "room");
+_Static_assert(sizeof(struct flow_quota) == 272, "flow_quota");
 _Static_assert(sizeof(struct handshake) == 24, "handshake");
 
 #endif

@@ -33,37 +33,37 @@ static __always_inline void flow_of(struct flow_key *flow, struct bpf_sock_ops *
 	flow->protocol = IPPROTO_TCP;
 }
 
-static __always_inline void established(struct flow_key *flow, struct service *service)
+static __always_inline void on_established(struct flow_key *flow, struct service *service)
 {
 	struct flow_value value = {
 		.epoch = first_epoch(),
 		.state = FLOW_OWNED,
-		.seen_s = now_s(),
+		.last_packet_s = now_s(),
 	};
 	struct flow_value *old = bpf_map_lookup_elem(&flows, flow);
 	if (old && old->epoch >= value.epoch)
 		value.epoch = old->epoch + 1;
-	if ((!old && !has_room(service)) || bpf_map_update_elem(&flows, flow, &value, BPF_ANY)) {
+	if ((!old && !has_quota(service)) || bpf_map_update_elem(&flows, flow, &value, BPF_ANY)) {
 		count(DROP_FLOWS_FULL);
 		return;
 	}
 	if (!old)
-		took_room(service);
+		count_new_flow(service);
 	emit(flow, value.epoch, EVENT_ESTABLISHED, 0);
 }
 
-static __always_inline void closed(struct flow_key *flow, __u8 from)
+static __always_inline void on_closed(struct flow_key *flow, __u8 from)
 {
 	struct flow_value *value = bpf_map_lookup_elem(&flows, flow);
 	if (!value)
 		return;
 	/* A socket that closes because its flow moved has no effect on the flow. */
-	struct standing now = standing_of(value);
+	struct effective_state now = effective_state_of(value);
 	if (now.state != FLOW_OWNED && now.state != FLOW_FLUSHING && now.state != FLOW_PREPARED &&
-	    now.state != FLOW_LEAVING)
+	    now.state != FLOW_REDIRECTING_DATA)
 		return;
-	turn(value, value->state, FLOW_CLOSING);
-	value->seen_s = now_s();
+	change_state(value, value->state, FLOW_CLOSING);
+	value->last_packet_s = now_s();
 	emit(flow, now.epoch, EVENT_CLOSED, from);
 }
 
@@ -80,7 +80,7 @@ int holdfast_sockets(struct bpf_sock_ops *ops)
 			return 1;
 		/* A connection that the daemon put into the queue has an entry already. */
 		if (bpf_map_delete_elem(&waiting, &flow))
-			established(&flow, service);
+			on_established(&flow, service);
 		bpf_sock_ops_cb_flags_set(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
 		return 1;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
@@ -94,7 +94,7 @@ int holdfast_sockets(struct bpf_sock_ops *ops)
 			return 1;
 		flow_of(&flow, ops);
 		if (service_of(&flow))
-			closed(&flow, ops->args[0]);
+			on_closed(&flow, ops->args[0]);
 		return 1;
 	}
 	return 1;

@@ -10,7 +10,7 @@
 
 
 /* Drops a packet that cannot be rewritten and therefore not be forwarded. */
-static __always_inline int unwritable(void)
+static __always_inline int count_write_failure(void)
 {
 	count(DROP_MALFORMED);
 	return XDP_DROP;
@@ -20,7 +20,7 @@ static __always_inline int steer_link(struct xdp_md *context, const struct node 
 {
 	struct ethhdr *link = (void *)(long)context->data;
 	if ((void *)(link + 1) > (void *)(long)context->data_end)
-		return unwritable();
+		return count_write_failure();
 	link_header(link, node, link->h_proto);
 	count(COUNT_STEERED_LINK);
 	return bpf_redirect(node->ifindex, 0);
@@ -32,21 +32,21 @@ static __always_inline int steer_encap(struct xdp_md *context, const struct node
 	__u8 v6 = node->flags & NODE_V6 ? 1 : 0;
 	int grow = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	if (bpf_xdp_adjust_head(context, -grow))
-		return unwritable();
+		return count_write_failure();
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
 	struct ethhdr *link = data;
 	if ((void *)(link + 1) > end)
-		return unwritable();
+		return count_write_failure();
 	if (v6) {
 		struct ipv6hdr *ip = (void *)(link + 1);
 		if ((void *)(ip + 1) > end)
-			return unwritable();
+			return count_write_failure();
 		link_header(link, node, bpf_htons(ETH_P_IPV6));
 		outer_v6(ip, p->l3_length, p->v6, self->address, node->address);
 	} else {
 		struct iphdr *ip = (void *)(link + 1);
 		if ((void *)(ip + 1) > end)
-			return unwritable();
+			return count_write_failure();
 		link_header(link, node, bpf_htons(ETH_P_IP));
 		outer_v4(ip, p->l3_length, p->v6, unmap_v4(self->address), unmap_v4(node->address));
 	}
@@ -120,11 +120,11 @@ static __always_inline int decapsulate(struct xdp_md *context, const struct node
 	struct ethhdr saved = *link;
 	saved.h_proto = inner == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 	if (bpf_xdp_adjust_head(context, outer))
-		return unwritable(), -1;
+		return count_write_failure(), -1;
 	link = (void *)(long)context->data;
 	end = (void *)(long)context->data_end;
 	if ((void *)(link + 1) > end)
-		return unwritable(), -1;
+		return count_write_failure(), -1;
 	*link = saved;
 	int to_a_service = is_to_a_service(link + 1, end, inner);
 	if (to_a_service < 0 || (!to_a_service && !is_to_a_private_flow(context))) {
@@ -141,7 +141,7 @@ int holdfast_steer(struct xdp_md *context)
 	struct config *config = get_config();
 	if (!config)
 		return XDP_PASS;
-	struct node *self = node_of(config->self);
+	struct node *self = node_of(config->own_id);
 	if (!self)
 		return XDP_PASS;
 	int unpacked = decapsulate(context, self);
@@ -157,14 +157,14 @@ int holdfast_steer(struct xdp_md *context)
 	if (what == PARSE_FRAGMENT_UNKNOWN || what == PARSE_MALFORMED)
 		return XDP_PASS; /* the ownership filter, which sees all packets, decides and counts */
 	__u64 hash = 0;
-	struct cache_set *set = set_of(&p.flow, &hash);
+	struct cache_set *set = cache_set_of(&p.flow, &hash);
 	struct service *service = service_of(&p.flow);
 	if (!service)
 		return XDP_PASS;
 	__u16 to = recorded_destination(&p.flow, set, hash);
 	if (!to)
-		to = place(service, &p.flow, 0);
-	if (to == config->self) {
+		to = placed_node(service, &p.flow, 0);
+	if (to == config->own_id) {
 		count(COUNT_STEERED_SELF);
 		return XDP_PASS;
 	}

@@ -11,7 +11,7 @@
 #define QUOTED_V4 48
 #define QUOTED_V6 88
 
-static __always_inline __u32 sum_words(void *at, int words, void *end)
+static __always_inline __u32 checksum_words(void *at, int words, void *end)
 {
 	__u32 sum = 0;
 	__u16 *half = at;
@@ -63,12 +63,12 @@ static __always_inline int too_big_v4(struct xdp_md *context, __u16 mtu)
 	/* outer_v4 made an IPIP header; the checksum includes the protocol byte. */
 	ip->protocol = IPPROTO_ICMP;
 	ip->check = 0;
-	ip->check = fold(sum_words(ip, sizeof(*ip) / 2, end));
+	ip->check = fold(checksum_words(ip, sizeof(*ip) / 2, end));
 	__builtin_memset(icmp, 0, sizeof(*icmp));
 	icmp->type = ICMP_DEST_UNREACH;
 	icmp->code = ICMP_FRAG_NEEDED;
 	icmp->mtu = bpf_htons(mtu);
-	icmp->checksum = fold(sum_words(icmp, (sizeof(*icmp) + QUOTED_V4) / 2, end));
+	icmp->checksum = fold(checksum_words(icmp, (sizeof(*icmp) + QUOTED_V4) / 2, end));
 	return reflect(context, link);
 }
 
@@ -100,9 +100,9 @@ static __always_inline int too_big_v6(struct xdp_md *context, __u16 mtu)
 	__builtin_memset(icmp, 0, sizeof(*icmp));
 	icmp->icmp6_type = ICMPV6_PKT_TOOBIG;
 	icmp->icmp6_mtu = bpf_htonl(mtu);
-	__u32 sum = sum_words(&ip->saddr, 16, end);
+	__u32 sum = checksum_words(&ip->saddr, 16, end);
 	sum += bpf_htons(sizeof(*icmp) + QUOTED_V6) + bpf_htons(IPPROTO_ICMPV6);
-	sum += sum_words(icmp, (sizeof(*icmp) + QUOTED_V6) / 2, end);
+	sum += checksum_words(icmp, (sizeof(*icmp) + QUOTED_V6) / 2, end);
 	icmp->icmp6_cksum = fold(sum);
 	return reflect(context, link);
 }

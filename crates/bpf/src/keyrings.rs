@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Error;
-use crate::iterator::Iterator;
+use crate::bpf_iterator::BpfIterator;
 use crate::records::read_all;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keyrings.bpf.o"));
@@ -11,33 +11,33 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keyrings.bpf.o"
 /// Number of keys of one thread.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Counts {
-    own: u64,
+struct KeyCounts {
+    thread_and_process: u64,
     session: u64,
 }
 
-const _: () = assert!(size_of::<Counts>() == 16);
+const _: () = assert!(size_of::<KeyCounts>() == 16);
 
 /// A keyring with keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyring {
     /// Keyring of a thread or of its process.
-    Own,
+    ThreadOrProcess,
     /// Session keyring. Keyrings in it, and the key that holds a service's systemd invocation ID, do not count.
     Session,
 }
 
 /// Detector of processes with keys.
 #[derive(Debug)]
-pub struct Keyrings(Iterator);
+pub struct KeyDetector(BpfIterator);
 
-impl Keyrings {
+impl KeyDetector {
     /// Loads the iterator.
     ///
     /// # Errors
     /// The kernel refuses the iterator.
     pub fn load() -> Result<Self, Error> {
-        let (iterator, _) = Iterator::load(OBJECT, "read_keyrings", "keyrings")?;
+        let (iterator, _) = BpfIterator::load(OBJECT, "read_keyrings", "keyrings")?;
         Ok(Self(iterator))
     }
 
@@ -45,13 +45,15 @@ impl Keyrings {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn with_keys(&self, pid: i32) -> Result<Option<Keyring>, Error> {
+    pub fn keyring_with_keys(&self, pid: i32) -> Result<Option<Keyring>, Error> {
         let iter = self.0.over_process(pid)?;
-        let threads: Vec<Counts> = read_all(iter).map_err(|error| self.0.refused(error))?;
-        let any = |has: fn(&Counts) -> bool| threads.iter().any(has);
+        let threads: Vec<KeyCounts> = read_all(iter).map_err(|error| self.0.error(error))?;
+        let any_thread = |has: fn(&KeyCounts) -> bool| threads.iter().any(has);
         Ok(match () {
-            () if any(|counts| counts.own > 0) => Some(Keyring::Own),
-            () if any(|counts| counts.session > 0) => Some(Keyring::Session),
+            () if any_thread(|counts| counts.thread_and_process > 0) => {
+                Some(Keyring::ThreadOrProcess)
+            }
+            () if any_thread(|counts| counts.session > 0) => Some(Keyring::Session),
             () => None,
         })
     }

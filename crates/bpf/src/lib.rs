@@ -1,49 +1,49 @@
 //! eBPF programs of the data plane, the structures that they share with user space, and their loader.
 //!
 //! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) enforce ownership, `c/sockets.h`
-//! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]),
-//! `c/files.bpf.c` descriptors ([`files`]), `c/timeouts.bpf.c` sets an option of sockets ([`timeouts`]),
-//! `c/shared_port.bpf.c` delivers datagrams of clients to the right socket of a shared port ([`shared_port`]). The
+//! (socket operations) makes and ends the entries of flows; `c/socket_snapshots.bpf.c` reads sockets ([`socket_snapshots`]),
+//! `c/descriptors.bpf.c` descriptors ([`descriptors`]), `c/rto_max.bpf.c` sets an option of sockets ([`rto_max`]),
+//! `c/reuseport.bpf.c` delivers datagrams of clients to the right socket of a shared port ([`reuseport`]). The
 //! crate makes no decisions: [`Dataplane`] gives the daemon access to the maps. Maps and links are pinned, so that
 //! traffic continues without the daemon.
 
-mod change;
+mod accept_queue;
+mod batch_setter;
+mod bpf_iterator;
 mod congestion;
-mod convoys;
-pub mod domains;
-pub mod files;
-mod holds;
-mod iterator;
+pub mod descriptors;
+mod flow_groups;
+mod flow_quota;
+mod hold_counters;
 pub mod keyrings;
+pub mod landlock;
 mod link;
-mod mapped;
-pub mod observe;
-mod queue;
+mod mapped_array;
 mod records;
-mod room;
+pub mod reuseport;
+pub mod rto_max;
 pub mod shared;
-pub mod shared_port;
+pub mod socket_snapshots;
 mod steering;
 mod table;
-pub mod timeouts;
 pub mod traffic;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
-use change::Changer;
-use congestion::Restorer;
+use batch_setter::BatchSetter;
+use congestion::CongestionRestorer;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-pub use convoys::Convoys;
-pub use holds::Holds;
+pub use accept_queue::AcceptQueue;
+pub use flow_groups::FlowGroups;
+pub use flow_quota::{FlowQuota, guaranteed_flows};
+pub use hold_counters::HoldCounters;
 pub use link::Hook;
-pub use queue::Queue;
-pub use room::{Room, guaranteed};
 use shared::{
     COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Service,
     ServiceKey, Successor, Translation,
@@ -116,10 +116,10 @@ pub enum Error {
 /// The loaded programs and their maps.
 pub struct Dataplane {
     object: Object,
-    restorer: Option<Restorer>,
+    congestion_restorer: Option<CongestionRestorer>,
     pins: PathBuf,
     links: Vec<OwnedFd>,
-    flow_changer: Changer,
+    flow_setter: BatchSetter,
     /// Flows of this node.
     pub flows: Table<FlowKey, FlowValue>,
     /// Nodes of private flows' peers that are not at their address, because they moved.
@@ -137,15 +137,16 @@ pub struct Dataplane {
     /// Congestion state for sockets about to be restored; `None` if the kernel has no struct_ops.
     pub congestion: Option<Table<FlowKey, Congestion>>,
     /// Counters of held packets.
-    pub holds: Holds,
+    pub hold_counters: HoldCounters,
     /// Groups of flows that move together.
-    pub convoys: Convoys,
+    pub flow_groups: FlowGroups,
     /// Division of the flow table among services.
-    pub room: Room,
+    pub flow_quota: FlowQuota,
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
 
+/// Pinned maps. Their names stay, because a restarted daemon finds the pins by them.
 const PINNED_MAPS: [&str; 16] = [
     "config",
     "services",
@@ -176,25 +177,26 @@ impl Dataplane {
             source,
         })?;
         let object = load_object(OBJECT, pins, flows_max)?;
-        let table = |name| handle(&object, name);
-        let holds = Holds::map(&table("holds")?)?;
-        let batch = change::batch(&table("changes")?)?;
-        let changer = |by, name| Changer::new(&object, &batch, by, name);
+        let table = |name| map_handle(&object, name);
+        let hold_counters = HoldCounters::map(&table("holds")?)?;
+        let change_buffer = batch_setter::map_change_buffer(&table("changes")?)?;
+        let setter =
+            |program_name, name| BatchSetter::new(&object, &change_buffer, program_name, name);
         let restorer = congestion::load().ok();
         let congestion = match &restorer {
             Some(restorer) => Some(Table::new(
-                handle(&restorer.object, "congestion")?,
+                map_handle(&restorer.object, "congestion")?,
                 "congestion",
             )),
             None => None,
         };
         Ok(Self {
             flows: Table::new(table("flows")?, "flows"),
-            flow_changer: changer("change_flows", "flows")?,
+            flow_setter: setter("change_flows", "flows")?,
             translations: Table::new(table("translations")?, "translations"),
             steering: Steering::new(
                 Table::new(table("steering")?, "steering"),
-                changer("change_records", "steering")?,
+                setter("change_records", "steering")?,
                 &table("destinations")?,
                 &Table::new(table("seed")?, "seed"),
             )?,
@@ -202,11 +204,11 @@ impl Dataplane {
             successors: Table::new(table("successors")?, "successors"),
             nodes: Table::new(table("nodes")?, "nodes"),
             peers: Table::new(table("peers")?, "peers"),
-            holds,
-            convoys: Convoys::map(&table("convoys")?)?,
-            room: Room::map(&table("room")?)?,
+            hold_counters,
+            flow_groups: FlowGroups::map(&table("convoys")?)?,
+            flow_quota: FlowQuota::map(&table("room")?)?,
             congestion,
-            restorer,
+            congestion_restorer: restorer,
             object,
             pins: pins.to_owned(),
             links: Vec::new(),
@@ -247,7 +249,7 @@ impl Dataplane {
     /// Returns the `TCP_CONGESTION` name that makes a socket take the state in [`Dataplane::congestion`] for its flow.
     #[must_use]
     pub fn congestion_restorer(&self) -> Option<&str> {
-        self.restorer
+        self.congestion_restorer
             .as_ref()
             .map(|restorer| restorer.name.as_str())
     }
@@ -257,7 +259,7 @@ impl Dataplane {
     /// # Errors
     /// The kernel's error.
     pub fn set_config(&self, config: &Config) -> Result<(), Error> {
-        Table::<u32, Config>::new(handle(&self.object, "config")?, "config").set(&0, config)
+        Table::<u32, Config>::new(map_handle(&self.object, "config")?, "config").set(&0, config)
     }
 
     /// Fills one half of a service's placement table with the node ID of each slot.
@@ -270,7 +272,7 @@ impl Dataplane {
         generation: u8,
         slots: &[u16; PLACEMENT_SLOTS],
     ) -> Result<(), Error> {
-        let map = handle(&self.object, "placement")?;
+        let map = map_handle(&self.object, "placement")?;
         let first = (u32::from(index) * 2 + u32::from(generation & 1)) * PLACEMENT_SLOTS as u32;
         let keys: Vec<u32> = (first..first + PLACEMENT_SLOTS as u32).collect();
         Table::<u32, u16>::new(map, "placement").set_many(&keys, slots)
@@ -281,13 +283,13 @@ impl Dataplane {
     /// # Errors
     /// The table is full, or the kernel refuses; some flows may have been set.
     pub fn set_flows(&self, keys: &[FlowKey], values: &[FlowValue]) -> Result<(), Error> {
-        self.flow_changer.set(keys, values)
+        self.flow_setter.set(keys, values)
     }
 
     /// Returns every counter's name and its sum over all processors.
     #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        let Ok(map) = handle(&self.object, "counters") else {
+        let Ok(map) = map_handle(&self.object, "counters") else {
             return Vec::new();
         };
         let sum = |index: u32| -> u64 {
@@ -315,9 +317,9 @@ impl Dataplane {
         &self,
         mut handle_event: impl FnMut(Event) + 'a,
     ) -> Result<Events<'a>, Error> {
-        let map = handle(&self.object, "events")?;
+        let map = map_handle(&self.object, "events")?;
         let mut builder = RingBufferBuilder::new();
-        let refused = |e: libbpf_rs::Error| Error::Map {
+        let map_error = |e: libbpf_rs::Error| Error::Map {
             name: "events",
             reason: e.to_string(),
         };
@@ -328,9 +330,9 @@ impl Dataplane {
                 }
                 0
             })
-            .map_err(refused)?;
+            .map_err(map_error)?;
         Ok(Events {
-            ring: builder.build().map_err(refused)?,
+            ring: builder.build().map_err(map_error)?,
         })
     }
 
@@ -343,9 +345,9 @@ impl Dataplane {
     /// Attaches the program that puts connections into the queues of listeners to a TUN.
     ///
     /// # Errors
-    /// As [`Queue::attach`].
-    pub fn attach_queue(&self, ifindex: u32) -> Result<Queue, Error> {
-        Queue::attach(&self.pins, ifindex)
+    /// As [`AcceptQueue::attach`].
+    pub fn attach_accept_queue(&self, ifindex: u32) -> Result<AcceptQueue, Error> {
+        AcceptQueue::attach(&self.pins, ifindex)
     }
 }
 
@@ -361,24 +363,24 @@ fn program<'a>(object: &'a Object, name: &str) -> Result<BorrowedFd<'a>, Error> 
 }
 
 fn load_object(bytes: &[u8], pins: &Path, flows_max: u32) -> Result<Object, Error> {
-    let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+    let load_error = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
     let mut open = ObjectBuilder::default()
         .open_memory(bytes)
-        .map_err(refused)?;
+        .map_err(load_error)?;
     for mut map in open.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
         if name == "flows" || name == "steering" {
-            map.set_max_entries(flows_max).map_err(refused)?;
+            map.set_max_entries(flows_max).map_err(load_error)?;
         }
         if PINNED_MAPS.contains(&name.as_str()) {
             let path = pins.join(&name);
-            map.set_pin_path(&path).map_err(refused)?;
+            map.set_pin_path(&path).map_err(load_error)?;
         }
     }
-    open.load().map_err(refused)
+    open.load().map_err(load_error)
 }
 
-fn handle(object: &Object, name: &'static str) -> Result<MapHandle, Error> {
+fn map_handle(object: &Object, name: &'static str) -> Result<MapHandle, Error> {
     let map = object.maps().find(|map| map.name() == name);
     let missing = || Error::Load(format!("map {name} is missing"));
     MapHandle::try_from(&map.ok_or_else(missing)?).map_err(|e| Error::Map {

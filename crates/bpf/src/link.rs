@@ -21,8 +21,8 @@ pub enum Hook {
     Xdp(u32),
 }
 
-const XDP_BY_KERNEL: u32 = 1 << 1;
-const XDP_BY_DRIVER: u32 = 1 << 2;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 /// Adopts the link pinned at `pin` and replaces its program by `program`, or attaches `program` to `hook` and pins the
 /// link.
@@ -46,8 +46,8 @@ pub fn attach_unpinned(program: BorrowedFd<'_>, hook: Hook) -> Result<OwnedFd, E
     match hook {
         Hook::Ingress(ifindex) => create(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, 0),
         Hook::Egress(ifindex) => create(program, ifindex, libbpf_sys::BPF_TCX_EGRESS, 0),
-        Hook::Xdp(ifindex) => create(program, ifindex, libbpf_sys::BPF_XDP, XDP_BY_DRIVER)
-            .or_else(|_| create(program, ifindex, libbpf_sys::BPF_XDP, XDP_BY_KERNEL)),
+        Hook::Xdp(ifindex) => create(program, ifindex, libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE)
+            .or_else(|_| create(program, ifindex, libbpf_sys::BPF_XDP, XDP_FLAGS_SKB_MODE)),
     }
     .map_err(|source| Error::Attach {
         what: format!("{hook:?}"),

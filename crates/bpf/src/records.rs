@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use zerocopy::FromBytes;
 
 /// Number of bytes read at a time: the kernel's maximum.
-const CHUNK: usize = 32 << 10;
+const CHUNK_BYTES: usize = 32 << 10;
 
 /// Reads all records.
 pub(crate) fn read_all<T: FromBytes>(iter: impl Read) -> io::Result<Vec<T>> {
@@ -20,7 +20,7 @@ pub(crate) fn read_bytes(mut iter: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
         let end = bytes.len();
-        bytes.resize(end + CHUNK, 0);
+        bytes.resize(end + CHUNK_BYTES, 0);
         let count = match iter.read(&mut bytes[end..]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 bytes.truncate(end);

@@ -12,8 +12,8 @@ pub const MAX_SERVICES: usize = 64;
 pub const MAX_NODES: usize = 256;
 /// Mark of packets that this node's stack receives although their address belongs to another host: see `c/shared.h`.
 pub const PRIVATE_MARK: u32 = 0x686f_6c64;
-/// Size of the convoy table; convoys are numbered from 1.
-pub const MAX_CONVOYS: usize = 256;
+/// Size of the flow group table; flow groups are numbered from 1.
+pub const MAX_FLOW_GROUPS: usize = 256;
 /// Most flows that can be held at a time.
 pub const MAX_HOLD_SLOTS: u32 = 65536;
 
@@ -60,7 +60,7 @@ shared!(
         /// Nonzero if ECN was negotiated.
         ecn: u8,
         /// Nonzero if window scales were negotiated.
-        scales: u8,
+        window_scaling: u8,
         /// Nonzero if selective acknowledgements were negotiated.
         sack: u8,
         /// Nonzero if timestamps were negotiated.
@@ -91,26 +91,26 @@ shared!(
     FlowValue {
         /// Ownership epoch.
         epoch: u32,
-        /// A [`FlowState`]; 0 in a change that sets the convoy alone.
+        /// A [`FlowState`]; 0 in a change that sets the flow group alone.
         state: u8,
-        /// Convoy that overrides the state, if the convoy has one; 0 for none.
-        convoy: u8,
+        /// Flow group that overrides the state, if the group has one; 0 for none.
+        flow_group: u8,
         /// The other node of a handoff.
         peer: u16,
         /// Index into the hold counters.
         hold_slot: u32,
         /// Time of the last packet, seconds of the monotonic clock.
-        seen_s: u32,
+        last_packet_s: u32,
     }
 );
 
 shared!(
-    /// Common state of a convoy, the group of all flows of a process that is moving.
-    Convoy {
+    /// Common state of a flow group, all flows of a process that is moving.
+    FlowGroup {
         /// A [`FlowState`]; 0 if each flow has its own.
         state: u8,
         /// Number added to the flows' own epochs.
-        ahead: u8,
+        epoch_offset: u8,
         /// The other node of the move.
         peer: u16,
         /// Zero.
@@ -130,7 +130,7 @@ shared!(
         /// [`RECORD_OWNED`] or [`RECORD_TRANSIT`].
         state: u8,
         /// Nonzero if packets go via the donor while in transit.
-        by_donor: u8,
+        via_donor: u8,
         /// Zero.
         pad: [u8; 2],
     }
@@ -178,18 +178,18 @@ shared!(
     Successor {
         /// ID of the node.
         node: u16,
-        /// [`SUCCESSOR_SERVES`], [`SUCCESSOR_ALONE`] or [`SUCCESSOR_BEFORE`].
+        /// [`SUCCESSOR_FALLBACK`], [`SUCCESSOR_EXCLUSIVE`] or [`SUCCESSOR_PREVIOUS`].
         role: u16,
     }
 );
 
 /// [`Successor::role`]: the node gets new clients, unless a server listens here.
-pub const SUCCESSOR_SERVES: u16 = 0;
+pub const SUCCESSOR_FALLBACK: u16 = 0;
 /// [`Successor::role`]: the node gets new clients in any case; a listener here only completes handshakes in progress,
 /// or does not run yet.
-pub const SUCCESSOR_ALONE: u16 = 1;
+pub const SUCCESSOR_EXCLUSIVE: u16 = 1;
 /// [`Successor::role`]: the server has moved here from the node, which completes its handshakes in progress.
-pub const SUCCESSOR_BEFORE: u16 = 2;
+pub const SUCCESSOR_PREVIOUS: u16 = 2;
 
 shared!(
     /// Address of a node, and link-layer path to it.
@@ -269,7 +269,7 @@ pub const EVENT_ESTABLISHED: u8 = 1;
 pub const EVENT_CLOSED: u8 = 2;
 /// [`Event::kind`]: the flow's socket has closed, and a new connection between the same ports has gone to the node
 /// to which the server has moved.
-pub const EVENT_FOLLOWED: u8 = 3;
+pub const EVENT_SUPERSEDED: u8 = 3;
 
 shared!(
     /// Congestion state for a socket about to be restored.
@@ -302,7 +302,7 @@ pub enum FlowState {
     /// The socket closed; its last packets still pass.
     Closing = 7,
     /// Owner before the freeze: incoming data is forwarded to the acceptor, acknowledgements pass.
-    Leaving = 8,
+    RedirectingData = 8,
 }
 
 impl FlowState {
@@ -310,10 +310,17 @@ impl FlowState {
     #[must_use]
     pub fn from_raw(raw: u8) -> Option<Self> {
         use FlowState::{
-            Closing, Flushing, Leaving, Moved, Owned, Prepared, TransitIn, TransitOut,
+            Closing, Flushing, Moved, Owned, Prepared, RedirectingData, TransitIn, TransitOut,
         };
         [
-            Owned, Prepared, TransitOut, TransitIn, Flushing, Moved, Closing, Leaving,
+            Owned,
+            Prepared,
+            TransitOut,
+            TransitIn,
+            Flushing,
+            Moved,
+            Closing,
+            RedirectingData,
         ]
         .into_iter()
         .find(|state| *state as u8 == raw)
@@ -325,8 +332,8 @@ impl FlowKey {
     #[must_use]
     pub fn new(protocol: u8, local: SocketAddr, remote: SocketAddr) -> Self {
         Self {
-            local: mapped(local.ip()),
-            remote: mapped(remote.ip()),
+            local: to_mapped(local.ip()),
+            remote: to_mapped(remote.ip()),
             local_port: local.port().to_be_bytes(),
             remote_port: remote.port().to_be_bytes(),
             protocol,
@@ -337,19 +344,22 @@ impl FlowKey {
     /// Returns the service's side.
     #[must_use]
     pub fn local(&self) -> SocketAddr {
-        SocketAddr::new(unmapped(self.local), u16::from_be_bytes(self.local_port))
+        SocketAddr::new(from_mapped(self.local), u16::from_be_bytes(self.local_port))
     }
 
     /// Returns the client's side.
     #[must_use]
     pub fn remote(&self) -> SocketAddr {
-        SocketAddr::new(unmapped(self.remote), u16::from_be_bytes(self.remote_port))
+        SocketAddr::new(
+            from_mapped(self.remote),
+            u16::from_be_bytes(self.remote_port),
+        )
     }
 }
 
 /// Converts an address to the maps' form: IPv4 as mapped IPv6.
 #[must_use]
-pub fn mapped(address: IpAddr) -> [u8; 16] {
+pub fn to_mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -358,7 +368,7 @@ pub fn mapped(address: IpAddr) -> [u8; 16] {
 
 /// Converts an address from the maps' form.
 #[must_use]
-pub fn unmapped(octets: [u8; 16]) -> IpAddr {
+pub fn from_mapped(octets: [u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(octets);
     v6.to_ipv4_mapped()
         .map_or(IpAddr::V6(v6), |v4: Ipv4Addr| IpAddr::V4(v4))
@@ -394,7 +404,7 @@ pub const COUNTER_NAMES: [&str; 24] = [
 
 const _: () = {
     assert!(size_of::<FlowKey>() == 40);
-    assert!(size_of::<Convoy>() == 8);
+    assert!(size_of::<FlowGroup>() == 8);
     assert!(size_of::<FlowValue>() == 16);
     assert!(size_of::<Record>() == 12);
     assert!(size_of::<ServiceKey>() == 20);

@@ -92,9 +92,10 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
     /// does.
     pub fn entries(&self) -> Vec<(K, V)> {
         let mut found = Vec::new();
-        let mut batch = Batch::new(self.map.key_size() as usize, self.map.value_size() as usize);
+        let mut batch =
+            BatchReader::new(self.map.key_size() as usize, self.map.value_size() as usize);
         loop {
-            let (count, is_last) = match batch.next(&self.map) {
+            let (count, is_last) = match batch.read_next(&self.map) {
                 Ok(of_batch) => of_batch,
                 Err(_) => return found,
             };
@@ -122,7 +123,7 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
 }
 
 /// State of a walk through a hash map.
-struct Batch {
+struct BatchReader {
     key_size: usize,
     value_size: usize,
     keys: Vec<u8>,
@@ -131,7 +132,7 @@ struct Batch {
     position: Option<u32>,
 }
 
-impl Batch {
+impl BatchReader {
     fn new(key_size: usize, value_size: usize) -> Self {
         Self {
             key_size,
@@ -143,14 +144,14 @@ impl Batch {
     }
 
     /// Reads the next entries; returns their number, and true if no others follow.
-    fn next(&mut self, map: &MapHandle) -> io::Result<(usize, bool)> {
+    fn read_next(&mut self, map: &MapHandle) -> io::Result<(usize, bool)> {
         let options = bpf_map_batch_opts {
             sz: size_of::<bpf_map_batch_opts>() as u64,
             ..bpf_map_batch_opts::default()
         };
         loop {
-            let room = self.keys.len() / self.key_size;
-            let mut count = u32::try_from(room).unwrap_or(u32::MAX);
+            let capacity = self.keys.len() / self.key_size;
+            let mut count = u32::try_from(capacity).unwrap_or(u32::MAX);
             let mut next = 0u32;
             let from = self
                 .position
@@ -178,8 +179,8 @@ impl Batch {
                 Some(libc::EINTR) => {}
                 // One bucket has more entries than fit.
                 Some(libc::ENOSPC) => {
-                    self.keys.resize(2 * room * self.key_size, 0);
-                    self.values.resize(2 * room * self.value_size, 0);
+                    self.keys.resize(2 * capacity * self.key_size, 0);
+                    self.values.resize(2 * capacity * self.value_size, 0);
                 }
                 _ => return Err(error),
             }

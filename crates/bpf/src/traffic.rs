@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{Error, Table, handle, link};
+use crate::{Error, Table, link, map_handle};
 
 /// Number of flows with one client address; further flows have the next address.
 pub const FLOWS_PER_ADDRESS: u32 = 32768;
@@ -17,13 +17,13 @@ pub const MAX_FLOWS: u32 = 1 << 20;
 pub const FIRST_PORT: u16 = 1024;
 
 /// Length of a generated frame, link header included, bytes.
-const FRAME: usize = 60;
+const FRAME_BYTES: usize = 60;
 const TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 
 /// Parameters of the traffic; flow `i` comes from client address `client + i / 32768`, port `1024 + i % 32768`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct Plan {
+pub struct TrafficPlan {
     /// Number of flows, which take turns.
     pub flows: u32,
     /// Outgoing interface in the generator's namespace.
@@ -35,7 +35,7 @@ pub struct Plan {
     /// Service port, network order.
     pub port: [u8; 2],
     /// Link address of the next hop.
-    pub to_link: [u8; 6],
+    pub next_hop_link: [u8; 6],
     /// Source link address.
     pub own_link: [u8; 6],
     /// Number of owners; flow `i` belongs to owner `i % owners`.
@@ -51,7 +51,7 @@ pub struct Plan {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
-pub struct Seen {
+pub struct SinkCounts {
     /// Packets to the service.
     pub packets: u64,
     /// Packets of these that were checked.
@@ -67,8 +67,8 @@ pub struct Seen {
 }
 
 const _: () = {
-    assert!(size_of::<Plan>() == 40);
-    assert!(size_of::<Seen>() == 48);
+    assert!(size_of::<TrafficPlan>() == 40);
+    assert!(size_of::<SinkCounts>() == 48);
 };
 
 /// The loaded traffic programs.
@@ -85,12 +85,12 @@ impl Traffic {
     /// # Errors
     /// The kernel refuses them.
     pub fn load() -> Result<Self, Error> {
-        let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+        let load_error = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
         let open = ObjectBuilder::default()
             .open_memory(OBJECT)
-            .map_err(refused)?;
+            .map_err(load_error)?;
         Ok(Self {
-            object: open.load().map_err(refused)?,
+            object: open.load().map_err(load_error)?,
             sinks: Vec::new(),
         })
     }
@@ -122,10 +122,11 @@ impl Traffic {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn set_plan(&self, plan: &Plan) -> Result<(), Error> {
-        Table::<u32, Plan>::new(handle(&self.object, "plan")?, "plan").set(&0, plan)?;
+    pub fn set_plan(&self, plan: &TrafficPlan) -> Result<(), Error> {
+        Table::<u32, TrafficPlan>::new(map_handle(&self.object, "plan")?, "plan").set(&0, plan)?;
         let start = [0u8; 16];
-        Table::<u32, [u8; 16]>::new(handle(&self.object, "position")?, "position").set(&0, &start)
+        Table::<u32, [u8; 16]>::new(map_handle(&self.object, "position")?, "position")
+            .set(&0, &start)
     }
 
     /// Sends `packets` packets from the caller's network namespace at full speed.
@@ -133,8 +134,9 @@ impl Traffic {
     /// # Errors
     /// The kernel's error.
     pub fn send(&mut self, packets: u32) -> Result<(), Error> {
-        let refused = |e: libbpf_rs::Error| Error::Load(format!("live frames: {e:#}"));
-        let frame = [0u8; FRAME];
+        let send_error =
+            |e: libbpf_rs::Error| Error::Load(format!("cannot send live frames: {e:#}"));
+        let frame = [0u8; FRAME_BYTES];
         let input = ProgramInput {
             data_in: Some(&frame),
             flags: TEST_XDP_LIVE_FRAMES,
@@ -149,7 +151,7 @@ impl Traffic {
         program
             .ok_or_else(missing)?
             .test_run(input)
-            .map_err(refused)?;
+            .map_err(send_error)?;
         Ok(())
     }
 
@@ -157,8 +159,8 @@ impl Traffic {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn counts(&self) -> Result<Counts, Error> {
-        Ok(Counts(handle(&self.object, "seen")?))
+    pub fn counts(&self) -> Result<CountReader, Error> {
+        Ok(CountReader(map_handle(&self.object, "seen")?))
     }
 
     fn program(&self, name: &str) -> Result<libbpf_rs::Program<'_>, Error> {
@@ -168,15 +170,15 @@ impl Traffic {
 }
 
 /// Reader of the owners' counts.
-pub struct Counts(MapHandle);
+pub struct CountReader(MapHandle);
 
-impl Counts {
+impl CountReader {
     /// Returns the counts of each owner since the programs were loaded.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn read(&self) -> Result<[Seen; 2], Error> {
-        let mut sums = [Seen::default(); 2];
+    pub fn read(&self) -> Result<[SinkCounts; 2], Error> {
+        let mut sums = [SinkCounts::default(); 2];
         for (index, sum) in (0u32..).zip(&mut sums) {
             let values = self
                 .0
@@ -185,17 +187,17 @@ impl Counts {
                     name: "seen",
                     reason: e.to_string(),
                 })?;
-            for seen in values
+            for counts in values
                 .iter()
                 .flatten()
-                .filter_map(|bytes| Seen::read_from_bytes(bytes).ok())
+                .filter_map(|bytes| SinkCounts::read_from_bytes(bytes).ok())
             {
-                sum.packets += seen.packets;
-                sum.checked += seen.checked;
-                sum.flows += seen.flows;
-                sum.wrong_flow += seen.wrong_flow;
-                sum.wrong_owner += seen.wrong_owner;
-                sum.wrong_content += seen.wrong_content;
+                sum.packets += counts.packets;
+                sum.checked += counts.checked;
+                sum.flows += counts.flows;
+                sum.wrong_flow += counts.wrong_flow;
+                sum.wrong_owner += counts.wrong_owner;
+                sum.wrong_content += counts.wrong_content;
             }
         }
         Ok(sums)
@@ -204,7 +206,7 @@ impl Counts {
 
 /// Returns the client of flow `index` in a plan with the first client address `client`.
 #[must_use]
-pub fn client_of(client: Ipv4Addr, index: u32) -> (Ipv4Addr, u16) {
+pub fn flow_client(client: Ipv4Addr, index: u32) -> (Ipv4Addr, u16) {
     let address = Ipv4Addr::from(u32::from(client) + index / FLOWS_PER_ADDRESS);
     let port = u16::try_from(index % FLOWS_PER_ADDRESS).unwrap_or(0) + FIRST_PORT;
     (address, port)

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use holdfast_bpf::keyrings::{Keyring, Keyrings};
+use holdfast_bpf::keyrings::{KeyDetector, Keyring};
 
 /// Python program that joins a new session keyring, adds a key of this type and name to one of its keyrings, prints a
 /// line, and waits.
@@ -21,9 +21,9 @@ if keyring == -1: threading.Thread(target=add, daemon=True).start(); time.sleep(
 else: add()
 "#;
 
-struct Ended(Child);
+struct ChildGuard(Child);
 
-impl Drop for Ended {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -32,11 +32,11 @@ impl Drop for Ended {
 
 #[test]
 fn keys_are_found_in_each_keyring() {
-    let keyrings = Keyrings::load().expect("load");
+    let keyrings = KeyDetector::load().expect("load");
     // Type and name of the key; its keyring (-1 thread, -2 process, -3 session, 0 for no key); the expected result.
-    for (kind, name, keyring, wanted) in [
-        ("user", "one", "-1", Some(Keyring::Own)),
-        ("user", "one", "-2", Some(Keyring::Own)),
+    for (kind, name, keyring, expected) in [
+        ("user", "one", "-1", Some(Keyring::ThreadOrProcess)),
+        ("user", "one", "-2", Some(Keyring::ThreadOrProcess)),
         ("user", "one", "-3", Some(Keyring::Session)),
         ("user", "invocation_ids", "-3", Some(Keyring::Session)),
         ("user", "invocation_id", "-3", None),
@@ -45,16 +45,18 @@ fn keys_are_found_in_each_keyring() {
     ] {
         let mut command = Command::new("python3");
         command.args(["-c", PROGRAM, kind, name, keyring]);
-        let mut child = Ended(command.stdout(Stdio::piped()).spawn().expect("python3"));
-        let mut said = String::new();
+        let mut child = ChildGuard(command.stdout(Stdio::piped()).spawn().expect("python3"));
+        let mut line = String::new();
         let output = child.0.stdout.take().expect("a pipe");
-        BufReader::new(output).read_line(&mut said).expect("read");
-        if said.trim() != "added" {
+        BufReader::new(output).read_line(&mut line).expect("read");
+        if line.trim() != "added" {
             eprintln!("this kernel gives no keys");
             return;
         }
-        let found = keyrings.with_keys(child.0.id() as i32).expect("told");
-        assert_eq!(found, wanted, "{kind} {name} in {keyring}");
+        let found = keyrings
+            .keyring_with_keys(child.0.id() as i32)
+            .expect("told");
+        assert_eq!(found, expected, "{kind} {name} in {keyring}");
     }
-    assert_eq!(keyrings.with_keys(i32::MAX).expect("told"), None);
+    assert_eq!(keyrings.keyring_with_keys(i32::MAX).expect("told"), None);
 }

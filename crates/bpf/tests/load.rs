@@ -20,8 +20,8 @@ fn programs_load_and_pins_are_adopted() {
 
     let first = Dataplane::load(&pins, 1024).expect("load");
     first.flows.set(&key, &value).expect("set");
-    first.holds.replayed(3);
-    assert_eq!(first.holds.get(3), 0, "the counter does not wrap");
+    first.hold_counters.count_replayed(3);
+    assert_eq!(first.hold_counters.get(3), 0, "the counter does not wrap");
     assert!(
         first.congestion_restorer().is_some(),
         "struct_ops: {:?}",

@@ -3,17 +3,17 @@
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use crate::Ending;
+use crate::ExitResult;
 
 /// Run a benchmark and write its numbers as JSON. Benchmarks of packets and connections need root
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    which: Which,
+    benchmark: Benchmark,
 }
 
 #[derive(Debug, Subcommand)]
-enum Which {
+enum Benchmark {
     /// Migrate servers with short-lived clients: success rate, and effects on the clients
     Churn(holdfast_bench::churn::ChurnArgs),
     /// Operations per second on a registrar's handlespace, by policy and number of elements
@@ -34,15 +34,15 @@ enum Which {
 ///
 /// # Errors
 /// Errors of the benchmark.
-pub fn run(args: BenchArgs) -> Result<Ending> {
-    match args.which {
-        Which::Churn(args) => holdfast_bench::churn::run(&args)?,
-        Which::Handlespace(args) => holdfast_bench::handlespace::run(&args)?,
-        Which::Handoff(args) => holdfast_bench::handoff::run(&args)?,
-        Which::Migrate(args) => holdfast_bench::migrate::run(&args)?,
-        Which::Registrar(args) => holdfast_bench::registrar::run(&args)?,
-        Which::Steer(args) => holdfast_bench::steer::run(args)?,
-        Which::Sim(args) => holdfast_bench::sim::run(&args)?,
+pub fn run(args: BenchArgs) -> Result<ExitResult> {
+    match args.benchmark {
+        Benchmark::Churn(args) => holdfast_bench::churn::run(&args)?,
+        Benchmark::Handlespace(args) => holdfast_bench::handlespace::run(&args)?,
+        Benchmark::Handoff(args) => holdfast_bench::handoff::run(&args)?,
+        Benchmark::Migrate(args) => holdfast_bench::migrate::run(&args)?,
+        Benchmark::Registrar(args) => holdfast_bench::registrar::run(&args)?,
+        Benchmark::Steer(args) => holdfast_bench::steer::run(args)?,
+        Benchmark::Sim(args) => holdfast_bench::sim::run(&args)?,
     }
-    Ok(Ending::Done)
+    Ok(ExitResult::Success)
 }

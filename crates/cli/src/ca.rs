@@ -86,18 +86,18 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct TestCommandLine {
         #[command(flatten)]
         args: CaArgs,
     }
 
     fn ca(dir: &str, words: &[&str]) -> anyhow::Result<()> {
         let line = [&["ca"], words, &["--dir", dir]].concat();
-        run(Line::try_parse_from(line)?.args)
+        run(TestCommandLine::try_parse_from(line)?.args)
     }
 
     #[test]
-    fn the_three_commands_work_in_turn() {
+    fn init_issue_and_revoke_work_in_sequence() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca");
         let ca = |words: &[&str]| ca(path.to_str().unwrap(), words);

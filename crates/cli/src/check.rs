@@ -4,10 +4,10 @@ use anyhow::Result;
 use clap::Args;
 use holdfast_api::control::{BlockerEntry, ProcessCheck};
 
-use crate::Ending;
-use crate::control::{Daemon, print_json};
-use crate::migrate::forwarded;
-use crate::process::Process;
+use crate::ExitResult;
+use crate::control::{DaemonArgs, print_json};
+use crate::migrate::forwarded_text;
+use crate::process::ProcessArg;
 
 /// Check if a process of this node can move with all its children, and list its blockers
 #[derive(Debug, Args)]
@@ -17,17 +17,17 @@ use crate::process::Process;
   holdfast check game.service
   holdfast check $(pidof oa_ded) --json | jq .blockers
 
-With --to, node n2 judges the process as it does at a move, with everything but its memory, and then forgets it: what n2 would
-refuse is said in the words of the move. The process stands still for a moment, as in the first round of a move, and goes on.
-Without --to nothing of the process is touched.
+With --to, node n2 examines the process as in a migration, without its memory, and then discards it: refusals are
+worded as in a migration. The process is stopped for a moment, as in the first round of copying, and continues.
+Without --to the process is not touched.
 
-Exit codes: 0 it can move, 1 it cannot, or the check failed.")]
+Exit codes: 0 the process can move, 1 it cannot, or the check failed.")]
 pub struct CheckArgs {
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
     /// The process, by its PID on this node, or the systemd unit that it is the main process of
     #[arg(value_name = "PID|UNIT")]
-    process: Process,
+    process: ProcessArg,
     /// Also ask this node if it would take the process
     #[arg(long, value_name = "NODE")]
     to: Option<String>,
@@ -40,7 +40,7 @@ pub struct CheckArgs {
 ///
 /// # Errors
 /// The daemon does not answer, or there is no such process.
-pub fn run(args: &CheckArgs) -> Result<Ending> {
+pub fn run(args: &CheckArgs) -> Result<ExitResult> {
     let client = args.daemon.client()?;
     let pid = args.process.pid(&args.daemon, &client)?;
     let check = match &args.to {
@@ -55,8 +55,8 @@ pub fn run(args: &CheckArgs) -> Result<Ending> {
         print!("{}", text(&check));
     }
     Ok(match check.movable {
-        true => Ending::Done,
-        false => Ending::Failed,
+        true => ExitResult::Success,
+        false => ExitResult::Failed,
     })
 }
 
@@ -72,7 +72,7 @@ fn text(check: &ProcessCheck) -> String {
         text += &format!("  refused: {refusal}\n");
     }
     for blocker in &check.blockers {
-        text += &format!("  {}\n", line(blocker));
+        text += &format!("  {}\n", blocker_text(blocker));
     }
     let mib = check.memory_bytes as f64 / f64::from(1 << 20);
     text += &format!(
@@ -83,17 +83,17 @@ fn text(check: &ProcessCheck) -> String {
         check.descriptors,
         check.sockets
     );
-    text += &forwarded(&check.forwarded);
+    text += &forwarded_text(&check.forwarded);
     if check.movable {
         let ms = check.predicted_freeze_us / 1e3;
         text += &format!(
-            "predicted freeze {ms:.1} ms, and what it takes to send the memory that it writes to meanwhile\n"
+            "predicted freeze {ms:.1} ms, plus the time to send the memory that the process writes meanwhile\n"
         );
     }
     text
 }
 
-fn line(blocker: &BlockerEntry) -> String {
+fn blocker_text(blocker: &BlockerEntry) -> String {
     let descriptor = blocker
         .fd
         .map_or_else(String::new, |fd| format!(", descriptor {fd}"));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_blocker_is_named_with_its_descriptor() {
+    fn each_blocker_is_listed_with_its_descriptor() {
         let text = text(&check(vec![BlockerEntry {
             pid: 4243,
             fd: Some(7),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_other_node_refuses_is_named() {
+    fn refusals_of_the_other_node_are_listed() {
         let refused = ProcessCheck {
             movable: false,
             to: Some("n2".into()),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_move_has_a_predicted_freeze() {
+    fn movable_process_has_a_predicted_freeze() {
         let text = text(&check(Vec::new()));
         assert!(text.starts_with("game (4242) can move\n"), "{text}");
         assert!(

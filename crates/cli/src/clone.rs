@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use clap::Args;
-use holdfast_api::control::SocketsWay;
+use holdfast_api::control::SocketStrategy;
 
-use crate::Ending;
-use crate::migrate::Journey;
+use crate::ExitResult;
+use crate::migrate::MoveOptions;
 
 /// Copy a running process of this node, with all its children, to another node; the original keeps running
 #[derive(Debug, Args)]
@@ -15,19 +15,19 @@ use crate::migrate::Journey;
   holdfast clone game.service --to n2
   holdfast clone 4242 --to n2 --json | jq .freeze_us
 
-It is asked on the node where the process runs. The copy runs with the same memory, files, listeners and UDP
-sockets; connections stay with the original, and for the copy they are as if their clients had reset them. The
-original stands still while the last of it is copied, and runs on whatever becomes of the copy. Exit codes: 0 the
-copy runs, 1 there is none or the command failed.")]
+Run the command on the node where the process runs. The copy has the same memory, files, listeners and UDP sockets.
+Connections stay with the original; the copy sees them as reset by their clients. The original is frozen while the last
+changes are copied, and continues even if the copy fails. Exit codes: 0 the copy runs, 1 there is no copy or the command
+failed.")]
 pub struct CloneArgs {
     #[command(flatten)]
-    journey: Journey,
+    options: MoveOptions,
 }
 
 /// Runs `holdfast clone`.
 ///
 /// # Errors
 /// The daemon refuses, or there is no result within the time limit.
-pub fn run(args: &CloneArgs) -> Result<Ending> {
-    args.journey.make(SocketsWay::default(), true, false)
+pub fn run(args: &CloneArgs) -> Result<ExitResult> {
+    args.options.run(SocketStrategy::default(), true, false)
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 /// Options that select the node's daemon.
 #[derive(Debug, Args)]
-pub struct Daemon {
+pub struct DaemonArgs {
     /// The daemon's control socket
     #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
     socket: PathBuf,
@@ -20,13 +20,13 @@ pub struct Daemon {
 
 /// Options that select the registrar.
 #[derive(Debug, Args)]
-pub struct RegistrarDaemon {
+pub struct RegistrarDaemonArgs {
     /// The registrar's control socket
     #[arg(long, value_name = "PATH", default_value = REGISTRAR_SOCKET_PATH)]
     socket: PathBuf,
 }
 
-macro_rules! ways {
+macro_rules! daemon_options {
     ($daemon:ident, $start:literal) => {
         impl $daemon {
             /// Sends a request to the daemon and waits for the answer.
@@ -43,7 +43,7 @@ macro_rules! ways {
             {
                 client
                     .run(request)
-                    .map_err(|error| explain(&self.socket, $start, error))
+                    .map_err(|error| explain_error(&self.socket, $start, error))
             }
 
             /// Returns a client of the daemon, without connecting.
@@ -58,12 +58,12 @@ macro_rules! ways {
     };
 }
 
-ways!(Daemon, "holdfast node --config FILE");
-ways!(RegistrarDaemon, "holdfast registrar");
+daemon_options!(DaemonArgs, "holdfast node --config FILE");
+daemon_options!(RegistrarDaemonArgs, "holdfast registrar");
 
-fn explain(socket: &Path, start: &str, error: ClientError) -> anyhow::Error {
+fn explain_error(socket: &Path, start: &str, error: ClientError) -> anyhow::Error {
     let path = socket.display();
-    let ClientError::Absent { error, .. } = error else {
+    let ClientError::NoDaemon { error, .. } = error else {
         return error.into();
     };
     match error.kind() {
@@ -87,7 +87,7 @@ fn explain(socket: &Path, start: &str, error: ClientError) -> anyhow::Error {
 /// # Errors
 /// The value has no JSON form.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
-    put(&format!(
+    write_stdout(&format!(
         "{}\n",
         serde_json::to_string_pretty(value).context("encode the answer")?
     ))
@@ -97,7 +97,7 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
 ///
 /// # Errors
 /// The output cannot be written.
-pub fn put(text: &str) -> Result<()> {
+pub fn write_stdout(text: &str) -> Result<()> {
     let mut output = io::stdout().lock();
     let written = output
         .write_all(text.as_bytes())

@@ -5,12 +5,12 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use holdfast_bench::cluster::Family;
-use holdfast_bench::demo::migrate::{MigrateDemoSpec, MigrateScreen};
-use holdfast_bench::demo::pool::{PoolDemoSpec, PoolScreen};
-use holdfast_bench::demo::{DemoSpec, Screen};
+use holdfast_bench::demo::migrate::{MigrateDemoSpec, MigrateDisplay};
+use holdfast_bench::demo::pool::{PoolDemoSpec, PoolDisplay};
+use holdfast_bench::demo::{DemoDisplay, DemoSpec};
 use holdfast_lab::Reach;
 
-use crate::Ending;
+use crate::ExitResult;
 use crate::control::print_json;
 
 /// Demonstrate Holdfast on this machine, in network namespaces. Needs root
@@ -37,8 +37,8 @@ use crate::control::print_json;
   holdfast demo --upload --bytes 134217728 --seconds 8 --json")]
 pub struct DemoArgs {
     /// The demonstration
-    #[arg(value_enum, default_value_t = What::Handoff)]
-    what: What,
+    #[arg(value_enum, default_value_t = Demonstration::Handoff)]
+    demonstration: Demonstration,
     /// Number of nodes, or of servers in the pool
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..=20))]
     nodes: u16,
@@ -79,7 +79,7 @@ pub struct DemoArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
+enum Demonstration {
     /// A connection moves between servers
     Handoff,
     /// A pool of web servers survives the death of a server and of a registrar
@@ -100,51 +100,55 @@ enum ReachArg {
 ///
 /// # Errors
 /// The demonstration could not be completed.
-pub fn run(args: &DemoArgs) -> Result<Ending> {
-    match args.what {
-        What::Handoff => handoff(args),
-        What::Pool => pool(args),
-        What::Migrate => migrate(args),
+pub fn run(args: &DemoArgs) -> Result<ExitResult> {
+    match args.demonstration {
+        Demonstration::Handoff => handoff(args),
+        Demonstration::Pool => pool(args),
+        Demonstration::Migrate => migrate(args),
     }
 }
 
-fn pool(args: &DemoArgs) -> Result<Ending> {
+fn pool(args: &DemoArgs) -> Result<ExitResult> {
     let spec = PoolDemoSpec {
         elements: args.nodes,
         ..PoolDemoSpec::default()
     };
-    let screen = PoolScreen::new(args.plain || args.json);
+    let screen = PoolDisplay::new(args.plain || args.json);
     let report = holdfast_bench::demo::pool::run(&spec, &|event| screen.show(event))?;
-    end(args, &report, &report.text(), report.passed)
+    finish(args, &report, &report.text(), report.passed)
 }
 
-fn migrate(args: &DemoArgs) -> Result<Ending> {
+fn migrate(args: &DemoArgs) -> Result<ExitResult> {
     let mut spec = MigrateDemoSpec::default();
     spec.moves = args.handoffs.unwrap_or(spec.moves);
-    let screen = MigrateScreen::default();
+    let screen = MigrateDisplay::default();
     let report = holdfast_bench::demo::migrate::run(&spec, &|event| screen.show(event))?;
-    end(args, &report, &report.text(), report.passed)
+    finish(args, &report, &report.text(), report.passed)
 }
 
-fn handoff(args: &DemoArgs) -> Result<Ending> {
+fn handoff(args: &DemoArgs) -> Result<ExitResult> {
     let spec = spec(args)?;
-    let screen = Screen::new(args.plain || args.json);
+    let screen = DemoDisplay::new(args.plain || args.json);
     let report = holdfast_bench::demo::run(&spec, &|event| screen.show(event))?;
-    end(args, &report, &report.text(), report.passed)
+    finish(args, &report, &report.text(), report.passed)
 }
 
-fn end(
+fn finish(
     args: &DemoArgs,
     report: &impl serde::Serialize,
     text: &str,
     passed: bool,
-) -> Result<Ending> {
+) -> Result<ExitResult> {
     if args.json {
         print_json(report)?;
     } else {
         print!("\n{text}");
     }
-    Ok(if passed { Ending::Done } else { Ending::Failed })
+    Ok(if passed {
+        ExitResult::Success
+    } else {
+        ExitResult::Failed
+    })
 }
 
 fn spec(args: &DemoArgs) -> Result<DemoSpec> {
@@ -154,7 +158,7 @@ fn spec(args: &DemoArgs) -> Result<DemoSpec> {
     let interval = Duration::from_millis(args.every_ms.max(1));
     let duration = Duration::from_secs_f64(args.seconds);
     // Leave a third of the time for handoffs that take long on a busy machine.
-    let room = (duration.as_secs_f64() / interval.as_secs_f64() * 2.0 / 3.0) as usize;
+    let handoffs_possible = (duration.as_secs_f64() / interval.as_secs_f64() * 2.0 / 3.0) as usize;
     Ok(DemoSpec {
         nodes: args.nodes,
         segments: args.segments,
@@ -171,7 +175,7 @@ fn spec(args: &DemoArgs) -> Result<DemoSpec> {
         control_bytes: (args.bytes / 8).max(1),
         duration,
         interval,
-        handoffs_min: args.handoffs.unwrap_or(room.min(20)),
+        handoffs_min: args.handoffs.unwrap_or(handoffs_possible.min(20)),
         upload: args.upload,
         loss_pct: args.loss_pct,
         ..DemoSpec::default()

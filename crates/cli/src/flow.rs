@@ -5,7 +5,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::control::{FlowDetail, FlowEntry, FlowList, FlowQuery, FlowState};
 use holdfast_api::{FlowText, Protocol};
 
-use crate::control::{Daemon, print_json};
+use crate::control::{DaemonArgs, print_json};
 use crate::table::Table;
 
 /// Connections and their owners
@@ -28,7 +28,7 @@ enum Action {
 )]
 struct ListArgs {
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
     /// Only flows of this pool
     #[arg(long)]
     pool: Option<String>,
@@ -57,9 +57,9 @@ enum ProtocolArg {
 #[command(after_help = "Example:\n  holdfast flow show tcp:10.0.0.1:80-10.0.1.2:4242")]
 struct ShowArgs {
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
     /// tcp:LOCAL:PORT-REMOTE:PORT, with the service address as LOCAL
-    #[arg(value_parser = parse)]
+    #[arg(value_parser = parse_flow)]
     flow: FlowText,
     /// Print JSON
     #[arg(long)]
@@ -67,7 +67,7 @@ struct ShowArgs {
 }
 
 /// Parses a flow's text form; the error contains an example.
-pub fn parse(text: &str) -> Result<FlowText> {
+pub fn parse_flow(text: &str) -> Result<FlowText> {
     let example = "for example tcp:10.0.0.1:80-10.0.1.2:4242 or tcp:[fd00::1]:80-[fd00::2]:4242";
     text.parse().map_err(|error| anyhow!("{error}, {example}"))
 }
@@ -119,21 +119,21 @@ fn list_text(list: &FlowList) -> String {
         let epoch = entry.epoch.to_string();
         table.row([
             entry.flow.to_string(),
-            owner(entry),
+            owner_text(entry),
             epoch,
             text(&entry.pool),
             text(&entry.program),
         ]);
     }
     let mut text = table.text();
-    let shown = list.flows.len() as u64;
-    if list.total > shown {
-        text += &format!("{shown} of {}\n", list.total);
+    let listed = list.flows.len() as u64;
+    if list.total > listed {
+        text += &format!("{listed} of {}\n", list.total);
     }
     text
 }
 
-fn owner(entry: &FlowEntry) -> String {
+fn owner_text(entry: &FlowEntry) -> String {
     match &entry.state {
         FlowState::Owned { owner } => owner.clone(),
         FlowState::Transit { donor, acceptor } => format!("{donor} -> {acceptor}"),
@@ -154,7 +154,7 @@ fn show_text(detail: &FlowDetail) -> String {
     let entry = &detail.entry;
     let mut rows = vec![
         ("flow", entry.flow.to_string()),
-        ("owner", owner(entry)),
+        ("owner", owner_text(entry)),
         ("epoch", entry.epoch.to_string()),
         ("pool", entry.pool.clone().unwrap_or("unknown".into())),
         (
@@ -182,13 +182,13 @@ fn show_text(detail: &FlowDetail) -> String {
         ]);
         rows.extend(
             tcp.predicted_drain_us
-                .map(|us| ("drain to expect", format!("{us} us"))),
+                .map(|us| ("predicted drain", format!("{us} us"))),
         );
     }
     rows.extend(
         detail
             .predicted_freeze_us
-            .map(|us| ("freeze to expect", format!("{us} us"))),
+            .map(|us| ("predicted freeze", format!("{us} us"))),
     );
     rows.extend(
         detail

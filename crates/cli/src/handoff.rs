@@ -11,13 +11,13 @@ use holdfast_api::control::{
 };
 use holdfast_api::{Drain, FlowText};
 
-use crate::Ending;
-use crate::control::{Daemon, print_json};
-use crate::flow::parse;
-use crate::table::{Table, micros};
+use crate::ExitResult;
+use crate::control::{DaemonArgs, print_json};
+use crate::flow::parse_flow;
+use crate::table::{Table, optional_micros};
 
 /// Interval between polls of a running handoff.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Move connections of this node to another node
 #[derive(Debug, Args)]
@@ -25,12 +25,12 @@ const LOOK: Duration = Duration::from_millis(20);
   holdfast handoff tcp:10.0.0.1:80-10.0.1.2:4242 --to n2
   holdfast handoff --all --pool files --limit 100 --to n3 --drain 50
 
-It is asked on the node that owns the flows; `holdfast flow list` shows the owner.")]
+Run the command on the node that owns the flows; `holdfast flow list` shows the owner.")]
 pub struct HandoffArgs {
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
     /// tcp:LOCAL:PORT-REMOTE:PORT, with the service address as LOCAL; repeatable
-    #[arg(value_parser = parse, required_unless_present = "all", conflicts_with = "all")]
+    #[arg(value_parser = parse_flow, required_unless_present = "all", conflicts_with = "all")]
     flow: Vec<FlowText>,
     /// The node that takes the flows
     #[arg(long, value_name = "NODE")]
@@ -65,7 +65,7 @@ pub struct HandoffArgs {
 ///
 /// # Errors
 /// The daemon refuses, or there is no result within the time limit.
-pub fn run(args: &HandoffArgs) -> Result<Ending> {
+pub fn run(args: &HandoffArgs) -> Result<ExitResult> {
     let client = args.daemon.client()?;
     let request = request(args);
     let accepted = args
@@ -80,10 +80,10 @@ pub fn run(args: &HandoffArgs) -> Result<Ending> {
                 accepted.id, accepted.flows, args.to
             );
         }
-        return Ok(Ending::Done);
+        return Ok(ExitResult::Success);
     }
     let deadline = Instant::now() + Duration::from_secs(args.wait);
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let status = loop {
         let status = args
             .daemon
@@ -96,12 +96,12 @@ pub fn run(args: &HandoffArgs) -> Result<Ending> {
             let done = status.summary.moved + status.summary.kept;
             let (total, id) = (status.summary.total, accepted.id);
             bail!(
-                "after {} s, {done} of {total} flows of handoff {id} have a result; it goes on. \
-                 `holdfast flow list` shows where they are, --wait=SECONDS waits longer",
+                "after {} s, {done} of {total} flows of handoff {id} have a result; the handoff continues. \
+                 `holdfast flow list` shows the owners, --wait=SECONDS waits longer",
                 args.wait
             );
         }
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     };
     progress.end();
     if args.json {
@@ -109,7 +109,7 @@ pub fn run(args: &HandoffArgs) -> Result<Ending> {
     } else {
         print!("{}", text(&status));
     }
-    Ok(ending(&status))
+    Ok(exit_result(&status))
 }
 
 fn request(args: &HandoffArgs) -> HandoffRequest {
@@ -133,11 +133,11 @@ fn request(args: &HandoffArgs) -> HandoffRequest {
 }
 
 /// Returns the exit status: failure only if all flows were kept.
-fn ending(status: &HandoffStatus) -> Ending {
+fn exit_result(status: &HandoffStatus) -> ExitResult {
     match (status.summary.moved, status.summary.kept) {
-        (_, 0) => Ending::Done,
-        (0, _) => Ending::Failed,
-        _ => Ending::PartlyKept,
+        (_, 0) => ExitResult::Success,
+        (0, _) => ExitResult::Failed,
+        _ => ExitResult::PartlyKept,
     }
 }
 
@@ -157,11 +157,11 @@ fn text(status: &HandoffStatus) -> String {
         "prepare",
         "bytes",
     ]);
-    let many = status.results.len() > ROWS_MAX;
-    let stayed = |result: &&FlowResult| !many || result.outcome != FlowOutcome::Moved;
+    let is_long = status.results.len() > ROWS_MAX;
+    let stayed = |result: &&FlowResult| !is_long || result.outcome != FlowOutcome::Moved;
     let mut rows = 0;
     for result in status.results.iter().filter(stayed) {
-        table.row(cells(result));
+        table.row(row_cells(result));
         rows += 1;
     }
     let summary = &status.summary;
@@ -188,7 +188,7 @@ fn text(status: &HandoffStatus) -> String {
     text + "\n"
 }
 
-fn cells(result: &FlowResult) -> [String; 10] {
+fn row_cells(result: &FlowResult) -> [String; 10] {
     let outcome = match &result.outcome {
         FlowOutcome::Moved => "moved".to_owned(),
         FlowOutcome::Pending => "not yet known".to_owned(),
@@ -204,13 +204,13 @@ fn cells(result: &FlowResult) -> [String; 10] {
         phases.commit,
         phases.prepare,
     ]
-    .map(|us| micros(moved.then_some(us)));
+    .map(|us| optional_micros(moved.then_some(us)));
     let bytes = if moved {
         result.bytes_transferred.to_string()
     } else {
         String::new()
     };
-    let freeze = micros(result.freeze_us);
+    let freeze = optional_micros(result.freeze_us);
     [
         result.flow.to_string(),
         outcome,
@@ -226,19 +226,19 @@ fn cells(result: &FlowResult) -> [String; 10] {
 }
 
 /// A progress line on the terminal, updated during the handoff.
-struct Progress {
-    live: bool,
+struct ProgressLine {
+    is_terminal: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     fn new() -> Self {
         Self {
-            live: stderr().is_terminal(),
+            is_terminal: stderr().is_terminal(),
         }
     }
 
     fn show(&self, status: &HandoffStatus) {
-        if self.live {
+        if self.is_terminal {
             let summary = &status.summary;
             let done = summary.moved + summary.kept;
             // A closed terminal must not stop the handoff.
@@ -247,7 +247,7 @@ impl Progress {
     }
 
     fn end(&mut self) {
-        if self.live {
+        if self.is_terminal {
             let _ = write!(stderr(), "\r\x1b[K");
         }
     }
@@ -283,7 +283,7 @@ mod tests {
             summary: HandoffSummary {
                 id: 1,
                 to: "n2".into(),
-                asked_by_operator: true,
+                requested_by_operator: true,
                 state: HandoffState::Finished,
                 total,
                 moved,
@@ -295,23 +295,23 @@ mod tests {
         }
     }
 
-    fn kept() -> FlowOutcome {
+    fn kept_outcome() -> FlowOutcome {
         FlowOutcome::Kept {
             reason: "n2 is not connected".into(),
         }
     }
 
     #[test]
-    fn the_table_says_what_became_of_each_flow() {
-        let text = text(&status(vec![FlowOutcome::Moved, kept()]));
+    fn table_shows_outcome_of_each_flow() {
+        let text = text(&status(vec![FlowOutcome::Moved, kept_outcome()]));
         let lines: Vec<&str> = text.lines().collect();
-        let words = |line: &str| {
+        let cells = |line: &str| {
             line.split_whitespace()
                 .map(str::to_owned)
                 .collect::<Vec<_>>()
         };
         let moved = "tcp:10.0.0.1:80-10.0.1.2:4242 moved 400 0 0 0 12 0 0 100";
-        assert_eq!(words(lines[1]).join(" "), moved);
+        assert_eq!(cells(lines[1]).join(" "), moved);
         assert!(lines[2].contains("kept: n2 is not connected"), "{text}");
         assert_eq!(
             lines[3],
@@ -320,9 +320,9 @@ mod tests {
     }
 
     #[test]
-    fn of_many_flows_only_those_that_stayed_are_listed() {
+    fn long_table_lists_only_kept_flows() {
         let mut outcomes = vec![FlowOutcome::Moved; 1000];
-        outcomes.push(kept());
+        outcomes.push(kept_outcome());
         assert_eq!(text(&status(outcomes)).lines().count(), 3);
         assert_eq!(
             text(&status(vec![FlowOutcome::Moved; 1000]))
@@ -333,15 +333,18 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_tells_all_from_some() {
+    fn exit_code_distinguishes_all_from_some() {
         assert!(matches!(
-            ending(&status(vec![FlowOutcome::Moved])),
-            Ending::Done
+            exit_result(&status(vec![FlowOutcome::Moved])),
+            ExitResult::Success
         ));
-        assert!(matches!(ending(&status(vec![kept()])), Ending::Failed));
         assert!(matches!(
-            ending(&status(vec![FlowOutcome::Moved, kept()])),
-            Ending::PartlyKept
+            exit_result(&status(vec![kept_outcome()])),
+            ExitResult::Failed
+        ));
+        assert!(matches!(
+            exit_result(&status(vec![FlowOutcome::Moved, kept_outcome()])),
+            ExitResult::PartlyKept
         ));
     }
 }

@@ -146,7 +146,7 @@ pub fn run(args: LabArgs) -> Result<()> {
         Action::List(args) => list(&args),
         Action::Prune => {
             for name in holdfast_lab::prune()? {
-                println!("removed what was left of {name}");
+                println!("removed the remains of {name}");
             }
             Ok(())
         }
@@ -159,7 +159,7 @@ fn up(args: UpArgs) -> Result<()> {
         .nodes(args.nodes)
         .clients(args.clients)
         .segments(args.segments)
-        .topology(topology(&args)?);
+        .topology(build_topology(&args)?);
     spec.keep = true;
     spec.reach = match args.reach {
         ReachArg::Steer => Reach::Steer,
@@ -171,7 +171,7 @@ fn up(args: UpArgs) -> Result<()> {
     Ok(())
 }
 
-fn topology(args: &UpArgs) -> Result<Topology> {
+fn build_topology(args: &UpArgs) -> Result<Topology> {
     let mut topology = match &args.topology {
         Some(path) => Topology::read(path)?,
         None => Topology::default(),
@@ -183,12 +183,12 @@ fn topology(args: &UpArgs) -> Result<Topology> {
         delay_ms: args.delay_ms,
         rate_mbit: args.rate_mbit,
         loss_pct: args.loss_pct,
-        ..LinkEntry::of(&args.link)
+        ..LinkEntry::for_host(&args.link)
     };
-    let says_something =
+    let has_options =
         args.delay_ms.is_some() || args.rate_mbit.is_some() || args.loss_pct.is_some();
-    Ok(if says_something {
-        topology.with(entry)
+    Ok(if has_options {
+        topology.with_entry(entry)
     } else {
         topology
     })
@@ -244,17 +244,17 @@ fn print_table(status: &Status) {
         "host", "segment", "IPv4", "IPv6", "link address"
     );
     for host in &status.hosts {
-        let place = &host.host;
+        let location = &host.host;
         let (v4, v6, mac) = (
-            place.v4.to_string(),
-            place.v6.to_string(),
-            place.mac.to_string(),
+            location.v4.to_string(),
+            location.v6.to_string(),
+            location.mac.to_string(),
         );
         println!(
             "{:<6}{:<9}{v4:<16}{v6:<24}{mac:<19}{}",
-            place.name,
-            place.segment,
-            state(host)
+            location.name,
+            location.segment,
+            host_state(host)
         );
     }
     for (a, b) in &status.cut_between {
@@ -265,23 +265,23 @@ fn print_table(status: &Status) {
     }
 }
 
-fn state(host: &HostStatus) -> String {
-    let mut words = vec![if host.alive {
+fn host_state(host: &HostStatus) -> String {
+    let mut states = vec![if host.alive {
         format!("{} processes", host.processes)
     } else {
         "gone".into()
     }];
     if host.cut {
-        words.push("cut".into());
+        states.push("cut".into());
     }
     if let Some(counters) = host.counters {
         for (name, path) in [("up", counters.up), ("down", counters.down)] {
             let link = path.link;
-            words.push(format!(
+            states.push(format!(
                 "{name} {} passed {} lost {} dropped",
-                link.left, link.lost, link.dropped
+                link.delivered, link.lost, link.dropped
             ));
         }
     }
-    words.join(", ")
+    states.join(", ")
 }

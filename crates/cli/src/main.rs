@@ -8,13 +8,13 @@ mod clone;
 mod control;
 mod demo;
 mod flow;
+mod generated_docs;
 mod handoff;
 mod lab;
 mod migrate;
 mod node;
 mod pool;
 mod process;
-mod reference;
 mod registrar;
 mod sim;
 mod status;
@@ -30,13 +30,13 @@ use clap::{Parser, Subcommand};
 /// A group of servers that answers as one, and moves connections between them while they are in use.
 #[derive(Debug, Parser)]
 #[command(name = "holdfast", version, max_term_width = 100, after_help = EXIT_CODES)]
-struct Line {
+struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
 
 const EXIT_CODES: &str =
-    "Exit codes: 0 done, 1 failed, 2 not understood, 3 some flows stayed where they were.";
+    "Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 some flows stayed where they were.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -55,14 +55,14 @@ enum Command {
     Bench(bench::BenchArgs),
     Repro(holdfast_bench::repro::ReproArgs),
     Sim(sim::SimArgs),
-    Completions(reference::CompletionsArgs),
-    Man(reference::ManArgs),
+    Completions(generated_docs::CompletionsArgs),
+    Man(generated_docs::ManArgs),
 }
 
 /// Result of a command that returned no error.
-enum Ending {
+enum ExitResult {
     /// The command succeeded.
-    Done,
+    Success,
     /// The command ran, but its check failed, as already reported.
     Failed,
     /// Some flows stayed on this node, as already reported.
@@ -74,11 +74,11 @@ enum Ending {
 fn main() -> ExitCode {
     // A lab's hosts are instances of this program, started with a hidden argument.
     holdfast_lab::init_main();
-    match run(Line::parse()) {
-        Ok(Ending::Done) => ExitCode::SUCCESS,
-        Ok(Ending::Failed) => ExitCode::FAILURE,
-        Ok(Ending::PartlyKept) => ExitCode::from(3),
-        Ok(Ending::Exited(code)) => ExitCode::from(code),
+    match run(CommandLine::parse()) {
+        Ok(ExitResult::Success) => ExitCode::SUCCESS,
+        Ok(ExitResult::Failed) => ExitCode::FAILURE,
+        Ok(ExitResult::PartlyKept) => ExitCode::from(3),
+        Ok(ExitResult::Exited(code)) => ExitCode::from(code),
         Err(error) => {
             eprintln!("holdfast: {error:#}");
             ExitCode::FAILURE
@@ -86,9 +86,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(line: Line) -> Result<Ending> {
-    let done = |result: Result<()>| result.map(|()| Ending::Done);
-    match line.command {
+fn run(command_line: CommandLine) -> Result<ExitResult> {
+    let done = |result: Result<()>| result.map(|()| ExitResult::Success);
+    match command_line.command {
         Command::Demo(args) => demo::run(&args),
         Command::Lab(args) => done(lab::run(args)),
         Command::Ca(args) => done(ca::run(args)),
@@ -104,7 +104,7 @@ fn run(line: Line) -> Result<Ending> {
         Command::Bench(args) => bench::run(args),
         Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
         Command::Sim(args) => sim::run(&args),
-        Command::Completions(args) => done(reference::completions(&args)),
-        Command::Man(args) => done(reference::man(&args)),
+        Command::Completions(args) => done(generated_docs::completions(&args)),
+        Command::Man(args) => done(generated_docs::man(&args)),
     }
 }

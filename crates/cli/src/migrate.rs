@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::{
-    BlockingClient, FollowedMemory, MigrationOutcome, MigrationRequest, MigrationStatus,
-    RoundEntry, SocketsWay,
+    BlockingClient, MigrationOutcome, MigrationRequest, MigrationStatus, PostCopyMemory,
+    RoundEntry, SocketStrategy,
 };
 
-use crate::Ending;
-use crate::control::{Daemon, print_json};
-use crate::process::Process;
+use crate::ExitResult;
+use crate::control::{DaemonArgs, print_json};
+use crate::process::ProcessArg;
 
 /// Interval between polls of a running migration.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Move a running process of this node, with all its children, to another node
 #[derive(Debug, Args)]
@@ -26,15 +26,15 @@ const LOOK: Duration = Duration::from_millis(20);
   holdfast migrate 4242 --to n2 --post-copy --max-freeze-ms 20
   holdfast migrate 4242 --to n2 --json | jq .freeze_us
 
-It is asked on the node where the process runs. What it uses that cannot move is named before anything is
-touched; `holdfast check PID` says so without moving it. Until the other node runs it every failure leaves
-it running here. Exit codes: 0 it moved, 1 it stayed or the command failed.")]
+Run the command on the node where the process runs. Anything that cannot move is reported before the process is
+touched; `holdfast check PID` reports it without a migration. Until the process resumes on the other node, any failure
+leaves it running here. Exit codes: 0 the process moved, 1 it stayed or the command failed.")]
 pub struct MigrateArgs {
     #[command(flatten)]
-    journey: Journey,
+    options: MoveOptions,
     /// Strategy for moving the sockets: one at a time, all together, or before the freeze with later changes sent in it
     #[arg(long, value_enum, default_value_t)]
-    sockets: Sockets,
+    sockets: SocketsArg,
     /// Allow post-copy: if the freeze would exceed --max-freeze-ms (or, without that limit, if further rounds of
     /// copying do not shorten it and memory is most of it), the remaining pages are sent after the process resumes at
     /// the other node; until then both nodes must stay up
@@ -44,12 +44,12 @@ pub struct MigrateArgs {
 
 /// Common options: a process, and the node for it or for its copy.
 #[derive(Debug, Args)]
-pub struct Journey {
+pub struct MoveOptions {
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
     /// The process, by its PID on this node, or the systemd unit that it is the main process of
     #[arg(value_name = "PID|UNIT")]
-    process: Process,
+    process: ProcessArg,
     /// The node that takes the process
     #[arg(long, value_name = "NODE")]
     to: String,
@@ -72,7 +72,7 @@ pub struct Journey {
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Sockets {
+enum SocketsArg {
     /// One at a time
     Iterative,
     /// All in one message
@@ -86,21 +86,21 @@ enum Sockets {
 ///
 /// # Errors
 /// The daemon refuses, or there is no result within the time limit.
-pub fn run(args: &MigrateArgs) -> Result<Ending> {
+pub fn run(args: &MigrateArgs) -> Result<ExitResult> {
     let sockets = match args.sockets {
-        Sockets::Iterative => SocketsWay::Iterative,
-        Sockets::Collective => SocketsWay::Collective,
-        Sockets::Incremental => SocketsWay::Incremental,
+        SocketsArg::Iterative => SocketStrategy::Iterative,
+        SocketsArg::Collective => SocketStrategy::Collective,
+        SocketsArg::Incremental => SocketStrategy::Incremental,
     };
-    args.journey.make(sockets, false, args.post_copy)
+    args.options.run(sockets, false, args.post_copy)
 }
 
-impl Journey {
+impl MoveOptions {
     /// Requests the migration, and shows its progress and result.
     ///
     /// # Errors
     /// The daemon refuses, or there is no result within the time limit.
-    pub fn make(&self, sockets: SocketsWay, clone: bool, post_copy: bool) -> Result<Ending> {
+    pub fn run(&self, sockets: SocketStrategy, clone: bool, post_copy: bool) -> Result<ExitResult> {
         let client = self.daemon.client()?;
         let request = MigrationRequest {
             pid: self.process.pid(&self.daemon, &client)?,
@@ -117,39 +117,41 @@ impl Journey {
                 true => print_json(&accepted)?,
                 false => println!("migration {} to {} has begun", accepted.id, self.to),
             }
-            return Ok(Ending::Done);
+            return Ok(ExitResult::Success);
         }
-        let status = self.follow(&client, accepted.id)?;
+        let status = self.show_progress(&client, accepted.id)?;
         match self.json {
             true => print_json(&status)?,
             false => print!("{}", text(&status)),
         }
-        let lost = status
-            .followed
+        let lost_reason = status
+            .post_copy
             .is_some_and(|memory| memory.problem.is_some());
         Ok(match status.outcome {
-            MigrationOutcome::Moved | MigrationOutcome::Cloned if !lost => Ending::Done,
-            _ => Ending::Failed,
+            MigrationOutcome::Moved | MigrationOutcome::Cloned if !lost_reason => {
+                ExitResult::Success
+            }
+            _ => ExitResult::Failed,
         })
     }
 
     /// Shows the rounds of copying until the migration has ended.
-    fn follow(&self, client: &BlockingClient, id: u64) -> Result<MigrationStatus> {
+    fn show_progress(&self, client: &BlockingClient, id: u64) -> Result<MigrationStatus> {
         let deadline = Instant::now() + Duration::from_secs(self.wait);
-        let (mut shown, mut follows) = (0, false);
+        let (mut shown, mut post_copy_shown) = (0, false);
         loop {
             let status = (self.daemon).ask(client, |client| client.migration(id))?;
             let new = |round: &RoundEntry| round.number > shown && !self.json;
             if let Some(round) = status.round.filter(new) {
                 shown = round.number;
-                println!("{}", progress(&round));
+                println!("{}", round_text(&round));
             }
-            if let Some(memory) = &status.followed
-                && !std::mem::replace(&mut follows, true)
+            if let Some(memory) = &status.post_copy
+                && !std::mem::replace(&mut post_copy_shown, true)
                 && !self.json
             {
                 println!(
-                    "it runs on {}; {:.1} MiB of its memory follow",
+                    "the process runs on {}; {:.1} MiB of its memory remain to be sent (post-copy)",
                     self.to,
                     mib(memory.bytes)
                 );
@@ -159,11 +161,11 @@ impl Journey {
             }
             if Instant::now() > deadline {
                 bail!(
-                    "after {} s migration {id} has no result; it goes on. --wait SECONDS waits longer",
+                    "no result after {} s; migration {id} continues. --wait SECONDS waits longer",
                     self.wait
                 );
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
     }
 }
@@ -172,12 +174,12 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn progress(round: &RoundEntry) -> String {
+fn round_text(round: &RoundEntry) -> String {
     format!(
-        "round {}: sent {:.1} MiB{} at {:.0} MiB/s; it changes {:.1} MiB/s; predicted freeze {:.1} ms",
+        "round {}: sent {:.1} MiB{} at {:.0} MiB/s; the process changes {:.1} MiB/s; predicted freeze {:.1} ms",
         round.number,
         mib(round.copied_bytes),
-        packed(round.copied_bytes, round.saved_bytes),
+        compression_text(round.copied_bytes, round.saved_bytes),
         mib(round.rate_bytes_per_s),
         mib(round.dirty_bytes_per_s),
         round.predicted_freeze_us / 1e3
@@ -185,7 +187,7 @@ fn progress(round: &RoundEntry) -> String {
 }
 
 /// Describes the effect of compression, if any.
-fn packed(sent: u64, saved: u64) -> String {
+fn compression_text(sent: u64, saved: u64) -> String {
     match saved {
         0 => String::new(),
         saved => format!(" (compressed from {:.1})", mib(sent + saved)),
@@ -196,29 +198,29 @@ fn text(status: &MigrationStatus) -> String {
     let (pid, to) = (status.pid, &status.to);
     let sent = status.copied_bytes + status.freeze_bytes;
     // A process that has ended, or never existed, has no name.
-    let who = match status.name.as_str() {
+    let process_name = match status.name.as_str() {
         "" => format!("process {pid}"),
         name => format!("{name} ({pid})"),
     };
     match &status.outcome {
-        MigrationOutcome::Running => format!("{who} is on its way to {to}\n"),
+        MigrationOutcome::Running => format!("{process_name} is moving to {to}\n"),
         MigrationOutcome::Kept { reason } if status.clone => {
-            format!("{who} was not copied, and goes on: {reason}\n")
+            format!("{process_name} was not copied, and continues: {reason}\n")
         }
-        MigrationOutcome::Kept { reason } => format!("{who} stays here: {reason}\n"),
+        MigrationOutcome::Kept { reason } => format!("{process_name} stays here: {reason}\n"),
         MigrationOutcome::Cloned => format!(
-            "a copy of {who} runs on {to}; the original stood still for {:.1} ms and goes on here, {:.1} MiB \
-             sent before and {:.2} MiB meanwhile{}\n",
+            "a copy of {process_name} runs on {to}; the original was frozen for {:.1} ms and continues here, {:.1} MiB \
+             sent before the freeze and {:.2} MiB in it{}\n",
             status.freeze_us.unwrap_or(0.0) / 1e3,
             mib(status.copied_bytes),
             mib(status.freeze_bytes),
-            packed(sent, status.saved_bytes)
+            compression_text(sent, status.saved_bytes)
         ),
         MigrationOutcome::Moved => {
             let phases = &status.phases_us;
             format!(
-                "{who} runs on {to}; frozen {:.1} ms (extract {:.1}, transfer {:.1}, restore {:.1}, \
-                 commit {:.1}), {:.1} MiB sent before and {:.2} MiB meanwhile{}\n",
+                "{process_name} runs on {to}; frozen {:.1} ms (extract {:.1}, transfer {:.1}, restore {:.1}, \
+                 commit {:.1}), {:.1} MiB sent before the freeze and {:.2} MiB in it{}\n",
                 status.freeze_us.unwrap_or(0.0) / 1e3,
                 phases.extract / 1e3,
                 phases.transfer / 1e3,
@@ -226,32 +228,34 @@ fn text(status: &MigrationStatus) -> String {
                 phases.commit / 1e3,
                 mib(status.copied_bytes),
                 mib(status.freeze_bytes),
-                packed(sent, status.saved_bytes)
-            ) + &followed(status.followed.as_ref())
-                + &forwarded(&status.forwarded)
+                compression_text(sent, status.saved_bytes)
+            ) + &post_copy_text(status.post_copy.as_ref())
+                + &forwarded_text(&status.forwarded)
         }
     }
 }
 
 /// Describes the post-copy of memory, if any.
-fn followed(memory: Option<&FollowedMemory>) -> String {
+fn post_copy_text(memory: Option<&PostCopyMemory>) -> String {
     let Some(memory) = memory else {
         return String::new();
     };
-    if let Some(why) = &memory.problem {
-        return format!("it has ended there before all its memory had come: {why}\n");
+    if let Some(problem) = &memory.problem {
+        return format!(
+            "the process has ended there before all its memory had arrived: {problem}\n"
+        );
     }
     format!(
-        "then {:.1} MiB of its memory ({} pages) followed within {:.1} ms; it waited for some of it {} times\n",
+        "then {:.1} MiB of its memory ({} pages) arrived by post-copy in {:.1} ms; it waited for pages {} times\n",
         mib(memory.sent_bytes),
         memory.sent_pages,
-        memory.us / 1e3,
-        memory.on_demand
+        memory.duration_us / 1e3,
+        memory.page_faults
     )
 }
 
 /// Lists connections that are forwarded, because their other ends run no daemon.
-pub(crate) fn forwarded(connections: &[String]) -> String {
+pub(crate) fn forwarded_text(connections: &[String]) -> String {
     if connections.is_empty() {
         return String::new();
     }
@@ -259,8 +263,8 @@ pub(crate) fn forwarded(connections: &[String]) -> String {
         .map(|flow| format!("forwarded: {flow}\n"))
         .collect();
     lines
-        + "the other end of what is forwarded has no daemon that could send to the new node: the node with the local address does, \
-           and must stay up\n"
+        + "the other ends of forwarded connections run no daemon that could send to the new node: the node with \
+           the local address forwards their packets, and must stay up\n"
 }
 
 #[cfg(test)]
@@ -284,7 +288,7 @@ mod tests {
             predicted_freeze_us: Some(2_000.0),
             freeze_us: Some(2_540.0),
             forwarded: Vec::new(),
-            followed: None,
+            post_copy: None,
             phases_us: MigrationPhasesUs {
                 restore: 1_200.0,
                 ..MigrationPhasesUs::default()
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_says_how_long_it_stood_still() {
+    fn moved_process_text_shows_the_freeze() {
         let text = text(&status(MigrationOutcome::Moved));
         assert!(
             text.starts_with("game (4242) runs on n2; frozen 2.5 ms"),
@@ -302,58 +306,61 @@ mod tests {
         );
         assert!(text.contains("restore 1.2"), "{text}");
         assert!(
-            text.ends_with("3.0 MiB sent before and 0.25 MiB meanwhile\n"),
+            text.ends_with("3.0 MiB sent before the freeze and 0.25 MiB in it\n"),
             "{text}"
         );
     }
 
     #[test]
-    fn what_was_copied_says_that_the_original_goes_on() {
+    fn clone_text_says_that_the_original_runs() {
         let mut status = status(MigrationOutcome::Cloned);
         status.clone = true;
         assert_eq!(
             text(&status),
-            "a copy of game (4242) runs on n2; the original stood still for 2.5 ms and goes on here, 3.0 MiB sent \
-             before and 0.25 MiB meanwhile\n"
+            "a copy of game (4242) runs on n2; the original was frozen for 2.5 ms and continues here, 3.0 MiB sent \
+             before the freeze and 0.25 MiB in it\n"
         );
         let reason = "the process cannot move: it has io_uring".to_owned();
         status.outcome = MigrationOutcome::Kept { reason };
-        assert!(text(&status).starts_with("game (4242) was not copied, and goes on: the process"));
+        assert!(
+            text(&status).starts_with("game (4242) was not copied, and continues: the process")
+        );
     }
 
     #[test]
-    fn compression_is_told_where_there_was_some() {
+    fn compression_is_shown_if_any() {
         let mut status = status(MigrationOutcome::Moved);
         status.saved_bytes = 1 << 20;
-        let told = "0.25 MiB meanwhile (compressed from 4.2)\n";
-        assert!(text(&status).ends_with(told), "{}", text(&status));
+        let expected = "0.25 MiB in it (compressed from 4.2)\n";
+        assert!(text(&status).ends_with(expected), "{}", text(&status));
     }
 
     #[test]
-    fn memory_that_followed_is_told() {
+    fn post_copy_is_shown() {
         let mut status = status(MigrationOutcome::Moved);
-        let mut memory = FollowedMemory {
+        let mut memory = PostCopyMemory {
             bytes: 64 << 20,
             sent_bytes: 64 << 20,
             sent_pages: 16_384,
-            on_demand: 12,
-            us: 250_000.0,
+            page_faults: 12,
+            duration_us: 250_000.0,
             problem: None,
         };
-        status.followed = Some(memory.clone());
-        let told = "\nthen 64.0 MiB of its memory (16384 pages) followed within 250.0 ms; it waited for some of it 12 times\n";
-        assert!(text(&status).ends_with(told), "{}", text(&status));
+        status.post_copy = Some(memory.clone());
+        let expected = "\nthen 64.0 MiB of its memory (16384 pages) arrived by post-copy in 250.0 ms; \
+                        it waited for pages 12 times\n";
+        assert!(text(&status).ends_with(expected), "{}", text(&status));
         memory.problem = Some("its donor was not heard for 30 s".to_owned());
-        status.followed = Some(memory);
+        status.post_copy = Some(memory);
         let text = text(&status);
         assert!(
-            text.ends_with("before all its memory had come: its donor was not heard for 30 s\n"),
+            text.ends_with("before all its memory had arrived: its donor was not heard for 30 s\n"),
             "{text}"
         );
     }
 
     #[test]
-    fn what_is_forwarded_is_named() {
+    fn forwarded_connections_are_listed() {
         let flow = "tcp:10.0.0.2:4242-10.0.9.1:3306";
         let mut status = status(MigrationOutcome::Moved);
         status.forwarded.push(flow.to_owned());
@@ -363,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_is_called_by_its_pid() {
+    fn nameless_process_is_shown_by_pid() {
         let reason = "process 4242 has ended".to_owned();
         let mut status = status(MigrationOutcome::Kept { reason });
         status.name.clear();
@@ -374,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_says_why() {
+    fn kept_process_text_shows_the_reason() {
         let reason = "the process cannot move: it has io_uring".to_owned();
         let text = text(&status(MigrationOutcome::Kept { reason }));
         assert_eq!(

@@ -26,7 +26,7 @@ pub struct NodeArgs {
 /// # Errors
 /// `holdfastd` is not found.
 pub fn run(args: &NodeArgs) -> Result<()> {
-    become_daemon(|command| {
+    exec_daemon(|command| {
         if let Some(config) = &args.config {
             command.arg("--config").arg(config);
         }
@@ -36,28 +36,28 @@ pub fn run(args: &NodeArgs) -> Result<()> {
     })
 }
 
-/// Replaces this process by the daemon with the arguments that `fill` gives it.
+/// Replaces this process by the daemon with the arguments that `add_arguments` gives it.
 ///
 /// # Errors
 /// `holdfastd` is not found.
-pub fn become_daemon(fill: impl FnOnce(&mut Command)) -> Result<()> {
+pub fn exec_daemon(add_arguments: impl FnOnce(&mut Command)) -> Result<()> {
     let mut command = daemon_command();
-    fill(&mut command);
+    add_arguments(&mut command);
     // Returns only on failure.
     let error = command.exec();
-    bail!("{}", no_daemon(&error))
+    bail!("{}", no_daemon_text(&error))
 }
 
 /// Returns the command `holdfastd`, without arguments: the program in this one's directory, otherwise from PATH.
 pub fn daemon_command() -> Command {
-    let own = std::env::current_exe().ok();
-    let beside = own
+    let current_exe = std::env::current_exe().ok();
+    let sibling = current_exe
         .and_then(|own| Some(own.parent()?.join("holdfastd")))
         .filter(|path| path.is_file());
-    Command::new(beside.unwrap_or_else(|| "holdfastd".into()))
+    Command::new(sibling.unwrap_or_else(|| "holdfastd".into()))
 }
 
 /// Returns the error text for a failed start of the daemon.
-pub fn no_daemon(error: &std::io::Error) -> String {
+pub fn no_daemon_text(error: &std::io::Error) -> String {
     format!("cannot run holdfastd: {error}; it is looked for beside `holdfast`, then in PATH")
 }

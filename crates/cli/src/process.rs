@@ -5,36 +5,36 @@ use std::str::FromStr;
 use anyhow::Result;
 use holdfast_api::control::BlockingClient;
 
-use crate::control::Daemon;
+use crate::control::DaemonArgs;
 
 /// A process of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Process {
+pub enum ProcessArg {
     /// A process given by its PID.
     Pid(i32),
     /// The main process of a systemd unit.
     Unit(String),
 }
 
-impl Process {
+impl ProcessArg {
     /// Returns the PID; asks the daemon for the process of a unit.
     ///
     /// # Errors
     /// The unit does not exist, or there is no daemon.
-    pub fn pid(&self, daemon: &Daemon, client: &BlockingClient) -> Result<i32> {
+    pub fn pid(&self, daemon: &DaemonArgs, client: &BlockingClient) -> Result<i32> {
         match self {
-            Process::Pid(pid) => Ok(*pid),
-            Process::Unit(unit) => Ok(daemon.ask(client, |client| client.unit(unit))?.pid),
+            ProcessArg::Pid(pid) => Ok(*pid),
+            ProcessArg::Unit(unit) => Ok(daemon.ask(client, |client| client.unit(unit))?.pid),
         }
     }
 }
 
-impl FromStr for Process {
+impl FromStr for ProcessArg {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Process, String> {
+    fn from_str(text: &str) -> Result<ProcessArg, String> {
         if let Ok(pid) = text.parse() {
-            return Ok(Process::Pid(pid));
+            return Ok(ProcessArg::Pid(pid));
         }
         // Characters that systemd allows in a unit's name.
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.\\@".contains(&byte);
@@ -43,7 +43,7 @@ impl FromStr for Process {
                 "`{text}` is neither a PID nor the name of a systemd unit, such as game.service"
             ));
         }
-        Ok(Process::Unit(match text.contains('.') {
+        Ok(ProcessArg::Unit(match text.contains('.') {
             true => text.to_owned(),
             false => format!("{text}.service"),
         }))
@@ -55,13 +55,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_pids_and_the_rest_units() {
-        let unit = |name: &str| Ok(Process::Unit(name.to_owned()));
-        assert_eq!("4242".parse(), Ok(Process::Pid(4242)));
+    fn numbers_are_pids_and_other_names_units() {
+        let unit = |name: &str| Ok(ProcessArg::Unit(name.to_owned()));
+        assert_eq!("4242".parse(), Ok(ProcessArg::Pid(4242)));
         assert_eq!("game".parse(), unit("game.service"));
         assert_eq!("game@1.service".parse(), unit("game@1.service"));
         for wrong in ["", "../game", "a b", "42.5", "system.slice/game.service"] {
-            assert!(wrong.parse::<Process>().is_err(), "{wrong}");
+            assert!(wrong.parse::<ProcessArg>().is_err(), "{wrong}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 
-use crate::node::become_daemon;
+use crate::node::exec_daemon;
 
 /// Run a registrar, which knows the elements of all pools (becomes holdfastd)
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub struct RegistrarArgs {
 /// # Errors
 /// `holdfastd` is not found.
 pub fn run(args: &RegistrarArgs) -> Result<()> {
-    become_daemon(|command| {
+    exec_daemon(|command| {
         command.args(["--role", "registrar"]);
         if let Some(config) = &args.config {
             command.arg("--config").arg(config);

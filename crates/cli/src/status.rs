@@ -4,15 +4,15 @@ use anyhow::Result;
 use clap::Args;
 use holdfast_api::control::{NodeList, Status};
 
-use crate::control::{Daemon, print_json};
-use crate::table::{Table, micros, number};
+use crate::control::{DaemonArgs, print_json};
+use crate::table::{Table, optional_micros, optional_number};
 
 /// Show this node's status, and its view of the group
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  holdfast status\n  holdfast status --json | jq .nodes")]
 pub struct StatusArgs {
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
     /// Print JSON: {"status": …, "nodes": …}
     #[arg(long)]
     json: bool,
@@ -47,19 +47,19 @@ fn text(status: &Status, nodes: &NodeList) -> String {
     let mut table = Table::new(["node", "address", "connection", "rtt us", "weight", "flows"]);
     for node in &nodes.nodes {
         let connection = match (&node.problem, node.connected) {
-            _ if node.here => "this node".to_owned(),
+            _ if node.this_node => "this node".to_owned(),
             (_, true) => "connected".to_owned(),
             (Some(problem), false) => format!("none: {problem}"),
             (None, false) => "none".to_owned(),
         };
-        let (rtt, weight) = (micros(node.rtt_us), node.weight.to_string());
+        let (rtt, weight) = (optional_micros(node.rtt_us), node.weight.to_string());
         table.row([
             node.name.clone(),
             node.address.clone(),
             connection,
             rtt,
             weight,
-            number(node.flows),
+            optional_number(node.flows),
         ]);
     }
     text += &table.text();
@@ -81,7 +81,7 @@ fn text(status: &Status, nodes: &NodeList) -> String {
     } else {
         text += &format!("\n{}", table.text());
     }
-    text += &moved_in(status);
+    text += &residents_text(status);
     let (flows, handoffs) = (&status.flows, &status.handoffs);
     text += &format!(
         "\nflows: {} owned, {} in transit, {} moved away; handoffs: {} given, {} taken, {} kept\n",
@@ -95,7 +95,7 @@ fn text(status: &Status, nodes: &NodeList) -> String {
 }
 
 /// Returns a table of the processes that were migrated to this node.
-fn moved_in(status: &Status) -> String {
+fn residents_text(status: &Status) -> String {
     if status.residents.is_empty() {
         return String::new();
     }

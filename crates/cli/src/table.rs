@@ -15,14 +15,14 @@ impl Table {
 
     /// Adds a row; an empty cell becomes `-`.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        let shown = |cell: String| {
+        let displayed = |cell: String| {
             if cell.is_empty() {
                 "-".to_owned()
             } else {
                 cell
             }
         };
-        self.rows.push(cells.map(shown).into());
+        self.rows.push(cells.map(displayed).into());
     }
 
     /// Returns the table's text, with a newline after each row.
@@ -48,12 +48,12 @@ impl Table {
 }
 
 /// Formats an optional number.
-pub fn number(value: Option<impl std::fmt::Display>) -> String {
+pub fn optional_number(value: Option<impl std::fmt::Display>) -> String {
     value.map_or(String::new(), |value| value.to_string())
 }
 
 /// Formats optional microseconds as a whole number.
-pub fn micros(value: Option<f64>) -> String {
+pub fn optional_micros(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| format!("{value:.0}"))
 }
 

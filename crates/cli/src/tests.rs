@@ -2,29 +2,29 @@
 
 use clap::{CommandFactory, Parser};
 
-use crate::{Ending, Line, run};
+use crate::{CommandLine, ExitResult, run};
 
 /// Returns clap's error text.
-fn refused(words: &str) -> String {
-    let error = Line::try_parse_from(words.split(' ')).expect_err(words);
+fn clap_error(words: &str) -> String {
+    let error = CommandLine::try_parse_from(words.split(' ')).expect_err(words);
     error.to_string()
 }
 
 #[test]
-fn the_table_of_commands_holds_together() {
-    Line::command().debug_assert();
+fn clap_definitions_are_consistent() {
+    CommandLine::command().debug_assert();
 }
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    let mut root = Line::command();
+    let mut root = CommandLine::command();
     root.build();
     let mut stack: Vec<_> = root.get_subcommands().cloned().collect();
     while let Some(command) = stack.pop() {
         let name = command.get_name().to_owned();
         assert!(
             name == "help" || command.get_about().is_some(),
-            "{name} says nothing about itself"
+            "{name} has no description"
         );
         for argument in command.get_arguments() {
             assert!(
@@ -34,7 +34,7 @@ fn every_command_has_help_with_an_example() {
             );
         }
         let leaf = command.get_subcommands().next().is_none();
-        let own = [
+        let exempt = [
             "status",
             "list",
             "show",
@@ -52,7 +52,7 @@ fn every_command_has_help_with_an_example() {
             "man",
         ];
         if leaf
-            && own.contains(&name.as_str())
+            && exempt.contains(&name.as_str())
             && command
                 .get_arguments()
                 .any(|each| each.get_id() == "socket")
@@ -68,8 +68,8 @@ fn every_command_has_help_with_an_example() {
 }
 
 #[test]
-fn the_top_of_the_help() {
-    let help = Line::command().render_help().to_string();
+fn top_level_help_is_as_expected() {
+    let help = CommandLine::command().render_help().to_string();
     let lines: Vec<&str> = help.lines().collect();
     assert_eq!(
         lines[0],
@@ -101,7 +101,7 @@ fn the_top_of_the_help() {
 }
 
 #[test]
-fn what_is_wrong_with_a_line_is_named() {
+fn invalid_arguments_are_named() {
     let flow = "tcp:10.0.0.1:80-10.0.1.2:4242";
     for (words, names) in [
         ("holdfast handoff --to n2", "<FLOW>"),
@@ -130,15 +130,15 @@ fn what_is_wrong_with_a_line_is_named() {
             "tip: a similar subcommand exists: 'flow'",
         ),
     ] {
-        let said = refused(words);
-        assert!(said.contains(names), "{words}: {said}");
+        let error_text = clap_error(words);
+        assert!(error_text.contains(names), "{words}: {error_text}");
     }
 }
 
 #[test]
-fn a_daemon_that_is_not_there_is_told_with_what_to_do() {
-    let told = |words: &str| {
-        let line = Line::try_parse_from(words.split(' ')).unwrap();
+fn missing_daemon_error_has_a_remedy() {
+    let run_error = |words: &str| {
+        let line = CommandLine::try_parse_from(words.split(' ')).unwrap();
         run(line).err().expect("no daemon").to_string()
     };
     let flow = "tcp:10.0.0.1:80-10.0.1.2:4242";
@@ -149,31 +149,34 @@ fn a_daemon_that_is_not_there_is_told_with_what_to_do() {
         &format!("handoff {flow} --to n2"),
     ] {
         assert_eq!(
-            told(&format!(
+            run_error(&format!(
                 "holdfast {command} --socket /nonexistent/control.sock"
             )),
             "no daemon runs here: there is no /nonexistent/control.sock\n\
              Start one with `holdfast node --config FILE`, or name its socket with --socket PATH."
         );
     }
-    let said = told("holdfast pool show echo --socket /nonexistent/registrar.sock");
+    let error_text = run_error("holdfast pool show echo --socket /nonexistent/registrar.sock");
     assert!(
-        said.contains("Start one with `holdfast registrar`"),
-        "{said}"
+        error_text.contains("Start one with `holdfast registrar`"),
+        "{error_text}"
     );
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     // A socket without a listener, as left by a killed daemon.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    let said = told(&format!("holdfast status --socket {}", path.display()));
-    assert!(said.starts_with("the daemon has ended"), "{said}");
+    let error_text = run_error(&format!("holdfast status --socket {}", path.display()));
+    assert!(
+        error_text.starts_with("the daemon has ended"),
+        "{error_text}"
+    );
 }
 
 #[test]
-fn completions_and_manual_pages_are_made() {
+fn completions_and_manual_pages_are_generated() {
     let directory = tempfile::tempdir().unwrap();
-    let line =
-        Line::try_parse_from(["holdfast", "man", directory.path().to_str().unwrap()]).unwrap();
+    let line = CommandLine::try_parse_from(["holdfast", "man", directory.path().to_str().unwrap()])
+        .unwrap();
     run(line).unwrap();
     let page = std::fs::read_to_string(directory.path().join("holdfast-handoff.1")).unwrap();
     assert!(
@@ -183,9 +186,9 @@ fn completions_and_manual_pages_are_made() {
 }
 
 #[test]
-fn simulations_of_each_kind_say_how_they_ended() {
+fn each_simulation_kind_reports_its_result() {
     let ending = |words: &str| {
-        let line = Line::try_parse_from(words.split(' ')).unwrap();
+        let line = CommandLine::try_parse_from(words.split(' ')).unwrap();
         run(line)
     };
     for words in [
@@ -196,22 +199,22 @@ fn simulations_of_each_kind_say_how_they_ended() {
         "holdfast sim seeds --count 50 migration",
         "holdfast sim seeds --count 2",
     ] {
-        assert!(matches!(ending(words), Ok(Ending::Done)), "{words}");
+        assert!(matches!(ending(words), Ok(ExitResult::Success)), "{words}");
     }
     for words in [
-        "holdfast sim seeds --count 20 --bug freeze-keeps-speaking handoff",
+        "holdfast sim seeds --count 20 --bug freeze-keeps-sending handoff",
         "holdfast sim seeds --count 20 --bug freeze-keeps-running migration",
         "holdfast sim seeds --count 2 --bug no-user-timers",
     ] {
-        assert!(matches!(ending(words), Ok(Ending::Failed)), "{words}");
+        assert!(matches!(ending(words), Ok(ExitResult::Failed)), "{words}");
     }
     for (words, names) in [
         ("holdfast sim seeds --bug none handoff", "asks-once"),
-        ("holdfast sim seeds lans", "is written there"),
+        ("holdfast sim seeds lans", "lists the events"),
         ("holdfast sim run lans --trace", "pools have no trace"),
         ("holdfast sim run nothing.toml", "holdfast sim list"),
     ] {
-        let error = ending(words).err().expect("it is wrong");
+        let error = ending(words).err().expect("the command fails");
         assert!(format!("{error:#}").contains(names), "{words}: {error:#}");
     }
 }

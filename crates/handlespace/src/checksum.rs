@@ -13,7 +13,7 @@ impl Checksum {
         self.0 += block;
     }
 
-    pub(crate) fn take(&mut self, block: u64) {
+    pub(crate) fn subtract(&mut self, block: u64) {
         self.0 -= block;
     }
 

@@ -1,8 +1,8 @@
 //! A pool element's record, and its public view.
 
 use crate::checksum;
-use crate::policy::Standing;
-use crate::space::Handlespace;
+use crate::handlespace::Handlespace;
+use crate::policy::SelectionState;
 use crate::timers::{Timer, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 use prefetch_index::prefetch_index;
@@ -55,12 +55,12 @@ impl<'a, T> ElementRef<'a, T> {
 
     /// Returns the element's figures for the pool's policy.
     pub fn policy(&self) -> &'a Policy {
-        &self.space.elements.rests[self.slot as usize].policy
+        &self.space.elements.cold_parts[self.slot as usize].policy
     }
 
     /// Returns the caller's data, as registered with the element.
     pub fn payload(&self) -> &'a T {
-        let payload = &self.space.elements.rests[self.slot as usize].payload;
+        let payload = &self.space.elements.cold_parts[self.slot as usize].payload;
         let Some(payload) = payload else {
             unreachable!("only a free record has no payload");
         };
@@ -69,7 +69,7 @@ impl<'a, T> ElementRef<'a, T> {
 }
 
 /// Number of registrations by which a free record is prefetched ahead of its use.
-const AHEAD: usize = 8;
+const PREFETCH_DISTANCE: usize = 8;
 
 /// The element is in no group and its record is free.
 const FREE: u32 = u32::MAX;
@@ -83,10 +83,10 @@ pub(crate) struct Core {
     pub(crate) generation: u32,
     /// The group of the pool's elements with the same home registrar; below, the element's index in the group.
     pub(crate) group: u32,
-    pub(crate) member: u32,
+    pub(crate) index_in_group: u32,
     /// Position in the pool's selection set.
-    pub(crate) spot: u32,
-    pub(crate) standing: Standing,
+    pub(crate) position: u32,
+    pub(crate) selection_state: SelectionState,
     pub(crate) timer: Timer,
     pub(crate) timer_kind: TimerKind,
     pub(crate) home: RegistrarId,
@@ -95,7 +95,7 @@ pub(crate) struct Core {
 /// The part of an element's record that few operations use: a second cache line, if the payload is small.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
-pub(crate) struct Rest<T> {
+pub(crate) struct ColdPart<T> {
     /// Start address, for prefetching.
     begin: [u32; 0],
     pub(crate) policy: Policy,
@@ -106,7 +106,7 @@ pub(crate) struct Rest<T> {
 #[derive(Debug, Clone)]
 pub(crate) struct Elements<T> {
     pub(crate) cores: Vec<Core>,
-    pub(crate) rests: Vec<Rest<T>>,
+    pub(crate) cold_parts: Vec<ColdPart<T>>,
     free: Vec<u32>,
 }
 
@@ -114,7 +114,7 @@ impl<T> Elements<T> {
     pub(crate) fn new() -> Self {
         Elements {
             cores: Vec::new(),
-            rests: Vec::new(),
+            cold_parts: Vec::new(),
             free: Vec::new(),
         }
     }
@@ -125,7 +125,7 @@ impl<T> Elements<T> {
 
     /// Creates a record for an element that is in no set yet; returns its slot.
     pub(crate) fn insert(&mut self, id: ElementId, pool: u32, policy: Policy, payload: T) -> u32 {
-        let rest = Rest {
+        let rest = ColdPart {
             begin: [],
             policy,
             payload: Some(payload),
@@ -135,41 +135,41 @@ impl<T> Elements<T> {
             pool,
             generation,
             group: 0,
-            member: 0,
-            spot: 0,
-            standing: Standing::default(),
+            index_in_group: 0,
+            position: 0,
+            selection_state: SelectionState::default(),
             timer: Timer::default(),
             timer_kind: TimerKind::default(),
             home: RegistrarId(0),
         };
         if let Some(slot) = self.free.pop() {
-            if let Some(&soon) = self
+            if let Some(&next_free) = self
                 .free
                 .len()
-                .checked_sub(AHEAD)
+                .checked_sub(PREFETCH_DISTANCE)
                 .and_then(|at| self.free.get(at))
             {
-                self.fetch(soon, true);
+                self.prefetch(next_free, true);
             }
             let old = &mut self.cores[slot as usize];
             *old = core(old.generation);
-            self.rests[slot as usize] = rest;
+            self.cold_parts[slot as usize] = rest;
             return slot;
         }
         let slot = u32::try_from(self.cores.len()).ok();
         let slot = slot.filter(|&slot| slot < FREE);
-        let slot = slot.expect("more elements than there are numbers for");
+        let slot = slot.expect("the number of elements exceeds 32 bits");
         self.cores.push(core(0));
-        self.rests.push(rest);
+        self.cold_parts.push(rest);
         slot
     }
 
     /// Prefetches a record: the core only, or all of it.
     #[inline]
-    pub(crate) fn fetch(&self, slot: u32, all: bool) {
+    pub(crate) fn prefetch(&self, slot: u32, all: bool) {
         prefetch_index(&self.cores, slot as usize);
-        if let Some(rest) = self.rests.get(slot as usize).filter(|_| all) {
-            for line in 0..size_of::<Rest<T>>() / 64 {
+        if let Some(rest) = self.cold_parts.get(slot as usize).filter(|_| all) {
+            for line in 0..size_of::<ColdPart<T>>() / 64 {
                 prefetch_index(rest.begin.as_slice(), line * 16);
             }
         }
@@ -182,7 +182,7 @@ impl<T> Elements<T> {
         core.generation = core.generation.wrapping_add(1);
         core.timer = Timer::default();
         self.free.push(slot);
-        self.rests[slot as usize].payload.take()
+        self.cold_parts[slot as usize].payload.take()
     }
 
     /// Returns the slot of a registration; none if the registration has ended.
@@ -213,7 +213,7 @@ impl<T> Elements<T> {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         self.cores.capacity() * size_of::<Core>()
-            + self.rests.capacity() * size_of::<Rest<T>>()
+            + self.cold_parts.capacity() * size_of::<ColdPart<T>>()
             + self.free.capacity() * size_of::<u32>()
     }
 }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_core_is_one_cache_line() {
+    fn core_fits_one_cache_line() {
         assert_eq!(size_of::<Core>(), 64);
     }
 }

@@ -8,8 +8,8 @@ use prefetch_index::prefetch_index;
 
 /// Maximum load, in eighths: half full on average, one lookup in a hundred continues past its own bucket.
 const FULL_EIGHTHS: usize = 5;
-const ENTRIES: usize = 8;
-const SMALLEST: usize = 2;
+const BUCKET_ENTRIES: usize = 8;
+const BUCKETS_MIN: usize = 2;
 
 /// Marks a free entry.
 const FREE: u32 = u32::MAX;
@@ -19,13 +19,13 @@ const FREE: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Bucket {
-    tags: [u32; ENTRIES],
-    numbers: [u32; ENTRIES],
+    tags: [u32; BUCKET_ENTRIES],
+    numbers: [u32; BUCKET_ENTRIES],
 }
 
 const EMPTY: Bucket = Bucket {
-    tags: [0; ENTRIES],
-    numbers: [FREE; ENTRIES],
+    tags: [0; BUCKET_ENTRIES],
+    numbers: [FREE; BUCKET_ENTRIES],
 };
 
 /// The hash table.
@@ -40,7 +40,7 @@ pub(crate) struct Index {
 impl Bucket {
     #[inline]
     fn is_full(&self) -> bool {
-        self.numbers[ENTRIES - 1] != FREE
+        self.numbers[BUCKET_ENTRIES - 1] != FREE
     }
 
     fn used(&self) -> usize {
@@ -50,9 +50,9 @@ impl Bucket {
     /// Returns the number of the only entry with this tag; none unless exactly one matches. Computed from all entries
     /// without a branch or a second read that would depend on the position.
     #[inline]
-    fn only(&self, tag: u32) -> Option<u32> {
+    fn unique_match(&self, tag: u32) -> Option<u32> {
         let (mut alike, mut count) = (0, 0);
-        for place in 0..ENTRIES {
+        for place in 0..BUCKET_ENTRIES {
             let mask = if self.tags[place] == tag { u32::MAX } else { 0 };
             alike |= self.numbers[place] & mask;
             count += mask & 1;
@@ -62,10 +62,10 @@ impl Bucket {
 
     /// Removes an entry; the last one moves to its place.
     #[inline]
-    fn take(&mut self, place: usize) {
+    fn remove(&mut self, entry: usize) {
         let last = self.used() - 1;
-        self.tags[place] = self.tags[last];
-        self.numbers[place] = self.numbers[last];
+        self.tags[entry] = self.tags[last];
+        self.numbers[entry] = self.numbers[last];
         self.tags[last] = 0;
         self.numbers[last] = FREE;
     }
@@ -74,9 +74,9 @@ impl Bucket {
 impl Index {
     pub(crate) fn new() -> Index {
         Index {
-            buckets: vec![EMPTY; SMALLEST],
+            buckets: vec![EMPTY; BUCKETS_MIN],
             len: 0,
-            shift: u32::BITS - SMALLEST.trailing_zeros(),
+            shift: u32::BITS - BUCKETS_MIN.trailing_zeros(),
         }
     }
 
@@ -86,40 +86,40 @@ impl Index {
 
     /// Returns the record with this hash for which `is` returns true.
     #[inline]
-    pub(crate) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(crate) fn find(&self, hash: u64, is_match: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = (hash >> 32) as u32;
-        let bucket = &self.buckets[self.home(tag)];
-        if let Some(number) = bucket.only(tag)
+        let bucket = &self.buckets[self.home_bucket(tag)];
+        if let Some(number) = bucket.unique_match(tag)
             && number != FREE
-            && is(number)
+            && is_match(number)
         {
             return Some(number);
         }
-        let (bucket, place) = self.position(hash, is)?;
+        let (bucket, place) = self.position(hash, is_match)?;
         Some(self.buckets[bucket].numbers[place])
     }
 
     /// Prefetches the bucket that [`find`](Self::find) reads first.
     #[inline]
-    pub(crate) fn fetch(&self, hash: u64) {
-        prefetch_index(&self.buckets, self.home((hash >> 32) as u32));
+    pub(crate) fn prefetch(&self, hash: u64) {
+        prefetch_index(&self.buckets, self.home_bucket((hash >> 32) as u32));
     }
 
     /// Returns the record that most likely has this hash, if any.
     #[inline]
     pub(crate) fn guess(&self, hash: u64) -> Option<u32> {
         let tag = (hash >> 32) as u32;
-        let number = self.buckets[self.home(tag)].only(tag)?;
+        let number = self.buckets[self.home_bucket(tag)].unique_match(tag)?;
         (number != FREE).then_some(number)
     }
 
     /// Adds a record that is not in the table.
     #[inline]
     pub(crate) fn insert(&mut self, hash: u64, number: u32) {
-        if (self.len + 1) * 8 > self.buckets.len() * ENTRIES * FULL_EIGHTHS {
+        if (self.len + 1) * 8 > self.buckets.len() * BUCKET_ENTRIES * FULL_EIGHTHS {
             self.grow();
         }
-        self.place((hash >> 32) as u32, number);
+        self.insert_entry((hash >> 32) as u32, number);
         self.len += 1;
     }
 
@@ -130,10 +130,10 @@ impl Index {
             unreachable!("the record is in the index");
         };
         let was_full = self.buckets[bucket].is_full();
-        self.buckets[bucket].take(place);
+        self.buckets[bucket].remove(place);
         self.len -= 1;
         if was_full {
-            self.bring_back(bucket);
+            self.refill(bucket);
         }
     }
 
@@ -142,14 +142,14 @@ impl Index {
         self.buckets.capacity() * size_of::<Bucket>()
     }
 
-    fn position(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
+    fn position(&self, hash: u64, is_match: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
         let tag = (hash >> 32) as u32;
-        let mut bucket = self.home(tag);
+        let mut bucket = self.home_bucket(tag);
         loop {
             let entries = &self.buckets[bucket];
-            for place in 0..ENTRIES {
+            for place in 0..BUCKET_ENTRIES {
                 let number = entries.numbers[place];
-                if number != FREE && entries.tags[place] == tag && is(number) {
+                if number != FREE && entries.tags[place] == tag && is_match(number) {
                     return Some((bucket, place));
                 }
             }
@@ -161,13 +161,13 @@ impl Index {
     }
 
     #[inline]
-    fn home(&self, tag: u32) -> usize {
+    fn home_bucket(&self, tag: u32) -> usize {
         (tag >> self.shift) as usize
     }
 
     #[inline]
-    fn place(&mut self, tag: u32, number: u32) {
-        let mut bucket = self.home(tag);
+    fn insert_entry(&mut self, tag: u32, number: u32) {
+        let mut bucket = self.home_bucket(tag);
         while self.buckets[bucket].is_full() {
             bucket = (bucket + 1) & (self.buckets.len() - 1);
         }
@@ -180,24 +180,24 @@ impl Index {
     /// Refills a bucket that is no longer full: a later entry that overflowed from it moves in, and so on along the
     /// chain.
     #[cold]
-    fn bring_back(&mut self, mut room: usize) {
+    fn refill(&mut self, mut free_bucket: usize) {
         let mask = self.buckets.len() - 1;
-        let mut bucket = room;
+        let mut bucket = free_bucket;
         loop {
             bucket = (bucket + 1) & mask;
-            let distance = bucket.wrapping_sub(room) & mask;
+            let distance = bucket.wrapping_sub(free_bucket) & mask;
             let Bucket { tags, numbers } = self.buckets[bucket];
-            let passed = |&place: &usize| {
-                let from = bucket.wrapping_sub(self.home(tags[place])) & mask;
+            let may_move = |&place: &usize| {
+                let from = bucket.wrapping_sub(self.home_bucket(tags[place])) & mask;
                 numbers[place] != FREE && from >= distance
             };
             let was_full = self.buckets[bucket].is_full();
-            if let Some(place) = (0..ENTRIES).find(passed) {
-                let last = self.buckets[room].used();
-                self.buckets[room].tags[last] = tags[place];
-                self.buckets[room].numbers[last] = numbers[place];
-                self.buckets[bucket].take(place);
-                room = bucket;
+            if let Some(place) = (0..BUCKET_ENTRIES).find(may_move) {
+                let last = self.buckets[free_bucket].used();
+                self.buckets[free_bucket].tags[last] = tags[place];
+                self.buckets[free_bucket].numbers[last] = numbers[place];
+                self.buckets[bucket].remove(place);
+                free_bucket = bucket;
             }
             if !was_full {
                 return;
@@ -209,12 +209,12 @@ impl Index {
     fn grow(&mut self) {
         let doubled = vec![EMPTY; self.buckets.len() * 2];
         let old = std::mem::replace(&mut self.buckets, doubled);
-        assert!(self.shift > 0, "more records than hashes can tell apart");
+        assert!(self.shift > 0, "too many records: no hash bits are left");
         self.shift -= 1;
         for Bucket { tags, numbers } in old {
             for (tag, number) in tags.into_iter().zip(numbers) {
                 if number != FREE {
-                    self.place(tag, number);
+                    self.insert_entry(tag, number);
                 }
             }
         }
@@ -230,7 +230,7 @@ mod tests {
     proptest! {
         /// Compares the table with a map, using hashes that collide often and wrap at the end of the table.
         #[test]
-        fn it_is_a_map(steps in prop::collection::vec((any::<bool>(), 0u32..60), 1..400)) {
+        fn index_behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0u32..60), 1..400)) {
             let hash = |number: u32| u64::from(number / 3).wrapping_neg() << 56 | 7 << 32;
             let mut index = Index::new();
             let mut model = HashMap::new();

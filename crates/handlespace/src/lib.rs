@@ -10,26 +10,26 @@
 //! checksum. A new policy takes a few lines in `policy.rs`: a sorting order or a weight, and a selection procedure.
 #![forbid(unsafe_code)]
 
+mod announcements;
 mod checksum;
 mod element;
-mod expect;
+mod element_timers;
+mod handlespace;
 mod index;
-mod look;
 mod ownership;
 mod policy;
 mod pool;
-mod renew;
+mod queries;
+mod reregistration;
 mod resolve;
-mod schedule;
 mod selection;
-mod space;
 mod synchronize;
 mod timers;
 
+pub use announcements::AnnouncedOperation;
 pub use element::{ElementKey, ElementRef};
-pub use expect::Coming;
+pub use handlespace::{Handlespace, RegisterError, Registration, RegistrationOutcome};
 pub use policy::counts_selections;
 pub use pool::PoolRef;
-pub use space::{Handlespace, RegisterError, Registered, Registration};
 pub use synchronize::Cursor;
 pub use timers::{Expired, TimerKind};

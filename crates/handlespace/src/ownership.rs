@@ -11,20 +11,20 @@ use prefetch_index::prefetch_index;
 use smallvec::SmallVec;
 
 /// Up to this number of members, a group's record fills two cache lines; more members are stored elsewhere.
-const FEW: usize = 20;
+const INLINE_MEMBERS: usize = 20;
 
 /// Elements of one pool with the same home registrar.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Group {
     begin: [u32; 0],
-    pub(crate) members: SmallVec<[u32; FEW]>,
+    pub(crate) members: SmallVec<[u32; INLINE_MEMBERS]>,
     pub(crate) generation: u32,
     pub(crate) home: RegistrarId,
     pool: u32,
     owner: u32,
     /// Index in the owner's list.
-    in_owner: u32,
+    index_in_owner: u32,
 }
 
 /// A registrar that is the home of at least one element.
@@ -68,7 +68,7 @@ impl Ownership {
     }
 
     /// Returns the groups of a pool: at most one per registrar.
-    pub(crate) fn of_pool(&self, pool: u32) -> impl Iterator<Item = &Group> {
+    pub(crate) fn groups_of_pool(&self, pool: u32) -> impl Iterator<Item = &Group> {
         let owners = self.owners.iter().filter(|owner| !owner.groups.is_empty());
         owners.filter_map(move |owner| {
             let number = self.find_group(pool, owner.home)?;
@@ -94,13 +94,13 @@ impl Ownership {
             {
                 *hint
             }
-            _ => self.group(core.pool, home),
+            _ => self.group_or_new(core.pool, home),
         };
         *hint = number;
         let group = &mut self.groups[number as usize];
         core.group = number;
         core.home = home;
-        core.member = group.members.len() as u32;
+        core.index_in_group = group.members.len() as u32;
         group.members.push(slot);
         let owner = &mut self.owners[group.owner as usize];
         owner.elements += 1;
@@ -109,9 +109,9 @@ impl Ownership {
 
     /// Prefetches the memory that [`remove`](Self::remove) uses.
     #[inline]
-    pub(crate) fn fetch(&self, cores: &[Core], core: &Core) {
+    pub(crate) fn prefetch(&self, cores: &[Core], core: &Core) {
         let members = &self.groups[core.group as usize].members;
-        prefetch_index(members, core.member as usize);
+        prefetch_index(members, core.index_in_group as usize);
         if let Some(&last) = members.last() {
             prefetch_index(cores, last as usize);
         }
@@ -119,7 +119,7 @@ impl Ownership {
 
     /// Prefetches a group's record.
     #[inline]
-    pub(crate) fn fetch_group(&self, group: u32) {
+    pub(crate) fn prefetch_group(&self, group: u32) {
         if let Some(group) = self.groups.get(group as usize) {
             prefetch_index(group.begin.as_slice(), 0);
             prefetch_index(group.begin.as_slice(), 16);
@@ -128,7 +128,7 @@ impl Ownership {
 
     /// Prefetches the place of a group's next member.
     #[inline]
-    pub(crate) fn fetch_end(&self, group: u32) {
+    pub(crate) fn prefetch_end(&self, group: u32) {
         if let Some(group) = self.groups.get(group as usize) {
             prefetch_index(&group.members, group.members.len());
         }
@@ -136,16 +136,16 @@ impl Ownership {
 
     /// Prefetches an element's place in its group, and the place after the last member.
     #[inline]
-    pub(crate) fn fetch_member(&self, core: &Core) {
+    pub(crate) fn prefetch_member(&self, core: &Core) {
         if let Some(group) = self.groups.get(core.group as usize) {
-            prefetch_index(&group.members, core.member as usize);
+            prefetch_index(&group.members, core.index_in_group as usize);
             prefetch_index(&group.members, group.members.len());
         }
     }
 
     /// Prefetches the last member of a group.
     #[inline]
-    pub(crate) fn fetch_last(&self, cores: &[Core], group: u32) {
+    pub(crate) fn prefetch_last(&self, cores: &[Core], group: u32) {
         let group = self.groups.get(group as usize);
         if let Some(&last) = group.and_then(|group| group.members.last()) {
             prefetch_index(cores, last as usize);
@@ -155,16 +155,20 @@ impl Ownership {
     /// Removes an element from its home's group.
     #[inline]
     pub(crate) fn remove(&mut self, cores: &mut [Core], slot: u32, block: u64) {
-        let Core { group, member, .. } = cores[slot as usize];
+        let Core {
+            group,
+            index_in_group: member,
+            ..
+        } = cores[slot as usize];
         let number = group;
         let group = &mut self.groups[number as usize];
         group.members.swap_remove(member as usize);
         if let Some(&moved) = group.members.get(member as usize) {
-            cores[moved as usize].member = member;
+            cores[moved as usize].index_in_group = member;
         }
         let owner = &mut self.owners[group.owner as usize];
         owner.elements -= 1;
-        owner.checksum.take(block);
+        owner.checksum.subtract(block);
         if group.members.is_empty() {
             self.remove_group(number);
         }
@@ -195,7 +199,7 @@ impl Ownership {
 
     /// Returns the group of a pool and a registrar, created if missing.
     #[inline]
-    fn group(&mut self, pool: u32, home: RegistrarId) -> u32 {
+    fn group_or_new(&mut self, pool: u32, home: RegistrarId) -> u32 {
         self.find_group(pool, home)
             .unwrap_or_else(|| self.add_group(pool, home))
     }
@@ -222,7 +226,7 @@ impl Ownership {
             home,
             pool,
             owner,
-            in_owner: groups.len() as u32,
+            index_in_owner: groups.len() as u32,
         };
         let number = match self.free_groups.pop() {
             Some(number) => {
@@ -246,14 +250,14 @@ impl Ownership {
         group.generation = group.generation.wrapping_add(1);
         group.members = SmallVec::new();
         let (pool, number_of_owner) = (group.pool, group.owner);
-        let in_owner = group.in_owner;
+        let in_owner = group.index_in_owner;
         let home = group.home;
         let hash = self.hash(pool, home);
         self.group_index.remove(hash, number);
         let owner = &mut self.owners[number_of_owner as usize];
         owner.groups.swap_remove(in_owner as usize);
         if let Some(&moved) = owner.groups.get(in_owner as usize) {
-            self.groups[moved as usize].in_owner = in_owner;
+            self.groups[moved as usize].index_in_owner = in_owner;
         }
         if owner.groups.is_empty() {
             self.owner_index
@@ -299,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_of_few_is_two_cache_lines() {
+    fn small_group_fits_two_cache_lines() {
         assert_eq!(size_of::<Group>(), 128);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) enum Procedure {
 
 /// An element's position in its pool's selection set, and the figures that change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Standing {
+pub(crate) struct SelectionState {
     /// The sorting key, ascending, or the weight.
     pub(crate) value: u64,
     /// Selections since the last registration; for weighted round robin, turns used in this round.
@@ -36,7 +36,7 @@ pub(crate) struct Standing {
 }
 
 /// The key of an element that must not be selected.
-pub(crate) const OUT: u64 = u64::MAX;
+pub(crate) const EXCLUDED_KEY: u64 = u64::MAX;
 
 /// Number of bits below the round number in a weighted round robin key.
 const ROUND_BITS: u32 = 16;
@@ -78,61 +78,70 @@ impl Procedure {
     }
 }
 
-impl Standing {
+impl SelectionState {
     /// Returns the standing of an element that registers; `lowest` returns the lowest key in the pool.
     #[inline]
-    pub(crate) fn registered(policy: &Policy, lowest: impl FnOnce() -> u64) -> Standing {
-        Standing {
+    pub(crate) fn after_registration(
+        policy: &Policy,
+        lowest: impl FnOnce() -> u64,
+    ) -> SelectionState {
+        SelectionState {
             value: match *policy {
-                Policy::WeightedRoundRobin { weight } => turn(lowest(), weight, 0),
-                _ => value(policy),
+                Policy::WeightedRoundRobin { weight } => turn_key(lowest(), weight, 0),
+                _ => initial_value(policy),
             },
             count: 0,
-            step: step(policy),
+            step: step_of(policy),
         }
     }
 
     /// Returns the standing of an element that re-registers with this policy.
     #[inline]
-    pub(crate) fn updated(self, policy: &Policy, lowest: impl FnOnce() -> u64) -> Standing {
+    pub(crate) fn after_reregistration(
+        self,
+        policy: &Policy,
+        lowest: impl FnOnce() -> u64,
+    ) -> SelectionState {
         match *policy {
             // Keep the used turns of this round, so that re-registration is not a way to the front.
             Policy::WeightedRoundRobin { weight } => {
                 let count = self.count.min(weight.saturating_sub(1));
-                let round = if self.value == OUT {
+                let round = if self.value == EXCLUDED_KEY {
                     lowest()
                 } else {
                     self.value
                 };
-                Standing {
-                    value: turn(round, weight, count),
+                SelectionState {
+                    value: turn_key(round, weight, count),
                     count,
                     step: weight,
                 }
             }
-            _ => Standing::registered(policy, lowest),
+            _ => SelectionState::after_registration(policy, lowest),
         }
     }
 
     /// Returns the standing with other figures than the element registered: the effect of selections is kept.
-    pub(crate) fn adjusted(self, policy: &Policy, procedure: Procedure) -> Standing {
+    pub(crate) fn after_adjustment(self, policy: &Policy, procedure: Procedure) -> SelectionState {
         let added = u64::from(self.count) * u64::from(self.step);
         let value = match procedure {
             Procedure::FirstInTurn => self.value,
-            Procedure::ByWeightCounted => value(policy).saturating_sub(added).max(1),
-            _ => value(policy).saturating_add(added),
+            Procedure::ByWeightCounted => initial_value(policy).saturating_sub(added).max(1),
+            _ => initial_value(policy).saturating_add(added),
         };
-        Standing { value, ..self }
+        SelectionState { value, ..self }
     }
 
     /// Returns the standing after a selection that changes its value.
     #[inline]
-    pub(crate) fn selected(mut self, procedure: Procedure) -> Standing {
+    pub(crate) fn after_selection(mut self, procedure: Procedure) -> SelectionState {
         if procedure == Procedure::FirstInTurn {
-            let over = self.count + 1 >= self.step;
-            self.count = if over { 0 } else { self.count + 1 };
-            let round = self.value.saturating_add(u64::from(over) << ROUND_BITS);
-            self.value = turn(round, self.step, self.count);
+            let round_over = self.count + 1 >= self.step;
+            self.count = if round_over { 0 } else { self.count + 1 };
+            let round = self
+                .value
+                .saturating_add(u64::from(round_over) << ROUND_BITS);
+            self.value = turn_key(round, self.step, self.count);
         } else if self.count < u32::MAX {
             self.count += 1;
             let step = u64::from(self.step);
@@ -146,7 +155,7 @@ impl Standing {
 }
 
 /// Returns the sorting key or weight of an element that has not been selected.
-fn value(policy: &Policy) -> u64 {
+fn initial_value(policy: &Policy) -> u64 {
     let sum = |load: u32, degradation: u32| u64::from(load) + u64::from(degradation);
     match *policy {
         Policy::RoundRobin | Policy::WeightedRoundRobin { .. } => 0,
@@ -157,28 +166,28 @@ fn value(policy: &Policy) -> u64 {
         Policy::PriorityLeastUsed { load, degradation }
         | Policy::PriorityLeastUsedDegradation { load, degradation } => sum(load, degradation),
         Policy::RandomizedLeastUsed { load }
-        | Policy::RandomizedLeastUsedDegradation { load, .. } => unused(u64::from(load)),
+        | Policy::RandomizedLeastUsedDegradation { load, .. } => unused_load(u64::from(load)),
         Policy::RandomizedPriorityLeastUsed { load, degradation }
         | Policy::RandomizedPriorityLeastUsedDegradation { load, degradation } => {
-            unused(sum(load, degradation))
+            unused_load(sum(load, degradation))
         }
         Policy::WeightedRandomDpf {
             weight,
             dpf,
             distance,
-        } => penalised(weight, dpf, distance),
+        } => penalised_weight(weight, dpf, distance),
         Policy::LeastUsedDpf { dpf, distance, .. }
         | Policy::LeastUsedDegradationDpf { dpf, distance, .. }
         | Policy::PriorityLeastUsedDpf { dpf, distance, .. }
         | Policy::PriorityLeastUsedDegradationDpf { dpf, distance, .. } => {
-            value(&nearby(policy)).saturating_add(penalty(dpf, distance))
+            initial_value(&without_distance(policy)).saturating_add(distance_penalty(dpf, distance))
         }
     }
 }
 
 /// Returns the increase of the load by a selection; for weighted round robin the weight.
 #[inline]
-fn step(policy: &Policy) -> u32 {
+fn step_of(policy: &Policy) -> u32 {
     match *policy {
         Policy::WeightedRoundRobin { weight } => weight,
         Policy::LeastUsedDegradation { degradation, .. }
@@ -192,7 +201,7 @@ fn step(policy: &Policy) -> u32 {
 }
 
 /// Returns the policy without its distance.
-fn nearby(policy: &Policy) -> Policy {
+fn without_distance(policy: &Policy) -> Policy {
     match *policy {
         Policy::LeastUsedDpf { load, .. } => Policy::LeastUsed { load },
         Policy::LeastUsedDegradationDpf {
@@ -211,9 +220,9 @@ fn nearby(policy: &Policy) -> Policy {
 /// Returns the key of an element's next turn. A round has `weight` turns at equal distances, so the turns of all
 /// elements are spread as evenly as their weights allow (RFC 5356 section 4.2.2). A weight of 0 "denotes that the pool
 /// element is not capable of providing any service" (section 3.2).
-fn turn(round: u64, weight: u32, count: u32) -> u64 {
+fn turn_key(round: u64, weight: u32, count: u32) -> u64 {
     if weight == 0 {
-        return OUT;
+        return EXCLUDED_KEY;
     }
     // Use the middle of its part of the round, so that elements with few turns are not all at the beginning.
     let within = ((2 * u64::from(count) + 1) << ROUND_BITS) / (2 * u64::from(weight));
@@ -221,21 +230,21 @@ fn turn(round: u64, weight: u32, count: u32) -> u64 {
 }
 
 /// Returns the increase of the load by the distance, as fractions of the same whole: load + distance * dpf (paper 004).
-fn penalty(dpf: u32, distance: u32) -> u64 {
+fn distance_penalty(dpf: u32, distance: u32) -> u64 {
     u64::from(distance) * u64::from(dpf)
 }
 
 /// Returns the weight minus its share distance * dpf, and at least 1 unless it was 0: only a weight of 0 excludes an
 /// element.
-fn penalised(weight: u32, dpf: u32, distance: u32) -> u64 {
+fn penalised_weight(weight: u32, dpf: u32, distance: u32) -> u64 {
     let whole = u128::from(u32::MAX);
-    let share = u128::from(weight) * u128::from(penalty(dpf, distance));
+    let share = u128::from(weight) * u128::from(distance_penalty(dpf, distance));
     let taken = (share + whole / 2) / whole;
     let left = u128::from(weight).saturating_sub(taken);
     (left as u64).max(u64::from(weight.min(1)))
 }
 
 /// Returns the unused part of the load; at least 1, so that a fully loaded pool still answers.
-fn unused(load: u64) -> u64 {
+fn unused_load(load: u64) -> u64 {
     u64::from(u32::MAX).saturating_sub(load).max(1)
 }

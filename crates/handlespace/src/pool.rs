@@ -15,7 +15,7 @@ use std::ops::Range;
 pub(crate) struct Pool {
     begin: [u32; 0],
     /// The handle's first bytes: most handles can be compared without reading their bytes elsewhere.
-    head: [u8; HEAD],
+    head: [u8; HEAD_BYTES],
     pub(crate) hash: u64,
     /// Number of elements.
     pub(crate) len: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Pool {
     pub(crate) group: u32,
     /// The handle's part in the checksum block of each element.
     pub(crate) handle_block: u16,
-    /// Length of the handle in bytes; [`LONG`] stands for that length and more.
+    /// Length of the handle in bytes; [`LONG_HANDLE`] stands for that length and more.
     handle_len: u8,
     pub(crate) procedure: Procedure,
     pub(crate) selection: Selection,
@@ -45,22 +45,22 @@ pub struct PoolRef<'a> {
     pub elements: usize,
 }
 
-const HEAD: usize = 16;
-const LONG: u8 = u8::MAX;
+const HEAD_BYTES: usize = 16;
+const LONG_HANDLE: u8 = u8::MAX;
 
 /// The line of a record with all data of a pool except for its elements.
-pub(crate) const HEADER: Range<usize> = 0..1;
+pub(crate) const HEADER_LINES: Range<usize> = 0..1;
 /// The lines needed for a selection from the lowest key; for the keys of a small pool, or the other parts of a larger
 /// set; and for all operations.
-pub(crate) const CHOICE: Range<usize> = 0..2;
-pub(crate) const KEYS: Range<usize> = 2..4;
-pub(crate) const ALL: Range<usize> = 0..4;
+pub(crate) const SELECTION_LINES: Range<usize> = 0..2;
+pub(crate) const KEY_LINES: Range<usize> = 2..4;
+pub(crate) const ALL_LINES: Range<usize> = 0..4;
 
 impl Pool {
     /// Creates a pool without elements. The handle's bytes are copied, because they may be part of a message.
     pub(crate) fn new(handle: &PoolHandle, hash: u64, kind: PolicyKind, class: u32) -> Pool {
         let procedure = Procedure::of(kind);
-        let mut head = [0; HEAD];
+        let mut head = [0; HEAD_BYTES];
         for (to, from) in head.iter_mut().zip(&handle.0) {
             *to = *from;
         }
@@ -82,19 +82,19 @@ impl Pool {
 
     /// Returns true if the pool has this handle.
     #[inline]
-    pub(crate) fn is(&self, handle: &[u8]) -> bool {
+    pub(crate) fn has_handle(&self, handle: &[u8]) -> bool {
         if self.handle_len != short_len(handle) {
             return false;
         }
         match self.head.get(..handle.len()) {
-            Some(head) => alike(head, handle),
+            Some(head) => bytes_equal(head, handle),
             None => self.handle.0 == handle,
         }
     }
 
     /// Returns true if the policy has no figures: re-registration then moves no element.
     #[inline]
-    pub(crate) fn is_alike(&self) -> bool {
+    pub(crate) fn has_no_figures(&self) -> bool {
         matches!(self.kind, PolicyKind::RoundRobin | PolicyKind::Random)
     }
 
@@ -110,7 +110,7 @@ impl Pool {
 
 /// Prefetches lines of a pool's record.
 #[inline]
-pub(crate) fn fetch(pools: &[Pool], number: u32, lines: Range<usize>) {
+pub(crate) fn prefetch(pools: &[Pool], number: u32, lines: Range<usize>) {
     if let Some(pool) = pools.get(number as usize) {
         for line in lines {
             prefetch_index(pool.begin.as_slice(), line * 16);
@@ -120,13 +120,13 @@ pub(crate) fn fetch(pools: &[Pool], number: u32, lines: Range<usize>) {
 
 #[inline]
 fn short_len(handle: &[u8]) -> u8 {
-    handle.len().min(LONG.into()) as u8
+    handle.len().min(LONG_HANDLE.into()) as u8
 }
 
 /// Returns true if two slices of the same length are equal. Most handles have 8 to 16 bytes, and a call of `memcmp`
 /// costs more than comparing these inline.
 #[inline]
-fn alike(a: &[u8], b: &[u8]) -> bool {
+fn bytes_equal(a: &[u8], b: &[u8]) -> bool {
     if let (Some((a_first, _)), Some((b_first, _))) = (a.split_first_chunk(), b.split_first_chunk())
         && let (Some((_, a_last)), Some((_, b_last))) = (a.split_last_chunk(), b.split_last_chunk())
         && a.len() <= 16
@@ -143,8 +143,8 @@ mod tests {
 
     /// Position of each array of a small selection set, in cache lines.
     #[test]
-    fn what_is_fetched_is_in_the_lines_fetched() {
+    fn prefetched_lines_contain_the_fields_read() {
         assert_eq!(std::mem::offset_of!(Pool, selection) + 8, 56);
-        assert_eq!(std::mem::offset_of!(Pool, handle), ALL.end * 64);
+        assert_eq!(std::mem::offset_of!(Pool, handle), ALL_LINES.end * 64);
     }
 }

@@ -1,17 +1,17 @@
 //! Handle resolution: selection of elements by a pool's policy.
 
 use crate::element::ElementRef;
+use crate::handlespace::Handlespace;
 use crate::policy::Procedure;
 use crate::selection::{Point, Selection};
-use crate::space::Handlespace;
 use holdfast_wire::rserpool::PoolHandle;
 use prefetch_index::prefetch_index;
 
 /// Number of points drawn at once, so that the memory they refer to is fetched in parallel.
-const DRAWN: usize = 4;
+const DRAW_BATCH: usize = 4;
 /// Limits on vain draws, and on drawn elements that can still be drawn, beyond which the drawn elements are excluded.
-const VAIN_MAX: usize = 16;
-const AWAKE_MAX: usize = 16;
+const WASTED_DRAWS_MAX: usize = 16;
+const DRAWABLE_MAX: usize = 16;
 
 impl<T> Handlespace<T> {
     /// Selects up to `items` different elements of a pool by its policy and visits them in the policy's order. Returns
@@ -27,20 +27,20 @@ impl<T> Handlespace<T> {
         // Prefetch for the next selections: the line that the previous resolution requested has arrived by now.
         let cores = &self.elements.cores;
         self.blocks
-            .upcoming(|slot| prefetch_index(cores, slot as usize));
+            .prefetch_upcoming(|slot| prefetch_index(cores, slot as usize));
         if procedure == Procedure::First {
-            return Some(self.first(pool, items, visit));
+            return Some(self.visit_first(pool, items, visit));
         }
-        self.choose(pool, procedure, items);
+        self.select(pool, procedure, items);
         for &slot in &self.chosen {
-            visit(self.view(slot));
+            visit(self.element_ref(slot));
         }
         Some(self.chosen.len())
     }
 
     /// Visits a pool's first elements. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
     #[inline]
-    fn first(
+    fn visit_first(
         &mut self,
         pool: u32,
         items: usize,
@@ -48,37 +48,37 @@ impl<T> Handlespace<T> {
     ) -> usize {
         let order = match &self.pools[pool as usize].selection {
             Selection::Ordered(order) => order,
-            Selection::FewInOrder(_) => return self.first_of_few(pool, items, visit),
+            Selection::SmallOrdered(_) => return self.visit_first_of_small(pool, items, visit),
             _ => return 0,
         };
-        let shown = order.first(&self.blocks, items, |slot| visit(self.view(slot)));
+        let shown = order.visit_first(&self.blocks, items, |slot| visit(self.element_ref(slot)));
         if shown > 0
             && let Selection::Ordered(order) = &mut self.pools[pool as usize].selection
             && let Some((slot, spot)) = order.rotate(&mut self.blocks)
         {
             let cores = &mut self.elements.cores;
-            cores[slot as usize].spot = spot;
+            cores[slot as usize].position = spot;
         }
         shown
     }
 
     /// Visits the first elements of a small pool.
     #[inline]
-    fn first_of_few(
+    fn visit_first_of_small(
         &mut self,
         pool: u32,
         items: usize,
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> usize {
         let mut shown = 0;
-        if let Selection::FewInOrder(few) = &self.pools[pool as usize].selection {
+        if let Selection::SmallOrdered(few) = &self.pools[pool as usize].selection {
             for slot in few.first(items) {
-                visit(self.view(slot));
+                visit(self.element_ref(slot));
                 shown += 1;
             }
         }
         if shown > 0
-            && let Selection::FewInOrder(few) = &mut self.pools[pool as usize].selection
+            && let Selection::SmallOrdered(few) = &mut self.pools[pool as usize].selection
         {
             few.rotate();
         }
@@ -87,38 +87,38 @@ impl<T> Handlespace<T> {
 
     /// Selects elements, and updates their standing.
     #[inline(never)]
-    fn choose(&mut self, pool: u32, procedure: Procedure, items: usize) {
+    fn select(&mut self, pool: u32, procedure: Procedure, items: usize) {
         self.chosen.clear();
-        let rested = match &mut self.pools[pool as usize].selection {
-            Selection::FewInOrder(few) => {
+        let excluded = match &mut self.pools[pool as usize].selection {
+            Selection::SmallOrdered(few) => {
                 self.chosen.extend(few.first(items));
                 0
             }
-            Selection::FewByWeight(few) => {
+            Selection::SmallWeighted(few) => {
                 few.draw(items, &mut self.chosen);
                 0
             }
-            Selection::FewAlike(few) => {
+            Selection::SmallUniform(few) => {
                 few.draw(items, &mut self.chosen);
                 0
             }
             Selection::Ordered(order) => {
-                order.first(&self.blocks, items, |slot| self.chosen.push(slot));
+                order.visit_first(&self.blocks, items, |slot| self.chosen.push(slot));
                 0
             }
-            Selection::Weighted(_) => self.draw(pool, items),
+            Selection::Weighted(_) => self.draw_weighted(pool, items),
         };
         let changed = match procedure {
             Procedure::FirstInTurn => self.chosen.len().min(1),
-            Procedure::ByWeight => rested,
+            Procedure::ByWeight => excluded,
             _ => self.chosen.len(),
         };
         let selection = &mut self.pools[pool as usize].selection;
         let cores = &mut self.elements.cores;
         for &slot in &self.chosen[..changed] {
-            let mut standing = cores[slot as usize].standing;
+            let mut standing = cores[slot as usize].selection_state;
             if procedure != Procedure::ByWeight {
-                standing = standing.selected(procedure);
+                standing = standing.after_selection(procedure);
             }
             selection.update(&mut self.blocks, cores, slot, standing);
         }
@@ -126,43 +126,43 @@ impl<T> Handlespace<T> {
 
     /// Selects elements by weight. A draw of an element that was already drawn is vain; if vain draws may become
     /// frequent, the drawn elements are excluded from further draws. Returns the number of excluded elements.
-    fn draw(&mut self, pool: u32, items: usize) -> usize {
+    fn draw_weighted(&mut self, pool: u32, items: usize) -> usize {
         let selection = &mut self.pools[pool as usize].selection;
-        let (mut rested, mut vain) = (0, 0);
+        let (mut excluded, mut wasted) = (0, 0);
         loop {
             let Selection::Weighted(weights) = &mut *selection else {
-                return rested;
+                return excluded;
             };
-            let awake = self.chosen.len() - rested;
-            let wanted = (items - self.chosen.len()).min(weights.eligible() - awake);
+            let drawable = self.chosen.len() - excluded;
+            let wanted = (items - self.chosen.len()).min(weights.eligible() - drawable);
             if wanted == 0 {
-                return rested;
+                return excluded;
             }
-            let mut points = [Point::default(); DRAWN];
-            let points = &mut points[..wanted.min(DRAWN)];
+            let mut points = [Point::default(); DRAW_BATCH];
+            let points = &mut points[..wanted.min(DRAW_BATCH)];
             for point in &mut *points {
                 *point = weights.draw();
-                weights.fetch(point.position);
+                weights.prefetch(point.position);
             }
             for &point in &*points {
-                let slot = weights.at(point);
-                match slot.filter(|slot| !self.chosen[rested..].contains(slot)) {
+                let slot = weights.slot_at(point);
+                match slot.filter(|slot| !self.chosen[excluded..].contains(slot)) {
                     Some(slot) => {
                         prefetch_index(&self.elements.cores, slot as usize);
                         self.chosen.push(slot);
                     }
-                    None => vain += 1,
+                    None => wasted += 1,
                 }
             }
-            weights.look_ahead(points.len() as u32, |slot| {
+            weights.prefetch_draws(points.len() as u32, |slot| {
                 prefetch_index(&self.elements.cores, slot as usize);
             });
-            if vain > VAIN_MAX || self.chosen.len() - rested > AWAKE_MAX {
-                for &slot in &self.chosen[rested..] {
-                    selection.rest(&mut self.elements.cores, slot);
+            if wasted > WASTED_DRAWS_MAX || self.chosen.len() - excluded > DRAWABLE_MAX {
+                for &slot in &self.chosen[excluded..] {
+                    selection.exclude(&mut self.elements.cores, slot);
                 }
-                rested = self.chosen.len();
-                vain = 0;
+                excluded = self.chosen.len();
+                wasted = 0;
             }
         }
     }

@@ -1,12 +1,12 @@
 //! Synchronisation: walking through the elements in blocks while the handlespace changes.
 
 use crate::element::ElementRef;
-use crate::space::Handlespace;
+use crate::handlespace::Handlespace;
 use holdfast_wire::rserpool::RegistrarId;
 use prefetch_index::prefetch_index;
 
 /// Number of slots by which elements are prefetched ahead.
-const AHEAD: usize = 64;
+const PREFETCH_DISTANCE: usize = 64;
 
 /// Position of a walk. A cursor costs the handlespace nothing, and may be dropped at any time.
 ///
@@ -21,30 +21,30 @@ pub struct Cursor(Walk);
 #[derive(Debug, Clone)]
 enum Walk {
     /// The next slot.
-    All(u32),
+    AllElements(u32),
     /// Lists are walked from the end: a removed entry is replaced by the last one, which has been visited already or is
     /// visited later.
-    Owned {
+    OwnedBy {
         home: RegistrarId,
         /// Number of groups not yet started: the first ones of the list.
         groups: usize,
         /// The started group: its number, its generation, and the number of its members left.
-        begun: Option<(u32, u32, usize)>,
+        current_group: Option<(u32, u32, usize)>,
     },
 }
 
 impl Cursor {
     /// Starts a walk through all elements.
     pub fn all() -> Cursor {
-        Cursor(Walk::All(0))
+        Cursor(Walk::AllElements(0))
     }
 
     /// Starts a walk through the elements with this home registrar.
     pub fn owned_by(home: RegistrarId) -> Cursor {
-        Cursor(Walk::Owned {
+        Cursor(Walk::OwnedBy {
             home,
             groups: usize::MAX,
-            begun: None,
+            current_group: None,
         })
     }
 }
@@ -58,11 +58,11 @@ impl<T> Handlespace<T> {
         visit: impl FnMut(ElementRef<'_, T>),
     ) -> usize {
         match &mut cursor.0 {
-            Walk::All(next) => self.next_slots(next, items, visit),
-            Walk::Owned {
+            Walk::AllElements(next) => self.next_slots(next, items, visit),
+            Walk::OwnedBy {
                 home,
                 groups,
-                begun,
+                current_group: begun,
             } => {
                 let owner = self.ownership.owner(*home);
                 let list = owner.map_or(&[][..], |owner| &owner.groups);
@@ -80,11 +80,11 @@ impl<T> Handlespace<T> {
         let end = self.elements.cores.len() as u32;
         let mut shown = 0;
         while shown < items && *next < end {
-            let ahead = *next as usize + AHEAD;
+            let ahead = *next as usize + PREFETCH_DISTANCE;
             prefetch_index(&self.elements.cores, ahead);
-            prefetch_index(&self.elements.rests, ahead);
+            prefetch_index(&self.elements.cold_parts, ahead);
             if self.elements.is_used(*next) {
-                visit(self.view(*next));
+                visit(self.element_ref(*next));
                 shown += 1;
             }
             *next += 1;
@@ -94,23 +94,23 @@ impl<T> Handlespace<T> {
 
     fn next_members(
         &self,
-        list: &[u32],
+        group_list: &[u32],
         groups: &mut usize,
-        begun: &mut Option<(u32, u32, usize)>,
+        current_group: &mut Option<(u32, u32, usize)>,
         items: usize,
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> usize {
         let mut shown = 0;
         while shown < items {
-            let Some((number, generation, left)) = *begun else {
-                *groups = (*groups).min(list.len());
+            let Some((number, generation, left)) = *current_group else {
+                *groups = (*groups).min(group_list.len());
                 if *groups == 0 {
                     break;
                 }
                 *groups -= 1;
-                let number = list[*groups];
+                let number = group_list[*groups];
                 let generation = self.ownership.groups[number as usize].generation;
-                *begun = Some((number, generation, usize::MAX));
+                *current_group = Some((number, generation, usize::MAX));
                 continue;
             };
             let group = &self.ownership.groups[number as usize];
@@ -122,14 +122,14 @@ impl<T> Handlespace<T> {
             let end = left - left.min(items - shown);
             let members = &group.members[..left];
             for index in (end..left).rev() {
-                if let Some(&ahead) = members.get(index.wrapping_sub(AHEAD)) {
+                if let Some(&ahead) = members.get(index.wrapping_sub(PREFETCH_DISTANCE)) {
                     prefetch_index(&self.elements.cores, ahead as usize);
-                    prefetch_index(&self.elements.rests, ahead as usize);
+                    prefetch_index(&self.elements.cold_parts, ahead as usize);
                 }
-                visit(self.view(members[index]));
+                visit(self.element_ref(members[index]));
             }
             shown += left - end;
-            *begun = (end > 0).then_some((number, generation, end));
+            *current_group = (end > 0).then_some((number, generation, end));
         }
         shown
     }

@@ -1,11 +1,11 @@
 //! Compares random operations on the handlespace with a naive model: vectors, searched from the front.
 
-mod naive;
+mod reference_model;
 
-use holdfast_handlespace::{Coming, Cursor, Handlespace, Registration, TimerKind};
+use holdfast_handlespace::{AnnouncedOperation, Cursor, Handlespace, Registration, TimerKind};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId};
-use naive::Naive;
 use proptest::prelude::*;
+use reference_model::ReferenceModel;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ enum Step {
 }
 
 /// Deterministic policies, one per pool, with a figure of few values so that keys are often equal.
-const POOLS: usize = naive::POLICIES;
+const POOLS: usize = reference_model::POLICIES;
 
 fn step() -> impl Strategy<Value = Step> {
     let pool = 0..POOLS;
@@ -82,30 +82,34 @@ fn handle(pool: usize) -> PoolHandle {
 }
 
 /// The handlespace and the model, and the time.
-struct Run {
+struct Comparison {
     space: Handlespace<usize>,
-    naive: Naive,
+    model: ReferenceModel,
     now: u64,
 }
 
-type Checked = Result<(), TestCaseError>;
+type CheckResult = Result<(), TestCaseError>;
 
-impl Run {
+impl Comparison {
     /// Announces the operation that a step performs.
-    fn expect(&mut self, kind_of: impl Fn(usize) -> usize, step: Option<&Step>) {
+    fn announce(&mut self, kind_of: impl Fn(usize) -> usize, step: Option<&Step>) {
         let handle = |pool: usize| handle(kind_of(pool));
         let (handle, id, kind): (_, _, fn(_, _) -> _) = match *step.unwrap_or(&Step::Wait { us: 0 })
         {
-            Step::Register { pool, id, .. } => (handle(pool), id, Coming::Registration),
-            Step::RegisterAgain { pool, id } => (handle(pool), id, Coming::Registration),
+            Step::Register { pool, id, .. } => (handle(pool), id, AnnouncedOperation::Registration),
+            Step::RegisterAgain { pool, id } => {
+                (handle(pool), id, AnnouncedOperation::Registration)
+            }
             Step::Deregister { pool, id }
             | Step::Rehome { pool, id, .. }
-            | Step::Adjust { pool, id, .. } => (handle(pool), id, Coming::Deregistration),
+            | Step::Adjust { pool, id, .. } => {
+                (handle(pool), id, AnnouncedOperation::Deregistration)
+            }
             Step::SetTimer { pool, id, .. } | Step::StopTimer { pool, id } => {
-                (handle(pool), id, Coming::Timer)
+                (handle(pool), id, AnnouncedOperation::Timer)
             }
             Step::Resolve { pool, items } => {
-                let coming = Coming::Resolution(&handle(pool).0, items);
+                let coming = AnnouncedOperation::Resolution(&handle(pool).0, items);
                 return self.space.expect(Some(coming));
             }
             Step::Wait { .. } => return self.space.expect(None),
@@ -113,7 +117,7 @@ impl Run {
         self.space.expect(Some(kind(&handle.0, ElementId(id))));
     }
 
-    fn step(&mut self, kind_of: impl Fn(usize) -> usize, number: usize, step: Step) -> Checked {
+    fn step(&mut self, kind_of: impl Fn(usize) -> usize, number: usize, step: Step) -> CheckResult {
         match step {
             Step::Register {
                 pool,
@@ -126,7 +130,7 @@ impl Run {
             Step::Deregister { pool, id } => {
                 let kind = kind_of(pool);
                 let got = self.space.deregister(&handle(kind), ElementId(id));
-                prop_assert_eq!(got, self.naive.deregister(kind, id));
+                prop_assert_eq!(got, self.model.deregister(kind, id));
                 Ok(())
             }
             Step::Rehome { pool, id, home } => {
@@ -134,14 +138,17 @@ impl Run {
                 if let Some(key) = self.space.find(&handle(kind), ElementId(id)) {
                     prop_assert!(self.space.set_home(key, RegistrarId(home)));
                 }
-                self.naive.rehome(kind, id, home);
+                self.model.rehome(kind, id, home);
                 Ok(())
             }
             Step::Adjust { pool, id, distance } => {
                 let kind = kind_of(pool);
-                if let Some(policy) = self.naive.adjust(kind, id, distance) {
+                if let Some(policy) = self.model.set_distance(kind, id, distance) {
                     let key = self.space.find(&handle(kind), ElementId(id));
-                    prop_assert!(self.space.adjust(key.expect("it is there"), policy));
+                    prop_assert!(
+                        self.space
+                            .adjust_policy(key.expect("a registered element"), policy)
+                    );
                 }
                 Ok(())
             }
@@ -153,7 +160,7 @@ impl Run {
                     self.space.set_timer(key, timer, at);
                     prop_assert_eq!(self.space.timer(key), Some((timer, at)));
                 }
-                self.naive.set_timer(kind, id, Some(at));
+                self.model.set_timer(kind, id, Some(at));
                 Ok(())
             }
             Step::StopTimer { pool, id } => {
@@ -162,7 +169,7 @@ impl Run {
                     prop_assert!(self.space.stop_timer(key));
                     prop_assert_eq!(self.space.timer(key), None);
                 }
-                self.naive.set_timer(kind, id, None);
+                self.model.set_timer(kind, id, None);
                 Ok(())
             }
             Step::Wait { us } => self.wait(us),
@@ -177,8 +184,8 @@ impl Run {
         figure: u32,
         class: u32,
         payload: usize,
-    ) -> Checked {
-        let policy = naive::policy(kind, figure);
+    ) -> CheckResult {
+        let policy = reference_model::policy(kind, figure);
         let got = self.space.register(Registration {
             handle: &handle(kind),
             id: ElementId(id),
@@ -187,39 +194,39 @@ impl Run {
             class,
             payload,
         });
-        let expected = self.naive.register(kind, id, home, policy, class, payload);
+        let expected = self.model.register(kind, id, home, policy, class, payload);
         prop_assert_eq!(got.map(|registered| registered.previous).ok(), expected);
         Ok(())
     }
 
     /// Re-registers an element with unchanged data.
-    fn register_again(&mut self, kind: usize, id: u32) -> Checked {
-        let mut elements = self.naive.elements.iter();
+    fn register_again(&mut self, kind: usize, id: u32) -> CheckResult {
+        let mut elements = self.model.elements.iter();
         let known = elements.find(|e| e.pool == kind && e.id == id);
         let known = known.map(|e| (e.home, e.policy, e.class, e.payload));
         let key = self.space.find(&handle(kind), ElementId(id));
         let got = key.and_then(|key| self.space.register_again(key).copied());
         prop_assert_eq!(got, known.map(|(.., payload)| payload));
         if let Some((home, policy, class, payload)) = known {
-            self.naive.register(kind, id, home, policy, class, payload);
+            self.model.register(kind, id, home, policy, class, payload);
         }
         Ok(())
     }
 
-    fn resolve(&mut self, kind: usize, items: usize) -> Checked {
+    fn resolve(&mut self, kind: usize, items: usize) -> CheckResult {
         let mut got = Vec::new();
         let resolved = self
             .space
             .resolve(&handle(kind), items, |e| got.push(e.id().0));
         prop_assert_eq!(resolved.unwrap_or(0), got.len());
-        prop_assert_eq!(resolved.is_some(), self.naive.has_pool(kind));
-        prop_assert_eq!(got, self.naive.resolve(kind, items));
+        prop_assert_eq!(resolved.is_some(), self.model.has_pool(kind));
+        prop_assert_eq!(got, self.model.resolve(kind, items));
         Ok(())
     }
 
-    fn wait(&mut self, us: u64) -> Checked {
+    fn wait(&mut self, us: u64) -> CheckResult {
         self.now += us;
-        if let Some(first) = self.naive.first_timer() {
+        if let Some(first) = self.model.first_timer() {
             let next = self.space.next_timer().expect("a timer is set");
             prop_assert!(next <= Duration::from_micros(first));
         }
@@ -232,7 +239,7 @@ impl Run {
             let element = self.space.get(expired.key).expect("it is registered");
             got.insert((at, element.handle().to_string(), element.id().0));
         }
-        let expected = self.naive.expire(self.now).into_iter();
+        let expected = self.model.expire(self.now).into_iter();
         let expected = expected.map(|(at, kind, id)| (at, handle(kind).to_string(), id));
         prop_assert_eq!(got, expected.collect::<BTreeSet<_>>());
         Ok(())
@@ -243,52 +250,55 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn it_does_what_vectors_do(few in 1..=3usize, first in 0..POOLS, steps in prop::collection::vec(step(), 1..300)) {
-        let mut run = Run { space: Handlespace::new(7), naive: Naive::default(), now: 0 };
+    fn handlespace_agrees_with_model(few in 1..=3usize, first in 0..POOLS, steps in prop::collection::vec(step(), 1..300)) {
+        let mut run = Comparison { space: Handlespace::new(7), model: ReferenceModel::default(), now: 0 };
         // Use few pools at a time, so that they fill up.
         let kind_of = |pool| (first + pool % few) % POOLS;
-        for ahead in 0..Handlespace::<usize>::AHEAD {
-            run.expect(kind_of, steps.get(ahead));
+        for ahead in 0..Handlespace::<usize>::ANNOUNCE_DISTANCE {
+            run.announce(kind_of, steps.get(ahead));
         }
         for (number, step) in steps.iter().enumerate() {
             // Announce the coming steps, and sometimes wrong ones: a wrong announcement must be harmless.
-            let apart = Handlespace::<usize>::AHEAD + number % 40 / 30;
-            run.expect(kind_of, steps.get(number + apart));
+            let apart = Handlespace::<usize>::ANNOUNCE_DISTANCE + number % 40 / 30;
+            run.announce(kind_of, steps.get(number + apart));
             run.step(kind_of, number, step.clone())?;
-            prop_assert_eq!(run.space.elements(), run.naive.elements.len());
+            prop_assert_eq!(run.space.elements(), run.model.elements.len());
         }
-        sets_agree(&run.space, &run.naive)?;
+        check_sets_agree(&run.space, &run.model)?;
     }
 }
 
 /// Compares counts, checksums, and walks through all and owned elements.
-fn sets_agree(space: &Handlespace<usize>, naive: &Naive) -> Result<(), TestCaseError> {
+fn check_sets_agree(
+    space: &Handlespace<usize>,
+    naive: &ReferenceModel,
+) -> Result<(), TestCaseError> {
     let pools: BTreeSet<usize> = naive.elements.iter().map(|e| e.pool).collect();
     prop_assert_eq!(space.pools(), pools.len());
-    prop_assert_eq!(space.each_pool().count(), pools.len());
+    prop_assert_eq!(space.iter_pools().count(), pools.len());
     for &pool in &pools {
-        let view = space.pool(&handle(pool)).expect("it exists");
+        let view = space.pool(&handle(pool)).expect("a pool");
         let expected = naive.elements.iter().filter(|e| e.pool == pool).count();
         prop_assert_eq!(view.elements, expected);
         let (mut of_pool, mut few) = (BTreeSet::new(), 0);
-        space.each_of(&handle(pool), usize::MAX, |e| {
+        space.visit_elements(&handle(pool), usize::MAX, |e| {
             of_pool.insert(e.id().0);
         });
         let members = naive.elements.iter().filter(|e| e.pool == pool);
         prop_assert_eq!(of_pool, members.map(|e| e.id).collect());
-        space.each_of(&handle(pool), 2, |_| few += 1);
+        space.visit_elements(&handle(pool), 2, |_| few += 1);
         prop_assert_eq!(few, expected.min(2));
     }
-    let (mut walked, mut place) = (Vec::new(), Some(0));
-    while let Some(from) = place {
-        let before = walked.len();
-        place = space.pools_from(from, 2, |pool| walked.push(pool.handle.to_string()));
-        prop_assert!(walked.len() - before <= 2);
+    let (mut visited, mut cursor) = (Vec::new(), Some(0));
+    while let Some(from) = cursor {
+        let before = visited.len();
+        cursor = space.visit_pools(from, 2, |pool| visited.push(pool.handle.to_string()));
+        prop_assert!(visited.len() - before <= 2);
     }
-    walked.sort();
+    visited.sort();
     let mut handles: Vec<_> = pools.iter().map(|pool| handle(*pool).to_string()).collect();
     handles.sort();
-    prop_assert_eq!(walked, handles);
+    prop_assert_eq!(visited, handles);
     for home in [None, Some(1), Some(2), Some(3)] {
         let mut cursor = home.map_or(Cursor::all(), |home| Cursor::owned_by(RegistrarId(home)));
         let mut got = Vec::new();
@@ -308,7 +318,10 @@ fn sets_agree(space: &Handlespace<usize>, naive: &Naive) -> Result<(), TestCaseE
             let blocks = expected
                 .iter()
                 .map(|(handle, id, _)| (handle.as_bytes(), *id));
-            prop_assert_eq!(space.checksum(RegistrarId(home)), naive::checksum(blocks));
+            prop_assert_eq!(
+                space.checksum(RegistrarId(home)),
+                reference_model::checksum(blocks)
+            );
         }
         prop_assert_eq!(got, expected);
     }

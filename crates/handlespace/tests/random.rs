@@ -20,7 +20,7 @@ fn register(space: &mut Handlespace<()>, handle: &PoolHandle, id: u32, policy: P
 
 /// Counts for elements of one pool with these policies: how often each is first of `items`, and how often it is
 /// selected.
-fn tally(policies: &[Policy], items: usize, draws: u32) -> Vec<(u32, u32)> {
+fn count_selections(policies: &[Policy], items: usize, draws: u32) -> Vec<(u32, u32)> {
     let handle = PoolHandle::from("pool");
     let mut space = Handlespace::new(1);
     for (id, &policy) in policies.iter().enumerate() {
@@ -33,7 +33,7 @@ fn tally(policies: &[Policy], items: usize, draws: u32) -> Vec<(u32, u32)> {
         assert_eq!(
             chosen.iter().collect::<BTreeSet<_>>().len(),
             chosen.len(),
-            "none twice"
+            "no element twice"
         );
         if let Some(&first) = chosen.first() {
             counts[first].0 += 1;
@@ -47,43 +47,43 @@ fn tally(policies: &[Policy], items: usize, draws: u32) -> Vec<(u32, u32)> {
 
 /// Checks a binomial count within six standard deviations: one run in half a billion fails by chance, and the seed is
 /// fixed.
-fn likely(count: u32, draws: u32, share: f64) {
+fn assert_likely(count: u32, draws: u32, share: f64) {
     let mean = f64::from(draws) * share;
     let deviation = (mean * (1.0 - share)).sqrt();
     assert!(
         (f64::from(count) - mean).abs() <= 6.0 * deviation + 1.0,
-        "{count} of {draws} for {share}"
+        "{count} of {draws} draws, expected share {share}"
     );
 }
 
-fn first_by_shares(policies: &[Policy], shares: &[f64]) {
+fn assert_first_by_shares(policies: &[Policy], shares: &[f64]) {
     let draws = 20_000;
     let sum: f64 = shares.iter().sum();
-    for (&(first, _), share) in tally(policies, 2, draws).iter().zip(shares) {
-        likely(first, draws, share / sum);
+    for (&(first, _), share) in count_selections(policies, 2, draws).iter().zip(shares) {
+        assert_likely(first, draws, share / sum);
     }
 }
 
 #[test]
-fn the_first_has_its_weights_share() {
+fn first_selection_is_proportional_to_weight() {
     const HALF: u32 = 1 << 31;
     // Sizes that need more than one and two levels of sums.
     for count in [1usize, 16, 17, 40, 300] {
-        first_by_shares(&vec![Policy::Random; count], &vec![1.0; count]);
+        assert_first_by_shares(&vec![Policy::Random; count], &vec![1.0; count]);
         let weighted: Vec<_> = (0..count as u32)
             .map(|weight| Policy::WeightedRandom { weight: weight + 1 })
             .collect();
         let shares: Vec<f64> = (0..count).map(|i| i as f64 + 1.0).collect();
-        first_by_shares(&weighted, &shares);
+        assert_first_by_shares(&weighted, &shares);
     }
-    first_by_shares(
+    assert_first_by_shares(
         &[
             Policy::WeightedRandom { weight: 0 },
             Policy::WeightedRandom { weight: 3 },
         ],
         &[0.0, 1.0],
     );
-    first_by_shares(
+    assert_first_by_shares(
         &[
             Policy::RandomizedLeastUsed { load: 0 },
             Policy::RandomizedLeastUsed { load: HALF },
@@ -94,26 +94,26 @@ fn the_first_has_its_weights_share() {
         load: HALF,
         degradation,
     };
-    first_by_shares(&[busy(0), busy(HALF / 2)], &[2.0, 1.0]);
+    assert_first_by_shares(&[busy(0), busy(HALF / 2)], &[2.0, 1.0]);
     let far = |distance| Policy::WeightedRandomDpf {
         weight: 100,
         dpf: u32::MAX / 100,
         distance,
     };
-    first_by_shares(&[far(0), far(50), far(90)], &[100.0, 50.0, 10.0]);
+    assert_first_by_shares(&[far(0), far(50), far(90)], &[100.0, 50.0, 10.0]);
     // At a distance beyond the whole weight, a weight of 1 is left.
-    first_by_shares(&[far(99), far(1000)], &[1.0, 1.0]);
+    assert_first_by_shares(&[far(99), far(1000)], &[1.0, 1.0]);
 }
 
 #[test]
-fn a_pool_in_full_use_still_answers() {
+fn fully_loaded_pool_is_resolved() {
     let full = Policy::RandomizedLeastUsed { load: u32::MAX };
-    first_by_shares(&[full, full], &[1.0, 1.0]);
+    assert_first_by_shares(&[full, full], &[1.0, 1.0]);
 }
 
 /// The second is drawn from the rest: P(i first, j second) = w_i / W * w_j / (W - w_i).
 #[test]
-fn the_second_has_its_share_of_the_rest() {
+fn second_selection_is_proportional_to_weight_among_others() {
     let weights = [1.0, 2.0, 3.0, 10.0];
     let policies: Vec<_> = weights
         .iter()
@@ -121,11 +121,11 @@ fn the_second_has_its_share_of_the_rest() {
         .collect();
     let draws = 30_000;
     let total: f64 = weights.iter().sum();
-    for (i, &(_, among)) in tally(&policies, 2, draws).iter().enumerate() {
+    for (i, &(_, selected)) in count_selections(&policies, 2, draws).iter().enumerate() {
         let second = |j: usize| weights[j] / total * weights[i] / (total - weights[j]);
         let others = (0..weights.len()).filter(|&j| j != i);
-        likely(
-            among,
+        assert_likely(
+            selected,
             draws,
             weights[i] / total + others.map(second).sum::<f64>(),
         );
@@ -134,7 +134,7 @@ fn the_second_has_its_share_of_the_rest() {
 
 /// Each selection reduces the weight by the degradation, until the element registers again.
 #[test]
-fn randomized_degradation_evens_out() {
+fn randomized_degradation_selects_every_element() {
     let handle = PoolHandle::from("pool");
     let mut space = Handlespace::new(2);
     let policy = Policy::RandomizedLeastUsedDegradation {
@@ -164,7 +164,7 @@ fn randomized_degradation_evens_out() {
 
 /// RFC 5356 section 4.2.2: occurrences in proportion to the weight, as evenly distributed as possible.
 #[test]
-fn weighted_round_robin_spreads_turns() {
+fn weighted_round_robin_distributes_turns_evenly() {
     let handle = PoolHandle::from("pool");
     let mut space = Handlespace::new(3);
     for (id, weight) in [(1, 1), (2, 2), (3, 5), (4, 0)] {
@@ -203,7 +203,7 @@ fn weighted_round_robin_spreads_turns() {
 proptest! {
     /// An element registered throughout a walk is visited, even while others register and deregister.
     #[test]
-    fn a_walk_misses_nobody_who_stays(
+    fn walk_visits_every_element_that_stays(
         pools in 1u32..6,
         elements in 1u32..120,
         items in 1usize..20,
@@ -240,13 +240,13 @@ proptest! {
                 }
             }
         }
-        prop_assert!(stay.is_subset(&seen), "missed: {:?}", stay.difference(&seen));
+        prop_assert!(stay.is_subset(&seen), "elements not visited: {:?}", stay.difference(&seen));
     }
 }
 
 /// Many timers for a time that the wheel has already reached because of sparse entries: they still expire in order.
 #[test]
-fn timers_crowd_where_there_were_few() {
+fn many_timers_in_a_reached_bucket_expire_in_order() {
     let handle = PoolHandle::from("pool");
     let mut space = Handlespace::new(1);
     let start = Duration::from_secs(17);

@@ -11,17 +11,17 @@ use std::{
 use crate::error::{Context, Error, Result};
 
 /// The directory under the cgroup2 mount.
-const BASE: &str = "holdfast-lab";
+const BASE_NAME: &str = "holdfast-lab";
 
 /// Maximum time for killed processes to disappear. Usually they die at once, except on a very busy machine.
-const KILL_LIMIT: Duration = Duration::from_secs(60);
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the directory with all labs' control groups.
 pub(crate) fn base() -> Result<PathBuf> {
     let mounts =
         fs::read_to_string("/proc/self/mounts").context(|| "read /proc/self/mounts".into())?;
     find_mount(&mounts)
-        .map(|mount| mount.join(BASE))
+        .map(|mount| mount.join(BASE_NAME))
         .ok_or_else(|| {
             let hint = "cgroup2 is not mounted; mount -t cgroup2 none /sys/fs/cgroup";
             Error::Machine(hint.into())
@@ -42,7 +42,7 @@ pub(crate) fn destroy(group: &Path) -> Result<()> {
         return Ok(());
     }
     let describe = || format!("remove control group {}", group.display());
-    let deadline = Instant::now() + KILL_LIMIT;
+    let deadline = Instant::now() + KILL_TIMEOUT;
     loop {
         kill(group).context(describe)?;
         match remove_tree(group) {
@@ -58,7 +58,7 @@ pub(crate) fn destroy(group: &Path) -> Result<()> {
 }
 
 /// Creates a group, and the parent directory of all labs.
-pub(crate) fn make(group: &Path) -> Result<()> {
+pub(crate) fn create(group: &Path) -> Result<()> {
     loop {
         match fs::create_dir_all(group) {
             // Another process removed the last lab, and the parent directory, in the middle of the call: try again.
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_is_found_beside_version_1() {
+    fn cgroup2_mount_is_found_beside_version_1() {
         let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
                       cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
                       cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";

@@ -39,7 +39,7 @@ pub(crate) const CGROUP_INSIDE: &str = "/sys/fs/cgroup";
 const CANNOT_RUN: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
-const PASSED_ON: [Signal; 6] = [
+const FORWARDED_SIGNALS: [Signal; 6] = [
     Signal::SIGTERM,
     Signal::SIGINT,
     Signal::SIGHUP,
@@ -59,9 +59,9 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<i32> {
         return Err(usage());
     }
     let state = State::load(&lab)?;
-    let own_program = env::current_exe().context(|| "find the own program".into())?;
+    let own_program = env::current_exe().context(|| "find the path of this program".into())?;
     let signals = watch_signals()?;
-    step_in(&state, &host)?;
+    enter_host(&state, &host)?;
     let child = Command::new(own_program)
         .arg("lab-inner")
         .args(command)
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<i32> {
         .env("HOLDFAST_HOST", &*host)
         .env("HOLDFAST_CGROUP", CGROUP_INSIDE)
         .spawn()
-        .context(|| "start the inner process".into())?;
+        .context(|| "start the process in the host".into())?;
     let status = wait(child, &signals)?;
     // Encode a death by signal as a shell does.
     Ok(status
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<i32> {
 
 /// The inner process: `lab-inner COMMAND…`.
 pub(crate) fn run_inner(command: Vec<OsString>) -> Result<i32> {
-    set_pdeathsig(Signal::SIGKILL).context(|| "tie to the outer process".into())?;
+    set_pdeathsig(Signal::SIGKILL).context(|| "set the parent-death signal".into())?;
     // The outer process is in another PID namespace, so getppid() returns 0; after its death the parent is init.
     if getppid() != Pid::from_raw(0) {
         return Ok(128 + Signal::SIGKILL as i32);
@@ -89,7 +89,7 @@ pub(crate) fn run_inner(command: Vec<OsString>) -> Result<i32> {
         .thread_unblock()
         .context(|| "unblock signals".into())?;
     let Some((program, arguments)) = command.split_first() else {
-        return Err(Error::Invalid("no command".into()));
+        return Err(Error::Invalid("no command to run in the host".into()));
     };
     let mut command = Command::new(program);
     command.args(arguments);
@@ -102,17 +102,21 @@ pub(crate) fn run_inner(command: Vec<OsString>) -> Result<i32> {
 fn watch_signals() -> Result<SignalFd> {
     let set = watched_signals();
     set.thread_block().context(|| "block signals".into())?;
-    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).context(|| "watch signals".into())
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)
+        .context(|| "create a signal descriptor".into())
 }
 
 fn watched_signals() -> SigSet {
-    PASSED_ON.into_iter().chain([Signal::SIGCHLD]).collect()
+    FORWARDED_SIGNALS
+        .into_iter()
+        .chain([Signal::SIGCHLD])
+        .collect()
 }
 
 /// Joins the host's control group and namespaces, and restores the working directory.
-fn step_in(state: &State, host: &str) -> Result<()> {
+fn enter_host(state: &State, host: &str) -> Result<()> {
     let init: &ProcessId = state.init(host)?;
-    let gone = |_| Error::HostGone(host.into());
+    let host_gone = |_| Error::HostGone(host.into());
     let kinds = [
         ("cgroup", CloneFlags::CLONE_NEWCGROUP),
         ("ipc", CloneFlags::CLONE_NEWIPC),
@@ -122,13 +126,14 @@ fn step_in(state: &State, host: &str) -> Result<()> {
         // Join the mount namespace last, because it changes the meaning of paths.
         ("mnt", CloneFlags::CLONE_NEWNS),
     ];
-    let namespaces = kinds.map(|(kind, flag)| init.namespace(kind).map(|file| (kind, flag, file)));
-    join_cgroup(&state.host_cgroup(host)).map_err(gone)?;
+    let namespaces =
+        kinds.map(|(kind, flag)| init.open_namespace(kind).map(|file| (kind, flag, file)));
+    join_cgroup(&state.host_cgroup(host)).map_err(host_gone)?;
     let directory = env::current_dir();
     // A process with threads that share a working directory may not change its mount namespace.
-    unshare(CloneFlags::CLONE_FS).context(|| "separate the working directory".into())?;
+    unshare(CloneFlags::CLONE_FS).context(|| "unshare the working directory".into())?;
     for namespace in namespaces {
-        let (kind, flag, file) = namespace.map_err(gone)?;
+        let (kind, flag, file) = namespace.map_err(host_gone)?;
         setns(file, flag).context(|| format!("enter the {kind} namespace of {host}"))?;
     }
     if let Ok(directory) = directory {
@@ -151,7 +156,7 @@ fn wait(mut child: Child, signals: &SignalFd) -> Result<ExitStatus> {
         if info.ssi_code == SI_KERNEL {
             continue;
         }
-        if let Some(signal) = PASSED_ON
+        if let Some(signal) = FORWARDED_SIGNALS
             .into_iter()
             .find(|signal| *signal as u32 == info.ssi_signo)
         {

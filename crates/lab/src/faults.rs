@@ -22,7 +22,7 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`]; otherwise the system's error.
     pub fn cut(&self, host: &str) -> Result<()> {
-        self.change(|lab, state| {
+        self.change_faults(|lab, state| {
             lab.set_port(state, host, DISABLED)?;
             state.cut.insert(host.into());
             Ok(())
@@ -34,13 +34,13 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`]; otherwise the system's error.
     pub fn heal(&self, host: &str) -> Result<()> {
-        self.change(|lab, state| {
+        self.change_faults(|lab, state| {
             lab.set_port(state, host, FORWARDING)?;
             state.cut.remove(host);
             let before = state.cut_between.len();
             state.cut_between.retain(|(a, b)| a != host && b != host);
             if state.cut_between.len() < before {
-                lab.filter(state)
+                lab.apply_filter(state)
             } else {
                 Ok(())
             }
@@ -52,9 +52,9 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise the system's error.
     pub fn cut_between(&self, a: &str, b: &str) -> Result<()> {
-        self.change(|lab, state| {
-            state.cut_between.insert(lab.pair(a, b)?);
-            lab.filter(state)
+        self.change_faults(|lab, state| {
+            state.cut_between.insert(lab.ordered_pair(a, b)?);
+            lab.apply_filter(state)
         })
     }
 
@@ -63,21 +63,21 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise the system's error.
     pub fn heal_between(&self, a: &str, b: &str) -> Result<()> {
-        self.change(|lab, state| {
-            state.cut_between.remove(&lab.pair(a, b)?);
-            lab.filter(state)
+        self.change_faults(|lab, state| {
+            state.cut_between.remove(&lab.ordered_pair(a, b)?);
+            lab.apply_filter(state)
         })
     }
 
     /// Changes the set of cuts, under the lab's lock.
-    fn change(&self, work: impl FnOnce(&Lab, &mut State) -> Result<()>) -> Result<()> {
-        let _lock = Lock::existing(self.name())?;
+    fn change_faults(&self, work: impl FnOnce(&Lab, &mut State) -> Result<()>) -> Result<()> {
+        let _lock = Lock::lock_existing(self.name())?;
         let mut state = State::load(self.name())?;
         work(self, &mut state)?;
         state.save()
     }
 
-    fn pair(&self, a: &str, b: &str) -> Result<(String, String)> {
+    fn ordered_pair(&self, a: &str, b: &str) -> Result<(String, String)> {
         let (a, b) = (&self.host(a)?.name, &self.host(b)?.name);
         if a == b {
             return Err(Error::Invalid(format!("{a} cannot be cut off from itself")));
@@ -86,7 +86,7 @@ impl Lab {
     }
 
     fn set_port(&self, state: &State, host: &str, port_state: &str) -> Result<()> {
-        let port = wiring::port(self.host(host)?, state.is_spliced(host));
+        let port = wiring::bridge_port(self.host(host)?, state.is_spliced(host));
         let set = || {
             run_program(
                 "bridge",
@@ -98,7 +98,7 @@ impl Lab {
     }
 
     /// Replaces the switch's filter with one for the pairs in `state`.
-    fn filter(&self, state: &State) -> Result<()> {
+    fn apply_filter(&self, state: &State) -> Result<()> {
         let script = self.filter_script(state)?;
         state
             .init(SWITCH)?
@@ -113,18 +113,18 @@ impl Lab {
         if state.cut_between.is_empty() {
             return Ok(script);
         }
-        let end = |name: &String| -> Result<(usize, String)> {
+        let mark_and_port = |name: &String| -> Result<(usize, String)> {
             let index = self
                 .hosts()
                 .iter()
                 .position(|host| host.name == *name)
                 .unwrap_or(0);
-            let port = wiring::port(self.host(name)?, state.is_spliced(name));
+            let port = wiring::bridge_port(self.host(name)?, state.is_spliced(name));
             Ok((index + 1, port))
         };
         let (mut marks, mut drops) = (String::new(), String::new());
         for (a, b) in &state.cut_between {
-            let ((mark_a, port_a), (mark_b, port_b)) = (end(a)?, end(b)?);
+            let ((mark_a, port_a), (mark_b, port_b)) = (mark_and_port(a)?, mark_and_port(b)?);
             // Writing to a string does not fail.
             let _ = writeln!(
                 marks,

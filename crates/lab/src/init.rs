@@ -33,7 +33,7 @@ use crate::{
 pub(crate) static PLAYS_HIDDEN_ROLES: AtomicBool = AtomicBool::new(false);
 
 /// Exit code of a hidden role that fails, distinct from the exit codes of the command it runs.
-const FAILED: i32 = 125;
+const EXIT_FAILED: i32 = 125;
 
 /// Parameters of an init process.
 #[derive(Serialize, Deserialize)]
@@ -52,16 +52,16 @@ pub fn init_main() {
     PLAYS_HIDDEN_ROLES.store(true, Ordering::Relaxed);
     let mut arguments = std::env::args_os().skip(1);
     let role = arguments.next().unwrap_or_default();
-    let played = match role.to_str() {
+    let result = match role.to_str() {
         Some("lab-init") => run(),
         Some("lab-enter") => enter::run(arguments.collect()),
         Some("lab-inner") => enter::run_inner(arguments.collect()),
         Some("lab-link") => link::run(),
         _ => return,
     };
-    let code = played.unwrap_or_else(|error| {
+    let code = result.unwrap_or_else(|error| {
         eprintln!("holdfast lab: {error}");
-        FAILED
+        EXIT_FAILED
     });
     exit(code);
 }
@@ -72,18 +72,18 @@ pub(crate) fn read_task<T: serde::de::DeserializeOwned>() -> Result<T> {
     io::stdin()
         .lock()
         .read_line(&mut line)
-        .context(|| "read the task".into())?;
+        .context(|| "read the task from standard input".into())?;
     serde_json::from_str(&line)
         .map_err(io::Error::from)
-        .context(|| "understand the task".into())
+        .context(|| "parse the task".into())
 }
 
 /// Tells the owner that the role has started.
-pub(crate) fn say_ready() -> Result<()> {
+pub(crate) fn report_ready() -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(b"ready\n")
         .and_then(|()| out.flush())
-        .context(|| "say ready".into())
+        .context(|| "report readiness".into())
 }
 
 /// Moves the calling process into a control group.
@@ -97,13 +97,13 @@ fn run() -> Result<i32> {
     join_cgroup(&task.cgroup)?;
     let signals = watch_children()?;
     unshare(CloneFlags::CLONE_NEWCGROUP).context(|| "create a control group namespace".into())?;
-    mount_own_views()?;
+    mount_host_filesystems()?;
     sethostname(&task.hostname).context(|| "set the host name".into())?;
     for (name, value) in &task.settings {
-        set(name, value)?;
+        write_sysctl(name, value)?;
     }
-    say_ready()?;
-    reap(&signals, task.keep)
+    report_ready()?;
+    reap_until_owner_ends(&signals, task.keep)
 }
 
 fn watch_children() -> Result<SignalFd> {
@@ -111,16 +111,16 @@ fn watch_children() -> Result<SignalFd> {
     set.add(Signal::SIGCHLD);
     set.thread_block().context(|| "block SIGCHLD".into())?;
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
-        .context(|| "watch children".into())
+        .context(|| "create a signal descriptor for SIGCHLD".into())
 }
 
 /// Mounts views of the kernel that show only this host. The machine's files stay visible.
-fn mount_own_views() -> Result<()> {
+fn mount_host_filesystems() -> Result<()> {
     let none: Option<&str> = None;
     // Unmounts on the machine propagate here, but nothing here propagates to the machine.
     mount(none, "/", none, MsFlags::MS_SLAVE | MsFlags::MS_REC, none)
-        .context(|| "separate the mounts".into())?;
-    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        .context(|| "stop mount propagation to the machine".into())?;
+    let restrictive = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     for (kind, path, options) in [
         ("proc", "/proc", None),
         ("sysfs", "/sys", None),
@@ -128,13 +128,13 @@ fn mount_own_views() -> Result<()> {
         ("cgroup2", enter::CGROUP_INSIDE, None),
         ("tmpfs", "/run", Some("mode=0755")),
     ] {
-        mount(Some(kind), path, Some(kind), quiet, options)
+        mount(Some(kind), path, Some(kind), restrictive, options)
             .context(|| format!("mount {kind} on {path}"))?;
     }
     fs::create_dir_all("/run/holdfast").context(|| "create /run/holdfast".into())
 }
 
-fn set(name: &str, value: &str) -> Result<()> {
+fn write_sysctl(name: &str, value: &str) -> Result<()> {
     match fs::write(Path::new("/proc/sys").join(name), value) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done.context(|| format!("set {name} to {value}")),
@@ -142,7 +142,7 @@ fn set(name: &str, value: &str) -> Result<()> {
 }
 
 /// Reaps children until the owner has ended, or forever.
-fn reap(signals: &SignalFd, keep: bool) -> Result<i32> {
+fn reap_until_owner_ends(signals: &SignalFd, keep: bool) -> Result<i32> {
     let stdin = io::stdin();
     loop {
         let mut watched = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];

@@ -7,12 +7,12 @@ use std::{
 };
 
 use crate::{
-    cgroup,
+    bring_up, cgroup,
     error::{Error, Result},
     plan::{Host, Plan, SWITCH},
-    spec::{Reach, Spec, check_name},
+    spec::{Reach, Spec, validate_name},
     state::{self, Lock, State},
-    up, wiring,
+    wiring,
 };
 
 /// A lab that is up. A lab made by [`Lab::up`] goes down when this value is dropped, unless its [`Spec`] says to
@@ -22,7 +22,7 @@ pub struct Lab {
     pub(crate) state: State,
     hosts: Vec<Host>,
     /// The lab's processes, if dropping this value takes the lab down.
-    owned: Option<Vec<Child>>,
+    owned_processes: Option<Vec<Child>>,
 }
 
 impl Lab {
@@ -33,9 +33,9 @@ impl Lab {
     /// [`Error::Exists`] when a lab of this name is up; [`Error::Invalid`] when the spec is invalid; [`Error::Machine`]
     /// when the machine lacks a prerequisite. After an error nothing is left.
     pub fn up(spec: &Spec) -> Result<Lab> {
-        let raised = up::up(spec)?;
-        let owned = (!spec.keep).then_some(raised.children);
-        Ok(Lab::new(raised.state, owned))
+        let started = bring_up::up(spec)?;
+        let owned = (!spec.keep).then_some(started.children);
+        Ok(Lab::new(started.state, owned))
     }
 
     /// Finds a lab that is up.
@@ -54,7 +54,7 @@ impl Lab {
         Lab {
             hosts: state.plan.hosts(),
             state,
-            owned,
+            owned_processes: owned,
         }
     }
 
@@ -157,15 +157,15 @@ impl Lab {
         let host = self.host(host)?;
         self.state
             .init(SWITCH)?
-            .in_net(|| up::route_service(&self.state.plan, host))
+            .in_net(|| bring_up::route_service(&self.state.plan, host))
     }
 
     /// Returns the interface in the switch's network namespace that leads to a host and receives its packets.
     ///
     /// # Errors
     /// [`Error::NoHost`].
-    pub fn far_end(&self, host: &str) -> Result<String> {
-        self.host(host).map(wiring::near)
+    pub fn switch_end(&self, host: &str) -> Result<String> {
+        self.host(host).map(wiring::switch_end)
     }
 
     /// Returns a host's control group, as a path on the machine. Inside the host it is `/sys/fs/cgroup`.
@@ -195,9 +195,9 @@ impl Lab {
 
     /// Leaves the lab up when this value is dropped. The lab still ends with the owning process, unless it was made to
     /// be kept.
-    pub fn leave_up(mut self) {
+    pub fn detach(mut self) {
         // Dropping a child does not end it, but its standard input must stay open while this process lives.
-        std::mem::forget(self.owned.take());
+        std::mem::forget(self.owned_processes.take());
     }
 
     /// Takes the lab down: kills all its processes and removes its files.
@@ -205,14 +205,14 @@ impl Lab {
     /// # Errors
     /// The system's error; then `prune` may succeed later.
     pub fn down(mut self) -> Result<()> {
-        let children = self.owned.take().unwrap_or_default();
+        let children = self.owned_processes.take().unwrap_or_default();
         take_down(&self.state.name, children)
     }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if let Some(children) = self.owned.take() {
+        if let Some(children) = self.owned_processes.take() {
             // The error cannot be reported here; the next `up` or `prune` tries again.
             let _ = take_down(&self.state.name, children);
         }
@@ -221,9 +221,9 @@ impl Drop for Lab {
 
 fn take_down(name: &str, mut children: Vec<Child>) -> Result<()> {
     let group = cgroup::base()?.join(name);
-    match Lock::existing(name) {
-        Ok(_lock) => up::remove_all(name, &group, &mut children),
-        Err(Error::NoLab(_)) if group.exists() => up::remove_all(name, &group, &mut children),
+    match Lock::lock_existing(name) {
+        Ok(_lock) => bring_up::remove_all(name, &group, &mut children),
+        Err(Error::NoLab(_)) if group.exists() => bring_up::remove_all(name, &group, &mut children),
         Err(error) => Err(error),
     }
 }
@@ -233,7 +233,7 @@ fn take_down(name: &str, mut children: Vec<Child>) -> Result<()> {
 /// # Errors
 /// [`Error::NoLab`] when nothing of this name is left; otherwise the system's error.
 pub fn down(name: &str) -> Result<()> {
-    check_name(name)?;
+    validate_name(name)?;
     let done = take_down(name, Vec::new());
     state::remove_root_if_empty();
     done
@@ -253,10 +253,10 @@ pub fn list() -> Result<Vec<(String, bool)>> {
     names.extend(groups.filter_map(|entry| entry.file_name().into_string().ok()));
     names.sort();
     names.dedup();
-    let up = |name: &String| State::load(name).is_ok_and(|state| state.alive());
+    let is_up = |name: &String| State::load(name).is_ok_and(|state| state.is_alive());
     Ok(names
         .into_iter()
-        .map(|name| (name.clone(), up(&name)))
+        .map(|name| (name.clone(), is_up(&name)))
         .collect())
 }
 
@@ -268,15 +268,15 @@ pub fn list() -> Result<Vec<(String, bool)>> {
 pub fn prune() -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for (name, _) in list()? {
-        let _all = Lock::all()?;
+        let _all = Lock::lock_root()?;
         // Another process holds the lock to bring the lab up or down: skip the lab.
-        let Ok(_lock) = Lock::create(&name) else {
+        let Ok(_lock) = Lock::lock_new(&name) else {
             continue;
         };
-        if State::load(&name).is_ok_and(|state| state.wanted()) {
+        if State::load(&name).is_ok_and(|state| state.is_in_use()) {
             continue;
         }
-        up::remove_all(&name, &cgroup::base()?.join(&name), &mut Vec::new())?;
+        bring_up::remove_all(&name, &cgroup::base()?.join(&name), &mut Vec::new())?;
         removed.push(name);
     }
     state::remove_root_if_empty();

@@ -23,6 +23,7 @@
 //! program). Its `main` must call [`init_main`] first; [`Spec::program`] describes how the lab finds it.
 #![forbid(unsafe_code)]
 
+mod bring_up;
 mod cgroup;
 mod enter;
 mod error;
@@ -31,19 +32,18 @@ mod init;
 mod lab;
 pub mod link;
 mod namespace;
-mod order;
+mod packet_steering;
 mod plan;
 mod spec;
 mod state;
 mod status;
 mod topology;
-mod up;
 mod wiring;
 
 pub use error::{Error, Result};
 pub use init::init_main;
 pub use lab::{Lab, down, list, prune};
-pub use plan::{Host, Kind, MacAddress, Plan, SHARED_MAC};
+pub use plan::{Host, HostKind, MacAddress, Plan, SHARED_MAC};
 pub use spec::{Reach, Spec};
 pub use status::{HostStatus, Status};
 pub use topology::{Direction, Duplex, LinkEntry, Topology};

@@ -19,31 +19,31 @@ use crate::error::{Context, Error, Result};
 pub(crate) struct ProcessId {
     pub pid: i32,
     /// The start time, in clock ticks since boot.
-    started: u64,
+    start_time: u64,
     /// The boot ID.
-    boot: String,
+    boot_id: String,
     /// The PID namespace of `pid`, by its inode.
-    namespace: u64,
+    pid_namespace: u64,
 }
 
 /// The inode of the initial PID namespace, in which the processes of all others are visible.
-const FIRST_NAMESPACE: u64 = 0xefff_fffc;
+const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
 impl ProcessId {
     /// Returns the identity of the calling process.
-    pub(crate) fn own() -> Result<ProcessId> {
-        ProcessId::of(std::process::id())
+    pub(crate) fn current() -> Result<ProcessId> {
+        ProcessId::from_pid(std::process::id())
     }
 
     /// Returns the identity of a live process.
-    pub(crate) fn of(pid: u32) -> Result<ProcessId> {
+    pub(crate) fn from_pid(pid: u32) -> Result<ProcessId> {
         let pid = pid as i32;
         let identify = || {
             Some(ProcessId {
                 pid,
-                started: start_time(pid)?,
-                boot: boot_id()?,
-                namespace: pid_namespace("self")?,
+                start_time: start_time(pid)?,
+                boot_id: boot_id()?,
+                pid_namespace: pid_namespace("self")?,
             })
         };
         identify().ok_or_else(|| Error::Machine(format!("process {pid} has ended")))
@@ -51,32 +51,34 @@ impl ProcessId {
 
     /// Returns true if the process runs (a zombie does not). A process of another PID namespace counts as running, as
     /// far as visible from here, while that namespace has any process.
-    pub(crate) fn alive(&self) -> bool {
-        boot_id().as_deref() == Some(&self.boot)
+    pub(crate) fn is_alive(&self) -> bool {
+        boot_id().as_deref() == Some(&self.boot_id)
             && match pid_namespace("self") {
-                Some(own) if own == self.namespace => start_time(self.pid) == Some(self.started),
-                Some(FIRST_NAMESPACE) => is_peopled(self.namespace),
+                Some(own) if own == self.pid_namespace => {
+                    start_time(self.pid) == Some(self.start_time)
+                }
+                Some(INITIAL_PID_NAMESPACE) => has_processes(self.pid_namespace),
                 _ => true,
             }
     }
 
     /// Returns true if the process runs, and its PID is valid in this PID namespace.
-    fn is_here(&self) -> bool {
-        pid_namespace("self") == Some(self.namespace) && self.alive()
+    fn is_in_this_namespace(&self) -> bool {
+        pid_namespace("self") == Some(self.pid_namespace) && self.is_alive()
     }
 
     /// Opens one of the process's namespaces: `net`, `mnt`, `pid`, …. Checks the identity after opening, so that the
     /// namespace belongs to this very process.
-    pub(crate) fn namespace(&self, kind: &str) -> Result<File> {
+    pub(crate) fn open_namespace(&self, kind: &str) -> Result<File> {
         let path = format!("/proc/{}/ns/{kind}", self.pid);
         let gone = || {
             let pid = self.pid;
             Error::Machine(format!(
-                "process {pid} has ended, or is of another container"
+                "process {pid} has ended, or belongs to another container"
             ))
         };
         let file = File::open(&path).map_err(|_| gone())?;
-        if self.is_here() {
+        if self.is_in_this_namespace() {
             Ok(file)
         } else {
             Err(gone())
@@ -85,7 +87,7 @@ impl ProcessId {
 
     /// Moves the calling thread into the process's network namespace.
     pub(crate) fn enter_net(&self) -> Result<()> {
-        setns(self.namespace("net")?, CloneFlags::CLONE_NEWNET)
+        setns(self.open_namespace("net")?, CloneFlags::CLONE_NEWNET)
             .context(|| "enter the network namespace".into())
     }
 
@@ -124,7 +126,7 @@ fn pid_namespace(process: &str) -> Option<u64> {
 }
 
 /// Returns true if a process visible here belongs to this PID namespace.
-fn is_peopled(namespace: u64) -> bool {
+fn has_processes(namespace: u64) -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut names = processes.filter_map(|entry| entry.file_name().into_string().ok());
     names.any(|name| pid_namespace(&name) == Some(namespace))
@@ -144,20 +146,20 @@ pub(crate) fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 /// The namespaces in which a process of a lab starts.
-pub(crate) enum Place<'a> {
+pub(crate) enum StartNamespaces<'a> {
     /// New namespaces. The network namespace takes its defaults from the given process's, if any.
-    New(Option<&'a ProcessId>),
+    Unshared(Option<&'a ProcessId>),
     /// The network namespace of this process.
-    Net(&'a ProcessId),
+    JoinNet(&'a ProcessId),
 }
 
 /// Starts a process in a hidden role: sends its parameters as a line on its standard input, and waits for its answer
 /// `ready`. The input stays open as long as the returned child is kept, which tells the process that its owner lives.
-pub(crate) fn start<T: Serialize + Sync>(
+pub(crate) fn start_role<T: Serialize + Sync>(
     mut command: Command,
     task: &T,
     log: &Path,
-    place: &Place<'_>,
+    namespaces: &StartNamespaces<'_>,
 ) -> Result<Child> {
     let describe = || format!("start {:?}", command.get_program());
     let starting = describe();
@@ -172,16 +174,16 @@ pub(crate) fn start<T: Serialize + Sync>(
         .stderr(log_file)
         .current_dir("/");
     let mut child = on_thread(move || {
-        step_into(place)?;
+        enter_namespaces(namespaces)?;
         command.spawn().context(|| starting)
     })?;
     let mut answer = String::new();
-    let told = child.stdin.as_mut().map(|stdin| stdin.write_all(&line));
+    let written = child.stdin.as_mut().map(|stdin| stdin.write_all(&line));
     let read = child
         .stdout
         .take()
         .map(|stdout| BufReader::new(stdout).read_line(&mut answer));
-    if matches!((told, read), (Some(Ok(())), Some(Ok(_)))) && answer == "ready\n" {
+    if matches!((written, read), (Some(Ok(())), Some(Ok(_)))) && answer == "ready\n" {
         return Ok(child);
     }
     // Killing a process that has ended has no effect.
@@ -199,10 +201,10 @@ pub(crate) fn start<T: Serialize + Sync>(
     })
 }
 
-fn step_into(place: &Place<'_>) -> Result<()> {
+fn enter_namespaces(place: &StartNamespaces<'_>) -> Result<()> {
     match place {
-        Place::Net(process) => process.enter_net(),
-        Place::New(defaults) => {
+        StartNamespaces::JoinNet(process) => process.enter_net(),
+        StartNamespaces::Unshared(defaults) => {
             if let Some(process) = defaults {
                 process.enter_net()?;
             }
@@ -252,7 +254,7 @@ mod tests {
 
     /// A lab's owner in a container is not considered dead by a lab outside.
     #[test]
-    fn who_is_of_another_pid_namespace_is_alive_while_that_is_peopled() {
+    fn process_in_other_pid_namespace_is_alive_while_namespace_has_processes() {
         let mut child = Command::new("unshare")
             .args(["--pid", "--fork", "--kill-child", "sleep", "infinity"])
             .spawn()
@@ -264,31 +266,31 @@ mod tests {
             let name = fs::read_to_string(format!("/proc/{pid}/comm"));
             name.is_ok_and(|name| name.trim() == "sleep")
         };
-        until(|| is_sleep(children().trim()));
+        wait_until(|| is_sleep(children().trim()));
         let inside = children().trim().to_owned();
-        let own = ProcessId::own().expect("this process");
+        let own = ProcessId::current().expect("this process");
         let namespace = pid_namespace(&inside).expect("its namespace");
-        assert_ne!(namespace, own.namespace);
+        assert_ne!(namespace, own.pid_namespace);
         let elsewhere = ProcessId {
             pid: 1,
-            namespace,
+            pid_namespace: namespace,
             ..own.clone()
         };
-        assert!(own.alive() && own.is_here());
-        assert!(elsewhere.alive() && !elsewhere.is_here());
-        assert!(elsewhere.namespace("net").is_err());
+        assert!(own.is_alive() && own.is_in_this_namespace());
+        assert!(elsewhere.is_alive() && !elsewhere.is_in_this_namespace());
+        assert!(elsewhere.open_namespace("net").is_err());
         child.kill().expect("it is ended");
         child.wait().expect("it has ended");
         // Only the initial namespace sees that the other is empty.
-        until(|| own.namespace != FIRST_NAMESPACE || !elsewhere.alive());
+        wait_until(|| own.pid_namespace != INITIAL_PID_NAMESPACE || !elsewhere.is_alive());
     }
 
-    fn until(is_so: impl Fn() -> bool) {
+    fn wait_until(condition: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !is_so() {
+        while !condition() {
             assert!(
                 Instant::now() < deadline,
-                "exceeded time: it takes too long"
+                "exceeded time: the condition is still false"
             );
             thread::sleep(Duration::from_millis(1));
         }

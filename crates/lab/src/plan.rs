@@ -22,7 +22,7 @@ const NODES_MAX: u16 = 89;
 const CLIENTS_MAX: u16 = 150;
 const SEGMENTS_MAX: u16 = 200;
 /// The segment number of the routed service address; no real segment has it.
-const ROUTED: u8 = 255;
+const ROUTED_SEGMENT: u8 = 255;
 
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl fmt::Display for MacAddress {
 /// The purpose of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum HostKind {
     /// Runs the daemon and server programs.
     Node,
     /// Runs unmodified client programs.
@@ -51,7 +51,7 @@ pub struct Host {
     /// `n1`, `n2`, …, `c1`, `c2`, ….
     pub name: String,
     /// Node or client.
-    pub kind: Kind,
+    pub kind: HostKind,
     /// The segment that `eth0` is on, from 0.
     pub segment: u16,
     /// The link address of `eth0`.
@@ -104,8 +104,8 @@ impl Plan {
     /// Returns all hosts, nodes first, without the switch.
     #[must_use]
     pub fn hosts(&self) -> Vec<Host> {
-        let nodes = (1..=self.nodes).map(|index| self.host(Kind::Node, index));
-        let clients = (1..=self.clients).map(|index| self.host(Kind::Client, index));
+        let nodes = (1..=self.nodes).map(|index| self.host(HostKind::Node, index));
+        let clients = (1..=self.clients).map(|index| self.host(HostKind::Client, index));
         nodes.chain(clients).collect()
     }
 
@@ -124,7 +124,7 @@ impl Plan {
     /// Returns the router's addresses on a segment.
     #[must_use]
     pub fn router(&self, segment: u16) -> (Ipv4Addr, Ipv6Addr) {
-        self.addresses(byte(segment), 1)
+        self.addresses(to_byte(segment), 1)
     }
 
     /// Returns the router's link address on a segment.
@@ -144,45 +144,52 @@ impl Plan {
     /// the node selected by `Lab::route_service`, initially `n1`.
     #[must_use]
     pub fn routed_service(&self) -> (Ipv4Addr, Ipv6Addr) {
-        self.addresses(ROUTED, 1)
+        self.addresses(ROUTED_SEGMENT, 1)
     }
 
-    fn host(&self, kind: Kind, index: u16) -> Host {
+    fn host(&self, kind: HostKind, index: u16) -> Host {
         let (letter, segment, station, group) = match kind {
-            Kind::Node => ('n', (index - 1) % self.segments, 10 + index, 1),
-            Kind::Client => ('c', self.client_segment(), 100 + index, 2),
+            HostKind::Node => ('n', (index - 1) % self.segments, 10 + index, 1),
+            HostKind::Client => ('c', self.client_segment(), 100 + index, 2),
         };
-        let (v4, v6) = self.addresses(byte(segment), byte(station));
+        let (v4, v6) = self.addresses(to_byte(segment), to_byte(station));
         Host {
             name: format!("{letter}{index}"),
             kind,
             segment,
-            mac: self.mac(segment, group, byte(index)),
+            mac: self.mac(segment, group, to_byte(index)),
             v4,
             v6,
         }
     }
 
     fn addresses(&self, segment: u8, station: u8) -> (Ipv4Addr, Ipv6Addr) {
-        let v4 = Ipv4Addr::new(10, byte(80 + self.number), segment, station);
-        let [k, s, h] = [self.number, segment.into(), station.into()].map(as_written);
+        let v4 = Ipv4Addr::new(10, to_byte(80 + self.number), segment, station);
+        let [k, s, h] = [self.number, segment.into(), station.into()].map(decimal_as_hex);
         (v4, Ipv6Addr::new(0xfd80, k, s, 0, 0, 0, 0, h))
     }
 
     fn mac(&self, segment: u16, group: u8, index: u8) -> MacAddress {
-        MacAddress([0x02, 0x48, byte(self.number), byte(segment), group, index])
+        MacAddress([
+            0x02,
+            0x48,
+            to_byte(self.number),
+            to_byte(segment),
+            group,
+            index,
+        ])
     }
 }
 
 /// Returns the number with hexadecimal digits equal to `value`'s decimal digits, so that addresses look alike in both
 /// families.
-fn as_written(value: u16) -> u16 {
+fn decimal_as_hex(value: u16) -> u16 {
     let [ones, tens, hundreds] = [value % 10, value / 10 % 10, value / 100 % 10];
     hundreds << 8 | tens << 4 | ones
 }
 
 /// Converts a number to a byte; `Plan::new` has checked that it fits.
-fn byte(value: u16) -> u8 {
+fn to_byte(value: u16) -> u8 {
     u8::try_from(value).unwrap_or(u8::MAX)
 }
 
@@ -193,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_segment_holds_everybody() {
+    fn single_segment_contains_all_hosts() {
         let plan = Plan::new(3, 2, 1, 1).unwrap();
         let hosts = plan.hosts();
         let seen: Vec<_> = hosts
@@ -228,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_go_round_and_clients_have_a_segment_of_their_own() {
+    fn nodes_are_assigned_round_robin_and_clients_get_own_segment() {
         let plan = Plan::new(0, 5, 2, 2).unwrap();
         let segments: Vec<_> = plan.hosts().iter().map(|h| h.segment).collect();
         assert_eq!(segments, [0, 1, 0, 1, 0, 2, 2]);
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_lab_has_distinct_addresses() {
+    fn largest_lab_has_distinct_addresses() {
         let plan = Plan::new(NUMBER_MAX, NODES_MAX, CLIENTS_MAX, SEGMENTS_MAX).unwrap();
         let hosts = plan.hosts();
         let mut seen = BTreeSet::new();

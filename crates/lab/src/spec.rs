@@ -117,16 +117,17 @@ impl Spec {
             .flat_map(|directory| [directory.join("holdfast"), directory.join("holdfast-lab")])
             .find(|candidate| candidate.is_file())
             .ok_or_else(|| {
-                let hint = "no program for a lab's hosts: call holdfast_lab::init_main() in main, or set HOLDFAST_LAB_PROGRAM";
+                let hint = "cannot find the program to run in a lab's hosts: call holdfast_lab::init_main() in main, \
+                            or set HOLDFAST_LAB_PROGRAM";
                 Error::Machine(hint.into())
             })
     }
 }
 
 /// Refuses a name that could lead outside the directories named after it.
-pub(crate) fn check_name(name: &str) -> Result<()> {
-    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if (1..=32).contains(&name.len()) && name.chars().all(good) && !name.starts_with('-') {
+pub(crate) fn validate_name(name: &str) -> Result<()> {
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if (1..=32).contains(&name.len()) && name.chars().all(is_allowed) && !name.starts_with('-') {
         return Ok(());
     }
     let rule = "1 to 32 of a-z, 0-9 and -, not beginning with -";
@@ -140,12 +141,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_lead_elsewhere() {
+    fn names_with_path_separators_are_refused() {
         for good in ["a", "default", "two-labs-2"] {
-            check_name(good).unwrap();
+            validate_name(good).unwrap();
         }
         for bad in ["", "..", "a/b", "A", "-a", "a b", &"x".repeat(33)] {
-            assert!(check_name(bad).is_err(), "{bad:?}");
+            assert!(validate_name(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -18,14 +18,14 @@ use crate::{
     error::{Context, Error, Result},
     namespace::ProcessId,
     plan::Plan,
-    spec::{Reach, check_name},
+    spec::{Reach, validate_name},
     topology::Duplex,
 };
 
 const ROOT: &str = "/run/holdfast/lab";
 
 /// Maximum time to wait for a lock that a lab's last owner may still hold.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A lab as other processes see it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub(crate) struct State {
 impl State {
     /// Reads the stored state of a lab.
     pub(crate) fn load(name: &str) -> Result<State> {
-        check_name(name)?;
+        validate_name(name)?;
         let path = directory(name).join("state.json");
         let text = match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -73,19 +73,21 @@ impl State {
     pub(crate) fn save(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(io::Error::from);
         let text = text.context(|| "encode the lab's state".into())?;
-        write_whole(&directory(&self.name).join("state.json"), &text)
+        write_atomically(&directory(&self.name).join("state.json"), &text)
     }
 
     /// Returns true if the lab is up: all hosts run, and so does the owner of a lab that depends on its owner.
-    pub(crate) fn alive(&self) -> bool {
-        self.ready && (self.keep || self.owner.alive()) && self.inits.values().all(ProcessId::alive)
+    pub(crate) fn is_alive(&self) -> bool {
+        self.ready
+            && (self.keep || self.owner.is_alive())
+            && self.inits.values().all(ProcessId::is_alive)
     }
 
     /// Returns true if the lab is still in use: its owner runs or, for a lab without owner, a host.
-    pub(crate) fn wanted(&self) -> bool {
+    pub(crate) fn is_in_use(&self) -> bool {
         match self.keep {
-            true => self.ready && self.inits.values().any(ProcessId::alive),
-            false => self.owner.alive(),
+            true => self.ready && self.inits.values().any(ProcessId::is_alive),
+            false => self.owner.is_alive(),
         }
     }
 
@@ -118,7 +120,7 @@ impl State {
 }
 
 /// Replaces a file atomically.
-pub(crate) fn write_whole(path: &Path, text: &[u8]) -> Result<()> {
+pub(crate) fn write_atomically(path: &Path, text: &[u8]) -> Result<()> {
     let draft = path.with_extension("draft");
     let write = || fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
     write().context(|| format!("write {}", path.display()))
@@ -148,23 +150,23 @@ pub(crate) struct Lock {
 
 impl Lock {
     /// Locks the directory of all labs, creating it if missing: held while a number is chosen.
-    pub(crate) fn all() -> Result<Lock> {
-        Lock::take(Path::new(ROOT), true, FlockArg::LockExclusive)?
+    pub(crate) fn lock_root() -> Result<Lock> {
+        Lock::acquire(Path::new(ROOT), true, FlockArg::LockExclusive)?
             .ok_or_else(|| Error::Busy("(all)".into()))
     }
 
     /// Locks a lab that is being created, without waiting. Creates its directory.
-    pub(crate) fn create(name: &str) -> Result<Lock> {
-        Lock::take(&directory(name), true, FlockArg::LockExclusiveNonblock)?
+    pub(crate) fn lock_new(name: &str) -> Result<Lock> {
+        Lock::acquire(&directory(name), true, FlockArg::LockExclusiveNonblock)?
             .ok_or_else(|| Error::Busy(name.into()))
     }
 
     /// Locks a lab that is being created, and waits briefly: a process started by a killed owner may hold the lock a
     /// moment longer.
-    pub(crate) fn create_patiently(name: &str) -> Result<Lock> {
-        let deadline = Instant::now() + PATIENCE;
+    pub(crate) fn lock_new_with_timeout(name: &str) -> Result<Lock> {
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
-            match Lock::create(name) {
+            match Lock::lock_new(name) {
                 Err(Error::Busy(_)) if Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(10))
                 }
@@ -174,17 +176,17 @@ impl Lock {
     }
 
     /// Locks an existing lab, and waits for the lock.
-    pub(crate) fn existing(name: &str) -> Result<Lock> {
-        Lock::take(&directory(name), false, FlockArg::LockExclusive)?
+    pub(crate) fn lock_existing(name: &str) -> Result<Lock> {
+        Lock::acquire(&directory(name), false, FlockArg::LockExclusive)?
             .ok_or_else(|| Error::NoLab(name.into()))
     }
 
     /// Returns none if another process holds the lock (without waiting), or if the directory is missing and must not be
     /// created.
-    fn take(path: &Path, make: bool, how: FlockArg) -> Result<Option<Lock>> {
+    fn acquire(path: &Path, create: bool, mode: FlockArg) -> Result<Option<Lock>> {
         let describe = || format!("lock {}", path.display());
         loop {
-            if make {
+            if create {
                 match fs::create_dir_all(path) {
                     // Another process removed the last lab, and the parent directory, in the middle of the call: try
                     // again.
@@ -193,12 +195,12 @@ impl Lock {
                 }
             }
             let file = match File::open(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound && make => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound && create => continue,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 file => file.context(describe)?,
             };
             let inode = file.metadata().context(describe)?.ino();
-            let held = match Flock::lock(file, how) {
+            let held = match Flock::lock(file, mode) {
                 Ok(held) => held,
                 Err((_, nix::Error::EWOULDBLOCK)) => return Ok(None),
                 Err((_, nix::Error::EINTR)) => continue,

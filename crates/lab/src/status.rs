@@ -73,7 +73,7 @@ impl Lab {
         let counters: BTreeMap<String, DuplexCounters> =
             serde_json::from_slice(&counters).unwrap_or_default();
         let host_status = |host: &Host| HostStatus {
-            alive: state.init(&host.name).is_ok_and(ProcessId::alive),
+            alive: state.init(&host.name).is_ok_and(ProcessId::is_alive),
             processes: cgroup::processes(&state.host_cgroup(&host.name)).len(),
             cut: state.cut.contains(&host.name),
             link: state.links.get(&host.name).cloned(),
@@ -82,7 +82,7 @@ impl Lab {
         };
         Ok(Status {
             hosts: self.hosts().iter().map(host_status).collect(),
-            link_program: state.link_program.as_ref().map(ProcessId::alive),
+            link_program: state.link_program.as_ref().map(ProcessId::is_alive),
             service: state.plan.service(),
             routed_service: state.plan.routed_service(),
             cut_between: state.cut_between.iter().cloned().collect(),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Context, Error, Result},
     link::{LOSS_ALWAYS, LinkConfig},
-    plan::{Host, Kind, MacAddress},
+    plan::{Host, HostKind, MacAddress},
 };
 
 /// A topology: a list of entries about links. If two entries concern the same link, the later one overrides the earlier
@@ -83,15 +83,15 @@ impl Duplex {
     /// Checks that a link enforced by the kernel has only properties that the kernel can enforce.
     fn check(&self, host: &str) -> Result<()> {
         let is_rate = |config: &LinkConfig| {
-            let travels_at_once = config.delay.is_zero() && config.jitter.is_zero();
-            config.rate_bits.is_some() && travels_at_once && config.loss == 0
+            let has_no_delay = config.delay.is_zero() && config.jitter.is_zero();
+            config.rate_bits.is_some() && has_no_delay && config.loss == 0
         };
         if !self.kernel || (is_rate(&self.up) && is_rate(&self.down) && self.toward.is_empty()) {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "topology: the kernel keeps the link of {host:?}, which takes rate_mbit for both directions, queue_packets and \
-             nothing else"
+            "topology: the link of {host:?} has kernel = true, which requires rate_mbit for both directions, and \
+             allows queue_packets but nothing else"
         )))
     }
 }
@@ -117,7 +117,7 @@ impl Topology {
 
     /// Adds an entry.
     #[must_use]
-    pub fn with(mut self, entry: LinkEntry) -> Topology {
+    pub fn with_entry(mut self, entry: LinkEntry) -> Topology {
         self.links.push(entry);
         self
     }
@@ -129,18 +129,21 @@ impl Topology {
     pub fn resolve(&self, hosts: &[Host]) -> Result<BTreeMap<String, Duplex>> {
         let mut links = BTreeMap::<String, Duplex>::new();
         for entry in &self.links {
-            let about: Vec<_> = hosts.iter().filter(|host| entry.speaks_of(host)).collect();
-            if about.is_empty() && !matches!(entry.host.as_str(), "all" | "nodes" | "clients") {
+            let matching_hosts: Vec<_> =
+                hosts.iter().filter(|host| entry.applies_to(host)).collect();
+            if matching_hosts.is_empty()
+                && !matches!(entry.host.as_str(), "all" | "nodes" | "clients")
+            {
                 return Err(Error::Invalid(format!(
                     "topology: there is no host {:?}",
                     entry.host
                 )));
             }
-            for host in about {
-                let plain = || self.plain(host);
+            for host in matching_hosts {
+                let plain = || self.default_link(host);
                 let duplex = links.entry(host.name.clone()).or_insert_with(plain);
                 match &entry.toward {
-                    Some(other) => duplex.toward.push(entry.apart(host, other, hosts)?),
+                    Some(other) => duplex.toward.push(entry.delay_toward(host, other, hosts)?),
                     None => entry.apply(duplex)?,
                 }
             }
@@ -151,7 +154,7 @@ impl Topology {
         Ok(links)
     }
 
-    fn plain(&self, host: &Host) -> Duplex {
+    fn default_link(&self, host: &Host) -> Duplex {
         let seeded = |direction: u64| LinkConfig {
             seed: link_seed(self.seed, host, direction),
             ..LinkConfig::default()
@@ -168,24 +171,29 @@ impl Topology {
 impl LinkEntry {
     /// Returns an entry about `host` without any field set.
     #[must_use]
-    pub fn of(host: &str) -> LinkEntry {
+    pub fn for_host(host: &str) -> LinkEntry {
         LinkEntry {
             host: host.into(),
             ..LinkEntry::default()
         }
     }
 
-    fn speaks_of(&self, host: &Host) -> bool {
+    fn applies_to(&self, host: &Host) -> bool {
         match self.host.as_str() {
             "all" => true,
-            "nodes" => host.kind == Kind::Node,
-            "clients" => host.kind == Kind::Client,
+            "nodes" => host.kind == HostKind::Node,
+            "clients" => host.kind == HostKind::Client,
             name => name == host.name,
         }
     }
 
     /// Returns the delay from one host to another.
-    fn apart(&self, host: &Host, other: &str, hosts: &[Host]) -> Result<(MacAddress, Duration)> {
+    fn delay_toward(
+        &self,
+        host: &Host,
+        other: &str,
+        hosts: &[Host],
+    ) -> Result<(MacAddress, Duration)> {
         let wrong = |what| {
             Err(Error::Invalid(format!(
                 "topology: toward {other:?}: {what}"
@@ -207,7 +215,7 @@ impl LinkEntry {
             ..LinkEntry::default()
         };
         if *self != plain {
-            return wrong("only delay_ms goes with it");
+            return wrong("only delay_ms can be combined with toward");
         }
         Ok((other.mac, milliseconds("delay_ms", delay)?))
     }
@@ -279,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn later_entries_win_field_by_field() {
+    fn later_entries_override_single_fields() {
         let text = r#"
             seed = 5
             [[link]]
@@ -308,23 +316,26 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_one_host_may_be_longer() {
+    fn delay_toward_one_host_may_be_longer() {
         let hosts = hosts();
         let apart = LinkEntry {
             toward: Some("n2".into()),
             delay_ms: Some(30.0),
-            ..LinkEntry::of("n1")
+            ..LinkEntry::for_host("n1")
         };
-        let links = Topology::default().with(apart).resolve(&hosts).unwrap();
+        let links = Topology::default()
+            .with_entry(apart)
+            .resolve(&hosts)
+            .unwrap();
         let delay = Duration::from_millis(30);
         assert_eq!(links["n1"].toward, [(hosts[1].mac, delay)]);
         assert_eq!(links["n1"].up.delay, Duration::ZERO);
     }
 
     #[test]
-    fn every_link_has_its_own_seed() {
+    fn each_link_has_its_own_seed() {
         let links = Topology::default()
-            .with(LinkEntry::of("all"))
+            .with_entry(LinkEntry::for_host("all"))
             .resolve(&hosts())
             .unwrap();
         let mut seeds: Vec<_> = links
@@ -337,16 +348,16 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_which_nothing_is_said_is_plain() {
+    fn host_without_entry_has_default_link() {
         let links = Topology::default()
-            .with(LinkEntry::of("clients"))
+            .with_entry(LinkEntry::for_host("clients"))
             .resolve(&hosts())
             .unwrap();
         assert_eq!(links.keys().collect::<Vec<_>>(), ["c1"]);
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_topologies_are_refused_with_reason() {
         for (text, names) in [
             ("[[link]]\nhost = 'n9'", "n9"),
             ("[[link]]\nhost = 'n1'\nloss_pct = 101", "loss_pct"),
@@ -382,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_in_the_documentation_means_what_it_says() {
+    fn documented_example_parses_to_documented_values() {
         let page = include_str!("../../../docs/lab.md");
         let (_, rest) = page.split_once("```toml\n").unwrap();
         let (example, _) = rest.split_once("```").unwrap();

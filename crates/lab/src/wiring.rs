@@ -5,50 +5,50 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use crate::{
     link::LinkConfig,
     namespace::ProcessId,
-    plan::{Host, Kind, MacAddress, Plan},
+    plan::{Host, HostKind, MacAddress, Plan},
 };
 
 /// Returns the interface in the switch's namespace that leads to a host.
-pub(crate) fn near(host: &Host) -> String {
+pub(crate) fn switch_end(host: &Host) -> String {
     host.name.clone()
 }
 
 /// Returns the bridge port of a host: the interface that leads to the host or, behind the link program, one end of a
 /// pair with [`wire`] as the other end.
-pub(crate) fn port(host: &Host, spliced: bool) -> String {
+pub(crate) fn bridge_port(host: &Host, spliced: bool) -> String {
     if spliced {
         format!("{}-port", host.name)
     } else {
-        near(host)
+        switch_end(host)
     }
 }
 
 /// Returns the interface at which the link program sends and receives the frames of a bridge port.
-pub(crate) fn wire(host: &Host) -> String {
+pub(crate) fn link_program_end(host: &Host) -> String {
     format!("{}-wire", host.name)
 }
 
 /// Returns the bridge of a segment.
-pub(crate) fn bridge(segment: u16) -> String {
+pub(crate) fn bridge_name(segment: u16) -> String {
     format!("br{segment}")
 }
 
 /// Returns the settings of a host. Must be applied before `eth0` exists, which inherits the defaults.
 pub(crate) fn host_settings() -> Vec<(String, String)> {
-    let mut settings = per_interface();
+    let mut settings = interface_settings();
     settings.extend(
         [
             ("net/core/somaxconn", "8192"),
             ("net/ipv4/tcp_max_syn_backlog", "8192"),
         ]
-        .map(owned),
+        .map(to_strings),
     );
     settings
 }
 
 /// Returns the settings of the switch.
 pub(crate) fn switch_settings() -> Vec<(String, String)> {
-    let mut settings = per_interface();
+    let mut settings = interface_settings();
     settings.extend(
         [
             ("net/ipv4/ip_forward", "1"),
@@ -62,12 +62,12 @@ pub(crate) fn switch_settings() -> Vec<(String, String)> {
             // Network namespaces created here get their own connection tables: walking a small table is fast.
             ("net/ipv4/tcp_child_ehash_entries", "16384"),
         ]
-        .map(owned),
+        .map(to_strings),
     );
     settings
 }
 
-fn per_interface() -> Vec<(String, String)> {
+fn interface_settings() -> Vec<(String, String)> {
     let mut settings = Vec::new();
     for scope in ["all", "default"] {
         for (family, name, value) in [
@@ -86,16 +86,16 @@ fn per_interface() -> Vec<(String, String)> {
     settings
 }
 
-fn owned((name, value): (&str, &str)) -> (String, String) {
+fn to_strings((name, value): (&str, &str)) -> (String, String) {
     (name.into(), value.into())
 }
 
 /// Creates the bridges, without addresses.
-pub(crate) fn bridges(plan: &Plan) -> String {
+pub(crate) fn bridge_script(plan: &Plan) -> String {
     let mut script = String::from("link set lo up\n");
     for segment in plan.all_segments() {
-        let (name, mac) = (bridge(segment), plan.router_mac(segment));
-        line(
+        let (name, mac) = (bridge_name(segment), plan.router_mac(segment));
+        push_line(
             &mut script,
             format_args!(
                 "link add {name} address {mac} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
@@ -106,65 +106,69 @@ pub(crate) fn bridges(plan: &Plan) -> String {
 }
 
 /// Gives the bridges the router's addresses and creates the hosts' links.
-pub(crate) fn cables(
+pub(crate) fn link_script(
     plan: &Plan,
     hosts: &[(Host, bool)],
     inits: &BTreeMap<String, ProcessId>,
 ) -> String {
     let mut script = String::new();
     for segment in plan.all_segments() {
-        let (name, (v4, v6)) = (bridge(segment), plan.router(segment));
-        line(
+        let (name, (v4, v6)) = (bridge_name(segment), plan.router(segment));
+        push_line(
             &mut script,
             format_args!("addr add {v4}/24 brd + dev {name}"),
         );
-        line(
+        push_line(
             &mut script,
             format_args!("addr add {v6}/64 dev {name} nodad"),
         );
-        line(&mut script, format_args!("link set {name} up"));
+        push_line(&mut script, format_args!("link set {name} up"));
     }
     for (host, spliced) in hosts {
         let pid = inits.get(&host.name).map_or(0, |init| init.pid);
-        cable(&mut script, host, *spliced, pid);
+        add_link(&mut script, host, *spliced, pid);
     }
     script
 }
 
-fn cable(script: &mut String, host: &Host, spliced: bool, pid: i32) {
-    let (near, port, mac) = (near(host), port(host, spliced), host.mac);
+fn add_link(script: &mut String, host: &Host, spliced: bool, pid: i32) {
+    let (near, port, mac) = (switch_end(host), bridge_port(host, spliced), host.mac);
     let near_mac = end_mac(mac, 0x10);
-    line(
+    push_line(
         script,
         format_args!(
             "link add {near} address {near_mac} type veth peer name eth0 address {mac} netns {pid}"
         ),
     );
     if spliced {
-        let (wire, wire_mac, port_mac) = (wire(host), end_mac(mac, 0x20), end_mac(mac, 0x30));
-        line(
+        let (wire, wire_mac, port_mac) = (
+            link_program_end(host),
+            end_mac(mac, 0x20),
+            end_mac(mac, 0x30),
+        );
+        push_line(
             script,
             format_args!(
                 "link add {port} address {port_mac} type veth peer name {wire} address {wire_mac}"
             ),
         );
         // The switch's own stack sees the frames too; it must not answer on these interfaces.
-        line(script, format_args!("link set {near} arp off"));
-        line(script, format_args!("link set {wire} arp off"));
-        line(script, format_args!("link set {wire} up"));
-        line(script, format_args!("link set {port} up"));
+        push_line(script, format_args!("link set {near} arp off"));
+        push_line(script, format_args!("link set {wire} arp off"));
+        push_line(script, format_args!("link set {wire} up"));
+        push_line(script, format_args!("link set {port} up"));
     }
-    line(
+    push_line(
         script,
-        format_args!("link set {port} master {}", bridge(host.segment)),
+        format_args!("link set {port} master {}", bridge_name(host.segment)),
     );
-    // See `near_features`: frames are polled for, but never merged.
-    line(script, format_args!("link set {near} gro_max_size 1"));
-    line(script, format_args!("link set {near} up"));
+    // See `switch_end_features`: frames are polled for, but never merged.
+    push_line(script, format_args!("link set {near} gro_max_size 1"));
+    push_line(script, format_args!("link set {near} up"));
 }
 
 /// Configures a host's own side.
-pub(crate) fn host_side(plan: &Plan, host: &Host) -> String {
+pub(crate) fn host_script(plan: &Plan, host: &Host) -> String {
     let (router4, router6) = plan.router(host.segment);
     let (v4, v6) = (host.v4, host.v6);
     format!(
@@ -182,7 +186,7 @@ pub(crate) fn host_side(plan: &Plan, host: &Host) -> String {
 /// bytes, needs full checksums from every host behind it.
 pub(crate) fn eth0_features(host: &Host, spliced: bool) -> Vec<&'static str> {
     let mut features = vec!["gro", "on"];
-    if host.kind == Kind::Client || spliced {
+    if host.kind == HostKind::Client || spliced {
         features.extend(["tx", "off", "tso", "off"]);
     }
     features
@@ -190,13 +194,16 @@ pub(crate) fn eth0_features(host: &Host, spliced: bool) -> Vec<&'static str> {
 
 /// Returns the arguments of `ip` and `tc` for an interface with a rate enforced by the kernel. Packets for segmentation
 /// by the card are kept small, so that the burst that exceeds the rate is small.
-pub(crate) fn bucket(interface: &str, link: &LinkConfig) -> (String, String) {
-    const PACKET: usize = 16_384;
-    const FRAME: usize = 1514;
+pub(crate) fn rate_limit_commands(interface: &str, link: &LinkConfig) -> (String, String) {
+    const SEGMENTED_PACKET_BYTES: usize = 16_384;
+    const FRAME_BYTES: usize = 1514;
     let rate = link.rate_bits.unwrap_or(u64::MAX);
-    let (burst, limit) = (PACKET + FRAME, (link.queue_packets * FRAME).max(2 * PACKET));
+    let (burst, limit) = (
+        SEGMENTED_PACKET_BYTES + FRAME_BYTES,
+        (link.queue_packets * FRAME_BYTES).max(2 * SEGMENTED_PACKET_BYTES),
+    );
     (
-        format!("link set {interface} gso_max_size {PACKET}\n"),
+        format!("link set {interface} gso_max_size {SEGMENTED_PACKET_BYTES}\n"),
         format!(
             "qdisc add dev {interface} root tbf rate {rate}bit burst {burst}b limit {limit}b\n"
         ),
@@ -207,7 +214,7 @@ pub(crate) fn bucket(interface: &str, link: &LinkConfig) -> (String, String) {
 /// required to receive frames that an XDP program redirects to `eth0`; `gro_max_size` prevents merging, which a switch
 /// would not do. `XDP_TX` would need an XDP program here too (without one the kernel does not wake the other end), at
 /// the cost of five sixths of the throughput.
-pub(crate) fn near_features() -> Vec<&'static str> {
+pub(crate) fn switch_end_features() -> Vec<&'static str> {
     vec!["gro", "on"]
 }
 
@@ -222,7 +229,7 @@ fn end_mac(mac: MacAddress, end: u8) -> MacAddress {
     MacAddress([a, b, c, d, group | end, index])
 }
 
-fn line(script: &mut String, text: std::fmt::Arguments<'_>) {
+fn push_line(script: &mut String, text: std::fmt::Arguments<'_>) {
     // Writing to a string does not fail.
     let _ = writeln!(script, "{text}");
 }

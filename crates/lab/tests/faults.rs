@@ -9,19 +9,19 @@ use std::{
 use holdfast_lab::{Error, Lab, LinkEntry, Topology};
 
 mod common;
-use common::{ask, is_root, spec};
+use common::{is_root, output_of, spec};
 
-fn ping(lab: &Lab, from: &str, address: IpAddr, how: &[&str]) -> bool {
+fn ping(lab: &Lab, from: &str, address: IpAddr, options: &[&str]) -> bool {
     let mut command = lab.command(from).unwrap();
     command
         .args(["ping", "-n", "-q"])
-        .args(how)
+        .args(options)
         .arg(address.to_string());
     command.output().unwrap().status.success()
 }
 
 /// Returns true if a host gets an answer from an address, with a long timeout.
-fn reaches<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
+fn is_reachable<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
     ping(
         lab,
         from,
@@ -31,7 +31,7 @@ fn reaches<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
 }
 
 /// Returns true if a host gets no answer from an address.
-fn misses<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
+fn is_unreachable<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
     !ping(
         lab,
         from,
@@ -41,7 +41,7 @@ fn misses<A: Into<IpAddr>>(lab: &Lab, from: &str, address: A) -> bool {
 }
 
 fn carrier(lab: &Lab, host: &str) -> String {
-    ask(
+    output_of(
         lab,
         host,
         "cat /sys/class/net/eth0/carrier /sys/class/net/eth0/carrier_changes /sys/class/net/eth0/operstate",
@@ -49,31 +49,33 @@ fn carrier(lab: &Lab, host: &str) -> String {
 }
 
 #[test]
-fn a_cut_host_is_alone_and_does_not_notice() {
+fn cut_host_is_isolated_and_keeps_carrier() {
     if !is_root() {
         return;
     }
-    let all_delayed = Topology::default().with(LinkEntry {
+    let all_delayed = Topology::default().with_entry(LinkEntry {
         delay_ms: Some(1.0),
-        ..LinkEntry::of("all")
+        ..LinkEntry::for_host("all")
     });
     for topology in [Topology::default(), all_delayed] {
         let lab = Lab::up(&spec("cut").nodes(3).topology(topology)).unwrap();
         let address = |host: &str| lab.address(host).unwrap();
         let router = lab.plan().router(0);
         let before = carrier(&lab, "n1");
-        assert!(reaches(&lab, "c1", address("n1").0));
+        assert!(is_reachable(&lab, "c1", address("n1").0));
         lab.cut("n1").unwrap();
         lab.cut("n1").unwrap();
-        assert!(misses(&lab, "c1", address("n1").0));
-        assert!(misses(&lab, "c1", address("n1").1));
-        assert!(misses(&lab, "n1", address("n2").0));
-        assert!(misses(&lab, "n1", router.1));
-        assert!(reaches(&lab, "n2", address("n3").0) && reaches(&lab, "c1", address("n2").1));
+        assert!(is_unreachable(&lab, "c1", address("n1").0));
+        assert!(is_unreachable(&lab, "c1", address("n1").1));
+        assert!(is_unreachable(&lab, "n1", address("n2").0));
+        assert!(is_unreachable(&lab, "n1", router.1));
+        assert!(
+            is_reachable(&lab, "n2", address("n3").0) && is_reachable(&lab, "c1", address("n2").1)
+        );
         assert_eq!(carrier(&lab, "n1"), before);
         assert!(lab.status().unwrap().hosts[0].cut);
         lab.heal("n1").unwrap();
-        assert!(reaches(&lab, "c1", address("n1").0) && reaches(&lab, "n1", router.1));
+        assert!(is_reachable(&lab, "c1", address("n1").0) && is_reachable(&lab, "n1", router.1));
         assert_eq!(carrier(&lab, "n1"), before);
         assert!(!lab.status().unwrap().hosts[0].cut);
         assert!(matches!(lab.cut("n9"), Err(Error::NoHost { .. })));
@@ -81,7 +83,7 @@ fn a_cut_host_is_alone_and_does_not_notice() {
 }
 
 #[test]
-fn a_connection_outlives_a_cut() {
+fn connection_survives_a_cut() {
     if !is_root() {
         return;
     }
@@ -101,10 +103,7 @@ fn a_connection_outlives_a_cut() {
     server
         .set_read_timeout(Some(Duration::from_millis(500)))
         .unwrap();
-    assert!(
-        server.read(&mut [0]).is_err(),
-        "a byte came through the cut"
-    );
+    assert!(server.read(&mut [0]).is_err(), "a byte passed the cut link");
     lab.heal("n1").unwrap();
     server
         .set_read_timeout(Some(Duration::from_secs(60)))
@@ -115,14 +114,14 @@ fn a_connection_outlives_a_cut() {
 }
 
 #[test]
-fn a_cut_between_two_concerns_no_one_else() {
+fn cut_between_two_hosts_leaves_others_connected() {
     if !is_root() {
         return;
     }
     // With two segments, n1 and n3 are on one, n2 is on the other.
     for (segments, topology) in [
         (1, Topology::default()),
-        (2, Topology::default().with(LinkEntry::of("n2"))),
+        (2, Topology::default().with_entry(LinkEntry::for_host("n2"))),
     ] {
         let lab = Lab::up(
             &spec("between")
@@ -144,9 +143,9 @@ fn a_cut_between_two_concerns_no_one_else() {
             ("c1", "n2", true),
         ] {
             let probe = if open {
-                reaches::<IpAddr>
+                is_reachable::<IpAddr>
             } else {
-                misses::<IpAddr>
+                is_unreachable::<IpAddr>
             };
             let (v4, v6) = address(to);
             for address in [IpAddr::from(v4), v6.into()] {
@@ -158,10 +157,13 @@ fn a_cut_between_two_concerns_no_one_else() {
         }
         assert_eq!(carrier(&lab, "n1"), before);
         lab.heal_between("n1", "n2").unwrap();
-        assert!(reaches(&lab, "n1", address("n2").0) && misses(&lab, "n1", address("n3").0));
+        assert!(
+            is_reachable(&lab, "n1", address("n2").0)
+                && is_unreachable(&lab, "n1", address("n3").0)
+        );
         lab.heal("n1").unwrap();
-        assert!(reaches(&lab, "n1", address("n3").1));
-        assert_eq!(ask(&lab, "sw", "nft list ruleset"), "");
+        assert!(is_reachable(&lab, "n1", address("n3").1));
+        assert_eq!(output_of(&lab, "sw", "nft list ruleset"), "");
         assert!(matches!(
             lab.cut_between("n1", "n1"),
             Err(Error::Invalid(_))
@@ -170,7 +172,7 @@ fn a_cut_between_two_concerns_no_one_else() {
 }
 
 #[test]
-fn the_routed_service_address_leads_where_it_is_told() {
+fn routed_service_address_follows_the_route() {
     if !is_root() {
         return;
     }
@@ -178,15 +180,16 @@ fn the_routed_service_address_leads_where_it_is_told() {
         let lab = Lab::up(&spec("routed").nodes(2).segments(segments)).unwrap();
         let (v4, v6) = lab.routed_service_address();
         for node in ["n1", "n2"] {
-            ask(
+            output_of(
                 &lab,
                 node,
                 &format!("ip addr add {v4}/32 dev lo; ip addr add {v6}/128 dev lo nodad"),
             );
         }
-        let seen = |host: &str| {
-            let counted =
-                |version: &str, file: &str| ask(&lab, host, &format!("awk '/{version}/' {file}"));
+        let packets_received = |host: &str| {
+            let counted = |version: &str, file: &str| {
+                output_of(&lab, host, &format!("awk '/{version}/' {file}"))
+            };
             (
                 counted("^Icmp:", "/proc/net/snmp"),
                 counted("^Icmp6InEchos", "/proc/net/snmp6"),
@@ -194,30 +197,30 @@ fn the_routed_service_address_leads_where_it_is_told() {
         };
         for (node, other) in [("n1", "n2"), ("n2", "n1")] {
             lab.route_service(node).unwrap();
-            let (before, quiet) = (seen(node), seen(other));
-            assert!(reaches(&lab, "c1", v4) && reaches(&lab, "c1", v6));
-            let after = seen(node);
+            let (before, quiet) = (packets_received(node), packets_received(other));
+            assert!(is_reachable(&lab, "c1", v4) && is_reachable(&lab, "c1", v6));
+            let after = packets_received(node);
             assert!(
                 before.0 != after.0 && before.1 != after.1,
-                "{node} was not asked"
+                "{node} received no request"
             );
-            assert_eq!(seen(other), quiet);
+            assert_eq!(packets_received(other), quiet);
         }
         // A host cut off from the contact node does not reach the service address either.
         lab.cut_between("c1", "n2").unwrap();
         lab.route_service("n2").unwrap();
-        assert!(misses(&lab, "c1", v4) && misses(&lab, "c1", v6));
+        assert!(is_unreachable(&lab, "c1", v4) && is_unreachable(&lab, "c1", v6));
     }
 }
 
 #[test]
-fn the_shared_link_address_reaches_every_node() {
+fn shared_link_address_reaches_every_node() {
     if !is_root() {
         return;
     }
     let lab = Lab::up(&spec("shared").nodes(3)).unwrap();
     let (service, _) = lab.service_address();
-    ask(
+    output_of(
         &lab,
         "c1",
         &format!(

@@ -11,10 +11,10 @@ use std::{
 use holdfast_lab::{Error, Lab, list, prune};
 
 mod common;
-use common::{ask, is_root, sh, spec};
+use common::{is_root, output_of, sh, spec};
 
 /// Sends a line from one host to another over TCP and receives it back.
-fn echoes(lab: &Lab, from: &str, to: &str, address: IpAddr) {
+fn assert_echo(lab: &Lab, from: &str, to: &str, address: IpAddr) {
     let listener = lab
         .in_net(to, || TcpListener::bind((address, 0)))
         .unwrap()
@@ -40,7 +40,7 @@ fn echoes(lab: &Lab, from: &str, to: &str, address: IpAddr) {
 }
 
 #[test]
-fn every_host_reaches_every_other_in_both_families() {
+fn every_host_reaches_every_other_over_ipv4_and_ipv6() {
     if !is_root() {
         return;
     }
@@ -56,8 +56,8 @@ fn every_host_reaches_every_other_in_both_families() {
         eprintln!("{segments} segments: up after {:?}", started.elapsed());
         for from in lab.hosts() {
             for to in lab.hosts() {
-                echoes(&lab, &from.name, &to.name, to.v4.into());
-                echoes(&lab, &from.name, &to.name, to.v6.into());
+                assert_echo(&lab, &from.name, &to.name, to.v4.into());
+                assert_echo(&lab, &from.name, &to.name, to.v6.into());
             }
         }
         lab.down().unwrap();
@@ -65,32 +65,35 @@ fn every_host_reaches_every_other_in_both_families() {
 }
 
 #[test]
-fn a_host_sees_itself_alone() {
+fn host_sees_only_itself() {
     if !is_root() {
         return;
     }
     let lab = Lab::up(&spec("alone").nodes(2)).unwrap();
-    assert_eq!(ask(&lab, "n1", "hostname"), "n1");
-    assert_eq!(ask(&lab, "n1", "cat /proc/1/comm"), "holdfast-lab");
-    assert_eq!(ask(&lab, "n1", "ls /sys/class/net"), "eth0\nlo");
+    assert_eq!(output_of(&lab, "n1", "hostname"), "n1");
+    assert_eq!(output_of(&lab, "n1", "cat /proc/1/comm"), "holdfast-lab");
+    assert_eq!(output_of(&lab, "n1", "ls /sys/class/net"), "eth0\nlo");
     assert_eq!(
-        ask(&lab, "n1", "cat /sys/class/net/eth0/address"),
+        output_of(&lab, "n1", "cat /sys/class/net/eth0/address"),
         lab.host("n1").unwrap().mac.to_string()
     );
-    assert_eq!(ask(&lab, "n1", "ls /run"), "holdfast");
-    assert_eq!(ask(&lab, "n1", "stat -f -c %T /sys/fs/bpf"), "bpf_fs");
-    assert_eq!(ask(&lab, "n1", "cat /proc/self/cgroup | grep ^0:"), "0::/");
+    assert_eq!(output_of(&lab, "n1", "ls /run"), "holdfast");
+    assert_eq!(output_of(&lab, "n1", "stat -f -c %T /sys/fs/bpf"), "bpf_fs");
     assert_eq!(
-        ask(&lab, "n1", "echo $HOLDFAST_LAB $HOLDFAST_HOST"),
+        output_of(&lab, "n1", "cat /proc/self/cgroup | grep ^0:"),
+        "0::/"
+    );
+    assert_eq!(
+        output_of(&lab, "n1", "echo $HOLDFAST_LAB $HOLDFAST_HOST"),
         format!("{} n1", lab.name())
     );
     assert_eq!(
-        ask(&lab, "n1", "stat -f -c %T $HOLDFAST_CGROUP"),
+        output_of(&lab, "n1", "stat -f -c %T $HOLDFAST_CGROUP"),
         "cgroup2fs"
     );
     // The command itself is in the group that the host sees at this path, and on the machine in the host's group.
-    ask(&lab, "n1", "grep -qx $$ $HOLDFAST_CGROUP/cgroup.procs");
-    ask(
+    output_of(&lab, "n1", "grep -qx $$ $HOLDFAST_CGROUP/cgroup.procs");
+    output_of(
         &lab,
         "n1",
         "touch /run/holdfast/mine && test -e /run/holdfast/mine",
@@ -101,17 +104,23 @@ fn a_host_sees_itself_alone() {
             .success()
     );
     assert!(!Path::new("/run/holdfast/mine").exists());
-    assert_eq!(ask(&lab, "n1", "cat /proc/sys/net/core/somaxconn"), "8192");
-    let entries = ask(&lab, "n1", "cat /proc/sys/net/ipv4/tcp_ehash_entries");
+    assert_eq!(
+        output_of(&lab, "n1", "cat /proc/sys/net/core/somaxconn"),
+        "8192"
+    );
+    let entries = output_of(&lab, "n1", "cat /proc/sys/net/ipv4/tcp_ehash_entries");
     assert_eq!(
         entries, "16384",
-        "a table of its own: a shared one has a minus sign"
+        "the host needs its own table; a shared one has a minus sign"
     );
-    assert_eq!(ask(&lab, "n1", "ip -6 -o addr show dev eth0 tentative"), "");
+    assert_eq!(
+        output_of(&lab, "n1", "ip -6 -o addr show dev eth0 tentative"),
+        ""
+    );
 }
 
 #[test]
-fn a_command_inside_behaves_as_if_it_were_outside() {
+fn command_in_host_keeps_directory_exit_code_and_streams() {
     if !is_root() {
         return;
     }
@@ -139,7 +148,7 @@ fn a_command_inside_behaves_as_if_it_were_outside() {
 }
 
 /// Starts a shell in `n1` and returns the first line of its output: its own PID in the host.
-fn long_running(lab: &Lab, script: &str) -> (std::process::Child, String) {
+fn start_shell(lab: &Lab, script: &str) -> (std::process::Child, String) {
     let mut command = lab.command("n1").unwrap();
     command.args(["sh", "-c", script]).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -150,7 +159,7 @@ fn long_running(lab: &Lab, script: &str) -> (std::process::Child, String) {
     (child, line.trim().to_owned())
 }
 
-fn wait_until_gone(lab: &Lab, pid: &str) {
+fn wait_for_exit(lab: &Lab, pid: &str) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while sh(lab, "n1", &format!("test -e /proc/{pid}"))
         .status
@@ -158,7 +167,7 @@ fn wait_until_gone(lab: &Lab, pid: &str) {
     {
         assert!(
             Instant::now() < deadline,
-            "exceeded time: process {pid} lives on"
+            "exceeded time: process {pid} is still running"
         );
     }
 }
@@ -169,12 +178,12 @@ fn killing_the_command_kills_the_program() {
         return;
     }
     let lab = Lab::up(&spec("kill")).unwrap();
-    let (mut child, pid) = long_running(&lab, "echo $$; exec sleep 1000");
+    let (mut child, pid) = start_shell(&lab, "echo $$; exec sleep 1000");
     child.kill().unwrap();
     child.wait().unwrap();
-    wait_until_gone(&lab, &pid);
+    wait_for_exit(&lab, &pid);
     // A signal that can be handled is forwarded, and the program's exit code is returned.
-    let (mut child, _) = long_running(
+    let (mut child, _) = start_shell(
         &lab,
         "trap 'exit 9' TERM; echo $$; while :; do sleep 0.05; done",
     );
@@ -184,12 +193,12 @@ fn killing_the_command_kills_the_program() {
 }
 
 #[test]
-fn killing_init_kills_the_host_and_it_alone() {
+fn killing_init_kills_only_its_host() {
     if !is_root() {
         return;
     }
     let lab = Lab::up(&spec("init").nodes(2)).unwrap();
-    let (mut child, _) = long_running(&lab, "echo $$; exec sleep 1000");
+    let (mut child, _) = start_shell(&lab, "echo $$; exec sleep 1000");
     let init = nix::unistd::Pid::from_raw(lab.init_process("n1").unwrap());
     nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGKILL).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(137));
@@ -204,7 +213,7 @@ fn killing_init_kills_the_host_and_it_alone() {
         status.hosts.iter().map(|h| h.alive).collect::<Vec<_>>(),
         [false, true, true]
     );
-    ask(&lab, "n2", "true");
+    output_of(&lab, "n2", "true");
 }
 
 #[test]
@@ -213,25 +222,25 @@ fn orphans_are_reaped() {
         return;
     }
     let lab = Lab::up(&spec("reap")).unwrap();
-    let pid = ask(
+    let pid = output_of(
         &lab,
         "n1",
         "sh -c 'echo $$; exec sleep 0.1 >/dev/null 2>&1' & wait $!; sh -c 'sleep 0.2 >/dev/null 2>&1 & echo $!'",
     );
     for pid in pid.lines() {
-        wait_until_gone(&lab, pid);
+        wait_for_exit(&lab, pid);
     }
 }
 
 #[test]
-fn down_leaves_nothing() {
+fn down_removes_everything() {
     if !is_root() {
         return;
     }
     let lab = Lab::up(&spec("down").nodes(2)).unwrap();
     let name = lab.name().to_owned();
     let group = lab.cgroup("n1").unwrap();
-    ask(
+    output_of(
         &lab,
         "n1",
         "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo",
@@ -246,38 +255,38 @@ fn down_leaves_nothing() {
         .collect();
     assert!(pids.len() >= 4, "{pids:?}");
     lab.down().unwrap();
-    gone(&name, &group);
+    assert_removed(&name, &group);
     for pid in pids {
         assert!(
             !Path::new(&format!("/proc/{pid}")).exists(),
-            "process {pid} lives on"
+            "process {pid} is still running"
         );
     }
 }
 
 /// Waits until a lab's files are gone for good; a concurrent `prune` may recreate the directory for a moment.
 #[track_caller]
-fn nothing_is_left(name: &str) {
+fn wait_for_removal(name: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let folder = Path::new("/run/holdfast/lab").join(name);
     while folder.exists() || list().unwrap().iter().any(|(other, _)| other == name) {
         assert!(
             Instant::now() < deadline,
-            "exceeded time: something of {name} is left"
+            "exceeded time: parts of lab {name} are left"
         );
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[track_caller]
-fn gone(name: &str, group: &Path) {
+fn assert_removed(name: &str, group: &Path) {
     assert!(!group.exists() && !group.parent().unwrap().exists());
-    nothing_is_left(name);
+    wait_for_removal(name);
     assert!(matches!(Lab::open(name), Err(Error::NoLab(_))));
 }
 
 #[test]
-fn several_labs_at_once() {
+fn several_labs_run_concurrently() {
     if !is_root() {
         return;
     }
@@ -285,17 +294,17 @@ fn several_labs_at_once() {
     let two = Lab::up(&spec("two")).unwrap();
     assert_ne!(one.plan().number, two.plan().number);
     assert_ne!(one.address("n1").unwrap(), two.address("n1").unwrap());
-    let again = Lab::open(one.name()).unwrap();
+    let reopened = Lab::open(one.name()).unwrap();
     drop(two);
-    assert_eq!(ask(&again, "n1", "hostname"), "n1");
-    drop(again);
-    assert_eq!(ask(&one, "n1", "hostname"), "n1");
+    assert_eq!(output_of(&reopened, "n1", "hostname"), "n1");
+    drop(reopened);
+    assert_eq!(output_of(&one, "n1", "hostname"), "n1");
 }
 
-/// Acts as the owner that is killed, in a separate process: see `an_owner_that_is_killed_leaves_nothing`.
+/// Acts as the owner that is killed, in a separate process: see `killed_owner_leaves_nothing`.
 #[test]
 #[ignore = "run by another test"]
-fn owner_to_be_killed() {
+fn helper_owner_to_be_killed() {
     let Ok(name) = std::env::var("LAB_NAME") else {
         return;
     };
@@ -308,10 +317,15 @@ fn owner_to_be_killed() {
 }
 
 /// Brings a lab up in another process, which is then killed.
-fn killed_owner(name: &str, keep: bool) -> String {
+fn start_and_kill_owner(name: &str, keep: bool) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--ignored", "--exact", "owner_to_be_killed", "--nocapture"])
+        .args([
+            "--ignored",
+            "--exact",
+            "helper_owner_to_be_killed",
+            "--nocapture",
+        ])
         .env("LAB_NAME", name);
     if keep {
         command.env("LAB_KEEP", "1");
@@ -323,16 +337,16 @@ fn killed_owner(name: &str, keep: bool) -> String {
         .find_map(|line| line.split_once("up ").map(|(_, pid)| pid.to_owned()));
     owner.kill().unwrap();
     owner.wait().unwrap();
-    init.expect("the lab came up")
+    init.expect("the owner printed no init PID")
 }
 
 #[test]
-fn an_owner_that_is_killed_leaves_nothing() {
+fn killed_owner_leaves_nothing() {
     if !is_root() {
         return;
     }
     let name = spec("killed").name;
-    let init = killed_owner(&name, false);
+    let init = start_and_kill_owner(&name, false);
     // The hosts end by themselves.
     let deadline = Instant::now() + Duration::from_secs(30);
     let running = || {
@@ -342,7 +356,7 @@ fn an_owner_that_is_killed_leaves_nothing() {
     while running() {
         assert!(
             Instant::now() < deadline,
-            "exceeded time: the host lives on"
+            "exceeded time: the host is still running"
         );
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -351,41 +365,41 @@ fn an_owner_that_is_killed_leaves_nothing() {
         if prune().unwrap().contains(&name) {
             break;
         }
-        assert!(turn < 20, "it is never removed");
-        nothing_is_left(&name);
-        killed_owner(&name, false);
+        assert!(turn < 20, "prune() never removes the lab");
+        wait_for_removal(&name);
+        start_and_kill_owner(&name, false);
     }
     // The same name can be reused at once, pruned or not.
-    killed_owner(&name, false);
+    start_and_kill_owner(&name, false);
     let mut again = spec("killed");
     again.name.clone_from(&name);
     let lab = Lab::up(&again).unwrap();
-    ask(&lab, "n1", "true");
+    output_of(&lab, "n1", "true");
     let group = lab.cgroup("n1").unwrap();
     lab.down().unwrap();
-    gone(&name, &group);
+    assert_removed(&name, &group);
 }
 
 #[test]
-fn a_kept_lab_outlives_its_owner() {
+fn kept_lab_outlives_its_owner() {
     if !is_root() {
         return;
     }
     let name = spec("kept").name;
-    killed_owner(&name, true);
+    start_and_kill_owner(&name, true);
     let lab = Lab::open(&name).unwrap();
-    assert_eq!(ask(&lab, "n1", "hostname"), "n1");
+    assert_eq!(output_of(&lab, "n1", "hostname"), "n1");
     assert!(!prune().unwrap().contains(&name));
     let group = lab.cgroup("n1").unwrap();
     drop(lab);
     assert!(group.exists());
     holdfast_lab::down(&name).unwrap();
-    gone(&name, &group);
+    assert_removed(&name, &group);
     assert!(matches!(holdfast_lab::down(&name), Err(Error::NoLab(_))));
 }
 
 #[test]
-fn a_lab_that_cannot_come_up_leaves_nothing() {
+fn failed_start_leaves_nothing() {
     if !is_root() {
         return;
     }
@@ -393,5 +407,5 @@ fn a_lab_that_cannot_come_up_leaves_nothing() {
     let spec = spec("fails").program("/bin/true");
     let error = Lab::up(&spec).unwrap_err();
     assert!(matches!(error, Error::Program { .. }), "{error}");
-    nothing_is_left(&spec.name);
+    wait_for_removal(&spec.name);
 }

@@ -21,7 +21,7 @@ pub enum LogError {
     },
     /// The process already has a log.
     #[error("the log is set up already; set it up once, at the start")]
-    Twice,
+    AlreadyInitialised,
 }
 
 /// Sends the process's events to standard error, in the format and by the filter of `config`.
@@ -31,7 +31,7 @@ pub enum LogError {
 pub fn init(config: &LogConfig) -> Result<(), LogError> {
     subscriber(config, io::stderr)?
         .try_init()
-        .map_err(|_| LogError::Twice)
+        .map_err(|_| LogError::AlreadyInitialised)
 }
 
 type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
@@ -73,7 +73,7 @@ mod tests {
         }
     }
 
-    fn logged(format: LogFormat, filter: &str) -> String {
+    fn log_output(format: LogFormat, filter: &str) -> String {
         let memory = Memory::default();
         let writer = memory.clone();
         let filter = filter.to_owned();
@@ -87,8 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn text_is_one_line_an_event_without_colours() {
-        let text = logged(LogFormat::Text, "info");
+    fn text_format_is_one_uncoloured_line_per_event() {
+        let text = log_output(LogFormat::Text, "info");
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(
             text.contains("INFO") && text.contains("connected peer=\"n2\""),
@@ -98,8 +98,8 @@ mod tests {
     }
 
     #[test]
-    fn json_is_one_object_an_event() {
-        let text = logged(LogFormat::Json, "debug");
+    fn json_format_is_one_object_per_event() {
+        let text = log_output(LogFormat::Json, "debug");
         let events: Vec<serde_json::Value> = text
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_filter_is_named() {
+    fn invalid_filter_is_named() {
         let config = LogConfig {
             format: LogFormat::Text,
             filter: "info,=".to_owned(),

@@ -91,18 +91,18 @@ impl<R> Inbox<R> {
     }
 
     /// Clears the wake-up. Must be called before requests are taken.
-    pub(crate) fn clear(&self) {
+    pub(crate) fn clear_wakeup(&self) {
         let _ = self.wake.read();
     }
 
     /// Returns the next request, if one is queued.
-    pub(crate) fn take(&mut self) -> Option<R> {
+    pub(crate) fn pop(&mut self) -> Option<R> {
         self.requests.try_recv().ok()
     }
 }
 
 /// Waits for SIGTERM or SIGINT.
-pub(crate) async fn asked_to_stop() {
+pub(crate) async fn wait_stop_signal() {
     let both = signal(SignalKind::terminate())
         .and_then(|terminate| Ok((terminate, signal(SignalKind::interrupt())?)));
     match both {
@@ -113,7 +113,7 @@ pub(crate) async fn asked_to_stop() {
             }
         }
         Err(error) => {
-            tracing::error!(%error, "signals: this process ends by SIGKILL only");
+            tracing::error!(%error, "cannot install signal handlers: only SIGKILL ends this process");
             std::future::pending::<()>().await;
         }
     }

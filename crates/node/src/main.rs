@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use holdfast_node::config::pool::{PoolConfig, RegistrarAt};
+use holdfast_node::config::pool::{PoolConfig, RegistrarAddress};
 use holdfast_node::config::registrar::{RegistrarConfig, RegistrarPeer};
 use holdfast_node::config::{Config, LogConfig, TlsConfig};
 use holdfast_node::pid_file::PidFile;
@@ -37,16 +37,16 @@ struct Arguments {
     /// Address of a registrar or pool daemon, instead of the file's addresses; may be repeated.
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<IpAddr>,
-    /// Another registrar to begin with, besides those in the file; may be repeated.
+    /// Another registrar to contact at the start, besides those in the file; may be repeated.
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = RegistrarPeer::parse)]
     peer: Vec<RegistrarPeer>,
     #[arg(
         long,
         value_name = "REGISTRAR",
-        help = "A registrar that a pool daemon asks, instead of those of the file; several times for several. Written as \
+        help = "Registrar for a pool daemon, instead of the file's registrars; may be repeated. Written as \
                 ADDRESS[:PORT], tcp://ADDRESS[:PORT] or tls://[NAME@]ADDRESS[:PORT]"
     )]
-    registrar: Vec<RegistrarAt>,
+    registrar: Vec<RegistrarAddress>,
     /// The group's authority, for a pool daemon's registrars over TLS; with --tls-cert and --tls-key instead of the
     /// file's section `tls`.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
@@ -60,7 +60,7 @@ struct Arguments {
     /// The authority's revocation list.
     #[arg(long, value_name = "FILE", requires = "tls_ca")]
     tls_crl: Option<PathBuf>,
-    /// Let a pool daemon believe registrars that announce themselves by multicast.
+    /// Let a pool daemon trust registrars that announce themselves by multicast.
     #[arg(long)]
     announces: bool,
     /// End a pool daemon when its standard input ends.
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     // The restorer of processes that move here is this program too, started by the daemon.
     if std::env::args_os()
         .nth(1)
-        .is_some_and(|word| word == migration::RESTORER)
+        .is_some_and(|word| word == migration::RESTORER_ARG)
     {
         std::process::exit(holdfast_sys::process::acceptor::serve());
     }
@@ -107,10 +107,10 @@ fn main() -> ExitCode {
 
 fn run_registrar(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let mut config = RegistrarConfig::load(arguments.config.as_deref())?;
-    arguments.overrule(&mut config.listen, &mut config.run_dir, &mut config.log);
+    arguments.apply_overrides(&mut config.listen, &mut config.run_dir, &mut config.log);
     config.peers.extend_from_slice(&arguments.peer);
-    config.check(arguments.source())?;
-    match arguments.goes_on("registrar", &config.log)? {
+    config.check(arguments.config_source())?;
+    match arguments.should_run("registrar", &config.log)? {
         true => Ok(registrar::run(&config)?),
         false => Ok(()),
     }
@@ -118,16 +118,16 @@ fn run_registrar(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>
 
 fn run_pool(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let mut config = PoolConfig::load(arguments.config.as_deref())?;
-    arguments.overrule(&mut config.listen, &mut config.run_dir, &mut config.log);
+    arguments.apply_overrides(&mut config.listen, &mut config.run_dir, &mut config.log);
     if !arguments.registrar.is_empty() {
         config.registrars.clone_from(&arguments.registrar);
     }
     if let Some(tls) = arguments.tls() {
         config.tls = Some(tls);
     }
-    config.announces.believed |= arguments.announces;
-    config.check(arguments.source())?;
-    match arguments.goes_on("pool daemon", &config.log)? {
+    config.announces.trusted |= arguments.announces;
+    config.check(arguments.config_source())?;
+    match arguments.should_run("pool daemon", &config.log)? {
         true => Ok(pool::run(&config, arguments.with_parent)?),
         false => Ok(()),
     }
@@ -135,7 +135,12 @@ fn run_pool(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
 
 /// Options that registrars and pool daemons share.
 impl Arguments {
-    fn overrule(&self, listen: &mut Vec<IpAddr>, run_dir: &mut PathBuf, log: &mut LogConfig) {
+    fn apply_overrides(
+        &self,
+        listen: &mut Vec<IpAddr>,
+        run_dir: &mut PathBuf,
+        log: &mut LogConfig,
+    ) {
         if !self.listen.is_empty() {
             listen.clone_from(&self.listen);
         }
@@ -158,15 +163,15 @@ impl Arguments {
     }
 
     /// Returns the source that errors name.
-    fn source(&self) -> &Path {
+    fn config_source(&self) -> &Path {
         let file = self.config.as_deref();
         file.unwrap_or(Path::new("the command line"))
     }
 
     /// Returns false if only the configuration was to be checked, and is valid.
-    fn goes_on(&self, what: &str, log: &LogConfig) -> Result<bool, Box<dyn std::error::Error>> {
+    fn should_run(&self, role: &str, log: &LogConfig) -> Result<bool, Box<dyn std::error::Error>> {
         if self.check {
-            println!("the {what}'s configuration is fine");
+            println!("the {role}'s configuration is valid");
         } else {
             logs::init(log)?;
         }
@@ -179,7 +184,7 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::load(path)?;
     if arguments.check {
         println!(
-            "{} is fine: node {} of group {}",
+            "{} is valid: node {} of group {}",
             path.display(),
             config.node.name,
             config.group.name
@@ -189,7 +194,7 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     engine::check_capabilities(&config)?;
     logs::init(&config.log)?;
     // Held until the end, because two daemons would remove each other's filters.
-    let _pid_file = PidFile::take(&config)?;
+    let _pid_file = PidFile::acquire(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // Work before a freeze yields between slices, and each time the frames that arrived meanwhile must be seen.

@@ -91,7 +91,7 @@ impl Metrics {
         );
         registry.register_with_unit(
             "freeze",
-            "Time in which neither donor nor acceptor could act for a flow",
+            "Time during which neither donor nor acceptor could serve a flow",
             Unit::Seconds,
             self.freeze.clone(),
         );
@@ -112,12 +112,12 @@ impl Metrics {
         );
         registry.register(
             "flows_in_transit",
-            "Flows that take part in a handoff here, by direction",
+            "Flows in a handoff from or to this node, by direction",
             self.flows_in_transit.clone(),
         );
         registry.register(
             "hold_slots",
-            "Counters of held packets in use, one for each flow on its way to this node",
+            "Hold counters in use, one for each flow in transit to this node",
             self.hold_slots.clone(),
         );
         registry.register_with_unit(
@@ -133,20 +133,20 @@ impl Metrics {
         );
         registry.register(
             "frames_rejected",
-            "Connections between nodes that were closed for what the other side sent, by reason",
+            "Connections between nodes closed because of the data that the peer sent, by reason",
             self.rejected.clone(),
         );
         registry
     }
 
     /// Counts the end of one flow's handoff, for instance as `moved`, `kept` or `accepted`.
-    pub fn handoff_ended(&self, outcome: &str) {
+    pub fn count_handoff(&self, outcome: &str) {
         let outcome = outcome.to_owned();
         self.handoffs.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// Records the freeze of one batch of flows.
-    pub fn frozen_for(&self, freeze: Duration) {
+    pub fn record_freeze(&self, freeze: Duration) {
         self.freeze.observe(freeze.as_secs_f64());
     }
 
@@ -169,8 +169,8 @@ impl Metrics {
     }
 
     /// Sets the numbers of flows being handed off from this node and to it.
-    pub fn set_in_transit(&self, out: usize, into: usize) {
-        for (direction, flows) in [("out", out), ("in", into)] {
+    pub fn set_in_transit(&self, outbound: usize, inbound: usize) {
+        for (direction, flows) in [("out", outbound), ("in", inbound)] {
             let gauge = self
                 .flows_in_transit
                 .get_or_create_owned(&Direction { direction });
@@ -199,13 +199,13 @@ impl Metrics {
     }
 
     /// Counts a connection between nodes that was closed because of the other side's data.
-    pub fn frame_rejected(&self, reason: &str) {
+    pub fn count_rejection(&self, reason: &str) {
         let reason = reason.to_owned();
         self.rejected.get_or_create(&Reason { reason }).inc();
     }
 
     /// Returns the number of connections between nodes that were closed for `reason`.
-    pub fn frames_rejected(&self, reason: &str) -> u64 {
+    pub fn rejections(&self, reason: &str) -> u64 {
         let reason = reason.to_owned();
         self.rejected.get_or_create(&Reason { reason }).get()
     }
@@ -226,15 +226,15 @@ mod tests {
     #[test]
     fn every_metric_is_in_the_text() {
         let metrics = Metrics::new();
-        metrics.handoff_ended("moved");
-        metrics.handoff_ended("moved");
-        metrics.frozen_for(Duration::from_micros(350));
+        metrics.count_handoff("moved");
+        metrics.count_handoff("moved");
+        metrics.record_freeze(Duration::from_micros(350));
         metrics.set_drops("not_owner", 7);
         metrics.set_drops("not_owner", 9);
         metrics.set_flows_owned(3);
         metrics.set_round_trip("n2", Duration::from_micros(120));
         metrics.set_connected("n2", true);
-        metrics.frame_rejected("malformed");
+        metrics.count_rejection("malformed");
         let text = metrics.clone().encode();
         for line in [
             "holdfast_handoffs_total{outcome=\"moved\"} 2",
@@ -252,6 +252,6 @@ mod tests {
                 "{line} is not in\n{text}"
             );
         }
-        assert_eq!(metrics.frames_rejected("malformed"), 1);
+        assert_eq!(metrics.rejections("malformed"), 1);
     }
 }

@@ -44,10 +44,10 @@ impl PidFile {
     ///
     /// # Errors
     /// See [`PidFileError`].
-    pub fn take(config: &Config) -> Result<Self, PidFileError> {
+    pub fn acquire(config: &Config) -> Result<Self, PidFileError> {
         run_directory(&config.node.run_dir).map_err(unwritable(&config.node.run_dir))?;
         let path = config.pid_file();
-        let mut file = private_files::options()
+        let mut file = private_files::private_options()
             .mode(0o644)
             .read(true)
             .write(true)

@@ -19,13 +19,15 @@ const STICKY: u32 = 0o1000;
 /// The directory cannot be created; is a link or no directory; or is owned or writable by another user, as may be one
 /// of its parents.
 pub(crate) fn run_directory(path: &Path) -> io::Result<()> {
-    fs::create_dir_all(path).map_err(|error| at(path, &error))?;
+    fs::create_dir_all(path).map_err(|error| with_path(path, &error))?;
     check(path, WRITABLE)?;
-    let whole = path.canonicalize().map_err(|error| at(path, &error))?;
-    whole.ancestors().skip(1).try_for_each(|parent| {
-        let found = fs::symlink_metadata(parent).map_err(|error| at(parent, &error))?;
+    let canonical = path
+        .canonicalize()
+        .map_err(|error| with_path(path, &error))?;
+    canonical.ancestors().skip(1).try_for_each(|parent| {
+        let metadata = fs::symlink_metadata(parent).map_err(|error| with_path(parent, &error))?;
         // In a sticky directory such as /tmp, only the owner of an entry may replace it.
-        let writable = if found.mode() & STICKY == 0 {
+        let writable = if metadata.mode() & STICKY == 0 {
             WRITABLE_BY_ALL
         } else {
             0
@@ -41,13 +43,16 @@ pub(crate) fn run_directory(path: &Path) -> io::Result<()> {
 pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700);
-    builder.create(path).map_err(|error| at(path, &error))?;
+    builder
+        .create(path)
+        .map_err(|error| with_path(path, &error))?;
     check(path, WRITABLE)?;
-    fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(|error| at(path, &error))
+    fs::set_permissions(path, Permissions::from_mode(0o700))
+        .map_err(|error| with_path(path, &error))
 }
 
 /// Returns options that open files for this user only, and refuse links.
-pub(crate) fn options() -> OpenOptions {
+pub(crate) fn private_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     let no_link = OFlags::NOFOLLOW.bits().cast_signed();
     options.mode(0o600).custom_flags(no_link);
@@ -55,36 +60,36 @@ pub(crate) fn options() -> OpenOptions {
 }
 
 fn check(path: &Path, writable: u32) -> io::Result<()> {
-    let found = fs::symlink_metadata(path).map_err(|error| at(path, &error))?;
-    let own = rustix::process::geteuid().as_raw();
-    let why = if !found.is_dir() {
-        "it is a link or no directory".to_owned()
-    } else if found.uid() != own && found.uid() != 0 {
-        format!("user {} owns it", found.uid())
-    } else if found.mode() & writable & !of_own_group(&found) != 0 {
+    let metadata = fs::symlink_metadata(path).map_err(|error| with_path(path, &error))?;
+    let uid = rustix::process::geteuid().as_raw();
+    let problem = if !metadata.is_dir() {
+        "the path is a link or not a directory".to_owned()
+    } else if metadata.uid() != uid && metadata.uid() != 0 {
+        format!("user {} owns it", metadata.uid())
+    } else if metadata.mode() & writable & !own_group_write_bit(&metadata) != 0 {
         format!(
             "users other than its owner may write there (mode {:o})",
-            found.mode() & 0o7777
+            metadata.mode() & 0o7777
         )
     } else {
         return Ok(());
     };
     let text = format!(
-        "{}: {why}; correct that, or set another run_dir",
+        "{}: {problem}; correct that, or set another run_dir",
         path.display()
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
 /// Returns the group's write bit if the group is this user's.
-fn of_own_group(found: &fs::Metadata) -> u32 {
-    match found.gid() == rustix::process::getegid().as_raw() {
+fn own_group_write_bit(metadata: &fs::Metadata) -> u32 {
+    match metadata.gid() == rustix::process::getegid().as_raw() {
         true => 0o020,
         false => 0,
     }
 }
 
-fn at(path: &Path, error: &io::Error) -> io::Error {
+fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
@@ -103,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn private_directories_are_closed_to_others() {
+    fn private_directories_deny_others() {
         let folder = tempfile::tempdir().unwrap();
         let [new, open, writable, link] =
             ["new", "open", "writable", "link"].map(|name| folder.path().join(name));
@@ -123,19 +128,23 @@ mod tests {
     }
 
     #[test]
-    fn files_are_private_and_no_links() {
+    fn private_files_refuse_links() {
         let folder = tempfile::tempdir().unwrap();
         let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
-        options().write(true).create(true).open(&file).unwrap();
+        private_options()
+            .write(true)
+            .create(true)
+            .open(&file)
+            .unwrap();
         assert_eq!(mode_of(&file) & 0o077, 0);
         symlink(&file, &link).unwrap();
-        let error = options().write(true).open(&link).unwrap_err();
+        let error = private_options().write(true).open(&link).unwrap_err();
         let expected = rustix::io::Errno::LOOP.raw_os_error();
         assert_eq!(error.raw_os_error(), Some(expected));
     }
 
     #[test]
-    fn run_directories_that_others_may_replace_are_refused() {
+    fn run_directory_writable_by_others_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let below = folder.path().join("below");
         run_directory(&below).unwrap();

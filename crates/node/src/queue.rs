@@ -21,16 +21,16 @@ pub struct Receiver<T> {
 
 /// The end into which tasks put items.
 pub(crate) struct Queue<T> {
-    waiting: RefCell<VecDeque<T>>,
+    items: RefCell<VecDeque<T>>,
     reader: Cell<Option<Waker>>,
-    room: Notify,
+    room_available: Notify,
 }
 
 pub(crate) fn queue<T>() -> (Rc<Queue<T>>, Receiver<T>) {
     let queue = Rc::new(Queue {
-        waiting: RefCell::default(),
+        items: RefCell::default(),
         reader: Cell::new(None),
-        room: Notify::new(),
+        room_available: Notify::new(),
     });
     (queue.clone(), Receiver { queue })
 }
@@ -44,11 +44,11 @@ impl<T> Receiver<T> {
     /// Returns the next item, if one is queued.
     pub fn try_recv(&self) -> Option<T> {
         let (item, left) = {
-            let mut waiting = self.queue.waiting.borrow_mut();
+            let mut waiting = self.queue.items.borrow_mut();
             (waiting.pop_front(), waiting.len())
         };
         if left < WAITING_MAX {
-            self.queue.room.notify_waiters();
+            self.queue.room_available.notify_waiters();
         }
         item
     }
@@ -66,8 +66,8 @@ impl<T> Receiver<T> {
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn put(&self, item: T) {
-        self.waiting.borrow_mut().push_back(item);
+    pub(crate) fn push(&self, item: T) {
+        self.items.borrow_mut().push_back(item);
         if let Some(reader) = self.reader.take() {
             reader.wake();
         }
@@ -75,13 +75,13 @@ impl<T> Queue<T> {
 
     /// Returns true if tasks may continue to read.
     pub(crate) fn has_room(&self) -> bool {
-        self.waiting.borrow().len() < WAITING_MAX
+        self.items.borrow().len() < WAITING_MAX
     }
 
     /// Waits until tasks may continue to read.
-    pub(crate) async fn room(&self) {
+    pub(crate) async fn wait_room(&self) {
         while !self.has_room() {
-            self.room.notified().await;
+            self.room_available.notified().await;
         }
     }
 }
@@ -91,12 +91,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn items_come_in_order_and_a_full_queue_has_no_room() {
+    async fn items_keep_their_order_and_full_queue_has_no_room() {
         let (queue, receiver) = queue();
         assert!(receiver.try_recv().is_none());
         for item in 0..WAITING_MAX {
             assert!(queue.has_room());
-            queue.put(item);
+            queue.push(item);
         }
         assert!(!queue.has_room());
         let (taken, ()) = tokio::join!(
@@ -104,13 +104,13 @@ mod tests {
                 tokio::task::yield_now().await;
                 receiver.recv().await
             },
-            queue.room()
+            queue.wait_room()
         );
         assert_eq!(taken, 0);
         for item in 1..WAITING_MAX {
             assert_eq!(receiver.recv().await, item);
         }
-        let (late, ()) = tokio::join!(receiver.recv(), async { queue.put(7) });
+        let (late, ()) = tokio::join!(receiver.recv(), async { queue.push(7) });
         assert_eq!(late, 7);
     }
 }

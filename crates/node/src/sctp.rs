@@ -10,7 +10,7 @@ use holdfast_wire::rserpool::{Addresses, SctpTransport, TransportUse};
 ///
 /// # Errors
 /// The stack's error; `AddrNotAvailable` if the host has no address.
-pub(crate) fn reached_at(endpoint: &dyn Endpoint) -> io::Result<Vec<SocketAddr>> {
+pub(crate) fn reachable_addresses(endpoint: &dyn Endpoint) -> io::Result<Vec<SocketAddr>> {
     let mut addresses = endpoint.local_addresses()?;
     if addresses.iter().any(|address| !address.ip().is_loopback()) {
         addresses.retain(|address| !address.ip().is_loopback());

@@ -32,7 +32,7 @@ pub(crate) struct Access {
 ///
 /// # Errors
 /// `AddrInUse` if a running daemon has the path; `AlreadyExists` if the path is not a socket; else the system's error.
-pub(crate) fn take<T>(
+pub(crate) fn acquire<T>(
     path: &Path,
     access: Access,
     bind: impl FnOnce(&Path) -> io::Result<T>,
@@ -41,46 +41,50 @@ pub(crate) fn take<T>(
         run_directory(parent)?;
     }
     let lock_path = with_suffix(path, ".lock");
-    let mut options = private_files::options();
+    let mut options = private_files::private_options();
     options.write(true).create(true).truncate(false);
-    let lock = options.open(&lock_path).map_err(at(&lock_path))?;
+    let lock = options.open(&lock_path).map_err(with_path(&lock_path))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(in_use(path)),
-        other => other.map_err(|error| at(&lock_path)(error.into()))?,
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(in_use_error(path)),
+        other => other.map_err(|error| with_path(&lock_path)(error.into()))?,
     }
     check_stale(path)?;
-    let fresh = with_suffix(path, ".new");
-    match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&fresh)(error)),
+    let temporary_path = with_suffix(path, ".new");
+    match fs::remove_file(&temporary_path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(with_path(&temporary_path)(error));
+        }
         _ => {}
     }
-    let listener = bind(&fresh).map_err(at(&fresh))?;
+    let listener = bind(&temporary_path).map_err(with_path(&temporary_path))?;
     if access.group.is_some() {
-        chown(&fresh, None, access.group).map_err(at(&fresh))?;
+        chown(&temporary_path, None, access.group).map_err(with_path(&temporary_path))?;
     }
     let mode = fs::Permissions::from_mode(access.mode);
-    fs::set_permissions(&fresh, mode).map_err(at(&fresh))?;
-    let inode = fs::symlink_metadata(&fresh).map_err(at(&fresh))?.ino();
-    fs::rename(&fresh, path).map_err(at(path))?;
-    let taken = SocketPath {
+    fs::set_permissions(&temporary_path, mode).map_err(with_path(&temporary_path))?;
+    let inode = fs::symlink_metadata(&temporary_path)
+        .map_err(with_path(&temporary_path))?
+        .ino();
+    fs::rename(&temporary_path, path).map_err(with_path(path))?;
+    let socket_path = SocketPath {
         path: path.to_owned(),
         inode,
         _lock: lock,
     };
-    Ok((listener, taken))
+    Ok((listener, socket_path))
 }
 
 /// Checks that `path` may be replaced: it does not exist, or is a socket without a listener.
 fn check_stale(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(at(path)(error)),
+        Err(error) => return Err(with_path(path)(error)),
         Ok(found) if !found.file_type().is_socket() => {
             let error = io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 "it exists and is not a socket; remove it, or set another run_dir",
             );
-            return Err(at(path)(error));
+            return Err(with_path(path)(error));
         }
         Ok(_) => {}
     }
@@ -94,7 +98,7 @@ fn check_stale(path: &Path) -> io::Result<()> {
     match connect(&probe, &address) {
         Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => Ok(()),
         // Connected, full, or of another type: a listener exists.
-        _ => Err(in_use(path)),
+        _ => Err(in_use_error(path)),
     }
 }
 
@@ -107,7 +111,7 @@ impl Drop for SocketPath {
     }
 }
 
-fn in_use(path: &Path) -> io::Error {
+fn in_use_error(path: &Path) -> io::Error {
     let text = format!(
         "{}: another holdfastd listens there; stop it, or set another run_dir",
         path.display()
@@ -115,7 +119,7 @@ fn in_use(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, text)
 }
 
-fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
+fn with_path(path: &Path) -> impl Fn(io::Error) -> io::Error {
     let path = path.to_owned();
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
@@ -142,28 +146,28 @@ mod tests {
     }
 
     #[test]
-    fn a_path_has_one_owner_and_is_free_after_it() {
+    fn path_has_one_owner_and_is_freed_on_drop() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/control.sock");
-        let (listener, taken) = take(&path, ROOT_ONLY, listen).unwrap();
+        let (listener, taken) = acquire(&path, ROOT_ONLY, listen).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, 0o600);
         UnixStream::connect(&path).unwrap();
-        let second = take(&path, ROOT_ONLY, listen).unwrap_err();
+        let second = acquire(&path, ROOT_ONLY, listen).unwrap_err();
         assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
         UnixStream::connect(&path).unwrap();
         drop((listener, taken));
         assert!(!path.exists());
-        take(&path, ROOT_ONLY, listen).unwrap();
+        acquire(&path, ROOT_ONLY, listen).unwrap();
     }
 
     #[test]
-    fn a_dead_daemons_socket_is_replaced() {
+    fn stale_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control.sock");
         drop(listen(&path).unwrap());
         assert!(path.exists());
-        let (_listener, taken) = take(&path, ROOT_ONLY, listen).unwrap();
+        let (_listener, taken) = acquire(&path, ROOT_ONLY, listen).unwrap();
         UnixStream::connect(&path).unwrap();
         // A successor that ignores the lock keeps its socket.
         fs::remove_file(&path).unwrap();
@@ -173,16 +177,16 @@ mod tests {
     }
 
     #[test]
-    fn what_lives_or_is_no_socket_is_left_alone() {
+    fn live_socket_and_other_files_are_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control.sock");
         let _living = listen(&path).unwrap();
-        let refused = take(&path, ROOT_ONLY, listen).unwrap_err();
+        let refused = acquire(&path, ROOT_ONLY, listen).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
         UnixStream::connect(&path).unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "precious").unwrap();
-        let refused = take(&file, ROOT_ONLY, listen).unwrap_err();
+        let refused = acquire(&file, ROOT_ONLY, listen).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&file).unwrap(), b"precious");
     }

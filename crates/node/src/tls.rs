@@ -39,16 +39,16 @@ pub enum TlsError {
         source: pem::Error,
     },
     /// A file lacks the expected content.
-    #[error("{}: holds no {what}; make it with `holdfast ca`, or correct [tls]", .path.display())]
+    #[error("{}: contains no {content}; make it with `holdfast ca`, or correct [tls]", .path.display())]
     Empty {
         /// The file.
         path: PathBuf,
         /// The expected content.
-        what: &'static str,
+        content: &'static str,
     },
     /// The certificate has no name of a group's member.
-    #[error("{}: has no name that `holdfast ca issue` gives; issue one", .0.display())]
-    Nameless(PathBuf),
+    #[error("{}: has no name that `holdfast ca issue` gives; issue a new certificate", .0.display())]
+    NoMemberName(PathBuf),
     /// The certificate belongs to another node.
     #[error("{}: is the certificate of {theirs}, not of node `{ours}`; issue one for it", .path.display())]
     OtherName {
@@ -60,8 +60,8 @@ pub enum TlsError {
         theirs: String,
     },
     /// The files do not fit each other.
-    #[error("the files in [tls] do not fit each other: {0}; issue certificate and key anew")]
-    Unfit(String),
+    #[error("the files in [tls] do not match: {0}; issue certificate and key anew")]
+    Mismatch(String),
 }
 
 /// TLS configuration for opening and accepting connections.
@@ -86,28 +86,29 @@ impl Tls {
     /// # Errors
     /// A file is missing or damaged, the certificate belongs to another node, or the files do not fit each other.
     pub fn from_files(config: &TlsConfig, name: &str) -> Result<Tls, TlsError> {
-        let chain = certificates(&config.cert)?;
-        let theirs = chain.first().and_then(node_name);
-        if theirs.as_deref() != Some(name) {
+        let chain = read_certificates(&config.cert)?;
+        let certificate_owner = chain.first().and_then(node_name);
+        if certificate_owner.as_deref() != Some(name) {
             return Err(TlsError::OtherName {
                 path: config.cert.clone(),
                 ours: name.to_owned(),
-                theirs: theirs.map_or("no node".to_owned(), |name| format!("node `{name}`")),
+                theirs: certificate_owner
+                    .map_or("no node".to_owned(), |name| format!("node `{name}`")),
             });
         }
         build(config, chain, false)
     }
 
     /// Reads the files of `config` for any owner, to communicate with any member of the group.
-    /// [`Security::name`](holdfast_sys::transport::Security::name) returns the member's name.
+    /// [`Security::admitted_name`](holdfast_sys::transport::Security::admitted_name) returns the member's name.
     ///
     /// # Errors
     /// A file is missing or damaged, the certificate has no name, or the files do not fit each other.
-    pub fn of_member(config: &TlsConfig) -> Result<Tls, TlsError> {
-        let chain = certificates(&config.cert)?;
+    pub fn for_any_member(config: &TlsConfig) -> Result<Tls, TlsError> {
+        let chain = read_certificates(&config.cert)?;
         match chain.first().and_then(node_name) {
             Some(_) => build(config, chain, true),
-            None => Err(TlsError::Nameless(config.cert.clone())),
+            None => Err(TlsError::NoMemberName(config.cert.clone())),
         }
     }
 
@@ -153,32 +154,35 @@ pub fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
         .find_map(|name| name.strip_suffix(&suffix).map(str::to_owned))
 }
 
-/// Builds the configuration. With `any`, the remote end of an outgoing connection may be any member of the group.
+/// Builds the configuration. With `accept_any_member`, the remote end of an outgoing connection may be any member of the group.
 fn build(
     config: &TlsConfig,
     chain: Vec<CertificateDer<'static>>,
-    any: bool,
+    accept_any_member: bool,
 ) -> Result<Tls, TlsError> {
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(file_error(&config.key))?;
     let mut roots = RootCertStore::empty();
-    for authority in certificates(&config.ca)? {
-        roots.add(authority).map_err(unfit)?;
+    for authority in read_certificates(&config.ca)? {
+        roots.add(authority).map_err(mismatch)?;
     }
     let roots = Arc::new(roots);
-    let crls = config.crl.as_deref().map_or(Ok(Vec::new()), revocations)?;
+    let crls = config
+        .crl
+        .as_deref()
+        .map_or(Ok(Vec::new()), read_revocations)?;
     let provider: Arc<CryptoProvider> = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
         .with_crls(crls.clone())
         .build()
-        .map_err(unfit)?;
+        .map_err(mismatch)?;
     let server_verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
         .with_crls(crls)
         .build()
-        .map_err(unfit)?;
+        .map_err(mismatch)?;
     let client = ClientConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&TLS13])
-        .map_err(unfit)?;
-    let client = match any {
+        .map_err(mismatch)?;
+    let client = match accept_any_member {
         true => client
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyMember(server_verifier))),
@@ -186,15 +190,15 @@ fn build(
     };
     let mut client = client
         .with_client_auth_cert(chain.clone(), key.clone_key())
-        .map_err(unfit)?;
+        .map_err(mismatch)?;
     client.resumption = Resumption::disabled();
-    client.enable_sni = !any;
+    client.enable_sni = !accept_any_member;
     let mut server = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
-        .map_err(unfit)?
+        .map_err(mismatch)?
         .with_client_cert_verifier(verifier.clone())
         .with_single_cert(chain, key)
-        .map_err(unfit)?;
+        .map_err(mismatch)?;
     server.send_tls13_tickets = 0;
     Ok(Tls {
         client: Arc::new(client),
@@ -203,26 +207,26 @@ fn build(
     })
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    entries(path, "certificate")
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    read_pem(path, "certificate")
 }
 
 /// Reads a revocation list. An empty file is an error, since it would revoke nothing, unnoticed.
-fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
-    entries(path, "revocation list")
+fn read_revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    read_pem(path, "revocation list")
 }
 
-fn entries<T: PemObject>(path: &Path, what: &'static str) -> Result<Vec<T>, TlsError> {
-    let found: Vec<T> = T::pem_file_iter(path)
+fn read_pem<T: PemObject>(path: &Path, content: &'static str) -> Result<Vec<T>, TlsError> {
+    let items: Vec<T> = T::pem_file_iter(path)
         .map_err(file_error(path))?
         .collect::<Result<_, _>>()
         .map_err(file_error(path))?;
-    match found.is_empty() {
+    match items.is_empty() {
         true => Err(TlsError::Empty {
             path: path.to_owned(),
-            what,
+            content,
         }),
-        false => Ok(found),
+        false => Ok(items),
     }
 }
 
@@ -234,6 +238,6 @@ fn file_error(path: &Path) -> impl Fn(pem::Error) -> TlsError {
     }
 }
 
-fn unfit(error: impl std::fmt::Display) -> TlsError {
-    TlsError::Unfit(error.to_string())
+fn mismatch(error: impl std::fmt::Display) -> TlsError {
+    TlsError::Mismatch(error.to_string())
 }

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 use holdfast_node::dataplane::Descriptors;
 use holdfast_sys::process::files::image::Kind;
 use holdfast_sys::process::files::{
-    Copier, Draft, EpollLine, FdInfo, Limits, Listed, Listing, Watches,
+    Copier, EpollLine, FdInfo, FilesSnapshot, Limits, ListedDescriptor, Listing, WatchDigest,
 };
 use rustix::event::epoll;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A shell that opens descriptors of many kinds and stops; it stops again after one of them has advanced, and again
 /// with other descriptors. Its arguments are a port and a directory.
-const SHELL: &str = r#"
+const SHELL_SCRIPT: &str = r#"
 cd "$2"
 for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval "exec $n>&-"; done
 for n in {10..40}; do eval "exec $n<>/dev/tcp/127.0.0.1/$1"; done
@@ -42,7 +42,7 @@ struct Shell(Child);
 impl Shell {
     fn start(port: u16, directory: &str) -> Self {
         let child = Command::new("bash")
-            .args(["-c", SHELL, "shell", &port.to_string(), directory])
+            .args(["-c", SHELL_SCRIPT, "shell", &port.to_string(), directory])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -65,23 +65,23 @@ impl Shell {
                 return;
             }
             assert!(
-                since.elapsed() < PATIENCE,
-                "exceeded time: it never stopped"
+                since.elapsed() < TIMEOUT,
+                "exceeded time: the shell did not stop"
             );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Lets the shell run to its next stop, at which `until` is true.
-    fn run_on(&self, until: impl Fn(i32) -> bool) {
+    /// Lets the shell run to its next stop, at which `is_reached` is true.
+    fn run_to_next_stop(&self, is_reached: impl Fn(i32) -> bool) {
         let pid = rustix::process::Pid::from_raw(self.pid()).expect("a pid");
         rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("continued");
         // The shell may still be seen in the old stop for a moment.
         let since = Instant::now();
-        while !until(self.pid()) {
+        while !is_reached(self.pid()) {
             assert!(
-                since.elapsed() < PATIENCE,
-                "exceeded time: it never went on"
+                since.elapsed() < TIMEOUT,
+                "exceeded time: the shell did not continue"
             );
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -96,13 +96,13 @@ impl Drop for Shell {
     }
 }
 
-fn proc_info(pid: i32, number: u32) -> Option<FdInfo> {
+fn read_fdinfo(pid: i32, number: u32) -> Option<FdInfo> {
     let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
     Some(FdInfo::parse(&text).expect("fdinfo"))
 }
 
 #[test]
-fn each_field_is_what_proc_shows() {
+fn listed_fields_equal_proc_fdinfo() {
     let file = File::open("/proc/self/exe").expect("open");
     let locked = tempfile::tempfile().expect("a file");
     locked.lock().expect("locked");
@@ -111,97 +111,112 @@ fn each_field_is_what_proc_shows() {
     stream.set_nonblocking(true).expect("nonblocking");
     let datagrams = UdpSocket::bind("127.0.0.1:0").expect("bind");
     let (unix, _other) = std::os::unix::net::UnixStream::pair().expect("pair");
-    let plain = [
+    let without_details = [
         file.as_raw_fd(),
         listener.as_raw_fd(),
         stream.as_raw_fd(),
         datagrams.as_raw_fd(),
     ];
-    let with_more = [locked.as_raw_fd(), unix.as_raw_fd()];
-    let events = rustix::event::eventfd(3, rustix::event::EventfdFlags::empty()).expect("made");
-    let sets = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::empty());
-    let others: [OwnedFd; 2] = [events, sets.expect("made")];
+    let with_details = [locked.as_raw_fd(), unix.as_raw_fd()];
+    let eventfd = rustix::event::eventfd(3, rustix::event::EventfdFlags::empty()).expect("made");
+    let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::empty());
+    let others: [OwnedFd; 2] = [eventfd, epoll.expect("made")];
 
     let pid = std::process::id() as i32;
     let listings = Descriptors::new()
         .list(&[pid])
-        .expect("this kernel takes it");
+        .expect("the kernel loads the program");
     let [listing] = &listings[..] else {
-        panic!("one process, one listing");
+        panic!("not one listing");
     };
     assert!(!listing.thread_tables);
     let others = others.iter().map(AsRawFd::as_raw_fd);
-    let own: BTreeSet<i32> = others.chain(plain).chain(with_more).collect();
-    let mut met = BTreeSet::new();
-    for one in &listing.descriptors {
+    let own_numbers: BTreeSet<i32> = others.chain(without_details).chain(with_details).collect();
+    let mut listed_numbers = BTreeSet::new();
+    for descriptor in &listing.descriptors {
         // Another test opens and closes some descriptors meanwhile.
-        if !own.contains(&(one.number as i32)) {
+        if !own_numbers.contains(&(descriptor.number as i32)) {
             continue;
         }
-        let shown = proc_info(pid, one.number).expect("it is open");
-        met.insert(one.number as i32);
+        let fdinfo = read_fdinfo(pid, descriptor.number).expect("it is open");
+        listed_numbers.insert(descriptor.number as i32);
         assert!(
-            one.has_more || shown.rest.is_empty(),
+            descriptor.has_extra_lines || fdinfo.kind_lines.is_empty(),
             "{}: {}",
-            one.number,
-            shown.rest
+            descriptor.number,
+            fdinfo.kind_lines
         );
-        let all_but_lines = FdInfo {
-            rest: String::new(),
-            ..shown
+        let without_details_text = FdInfo {
+            kind_lines: String::new(),
+            ..fdinfo
         };
-        assert_eq!(one.info, all_but_lines, "descriptor {}", one.number);
-        let number = one.number as i32;
-        assert!(!one.has_more || !plain.contains(&number), "{number}");
-        assert!(one.has_more || !with_more.contains(&number), "{number}");
+        assert_eq!(
+            descriptor.info, without_details_text,
+            "descriptor {}",
+            descriptor.number
+        );
+        let number = descriptor.number as i32;
+        assert!(
+            !descriptor.has_extra_lines || !without_details.contains(&number),
+            "{number}"
+        );
+        assert!(
+            descriptor.has_extra_lines || !with_details.contains(&number),
+            "{number}"
+        );
     }
-    assert_eq!(met, own);
+    assert_eq!(listed_numbers, own_numbers);
 }
 
 /// Returns the listed entry of one of this process's descriptors.
-fn listed<'a>(listings: &'a [Listing], file: &OwnedFd) -> &'a Listed {
-    let mut all = listings[0].descriptors.iter();
-    all.find(|one| one.number == file.as_raw_fd() as u32)
+fn find_listed<'a>(listings: &'a [Listing], file: &OwnedFd) -> &'a ListedDescriptor {
+    let mut descriptors = listings[0].descriptors.iter();
+    descriptors
+        .find(|descriptor| descriptor.number == file.as_raw_fd() as u32)
         .expect("it is open")
 }
 
 /// Returns the digest of the pipes watched by a set, computed from `/proc`.
-fn shown_digest(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> Watches {
-    let shown = proc_info(std::process::id() as i32, set.as_raw_fd() as u32);
-    let entries = shown.expect("it is open").epoll();
+fn digest_from_proc(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> WatchDigest {
+    let fdinfo = read_fdinfo(std::process::id() as i32, set.as_raw_fd() as u32);
+    let entries = fdinfo.expect("it is open").epoll();
     let file = |line: &EpollLine| {
         let mut pipes = pipes.iter();
         let watched = pipes.find(|pipe| pipe.as_raw_fd() as u32 == line.fd);
-        listed(listings, watched.expect("a pipe")).file
+        find_listed(listings, watched.expect("a pipe")).file
     };
     let entries = entries.iter();
-    Watches::of(entries.map(|line| (file(line), line.fd, line.events, line.data)))
+    WatchDigest::from_entries(entries.map(|line| (file(line), line.fd, line.events, line.data)))
 }
 
 #[test]
-fn a_set_s_digest_is_that_of_its_entries() {
+fn epoll_digest_equals_digest_of_its_entries() {
     let descriptors = Descriptors::new();
-    let own = [std::process::id() as i32];
-    let list = || descriptors.list(&own).expect("this kernel takes it");
+    let own_pid = [std::process::id() as i32];
+    let list = || {
+        descriptors
+            .list(&own_pid)
+            .expect("the kernel loads the program")
+    };
     let pipes = (0..700).map(|_| std::io::pipe().expect("a pipe").0);
     let pipes: Vec<OwnedFd> = pipes.map(OwnedFd::from).collect();
-    let data = |at: usize| epoll::EventData::new_u64(at as u64 * 0x0101_0101_0101);
-    let add = |set: &OwnedFd, at: usize| {
-        epoll::add(set, &pipes[at], data(at), epoll::EventFlags::IN).expect("added");
+    let data = |index: usize| epoll::EventData::new_u64(index as u64 * 0x0101_0101_0101);
+    let add = |set: &OwnedFd, index: usize| {
+        epoll::add(set, &pipes[index], data(index), epoll::EventFlags::IN).expect("added");
     };
     let [one, other, empty] =
         [(); 3].map(|()| epoll::create(epoll::CreateFlags::empty()).expect("a set"));
-    (0..700).for_each(|at| add(&one, at));
-    (0..700).rev().for_each(|at| add(&other, at));
+    (0..700).for_each(|index| add(&one, index));
+    (0..700).rev().for_each(|index| add(&other, index));
     let digests = || {
         let listings = list();
         for set in [&one, &other, &empty] {
-            let shown = shown_digest(&listings, set, &pipes);
-            assert_eq!(listed(&listings, set).watches, Some(shown));
+            let expected = digest_from_proc(&listings, set, &pipes);
+            assert_eq!(find_listed(&listings, set).watch_digest, Some(expected));
         }
-        let of = |file| listed(&listings, file).watches;
-        assert_eq!(of(&pipes[0]), None, "it is no set");
-        (of(&one), of(&other))
+        let watches_of = |file| find_listed(&listings, file).watch_digest;
+        assert_eq!(watches_of(&pipes[0]), None, "a pipe is no epoll set");
+        (watches_of(&one), watches_of(&other))
     };
     let (first, second) = digests();
     assert_eq!(first, second, "the same entries");
@@ -209,43 +224,55 @@ fn a_set_s_digest_is_that_of_its_entries() {
     let (first_still, changed) = digests();
     assert_eq!(first_still, first);
     assert_ne!(changed, first);
-    let watches = || listed(&list(), &one).watches;
+    let watches = || find_listed(&list(), &one).watch_digest;
     rustix::fs::flock(&one, rustix::fs::FlockOperation::LockShared).expect("locked");
-    assert_eq!(watches(), None, "locks are lines, too");
+    assert_eq!(watches(), None, "a lock adds a line to fdinfo");
     rustix::fs::flock(&one, rustix::fs::FlockOperation::Unlock).expect("unlocked");
     assert_eq!(watches(), first);
 }
 
 #[test]
-fn a_stopped_process_is_saved_alike_either_way() {
+fn listing_and_proc_save_same_image() {
     let directory = tempfile::tempdir().expect("a directory");
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let port = listener.local_addr().expect("address").port();
     let shell = Shell::start(port, directory.path().to_str().expect("a path"));
     let pids = [shell.pid()];
     let descriptors = Descriptors::new();
-    let draft = Draft::save(&pids, &Limits::default()).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(draft.places.len(), 32, "31 TCP sockets and one of UDP");
+    let snapshot =
+        FilesSnapshot::save(&pids, &Limits::default()).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(
+        snapshot.socket_fds.len(),
+        32,
+        "31 TCP sockets and one of UDP"
+    );
 
-    let seen: Arc<BTreeSet<_>> = Arc::new(draft.places.keys().copied().collect());
-    let list = || descriptors.list(&pids).expect("this kernel takes it");
+    let known: Arc<BTreeSet<_>> = Arc::new(snapshot.socket_fds.keys().copied().collect());
+    let list = || {
+        descriptors
+            .list(&pids)
+            .expect("the kernel loads the program")
+    };
     let compare = |new_sockets: usize, prepared: bool| {
-        let by_proc = draft.save_frozen(&pids).expect("saved");
-        let listed = draft.save_frozen_listed(&pids, list(), &seen);
-        let listed = listed.expect("saved");
-        assert_eq!(listed.places.were_prepared(), prepared);
-        assert_eq!(listed.changes, by_proc.changes);
-        assert_eq!(listed.gone, by_proc.gone);
-        assert_eq!(listed.places.all(&draft), by_proc.places.all(&draft));
+        let by_proc = snapshot.save_frozen(&pids).expect("saved");
+        let by_listing = snapshot.save_frozen_from_listings(&pids, list(), &known);
+        let by_listing = by_listing.expect("saved");
+        assert_eq!(by_listing.socket_fds.is_from_prediction(), prepared);
+        assert_eq!(by_listing.changes, by_proc.changes);
+        assert_eq!(by_listing.closed_sockets, by_proc.closed_sockets);
         assert_eq!(
-            listed.sockets.len(),
-            new_sockets,
-            "copies of new sockets alone"
+            by_listing.socket_fds.all(&snapshot),
+            by_proc.socket_fds.all(&snapshot)
         );
-        let mut image = draft.image.clone();
-        image.apply(listed.changes).expect("an image");
+        assert_eq!(
+            by_listing.sockets.len(),
+            new_sockets,
+            "only new sockets are copied"
+        );
+        let mut image = snapshot.image.clone();
+        image.apply(by_listing.changes).expect("an image");
         let mut copier = Copier::default();
-        for (id, place) in listed.places.all(&draft) {
+        for (id, place) in by_listing.socket_fds.all(&snapshot) {
             let copy = copier.copy(place).expect("a copy");
             let inode = rustix::fs::fstat(&copy).expect("stat").st_ino;
             let kind = &image.files[&id].kind;
@@ -253,18 +280,18 @@ fn a_stopped_process_is_saved_alike_either_way() {
         }
         image
     };
-    draft.expect(&pids, list(), &seen);
+    snapshot.predict_freeze(&pids, list(), &known);
     let before = compare(0, true);
-    assert_eq!(before, compare(0, false), "what was made ready serves once");
+    assert_eq!(before, compare(0, false), "a prediction is used once");
 
-    draft.expect(&pids, list(), &seen);
-    shell.run_on(|pid| proc_info(pid, 43).is_some_and(|info| info.offset > 0));
-    let moved_on = compare(0, true);
-    assert_ne!(before, moved_on);
+    snapshot.predict_freeze(&pids, list(), &known);
+    shell.run_to_next_stop(|pid| read_fdinfo(pid, 43).is_some_and(|info| info.offset > 0));
+    let after_io = compare(0, true);
+    assert_ne!(before, after_io);
 
-    draft.expect(&pids, list(), &seen);
-    shell.run_on(|pid| proc_info(pid, 10).is_none());
-    assert_ne!(moved_on, compare(1, false));
-    draft.expect(&pids, list(), &seen);
-    assert!(!draft.is_prepared(), "something else is open");
+    snapshot.predict_freeze(&pids, list(), &known);
+    shell.run_to_next_stop(|pid| read_fdinfo(pid, 10).is_none());
+    assert_ne!(after_io, compare(1, false));
+    snapshot.predict_freeze(&pids, list(), &known);
+    assert!(!snapshot.has_prediction(), "another descriptor is open");
 }

@@ -17,9 +17,9 @@
 pub mod choice;
 pub mod handoff;
 mod hunt;
-mod life;
 pub mod migration;
 pub mod ownership;
 pub mod pool_element;
 pub mod pool_user;
 pub mod registrar;
+mod registration_life;

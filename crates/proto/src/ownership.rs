@@ -1,19 +1,19 @@
 //! Flow ownership: for each flow at most one node is its owner, with an epoch, and every change is one compare-and-set.
 //!
-//! The holder keeps a [`Record`] per flow and changes it by [`apply`] alone. A change names the epoch it starts from,
+//! The holder keeps a [`Record`] per flow and changes it by [`apply_change`] alone. A change names the epoch it starts from,
 //! so it takes effect once or not at all; a repeated request gets the first answer again. After a divert exactly one of
 //! commit and rollback succeeds; the loser learns the owner from the [`Refusal`].
 //!
 //! **Epochs of a flow only grow, also when its addresses and ports are used again.** A removed flow leaves no record,
-//! so [`Floors`] keep the next connection with the same name above the last one: 65,536 numbers, each the highest epoch
+//! so [`EpochFloors`] keep the next connection with the same name above the last one: 65,536 numbers, each the highest epoch
 //! at which a flow of that hash was removed. A new flow starts above its floor. (One number for all flows would grow by
 //! one per connection and wrap within hours on a busy holder. Each of 65,536 numbers grows as many times more slowly:
 //! at 100,000 connections a second, by about 1.5 a second, so a `u32` lasts 90 years.) Floors live in memory; a
-//! restarted daemon starts them all at a number above the old ones, see [`Floors::new`].
+//! restarted daemon starts them all at a number above the old ones, see [`EpochFloors::new`].
 
-mod together;
+mod process_transits;
 
-pub use together::Together;
+pub use process_transits::ProcessTransits;
 
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState, Refusal};
 use std::hash::{Hash, Hasher};
@@ -26,7 +26,7 @@ use std::hash::{Hash, Hasher};
 /// | establish `e` | none | owned by the asker, `e` |
 /// | divert `e` | owned by the asker, `e` | transit from the asker, `e+1` |
 /// | commit `e` | transit to the asker, `e` | owned by the asker, `e+1` |
-/// | commit all `e` | as commit; the holder commits the flows of the process as well, see [`Together`] | |
+/// | commit all `e` | as commit; the holder commits the flows of the process as well, see [`ProcessTransits`] | |
 /// | rollback `e` | transit from or to the asker, `e` | owned by the donor, `e+1` |
 /// | rollback `e` | owned by the asker, `e-1`: before the divert | owned by the asker, `e+1`: fences the divert out |
 /// | remove `e` | owned by the asker, `e` | none |
@@ -38,7 +38,7 @@ use std::hash::{Hash, Hasher};
 ///
 /// # Errors
 /// Every other change is refused, with the current record.
-pub fn apply(
+pub fn apply_change(
     current: Option<Record>,
     change: &Change,
     asker: NodeId,
@@ -73,23 +73,23 @@ fn from_owned(
     if owner != asker {
         return None;
     }
-    let (now, asked) = (u64::from(record.epoch), u64::from(change.epoch));
+    let (current, requested) = (u64::from(record.epoch), u64::from(change.epoch));
     match change.kind {
         ChangeKind::Establish => Some(Some(record)),
-        ChangeKind::Divert { acceptor } if now == asked && acceptor != asker => {
+        ChangeKind::Divert { acceptor } if current == requested && acceptor != asker => {
             let epoch = record.epoch.checked_add(1)?;
             Some(Some(Record::transit(asker, acceptor, epoch)))
         }
         ChangeKind::Commit | ChangeKind::CommitAll { .. } | ChangeKind::Rollback
-            if now == asked + 1 =>
+            if current == requested + 1 =>
         {
             Some(Some(record))
         }
-        ChangeKind::Rollback if now + 1 == asked => {
+        ChangeKind::Rollback if current + 1 == requested => {
             let epoch = change.epoch.checked_add(1)?;
             Some(Some(Record::owned(asker, epoch)))
         }
-        ChangeKind::Remove if now == asked => Some(None),
+        ChangeKind::Remove if current == requested => Some(None),
         _ => None,
     }
 }
@@ -100,17 +100,19 @@ fn from_transit(
     change: &Change,
     asker: NodeId,
 ) -> Option<Option<Record>> {
-    let (now, asked) = (u64::from(record.epoch), u64::from(change.epoch));
+    let (current, requested) = (u64::from(record.epoch), u64::from(change.epoch));
     match change.kind {
         ChangeKind::Divert { acceptor: to } => {
-            let same = donor == asker && acceptor == to && now == asked + 1;
-            same.then_some(Some(record))
+            let is_repeated = donor == asker && acceptor == to && current == requested + 1;
+            is_repeated.then_some(Some(record))
         }
-        ChangeKind::Commit | ChangeKind::CommitAll { .. } if acceptor == asker && now == asked => {
+        ChangeKind::Commit | ChangeKind::CommitAll { .. }
+            if acceptor == asker && current == requested =>
+        {
             let epoch = record.epoch.checked_add(1)?;
             Some(Some(Record::owned(acceptor, epoch)))
         }
-        ChangeKind::Rollback if (donor == asker || acceptor == asker) && now == asked => {
+        ChangeKind::Rollback if (donor == asker || acceptor == asker) && current == requested => {
             let epoch = record.epoch.checked_add(1)?;
             Some(Some(Record::owned(donor, epoch)))
         }
@@ -122,26 +124,26 @@ fn from_transit(
 ///
 /// Epochs begin at the seconds of a clock, which reach this value in 2072. The numbers above it are left for floors and
 /// moves, so that no node can use epochs up.
-pub const ASKED_EPOCH_MAX: Epoch = 0xc000_0000;
+pub const REQUESTED_EPOCH_MAX: Epoch = 0xc000_0000;
 
 /// Number of floors; they occupy 256 KiB.
-const FLOORS: usize = 1 << 16;
+const FLOOR_COUNT: usize = 1 << 16;
 
 /// The least epochs of new flows; see the module documentation.
 #[derive(Debug, Clone)]
-pub struct Floors {
+pub struct EpochFloors {
     floors: Vec<Epoch>,
 }
 
-impl Floors {
+impl EpochFloors {
     /// Returns floors that all start at `least` (at least 1).
     ///
     /// A daemon passes the greater of the seconds since 2020 by its clock and one more than the highest epoch in the
     /// steering table it finds. The new floors are then above the floors from before the restart, as long as none
     /// of these grew by more than one a second on average, and clocks are about right.
-    pub fn new(least: Epoch) -> Floors {
-        Floors {
-            floors: vec![least.max(1); FLOORS],
+    pub fn new(least: Epoch) -> EpochFloors {
+        EpochFloors {
+            floors: vec![least.max(1); FLOOR_COUNT],
         }
     }
 
@@ -149,25 +151,25 @@ impl Floors {
     ///
     /// A process's record starts at the requested epoch: the name of a process is never used again, and an asker that
     /// establishes and diverts a record in one request must know its epoch.
-    pub fn at_least(&self, flow: &Flow, epoch: Epoch) -> Epoch {
+    pub fn start_epoch(&self, flow: &Flow, epoch: Epoch) -> Epoch {
         if flow.is_process() {
             return epoch;
         }
-        self.floors[bucket(flow)].max(epoch.min(ASKED_EPOCH_MAX))
+        self.floors[floor_index(flow)].max(epoch.min(REQUESTED_EPOCH_MAX))
     }
 
     /// Records that `flow` was removed at `epoch`.
-    pub fn removed(&mut self, flow: &Flow, epoch: Epoch) {
+    pub fn raise(&mut self, flow: &Flow, epoch: Epoch) {
         if flow.is_process() {
             return;
         }
-        let floor = &mut self.floors[bucket(flow)];
+        let floor = &mut self.floors[floor_index(flow)];
         *floor = (*floor).max(epoch.saturating_add(1));
     }
 }
 
 /// Index of the flow's floor: FNV-1a, folded; the same on every run.
-fn bucket(flow: &Flow) -> usize {
+fn floor_index(flow: &Flow) -> usize {
     struct Fnv(u64);
     impl Hasher for Fnv {
         fn finish(&self) -> u64 {
@@ -182,5 +184,5 @@ fn bucket(flow: &Flow) -> usize {
     let mut fnv = Fnv(0xcbf2_9ce4_8422_2325);
     flow.hash(&mut fnv);
     let hash = fnv.finish();
-    ((hash ^ (hash >> 32) ^ (hash >> 16)) as usize) % FLOORS
+    ((hash ^ (hash >> 32) ^ (hash >> 16)) as usize) % FLOOR_COUNT
 }

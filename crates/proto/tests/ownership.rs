@@ -1,6 +1,6 @@
 //! Tests of the compare-and-set with any sequence of changes from any node.
 
-use holdfast_proto::ownership::{Floors, Together, apply};
+use holdfast_proto::ownership::{EpochFloors, ProcessTransits, apply_change};
 use holdfast_wire::{
     Change, ChangeKind, Epoch, Flow, MoveId, NodeId, Protocol, Record, RecordState, Refusal,
 };
@@ -51,12 +51,12 @@ fn record() -> impl Strategy<Value = Option<Record>> {
 proptest! {
     /// A repeated change gets the same record again, without effect, as long as no other change happens.
     #[test]
-    fn a_granted_change_is_idempotent(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
+    fn granted_change_is_idempotent(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
         let change = change(kind, epoch);
         // A rollback by the acceptor returns the flow to its donor: the repeated rollback is refused, and the refusal
         // says so.
-        if let Ok(next) = apply(current, &change, asker) {
-            match apply(next, &change, asker) {
+        if let Ok(next) = apply_change(current, &change, asker) {
+            match apply_change(next, &change, asker) {
                 Ok(again) => prop_assert_eq!(again, next),
                 Err(refusal) => {
                     prop_assert_eq!(kind, ChangeKind::Rollback);
@@ -69,8 +69,8 @@ proptest! {
 
     /// Epochs never decrease, each change of a record raises the epoch, and a refusal carries the record.
     #[test]
-    fn epochs_only_grow(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
-        match apply(current, &change(kind, epoch), asker) {
+    fn epochs_never_decrease(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
+        match apply_change(current, &change(kind, epoch), asker) {
             Err(refusal) => prop_assert_eq!(refusal.current, current),
             Ok(next) => if let (Some(old), Some(new)) = (current, next) {
                 prop_assert!(new == old || new.epoch > old.epoch, "{:?} to {:?}", old, new);
@@ -80,8 +80,8 @@ proptest! {
 
     /// No node takes a flow from its owner; a transit ends at its donor or its acceptor only.
     #[test]
-    fn ownership_changes_only_by_the_rules(current in record(), kind in kind(), asker in node(), epoch in 0_u32..7) {
-        let Ok(Some(next)) = apply(current, &change(kind, epoch), asker) else { return Ok(()); };
+    fn ownership_changes_follow_transition_rules(current in record(), kind in kind(), asker in node(), epoch in 0_u32..7) {
+        let Ok(Some(next)) = apply_change(current, &change(kind, epoch), asker) else { return Ok(()); };
         match (current.map(|record| record.state), next.state) {
             (None, RecordState::Owned { owner }) => prop_assert_eq!(owner, asker),
             (Some(RecordState::Owned { owner }), RecordState::Owned { owner: new }) => prop_assert_eq!(owner, new),
@@ -97,19 +97,19 @@ proptest! {
                 prop_assert_eq!(owner == acceptor && donor != acceptor, commit && donor != acceptor);
             }
             (Some(old @ RecordState::Transit { .. }), new @ RecordState::Transit { .. }) => prop_assert_eq!(old, new),
-            (None, RecordState::Transit { .. }) => prop_assert!(false, "a transit from nothing"),
+            (None, RecordState::Transit { .. }) => prop_assert!(false, "a transit without a previous record"),
         }
     }
 
     /// Of the donor's rollback and the acceptor's commit of one transit, exactly one succeeds, in any order and with
     /// any repetitions.
     #[test]
-    fn commit_or_rollback(asks in proptest::collection::vec(any::<bool>(), 2..12), epoch in 2_u32..1000) {
+    fn either_commit_or_rollback_succeeds(commit_attempts in proptest::collection::vec(any::<bool>(), 2..12), epoch in 2_u32..1000) {
         let mut current = Some(Record::transit(A, B, epoch));
         let (mut committed, mut rolled_back) = (false, false);
-        for commit in asks {
+        for commit in commit_attempts {
             let (kind, asker) = if commit { (ChangeKind::Commit, B) } else { (ChangeKind::Rollback, A) };
-            if let Ok(next) = apply(current, &change(kind, epoch), asker) {
+            if let Ok(next) = apply_change(current, &change(kind, epoch), asker) {
                 current = next;
                 committed |= commit;
                 rolled_back |= !commit;
@@ -122,79 +122,97 @@ proptest! {
 
     /// With floors, epochs of a flow also grow across removals, whatever epochs its owners request.
     #[test]
-    fn a_name_used_again_starts_above(lives in proptest::collection::vec((0_u32..50, 0_u32..5), 1..20)) {
-        let mut floors = Floors::new(1);
+    fn reused_flow_starts_at_higher_epoch(lives in proptest::collection::vec((0_u32..50, 0_u32..5), 1..20)) {
+        let mut floors = EpochFloors::new(1);
         let mut highest = 0;
         for (asked, handoffs) in lives {
-            let epoch = floors.at_least(&flow(7), asked);
-            let mut current = apply(None, &change(ChangeKind::Establish, epoch), A).expect("free");
+            let epoch = floors.start_epoch(&flow(7), asked);
+            let mut current = apply_change(None, &change(ChangeKind::Establish, epoch), A).expect("free");
             for _ in 0..handoffs {
-                let at = current.expect("established").epoch;
-                current = apply(current, &change(ChangeKind::Divert { acceptor: B }, at), A).expect("owned");
-                current = apply(current, &change(ChangeKind::Rollback, at + 1), B).expect("in transit");
+                let current_epoch = current.expect("established").epoch;
+                current = apply_change(current, &change(ChangeKind::Divert { acceptor: B }, current_epoch), A).expect("owned");
+                current = apply_change(current, &change(ChangeKind::Rollback, current_epoch + 1), B).expect("in transit");
             }
             prop_assert!(epoch > highest);
             highest = current.expect("owned").epoch;
-            floors.removed(&flow(7), highest);
-            prop_assert_eq!(apply(current, &change(ChangeKind::Remove, highest), A), Ok(None));
+            floors.raise(&flow(7), highest);
+            prop_assert_eq!(apply_change(current, &change(ChangeKind::Remove, highest), A), Ok(None));
         }
     }
 }
 
 #[test]
-fn the_rules_one_by_one() {
+fn each_transition_has_its_result() {
     let owned = Some(Record::owned(A, 1));
     let transit = Some(Record::transit(A, B, 2));
     let divert = ChangeKind::Divert { acceptor: B };
-    assert_eq!(apply(None, &change(ChangeKind::Establish, 1), A), Ok(owned));
-    assert_eq!(apply(owned, &change(divert, 1), A), Ok(transit));
     assert_eq!(
-        apply(transit, &change(ChangeKind::Commit, 2), B),
+        apply_change(None, &change(ChangeKind::Establish, 1), A),
+        Ok(owned)
+    );
+    assert_eq!(apply_change(owned, &change(divert, 1), A), Ok(transit));
+    assert_eq!(
+        apply_change(transit, &change(ChangeKind::Commit, 2), B),
         Ok(Some(Record::owned(B, 3)))
     );
     assert_eq!(
-        apply(transit, &change(ChangeKind::Rollback, 2), A),
+        apply_change(transit, &change(ChangeKind::Rollback, 2), A),
         Ok(Some(Record::owned(A, 3)))
     );
     assert_eq!(
-        apply(transit, &change(ChangeKind::Rollback, 2), B),
+        apply_change(transit, &change(ChangeKind::Rollback, 2), B),
         Ok(Some(Record::owned(A, 3)))
     );
-    assert_eq!(apply(owned, &change(ChangeKind::Remove, 1), A), Ok(None));
+    assert_eq!(
+        apply_change(owned, &change(ChangeKind::Remove, 1), A),
+        Ok(None)
+    );
     // A rollback before its divert fences out the divert for ever.
-    let fenced = apply(owned, &change(ChangeKind::Rollback, 2), A).expect("fenced");
-    assert_eq!(fenced, Some(Record::owned(A, 3)));
-    assert!(apply(fenced, &change(divert, 1), A).is_err());
+    let fenced_rollback = apply_change(owned, &change(ChangeKind::Rollback, 2), A).expect("fenced");
+    assert_eq!(fenced_rollback, Some(Record::owned(A, 3)));
+    assert!(apply_change(fenced_rollback, &change(divert, 1), A).is_err());
 }
 
 /// Table of a holder that knows one process and the flows diverted with it.
-struct Table {
+struct HolderTable {
     records: BTreeMap<Flow, Record>,
-    together: Together,
+    process_transits: ProcessTransits,
 }
 
-impl Table {
+impl HolderTable {
     fn new(flows: u16) -> (Self, Change) {
-        let (records, together) = (BTreeMap::new(), Together::default());
-        let mut table = Self { records, together };
-        (0..flows).for_each(|port| drop(table.ask(A, &[of(flow(port), ChangeKind::Establish, 7)])));
+        let (records, together) = (BTreeMap::new(), ProcessTransits::default());
+        let mut table = Self {
+            records,
+            process_transits: together,
+        };
+        (0..flows).for_each(|port| {
+            drop(table.request(A, &[change_of(flow(port), ChangeKind::Establish, 7)]))
+        });
         let (donor, boot, seq) = (A, 1, 1);
-        let process = Flow::of_move(MoveId { donor, boot, seq });
+        let process = Flow::process_key(MoveId { donor, boot, seq });
         let divert = ChangeKind::Divert { acceptor: B };
-        let mut question = vec![
-            of(process, ChangeKind::Establish, 1),
-            of(process, divert, 1),
+        let mut request = vec![
+            change_of(process, ChangeKind::Establish, 1),
+            change_of(process, divert, 1),
         ];
-        question.extend((0..flows).map(|port| of(flow(port), divert, 7)));
-        assert!(table.ask(A, &question).iter().all(Result::is_ok));
+        request.extend((0..flows).map(|port| change_of(flow(port), divert, 7)));
+        assert!(table.request(A, &request).iter().all(Result::is_ok));
         let flows = u32::from(flows);
-        (table, of(process, ChangeKind::CommitAll { flows }, 2))
+        (
+            table,
+            change_of(process, ChangeKind::CommitAll { flows }, 2),
+        )
     }
 
-    fn ask(&mut self, asker: NodeId, changes: &[Change]) -> Vec<Result<Option<Record>, Refusal>> {
+    fn request(
+        &mut self,
+        asker: NodeId,
+        changes: &[Change],
+    ) -> Vec<Result<Option<Record>, Refusal>> {
         let mut results = Vec::new();
         for change in changes {
-            let result = apply(self.records.get(&change.flow).copied(), change, asker);
+            let result = apply_change(self.records.get(&change.flow).copied(), change, asker);
             if let Ok(record) = result {
                 match record {
                     Some(record) => self.records.insert(change.flow, record),
@@ -203,59 +221,70 @@ impl Table {
             }
             results.push(result);
         }
-        self.together.answered(changes, &results);
+        self.process_transits.record_results(changes, &results);
         results
     }
 
     fn committed(&self, change: &Change, asker: NodeId) -> Option<Vec<(Flow, Record)>> {
         let current = |flow: &Flow| self.records.get(flow).copied();
-        self.together.committed(change, asker, current)
+        self.process_transits
+            .records_after_commit(change, asker, current)
     }
 }
 
-fn of(flow: Flow, kind: ChangeKind, epoch: Epoch) -> Change {
+fn change_of(flow: Flow, kind: ChangeKind, epoch: Epoch) -> Change {
     Change { flow, kind, epoch }
 }
 
 #[test]
-fn what_was_diverted_together_is_committed_together() {
-    let (table, all) = Table::new(3);
+fn flows_diverted_with_process_are_committed_with_it() {
+    let (table, all) = HolderTable::new(3);
     let after = (0..3).map(|port| (flow(port), Record::owned(B, 9)));
     assert_eq!(table.committed(&all, B), Some(after.collect()));
-    assert_eq!(table.committed(&all, C), None, "another's transit");
+    assert_eq!(
+        table.committed(&all, C),
+        None,
+        "a transit of another acceptor"
+    );
     let fewer = ChangeKind::CommitAll { flows: 2 };
-    assert_eq!(table.committed(&of(all.flow, fewer, 2), B), None);
-    let forgetful = Together::default();
+    assert_eq!(table.committed(&change_of(all.flow, fewer, 2), B), None);
+    let empty_transits = ProcessTransits::default();
     let current = |flow: &Flow| table.records.get(flow).copied();
     assert_eq!(
-        forgetful.committed(&all, B, current),
+        empty_transits.records_after_commit(&all, B, current),
         None,
         "after a restart"
     );
-    assert_eq!(Table::new(0).0.committed(&Table::new(0).1, B), Some(vec![]));
+    assert_eq!(
+        HolderTable::new(0).0.committed(&HolderTable::new(0).1, B),
+        Some(vec![])
+    );
 }
 
 #[test]
-fn a_flow_that_has_left_its_transit_is_not_committed_with_others() {
+fn flow_that_left_transit_prevents_joint_commit() {
     for kind in [ChangeKind::Rollback, ChangeKind::Commit] {
-        let (mut table, all) = Table::new(3);
-        assert!(table.ask(B, &[of(flow(1), kind, 8)])[0].is_ok());
+        let (mut table, all) = HolderTable::new(3);
+        assert!(table.request(B, &[change_of(flow(1), kind, 8)])[0].is_ok());
         assert_eq!(table.committed(&all, B), None, "{kind:?}");
     }
     // A flow that is in transit again is not committed either.
-    let (mut table, all) = Table::new(3);
+    let (mut table, all) = HolderTable::new(3);
     let divert = ChangeKind::Divert { acceptor: B };
-    let question = [of(flow(1), ChangeKind::Rollback, 8), of(flow(1), divert, 9)];
-    assert!(table.ask(A, &question).iter().all(Result::is_ok));
+    let request = [
+        change_of(flow(1), ChangeKind::Rollback, 8),
+        change_of(flow(1), divert, 9),
+    ];
+    assert!(table.request(A, &request).iter().all(Result::is_ok));
     assert_eq!(table.committed(&all, B), None);
     // No flow is left to commit once the process's own transit has ended.
-    let (mut table, all) = Table::new(3);
-    assert!(table.ask(A, &[of(all.flow, ChangeKind::Rollback, 2)])[0].is_ok());
+    let (mut table, all) = HolderTable::new(3);
+    assert!(table.request(A, &[change_of(all.flow, ChangeKind::Rollback, 2)])[0].is_ok());
     assert_eq!(table.committed(&all, B), None);
 }
 
 #[test]
-fn what_is_stale_or_somebody_elses_is_refused() {
+fn stale_and_foreign_changes_are_refused() {
     let owned = Some(Record::owned(A, 5));
     let transit = Some(Record::transit(A, B, 5));
     let divert = ChangeKind::Divert { acceptor: B };
@@ -280,7 +309,7 @@ fn what_is_stale_or_somebody_elses_is_refused() {
         (None, ChangeKind::Establish, 0, A),
     ];
     for (current, kind, epoch, asker) in refused {
-        let result = apply(current, &change(kind, epoch), asker);
+        let result = apply_change(current, &change(kind, epoch), asker);
         assert!(
             result.is_err(),
             "{current:?} {kind:?} {epoch} by {asker}: {result:?}"
@@ -289,12 +318,12 @@ fn what_is_stale_or_somebody_elses_is_refused() {
 }
 
 #[test]
-fn floors_of_other_flows_do_not_rise() {
-    let mut floors = Floors::new(3);
-    floors.removed(&flow(1), 1_000);
+fn removal_raises_few_floors_of_other_flows() {
+    let mut floors = EpochFloors::new(3);
+    floors.raise(&flow(1), 1_000);
     let raised = (2..2_000)
-        .filter(|port| floors.at_least(&flow(*port), 1) > 3)
+        .filter(|port| floors.start_epoch(&flow(*port), 1) > 3)
         .count();
-    assert!(raised < 5, "{raised} of 2000 share the floor");
-    assert_eq!(floors.at_least(&flow(1), 1), 1_001);
+    assert!(raised < 5, "{raised} of 2000 flows have a raised floor");
+    assert_eq!(floors.start_epoch(&flow(1), 1), 1_001);
 }

@@ -19,20 +19,20 @@ pub fn name(bug: impl Debug) -> String {
 ///
 /// # Errors
 /// There is no bug of this name.
-pub fn named<B: Copy + Debug>(all: &[B], wanted: &str) -> Result<B, NoBug> {
+pub fn by_name<B: Copy + Debug>(all: &[B], wanted: &str) -> Result<B, UnknownBug> {
     let found = all.iter().find(|bug| name(bug) == wanted);
-    found.copied().ok_or_else(|| NoBug {
-        wanted: wanted.to_owned(),
+    found.copied().ok_or_else(|| UnknownBug {
+        requested: wanted.to_owned(),
         known: all.iter().map(name).collect(),
     })
 }
 
 /// No bug has the requested name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no bug `{wanted}`; there are {}", .known.join(", "))]
-pub struct NoBug {
+#[error("there is no bug `{requested}`; use one of {}", .known.join(", "))]
+pub struct UnknownBug {
     /// The requested name.
-    pub wanted: String,
+    pub requested: String,
     /// The names of all bugs.
     pub known: Vec<String>,
 }
@@ -43,19 +43,19 @@ mod tests {
     use crate::{handoff, migration, pools};
 
     #[test]
-    fn each_bug_has_a_name() {
+    fn bug_names_round_trip() {
         for bug in handoff::Bug::ALL {
-            assert_eq!(named(&handoff::Bug::ALL, &name(bug)), Ok(bug));
+            assert_eq!(by_name(&handoff::Bug::ALL, &name(bug)), Ok(bug));
         }
         for bug in migration::Bug::ALL {
-            assert_eq!(named(&migration::Bug::ALL, &name(bug)), Ok(bug));
+            assert_eq!(by_name(&migration::Bug::ALL, &name(bug)), Ok(bug));
         }
         assert_eq!(name(pools::Bug::NoTables), "no-tables");
-        let error = named(&pools::Bug::ALL, "no-bug").expect_err("it is none");
+        let error = by_name(&pools::Bug::ALL, "no-bug").expect_err("it is none");
         assert!(
             error
                 .to_string()
-                .contains("`no-bug`; there are no-tables, one-block")
+                .contains("`no-bug`; use one of no-tables, one-block")
         );
     }
 }

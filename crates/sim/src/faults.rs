@@ -2,15 +2,15 @@
 
 use crate::Violation;
 use crate::net::Link;
-use crate::pools::{Action, Bug, Choice, Config, Demands, Workload, Zone, try_run};
+use crate::pools::{Action, Bug, Choice, Config, Invariants, Workload, Zone, try_run};
 use crate::random::Random;
-use crate::shrink::shortest;
+use crate::shrink::shrink_plan;
 use crate::time::Time;
 use std::time::Duration;
 
 /// Duration of the faults, and time until all must be well, in seconds.
-const STORM_S: f64 = 40.0;
-const REST_S: f64 = 70.0;
+const FAULTS_S: f64 = 40.0;
+const RECOVERY_S: f64 = 70.0;
 
 /// Simulates a random schedule of faults drawn from the seed.
 ///
@@ -44,8 +44,9 @@ pub fn shrink(seed: u64, bug: Option<Bug>) -> Option<(Vec<(Time, Action)>, Viola
         bug,
         ..schedule(seed)
     };
-    let calm = Time::from_secs_f64(STORM_S);
-    let (storm, mending): (Vec<_>, Vec<_>) = config.plan.iter().partition(|(at, _)| *at < calm);
+    let faults_end = Time::from_secs_f64(FAULTS_S);
+    let (storm, mending): (Vec<_>, Vec<_>) =
+        config.plan.iter().partition(|(at, _)| *at < faults_end);
     let fails = |plan: &[(Time, Action)]| {
         let plan = [plan, &mending].concat();
         let fewer = Config {
@@ -55,7 +56,7 @@ pub fn shrink(seed: u64, bug: Option<Bug>) -> Option<(Vec<(Time, Action)>, Viola
         try_config(&fewer, seed).err()
     };
     let violation = fails(&storm)?;
-    Some(shortest(storm, violation, fails))
+    Some(shrink_plan(storm, violation, fails))
 }
 
 /// Draws two to four zones with some elements and users each, and the actions on them.
@@ -69,7 +70,7 @@ pub fn schedule(seed: u64) -> Config {
             users: 1 + random.below(4) as u32,
         })
         .collect();
-    let workload = Workload::of_utilisation(1e6, 2e5, 1.0, 0.05);
+    let workload = Workload::for_utilisation(1e6, 2e5, 1.0, 0.05);
     let choice = match random.chance(0.5) {
         true => Choice::LeastUsed,
         false => Choice::LeastUsedDpf(1e-5),
@@ -80,48 +81,48 @@ pub fn schedule(seed: u64) -> Config {
         let lossy = |link: &mut Link| link.loss = loss;
         config.links.iter_mut().flatten().for_each(lossy);
     }
-    hurry(&mut config);
+    shorten_timers(&mut config);
     if random.chance(0.5) {
-        config.life = Duration::from_secs(12);
+        config.registration_life = Duration::from_secs(12);
     }
-    config.runtime = Time::from_secs_f64(REST_S + 2.0);
-    config.demands = Some(Demands {
-        calm: Time::from_secs_f64(STORM_S),
-        rest: Time::from_secs_f64(REST_S),
-        two_homes: Time::from_secs_f64(10.0),
+    config.runtime = Time::from_secs_f64(RECOVERY_S + 2.0);
+    config.invariants = Some(Invariants {
+        faults_end: Time::from_secs_f64(FAULTS_S),
+        recovery_deadline: Time::from_secs_f64(RECOVERY_S),
+        two_homes_max: Time::from_secs_f64(10.0),
     });
     for _ in 0..3 + random.below(8) {
-        fault(&mut config, &mut random);
+        add_fault(&mut config, &mut random);
     }
-    heal(&mut config, &mut random);
+    end_faults(&mut config, &mut random);
     config.plan.sort_by_key(|(at, _)| *at);
     config
 }
 
 /// Shortens the timers, so that more happens per second.
-fn hurry(config: &mut Config) {
+fn shorten_timers(config: &mut Config) {
     let registrar = &mut config.registrar;
     registrar.keep_alive_interval = Duration::from_secs(2);
     registrar.keep_alive_timeout = Duration::from_millis(2_500);
     registrar.heartbeat_cycle = Duration::from_secs(1);
     registrar.last_heard_max = Duration::from_millis(5_500);
     registrar.no_response_max = Duration::from_millis(2_500);
-    registrar.retry = Duration::from_millis(300);
+    registrar.retry_interval = Duration::from_millis(300);
     registrar.table_elements_max = 3;
-    registrar.turn_elements_max = 2;
+    registrar.batch_elements_max = 2;
     config.association_timeout = Duration::from_secs(3);
 }
 
-fn pick(config: &Config, random: &mut Random) -> (u16, u32) {
+fn pick_element(config: &Config, random: &mut Random) -> (u16, u32) {
     let zone = random.below(config.zones.len());
     let element = random.below(config.zones[zone].elements as usize);
     (zone as u16, element as u32)
 }
 
-fn fault(config: &mut Config, random: &mut Random) {
-    let at = Time::from_secs_f64(1.0 + (STORM_S - 15.0) * random.fraction());
+fn add_fault(config: &mut Config, random: &mut Random) {
+    let at = Time::from_secs_f64(1.0 + (FAULTS_S - 15.0) * random.fraction());
     let later = at + Time::from_secs_f64(0.2 + 12.0 * random.fraction());
-    let (zone, element) = pick(config, random);
+    let (zone, element) = pick_element(config, random);
     let other = (usize::from(zone) + 1 + random.below(config.zones.len() - 1)) % config.zones.len();
     let other = other as u16;
     let (begins, ends) = match random.below(4) {
@@ -143,9 +144,9 @@ fn fault(config: &mut Config, random: &mut Random) {
 }
 
 /// Ends all faults. Some dead elements stay dead, but at least one in each zone lives.
-fn heal(config: &mut Config, random: &mut Random) {
-    let calm = Time::from_secs_f64(STORM_S);
-    config.plan.push((calm, Action::Reliable));
+fn end_faults(config: &mut Config, random: &mut Random) {
+    let calm = Time::from_secs_f64(FAULTS_S);
+    config.plan.push((calm, Action::EndLoss));
     let zones = config.zones.len() as u16;
     for zone in 0..zones {
         config.plan.push((calm, Action::StartRegistrar(zone)));

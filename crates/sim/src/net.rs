@@ -83,27 +83,27 @@ impl Link {
 
 /// A link with its state.
 #[derive(Debug)]
-struct Line {
+struct LinkState {
     link: Link,
     /// Time at which the rate admits the next packet.
-    free: Time,
-    cut: bool,
+    free_at: Time,
+    is_cut: bool,
 }
 
 /// A place: all its hosts have the same distances to all others.
 pub type Zone = u16;
 
 /// Initial and maximum retransmission timeout (RFC 9260 section 16: RTO.Initial, RTO.Max).
-const RETRANSMISSION: Time = Time(1_000_000_000);
-const RETRANSMISSION_MAX: Time = Time(60_000_000_000);
+const RTO_INITIAL: Time = Time(1_000_000_000);
+const RTO_MAX: Time = Time(60_000_000_000);
 /// Number of retransmissions before an association is given up (Association.Max.Retrans).
-const RETRANSMISSIONS: u32 = 10;
+const RETRANSMISSIONS_MAX: u32 = 10;
 
 /// Zones, and the links between them.
 #[derive(Debug)]
 pub struct Network {
     zones: usize,
-    lines: Vec<Line>,
+    links: Vec<LinkState>,
 }
 
 impl Network {
@@ -111,58 +111,61 @@ impl Network {
     pub fn new(zones: usize, mut link: impl FnMut(Zone, Zone) -> Link) -> Network {
         let count = u16::try_from(zones).unwrap_or(u16::MAX);
         let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
-        let line = |(from, to)| Line {
+        let line = |(from, to)| LinkState {
             link: link(from, to),
-            free: Time::ZERO,
-            cut: false,
+            free_at: Time::ZERO,
+            is_cut: false,
         };
         let lines = pairs.map(line).collect();
-        Network { zones, lines }
+        Network {
+            zones,
+            links: lines,
+        }
     }
 
-    fn line(&mut self, from: Zone, to: Zone) -> &mut Line {
-        &mut self.lines[usize::from(from) * self.zones + usize::from(to)]
+    fn link_state(&mut self, from: Zone, to: Zone) -> &mut LinkState {
+        &mut self.links[usize::from(from) * self.zones + usize::from(to)]
     }
 
     /// Separates two zones in both directions, or connects them again.
     pub fn set_cut(&mut self, a: Zone, b: Zone, cut: bool) {
-        self.line(a, b).cut = cut;
-        self.line(b, a).cut = cut;
+        self.link_state(a, b).is_cut = cut;
+        self.link_state(b, a).is_cut = cut;
     }
 
     /// Returns true if the zones are separated.
     pub fn is_cut(&mut self, a: Zone, b: Zone) -> bool {
-        self.line(a, b).cut
+        self.link_state(a, b).is_cut
     }
 
     /// Changes the properties of a link.
     pub fn set_link(&mut self, from: Zone, to: Zone, link: Link) {
-        self.line(from, to).link = link;
+        self.link_state(from, to).link = link;
     }
 
     /// Sets the loss of all links to 0.
-    pub fn lose_nothing(&mut self) {
-        for line in &mut self.lines {
+    pub fn clear_loss(&mut self) {
+        for line in &mut self.links {
             line.link.loss = 0.0;
         }
     }
 
     /// Returns the duration of a packet and its answer, without waiting and loss.
     pub fn round_trip(&mut self, random: &mut Random, (from, to): (Zone, Zone)) -> Time {
-        let there = self.line(from, to).link.delay.draw(random);
-        there + self.line(to, from).link.delay.draw(random)
+        let forward_delay = self.link_state(from, to).link.delay.draw(random);
+        forward_delay + self.link_state(to, from).link.delay.draw(random)
     }
 
     /// Returns a datagram's arrival times: none if lost, two if duplicated.
-    pub fn datagram(
+    pub fn send_datagram(
         &mut self,
         random: &mut Random,
         now: Time,
         (from, to): (Zone, Zone),
         bytes: usize,
     ) -> SmallVec<[Time; 2]> {
-        let line = self.line(from, to);
-        if line.cut {
+        let line = self.link_state(from, to);
+        if line.is_cut {
             return SmallVec::new();
         }
         let sent = line.send(now, bytes);
@@ -185,46 +188,46 @@ impl Network {
     /// Returns the arrival time of a message that is retransmitted until it arrives, as in an association; none if it
     /// never arrives, because the zones are separated or all transmissions are lost.
     #[inline]
-    pub fn reliable(
+    pub fn send_reliably(
         &mut self,
         random: &mut Random,
         now: Time,
         (from, to): (Zone, Zone),
         bytes: usize,
     ) -> Option<Time> {
-        let line = self.line(from, to);
-        if !line.cut
+        let line = self.link_state(from, to);
+        if !line.is_cut
             && line.link.rate.is_none()
             && line.link.loss == 0.0
             && line.link.reorder == 0.0
         {
             return Some(now + line.link.delay.draw(random));
         }
-        let (mut at, mut wait) = (now, RETRANSMISSION);
-        for _ in 0..=RETRANSMISSIONS {
+        let (mut at, mut wait) = (now, RTO_INITIAL);
+        for _ in 0..=RETRANSMISSIONS_MAX {
             if let Some(first) = self
-                .datagram(random, at, (from, to), bytes)
+                .send_datagram(random, at, (from, to), bytes)
                 .into_iter()
                 .min()
             {
                 return Some(first);
             }
             at = at + wait;
-            wait = (wait + wait).min(RETRANSMISSION_MAX);
+            wait = (wait + wait).min(RTO_MAX);
         }
         None
     }
 }
 
-impl Line {
+impl LinkState {
     /// Returns the time at which the last bit of a packet has been sent.
     fn send(&mut self, now: Time, bytes: usize) -> Time {
         let Some(rate) = self.link.rate else {
             return now;
         };
         let takes = Time::from_secs_f64(bytes as f64 * 8.0 / rate);
-        self.free = self.free.max(now) + takes;
-        self.free
+        self.free_at = self.free_at.max(now) + takes;
+        self.free_at
     }
 }
 
@@ -232,27 +235,27 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn one(link: Link) -> (Network, Random) {
+    fn single_link(link: Link) -> (Network, Random) {
         (Network::new(2, |_, _| link), Random::new(5))
     }
 
-    const WAY: (Zone, Zone) = (0, 1);
+    const ZONES: (Zone, Zone) = (0, 1);
 
     #[test]
-    fn a_rate_makes_packets_wait_for_each_other() {
+    fn rate_limit_queues_packets() {
         let rate = Some(8_000.0);
-        let (mut net, mut random) = one(Link {
+        let (mut net, mut random) = single_link(Link {
             rate,
             ..Link::constant(5.0)
         });
-        let mut arrival = |now| net.datagram(&mut random, Time(now), WAY, 10)[0].0;
+        let mut arrival = |now| net.send_datagram(&mut random, Time(now), ZONES, 10)[0].0;
         assert_eq!(arrival(0), 15_000_000);
         assert_eq!(arrival(0), 25_000_000);
         assert_eq!(arrival(90_000_000), 105_000_000);
     }
 
     #[test]
-    fn shares_are_lost_doubled_and_overtaken() {
+    fn loss_duplication_and_reordering_occur_at_their_rates() {
         let link = Link {
             loss: 0.25,
             duplicate: 0.5,
@@ -260,10 +263,10 @@ mod tests {
             reorder_ms: 30.0,
             ..Link::constant(5.0)
         };
-        let (mut net, mut random) = one(link);
+        let (mut net, mut random) = single_link(link);
         let (mut counts, mut late) = ([0; 3], 0);
         for _ in 0..10_000 {
-            let arrivals = net.datagram(&mut random, Time::ZERO, WAY, 100);
+            let arrivals = net.send_datagram(&mut random, Time::ZERO, ZONES, 100);
             counts[arrivals.len()] += 1;
             late += arrivals.iter().filter(|at| at.0 == 35_000_000).count();
         }
@@ -274,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_again_arrives_late_and_nothing_crosses_a_cut() {
-        let (mut net, mut random) = one(Link {
+    fn retransmissions_arrive_late_and_a_cut_blocks_all_packets() {
+        let (mut net, mut random) = single_link(Link {
             loss: 0.5,
             ..Link::constant(5.0)
         });
         let arrivals: Vec<u64> = (0..1_000)
             .map(|_| {
-                net.reliable(&mut random, Time::ZERO, WAY, 100)
+                net.send_reliably(&mut random, Time::ZERO, ZONES, 100)
                     .unwrap_or_default()
                     .0
             })
@@ -289,9 +292,20 @@ mod tests {
         let after = |ms: u64| arrivals.iter().filter(|at| **at == ms * 1_000_000).count();
         assert!((440..560).contains(&after(5)) && (200..300).contains(&after(1_005)));
         net.set_cut(1, 0, true);
-        assert!(net.is_cut(0, 1) && net.reliable(&mut random, Time::ZERO, WAY, 100).is_none());
-        assert!(net.reliable(&mut random, Time::ZERO, (0, 0), 100).is_some());
+        assert!(
+            net.is_cut(0, 1)
+                && net
+                    .send_reliably(&mut random, Time::ZERO, ZONES, 100)
+                    .is_none()
+        );
+        assert!(
+            net.send_reliably(&mut random, Time::ZERO, (0, 0), 100)
+                .is_some()
+        );
         net.set_cut(0, 1, false);
-        assert!(net.reliable(&mut random, Time::ZERO, WAY, 100).is_some());
+        assert!(
+            net.send_reliably(&mut random, Time::ZERO, ZONES, 100)
+                .is_some()
+        );
     }
 }

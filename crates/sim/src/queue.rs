@@ -36,11 +36,11 @@ impl<E> Queue<E> {
     #[inline]
     pub fn push(&mut self, at: Time, event: E) {
         self.length += 1;
-        self.place(at.0.max(self.present), event);
+        self.insert(at.0.max(self.present), event);
     }
 
     #[inline]
-    fn place(&mut self, at: u64, event: E) {
+    fn insert(&mut self, at: u64, event: E) {
         let differs = at ^ self.present;
         if differs == 0 {
             return self.ready.push_back(event);
@@ -79,7 +79,7 @@ impl<E> Queue<E> {
         self.occupied &= !(1 << bucket);
         // All events move to lower buckets in order of insertion, so events of the same time stay in order.
         for (at, event) in events.drain(..) {
-            self.place(at, event);
+            self.insert(at, event);
         }
         self.buckets[bucket] = events;
         Some(())
@@ -107,7 +107,7 @@ mod tests {
     proptest! {
         /// Compares the queue with a map sorted by time and order of insertion, for random pushes and pops.
         #[test]
-        fn events_come_in_order_of_time_and_then_of_arrival(
+        fn events_pop_by_time_then_insertion_order(
             steps in proptest::collection::vec((0u64..40, any::<bool>(), 0u32..20), 1..300),
         ) {
             let mut queue = Queue::default();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_happens_now() {
+    fn late_event_occurs_at_the_present_time() {
         let mut queue = Queue::default();
         queue.push(Time(9), 'a');
         assert_eq!(queue.pop_until(Time(8)), None);

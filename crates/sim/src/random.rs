@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distributions_have_their_moments() {
+    fn distributions_have_expected_moments() {
         let mut random = Random::new(1);
         let count = 200_000;
         let draws: Vec<f64> = (0..count).map(|_| random.exponential(3.0)).collect();

@@ -3,7 +3,7 @@
 mod group;
 mod text;
 
-pub use group::{Group, Shrunk};
+pub use group::{Group, ShrunkFailure};
 
 use crate::pools::{Action, Choice, Config, Workload, Zone};
 use crate::time::Time;
@@ -103,12 +103,12 @@ impl Scenario {
 
 impl Text {
     fn scenario(self) -> Result<Scenario, ScenarioError> {
-        let wrong = |what| Err(ScenarioError::Number(what));
+        let invalid = |what| Err(ScenarioError::Number(what));
         if self.zone.is_empty() {
-            return wrong("there is no [[zone]]");
+            return invalid("there is no [[zone]]");
         }
         if !(self.capacity > 0.0 && self.request_size > 0.0 && self.runtime_s > 0.0) {
-            return wrong("capacity, request_size and runtime_s are above 0");
+            return invalid("capacity, request_size and runtime_s must be above 0");
         }
         let zones = self.zone.iter().map(|zone| Zone {
             elements: zone.elements,
@@ -134,7 +134,7 @@ impl Text {
             .zone
             .iter()
             .map(|zone| zone.at_first.unwrap_or(zone.elements));
-        config.elements_at_first = Some(at_first.collect());
+        config.initial_elements = Some(at_first.collect());
         self.links(&mut config)?;
         for event in &self.event {
             let at = Time::from_secs_f64(event.at_s);
@@ -165,8 +165,8 @@ impl Text {
             "latency" => Ok(Choice::Latency(self.sharing)),
             "probes" => Ok(Choice::Probes {
                 sharing: self.sharing,
-                with_way: self.probes_with_way,
-                hot: self.probes_hot,
+                with_round_trip: self.probes_with_way,
+                hot_quantile: self.probes_hot,
             }),
             other => Err(ScenarioError::NoPolicy(other.to_owned())),
         }
@@ -176,11 +176,11 @@ impl Text {
         let (capacity, request_size) = (self.capacity, self.request_size);
         match (self.utilisation, self.request_interval_s) {
             (Some(utilisation), None) if utilisation > 0.0 => {
-                let there = |zone: &ZoneText| zone.at_first.unwrap_or(zone.elements);
-                let elements: u32 = self.zone.iter().map(there).sum();
+                let initial_elements = |zone: &ZoneText| zone.at_first.unwrap_or(zone.elements);
+                let elements: u32 = self.zone.iter().map(initial_elements).sum();
                 let users: u32 = self.zone.iter().map(|zone| zone.users).sum();
                 let ratio = f64::from(users) / f64::from(elements.max(1));
-                Ok(Workload::of_utilisation(
+                Ok(Workload::for_utilisation(
                     capacity,
                     request_size,
                     ratio,
@@ -193,7 +193,7 @@ impl Text {
                 request_interval,
             }),
             _ => Err(ScenarioError::Number(
-                "say either utilisation or request_interval_s, above 0",
+                "give either utilisation or request_interval_s, above 0",
             )),
         }
     }

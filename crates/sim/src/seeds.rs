@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// # Panics
 /// When a job panics.
-pub fn each<J: Sync, R: Send>(
+pub fn run_all<J: Sync, R: Send>(
     jobs: &[J],
     run: impl Fn(&J) -> R + Sync,
     done: impl Fn(usize) + Sync,
@@ -44,20 +44,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_in_the_order_of_the_jobs() {
+    fn results_keep_the_order_of_the_jobs() {
         let jobs: Vec<u64> = (0..100).collect();
-        let told = AtomicUsize::new(0);
-        let squares = each(
+        let done_calls = AtomicUsize::new(0);
+        let squares = run_all(
             &jobs,
             |job| job * job,
             |_| {
-                told.fetch_add(1, Ordering::Relaxed);
+                done_calls.fetch_add(1, Ordering::Relaxed);
             },
         );
         assert_eq!(
             squares,
             jobs.iter().map(|job| job * job).collect::<Vec<_>>()
         );
-        assert_eq!(told.into_inner(), 100);
+        assert_eq!(done_calls.into_inner(), 100);
     }
 }

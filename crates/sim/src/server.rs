@@ -13,13 +13,13 @@ pub struct Server<J> {
     /// Capacity in calculations per second.
     capacity: f64,
     /// Calculations that a request present from the beginning would have received.
-    given: f64,
+    share_received: f64,
     /// Time of that value.
     updated: Time,
-    /// The value of `given` at which each request ends.
+    /// The value of `share_received` at which each request ends.
     jobs: BinaryHeap<Reverse<(Work, J)>>,
     /// Total of the calculations done.
-    done: f64,
+    work_done: f64,
 }
 
 /// A number of calculations: never negative and never NaN, so the order of the bits is the order of the values.
@@ -42,10 +42,10 @@ impl<J: Ord + Copy> Server<J> {
     pub fn new(capacity: f64) -> Server<J> {
         Server {
             capacity,
-            given: 0.0,
+            share_received: 0.0,
             updated: Time::ZERO,
             jobs: BinaryHeap::new(),
-            done: 0.0,
+            work_done: 0.0,
         }
     }
 
@@ -62,15 +62,16 @@ impl<J: Ord + Copy> Server<J> {
     }
 
     /// Returns the number of calculations done until `now`.
-    pub fn done(&mut self, now: Time) -> f64 {
+    pub fn work_done(&mut self, now: Time) -> f64 {
         self.update(now);
-        self.done
+        self.work_done
     }
 
     /// Adds a request of `size` calculations.
     pub fn add(&mut self, now: Time, job: J, size: f64) {
         self.update(now);
-        self.jobs.push(Reverse((Work::new(self.given + size), job)));
+        self.jobs
+            .push(Reverse((Work::new(self.share_received + size), job)));
     }
 
     /// Removes and returns the next request that has ended, if any.
@@ -78,7 +79,7 @@ impl<J: Ord + Copy> Server<J> {
         self.update(now);
         let Reverse((work, job)) = self.jobs.peek().copied()?;
         // Times are whole nanoseconds: a request that ends within the next one has ended.
-        if self.ends(work) > now {
+        if self.end_of(work) > now {
             return None;
         }
         self.jobs.pop();
@@ -87,31 +88,33 @@ impl<J: Ord + Copy> Server<J> {
 
     /// Returns the end of the next request, if no other arrives.
     #[must_use]
-    pub fn next(&self) -> Option<Time> {
-        self.jobs.peek().map(|Reverse((work, _))| self.ends(*work))
+    pub fn next_end(&self) -> Option<Time> {
+        self.jobs
+            .peek()
+            .map(|Reverse((work, _))| self.end_of(*work))
     }
 
     /// Stops the server; returns its requests, which are lost.
     pub fn clear(&mut self, now: Time) -> Vec<J> {
         self.update(now);
-        let lost = std::mem::take(&mut self.jobs).into_sorted_vec();
-        lost.into_iter().map(|Reverse((_, job))| job).collect()
+        let lost_jobs = std::mem::take(&mut self.jobs).into_sorted_vec();
+        lost_jobs.into_iter().map(|Reverse((_, job))| job).collect()
     }
 
-    fn ends(&self, work: Work) -> Time {
-        let left = (work.amount() - self.given).max(0.0) * self.jobs.len() as f64;
-        self.updated + Time((left / self.capacity * 1e9) as u64)
+    fn end_of(&self, work: Work) -> Time {
+        let work_left = (work.amount() - self.share_received).max(0.0) * self.jobs.len() as f64;
+        self.updated + Time((work_left / self.capacity * 1e9) as u64)
     }
 
     fn update(&mut self, now: Time) {
         let jobs = self.jobs.len();
         if jobs > 0 {
             let work = now.since(self.updated).as_secs_f64() * self.capacity;
-            self.given += work / jobs as f64;
-            self.done += work;
+            self.share_received += work / jobs as f64;
+            self.work_done += work;
         } else {
             // No request depends on the value: reset it to keep it small, and exact.
-            self.given = 0.0;
+            self.share_received = 0.0;
         }
         self.updated = now;
     }
@@ -129,14 +132,14 @@ mod tests {
     fn serve(requests: &[(f64, f64)]) -> Vec<(usize, f64)> {
         let mut server = Server::new(10.0);
         let mut ended = Vec::new();
-        let mut coming = requests.iter().enumerate().peekable();
+        let mut arrivals = requests.iter().enumerate().peekable();
         loop {
-            let arrival = coming.peek().map(|(_, (time, _))| at(*time));
-            let next = server.next();
+            let arrival = arrivals.peek().map(|(_, (time, _))| at(*time));
+            let next = server.next_end();
             if let Some(time) = next.filter(|next| arrival.is_none_or(|arrival| *next <= arrival)) {
                 let job = server.pop(time).unwrap();
                 ended.push((job, time.as_secs_f64()));
-            } else if let Some((job, (time, size))) = coming.next() {
+            } else if let Some((job, (time, size))) = arrivals.next() {
                 server.add(at(*time), job, *size);
             } else {
                 return ended;
@@ -145,31 +148,31 @@ mod tests {
     }
 
     #[test]
-    fn capacity_is_shared_alike() {
-        let near = |got: Vec<(usize, f64)>, wanted: &[(usize, f64)]| {
+    fn capacity_is_shared_equally() {
+        let assert_near = |got: Vec<(usize, f64)>, wanted: &[(usize, f64)]| {
             assert_eq!(got.len(), wanted.len());
             for (got, wanted) in got.iter().zip(wanted) {
                 assert_eq!(got.0, wanted.0);
                 assert!((got.1 - wanted.1).abs() < 1e-6, "{got:?}, not {wanted:?}");
             }
         };
-        near(serve(&[(1.0, 20.0)]), &[(0, 3.0)]);
+        assert_near(serve(&[(1.0, 20.0)]), &[(0, 3.0)]);
         // Alone for a second, then shared by two; the shorter ends at 3, and the other has 5 left.
-        near(serve(&[(0.0, 25.0), (1.0, 10.0)]), &[(1, 3.0), (0, 3.5)]);
+        assert_near(serve(&[(0.0, 25.0), (1.0, 10.0)]), &[(1, 3.0), (0, 3.5)]);
         // One starts when another ends.
-        near(serve(&[(0.0, 10.0), (1.0, 10.0)]), &[(0, 1.0), (1, 2.0)]);
+        assert_near(serve(&[(0.0, 10.0), (1.0, 10.0)]), &[(0, 1.0), (1, 2.0)]);
         // Two at the same time.
-        near(serve(&[(0.0, 10.0), (0.0, 10.0)]), &[(0, 2.0), (1, 2.0)]);
+        assert_near(serve(&[(0.0, 10.0), (0.0, 10.0)]), &[(0, 2.0), (1, 2.0)]);
     }
 
     #[test]
-    fn what_was_done_is_counted_and_what_is_lost_named() {
+    fn work_done_is_counted_and_lost_requests_are_returned() {
         let mut server = Server::new(10.0);
         server.add(at(1.0), 7, 100.0);
         server.add(at(2.0), 3, 5.0);
-        assert!((server.done(at(2.5)) - 15.0).abs() < 1e-6);
+        assert!((server.work_done(at(2.5)) - 15.0).abs() < 1e-6);
         assert_eq!(server.clear(at(4.0)), [7, 3]);
-        assert!((server.done(at(9.0)) - 30.0).abs() < 1e-6);
-        assert_eq!((server.jobs(), server.next()), (0, None));
+        assert!((server.work_done(at(9.0)) - 30.0).abs() < 1e-6);
+        assert_eq!((server.jobs(), server.next_end()), (0, None));
     }
 }

@@ -2,7 +2,7 @@
 
 /// Returns the shortest part of a failing plan that still fails: halves of it are omitted, then smaller pieces, and
 /// finally single steps. `violation` is the whole plan's violation; `fails` returns a part's violation, if any.
-pub(crate) fn shortest<T: Clone, V>(
+pub(crate) fn shrink_plan<T: Clone, V>(
     mut plan: Vec<T>,
     mut violation: V,
     fails: impl Fn(&[T]) -> Option<V>,
@@ -31,14 +31,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_needed_stays_and_nothing_else() {
+    fn only_the_needed_actions_remain() {
         let fails = |plan: &[u32]| {
             let both = plan.contains(&17) && plan.contains(&60);
             both.then_some(plan.len())
         };
         let whole: Vec<u32> = (0..100).collect();
-        assert_eq!(shortest(whole, 100, fails), (vec![17, 60], 2));
-        assert_eq!(shortest(vec![1, 2], 2, |_| Some(0)), (vec![], 0));
-        assert_eq!(shortest(vec![1, 2], 2, |_| None), (vec![1, 2], 2));
+        assert_eq!(shrink_plan(whole, 100, fails), (vec![17, 60], 2));
+        assert_eq!(shrink_plan(vec![1, 2], 2, |_| Some(0)), (vec![], 0));
+        assert_eq!(shrink_plan(vec![1, 2], 2, |_| None), (vec![1, 2], 2));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Time(pub u64);
 
-const SECOND: u64 = 1_000_000_000;
+const NS_PER_SECOND: u64 = 1_000_000_000;
 
 impl Time {
     /// The start of a simulation.
@@ -17,7 +17,7 @@ impl Time {
     #[must_use]
     pub fn from_secs_f64(seconds: f64) -> Time {
         // A float-to-integer conversion saturates.
-        Time((seconds * SECOND as f64).round() as u64)
+        Time((seconds * NS_PER_SECOND as f64).round() as u64)
     }
 
     /// Converts milliseconds.
@@ -35,7 +35,7 @@ impl Time {
     /// Returns the time in seconds.
     #[must_use]
     pub fn as_secs_f64(self) -> f64 {
-        self.0 as f64 / SECOND as f64
+        self.0 as f64 / NS_PER_SECOND as f64
     }
 
     /// Returns the time since `earlier`; 0 if that is later.
@@ -71,7 +71,7 @@ impl From<Time> for Duration {
 /// Converts a duration; the maximum is `u64::MAX` nanoseconds, some 584 years.
 impl From<Duration> for Time {
     fn from(duration: Duration) -> Time {
-        let seconds = duration.as_secs().saturating_mul(SECOND);
+        let seconds = duration.as_secs().saturating_mul(NS_PER_SECOND);
         Time(seconds.saturating_add(u64::from(duration.subsec_nanos())))
     }
 }

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 /// Connections, then extract, prepare, restore and activate as the study measured them, one thread.
-const STUDY: [(usize, [f64; 4]); 3] = [
+const STUDY_FIGURES: [(usize, [f64; 4]); 3] = [
     (1, [72.0, 73.0, 47.0, 10.0]),
     (64, [4.8, 8.0, 5.8, 0.5]),
     (1024, [4.2, 8.1, 5.4, 0.6]),
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{:>6} {:>16} {:>16} {:>16} {:>16} {:>10}",
         "N", "extract", "prepare", "restore", "activate", "static"
     );
-    for (count, study) in STUDY {
+    for (count, study) in STUDY_FIGURES {
         let mut runs: Vec<[f64; 5]> = (0..RUNS)
             .map(|_| run(count, threads))
             .collect::<Result<_, _>>()?;
@@ -100,7 +100,7 @@ fn run(count: usize, threads: usize) -> Result<[f64; 5], Box<dyn std::error::Err
     for ((socket, fixed), state) in restored.into_iter().zip(&fixed).zip(&states) {
         work.push((socket?, fixed, state));
     }
-    let (us, active) = timed(count, || activate_all(work, WindowProbe::No, threads));
+    let (us, active) = timed(count, || activate_all(work, WindowProbe::Never, threads));
     times[2] = us;
     for (socket, fixed) in active.into_iter().zip(&fixed) {
         let socket = socket?;

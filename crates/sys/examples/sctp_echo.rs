@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Longest wait for the other host, which may still be starting.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PPID: u32 = 11;
 /// Messages of one to many fragments.
 const LENGTHS: [usize; 4] = [1, 100, 1400, 100_000];
@@ -21,8 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     println!("provider {:?}", provider());
     match words[..] {
-        ["serve", local, udp] => serve(local.parse()?, udp.parse()?),
-        ["ask", local, remote, udp] => ask(local.parse()?, remote.parse()?, udp.parse()?),
+        ["serve", local, udp] => run_server(local.parse()?, udp.parse()?),
+        ["ask", local, remote, udp] => run_client(local.parse()?, remote.parse()?, udp.parse()?),
         _ => Err("serve LOCAL UDP_PORT | ask LOCAL REMOTE UDP_PORT".into()),
     }
 }
@@ -35,22 +35,22 @@ fn endpoint(local: SocketAddr, udp: u16) -> Result<Box<dyn Endpoint>, Box<dyn Er
     Ok(open(&config)?)
 }
 
-fn serve(local: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
+fn run_server(local: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
     let mut endpoint = endpoint(local, udp)?;
     let mut ends = 0;
     while ends < 2 {
-        for event in turn(endpoint.as_mut())? {
+        for event in poll_events(endpoint.as_mut())? {
             if let Event::Message { assoc, message } = event {
                 ends += usize::from(message.data == "end");
                 endpoint.send(assoc, &message)?;
             }
         }
     }
-    linger(endpoint.as_mut())
+    wait_for_end(endpoint.as_mut())
 }
 
-fn ask(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
-    let deadline = Instant::now() + PATIENCE;
+fn run_client(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
+    let deadline = Instant::now() + TIMEOUT;
     let mut endpoint = endpoint(local, 0)?;
     let mut assoc = endpoint.connect(&[remote], Some(udp).filter(|&port| port > 0))?;
     let mut messages: Vec<Message> = LENGTHS
@@ -63,7 +63,7 @@ fn ask(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box<dyn Er
         if Instant::now() > deadline {
             return Err(format!("{remote}: no answer in time").into());
         }
-        for event in turn(endpoint.as_mut())? {
+        for event in poll_events(endpoint.as_mut())? {
             match event {
                 Event::Up { .. } => {
                     for message in &messages {
@@ -81,15 +81,15 @@ fn ask(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box<dyn Er
             }
         }
     }
-    let way = if udp == 0 { "raw" } else { "inside UDP" };
+    let encapsulation = if udp == 0 { "raw" } else { "inside UDP" };
     let round_trip = endpoint.round_trip(assoc)?;
-    println!("{remote} {way}: {answers} answers, round trip {round_trip:?}");
+    println!("{remote} {encapsulation}: {answers} answers, round trip {round_trip:?}");
     endpoint.shutdown(assoc)?;
-    linger(endpoint.as_mut())
+    wait_for_end(endpoint.as_mut())
 }
 
 /// What came within a moment.
-fn turn(endpoint: &mut dyn Endpoint) -> Result<Vec<Event>, Box<dyn Error>> {
+fn poll_events(endpoint: &mut dyn Endpoint) -> Result<Vec<Event>, Box<dyn Error>> {
     endpoint.flush()?;
     let mut poll = libc::pollfd {
         fd: endpoint.fd().as_raw_fd(),
@@ -104,10 +104,10 @@ fn turn(endpoint: &mut dyn Endpoint) -> Result<Vec<Event>, Box<dyn Error>> {
 }
 
 /// Lets the associations end.
-fn linger(endpoint: &mut dyn Endpoint) -> Result<(), Box<dyn Error>> {
+fn wait_for_end(endpoint: &mut dyn Endpoint) -> Result<(), Box<dyn Error>> {
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
-        let events = turn(endpoint)?;
+        let events = poll_events(endpoint)?;
         if events
             .iter()
             .any(|event| matches!(event, Event::Down { .. }))

@@ -161,24 +161,24 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 ///
 /// # Errors
 /// Errors of `getsockname(2)`; `InvalidData` for a socket that is neither IPv4 nor IPv6.
-pub fn local(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+pub fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     let (pointer, length) = raw.as_raw_mut();
     // SAFETY: pointer and length describe `raw.storage`, which outlives the call.
     check(unsafe { libc::getsockname(fd.as_raw_fd(), pointer, length) })?;
-    raw.to_socket_addr().ok_or_else(not_internet)
+    raw.to_socket_addr().ok_or_else(unsupported_family)
 }
 
 /// Returns the address of the socket's peer.
 ///
 /// # Errors
 /// Errors of `getpeername(2)` (`ENOTCONN` without a peer); `InvalidData` for another family.
-pub fn remote(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+pub fn remote_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     let (pointer, length) = raw.as_raw_mut();
     // SAFETY: pointer and length describe `raw.storage`, which outlives the call.
     check(unsafe { libc::getpeername(fd.as_raw_fd(), pointer, length) })?;
-    raw.to_socket_addr().ok_or_else(not_internet)
+    raw.to_socket_addr().ok_or_else(unsupported_family)
 }
 
 /// Calls `bind(2)`.
@@ -211,7 +211,7 @@ pub fn disconnect(fd: BorrowedFd<'_>) -> io::Result<()> {
     connect(fd, &raw)
 }
 
-fn not_internet() -> io::Error {
+fn unsupported_family() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         "the socket is neither IPv4 nor IPv6",

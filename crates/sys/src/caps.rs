@@ -75,14 +75,14 @@ impl fmt::Display for Capability {
 const VERSION: u32 = 0x2008_0522;
 
 #[repr(C)]
-struct Header {
+struct CapHeader {
     version: u32,
     pid: i32,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Half {
+struct CapWords {
     effective: u32,
     permitted: u32,
     inheritable: u32,
@@ -93,7 +93,7 @@ struct Half {
 /// # Errors
 /// Errors of `capget(2)`.
 pub fn missing(needed: &[Capability]) -> io::Result<Vec<Capability>> {
-    let (effective, _) = sets()?;
+    let (effective, _) = capability_sets()?;
     let lacks = |one: &&Capability| effective & bit(**one) == 0;
     Ok(needed.iter().filter(lacks).copied().collect())
 }
@@ -106,10 +106,10 @@ pub fn missing(needed: &[Capability]) -> io::Result<Vec<Capability>> {
 /// Errors of `prctl(2)` and `capset(2)`. The bounding set is left as it is without `CAP_SETPCAP`, which dropping from
 /// the set needs; such a process cannot gain capabilities by running an ordinary program anyway.
 pub fn keep_only(keep: &[Capability]) -> io::Result<()> {
-    if sets()?.0 & bit(Capability::Setpcap) != 0 {
-        drop_bounding(set_of(keep))?;
+    if capability_sets()?.0 & bit(Capability::Setpcap) != 0 {
+        drop_bounding(mask_of(keep))?;
     }
-    limit_to(keep)
+    keep_only_except_bounding(keep)
 }
 
 /// Does the same as [`keep_only`], but leaves the bounding set: for a thread that starts programs with more
@@ -117,9 +117,9 @@ pub fn keep_only(keep: &[Capability]) -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of `prctl(2)` and `capset(2)`.
-pub fn limit_to(keep: &[Capability]) -> io::Result<()> {
-    let wanted = set_of(keep);
-    let (_, permitted) = sets()?;
+pub fn keep_only_except_bounding(keep: &[Capability]) -> io::Result<()> {
+    let wanted = mask_of(keep);
+    let (_, permitted) = capability_sets()?;
     // SAFETY: no pointers are passed.
     check(unsafe {
         libc::prctl(
@@ -131,12 +131,12 @@ pub fn limit_to(keep: &[Capability]) -> io::Result<()> {
         )
     })?;
     let kept = wanted & permitted;
-    let halves = [kept as u32, (kept >> 32) as u32].map(|set| Half {
+    let halves = [kept as u32, (kept >> 32) as u32].map(|set| CapWords {
         effective: set,
         permitted: set,
         inheritable: 0,
     });
-    let header = Header {
+    let header = CapHeader {
         version: VERSION,
         pid: 0,
     };
@@ -158,12 +158,12 @@ fn drop_bounding(wanted: u64) -> io::Result<()> {
 }
 
 /// Returns the effective and permitted sets of the calling thread.
-fn sets() -> io::Result<(u64, u64)> {
-    let mut header = Header {
+fn capability_sets() -> io::Result<(u64, u64)> {
+    let mut header = CapHeader {
         version: VERSION,
         pid: 0,
     };
-    let mut halves = [Half::default(); 2];
+    let mut halves = [CapWords::default(); 2];
     // SAFETY: header and the two halves have the layout of version 3, are writable and outlive the call.
     let outcome = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, halves.as_mut_ptr()) };
     check(outcome as libc::c_int)?;
@@ -175,7 +175,7 @@ fn sets() -> io::Result<(u64, u64)> {
     ))
 }
 
-fn set_of(capabilities: &[Capability]) -> u64 {
+fn mask_of(capabilities: &[Capability]) -> u64 {
     capabilities.iter().fold(0, |set, one| set | bit(*one))
 }
 
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_all_but_the_kept() {
+    fn other_capabilities_are_dropped() {
         // Runs on its own thread, because other tests need their capabilities.
         let outcome = std::thread::spawn(|| {
             let both = [Capability::NetAdmin, Capability::NetRaw];

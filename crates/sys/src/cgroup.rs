@@ -16,10 +16,10 @@ const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE: &str = "cgroup.subtree_control";
 
 /// Prefix of the names of the files that every group has.
-const CORE: &str = "cgroup";
+const CORE_PREFIX: &str = "cgroup";
 
 /// Files that hold limits, each with its value in a new group. The name up to the first dot is the controller.
-const LIMITS: [(&str, &str); 20] = [
+const LIMIT_FILES: [(&str, &str); 20] = [
     ("cgroup.max.depth", "max"),
     ("cgroup.max.descendants", "max"),
     ("cpu.idle", "0"),
@@ -52,7 +52,7 @@ const FREEZERS: [(&str, &str, &str); 2] = [
 /// Returns the path of the frozen control group that contains a process; `None` if the group is not frozen or the
 /// caller cannot see it. No thread of a frozen process can be stopped by ptrace.
 #[must_use]
-pub fn frozen(pid: i32) -> Option<String> {
+pub fn frozen_group_of(pid: i32) -> Option<String> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     groups.lines().find_map(|line| {
@@ -75,17 +75,17 @@ pub fn frozen(pid: i32) -> Option<String> {
 /// Returns the directory of a group under one mount, a line of `/proc/PID/mountinfo`: a version 2 mount for an empty
 /// controller, a version 1 mount otherwise.
 fn group_directory(mount: &str, controller: &str, path: &str) -> Option<PathBuf> {
-    let (place, kind) = mount.split_once(" - ")?;
+    let (mount_fields, kind) = mount.split_once(" - ")?;
     let mut kind = kind.split(' ');
-    let (name, options) = (kind.next()?, kind.nth(1)?);
-    let has = match controller {
-        "" => name == "cgroup2",
-        _ => name == "cgroup" && options.split(',').any(|option| option == controller),
+    let (fs_type, options) = (kind.next()?, kind.nth(1)?);
+    let is_matching = match controller {
+        "" => fs_type == "cgroup2",
+        _ => fs_type == "cgroup" && options.split(',').any(|option| option == controller),
     };
-    let mut words = place.split(' ').skip(3);
-    let (root, at) = (words.next()?, words.next()?);
-    let below = Path::new(path).strip_prefix(root).ok()?;
-    has.then(|| Path::new(at).join(below))
+    let mut words = mount_fields.split(' ').skip(3);
+    let (root, mount_point) = (words.next()?, words.next()?);
+    let relative = Path::new(path).strip_prefix(root).ok()?;
+    is_matching.then(|| Path::new(mount_point).join(relative))
 }
 
 /// A control group in a form that can be made on another host.
@@ -112,10 +112,10 @@ impl Groups {
 
     /// Returns the paths of all groups of this name, the shortest first.
     #[must_use]
-    pub fn named(&self, name: &str) -> Vec<String> {
+    pub fn find_by_name(&self, name: &str) -> Vec<String> {
         let mut found = Vec::new();
-        let mut left = vec![PathBuf::new()];
-        while let Some(path) = left.pop() {
+        let mut pending = vec![PathBuf::new()];
+        while let Some(path) = pending.pop() {
             let entries = fs::read_dir(self.root.join(&path)).into_iter().flatten();
             let below = entries.filter_map(Result::ok);
             let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -124,7 +124,7 @@ impl Groups {
                 if entry.file_name() == name {
                     found.extend(path.to_str().map(str::to_owned));
                 }
-                left.push(path);
+                pending.push(path);
             }
         }
         found.sort_by_key(|path| (path.len(), path.clone()));
@@ -166,7 +166,7 @@ impl Groups {
     ///
     /// # Errors
     /// There is no such process.
-    pub fn of(&self, pid: i32) -> io::Result<Option<String>> {
+    pub fn group_of(&self, pid: i32) -> io::Result<Option<String>> {
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         let path = text.lines().find_map(|line| line.strip_prefix("0::/"));
         Ok(path.filter(|path| is_plain(path)).map(str::to_owned))
@@ -181,11 +181,11 @@ impl Groups {
         for entry in fs::read_dir(self.root.join(path))? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(fresh) = limit(&name) else {
+            let Some(default_value) = default_limit(&name) else {
                 continue;
             };
             let value = fs::read_to_string(entry.path())?;
-            if value.trim_end() != fresh {
+            if value.trim_end() != default_value {
                 limits.insert(name, value.trim_end().to_owned());
             }
         }
@@ -197,7 +197,7 @@ impl Groups {
     #[must_use]
     pub fn refusals(&self, group: &Group) -> Vec<String> {
         if !is_plain(&group.path) {
-            return vec![format!("`{}` is no control group's path", group.path)];
+            return vec![format!("`{}` is not a valid cgroup path", group.path)];
         }
         let mut refusals = Vec::new();
         if self
@@ -205,17 +205,19 @@ impl Groups {
             .is_ok_and(|found| !found.is_empty())
         {
             let path = &group.path;
-            let text = format!("control group {path} has processes there: stop that unit first");
+            let text = format!("control group {path} has processes already: stop that unit first");
             refusals.push(text);
         }
-        let has = fs::read_to_string(self.root.join(CONTROLLERS)).unwrap_or_default();
+        let available = fs::read_to_string(self.root.join(CONTROLLERS)).unwrap_or_default();
         for (file, value) in &group.limits {
-            let controller = controller(file);
-            let known = limit(file).is_some();
-            if !known || (controller != CORE && !has.split_whitespace().any(|of| of == controller))
+            let controller = controller_of(file);
+            let is_known = default_limit(file).is_some();
+            if !is_known
+                || (controller != CORE_PREFIX
+                    && !available.split_whitespace().any(|name| name == controller))
             {
                 refusals.push(format!(
-                    "control group {} has the limit {file} = {value}, and there is no controller for it there",
+                    "control group {} has the limit {file} = {value}, but this host has no controller for it",
                     group.path
                 ));
             }
@@ -228,18 +230,21 @@ impl Groups {
     /// # Errors
     /// The first reason of [`Groups::refusals`], or the kernel's error; after the latter, [`Groups::remove`] undoes the
     /// change.
-    pub fn make(&self, group: &Group, process: i32) -> Result<(), String> {
+    pub fn create(&self, group: &Group, process: i32) -> Result<(), String> {
         if let Some(refusal) = self.refusals(group).into_iter().next() {
             return Err(refusal);
         }
         // An empty group that is left over may have other limits.
         self.remove(&group.path);
-        let controllers: BTreeSet<&str> =
-            group.limits.keys().map(|file| controller(file)).collect();
+        let controllers: BTreeSet<&str> = group
+            .limits
+            .keys()
+            .map(|file| controller_of(file))
+            .collect();
         let mut directory = self.root.clone();
         for part in Path::new(&group.path) {
-            for controller in controllers.iter().filter(|of| **of != CORE) {
-                write(&directory.join(SUBTREE), &format!("+{controller}"))?;
+            for controller in controllers.iter().filter(|name| **name != CORE_PREFIX) {
+                write_limit(&directory.join(SUBTREE), &format!("+{controller}"))?;
             }
             directory.push(part);
             match fs::create_dir(&directory) {
@@ -250,9 +255,9 @@ impl Groups {
             }
         }
         for (file, value) in &group.limits {
-            write(&directory.join(file), value)?;
+            write_limit(&directory.join(file), value)?;
         }
-        write(&directory.join(PROCESSES), &process.to_string())
+        write_limit(&directory.join(PROCESSES), &process.to_string())
     }
 
     /// Removes an empty group and its ancestors that become empty. Returns true if the group does not exist afterwards.
@@ -284,16 +289,16 @@ impl Group {
 }
 
 /// Returns a file's content in a new group; `None` if the file holds no limit.
-fn limit(file: &str) -> Option<&'static str> {
+fn default_limit(file: &str) -> Option<&'static str> {
     // There is one such file for each huge page size.
     if file.starts_with("hugetlb.") && file.ends_with(".max") {
         return Some("max");
     }
-    let found = LIMITS.iter().find(|(name, _)| *name == file);
-    found.map(|(_, fresh)| *fresh)
+    let limit = LIMIT_FILES.iter().find(|(name, _)| *name == file);
+    limit.map(|(_, fresh)| *fresh)
 }
 
-fn controller(file: &str) -> &str {
+fn controller_of(file: &str) -> &str {
     file.split('.').next().unwrap_or_default()
 }
 
@@ -306,7 +311,7 @@ fn is_plain(path: &str) -> bool {
         && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-fn write(file: &Path, value: &str) -> Result<(), String> {
+fn write_limit(file: &Path, value: &str) -> Result<(), String> {
     fs::write(file, value).map_err(|error| format!("{} = {value}: {error}", file.display()))
 }
 
@@ -333,18 +338,18 @@ mod tests {
             ("system.slice/game.service/below/cgroup.procs", "4\n"),
             ("user.slice/deeper/still/game.service/cgroup.procs", ""),
         ]);
-        let named = groups.named("game.service");
+        let named = groups.find_by_name("game.service");
         assert_eq!(named.len(), 2);
         assert_eq!(named[0], "system.slice/game.service");
         assert_eq!(
             groups.processes(&named[0]).expect("processes"),
             BTreeSet::from([2, 3, 4])
         );
-        assert_eq!(groups.named("other.service"), Vec::<String>::new());
+        assert_eq!(groups.find_by_name("other.service"), Vec::<String>::new());
     }
 
     #[test]
-    fn limits_are_those_that_were_set() {
+    fn only_changed_limits_are_read() {
         let (_folder, groups) = groups(&[
             ("a/cgroup.procs", "7\n"),
             ("a/memory.max", "1048576\n"),
@@ -365,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_is_refused_by_name() {
+    fn refusals_name_the_obstacle() {
         let (_folder, groups) = groups(&[
             ("cgroup.controllers", "memory pids\n"),
             ("busy/cgroup.procs", "7\n"),
@@ -374,14 +379,14 @@ mod tests {
             path: path.to_owned(),
             limits: BTreeMap::from([(file.to_owned(), "1".to_owned())]),
         };
-        let fine = Vec::<String>::new();
+        let no_refusals = Vec::<String>::new();
         assert_eq!(
             groups.refusals(&group("system.slice/a", "memory.max")),
-            fine
+            no_refusals
         );
         assert_eq!(
             groups.refusals(&group("system.slice/a", "cgroup.max.depth")),
-            fine
+            no_refusals
         );
         for (path, file, why) in [
             ("system.slice/a", "cpu.max", "cpu.max = 1"),
@@ -399,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_lead_to_groups() {
+    fn mount_line_gives_group_directory() {
         let second = "35 24 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate";
         let first =
             "38 24 0:33 /docker /sys/fs/cgroup/freezer rw shared:9 - cgroup none rw,freezer";
@@ -419,12 +424,12 @@ mod tests {
     }
 
     #[test]
-    fn processes_without_a_parent_among_them_are_roots() {
-        let me = std::process::id() as i32;
-        let parent = procfs::Stat::read(me).expect("myself").parent;
-        assert_eq!(Groups::roots(&BTreeSet::from([me])), [me]);
+    fn processes_without_listed_parent_are_roots() {
+        let own_pid = std::process::id() as i32;
+        let parent = procfs::Stat::read(own_pid).expect("myself").parent;
+        assert_eq!(Groups::roots(&BTreeSet::from([own_pid])), [own_pid]);
         if parent > 0 {
-            assert_eq!(Groups::roots(&BTreeSet::from([me, parent])), [parent]);
+            assert_eq!(Groups::roots(&BTreeSet::from([own_pid, parent])), [parent]);
         }
     }
 }

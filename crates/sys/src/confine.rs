@@ -8,7 +8,7 @@ use std::io;
 use crate::sockopt::check;
 
 /// System calls that fail with `EPERM`.
-const DENIED: &[libc::c_long] = &[
+const DENIED_SYSCALLS: &[libc::c_long] = &[
     // Programs, and other processes.
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -67,18 +67,18 @@ const DENIED: &[libc::c_long] = &[
 
 /// `AUDIT_ARCH_` of this build.
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
+const AUDIT_ARCH: Option<u32> = Some(0xc000_003e);
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
+const AUDIT_ARCH: Option<u32> = Some(0xc000_00b7);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const ARCHITECTURE: Option<u32> = None;
+const AUDIT_ARCH: Option<u32> = None;
 
 /// First system call number of the x32 interface, which no Holdfast program uses.
-const X32: u32 = 0x4000_0000;
+const X32_SYSCALL_BIT: u32 = 0x4000_0000;
 
 /// Offsets in `struct seccomp_data`.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
+const NUMBER_OFFSET: u32 = 0;
+const ARCH_OFFSET: u32 = 4;
 
 /// Classic BPF (`linux/bpf_common.h`): load a word, jump if equal, jump if at least, return.
 const LOAD: u16 = 0x20;
@@ -86,14 +86,14 @@ const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// Gives up new privileges and the system calls in `DENIED`, for all threads of the process and their children.
+/// Gives up new privileges and the system calls in `DENIED_SYSCALLS`, for all threads of the process and their children.
 ///
 /// Returns false if the kernel has no system call filters (`CONFIG_SECCOMP_FILTER`).
 ///
 /// # Errors
 /// Errors of `prctl(2)` and `seccomp(2)`.
 pub fn confine() -> io::Result<bool> {
-    match install(libc::SECCOMP_FILTER_FLAG_TSYNC as libc::c_ulong) {
+    match install_filter(libc::SECCOMP_FILTER_FLAG_TSYNC as libc::c_ulong) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) => {
             Ok(false)
         }
@@ -101,10 +101,10 @@ pub fn confine() -> io::Result<bool> {
     }
 }
 
-fn install(flags: libc::c_ulong) -> io::Result<()> {
+fn install_filter(flags: libc::c_ulong) -> io::Result<()> {
     // SAFETY: no pointers are passed.
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    let mut filter = filter();
+    let mut filter = build_filter();
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).expect("a short program"),
         filter: filter.as_mut_ptr(),
@@ -122,32 +122,35 @@ fn install(flags: libc::c_ulong) -> io::Result<()> {
         0 => Ok(()),
         // A positive result is the ID of the thread that could not be synchronized.
         1.. => Err(io::Error::other(format!(
-            "thread {outcome} has another filter"
+            "thread {outcome} has a different seccomp filter"
         ))),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-fn filter() -> Vec<libc::sock_filter> {
-    let line = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
-    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
-    let mut lines = Vec::new();
-    if let Some(architecture) = ARCHITECTURE {
-        lines.extend([
-            line(LOAD, ARCH, 0, 0),
-            line(IF_EQUAL, architecture, 1, 0),
-            line(RETURN, libc::SECCOMP_RET_KILL_PROCESS, 0, 0),
+fn build_filter() -> Vec<libc::sock_filter> {
+    let instruction = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    let deny = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
+    let mut program = Vec::new();
+    if let Some(architecture) = AUDIT_ARCH {
+        program.extend([
+            instruction(LOAD, ARCH_OFFSET, 0, 0),
+            instruction(IF_EQUAL, architecture, 1, 0),
+            instruction(RETURN, libc::SECCOMP_RET_KILL_PROCESS, 0, 0),
         ]);
     }
-    lines.extend([
-        line(LOAD, NUMBER, 0, 0),
-        line(IF_AT_LEAST, X32, 0, 1),
-        line(RETURN, refuse, 0, 0),
+    program.extend([
+        instruction(LOAD, NUMBER_OFFSET, 0, 0),
+        instruction(IF_AT_LEAST, X32_SYSCALL_BIT, 0, 1),
+        instruction(RETURN, deny, 0, 0),
     ]);
-    for number in DENIED {
+    for number in DENIED_SYSCALLS {
         let number = u32::try_from(*number).expect("a number of a system call");
-        lines.extend([line(IF_EQUAL, number, 0, 1), line(RETURN, refuse, 0, 0)]);
+        program.extend([
+            instruction(IF_EQUAL, number, 0, 1),
+            instruction(RETURN, deny, 0, 0),
+        ]);
     }
-    lines.push(line(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0));
-    lines
+    program.push(instruction(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0));
+    program
 }

@@ -19,7 +19,7 @@ const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PREFSRC: u16 = 7;
 /// Longest wait for the kernel to add the route of a new address.
-const ROUTE_PATIENCE: Duration = Duration::from_secs(5);
+const ROUTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// States in which a neighbour's link address is usable: permanent, no ARP, reachable, probe, stale, delay.
 const NUD_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;
 
@@ -81,9 +81,9 @@ impl Interface {
 /// # Errors
 /// Errors of `ioctl(2)`.
 pub fn set_up(name: &str) -> io::Result<()> {
-    let now = ioctl(name, libc::SIOCGIFFLAGS, |_| {})?;
+    let current = ioctl(name, libc::SIOCGIFFLAGS, |_| {})?;
     // SAFETY: SIOCGIFFLAGS filled this member.
-    let flags = unsafe { now.ifr_ifru.ifru_flags } | libc::IFF_UP as libc::c_short;
+    let flags = unsafe { current.ifr_ifru.ifru_flags } | libc::IFF_UP as libc::c_short;
     ioctl(name, libc::SIOCSIFFLAGS, |request| {
         request.ifr_ifru.ifru_flags = flags;
     })
@@ -125,7 +125,7 @@ pub fn add_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()
     change_address(libc::RTM_NEWADDR, flags, interface, address, prefix)?;
     let start = Instant::now();
     while !is_local(address)? {
-        if start.elapsed() > ROUTE_PATIENCE {
+        if start.elapsed() > ROUTE_TIMEOUT {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("{address} was added, but packets to it are not delivered"),
@@ -142,7 +142,7 @@ pub fn add_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()
 /// Errors of the netlink request.
 pub fn is_local(address: IpAddr) -> io::Result<bool> {
     let mut local = false;
-    match ask_route(address, |body| {
+    match query_route(address, |body| {
         local = body.get(7) == Some(&libc::RTN_LOCAL)
     }) {
         Err(error) if error.kind() == io::ErrorKind::NetworkUnreachable => Ok(false),
@@ -198,7 +198,7 @@ pub struct Route {
 /// `ENETUNREACH` and others when there is none.
 pub fn route_to(address: IpAddr) -> io::Result<Route> {
     let mut route = None;
-    ask_route(address, |body| {
+    query_route(address, |body| {
         let mut found = Route {
             interface: 0,
             gateway: None,
@@ -207,8 +207,8 @@ pub fn route_to(address: IpAddr) -> io::Result<Route> {
         for (kind, value) in attributes(body.get(12..).unwrap_or(&[])) {
             match kind {
                 RTA_OIF => found.interface = value.try_into().map_or(0, u32::from_ne_bytes),
-                RTA_GATEWAY => found.gateway = address_of(value),
-                RTA_PREFSRC => found.source = address_of(value),
+                RTA_GATEWAY => found.gateway = parse_address(value),
+                RTA_PREFSRC => found.source = parse_address(value),
                 _ => {}
             }
         }
@@ -217,13 +217,13 @@ pub fn route_to(address: IpAddr) -> io::Result<Route> {
     route.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))
 }
 
-/// Requests the route to `address`; `each` gets the `struct rtmsg` and its attributes.
-fn ask_route(address: IpAddr, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+/// Requests the route to `address`; `on_answer` gets the `struct rtmsg` and its attributes.
+fn query_route(address: IpAddr, mut on_answer: impl FnMut(&[u8])) -> io::Result<()> {
     let mut fixed = [0u8; 12];
     fixed[0] = family(address);
     fixed[1] = if address.is_ipv4() { 32 } else { 128 };
     let message = Message::new(libc::RTM_GETROUTE, 0, &fixed).attribute(RTA_DST, &octets(address));
-    Netlink::new(libc::NETLINK_ROUTE)?.ask(message, 0, |_, body| each(body))
+    Netlink::new(libc::NETLINK_ROUTE)?.request(message, 0, |_, body| on_answer(body))
 }
 
 /// Returns the link address of `address` on the link of `interface` if the kernel knows it; sends no solicitation.
@@ -231,10 +231,10 @@ fn ask_route(address: IpAddr, mut each: impl FnMut(&[u8])) -> io::Result<()> {
 /// # Errors
 /// Errors of the netlink request.
 pub fn neighbour(interface: u32, address: IpAddr) -> io::Result<Option<[u8; 6]>> {
-    let fixed = neighbour_head(interface, address, 0);
+    let fixed = neighbour_message(interface, address, 0);
     let message = Message::new(libc::RTM_GETNEIGH, 0, &fixed).attribute(NDA_DST, &octets(address));
     let mut mac = None;
-    let outcome = Netlink::new(libc::NETLINK_ROUTE)?.ask(message, 0, |_, body| {
+    let outcome = Netlink::new(libc::NETLINK_ROUTE)?.request(message, 0, |_, body| {
         let state = body
             .get(8..10)
             .map_or(0, |raw| u16::from_ne_bytes([raw[0], raw[1]]));
@@ -251,27 +251,27 @@ pub fn neighbour(interface: u32, address: IpAddr) -> io::Result<Option<[u8; 6]>>
 }
 
 /// Returns the link address of `address` on the link of `interface`. If the kernel does not know it, has the kernel
-/// send ARP or ND solicitations and blocks for at most `patience`.
+/// send ARP or ND solicitations and blocks for at most `timeout`.
 ///
 /// # Errors
 /// `TimedOut` when nobody answered; otherwise errors of the netlink request.
 pub fn resolve_neighbour(
     interface: u32,
     address: IpAddr,
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<[u8; 6]> {
     let start = Instant::now();
     loop {
         if let Some(mac) = neighbour(interface, address)? {
             return Ok(mac);
         }
-        if start.elapsed() >= patience {
+        if start.elapsed() >= timeout {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("no link address for {address}"),
+                format!("no link-layer address found for {address}"),
             ));
         }
-        let fixed = neighbour_head(interface, address, NTF_USE);
+        let fixed = neighbour_message(interface, address, NTF_USE);
         let message = Message::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed)
             .attribute(NDA_DST, &octets(address));
         Netlink::new(libc::NETLINK_ROUTE)?.change(message)?;
@@ -280,7 +280,7 @@ pub fn resolve_neighbour(
 }
 
 /// Builds a `struct ndmsg`.
-fn neighbour_head(interface: u32, address: IpAddr, flags: u8) -> [u8; 12] {
+fn neighbour_message(interface: u32, address: IpAddr, flags: u8) -> [u8; 12] {
     let mut fixed = [0u8; 12];
     fixed[0] = family(address);
     fixed[4..8].copy_from_slice(&interface.to_ne_bytes());
@@ -304,7 +304,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+fn parse_address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Some(v4.into());
     }
@@ -318,7 +318,7 @@ pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
     if name.len() >= request.ifr_name.len() || name.is_empty() || name.contains('\0') {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("'{name}' is no name for an interface"),
+            format!("'{name}' is not a valid interface name"),
         ));
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
@@ -366,11 +366,11 @@ pub fn interface_name(index: u32) -> io::Result<String> {
     if found.is_null() {
         return Err(io::Error::last_os_error());
     }
-    Ok(name_of(&raw))
+    Ok(name_from_bytes(&raw))
 }
 
 /// Returns a name up to its terminating zero.
-pub(crate) fn name_of(raw: &[u8]) -> String {
+pub(crate) fn name_from_bytes(raw: &[u8]) -> String {
     let text = raw.split(|byte| *byte == 0).next().unwrap_or(&[]);
     String::from_utf8_lossy(text).into_owned()
 }

@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Length of a message header, bytes.
-const HEADER: usize = 16;
+const HEADER_LEN: usize = 16;
 /// Size of the receive buffer, bytes; the kernel fills at most 32 KiB of it per datagram of a dump.
-const BUFFER: usize = 64 * 1024;
+const BUFFER_LEN: usize = 64 * 1024;
 
 /// A netlink message under construction.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Netlink {
             // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
             fd: unsafe { OwnedFd::from_raw_fd(fd) },
             sequence: 0,
-            buffer: vec![0; BUFFER],
+            buffer: vec![0; BUFFER_LEN],
         })
     }
 
@@ -85,7 +85,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's error, as an OS error.
     pub fn change(&mut self, message: Message) -> io::Result<()> {
-        self.ask(message, libc::NLM_F_ACK, |_, _| {})
+        self.request(message, libc::NLM_F_ACK, |_, _| {})
     }
 
     /// Sends a request and passes every message of the answer (kind, bytes after the header) to `each`. `flags` are
@@ -94,17 +94,17 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's error, as an OS error.
-    pub fn ask(
+    pub fn request(
         &mut self,
         mut message: Message,
         flags: i32,
         mut each: impl FnMut(u16, &[u8]),
     ) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
-        let given = u16::from_ne_bytes([message.bytes[6], message.bytes[7]]);
-        let all = given | flags as u16;
-        message.bytes[6..8].copy_from_slice(&all.to_ne_bytes());
-        let more = i32::from(all) & (libc::NLM_F_ACK | libc::NLM_F_DUMP) != 0;
+        let message_flags = u16::from_ne_bytes([message.bytes[6], message.bytes[7]]);
+        let all_flags = message_flags | flags as u16;
+        message.bytes[6..8].copy_from_slice(&all_flags.to_ne_bytes());
+        let is_multi_part = i32::from(all_flags) & (libc::NLM_F_ACK | libc::NLM_F_DUMP) != 0;
         self.send(&message.finish(self.sequence))?;
         loop {
             let length = self.receive()?;
@@ -116,10 +116,10 @@ impl Netlink {
                 }
                 match i32::from(header.kind) {
                     libc::NLMSG_DONE => return Ok(()),
-                    libc::NLMSG_ERROR => return error_of(body),
+                    libc::NLMSG_ERROR => return parse_error(body),
                     _ => each(header.kind, body),
                 }
-                if !more {
+                if !is_multi_part {
                     return Ok(());
                 }
             }
@@ -161,7 +161,7 @@ struct Header {
 /// Splits the first message off `bytes`: header, body, rest.
 fn split(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-    let body = bytes.get(HEADER..length)?;
+    let body = bytes.get(HEADER_LEN..length)?;
     let header = Header {
         kind: u16::from_ne_bytes([bytes[4], bytes[5]]),
         sequence: u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]),
@@ -173,7 +173,7 @@ fn split(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
     ))
 }
 
-fn error_of(body: &[u8]) -> io::Result<()> {
+fn parse_error(body: &[u8]) -> io::Result<()> {
     let number = body
         .get(..4)
         .and_then(|word| word.try_into().ok())

@@ -20,13 +20,13 @@ pub mod flags {
 pub const MAX_UDP_PAYLOAD: usize = 65_535 - 20 - 8;
 
 /// Length of a TCP header without options, bytes.
-const TCP_HEADER: usize = 20;
+const TCP_HEADER_LEN: usize = 20;
 /// Length of a padded timestamp option, bytes.
-pub(crate) const TIMESTAMPS: usize = 12;
+pub(crate) const TIMESTAMP_OPTION_LEN: usize = 12;
 /// Length of a UDP header, bytes (RFC 768).
-const UDP_HEADER: usize = 8;
+const UDP_HEADER_LEN: usize = 8;
 /// Hop limit of the packets (RFC 1700's default).
-const HOPS: u8 = 64;
+const HOP_LIMIT: u8 = 64;
 
 /// The header fields of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub fn tcp_packet(
     segment: &Segment,
     payload: &[u8],
 ) -> Option<Vec<u8>> {
-    let header = TCP_HEADER + segment.timestamp.map_or(0, |_| TIMESTAMPS);
+    let header = TCP_HEADER_LEN + segment.timestamp.map_or(0, |_| TIMESTAMP_OPTION_LEN);
     let length = header + payload.len();
     let mut packet = ip_header(source, destination, libc::IPPROTO_TCP, length)?;
     let start = packet.len();
@@ -80,7 +80,7 @@ pub fn udp_packet(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -
     if payload.len() > MAX_UDP_PAYLOAD {
         return None;
     }
-    let length = UDP_HEADER + payload.len();
+    let length = UDP_HEADER_LEN + payload.len();
     let mut packet = ip_header(source, destination, libc::IPPROTO_UDP, length)?;
     let start = packet.len();
     packet.extend_from_slice(&source.port().to_be_bytes());
@@ -146,7 +146,7 @@ fn ip_header(
             packet.extend_from_slice(&[0x45, 0]);
             packet.extend_from_slice(&total.to_be_bytes());
             // No fragmentation, hence no identification.
-            packet.extend_from_slice(&[0, 0, 0x40, 0, HOPS, protocol, 0, 0]);
+            packet.extend_from_slice(&[0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
             packet.extend_from_slice(&from.octets());
             packet.extend_from_slice(&to.octets());
             let sum = !fold(sum_words(&packet));
@@ -158,7 +158,7 @@ fn ip_header(
             let mut packet = Vec::with_capacity(40 + length);
             packet.extend_from_slice(&[0x60, 0, 0, 0]);
             packet.extend_from_slice(&payload.to_be_bytes());
-            packet.extend_from_slice(&[protocol, HOPS]);
+            packet.extend_from_slice(&[protocol, HOP_LIMIT]);
             packet.extend_from_slice(&from.octets());
             packet.extend_from_slice(&to.octets());
             Some(packet)
@@ -221,14 +221,20 @@ mod tests {
     }
 
     /// Checks as a receiver does: the sum over pseudo header and segment, checksum included, is all ones.
-    fn verifies(packet: &[u8], header: usize, from: &str, to: &str, protocol: i32) -> bool {
+    fn has_valid_checksum(
+        packet: &[u8],
+        header: usize,
+        from: &str,
+        to: &str,
+        protocol: i32,
+    ) -> bool {
         let (from, to) = (address(from).ip(), address(to).ip());
         let segment = &packet[header..];
         fold(pseudo_header_sum(from, to, protocol, segment.len()) + sum_words(segment)) == 0xffff
     }
 
     #[test]
-    fn checksums_verify() {
+    fn checksums_are_valid() {
         let segment = Segment {
             sequence: 0xfeed_beef,
             acknowledgement: 7,
@@ -240,24 +246,24 @@ mod tests {
         let packet = tcp_packet(address(a), address(b), &segment, b"odd").expect("a packet");
         assert_eq!(packet.len(), 43);
         assert_eq!(fold(sum_words(&packet[..20])), 0xffff);
-        assert!(verifies(&packet, 20, a, b, libc::IPPROTO_TCP));
+        assert!(has_valid_checksum(&packet, 20, a, b, libc::IPPROTO_TCP));
         let (a, b) = ("[fd00::1]:80", "[2001:db8::ffff]:65535");
         let packet = tcp_packet(address(a), address(b), &segment, b"").expect("a packet");
         assert_eq!(packet.len(), 60);
-        assert!(verifies(&packet, 40, a, b, libc::IPPROTO_TCP));
+        assert!(has_valid_checksum(&packet, 40, a, b, libc::IPPROTO_TCP));
         let timed = Segment {
             timestamp: Some(0xfeed_beef),
             ..segment
         };
         let packet = tcp_packet(address(a), address(b), &timed, b"odd").expect("a packet");
         assert_eq!((packet.len(), packet[52] >> 4), (40 + 32 + 3, 8));
-        assert!(verifies(&packet, 40, a, b, libc::IPPROTO_TCP));
+        assert!(has_valid_checksum(&packet, 40, a, b, libc::IPPROTO_TCP));
         let packet = udp_packet(address(a), address(b), b"hello").expect("a packet");
-        assert!(verifies(&packet, 40, a, b, libc::IPPROTO_UDP));
+        assert!(has_valid_checksum(&packet, 40, a, b, libc::IPPROTO_UDP));
     }
 
     #[test]
-    fn refuses_what_does_not_fit() {
+    fn mixed_families_and_long_payloads_are_refused() {
         let (v4, v6) = (address("10.0.0.1:1"), address("[fd00::1]:1"));
         assert!(udp_packet(v4, v6, b"").is_none());
         assert!(udp_packet(v4, v4, &vec![0; MAX_UDP_PAYLOAD]).is_some());

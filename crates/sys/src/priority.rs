@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_NICE` and `RLIMIT_RTPRIO`, or in a control group without real-time share.
-pub fn be_realtime() -> io::Result<()> {
+pub fn become_realtime() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
     // SAFETY: `parameters` is valid for the call, which only reads it; 0 is the calling thread.
@@ -23,25 +23,25 @@ pub fn be_realtime() -> io::Result<()> {
 
 /// Temporary real-time priority of the thread that holds the value. Dropping the value makes the thread ordinary again.
 #[derive(Debug)]
-pub struct Hurry {
+pub struct RealtimeGuard {
     /// Binds the value to its thread, because a priority belongs to a thread.
     _thread: PhantomData<*const ()>,
 }
 
-impl Hurry {
-    /// Makes the thread real-time as [`be_realtime`] does, until the value is dropped. Returns `None` if the kernel
+impl RealtimeGuard {
+    /// Makes the thread real-time as [`become_realtime`] does, until the value is dropped. Returns `None` if the kernel
     /// does not allow that or the thread is not an ordinary one.
     #[must_use]
-    pub fn begin() -> Option<Hurry> {
+    pub fn begin() -> Option<RealtimeGuard> {
         // SAFETY: no memory is involved; 0 is the calling thread.
         let ordinary = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_OTHER;
-        (ordinary && be_realtime().is_ok()).then_some(Hurry {
+        (ordinary && become_realtime().is_ok()).then_some(RealtimeGuard {
             _thread: PhantomData,
         })
     }
 }
 
-impl Drop for Hurry {
+impl Drop for RealtimeGuard {
     fn drop(&mut self) {
         let parameters = libc::sched_param { sched_priority: 0 };
         // SAFETY: `parameters` is valid for the call, which only reads it; 0 is the calling thread.
@@ -61,43 +61,43 @@ pub(crate) fn is_realtime() -> bool {
 /// ([`timer_slack_ns`]) and sets it afterwards.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Loan {
+pub(crate) struct PriorityBoost {
     tid: i32,
 }
 
-impl Loan {
+impl PriorityBoost {
     /// Raises the thread's priority. Returns `None` if the thread is not an ordinary one or the kernel does not
     /// allow it.
-    pub(crate) fn begin(tid: i32) -> Option<Loan> {
+    pub(crate) fn begin(tid: i32) -> Option<PriorityBoost> {
         let parameters = libc::sched_param {
-            sched_priority: WAITED_FOR,
+            sched_priority: BOOSTED_PRIORITY,
         };
         // SAFETY: `parameters` is valid for the call, which only reads it.
-        let lent = unsafe {
-            is_ordinary(tid)
+        let outcome = unsafe {
+            has_ordinary_policy(tid)
                 && libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const parameters) == 0
         };
-        lent.then_some(Loan { tid })
+        outcome.then_some(PriorityBoost { tid })
     }
 
     /// Makes the thread ordinary again.
     pub(crate) fn end(self) {
         let parameters = libc::sched_param { sched_priority: 0 };
         // SAFETY: `parameters` is valid for the call, which only reads it.
-        unsafe { libc::sched_setscheduler(self.tid, ORDINARY, &raw const parameters) };
+        unsafe { libc::sched_setscheduler(self.tid, ORDINARY_POLICY, &raw const parameters) };
     }
 }
 
 /// Smallest number of short tasks that justifies one more thread: fewer take less time than the thread needs to start.
-const TASKS_EACH: usize = 40;
+const TASKS_PER_THREAD_MIN: usize = 40;
 
 /// Runs short tasks on all processors, with real-time priority if the caller has it. The results are in task order.
-pub(crate) fn share_out<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let helpers = (processors() - 1).min(tasks.len() / TASKS_EACH);
+pub(crate) fn run_parallel<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let helpers = (processors() - 1).min(tasks.len() / TASKS_PER_THREAD_MIN);
     if helpers == 0 {
         return tasks.iter().map(work).collect();
     }
-    let (hurries, next) = (is_realtime(), AtomicUsize::new(0));
+    let (realtime, next) = (is_realtime(), AtomicUsize::new(0));
     // Each thread takes the next task when it is ready for it, so a thread with less processor time does fewer tasks.
     let work = || {
         let mut done = Vec::with_capacity(tasks.len());
@@ -111,14 +111,14 @@ pub(crate) fn share_out<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + 
     };
     let mut done = std::thread::scope(|scope| {
         let help = || {
-            let _hurry = hurries.then(Hurry::begin);
+            let _guard = realtime.then(RealtimeGuard::begin);
             work()
         };
         let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(help)).collect();
         let mut done = work();
         for helper in helpers {
             match helper.join() {
-                Ok(of_helper) => done.extend(of_helper),
+                Ok(results) => done.extend(results),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
@@ -157,23 +157,23 @@ fn timer_slack_file(tid: i32) -> String {
 }
 
 /// Returns true if a thread has the ordinary scheduling policy.
-pub(crate) fn is_ordinary(tid: i32) -> bool {
+pub(crate) fn has_ordinary_policy(tid: i32) -> bool {
     // SAFETY: no memory is involved.
-    unsafe { libc::sched_getscheduler(tid) == ORDINARY }
+    unsafe { libc::sched_getscheduler(tid) == ORDINARY_POLICY }
 }
 
 /// Priority of threads that others wait for: one above the waiting threads, which may occupy both processors. Such a
 /// thread runs briefly.
-const WAITED_FOR: i32 = 2;
+const BOOSTED_PRIORITY: i32 = 2;
 
 /// Scheduling policy of ordinary threads.
-pub(crate) const ORDINARY: i32 = libc::SCHED_OTHER;
+pub(crate) const ORDINARY_POLICY: i32 = libc::SCHED_OTHER;
 
-/// Gives a stopped thread the priority [`WAITED_FOR`] if the kernel allows it: for threads of an empty process (the
+/// Gives a stopped thread the priority [`BOOSTED_PRIORITY`] if the kernel allows it: for threads of a stub process (the
 /// one that becomes the restored process), which get their final priority before they run on their own.
-pub(crate) fn hurry_husk(tid: i32) {
+pub(crate) fn boost_stub_thread(tid: i32) {
     let parameters = libc::sched_param {
-        sched_priority: WAITED_FOR,
+        sched_priority: BOOSTED_PRIORITY,
     };
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
     // SAFETY: `parameters` is valid for the call, which only reads it.
@@ -190,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_hurry_ends() {
+    fn realtime_guard_restores_policy_on_drop() {
         std::thread::spawn(|| {
-            let hurry = Hurry::begin().expect("root may");
+            let guard = RealtimeGuard::begin().expect("root may");
             assert_eq!(policy(), libc::SCHED_RR | libc::SCHED_RESET_ON_FORK);
-            assert!(Hurry::begin().is_none());
-            drop(hurry);
+            assert!(RealtimeGuard::begin().is_none());
+            drop(guard);
             assert_eq!(policy(), libc::SCHED_OTHER);
         })
         .join()
@@ -203,18 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn shared_out_tasks_keep_their_order() {
-        for count in [0, 1, TASKS_EACH * 2, 1001] {
+    fn parallel_results_keep_task_order() {
+        for count in [0, 1, TASKS_PER_THREAD_MIN * 2, 1001] {
             let tasks: Vec<usize> = (0..count).collect();
             let expected: Vec<usize> = tasks.iter().map(|task| task * 3).collect();
-            assert_eq!(share_out(&tasks, |task| task * 3), expected);
+            assert_eq!(run_parallel(&tasks, |task| task * 3), expected);
         }
     }
 
     #[test]
-    fn a_thread_becomes_realtime_and_its_children_do_not() {
+    fn realtime_is_not_inherited_by_threads() {
         std::thread::spawn(|| {
-            be_realtime().expect("root may");
+            become_realtime().expect("root may");
             assert_eq!(policy(), libc::SCHED_RR | libc::SCHED_RESET_ON_FORK);
             let child = std::thread::spawn(policy).join();
             assert_eq!(child.expect("it does not panic"), libc::SCHED_OTHER);

@@ -17,11 +17,11 @@ const INET_DIAG_INFO: u16 = 2;
 const INET_DIAG_SHUTDOWN: u16 = 8;
 const INET_DIAG_MD5SIG: u16 = 18;
 /// Extension bit that requests `TCP_INFO`.
-const INFO: u8 = 1 << (INET_DIAG_INFO - 1);
+const REQUEST_TCP_INFO: u8 = 1 << (INET_DIAG_INFO - 1);
 /// Length of `struct inet_diag_msg`, bytes.
-const DIAG_MESSAGE: usize = 72;
+const DIAG_MESSAGE_LEN: usize = 72;
 /// Offset of the socket's cookie in `struct inet_diag_msg`.
-const COOKIE_AT: usize = 44;
+const COOKIE_OFFSET: usize = 44;
 /// `INET_DIAG_NOCOOKIE`.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 /// State numbers `TCP_ESTABLISHED` and so on of `net/tcp_states.h`.
@@ -61,11 +61,17 @@ pub struct Connection {
 /// Errors of the netlink request.
 pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
-    list(libc::IPPROTO_TCP, port, !LISTEN_BIT, INFO, |_, one| {
-        if address.is_none_or(|ip| ip == one.local.ip()) {
-            found.push(one);
-        }
-    })?;
+    dump_sockets(
+        libc::IPPROTO_TCP,
+        port,
+        !LISTEN_BIT,
+        REQUEST_TCP_INFO,
+        |_, one| {
+            if address.is_none_or(|ip| ip == one.local.ip()) {
+                found.push(one);
+            }
+        },
+    )?;
     Ok(found)
 }
 
@@ -74,24 +80,30 @@ pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Con
 ///
 /// # Errors
 /// Errors of the netlink request.
-pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
+pub fn tcp_service_connections(service: SocketAddr) -> io::Result<Option<u32>> {
     let states = 1 << ESTABLISHED | 1 << CLOSE_WAIT | LISTEN_BIT;
-    let (mut here, mut everywhere) = (0, 0);
-    let (mut is_here, mut is_everywhere) = (false, false);
-    list(libc::IPPROTO_TCP, at.port(), states, 0, |state, one| {
-        let own = one.local.ip() == at.ip();
-        if state == LISTEN {
-            is_here |= own;
-            is_everywhere |= one.local.ip().is_unspecified();
-        } else {
-            here += u32::from(own);
-            everywhere += 1;
-        }
-    })?;
+    let (mut at_address, mut at_wildcard) = (0, 0);
+    let (mut listens_at_address, mut listens_at_wildcard) = (false, false);
+    dump_sockets(
+        libc::IPPROTO_TCP,
+        service.port(),
+        states,
+        0,
+        |state, one| {
+            let is_at_address = one.local.ip() == service.ip();
+            if state == LISTEN {
+                listens_at_address |= is_at_address;
+                listens_at_wildcard |= one.local.ip().is_unspecified();
+            } else {
+                at_address += u32::from(is_at_address);
+                at_wildcard += 1;
+            }
+        },
+    )?;
     // A wildcard listener serves all addresses except the addresses with a listener of their own.
-    Ok(match (is_here, is_everywhere) {
-        (true, _) => Some(here),
-        (false, true) => Some(everywhere),
+    Ok(match (listens_at_address, listens_at_wildcard) {
+        (true, _) => Some(at_address),
+        (false, true) => Some(at_wildcard),
         (false, false) => None,
     })
 }
@@ -100,24 +112,24 @@ pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
 ///
 /// # Errors
 /// Errors of the netlink request.
-pub fn tcp_half_open(port: u16) -> io::Result<bool> {
-    let mut any = false;
-    list(
+pub fn has_half_open_tcp(port: u16) -> io::Result<bool> {
+    let mut found = false;
+    dump_sockets(
         libc::IPPROTO_TCP,
         port,
         1 << SYN_RECEIVED | 1 << NEW_SYN_RECEIVED,
         0,
-        |_, _| any = true,
+        |_, _| found = true,
     )?;
-    Ok(any)
+    Ok(found)
 }
 
 /// Lists all sockets of a protocol (`IPPROTO_TCP`, `IPPROTO_UDP`) with this local port, listeners included, each with
 /// its state. UDP sockets without a peer are in [`TcpState::Close`]. The list is empty if the kernel does not list the
 /// protocol.
-pub(crate) fn sockets(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Connection)>> {
+pub(crate) fn sockets_on_port(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Connection)>> {
     let mut found = Vec::new();
-    list(protocol, port, u32::MAX, 0, |state, one| {
+    dump_sockets(protocol, port, u32::MAX, 0, |state, one| {
         found.extend(TcpState::from_kernel(state).map(|state| (state, one)));
     })?;
     Ok(found)
@@ -128,13 +140,13 @@ pub(crate) fn sockets(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Con
 pub(crate) fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<Cookie, u8>> {
     let mut found = HashMap::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let identity = identity(0, NO_COOKIE);
-        let wanted = request((family, libc::IPPROTO_UDP), u32::MAX, 0, &identity);
-        let outcome = netlink.ask(wanted, libc::NLM_F_DUMP, |_, body| {
-            let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
-            let shut = attributes(list).find(|(kind, _)| *kind == INET_DIAG_SHUTDOWN);
+        let identity = socket_id(0, NO_COOKIE);
+        let wanted = diag_request((family, libc::IPPROTO_UDP), u32::MAX, 0, &identity);
+        let outcome = netlink.request(wanted, libc::NLM_F_DUMP, |_, body| {
+            let attribute_bytes = body.get(DIAG_MESSAGE_LEN..).unwrap_or(&[]);
+            let shut = attributes(attribute_bytes).find(|(kind, _)| *kind == INET_DIAG_SHUTDOWN);
             let halves = shut.and_then(|(_, value)| value.first().copied());
-            let cookie = body.get(COOKIE_AT..COOKIE_AT + 8);
+            let cookie = body.get(COOKIE_OFFSET..COOKIE_OFFSET + 8);
             let cookie = cookie.and_then(|cookie| Cookie::try_from(cookie).ok());
             if let (Some(cookie), Some(halves @ 1..)) = (cookie, halves) {
                 found.insert(cookie, halves);
@@ -150,7 +162,7 @@ pub(crate) fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<Cookie,
 
 /// Lists sockets of a protocol with this local port and one of the states in the bit set `states`. `take` gets a
 /// socket's state, and the socket with the attributes that `extensions` request.
-fn list(
+fn dump_sockets(
     protocol: i32,
     port: u16,
     states: u32,
@@ -159,10 +171,10 @@ fn list(
 ) -> io::Result<()> {
     let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let identity = identity(port, NO_COOKIE);
-        let request = request((family, protocol), states, extensions, &identity);
-        let outcome = netlink.ask(request, libc::NLM_F_DUMP, |_, body| {
-            if let Some(one) = parse(body).filter(|one| one.local.port() == port) {
+        let identity = socket_id(port, NO_COOKIE);
+        let request = diag_request((family, protocol), states, extensions, &identity);
+        let outcome = netlink.request(request, libc::NLM_F_DUMP, |_, body| {
+            if let Some(one) = parse_diag_message(body).filter(|one| one.local.port() == port) {
                 take(body[1], one);
             }
         });
@@ -176,7 +188,7 @@ fn list(
 }
 
 /// Builds a `struct inet_diag_req_v2`.
-fn request(
+fn diag_request(
     (family, protocol): (i32, i32),
     states: u32,
     extensions: u8,
@@ -192,7 +204,7 @@ fn request(
 }
 
 /// Builds a `struct inet_diag_sockid` with a local port and a cookie only.
-fn identity(port: u16, cookie: Cookie) -> [u8; 48] {
+fn socket_id(port: u16, cookie: Cookie) -> [u8; 48] {
     let mut raw = [0u8; 48];
     raw[..2].copy_from_slice(&port.to_be_bytes());
     raw[40..].copy_from_slice(&cookie);
@@ -200,8 +212,8 @@ fn identity(port: u16, cookie: Cookie) -> [u8; 48] {
 }
 
 /// Parses a `struct inet_diag_msg` and its attributes.
-fn parse(body: &[u8]) -> Option<Connection> {
-    let fixed = body.get(..DIAG_MESSAGE)?;
+fn parse_diag_message(body: &[u8]) -> Option<Connection> {
+    let fixed = body.get(..DIAG_MESSAGE_LEN)?;
     let address = |at: usize, port: usize| {
         let port = u16::from_be_bytes([fixed[port], fixed[port + 1]]);
         let ip: IpAddr = if i32::from(fixed[0]) == libc::AF_INET {
@@ -219,14 +231,14 @@ fn parse(body: &[u8]) -> Option<Connection> {
         send_queue: word(60)?,
         uid: word(64)?,
         inode: word(68)?,
-        info: attributes(&body[DIAG_MESSAGE..])
+        info: attributes(&body[DIAG_MESSAGE_LEN..])
             .find(|(kind, _)| *kind == INET_DIAG_INFO)
             .and_then(|(_, value)| TcpInfo::parse(value)),
     })
 }
 
 /// Refuses a connection with MD5 keys, which only sock_diag shows, and a connection of another network namespace.
-pub(crate) fn check_md5(
+pub(crate) fn check_keys_and_namespace(
     netlink: &mut Netlink,
     fd: BorrowedFd<'_>,
     local: SocketAddr,
@@ -244,21 +256,26 @@ pub(crate) fn check_md5(
     } else {
         libc::AF_INET
     };
-    let mut identity = full_identity(local, remote, v6_socket, cookie);
+    let mut identity = full_socket_id(local, remote, v6_socket, cookie);
     // The kernel finds a socket that is bound to a device only with that device's index.
     let device = get_int(fd, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX).map_err(kernel)?;
     identity[36..40].copy_from_slice(&device.to_ne_bytes());
-    let mut signed = false;
-    let outcome = netlink.ask(
-        request((family, libc::IPPROTO_TCP), u32::MAX, INFO, &identity),
+    let mut has_md5_key = false;
+    let outcome = netlink.request(
+        diag_request(
+            (family, libc::IPPROTO_TCP),
+            u32::MAX,
+            REQUEST_TCP_INFO,
+            &identity,
+        ),
         0,
         |_, body| {
-            let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
-            signed = attributes(list).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
+            let attribute_bytes = body.get(DIAG_MESSAGE_LEN..).unwrap_or(&[]);
+            has_md5_key = attributes(attribute_bytes).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
         },
     );
     match outcome {
-        Ok(()) if signed => Err(Unmovable::Md5.into()),
+        Ok(()) if has_md5_key => Err(Unmovable::Md5.into()),
         Ok(()) => Ok(()),
         Err(error) => match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESTALE) => Err(Unmovable::OtherNamespace.into()),
@@ -267,13 +284,13 @@ pub(crate) fn check_md5(
     }
 }
 
-fn full_identity(
+fn full_socket_id(
     local: SocketAddr,
     remote: SocketAddr,
     v6_socket: bool,
     cookie: Cookie,
 ) -> [u8; 48] {
-    let mut raw = identity(local.port(), cookie);
+    let mut raw = socket_id(local.port(), cookie);
     raw[2..4].copy_from_slice(&remote.port().to_be_bytes());
     let mut write = |at: usize, ip: IpAddr| match ip {
         IpAddr::V4(v4) if v6_socket => {

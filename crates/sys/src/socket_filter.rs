@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Length of the longest filter, in instructions (`BPF_MAXINSNS`).
-pub const INSTRUCTIONS: usize = 4096;
+pub const INSTRUCTIONS_MAX: usize = 4096;
 
 /// An instruction of classic BPF (`struct sock_filter`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub struct SocketFilter {
 #[derive(Debug)]
 pub enum FilterError {
     /// The filter is an eBPF program (`SO_ATTACH_BPF`), which the kernel does not export.
-    Extended,
+    Ebpf,
     /// The kernel refused.
     Kernel(io::Error),
 }
@@ -44,13 +44,13 @@ impl SocketFilter {
     /// Reads the filter of a socket without changing the socket.
     ///
     /// # Errors
-    /// [`FilterError::Extended`], or the kernel's error.
+    /// [`FilterError::Ebpf`], or the kernel's error.
     pub fn read(fd: BorrowedFd<'_>) -> Result<Self, FilterError> {
         // For an empty buffer the kernel returns the number of instructions, or EACCES for an eBPF program.
         let length = match get_bytes(fd, SOL_SOCKET, libc::SO_GET_FILTER, &mut []) {
             Ok(length) => length,
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
-                return Err(FilterError::Extended);
+                return Err(FilterError::Ebpf);
             }
             Err(error) => return Err(FilterError::Kernel(error)),
         };
@@ -67,7 +67,7 @@ impl SocketFilter {
 
     /// Returns true if there is neither a filter nor a lock.
     #[must_use]
-    pub fn is_none(&self) -> bool {
+    pub fn is_unset(&self) -> bool {
         self.program.is_empty() && !self.locked
     }
 
@@ -104,14 +104,14 @@ impl SocketFilter {
 
 /// Reads the program. Lengths of this option are counted in instructions, not bytes.
 fn read_program(fd: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
-    const NONE: libc::sock_filter = libc::sock_filter {
+    const EMPTY_INSTRUCTION: libc::sock_filter = libc::sock_filter {
         code: 0,
         jt: 0,
         jf: 0,
         k: 0,
     };
-    let mut raw = vec![NONE; INSTRUCTIONS];
-    let mut length = INSTRUCTIONS as libc::socklen_t;
+    let mut raw = vec![EMPTY_INSTRUCTION; INSTRUCTIONS_MAX];
+    let mut length = INSTRUCTIONS_MAX as libc::socklen_t;
     // SAFETY: `raw` is writable for `length` instructions, the most that a filter has; both outlive the call.
     let outcome = unsafe {
         libc::getsockopt(
@@ -123,11 +123,11 @@ fn read_program(fd: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
         )
     };
     check(outcome)?;
-    let read = raw.iter().take(length as usize).map(|one| Instruction {
+    let instructions = raw.iter().take(length as usize).map(|one| Instruction {
         code: one.code,
         jump_true: one.jt,
         jump_false: one.jf,
         operand: one.k,
     });
-    Ok(read.collect())
+    Ok(instructions.collect())
 }

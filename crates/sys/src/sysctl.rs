@@ -9,7 +9,9 @@ use std::path::PathBuf;
 /// # Errors
 /// `InvalidInput` for a path that leaves `/proc/sys`; otherwise errors of reading the file.
 pub fn read(path: &str) -> io::Result<String> {
-    Ok(std::fs::read_to_string(file(path)?)?.trim_end().to_owned())
+    Ok(std::fs::read_to_string(setting_path(path)?)?
+        .trim_end()
+        .to_owned())
 }
 
 /// Writes a setting.
@@ -17,10 +19,10 @@ pub fn read(path: &str) -> io::Result<String> {
 /// # Errors
 /// `InvalidInput` for a path that leaves `/proc/sys`; otherwise errors of writing the file.
 pub fn write(path: &str, value: &str) -> io::Result<()> {
-    std::fs::write(file(path)?, value)
+    std::fs::write(setting_path(path)?, value)
 }
 
-fn file(path: &str) -> io::Result<PathBuf> {
+fn setting_path(path: &str) -> io::Result<PathBuf> {
     if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -33,7 +35,7 @@ fn file(path: &str) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn reads_and_refuses() {
+    fn settings_are_read_and_outside_paths_refused() {
         assert_eq!(super::read("kernel/ostype").expect("readable"), "Linux");
         assert!(super::read("../version").is_err());
         assert!(super::write("/etc/hostname", "x").is_err());

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 /// Number of bytes of the kernel's `struct tcp_info` that are read, up to and including `tcpi_rcv_wnd`.
-const READ: usize = 236;
+const TCP_INFO_LEN: usize = 236;
 
 /// A connection's state (RFC 9293 section 3.3.2), with the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl TcpState {
 
     /// Returns true if the program has closed its sending direction (its FIN is queued, sent or acknowledged).
     #[must_use]
-    pub fn sent_fin(self) -> bool {
+    pub fn has_sent_fin(self) -> bool {
         matches!(
             self,
             Self::FinWait1 | Self::FinWait2 | Self::Closing | Self::LastAck
@@ -66,7 +66,7 @@ impl TcpState {
 
     /// Returns true if the peer's FIN has been received.
     #[must_use]
-    pub fn received_fin(self) -> bool {
+    pub fn has_received_fin(self) -> bool {
         matches!(self, Self::CloseWait | Self::LastAck | Self::Closing)
     }
 }
@@ -134,10 +134,14 @@ impl TcpInfo {
     /// # Errors
     /// Errors of `getsockopt(2)`; `InvalidData` when the kernel's answer is too short or contains an unknown state.
     pub fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let mut bytes = [0u8; READ];
+        let mut bytes = [0u8; TCP_INFO_LEN];
         let length = get_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
-        Self::parse(&bytes[..length.min(READ)])
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "TCP_INFO not understood"))
+        Self::parse(&bytes[..length.min(TCP_INFO_LEN)]).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "unexpected size or content of TCP_INFO",
+            )
+        })
     }
 
     /// Parses a `struct tcp_info`, as `TCP_INFO` and sock_diag return it; `None` for too few bytes or an unknown state.

@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Length of the header in front of each packet, bytes.
-pub const VNET_HEADER: usize = 10;
+pub const VNET_HEADER_LEN: usize = 10;
 /// Length of the largest packet with its header, bytes.
-pub const MAX_PACKET: usize = 65_535 + VNET_HEADER;
+pub const PACKET_LEN_MAX: usize = 65_535 + VNET_HEADER_LEN;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the checksum field holds the sum of the pseudo header only.
 pub const NEEDS_CSUM: u8 = 1;
@@ -48,7 +48,7 @@ impl VnetHeader {
     /// Parses the bytes in front of a packet; `None` for too few bytes.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let raw: &[u8; VNET_HEADER] = bytes.get(..VNET_HEADER)?.try_into().ok()?;
+        let raw: &[u8; VNET_HEADER_LEN] = bytes.get(..VNET_HEADER_LEN)?.try_into().ok()?;
         let word = |at: usize| u16::from_ne_bytes([raw[at], raw[at + 1]]);
         Some(Self {
             flags: raw[0],
@@ -62,8 +62,8 @@ impl VnetHeader {
 
     /// Returns the bytes to put in front of a packet.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; VNET_HEADER] {
-        let mut raw = [0; VNET_HEADER];
+    pub fn to_bytes(self) -> [u8; VNET_HEADER_LEN] {
+        let mut raw = [0; VNET_HEADER_LEN];
         raw[0] = self.flags;
         raw[1] = self.gso_type;
         let words = [
@@ -98,7 +98,7 @@ impl VnetHeader {
         if !verified && self.gso_type == 0 {
             return self;
         }
-        let Some(transport) = Transport::find(packet) else {
+        let Some(transport) = TransportHeader::find(packet) else {
             return self;
         };
         let sum = fold(transport.pseudo_sum);
@@ -114,13 +114,13 @@ impl VnetHeader {
 }
 
 /// Position of a packet's TCP or UDP header.
-struct Transport {
+struct TransportHeader {
     start: usize,
     checksum_offset: usize,
     pseudo_sum: u64,
 }
 
-impl Transport {
+impl TransportHeader {
     fn find(packet: &[u8]) -> Option<Self> {
         let first = *packet.first()?;
         let (start, protocol, from, to): (usize, u8, IpAddr, IpAddr) = match first >> 4 {
@@ -195,7 +195,7 @@ impl Tun {
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
         // SAFETY: TUNSETOFFLOAD takes an integer and touches no memory.
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, OFFLOADS) })?;
-        quiet(name)?;
+        silence_device(name)?;
         set_queue_length(name, QUEUE_LENGTH)?;
         set_mtu(name, 65_535)?;
         set_up(name)?;
@@ -211,7 +211,7 @@ impl Tun {
         &self.interface
     }
 
-    /// Reads the next packet into `buffer` (of [`MAX_PACKET`] bytes). Returns the header and the packet's bytes.
+    /// Reads the next packet into `buffer` (of [`PACKET_LEN_MAX`] bytes). Returns the header and the packet's bytes.
     ///
     /// # Errors
     /// `WouldBlock` when there is none; otherwise errors of `read(2)`.
@@ -225,9 +225,13 @@ impl Tun {
             )
         };
         let length = check_length(outcome)?;
-        let header = VnetHeader::parse(&buffer[..length])
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a packet without header"))?;
-        Ok((header, &mut buffer[VNET_HEADER..length]))
+        let header = VnetHeader::parse(&buffer[..length]).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a packet without a complete header",
+            )
+        })?;
+        Ok((header, &mut buffer[VNET_HEADER_LEN..length]))
     }
 
     /// Passes a packet to this host's stack as if it had arrived on the device. When this function returns, the packet
@@ -236,11 +240,11 @@ impl Tun {
     /// # Errors
     /// Errors of `writev(2)`: `EIO` while the device is down, `EINVAL` for a malformed packet or header.
     pub fn write(&self, header: VnetHeader, packet: &[u8]) -> io::Result<()> {
-        let front = header.to_bytes();
+        let header_bytes = header.to_bytes();
         let parts = [
             libc::iovec {
-                iov_base: front.as_ptr().cast_mut().cast(),
-                iov_len: front.len(),
+                iov_base: header_bytes.as_ptr().cast_mut().cast(),
+                iov_len: header_bytes.len(),
             },
             libc::iovec {
                 iov_base: packet.as_ptr().cast_mut().cast(),
@@ -255,7 +259,7 @@ impl Tun {
 
 /// Keeps the device from sending IPv6 packets of its own, and this host from dropping injected packets: reverse path
 /// filters are loose, and packets from this host's own addresses are accepted.
-fn quiet(name: &str) -> io::Result<()> {
+fn silence_device(name: &str) -> io::Result<()> {
     for (setting, value) in [
         ("accept_ra", "0"),
         ("autoconf", "0"),
@@ -270,7 +274,7 @@ fn quiet(name: &str) -> io::Result<()> {
     }
     sysctl::write(&format!("net/ipv4/conf/{name}/accept_local"), "1")?;
     // The kernel uses the larger of the two settings, so 2 (loose) for this device overrides a strict filter for all.
-    let all = sysctl::read("net/ipv4/conf/all/rp_filter")?;
-    let own = if all == "0" { "0" } else { "2" };
-    sysctl::write(&format!("net/ipv4/conf/{name}/rp_filter"), own)
+    let global = sysctl::read("net/ipv4/conf/all/rp_filter")?;
+    let filter = if global == "0" { "0" } else { "2" };
+    sysctl::write(&format!("net/ipv4/conf/{name}/rp_filter"), filter)
 }

@@ -2,16 +2,16 @@
 //!
 //! Reception times of queued datagrams are not kept.
 
-mod membership;
+mod datagram_queue;
+mod multicast_membership;
 mod options;
-mod queue;
 
-pub use membership::{Groups, Membership, join, joined};
-pub(crate) use options::option_of;
-pub use options::{UdpStatic, prepare, read_any, read_static};
-pub use queue::{Datagram, drain, peek, peek_with_destinations, replay};
+pub use datagram_queue::{Datagram, drain, peek, peek_with_destinations, replay_packet};
+pub use multicast_membership::{HostGroups, Membership, join, memberships};
+pub(crate) use options::option_by_id;
+pub use options::{UdpStatic, prepare, read_static, read_static_unbound_too};
 
-use crate::wide_options::WideError;
+use crate::wide_options::WideOptionsError;
 use std::io;
 use std::net::SocketAddr;
 use thiserror::Error;
@@ -32,25 +32,28 @@ pub enum UdpError {
     #[error("the socket is corked: send the datagram, or set UDP_CORK to 0, before the move")]
     Corked,
     /// The acceptor has no such device.
-    #[error("the socket is bound to device '{0}', which the acceptor has not")]
+    #[error("the socket is bound to device '{0}', which the acceptor does not have")]
     DeviceAbsent(String),
     /// An eBPF program filters the socket's received datagrams.
     #[error(
-        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which the kernel does not give out: attach a classic filter (SO_ATTACH_FILTER), or detach it"
+        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which cannot be read from the kernel: attach a \
+         classic filter (SO_ATTACH_FILTER), or detach it"
     )]
-    ExtendedFilter,
+    EbpfFilter,
     /// Timestamps are numbered (`SOF_TIMESTAMPING_OPT_ID`), and the kernel does not tell the current number.
     #[error(
-        "timestamps of the socket are numbered (SOF_TIMESTAMPING_OPT_ID), and the kernel does not tell how far: ask for timestamps without numbers"
+        "the socket's timestamps are numbered (SOF_TIMESTAMPING_OPT_ID), and the next number cannot be read from the \
+         kernel: request timestamps without numbers"
     )]
     NumberedTimestamps,
     /// Timestamps come from a hardware clock of this host (`SOF_TIMESTAMPING_BIND_PHC`).
     #[error(
-        "timestamps of the socket are of a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): ask for those of the system's clock"
+        "the socket's timestamps come from a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): request \
+         timestamps of the system clock"
     )]
     HardwareClock,
     /// Another socket of the host uses the address.
-    #[error("{0} is in use there: end what has it")]
+    #[error("{0} is in use at the acceptor: end the program that uses it")]
     AddressInUse(SocketAddr),
     /// The kernel refused a step.
     #[error("{step}: {source}")]
@@ -62,26 +65,26 @@ pub enum UdpError {
     },
 }
 
-impl From<WideError> for UdpError {
-    fn from(error: WideError) -> Self {
+impl From<WideOptionsError> for UdpError {
+    fn from(error: WideOptionsError) -> Self {
         match error {
-            WideError::ExtendedFilter => Self::ExtendedFilter,
-            WideError::NumberedTimestamps => Self::NumberedTimestamps,
-            WideError::HardwareClock => Self::HardwareClock,
-            WideError::DeviceAbsent(name) => Self::DeviceAbsent(name),
-            WideError::Kernel(step, source) => Self::Kernel { step, source },
+            WideOptionsError::EbpfFilter => Self::EbpfFilter,
+            WideOptionsError::NumberedTimestamps => Self::NumberedTimestamps,
+            WideOptionsError::HardwareClock => Self::HardwareClock,
+            WideOptionsError::DeviceAbsent(name) => Self::DeviceAbsent(name),
+            WideOptionsError::Kernel(step, source) => Self::Kernel { step, source },
         }
     }
 }
 
 /// Adds the failed step's name to an IO error.
-trait At<T> {
+trait StepContext<T> {
     /// Converts the error; `step` names the failed step.
-    fn at(self, step: &'static str) -> Result<T, UdpError>;
+    fn at_step(self, step: &'static str) -> Result<T, UdpError>;
 }
 
-impl<T> At<T> for io::Result<T> {
-    fn at(self, step: &'static str) -> Result<T, UdpError> {
+impl<T> StepContext<T> for io::Result<T> {
+    fn at_step(self, step: &'static str) -> Result<T, UdpError> {
         self.map_err(|source| UdpError::Kernel { step, source })
     }
 }

@@ -20,10 +20,10 @@ const IP_UNICAST_IF: i32 = 50;
 const IPV6_UNICAST_IF: i32 = 76;
 
 /// Length of the longest value, an IPv6 extension header, bytes.
-pub const BYTES: usize = 2048;
+pub const VALUE_LEN_MAX: usize = 2048;
 
 /// Options in the kernel's layout, by their number in the encoded state; numbers never change meaning.
-const RAW: &[(u8, i32, i32)] = &[
+const RAW_OPTIONS: &[(u8, i32, i32)] = &[
     (1, SOL_SOCKET, SO_TXTIME),
     (2, IPPROTO_IP, libc::IP_OPTIONS),
     (3, IPPROTO_IPV6, IPV6_HOPOPTS),
@@ -36,7 +36,8 @@ const RAW: &[(u8, i32, i32)] = &[
     (10, SOL_SOCKET, libc::SO_SNDTIMEO),
 ];
 /// Options that name the outgoing interface of unicast packets, as an index in network byte order.
-const UNICAST: [(i32, i32); 2] = [(IPPROTO_IP, IP_UNICAST_IF), (IPPROTO_IPV6, IPV6_UNICAST_IF)];
+const UNICAST_INTERFACE_OPTIONS: [(i32, i32); 2] =
+    [(IPPROTO_IP, IP_UNICAST_IF), (IPPROTO_IPV6, IPV6_UNICAST_IF)];
 
 /// The options of one socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,16 +45,16 @@ pub struct WideOptions {
     /// Values that are not empty, by option number.
     pub(crate) raw: Vec<(u8, Vec<u8>)>,
     /// Names of the interfaces of `IP_UNICAST_IF` and `IPV6_UNICAST_IF`, empty for none.
-    pub(crate) unicast: [String; 2],
+    pub(crate) unicast_interfaces: [String; 2],
     /// The packet filter (`SO_ATTACH_FILTER`).
     pub filter: SocketFilter,
 }
 
 /// Reason for a failure to read or set options.
 #[derive(Debug)]
-pub enum WideError {
+pub enum WideOptionsError {
     /// An eBPF program is attached.
-    ExtendedFilter,
+    EbpfFilter,
     /// Timestamps are numbered, and the kernel does not tell the current number.
     NumberedTimestamps,
     /// Timestamps come from a hardware clock of this host.
@@ -66,8 +67,8 @@ pub enum WideError {
 
 impl WideOptions {
     /// Returns level and name of an option by its number in the encoded state.
-    pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
-        let known = RAW.iter().find(|(known, ..)| *known == id);
+    pub(crate) fn option_by_id(id: u8) -> Option<(i32, i32)> {
+        let known = RAW_OPTIONS.iter().find(|(known, ..)| *known == id);
         known.map(|(_, level, name)| (*level, *name))
     }
 
@@ -75,51 +76,53 @@ impl WideOptions {
     ///
     /// # Errors
     /// An option that cannot be moved, by name, or the kernel's error.
-    pub fn read(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, WideError> {
+    pub fn read(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, WideOptionsError> {
         let timestamping = get_int(fd, SOL_SOCKET, SO_TIMESTAMPING).unwrap_or(0);
         if timestamping & TIMESTAMPING_OPT_ID != 0 {
-            return Err(WideError::NumberedTimestamps);
+            return Err(WideOptionsError::NumberedTimestamps);
         }
         if timestamping & TIMESTAMPING_BIND_PHC != 0 {
-            return Err(WideError::HardwareClock);
+            return Err(WideOptionsError::HardwareClock);
         }
         let filter = SocketFilter::read(fd).map_err(|error| match error {
-            FilterError::Extended => WideError::ExtendedFilter,
-            FilterError::Kernel(source) => WideError::Kernel("SO_GET_FILTER", source),
+            FilterError::Ebpf => WideOptionsError::EbpfFilter,
+            FilterError::Kernel(source) => WideOptionsError::Kernel("SO_GET_FILTER", source),
         })?;
         let mut raw = Vec::new();
-        let mut value = [0; BYTES];
-        for (id, level, name) in RAW {
+        let mut value = [0; VALUE_LEN_MAX];
+        for (id, level, name) in RAW_OPTIONS {
             if *level == IPPROTO_IPV6 && !v6 {
                 continue;
             }
             match get_bytes(fd, *level, *name, &mut value) {
                 Ok(length) if length > 0 => {
-                    raw.push((*id, value[..length.min(BYTES)].to_vec()));
+                    raw.push((*id, value[..length.min(VALUE_LEN_MAX)].to_vec()));
                 }
                 Ok(_) => {}
                 Err(error) if is_unknown(&error) => {}
-                Err(error) => return Err(WideError::Kernel("reading a socket option", error)),
+                Err(error) => {
+                    return Err(WideOptionsError::Kernel("reading a socket option", error));
+                }
             }
         }
         let mut unicast = <[String; 2]>::default();
-        for ((level, name), found) in UNICAST.into_iter().zip(&mut unicast) {
+        for ((level, name), found) in UNICAST_INTERFACE_OPTIONS.into_iter().zip(&mut unicast) {
             if level == IPPROTO_IPV6 && !v6 {
                 continue;
             }
             let index = match get_int(fd, level, name) {
                 Ok(index) => u32::from_be(index.cast_unsigned()),
                 Err(error) if is_unknown(&error) => 0,
-                Err(error) => return Err(WideError::Kernel("IP_UNICAST_IF", error)),
+                Err(error) => return Err(WideOptionsError::Kernel("IP_UNICAST_IF", error)),
             };
             if index != 0 {
                 let name = crate::net::interface_name(index);
-                *found = name.map_err(|error| WideError::Kernel("if_indextoname", error))?;
+                *found = name.map_err(|error| WideOptionsError::Kernel("if_indextoname", error))?;
             }
         }
         Ok(Self {
             raw,
-            unicast,
+            unicast_interfaces: unicast,
             filter,
         })
     }
@@ -129,27 +132,30 @@ impl WideOptions {
     ///
     /// # Errors
     /// An interface that this host lacks, or the kernel's error.
-    pub fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), WideError> {
-        let mut now = [0; BYTES];
-        for (id, level, name) in RAW {
+    pub fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), WideOptionsError> {
+        let mut current = [0; VALUE_LEN_MAX];
+        for (id, level, name) in RAW_OPTIONS {
             let Some((_, value)) = self.raw.iter().find(|(known, _)| known == id) else {
                 continue;
             };
-            let present = get_bytes(fd, *level, *name, &mut now);
-            if present.is_ok_and(|length| now[..length.min(BYTES)] == value[..]) {
+            let present = get_bytes(fd, *level, *name, &mut current);
+            if present.is_ok_and(|length| current[..length.min(VALUE_LEN_MAX)] == value[..]) {
                 continue;
             }
             set_bytes(fd, *level, *name, value)
-                .map_err(|error| WideError::Kernel("setting a socket option", error))?;
+                .map_err(|error| WideOptionsError::Kernel("setting a socket option", error))?;
         }
-        for ((level, name), device) in UNICAST.into_iter().zip(&self.unicast) {
+        for ((level, name), device) in UNICAST_INTERFACE_OPTIONS
+            .into_iter()
+            .zip(&self.unicast_interfaces)
+        {
             if device.is_empty() {
                 continue;
             }
             let index = crate::net::interface_index(device);
-            let index = index.map_err(|_| WideError::DeviceAbsent(device.clone()))?;
+            let index = index.map_err(|_| WideOptionsError::DeviceAbsent(device.clone()))?;
             set_int(fd, level, name, index.to_be().cast_signed())
-                .map_err(|error| WideError::Kernel("IP_UNICAST_IF", error))?;
+                .map_err(|error| WideOptionsError::Kernel("IP_UNICAST_IF", error))?;
         }
         Ok(())
     }

@@ -2,20 +2,20 @@
 
 mod common;
 
-use common::{Namespace, PATIENCE};
+use common::{Namespace, WAIT_LIMIT};
 use holdfast_sys::transport::Multicast;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-fn index(name: &str) -> u32 {
+fn interface_index(name: &str) -> u32 {
     let name = std::ffi::CString::new(name).expect("a name");
     // SAFETY: the name is a C string that outlives the call.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
-fn next(member: &mut Multicast) -> Vec<u8> {
-    let deadline = Instant::now() + PATIENCE;
+fn next_payload(member: &mut Multicast) -> Vec<u8> {
+    let deadline = Instant::now() + WAIT_LIMIT;
     loop {
         if let Some(announced) = member.receive().expect("a socket") {
             return announced.bytes.to_vec();
@@ -26,7 +26,7 @@ fn next(member: &mut Multicast) -> Vec<u8> {
 }
 
 #[test]
-fn members_hear_each_other_on_the_interfaces_chosen() {
+fn members_receive_announcements_on_joined_interfaces() {
     let namespace = Namespace::new();
     namespace.ip("link add a0 type veth peer name a1");
     namespace.ip("link add b0 type veth peer name b1");
@@ -41,22 +41,27 @@ fn members_hear_each_other_on_the_interfaces_chosen() {
     }
     namespace.run(|| {
         let group: SocketAddr = "239.0.0.50:3863".parse().expect("an address");
-        let both = Multicast::join(group, &[index("a0"), index("b0")]).expect("joined");
-        let mut at_a = Multicast::join(group, &[index("a0")]).expect("joined");
-        let mut at_b = Multicast::join(group, &[index("b0")]).expect("joined");
-        assert_eq!(both.send(b"here I am").expect("sent"), 2);
-        assert_eq!(next(&mut at_a), b"here I am");
-        assert_eq!(next(&mut at_b), b"here I am");
-        let only_a = Multicast::join(group, &[index("a0")]).expect("joined");
-        only_a.send(b"to a").expect("sent");
-        both.send(b"to both").expect("sent");
-        assert_eq!(next(&mut at_a), b"to a");
-        assert_eq!(next(&mut at_b), b"to both", "what went to a came to b");
+        let on_both = Multicast::join(group, &[interface_index("a0"), interface_index("b0")])
+            .expect("joined");
+        let mut at_a = Multicast::join(group, &[interface_index("a0")]).expect("joined");
+        let mut at_b = Multicast::join(group, &[interface_index("b0")]).expect("joined");
+        assert_eq!(on_both.send(b"here I am").expect("sent"), 2);
+        assert_eq!(next_payload(&mut at_a), b"here I am");
+        assert_eq!(next_payload(&mut at_b), b"here I am");
+        let second_on_a = Multicast::join(group, &[interface_index("a0")]).expect("joined");
+        second_on_a.send(b"to a").expect("sent");
+        on_both.send(b"to both").expect("sent");
+        assert_eq!(next_payload(&mut at_a), b"to a");
+        assert_eq!(
+            next_payload(&mut at_b),
+            b"to both",
+            "b received a packet for a"
+        );
     });
 }
 
 #[test]
-fn a_host_is_no_group() {
+fn unicast_address_cannot_be_joined() {
     let host = "192.0.2.1:3863".parse().expect("an address");
     let outcome = Multicast::join(host, &[]);
     let kind = outcome.err().map(|error| error.kind());

@@ -6,20 +6,21 @@ mod common;
 mod sctp;
 
 use bytes::Bytes;
-use common::PATIENCE;
+use common::WAIT_LIMIT;
 use holdfast_sys::transport::{
-    AssocId, Config, ENCAPSULATION_PORT, Endpoint, Event, Failure, Message, PathState, open,
+    AssocId, Config, ENCAPSULATION_PORT, Endpoint, Event, FailureDetection, Message, PathState,
+    open,
 };
-use sctp::{Peer, at, is_peer, turn, two_links};
+use sctp::{Peer, hosts_with_two_links, is_peer, poll_events, socket_address};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// The peer's address on the link that goes down.
-const LOST: &str = "10.1.0.2";
+const FAILING_ADDRESS: &str = "10.1.0.2";
 
 fn config(addresses: [&str; 2]) -> Config {
     Config {
-        failure: Failure {
+        failure: FailureDetection {
             rto_initial: Duration::from_millis(100),
             // The peer takes a moment to start, so many INIT retransmissions are allowed.
             init_retransmissions: 100,
@@ -27,9 +28,9 @@ fn config(addresses: [&str; 2]) -> Config {
             rto_min: Duration::from_millis(50),
             rto_max: Duration::from_millis(200),
             heartbeat: Duration::from_millis(100),
-            ..Failure::default()
+            ..FailureDetection::default()
         },
-        ..Config::new(addresses.map(at).to_vec())
+        ..Config::new(addresses.map(socket_address).to_vec())
     }
 }
 
@@ -39,9 +40,9 @@ fn peer() {
     if !is_peer() {
         return;
     }
-    let mut endpoint = open(&config([LOST, "10.2.0.2"])).expect("an endpoint");
+    let mut endpoint = open(&config([FAILING_ADDRESS, "10.2.0.2"])).expect("an endpoint");
     loop {
-        for event in turn(endpoint.as_mut()) {
+        for event in poll_events(endpoint.as_mut()) {
             if let Event::Message { assoc, message } = event {
                 endpoint.send(assoc, &message).expect("sent");
             }
@@ -49,20 +50,20 @@ fn peer() {
     }
 }
 
-/// The local endpoint, its associations, and the associations for which [`LOST`] is currently unreachable.
-struct Ours {
+/// The local endpoint, its associations, and the associations for which [`FAILING_ADDRESS`] is currently unreachable.
+struct LocalEnd {
     endpoint: Box<dyn Endpoint>,
     assocs: [AssocId; 2],
     cut_off: BTreeSet<AssocId>,
 }
 
-impl Ours {
+impl LocalEnd {
     /// Runs the endpoint until `done` returns true; `done` sees the events.
-    fn until(&mut self, what: &str, mut done: impl FnMut(&Self, &[Event]) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+    fn run_until(&mut self, what: &str, mut done: impl FnMut(&Self, &[Event]) -> bool) {
+        let deadline = Instant::now() + WAIT_LIMIT;
         loop {
-            let events = turn(self.endpoint.as_mut());
-            events.iter().for_each(|event| self.note(event));
+            let events = poll_events(self.endpoint.as_mut());
+            events.iter().for_each(|event| self.record(event));
             if done(self, &events) {
                 return;
             }
@@ -70,14 +71,14 @@ impl Ours {
         }
     }
 
-    fn note(&mut self, event: &Event) {
+    fn record(&mut self, event: &Event) {
         match event {
             Event::Down { reason, .. } => panic!("an association is lost: {reason:?}"),
             Event::Path {
                 assoc,
                 address,
                 state,
-            } if *address == at(LOST) => match state {
+            } if *address == socket_address(FAILING_ADDRESS) => match state {
                 PathState::Unreachable => {
                     self.cut_off.insert(*assoc);
                 }
@@ -90,11 +91,11 @@ impl Ours {
         }
     }
 
-    /// Waits until every association has had an event that `sign` accepts.
-    fn each(&mut self, what: &str, sign: impl Fn(&Event) -> Option<AssocId>) {
+    /// Waits until every association has had an event that `select` accepts.
+    fn wait_for_each(&mut self, what: &str, select: impl Fn(&Event) -> Option<AssocId>) {
         let mut missing = BTreeSet::from(self.assocs);
-        self.until(what, |_, events| {
-            for assoc in events.iter().filter_map(&sign) {
+        self.run_until(what, |_, events| {
+            for assoc in events.iter().filter_map(&select) {
                 missing.remove(&assoc);
             }
             missing.is_empty()
@@ -108,7 +109,7 @@ impl Ours {
         self.endpoint
             .send_bundles(&self.assocs, &[message], &mut taken);
         assert_eq!(taken, [1; 2]);
-        self.each(text, |event| match event {
+        self.wait_for_each(text, |event| match event {
             Event::Message { assoc, message } if message.data == text => Some(*assoc),
             _ => None,
         });
@@ -116,33 +117,33 @@ impl Ours {
 }
 
 #[test]
-fn an_association_outlives_a_path() {
-    let (ours, theirs) = two_links();
-    let _peer = Peer::start(&theirs);
-    ours.run(|| {
+fn association_survives_path_failure() {
+    let (local_host, peer_host) = hosts_with_two_links();
+    let _peer = Peer::start(&peer_host);
+    local_host.run(|| {
         let mut endpoint = open(&config(["10.1.0.1", "10.2.0.1"])).expect("an endpoint");
-        let remote = [at(LOST), at("10.2.0.2")];
+        let remote = [socket_address(FAILING_ADDRESS), socket_address("10.2.0.2")];
         let raw = endpoint.connect(&remote, None).expect("asked");
-        let inside_udp = endpoint.connect_apart(&remote, Some(ENCAPSULATION_PORT));
-        let mut ours = Ours {
+        let encapsulated = endpoint.connect_from_new_port(&remote, Some(ENCAPSULATION_PORT));
+        let mut local_host = LocalEnd {
             endpoint,
-            assocs: [raw, inside_udp.expect("asked")],
+            assocs: [raw, encapsulated.expect("asked")],
             cut_off: BTreeSet::new(),
         };
-        ours.each("up", |event| match event {
+        local_host.wait_for_each("up", |event| match event {
             Event::Up { assoc, .. } => Some(*assoc),
             _ => None,
         });
-        for assoc in ours.assocs {
-            let mut known = ours.endpoint.remote_addresses(assoc).expect("known");
+        for assoc in local_host.assocs {
+            let mut known = local_host.endpoint.remote_addresses(assoc).expect("known");
             known.sort();
             assert_eq!(known, remote);
         }
-        ours.exchange("both paths");
+        local_host.exchange("both paths");
         // A delayed peer must not be mistaken for a lost link, so both links must be up first.
-        ours.until("both links", |ours, _| ours.cut_off.is_empty());
-        theirs.ip("link set left down");
-        ours.exchange("one path");
-        ours.until("a lost path", |ours, _| ours.cut_off.len() == 2);
+        local_host.run_until("both links", |local_host, _| local_host.cut_off.is_empty());
+        peer_host.ip("link set left down");
+        local_host.exchange("one path");
+        local_host.run_until("a lost path", |local_host, _| local_host.cut_off.len() == 2);
     });
 }

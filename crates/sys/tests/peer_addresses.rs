@@ -5,28 +5,31 @@ mod common;
 #[path = "common/sctp.rs"]
 mod sctp;
 
-use common::PATIENCE;
+use common::WAIT_LIMIT;
 use holdfast_sys::transport::{
-    AssocId, Config, Endpoint, Event, Failure, Provider, open, provider,
+    AssocId, Config, Endpoint, Event, FailureDetection, Provider, open, provider,
 };
-use sctp::{Peer, at, is_peer, turn, two_links};
+use sctp::{Peer, hosts_with_two_links, is_peer, poll_events, socket_address};
 use std::net::SocketAddr;
 use std::time::Instant;
 
 /// The peer's own addresses.
-const OWN: [&str; 2] = ["10.1.0.2", "10.2.0.2"];
+const PEER_ADDRESSES: [&str; 2] = ["10.1.0.2", "10.2.0.2"];
 /// An address that the peer claims; packets to this address do not reach the peer.
-const CLAIMED: &str = "10.9.0.9";
-const US: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
+const FALSE_ADDRESS: &str = "10.9.0.9";
+const LOCAL_ADDRESSES: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
 
 fn open_at(addresses: &[&str]) -> Box<dyn Endpoint> {
-    let local = addresses.iter().map(|address| at(address)).collect();
+    let local = addresses
+        .iter()
+        .map(|address| socket_address(address))
+        .collect();
     let config = Config {
-        failure: Failure {
+        failure: FailureDetection {
             // A restarted peer must find the old association alive, however long the restart takes.
             association_retransmissions: 1000,
             init_retransmissions: 100,
-            ..Failure::default()
+            ..FailureDetection::default()
         },
         ..Config::new(local)
     };
@@ -40,22 +43,24 @@ fn peer() {
     if !is_peer() {
         return;
     }
-    let mut endpoint = open_at(&[OWN[0], OWN[1], CLAIMED]);
-    endpoint.connect(&US.map(at), None).expect("asked");
+    let mut endpoint = open_at(&[PEER_ADDRESSES[0], PEER_ADDRESSES[1], FALSE_ADDRESS]);
+    endpoint
+        .connect(&LOCAL_ADDRESSES.map(socket_address), None)
+        .expect("asked");
     loop {
-        turn(endpoint.as_mut());
+        poll_events(endpoint.as_mut());
     }
 }
 
-/// Runs the endpoint until `look` returns a value for the events.
-fn until<T>(
+/// Runs the endpoint until `find` returns a value for the events.
+fn run_until<T>(
     endpoint: &mut dyn Endpoint,
-    mut look: impl FnMut(&dyn Endpoint, &[Event]) -> Option<T>,
+    mut find: impl FnMut(&dyn Endpoint, &[Event]) -> Option<T>,
 ) -> T {
-    let deadline = Instant::now() + PATIENCE * 4;
+    let deadline = Instant::now() + WAIT_LIMIT * 4;
     loop {
-        let events = turn(endpoint);
-        if let Some(found) = look(endpoint, &events) {
+        let events = poll_events(endpoint);
+        if let Some(found) = find(endpoint, &events) {
             return found;
         }
         assert!(
@@ -70,51 +75,57 @@ fn sorted(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     addresses
 }
 
-fn confirmed(endpoint: &dyn Endpoint, assoc: AssocId) -> Vec<SocketAddr> {
+fn sorted_confirmed(endpoint: &dyn Endpoint, assoc: AssocId) -> Vec<SocketAddr> {
     let addresses = endpoint.confirmed_addresses(assoc);
     sorted(addresses.expect("an association"))
 }
 
 #[test]
-fn a_peer_is_where_it_answers_and_begins_anew() {
-    let (ours, theirs) = two_links();
-    theirs.ip("link add apart type veth peer name end");
-    theirs.ip(&format!("address add {CLAIMED}/32 dev apart"));
-    theirs.ip("link set end up");
-    theirs.ip("link set apart up");
-    ours.run(|| {
-        let mut endpoint = open_at(&US);
+fn only_answering_addresses_are_confirmed_and_restart_is_reported() {
+    let (local_host, peer_host) = hosts_with_two_links();
+    peer_host.ip("link add apart type veth peer name end");
+    peer_host.ip(&format!("address add {FALSE_ADDRESS}/32 dev apart"));
+    peer_host.ip("link set end up");
+    peer_host.ip("link set apart up");
+    local_host.run(|| {
+        let mut endpoint = open_at(&LOCAL_ADDRESSES);
         let endpoint = endpoint.as_mut();
-        let first = Peer::start(&theirs);
-        let assoc = until(endpoint, |endpoint, events| {
+        let first = Peer::start(&peer_host);
+        let assoc = run_until(endpoint, |endpoint, events| {
             let up = events.iter().find_map(|event| match event {
                 Event::Up { assoc, .. } => Some(*assoc),
                 _ => None,
             })?;
-            let begun_from = confirmed(endpoint, up);
-            assert!(!begun_from.is_empty() && !begun_from.contains(&at(CLAIMED)));
+            let initially_confirmed = sorted_confirmed(endpoint, up);
+            assert!(
+                !initially_confirmed.is_empty()
+                    && !initially_confirmed.contains(&socket_address(FALSE_ADDRESS))
+            );
             Some(up)
         });
-        until(endpoint, |endpoint, _| {
-            (confirmed(endpoint, assoc) == OWN.map(at)).then_some(())
+        run_until(endpoint, |endpoint, _| {
+            (sorted_confirmed(endpoint, assoc) == PEER_ADDRESSES.map(socket_address)).then_some(())
         });
-        let said = endpoint.remote_addresses(assoc).expect("an association");
-        assert_eq!(sorted(said), [OWN[0], OWN[1], CLAIMED].map(at));
+        let claimed_addresses = endpoint.remote_addresses(assoc).expect("an association");
+        assert_eq!(
+            sorted(claimed_addresses),
+            [PEER_ADDRESSES[0], PEER_ADDRESSES[1], FALSE_ADDRESS].map(socket_address)
+        );
 
         if provider() == Provider::Kernel {
             // A kernel outlives its programs and shuts their associations down, so no peer restarts here.
             return;
         }
         drop(first);
-        let _second = Peer::start(&theirs);
-        until(endpoint, |_, events| {
+        let _second = Peer::start(&peer_host);
+        run_until(endpoint, |_, events| {
             let down = events.iter().find(|e| matches!(e, Event::Down { .. }));
             assert_eq!(down, None);
             let restarted = Event::Restarted { assoc };
             events.contains(&restarted).then_some(())
         });
-        until(endpoint, |endpoint, _| {
-            (confirmed(endpoint, assoc) == OWN.map(at)).then_some(())
+        run_until(endpoint, |endpoint, _| {
+            (sorted_confirmed(endpoint, assoc) == PEER_ADDRESSES.map(socket_address)).then_some(())
         });
     });
 }

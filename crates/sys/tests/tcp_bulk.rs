@@ -2,25 +2,25 @@
 
 mod common;
 
-use common::{Net, To, exchange, pattern, services, stream, wait_for};
+use common::{RouteTarget, TestNetwork, exchange, pattern, service_addresses, stream, wait_for};
 use holdfast_sys::tcp_info::TcpInfo;
 use holdfast_sys::tcp_repair::{
     Preparer, RestoredSocket, TcpDynamic, TcpStatic, WindowProbe, abandon, activate, activate_all,
-    each, extract, extract_all, prepare, prepare_all, read_static, read_static_all, restore,
-    restore_all, settle,
+    extract, extract_all, map_on_threads, prepare, prepare_all, read_static, read_static_all,
+    restore, restore_all, settle,
 };
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 
 /// Number of connections moved together.
-const MANY: usize = 200;
+const CONNECTIONS: usize = 200;
 
 #[test]
-fn each_keeps_the_order_on_any_number_of_threads() {
+fn map_on_threads_keeps_order_on_any_number_of_threads() {
     for count in [0, 1, 31, 32, 33, 1000] {
         for threads in [0, 1, 2, 3, 7] {
-            let doubled = each((0..count).collect(), threads, |number| number * 2);
+            let doubled = map_on_threads((0..count).collect(), threads, |number| number * 2);
             assert_eq!(
                 doubled,
                 (0..count).map(|number| number * 2).collect::<Vec<_>>()
@@ -30,14 +30,14 @@ fn each_keeps_the_order_on_any_number_of_threads() {
 }
 
 /// Extracts all sockets on two threads and checks the results.
-fn freeze(net: &Net, servers: &[std::net::TcpStream]) -> (Vec<TcpStatic>, Vec<TcpDynamic>) {
+fn freeze(net: &TestNetwork, servers: &[std::net::TcpStream]) -> (Vec<TcpStatic>, Vec<TcpDynamic>) {
     let sockets: Vec<_> = servers.iter().map(AsFd::as_fd).collect();
     let fixed = net.a.run(|| read_static_all(&sockets).expect("a reader"));
     let fixed: Vec<_> = fixed
         .into_iter()
         .map(|one| one.expect("static state"))
         .collect();
-    net.route(To::Nowhere);
+    net.route(RouteTarget::Unreachable);
     let pairs: Vec<_> = sockets.iter().copied().zip(&fixed).collect();
     let mut states = Vec::new();
     for outcome in extract_all(&pairs, &mut states, 2) {
@@ -50,13 +50,13 @@ fn freeze(net: &Net, servers: &[std::net::TcpStream]) -> (Vec<TcpStatic>, Vec<Tc
 }
 
 #[test]
-fn many_move_at_once_on_two_threads() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn connections_move_together_on_two_threads() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let listener = net.a.run(|| TcpListener::bind(service).expect("listen"));
         let (mut clients, servers): (Vec<_>, Vec<_>) =
-            (0..MANY).map(|_| net.connect_to(&listener)).unzip();
+            (0..CONNECTIONS).map(|_| net.connect_to(&listener)).unzip();
         for (at, client) in clients.iter_mut().enumerate() {
             std::io::Write::write_all(client, &pattern(at as u32, 100)).expect("write");
         }
@@ -75,9 +75,9 @@ fn many_move_at_once_on_two_threads() {
             let work = restored.into_iter().zip(&fixed).zip(&states);
             let work =
                 work.map(|((socket, fixed), state)| (socket.expect("restored"), fixed, state));
-            activate_all(work.collect(), WindowProbe::No, 2)
+            activate_all(work.collect(), WindowProbe::Never, 2)
         });
-        net.route(To::B);
+        net.route(RouteTarget::B);
         for server in &servers {
             abandon(server.as_fd()).expect("abandoned");
         }
@@ -107,13 +107,13 @@ fn sent_segments(host: &common::Namespace) -> u64 {
 }
 
 #[test]
-fn a_drained_connection_moves_without_a_packet() {
-    let net = Net::new();
-    for (service, probe) in services()
+fn drained_connection_moves_without_a_packet() {
+    let net = TestNetwork::new();
+    for (service, probe) in service_addresses()
         .into_iter()
-        .flat_map(|one| [(one, WindowProbe::No), (one, WindowProbe::Yes)])
+        .flat_map(|one| [(one, WindowProbe::Never), (one, WindowProbe::Always)])
     {
-        net.route(To::A);
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         exchange(&mut server, &mut client, &pattern(1, 1000));
         wait_for("drained", || {
@@ -126,7 +126,7 @@ fn a_drained_connection_moves_without_a_packet() {
         let restored: RestoredSocket = net
             .b
             .run(|| restore(prepared, &fixed, &state).expect("restored"));
-        net.route(To::B);
+        net.route(RouteTarget::B);
         let active = activate(restored, &fixed, &state, probe).expect("active");
         settle(active.as_fd(), &fixed).expect("settled");
         abandon(server.as_fd()).expect("abandoned");
@@ -135,7 +135,7 @@ fn a_drained_connection_moves_without_a_packet() {
             "the old descriptor is dead"
         );
         drop(server);
-        let probes = u64::from(probe == WindowProbe::Yes);
+        let probes = u64::from(probe == WindowProbe::Always);
         let after = (sent_segments(&net.a), sent_segments(&net.b));
         assert_eq!(after, (before.0, before.1 + probes), "{probe:?}");
         exchange(&mut client, &mut stream(active), &pattern(2, 1000));
@@ -143,28 +143,28 @@ fn a_drained_connection_moves_without_a_packet() {
 }
 
 #[test]
-fn a_connection_comes_back_to_where_it_was() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn connection_moves_back_to_its_first_host() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, first) = net.connection(service);
         // The program at `a` keeps a descriptor of the socket that moved away.
-        let kept = first.try_clone().expect("clone");
-        let mut there = common::hand_off(&net, first).socket;
-        exchange(&mut client, &mut there, &pattern(1, 5000));
-        let fixed = net.b.run(|| read_static(there.as_fd()).expect("static"));
+        let donor_duplicate = first.try_clone().expect("clone");
+        let mut at_b = common::hand_off(&net, first).socket;
+        exchange(&mut client, &mut at_b, &pattern(1, 5000));
+        let fixed = net.b.run(|| read_static(at_b.as_fd()).expect("static"));
         let prepared = net.a.run(|| prepare(&fixed).expect("prepared"));
-        net.route(To::Nowhere);
-        let state = extract(there.as_fd(), &fixed).expect("frozen");
+        net.route(RouteTarget::Unreachable);
+        let state = extract(at_b.as_fd(), &fixed).expect("frozen");
         let restored = net
             .a
             .run(|| restore(prepared, &fixed, &state).expect("restored"));
-        abandon(there.as_fd()).expect("abandoned");
-        net.route(To::A);
-        let back = activate(restored, &fixed, &state, WindowProbe::No).expect("active");
-        settle(back.as_fd(), &fixed).expect("settled");
-        let mut back = stream(back);
-        drop(kept);
+        abandon(at_b.as_fd()).expect("abandoned");
+        net.route(RouteTarget::A);
+        let reactivated = activate(restored, &fixed, &state, WindowProbe::Never).expect("active");
+        settle(reactivated.as_fd(), &fixed).expect("settled");
+        let mut back = stream(reactivated);
+        drop(donor_duplicate);
         exchange(&mut client, &mut back, &pattern(2, 50_000));
         exchange(&mut back, &mut client, &pattern(3, 50_000));
     }

@@ -2,28 +2,31 @@
 
 mod common;
 
-use common::{Net, To, at_end, exchange, fill, hand_off, pattern, services, state, wait_for};
+use common::{
+    RouteTarget, TestNetwork, at_end, exchange, fill_send_queue, hand_off, pattern,
+    service_addresses, tcp_state, wait_for,
+};
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 
 fn wait_for_state(socket: &TcpStream, wanted: TcpState) {
-    wait_for(&format!("{wanted:?}"), || state(socket) == wanted);
+    wait_for(&format!("{wanted:?}"), || tcp_state(socket) == wanted);
 }
 
 #[test]
-fn close_wait() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn close_wait_connection_moves() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, server) = net.connection(service);
         client.write_all(b"last words").expect("write");
         client.shutdown(Shutdown::Write).expect("shutdown");
         wait_for_state(&server, TcpState::CloseWait);
         let mut moved = hand_off(&net, server);
         assert_eq!(moved.state.state, TcpState::CloseWait);
-        assert_eq!(state(&moved.socket), TcpState::CloseWait);
+        assert_eq!(tcp_state(&moved.socket), TcpState::CloseWait);
         let mut words = Vec::new();
         moved.socket.read_to_end(&mut words).expect("read");
         assert_eq!(words, b"last words");
@@ -34,15 +37,15 @@ fn close_wait() {
 }
 
 #[test]
-fn fin_wait_2() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn fin_wait_2_connection_moves() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, server) = net.connection(service);
         server.shutdown(Shutdown::Write).expect("shutdown");
         wait_for_state(&server, TcpState::FinWait2);
         let mut moved = hand_off(&net, server);
-        assert_eq!(state(&moved.socket), TcpState::FinWait2);
+        assert_eq!(tcp_state(&moved.socket), TcpState::FinWait2);
         assert!(at_end(&mut client));
         exchange(&mut client, &mut moved.socket, &pattern(2, 100_000));
         drop(client);
@@ -51,17 +54,17 @@ fn fin_wait_2() {
 }
 
 #[test]
-fn fin_wait_1_with_the_fin_unsent() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn fin_wait_1_connection_with_unsent_fin_moves() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         let outward = pattern(3, 30_000_000);
-        let written = fill(&mut server, &outward);
+        let written = fill_send_queue(&mut server, &outward);
         server.shutdown(Shutdown::Write).expect("shutdown");
         let mut moved = hand_off(&net, server);
         assert!(moved.state.fin_unsent);
-        assert_eq!(state(&moved.socket), TcpState::FinWait1);
+        assert_eq!(tcp_state(&moved.socket), TcpState::FinWait1);
         let mut arrived = Vec::new();
         client.read_to_end(&mut arrived).expect("read");
         assert!(arrived == outward[..written], "the send queue changed");
@@ -71,12 +74,12 @@ fn fin_wait_1_with_the_fin_unsent() {
 }
 
 #[test]
-fn fin_wait_1_with_the_fin_sent() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn fin_wait_1_connection_with_sent_fin_moves() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
-        net.deafen_client(true);
+        net.block_traffic_to_client(true);
         server.write_all(b"good night").expect("write");
         server.shutdown(Shutdown::Write).expect("shutdown");
         wait_for("the FIN sent", || {
@@ -87,9 +90,9 @@ fn fin_wait_1_with_the_fin_sent() {
         });
         let mut moved = hand_off(&net, server);
         assert_eq!(moved.state.outgoing, b"good night");
-        assert!(moved.state.fin_sent());
-        assert_eq!(state(&moved.socket), TcpState::FinWait1);
-        net.deafen_client(false);
+        assert!(moved.state.has_sent_fin());
+        assert_eq!(tcp_state(&moved.socket), TcpState::FinWait1);
+        net.block_traffic_to_client(false);
         let mut words = Vec::new();
         client.read_to_end(&mut words).expect("read");
         assert_eq!(words, b"good night");
@@ -99,20 +102,20 @@ fn fin_wait_1_with_the_fin_sent() {
 }
 
 #[test]
-fn closing() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn closing_connection_moves() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, server) = net.connection(service);
-        net.deafen_client(true);
+        net.block_traffic_to_client(true);
         server.shutdown(Shutdown::Write).expect("shutdown");
         client.write_all(b"over").expect("write");
         client.shutdown(Shutdown::Write).expect("shutdown");
         wait_for_state(&server, TcpState::Closing);
         let mut moved = hand_off(&net, server);
         assert_eq!(moved.state.state, TcpState::Closing);
-        assert_eq!(state(&moved.socket), TcpState::Closing);
-        net.deafen_client(false);
+        assert_eq!(tcp_state(&moved.socket), TcpState::Closing);
+        net.block_traffic_to_client(false);
         let mut words = Vec::new();
         moved.socket.read_to_end(&mut words).expect("read");
         assert_eq!(words, b"over");
@@ -122,21 +125,21 @@ fn closing() {
 }
 
 #[test]
-fn last_ack() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn last_ack_connection_moves() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         client.shutdown(Shutdown::Write).expect("shutdown");
         wait_for_state(&server, TcpState::CloseWait);
-        net.deafen_client(true);
+        net.block_traffic_to_client(true);
         server.write_all(b"finally").expect("write");
         server.shutdown(Shutdown::Write).expect("shutdown");
         wait_for_state(&server, TcpState::LastAck);
         let moved = hand_off(&net, server);
         assert_eq!(moved.state.state, TcpState::LastAck);
-        assert_eq!(state(&moved.socket), TcpState::LastAck);
-        net.deafen_client(false);
+        assert_eq!(tcp_state(&moved.socket), TcpState::LastAck);
+        net.block_traffic_to_client(false);
         let mut words = Vec::new();
         client.read_to_end(&mut words).expect("read");
         assert_eq!(words, b"finally");

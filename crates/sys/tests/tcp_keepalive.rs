@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Net, To, exchange, pattern, services, stream};
+use common::{RouteTarget, TestNetwork, exchange, pattern, service_addresses, stream};
 use holdfast_sys::sockopt::{get_int, set_int};
 use holdfast_sys::tcp_repair::{
     Preparer, WindowProbe, abandon, activate, extract, read_static, restore, resume, settle,
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// Keepalive options: an idle connection is probed after 1 s, and given up and reset 1 s later.
-const IMPATIENT: [(i32, i32, i32); 4] = [
+const SHORT_KEEPALIVE: [(i32, i32, i32); 4] = [
     (IPPROTO_TCP, libc::TCP_KEEPIDLE, 1),
     (IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
     (IPPROTO_TCP, libc::TCP_KEEPCNT, 1),
@@ -22,13 +22,13 @@ const IMPATIENT: [(i32, i32, i32); 4] = [
 const WAIT: Duration = Duration::from_secs(4);
 
 #[test]
-fn a_connection_that_waits_in_repair_mode_is_not_given_up() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn keepalive_does_not_reset_connection_in_repair_mode() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         exchange(&mut client, &mut server, &pattern(1, 2000));
-        for (level, name, value) in IMPATIENT {
+        for (level, name, value) in SHORT_KEEPALIVE {
             set_int(server.as_fd(), level, name, value).expect("setsockopt");
         }
         let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
@@ -41,18 +41,23 @@ fn a_connection_that_waits_in_repair_mode_is_not_given_up() {
         // The wait shows that nothing happens.
         std::thread::sleep(WAIT);
         exchange(&mut client, &mut server, &pattern(2, 300));
-        let socket = net.b.run(|| restored.take_back(&fixed, &preparer));
-        net.route(To::Nowhere);
-        let last = extract(server.as_fd(), &fixed).expect("dynamic state");
+        let socket = net.b.run(|| restored.reset_to_prepared(&fixed, &preparer));
+        net.route(RouteTarget::Unreachable);
+        let last_state = extract(server.as_fd(), &fixed).expect("dynamic state");
         let restored = net
             .b
-            .run(|| restore(socket.expect("taken back"), &fixed, &last));
-        net.route(To::B);
+            .run(|| restore(socket.expect("reset"), &fixed, &last_state));
+        net.route(RouteTarget::B);
         abandon(server.as_fd()).expect("abandoned");
-        let live = activate(restored.expect("restored"), &fixed, &last, WindowProbe::No);
-        let live = live.expect("active");
+        let activated = activate(
+            restored.expect("restored"),
+            &fixed,
+            &last_state,
+            WindowProbe::Never,
+        );
+        let live = activated.expect("active");
         settle(live.as_fd(), &fixed).expect("settled");
-        for (level, name, value) in IMPATIENT {
+        for (level, name, value) in SHORT_KEEPALIVE {
             assert_eq!(get_int(live.as_fd(), level, name).ok(), Some(value));
         }
         let mut moved = stream(live);

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Moved, Net, To, at_end, counter, exchange, fill, hand_off, hand_off_from, pattern, services,
-    state, wait_for,
+    MovedConnection, RouteTarget, TestNetwork, at_end, counter, exchange, fill_send_queue,
+    hand_off, hand_off_from, pattern, service_addresses, tcp_state, wait_for,
 };
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use holdfast_sys::tcp_repair::{WindowProbe, extract, read_static, resume, shift_timestamp_clock};
@@ -15,9 +15,9 @@ use std::time::Duration;
 
 #[test]
 fn idle_connection_moves() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         exchange(&mut client, &mut server, &pattern(1, 1000));
         exchange(&mut server, &mut client, &pattern(2, 1000));
@@ -25,7 +25,7 @@ fn idle_connection_moves() {
             TcpInfo::read(server.as_fd()).expect("TCP_INFO").unacked == 0
         });
         let before = TcpInfo::read(server.as_fd()).expect("TCP_INFO");
-        let Moved {
+        let MovedConnection {
             mut socket,
             fixed,
             state,
@@ -53,30 +53,30 @@ fn idle_connection_moves() {
 }
 
 #[test]
-fn queues_survive_byte_exact() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn queue_contents_survive() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         let (inward, outward) = (pattern(5, 50_000), pattern(6, 30_000_000));
         client.write_all(&inward).expect("write");
-        let mut early = vec![0; 20_000];
-        server.read_exact(&mut early).expect("read");
+        let mut first_part = vec![0; 20_000];
+        server.read_exact(&mut first_part).expect("read");
         wait_for("the rest received", || {
             TcpInfo::read(server.as_fd())
                 .expect("TCP_INFO")
                 .bytes_received
                 >= 50_000
         });
-        let written = fill(&mut server, &outward);
-        let Moved {
+        let written = fill_send_queue(&mut server, &outward);
+        let MovedConnection {
             mut socket, state, ..
         } = hand_off(&net, server);
         assert_eq!(state.unread, inward[20_000..]);
         assert!(state.unsent > 0 && !state.outgoing.is_empty());
-        let mut late = vec![0; 30_000];
-        socket.read_exact(&mut late).expect("read");
-        assert_eq!(late, inward[20_000..]);
+        let mut second_part = vec![0; 30_000];
+        socket.read_exact(&mut second_part).expect("read");
+        assert_eq!(second_part, inward[20_000..]);
         let mut arrived = vec![0; written];
         client.read_exact(&mut arrived).expect("read");
         assert!(arrived == outward[..written], "the send queue changed");
@@ -86,24 +86,24 @@ fn queues_survive_byte_exact() {
 }
 
 #[test]
-fn sent_and_lost_data_is_sent_again() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn lost_data_is_retransmitted() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         exchange(&mut server, &mut client, &pattern(9, 1000));
-        net.deafen_client(true);
+        net.block_traffic_to_client(true);
         let lost = pattern(10, 9000);
         server.write_all(&lost).expect("write");
         wait_for("sent", || {
             let info = TcpInfo::read(server.as_fd()).expect("TCP_INFO");
             info.unacked > 0 && info.notsent_bytes == 0
         });
-        let Moved {
+        let MovedConnection {
             mut socket, state, ..
         } = hand_off(&net, server);
         assert_eq!((state.outgoing.len(), state.unsent), (9000, 0));
-        net.deafen_client(false);
+        net.block_traffic_to_client(false);
         let mut arrived = vec![0; 9000];
         client.read_exact(&mut arrived).expect("read");
         assert!(arrived == lost, "the sent part changed");
@@ -113,38 +113,38 @@ fn sent_and_lost_data_is_sent_again() {
 
 /// Moves the connection to and fro, four times per second, until `done` returns true. No timeout of a restored socket
 /// is this short.
-fn move_until(
-    net: &Net,
+fn move_back_and_forth_until(
+    net: &TestNetwork,
     server: TcpStream,
     probe: WindowProbe,
     mut done: impl FnMut() -> bool,
 ) -> TcpStream {
     let mut socket = server;
     for handoff in 0..40 {
-        let way = match handoff % 2 {
-            0 => (&net.a, &net.b, To::B),
-            _ => (&net.b, &net.a, To::A),
+        let hosts = match handoff % 2 {
+            0 => (&net.a, &net.b, RouteTarget::B),
+            _ => (&net.b, &net.a, RouteTarget::A),
         };
-        socket = hand_off_from(net, way, socket, probe).socket;
+        socket = hand_off_from(net, hosts, socket, probe).socket;
         if handoff == 0 {
-            net.deafen_client(false);
+            net.block_traffic_to_client(false);
         }
         std::thread::sleep(Duration::from_millis(250));
         if done() {
             return socket;
         }
     }
-    panic!("what was lost did not come");
+    panic!("lost data was not retransmitted");
 }
 
 #[test]
-fn lost_data_arrives_however_often_the_connection_moves() {
-    let net = Net::new();
-    for (service, length) in services().into_iter().zip([9000, 30_000]) {
-        net.route(To::A);
+fn lost_data_arrives_despite_frequent_moves() {
+    let net = TestNetwork::new();
+    for (service, length) in service_addresses().into_iter().zip([9000, 30_000]) {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         exchange(&mut server, &mut client, &pattern(9, 1000));
-        net.deafen_client(true);
+        net.block_traffic_to_client(true);
         let lost = pattern(10, length);
         server.write_all(&lost).expect("write");
         wait_for("sent", || {
@@ -153,32 +153,33 @@ fn lost_data_arrives_however_often_the_connection_moves() {
         let mut arrived = vec![0; length];
         let mut count = 0;
         client.set_nonblocking(true).expect("nonblocking");
-        let mut socket = move_until(&net, server, WindowProbe::Unacknowledged, || {
-            count += client.read(&mut arrived[count..]).unwrap_or(0);
-            count == length
-        });
-        assert!(arrived == lost, "bytes changed on the way");
+        let mut socket =
+            move_back_and_forth_until(&net, server, WindowProbe::IfUnacknowledged, || {
+                count += client.read(&mut arrived[count..]).unwrap_or(0);
+                count == length
+            });
+        assert!(arrived == lost, "bytes changed in transit");
         client.set_nonblocking(false).expect("blocking");
         exchange(&mut socket, &mut client, &pattern(11, 1000));
     }
 }
 
 #[test]
-fn a_lost_end_arrives_however_often_the_connection_moves() {
-    let net = Net::new();
-    for (service, length) in services().into_iter().zip([0, 100]) {
-        net.route(To::A);
+fn lost_fin_arrives_despite_frequent_moves() {
+    let net = TestNetwork::new();
+    for (service, length) in service_addresses().into_iter().zip([0, 100]) {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
-        net.deafen_client(true);
+        net.block_traffic_to_client(true);
         let lost = pattern(12, length);
         server.write_all(&lost).expect("write");
         server.shutdown(Shutdown::Write).expect("shut");
         let mut arrived = Vec::new();
         client.set_nonblocking(true).expect("nonblocking");
-        let mut socket = move_until(&net, server, WindowProbe::No, || {
+        let mut socket = move_back_and_forth_until(&net, server, WindowProbe::Never, || {
             client.read_to_end(&mut arrived).is_ok()
         });
-        assert!(arrived == lost, "bytes changed on the way");
+        assert!(arrived == lost, "bytes changed in transit");
         client.write_all(b"bye").expect("write");
         drop(client);
         assert!(socket.read_to_end(&mut arrived).is_ok() && arrived.ends_with(b"bye"));
@@ -187,9 +188,9 @@ fn a_lost_end_arrives_however_often_the_connection_moves() {
 
 #[test]
 fn timestamps_never_go_back() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, mut server) = net.connection(service);
         // The donor's timestamp clock is ten days ahead of the acceptor's.
         shift_timestamp_clock(server.as_fd(), 10 * 86_400 * 1000).expect("shifted");
@@ -202,35 +203,38 @@ fn timestamps_never_go_back() {
 }
 
 #[test]
-fn a_frozen_socket_goes_on_after_rollback() {
-    let net = Net::new();
-    for service in services() {
+fn frozen_socket_continues_after_rollback() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
         let (mut client, mut server) = net.connection(service);
         let outward = pattern(12, 30_000_000);
-        let written = fill(&mut server, &outward);
+        let written = fill_send_queue(&mut server, &outward);
         let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
         let frozen = extract(server.as_fd(), &fixed).expect("frozen");
         assert!(frozen.unsent > 0);
         resume(server.as_fd(), &fixed).expect("resumed");
-        let again = net.a.run(|| read_static(server.as_fd()).expect("static"));
-        assert_eq!(again.options, fixed.options, "rollback changed an option");
+        let after_rollback = net.a.run(|| read_static(server.as_fd()).expect("static"));
+        assert_eq!(
+            after_rollback.options, fixed.options,
+            "rollback changed an option"
+        );
         server.set_nonblocking(false).expect("blocking");
         let mut arrived = vec![0; written];
         client.read_exact(&mut arrived).expect("read");
         assert!(arrived == outward[..written], "the send queue changed");
         exchange(&mut client, &mut server, &pattern(13, 1000));
         exchange(&mut server, &mut client, &pattern(14, 1000));
-        assert_eq!(state(&server), TcpState::Established);
+        assert_eq!(tcp_state(&server), TcpState::Established);
     }
 }
 
 #[test]
-fn negotiated_ecn_is_told() {
-    let net = Net::new();
+fn negotiated_ecn_is_recorded() {
+    let net = TestNetwork::new();
     for host in [&net.client, &net.a, &net.b] {
         host.write_sysctl("net/ipv4/tcp_ecn", "1");
     }
-    let (mut client, mut server) = net.connection(services()[0]);
+    let (mut client, mut server) = net.connection(service_addresses()[0]);
     exchange(&mut client, &mut server, &pattern(1, 1000));
     let mut moved = hand_off(&net, server);
     assert!(moved.fixed.ecn && moved.state.ecn);

@@ -2,12 +2,15 @@
 
 mod common;
 
-use common::{Namespace, Net, SERVICE_V4, To, exchange, hand_off, pattern, services, vary};
+use common::{
+    Namespace, RouteTarget, SERVICE_V4, TestNetwork, exchange, hand_off, pattern,
+    service_addresses, vary,
+};
 use holdfast_sys::address::{RawAddress, bind};
 use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
 use holdfast_sys::tcp_repair::{
-    RepairError, Settled, TcpUnconnected, Uncap, Unmovable, extract, extract_all, prepare,
-    read_static, settle, uncap_timeout,
+    RepairError, SettleOutcome, TcpUnconnected, UncapCondition, Unmovable, extract, extract_all,
+    prepare, read_static, settle, uncap_timeout,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
@@ -56,10 +59,10 @@ fn int(socket: &TcpStream, level: i32, name: i32) -> i32 {
 }
 
 #[test]
-fn every_option_survives() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn listed_options_survive() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (mut client, server) = net.connection(service);
         let mut options = OPTIONS.to_vec();
         if service.is_ipv6() {
@@ -68,9 +71,9 @@ fn every_option_survives() {
         let socket = server.as_fd();
         for (level, name, value) in &options {
             let fresh = get_int(socket, *level, *name).expect("getsockopt");
-            let by_listener = *name == libc::SO_REUSEADDR;
+            let is_inherited = *name == libc::SO_REUSEADDR;
             assert!(
-                fresh != *value || by_listener,
+                fresh != *value || is_inherited,
                 "{level}/{name} has the test's value already"
             );
             set_int(socket, *level, *name, *value).expect("setsockopt");
@@ -81,13 +84,14 @@ fn every_option_survives() {
         set_bytes(socket, SOL_SOCKET, libc::SO_MAX_PACING_RATE, &pace).expect("pacing");
         set_bytes(socket, IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").expect("reno");
         set_int(socket, SOL_SOCKET, libc::SO_SNDBUF, 100_000).expect("buffer");
-        let sizes = [libc::SO_SNDBUF, libc::SO_RCVBUF].map(|name| int(&server, SOL_SOCKET, name));
+        let buffer_sizes =
+            [libc::SO_SNDBUF, libc::SO_RCVBUF].map(|name| int(&server, SOL_SOCKET, name));
         server.set_nonblocking(true).expect("nonblocking");
         let mut moved = hand_off(&net, server);
         exchange(&mut moved.socket, &mut client, &pattern(1, 10_000));
         let socket = moved.socket.as_fd();
         common::wait_for("a round trip measured", || {
-            settle(socket, &moved.fixed).expect("settled") == Settled::Done
+            settle(socket, &moved.fixed).expect("settled") == SettleOutcome::Done
         });
         for (level, name, value) in &options {
             let now = get_int(socket, *level, *name).expect("getsockopt");
@@ -100,38 +104,44 @@ fn every_option_survives() {
         assert_eq!(raw, pace);
         get_bytes(socket, IPPROTO_TCP, libc::TCP_CONGESTION, &mut raw).expect("congestion");
         assert_eq!(&raw[..5], b"reno\0");
-        let now = [libc::SO_SNDBUF, libc::SO_RCVBUF].map(|n| int(&moved.socket, SOL_SOCKET, n));
-        assert_eq!(now, sizes);
-        let locked = int(
+        let sizes_after =
+            [libc::SO_SNDBUF, libc::SO_RCVBUF].map(|n| int(&moved.socket, SOL_SOCKET, n));
+        assert_eq!(sizes_after, buffer_sizes);
+        let buffer_lock = int(
             &moved.socket,
             SOL_SOCKET,
             holdfast_sys::sockopt::SO_BUF_LOCK,
         );
-        assert_eq!(locked, 1, "only the send buffer was fixed");
+        assert_eq!(buffer_lock, 1, "only the send buffer was fixed");
         assert!(moved.nonblocking);
         exchange(&mut client, &mut moved.socket, &pattern(1, 10_000));
         exchange(&mut moved.socket, &mut client, &pattern(2, 10_000));
     }
 }
 
-fn levels(service: SocketAddr) -> &'static [(i32, i32)] {
+fn option_levels(service: SocketAddr) -> &'static [(i32, i32)] {
     match service.is_ipv4() {
-        true => &[vary::SOCKET, vary::IP, vary::TCP],
-        false => &[vary::SOCKET, vary::IP, vary::IPV6, vary::TCP],
+        true => &[vary::SOCKET_LEVEL, vary::IP_LEVEL, vary::TCP_LEVEL],
+        false => &[
+            vary::SOCKET_LEVEL,
+            vary::IP_LEVEL,
+            vary::IPV6_LEVEL,
+            vary::TCP_LEVEL,
+        ],
     }
 }
 
 /// Every option of a connection that can be read and set has the same value after a move.
 #[test]
-fn every_option_that_can_be_read_survives() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn every_readable_option_survives() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (_client, server) = net.connection(service);
         // The left-out options: the segment size belongs to the connection; the kernel records the CPU that receives
         // the packets; a peek offset is refused; SO_DONTROUTE would block the way to the client; only a listener can
         // defer accepts; the test's own sockets have timeouts.
-        let without = [
+        let excluded = [
             (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
             (SOL_SOCKET, libc::SO_RCVTIMEO),
             (SOL_SOCKET, libc::SO_SNDTIMEO),
@@ -144,23 +154,23 @@ fn every_option_that_can_be_read_survives() {
         ];
         let varied = net
             .a
-            .run(|| vary::vary(server.as_fd(), levels(service), &without));
+            .run(|| vary::vary_options(server.as_fd(), option_levels(service), &excluded));
         assert!(varied.len() > 50, "only {} were set", varied.len());
-        common::attach_filter(server.as_fd(), &common::SHORT_ONES);
+        common::attach_filter(server.as_fd(), &common::SHORT_PACKETS_ONLY);
         let moved = hand_off(&net, server);
         let socket = moved.socket.as_fd();
-        uncap_timeout(socket, &moved.fixed, Uncap::Now).expect("settled");
+        uncap_timeout(socket, &moved.fixed, UncapCondition::Always).expect("settled");
         let lost = net.b.run(|| vary::differences(socket, &varied));
         assert!(lost.is_empty(), "of {service}: {lost:#?}");
-        assert_eq!(common::filter(socket), common::SHORT_ONES);
+        assert_eq!(common::read_filter(socket), common::SHORT_PACKETS_ONLY);
     }
 }
 
 /// Every option of listening and of unconnected sockets has the same value after a move.
 #[test]
-fn every_option_of_a_listener_survives() {
-    let net = Net::new();
-    for service in services() {
+fn every_listener_option_survives() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
         for listens in [true, false] {
             let family = match service.is_ipv4() {
                 true => libc::AF_INET,
@@ -182,18 +192,19 @@ fn every_option_of_a_listener_survives() {
             });
             // Options of the listening state apply to listeners only; a peek offset has no meaning without a
             // connection.
-            let how = [libc::TCP_DEFER_ACCEPT, libc::TCP_FASTOPEN, 33];
-            let mut without = vec![(SOL_SOCKET, libc::SO_PEEK_OFF)];
-            without.extend(
-                how.map(|name| (IPPROTO_TCP, name))
+            let listener_options = [libc::TCP_DEFER_ACCEPT, libc::TCP_FASTOPEN, 33];
+            let mut excluded = vec![(SOL_SOCKET, libc::SO_PEEK_OFF)];
+            excluded.extend(
+                listener_options
+                    .map(|name| (IPPROTO_TCP, name))
                     .iter()
                     .filter(|_| !listens),
             );
             let varied = net
                 .a
-                .run(|| vary::vary(listener.as_fd(), levels(service), &without));
+                .run(|| vary::vary_options(listener.as_fd(), option_levels(service), &excluded));
             assert!(varied.len() > 50, "only {} were set", varied.len());
-            common::attach_filter(listener.as_fd(), &common::SHORT_ONES);
+            common::attach_filter(listener.as_fd(), &common::SHORT_PACKETS_ONLY);
             let fixed = net
                 .a
                 .run(|| TcpUnconnected::read(listener.as_fd()).expect("readable"));
@@ -207,26 +218,29 @@ fn every_option_of_a_listener_survives() {
                 lost.is_empty(),
                 "of {service}, listens: {listens}: {lost:#?}"
             );
-            assert_eq!(common::filter(moved.as_fd()), common::SHORT_ONES);
+            assert_eq!(
+                common::read_filter(moved.as_fd()),
+                common::SHORT_PACKETS_ONLY
+            );
         }
     }
 }
 
 #[test]
-fn a_corked_socket_stays_corked_and_keeps_its_data() {
-    let net = Net::new();
-    let (mut client, mut server) = net.connection(services()[0]);
+fn corked_socket_stays_corked_and_keeps_data() {
+    let net = TestNetwork::new();
+    let (mut client, mut server) = net.connection(service_addresses()[0]);
     set_int(server.as_fd(), IPPROTO_TCP, libc::TCP_CORK, 1).expect("cork");
     let written = Instant::now();
     server.write_all(b"kept back").expect("write");
     let moved = hand_off(&net, server);
     // The kernel sends corked data after 200 ms (less a tick), so after a delay it may be sent and acknowledged.
-    let late = written.elapsed() >= Duration::from_millis(190);
+    let is_cork_expired = written.elapsed() >= Duration::from_millis(190);
     assert_eq!(int(&moved.socket, IPPROTO_TCP, libc::TCP_CORK), 1);
     match (&moved.state.outgoing[..], moved.state.unsent) {
         (b"kept back", 9) => {}
-        (b"kept back" | b"", 0) if late => {}
-        other => panic!("{other:?}, late: {late}"),
+        (b"kept back" | b"", 0) if is_cork_expired => {}
+        other => panic!("{other:?}, cork expired: {is_cork_expired}"),
     }
     set_int(moved.socket.as_fd(), IPPROTO_TCP, libc::TCP_CORK, 0).expect("uncork");
     let mut words = [0; 9];
@@ -235,8 +249,8 @@ fn a_corked_socket_stays_corked_and_keeps_its_data() {
 }
 
 #[test]
-fn a_dual_stack_socket_with_an_ipv4_flow_moves() {
-    let net = Net::new();
+fn dual_stack_socket_with_ipv4_flow_moves() {
+    let net = TestNetwork::new();
     let listener = net
         .a
         .run(|| TcpListener::bind("[::]:8080").expect("listen"));
@@ -252,9 +266,9 @@ fn a_dual_stack_socket_with_an_ipv4_flow_moves() {
 }
 
 #[test]
-fn a_shut_receiving_direction_survives() {
-    let net = Net::new();
-    let (_client, server) = net.connection(services()[0]);
+fn shut_receiving_direction_survives() {
+    let net = TestNetwork::new();
+    let (_client, server) = net.connection(service_addresses()[0]);
     server.shutdown(std::net::Shutdown::Read).expect("shutdown");
     let mut moved = hand_off(&net, server);
     assert!(moved.fixed.receive_shut);
@@ -263,14 +277,14 @@ fn a_shut_receiving_direction_survives() {
 
 fn refusal(socket: impl AsFd) -> Unmovable {
     match read_static(socket.as_fd()) {
-        Err(RepairError::Unmovable(why)) => why,
+        Err(RepairError::Unmovable(reason)) => reason,
         other => panic!("not refused: {other:?}"),
     }
 }
 
 #[test]
-fn what_cannot_move_is_refused_by_name() {
-    let net = Net::new();
+fn immovable_sockets_are_refused_with_reason() {
+    let net = TestNetwork::new();
     net.a.run(|| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
         assert_eq!(refusal(&listener), Unmovable::Listening);
@@ -283,7 +297,7 @@ fn what_cannot_move_is_refused_by_name() {
         let (mut server, _) = listener.accept().expect("accept");
         let before = read_static(server.as_fd()).expect("movable");
         refuses_urgent_data(&client, &server);
-        refuses_what_cannot_be_read(&server);
+        refuses_ebpf_filter_and_peek_offset(&server);
         server.read_exact(&mut [0; 4]).expect("read");
         assert_eq!(read_static(server.as_fd()).expect("movable again"), before);
         drop(client);
@@ -332,10 +346,10 @@ fn refuses_urgent_data(client: &TcpStream, server: &TcpStream) {
 }
 
 /// Refuses an eBPF filter and a peek offset; a classic filter moves.
-fn refuses_what_cannot_be_read(server: &TcpStream) {
+fn refuses_ebpf_filter_and_peek_offset(server: &TcpStream) {
     let socket = server.as_fd();
     common::attach_ebpf(socket);
-    assert_eq!(refusal(server), Unmovable::ExtendedFilter);
+    assert_eq!(refusal(server), Unmovable::EbpfFilter);
     set_int(socket, SOL_SOCKET, libc::SO_DETACH_FILTER, 0).expect("detach");
     set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, 1).expect("a place");
     assert_eq!(refusal(server), Unmovable::PeekOffset);
@@ -404,17 +418,17 @@ fn refuses_md5(host: &Namespace) {
     });
 }
 
-fn refuses_another_namespace(net: &Net) {
-    let (_client, server) = net.connection(services()[0]);
+fn refuses_another_namespace(net: &TestNetwork) {
+    let (_client, server) = net.connection(service_addresses()[0]);
     let elsewhere = net.b.run(|| refusal(&server));
     assert_eq!(elsewhere, Unmovable::OtherNamespace);
 }
 
 #[test]
-fn the_acceptor_refuses_what_it_lacks() {
-    let net = Net::new();
+fn acceptor_refuses_missing_device_and_congestion_control() {
+    let net = TestNetwork::new();
     net.a.ip("link add only-here type veth peer name other");
-    let (_client, server) = net.connection(services()[0]);
+    let (_client, server) = net.connection(service_addresses()[0]);
     let mut fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
     fixed.options.device = "only-here".into();
     let refused = net.b.run(|| prepare(&fixed).expect_err("no such device"));
@@ -433,9 +447,9 @@ fn the_acceptor_refuses_what_it_lacks() {
 }
 
 #[test]
-fn urgent_data_that_arrives_late_is_found_in_the_freeze() {
-    let net = Net::new();
-    let (client, mut server) = net.connection(services()[0]);
+fn late_urgent_data_is_refused_in_the_freeze() {
+    let net = TestNetwork::new();
+    let (client, mut server) = net.connection(service_addresses()[0]);
     let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
     for (bytes, flags) in [(b"one", 0), (b"two", libc::MSG_OOB), (b"six", 0)] {
         // SAFETY: the bytes outlive the call.
@@ -451,8 +465,8 @@ fn urgent_data_that_arrives_late_is_found_in_the_freeze() {
         refused,
         RepairError::Unmovable(Unmovable::UrgentData)
     ));
-    let many = [(server.as_fd(), &fixed)];
-    let refused = extract_all(&many, &mut Vec::new(), 1)
+    let connections = [(server.as_fd(), &fixed)];
+    let refused = extract_all(&connections, &mut Vec::new(), 1)
         .pop()
         .expect("one outcome");
     assert!(matches!(
@@ -466,9 +480,9 @@ fn urgent_data_that_arrives_late_is_found_in_the_freeze() {
 }
 
 #[test]
-fn a_connection_that_closed_meanwhile_is_given_back() {
-    let net = Net::new();
-    let (client, mut server) = net.connection(services()[0]);
+fn closed_connection_is_returned_to_the_program() {
+    let net = TestNetwork::new();
+    let (client, mut server) = net.connection(service_addresses()[0]);
     let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
     // A reset: SO_LINGER with zero seconds.
     set_bytes(
@@ -480,7 +494,7 @@ fn a_connection_that_closed_meanwhile_is_given_back() {
     .expect("linger");
     drop(client);
     common::wait_for("reset", || {
-        common::state(&server) == holdfast_sys::tcp_info::TcpState::Close
+        common::tcp_state(&server) == holdfast_sys::tcp_info::TcpState::Close
     });
     let refused = extract(server.as_fd(), &fixed).expect_err("closed");
     assert!(matches!(refused, RepairError::Unmovable(Unmovable::Closed)));

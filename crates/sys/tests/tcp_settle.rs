@@ -2,26 +2,29 @@
 
 mod common;
 
-use common::{Net, To, hand_off, services};
+use common::{RouteTarget, TestNetwork, hand_off, service_addresses};
 use holdfast_sys::sockopt::{TCP_RTO_MAX_MS, get_int};
-use holdfast_sys::tcp_repair::{Settled, Uncap, settle, uncap_timeout};
+use holdfast_sys::tcp_repair::{SettleOutcome, UncapCondition, settle, uncap_timeout};
 use libc::IPPROTO_TCP;
 use std::os::fd::AsFd;
 
 #[test]
-fn a_silent_connection_gets_its_longest_timeout_back() {
-    let net = Net::new();
-    for service in services() {
-        net.route(To::A);
+fn silent_connection_regains_its_retransmission_timeout() {
+    let net = TestNetwork::new();
+    for service in service_addresses() {
+        net.route(RouteTarget::A);
         let (_client, server) = net.connection(service);
         let longest = get_int(server.as_fd(), IPPROTO_TCP, TCP_RTO_MAX_MS).expect("getsockopt");
         let moved = hand_off(&net, server);
         let socket = moved.socket.as_fd();
         let capped = get_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS).expect("getsockopt");
-        assert!(capped < longest, "{capped} before, {longest} at the donor");
+        assert!(
+            capped < longest,
+            "capped to {capped}, {longest} at the donor"
+        );
         let outcome = settle(socket, &moved.fixed).expect("settled");
-        assert_eq!(outcome, Settled::Later, "nothing was sent");
-        uncap_timeout(socket, &moved.fixed, Uncap::Now).expect("uncapped");
+        assert_eq!(outcome, SettleOutcome::TimeoutCapped, "no packet was sent");
+        uncap_timeout(socket, &moved.fixed, UncapCondition::Always).expect("uncapped");
         let now = get_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS).expect("getsockopt");
         assert_eq!(now, longest, "{service}");
     }

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// Longest wait for any condition that must become true.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 fn config() -> Config {
     Config {
@@ -22,12 +22,12 @@ fn config() -> Config {
 }
 
 /// An endpoint, and its events that no test has consumed yet.
-struct Side {
+struct TestEndpoint {
     endpoint: Box<dyn Endpoint>,
     events: Vec<Event>,
 }
 
-impl Side {
+impl TestEndpoint {
     fn open(config: &Config) -> Self {
         Self {
             endpoint: open(config).expect("an endpoint"),
@@ -39,7 +39,7 @@ impl Side {
         self.endpoint.local_addresses().expect("addresses")[0]
     }
 
-    fn connect(&mut self, to: &Side) -> AssocId {
+    fn connect(&mut self, to: &TestEndpoint) -> AssocId {
         let port = to.endpoint.encapsulation_port();
         let assoc = self.endpoint.connect(&[to.address()], port);
         assoc.expect("a connection in progress")
@@ -51,7 +51,7 @@ impl Side {
     }
 }
 
-fn wait(fd: BorrowedFd<'_>) {
+fn wait_readable(fd: BorrowedFd<'_>) {
     let mut poll = libc::pollfd {
         fd: fd.as_raw_fd(),
         events: libc::POLLIN,
@@ -62,8 +62,11 @@ fn wait(fd: BorrowedFd<'_>) {
 }
 
 /// Runs all sides until `find` returns a value.
-fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+fn run_until<T>(
+    sides: &mut [&mut TestEndpoint],
+    mut find: impl FnMut(&mut [&mut TestEndpoint]) -> Option<T>,
+) -> T {
+    let deadline = Instant::now() + WAIT_LIMIT;
     loop {
         if let Some(found) = find(sides) {
             return found;
@@ -75,7 +78,7 @@ fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> O
         for side in sides.iter_mut() {
             side.endpoint.flush().expect("flushed");
         }
-        wait(sides[0].endpoint.fd());
+        wait_readable(sides[0].endpoint.fd());
         for side in sides.iter_mut() {
             side.endpoint
                 .recv_batch(&mut side.events)
@@ -85,7 +88,7 @@ fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> O
 }
 
 /// Removes and returns the first event for which `matches` returns a value.
-fn take<T>(side: &mut Side, matches: impl Fn(&Event) -> Option<T>) -> Option<T> {
+fn take_event<T>(side: &mut TestEndpoint, matches: impl Fn(&Event) -> Option<T>) -> Option<T> {
     let (index, found) = side
         .events
         .iter()
@@ -95,28 +98,28 @@ fn take<T>(side: &mut Side, matches: impl Fn(&Event) -> Option<T>) -> Option<T> 
     Some(found)
 }
 
-fn up(event: &Event) -> Option<AssocId> {
+fn up_assoc(event: &Event) -> Option<AssocId> {
     match event {
         Event::Up { assoc, .. } => Some(*assoc),
         _ => None,
     }
 }
 
-fn message(event: &Event) -> Option<(AssocId, Message)> {
+fn received_message(event: &Event) -> Option<(AssocId, Message)> {
     match event {
         Event::Message { assoc, message } => Some((*assoc, message.clone())),
         _ => None,
     }
 }
 
-fn down(event: &Event) -> Option<(AssocId, DownReason)> {
+fn down_event(event: &Event) -> Option<(AssocId, DownReason)> {
     match event {
         Event::Down { assoc, reason } => Some((*assoc, *reason)),
         _ => None,
     }
 }
 
-fn failed(event: &Event) -> Option<AssocId> {
+fn failed_assoc(event: &Event) -> Option<AssocId> {
     match event {
         Event::SendFailed { assoc, .. } => Some(*assoc),
         _ => None,
@@ -124,23 +127,30 @@ fn failed(event: &Event) -> Option<AssocId> {
 }
 
 /// Opens two endpoints with an association between them.
-fn pair() -> (Side, AssocId, Side, AssocId) {
+fn connected_pair() -> (TestEndpoint, AssocId, TestEndpoint, AssocId) {
     let listen = false;
-    pair_of(&config(), &Config { listen, ..config() })
+    connected_pair_with(&config(), &Config { listen, ..config() })
 }
 
-fn pair_of(server: &Config, client: &Config) -> (Side, AssocId, Side, AssocId) {
-    let (mut server, mut client) = (Side::open(server), Side::open(client));
-    let asked = client.connect(&server);
-    let at_server = until(&mut [&mut server, &mut client], |s| take(s[0], up));
-    let at_client = until(&mut [&mut client, &mut server], |s| take(s[0], up));
-    assert_eq!(asked, at_client);
+fn connected_pair_with(
+    server: &Config,
+    client: &Config,
+) -> (TestEndpoint, AssocId, TestEndpoint, AssocId) {
+    let (mut server, mut client) = (TestEndpoint::open(server), TestEndpoint::open(client));
+    let started = client.connect(&server);
+    let at_server = run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], up_assoc)
+    });
+    let at_client = run_until(&mut [&mut client, &mut server], |s| {
+        take_event(s[0], up_assoc)
+    });
+    assert_eq!(started, at_client);
     (server, at_server, client, at_client)
 }
 
 #[test]
-fn messages_go_both_ways() {
-    let (mut server, at_server, mut client, at_client) = pair();
+fn messages_pass_both_ways() {
+    let (mut server, at_server, mut client, at_client) = connected_pair();
     let question = Message {
         ppid: 11,
         stream: 3,
@@ -148,107 +158,139 @@ fn messages_go_both_ways() {
         data: Bytes::from_static(b"question"),
     };
     client.endpoint.send(at_client, &question).expect("sent");
-    let came = until(&mut [&mut server, &mut client], |s| take(s[0], message));
-    assert_eq!(came, (at_server, question));
+    let received = run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], received_message)
+    });
+    assert_eq!(received, (at_server, question));
     let answer = Message::new(12, Bytes::from(vec![7; 100_000]));
     server.endpoint.send(at_server, &answer).expect("sent");
-    let came = until(&mut [&mut client, &mut server], |s| take(s[0], message));
-    assert_eq!(came, (at_client, answer));
+    let received = run_until(&mut [&mut client, &mut server], |s| {
+        take_event(s[0], received_message)
+    });
+    assert_eq!(received, (at_client, answer));
 }
 
 #[test]
-fn peers_may_be_at_ipv6_addresses() {
-    let at = |address: &str| Config {
+fn ipv6_peers_exchange_messages() {
+    let config_at = |address: &str| Config {
         encapsulation: Some(0),
         raw: false,
         ..Config::new(vec![address.parse().expect("an address")])
     };
-    let mut server = Side::open(&at("[::1]:0"));
-    let mut client = Side::open(&at("[::1]:0"));
-    let asked = client.connect(&server);
-    let at_server = until(&mut [&mut server, &mut client], |s| take(s[0], up));
+    let mut server = TestEndpoint::open(&config_at("[::1]:0"));
+    let mut client = TestEndpoint::open(&config_at("[::1]:0"));
+    let started = client.connect(&server);
+    let at_server = run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], up_assoc)
+    });
     let peer = server.endpoint.confirmed_addresses(at_server);
     assert_eq!(peer.expect("an association"), [client.address()]);
     assert!(client.address().is_ipv6());
-    client.send(asked, b"question");
-    let came = until(&mut [&mut server, &mut client], |s| take(s[0], message));
+    client.send(started, b"question");
+    let received = run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], received_message)
+    });
     assert_eq!(
-        came,
+        received,
         (at_server, Message::new(11, Bytes::from_static(b"question")))
     );
     let answer = Message::new(11, Bytes::from(vec![6; 100_000]));
     server.endpoint.send(at_server, &answer).expect("sent");
-    let came = until(&mut [&mut client, &mut server], |s| take(s[0], message));
-    assert_eq!(came, (asked, answer));
+    let received = run_until(&mut [&mut client, &mut server], |s| {
+        take_event(s[0], received_message)
+    });
+    assert_eq!(received, (started, answer));
 }
 
 #[test]
-fn an_association_ends_as_it_was_told() {
-    let (mut server, at_server, mut client, at_client) = pair();
+fn shutdown_and_abort_are_reported_to_both_ends() {
+    let (mut server, at_server, mut client, at_client) = connected_pair();
     client.send(at_client, b"last words");
     client.endpoint.shutdown(at_client).expect("shut down");
-    let came = until(&mut [&mut server, &mut client], |s| take(s[0], message));
-    assert_eq!(came.1.data, "last words");
-    let end = until(&mut [&mut server, &mut client], |s| take(s[0], down));
+    let received = run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], received_message)
+    });
+    assert_eq!(received.1.data, "last words");
+    let end = run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], down_event)
+    });
     assert_eq!(end, (at_server, DownReason::Shutdown));
-    let end = until(&mut [&mut client, &mut server], |s| take(s[0], down));
+    let end = run_until(&mut [&mut client, &mut server], |s| {
+        take_event(s[0], down_event)
+    });
     assert_eq!(end, (at_client, DownReason::Shutdown));
-    let late = client
+    let send_after_end = client
         .endpoint
         .send(at_client, &Message::new(11, "x".into()));
-    match late {
-        Ok(()) => assert_eq!(until(&mut [&mut client], |s| take(s[0], failed)), at_client),
+    match send_after_end {
+        Ok(()) => assert_eq!(
+            run_until(&mut [&mut client], |s| take_event(s[0], failed_assoc)),
+            at_client
+        ),
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotConnected),
     }
 
-    let (mut server, at_server, mut client, at_client) = pair();
+    let (mut server, at_server, mut client, at_client) = connected_pair();
     client.endpoint.abort(at_client).expect("aborted");
-    let end = until(&mut [&mut server, &mut client], |s| take(s[0], down));
+    let end = run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], down_event)
+    });
     assert_eq!(end, (at_server, DownReason::Lost));
 }
 
 #[test]
-fn nobody_there_is_said() {
-    let mut client = Side::open(&config());
-    let nobody = "127.0.0.1:9".parse().expect("an address");
+fn failed_connect_is_reported() {
+    let mut client = TestEndpoint::open(&config());
+    let unused_address = "127.0.0.1:9".parse().expect("an address");
     let port = client.endpoint.encapsulation_port();
-    let asked = client.endpoint.connect(&[nobody], port).expect("asked");
-    let end = until(&mut [&mut client], |s| take(s[0], down));
+    let asked = client
+        .endpoint
+        .connect(&[unused_address], port)
+        .expect("asked");
+    let end = run_until(&mut [&mut client], |s| take_event(s[0], down_event));
     assert_eq!(end, (asked, DownReason::NotStarted));
 }
 
 #[test]
-fn one_message_goes_to_many() {
-    let mut server = Side::open(&config());
-    let mut clients: Vec<Side> = (0..5).map(|_| Side::open(&config())).collect();
+fn bundle_is_sent_to_many_associations() {
+    let mut server = TestEndpoint::open(&config());
+    let mut clients: Vec<TestEndpoint> = (0..5).map(|_| TestEndpoint::open(&config())).collect();
     let mut assocs = Vec::new();
     for client in &mut clients {
         client.connect(&server);
-        assocs.push(until(&mut [&mut server, client], |s| take(s[0], up)));
+        assocs.push(run_until(&mut [&mut server, client], |s| {
+            take_event(s[0], up_assoc)
+        }));
     }
-    let news = ["news", "more", "all"].map(|text| Message::new(12, Bytes::from(text)));
+    let messages = ["news", "more", "all"].map(|text| Message::new(12, Bytes::from(text)));
     let mut taken = Vec::new();
-    server.endpoint.send_bundles(&assocs, &news, &mut taken);
+    server.endpoint.send_bundles(&assocs, &messages, &mut taken);
     assert_eq!(taken, [3; 5]);
     for client in &mut clients {
-        for news in &news {
-            let came = until(&mut [client, &mut server], |s| take(s[0], message));
+        for news in &messages {
+            let came = run_until(&mut [client, &mut server], |s| {
+                take_event(s[0], received_message)
+            });
             assert_eq!(came.1, *news);
         }
     }
     // An unknown association counts as taking all messages, since an event has reported its end.
-    let nobody = [AssocId(u64::MAX)];
-    server.endpoint.send_bundles(&nobody, &news, &mut taken);
+    let unknown = [AssocId(u64::MAX)];
+    server
+        .endpoint
+        .send_bundles(&unknown, &messages, &mut taken);
     assert_eq!(taken, [3; 6]);
 }
 
 #[test]
-fn the_peer_and_its_distance_are_known() {
-    let (mut server, at_server, mut client, at_client) = pair();
+fn remote_addresses_and_round_trip_are_known() {
+    let (mut server, at_server, mut client, at_client) = connected_pair();
     let addresses = server.endpoint.remote_addresses(at_server);
     assert_eq!(addresses.expect("addresses"), [client.address()]);
     client.send(at_client, b"ping");
-    until(&mut [&mut server, &mut client], |s| take(s[0], message));
+    run_until(&mut [&mut server, &mut client], |s| {
+        take_event(s[0], received_message)
+    });
     client
         .endpoint
         .round_trip(at_client)
@@ -258,40 +300,43 @@ fn the_peer_and_its_distance_are_known() {
 
 /// No data returns with the acknowledgements of these messages, so the peer delays them by 200 ms.
 #[test]
-fn delayed_acknowledgements_are_no_distance() {
+fn delayed_acknowledgements_do_not_raise_round_trip() {
     if provider() == Provider::Kernel {
         // The kernel only reports a smoothed time, which includes the delays.
         return;
     }
     // Heartbeats are measured too, so a long interval keeps the path from being probed during a stall.
-    let mut quiet = config();
-    quiet.failure.heartbeat = Duration::from_secs(3600);
-    let (mut server, _, mut client, at_client) = pair_of(&quiet, &quiet);
-    let smoothed = |client: &Side| client.endpoint.round_trip(at_client).expect("a time");
+    let mut delaying_config = config();
+    delaying_config.failure.heartbeat = Duration::from_secs(3600);
+    let (mut server, _, mut client, at_client) =
+        connected_pair_with(&delaying_config, &delaying_config);
+    let smoothed = |client: &TestEndpoint| client.endpoint.round_trip(at_client).expect("a time");
     let first = smoothed(&client);
     for _ in 0..10 {
         client.send(at_client, b"lone");
-        until(&mut [&mut server, &mut client], |s| take(s[0], message));
+        run_until(&mut [&mut server, &mut client], |s| {
+            take_event(s[0], received_message)
+        });
         let acknowledged = Instant::now() + Duration::from_millis(250);
-        until(&mut [&mut server, &mut client], |_| {
+        run_until(&mut [&mut server, &mut client], |_| {
             (Instant::now() > acknowledged).then_some(())
         });
     }
-    assert_eq!(smoothed(&client), first, "but nothing was measured");
+    assert_eq!(smoothed(&client), first, "no round trip was measured");
     // A requested measurement counts; the value may be unchanged once.
-    until(&mut [&mut server, &mut client], |s| {
-        s[1].endpoint.measure(at_client);
+    run_until(&mut [&mut server, &mut client], |s| {
+        s[1].endpoint.measure_round_trip(at_client);
         (smoothed(s[1]) != first).then_some(())
     });
 }
 
 #[test]
-fn a_full_buffer_is_said_and_empties() {
+fn full_send_buffer_is_reported_and_drains() {
     let small = Config {
         send_buffer: 20_000,
         ..config()
     };
-    let (mut server, _, mut client, assoc) = pair_of(&config(), &small);
+    let (mut server, _, mut client, assoc) = connected_pair_with(&config(), &small);
     let piece = Message::new(11, Bytes::from(vec![1; 5_000]));
     let mut count = 0;
     let refused = loop {
@@ -299,56 +344,65 @@ fn a_full_buffer_is_said_and_empties() {
             Ok(()) => count += 1,
             Err(error) => break error,
         }
-        assert!(count < 1000, "it never fills");
+        assert!(count < 1000, "the send buffer never fills");
     };
     assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
     for _ in 0..count {
-        until(&mut [&mut server, &mut client], |s| take(s[0], message));
+        run_until(&mut [&mut server, &mut client], |s| {
+            take_event(s[0], received_message)
+        });
     }
     client.endpoint.send(assoc, &piece).expect("room again");
 }
 
 #[test]
-fn a_bundle_is_taken_as_far_as_there_is_room() {
+fn bundle_is_accepted_up_to_buffer_space() {
     let small = Config {
         send_buffer: 20_000,
         ..config()
     };
-    let (mut server, _, mut client, assoc) = pair_of(&config(), &small);
+    let (mut server, _, mut client, assoc) = connected_pair_with(&config(), &small);
     let piece = |id: u8| Message::new(12, Bytes::from(vec![id; 1_000]));
     let pieces: Vec<Message> = (0..100).map(piece).collect();
-    let (mut handed_over, mut calls) = (0, 0);
-    let mut came = Vec::new();
+    let (mut accepted, mut calls) = (0, 0);
+    let mut received = Vec::new();
     let sides = &mut [&mut client, &mut server];
-    until(sides, |sides| {
+    run_until(sides, |sides| {
         let mut taken = Vec::new();
-        let rest = &pieces[handed_over..];
+        let rest = &pieces[accepted..];
         sides[0].endpoint.send_bundles(&[assoc], rest, &mut taken);
-        handed_over += taken[0];
+        accepted += taken[0];
         calls += 1;
-        came.extend(take(sides[1], message).map(|(_, message)| message));
-        (came.len() == pieces.len()).then_some(())
+        received.extend(take_event(sides[1], received_message).map(|(_, message)| message));
+        (received.len() == pieces.len()).then_some(())
     });
-    assert!(calls > 1 && came == pieces);
+    assert!(calls > 1 && received == pieces);
 }
 
 #[test]
-fn a_message_that_is_too_long_ends_the_association() {
+fn oversized_message_ends_the_association() {
     let strict = Config {
         message_len_max: 1000,
         ..config()
     };
-    let (mut server, _, mut client, assoc) = pair_of(&strict, &config());
+    let (mut server, _, mut client, assoc) = connected_pair_with(&strict, &config());
     let long = Message::new(11, Bytes::from(vec![1; 100_000]));
     client.endpoint.send(assoc, &long).expect("sent");
-    let end = until(&mut [&mut client, &mut server], |s| take(s[0], down));
+    let end = run_until(&mut [&mut client, &mut server], |s| {
+        take_event(s[0], down_event)
+    });
     assert_eq!(end, (assoc, DownReason::Lost));
-    assert!(!server.events.iter().any(|event| message(event).is_some()));
+    assert!(
+        !server
+            .events
+            .iter()
+            .any(|event| received_message(event).is_some())
+    );
 }
 
 /// The server has small buffers; one peer reads nothing but stays alive, and another peer is not affected.
 #[test]
-fn a_peer_that_does_not_read_holds_up_nobody_else() {
+fn peer_that_does_not_read_does_not_block_others() {
     if provider() == Provider::Usrsctp {
         // All endpoints of a process receive when one of them runs, so no endpoint can be deaf.
         return;
@@ -358,41 +412,56 @@ fn a_peer_that_does_not_read_holds_up_nobody_else() {
         receive_buffer: 20_000,
         ..config()
     };
-    let mut server = Side::open(&small);
-    let mut deaf = Side::open(&small);
-    let mut other = Side::open(&config());
-    deaf.connect(&server);
-    let to_deaf = until(&mut [&mut server, &mut deaf], |s| take(s[0], up));
-    until(&mut [&mut deaf, &mut server], |s| take(s[0], up));
+    let mut server = TestEndpoint::open(&small);
+    let mut not_reading = TestEndpoint::open(&small);
+    let mut other = TestEndpoint::open(&config());
+    not_reading.connect(&server);
+    let to_not_reading = run_until(&mut [&mut server, &mut not_reading], |s| {
+        take_event(s[0], up_assoc)
+    });
+    run_until(&mut [&mut not_reading, &mut server], |s| {
+        take_event(s[0], up_assoc)
+    });
     other.connect(&server);
-    let to_other = until(&mut [&mut server, &mut other], |s| take(s[0], up));
-    until(&mut [&mut other, &mut server], |s| take(s[0], up));
+    let to_other = run_until(&mut [&mut server, &mut other], |s| {
+        take_event(s[0], up_assoc)
+    });
+    run_until(&mut [&mut other, &mut server], |s| {
+        take_event(s[0], up_assoc)
+    });
 
     let piece = Message::new(11, Bytes::from(vec![1; 1_000]));
-    let mut in_vain = 0;
-    until(&mut [&mut server, &mut other], |s| {
-        let full = s[0].endpoint.send(to_deaf, &piece).is_err();
-        in_vain = if full { in_vain + 1 } else { 0 };
-        (in_vain > 20).then_some(())
+    let mut refused_sends = 0;
+    run_until(&mut [&mut server, &mut other], |s| {
+        let full = s[0].endpoint.send(to_not_reading, &piece).is_err();
+        refused_sends = if full { refused_sends + 1 } else { 0 };
+        (refused_sends > 20).then_some(())
     });
-    let mut came = 0;
+    let mut received = 0;
     for number in 0..200u8 {
         let piece = Message::new(12, Bytes::from(vec![number; 1_000]));
-        until(&mut [&mut server, &mut other], |s| {
+        run_until(&mut [&mut server, &mut other], |s| {
             s[0].endpoint.send(to_other, &piece).ok()
         });
-        while let Some((_, message)) = take(&mut other, message) {
-            assert_eq!(message.data[0], came);
-            came += 1;
+        while let Some((_, message)) = take_event(&mut other, received_message) {
+            assert_eq!(message.data[0], received);
+            received += 1;
         }
     }
-    while came < 200 {
-        let (_, message) = until(&mut [&mut server, &mut other], |s| take(s[1], message));
-        assert_eq!(message.data[0], came);
-        came += 1;
+    while received < 200 {
+        let (_, message) = run_until(&mut [&mut server, &mut other], |s| {
+            take_event(s[1], received_message)
+        });
+        assert_eq!(message.data[0], received);
+        received += 1;
     }
     // An ABORT needs no free buffer space.
-    server.endpoint.abort(to_deaf).expect("an association");
-    let (_, reason) = until(&mut [&mut deaf, &mut server], |s| take(s[0], down));
+    server
+        .endpoint
+        .abort(to_not_reading)
+        .expect("an association");
+    let (_, reason) = run_until(&mut [&mut not_reading, &mut server], |s| {
+        take_event(s[0], down_event)
+    });
     assert_eq!(reason, DownReason::Lost);
 }

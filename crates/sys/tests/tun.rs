@@ -5,7 +5,7 @@ mod common;
 use common::{Namespace, wait_for};
 use holdfast_sys::packet::{Segment, flags, tcp_packet, udp_packet};
 use holdfast_sys::sysctl;
-use holdfast_sys::tun::{DATA_VALID, MAX_PACKET, NEEDS_CSUM, Tun, VnetHeader};
+use holdfast_sys::tun::{DATA_VALID, NEEDS_CSUM, PACKET_LEN_MAX, Tun, VnetHeader};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
@@ -37,8 +37,11 @@ impl Pair {
     }
 
     /// Carries all waiting packets, each changed by `change`; returns their number.
-    fn carry(&self, mut change: impl FnMut(VnetHeader, &mut [u8]) -> VnetHeader) -> usize {
-        let mut buffer = vec![0; MAX_PACKET];
+    fn forward_packets(
+        &self,
+        mut change: impl FnMut(VnetHeader, &mut [u8]) -> VnetHeader,
+    ) -> usize {
+        let mut buffer = vec![0; PACKET_LEN_MAX];
         let mut count = 0;
         for (from, to) in [(0, 1), (1, 0)] {
             while let Ok((header, packet)) = self.tuns[from].read(&mut buffer) {
@@ -72,14 +75,14 @@ fn transfer(
         let receiver = scope.spawn(|| {
             let (mut server, _) = listener.accept().expect("accept");
             server
-                .set_read_timeout(Some(common::PATIENCE))
+                .set_read_timeout(Some(common::WAIT_LIMIT))
                 .expect("timeout");
             let mut arrived = Vec::new();
             server.read_to_end(&mut arrived).expect("read");
             arrived
         });
         wait_for("the transfer", || {
-            pair.carry(|header, packet| {
+            pair.forward_packets(|header, packet| {
                 large += usize::from(packet.len() > 1600 && header.gso_type != 0);
                 change(header, packet)
             });
@@ -91,19 +94,22 @@ fn transfer(
 }
 
 #[test]
-fn partial_checksums_and_gso_packets_go_back_whole() {
+fn partial_checksums_and_gso_packets_are_reinjected_unchanged() {
     for (_, far, _) in ADDRESSES {
         let mut partial = 0;
         let large = transfer(far, |header, packet| {
             partial += usize::from(header.flags & NEEDS_CSUM != 0);
             header.for_reinjection(packet)
         });
-        assert!(partial > 0 && large > 0, "{partial} partial, {large} large");
+        assert!(
+            partial > 0 && large > 0,
+            "{partial} packets with a partial checksum, {large} large packets"
+        );
     }
 }
 
 /// Turns a packet into one that was verified on the way, but with an incomplete checksum field.
-fn verified(header: VnetHeader, packet: &mut [u8]) -> VnetHeader {
+fn mark_verified(header: VnetHeader, packet: &mut [u8]) -> VnetHeader {
     if header.flags & NEEDS_CSUM != 0 {
         let at = usize::from(header.checksum_start + header.checksum_offset);
         packet[at..at + 2].copy_from_slice(&[0xde, 0xad]);
@@ -117,10 +123,10 @@ fn verified(header: VnetHeader, packet: &mut [u8]) -> VnetHeader {
 }
 
 #[test]
-fn verified_packets_are_taken_whatever_their_checksum_field() {
+fn verified_packets_are_accepted_with_any_checksum_field() {
     for (_, far, _) in ADDRESSES {
         transfer(far, |header, packet| {
-            verified(header, packet).for_reinjection(packet)
+            mark_verified(header, packet).for_reinjection(packet)
         });
     }
 }
@@ -144,7 +150,7 @@ fn complete_checksums_are_verified() {
             .expect("written");
         tun.write(VnetHeader::default(), &good).expect("written");
         socket
-            .set_read_timeout(Some(common::PATIENCE))
+            .set_read_timeout(Some(common::WAIT_LIMIT))
             .expect("timeout");
         let mut buffer = [0; 16];
         let (length, source) = socket.recv_from(&mut buffer).expect("a datagram");
@@ -153,7 +159,7 @@ fn complete_checksums_are_verified() {
 }
 
 #[test]
-fn what_is_no_tcp_or_udp_keeps_its_bytes() {
+fn non_tcp_udp_packets_are_unchanged() {
     let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
     let segment = Segment {
         sequence: 1,
@@ -162,22 +168,28 @@ fn what_is_no_tcp_or_udp_keeps_its_bytes() {
         window: 3,
         timestamp: None,
     };
-    let whole =
+    let tcp_packet_bytes =
         tcp_packet(address("10.0.0.1:1"), address("10.0.0.2:2"), &segment, b"x").expect("a packet");
     let valid = VnetHeader {
         flags: DATA_VALID,
         ..VnetHeader::default()
     };
-    let mut fragment = whole.clone();
+    let mut fragment = tcp_packet_bytes.clone();
     fragment[6] = 0x20;
-    let mut icmp = whole.clone();
+    let mut icmp = tcp_packet_bytes.clone();
     icmp[9] = 1;
-    for packet in [fragment, icmp, whole[..30].to_vec(), vec![0x45], vec![]] {
+    for packet in [
+        fragment,
+        icmp,
+        tcp_packet_bytes[..30].to_vec(),
+        vec![0x45],
+        vec![],
+    ] {
         let mut after = packet.clone();
         assert_eq!(valid.for_reinjection(&mut after), VnetHeader::default());
         assert_eq!(after, packet);
     }
-    let mut after = whole.clone();
+    let mut after = tcp_packet_bytes.clone();
     let header = valid.for_reinjection(&mut after);
     assert_eq!(
         (header.flags, header.checksum_start, header.checksum_offset),
@@ -187,7 +199,7 @@ fn what_is_no_tcp_or_udp_keeps_its_bytes() {
 }
 
 #[test]
-fn the_device_is_silent() {
+fn device_sends_no_packets() {
     let host = Namespace::new();
     host.run(|| {
         sysctl::write("net/ipv4/conf/all/rp_filter", "1").expect("strict");
@@ -202,7 +214,7 @@ fn the_device_is_silent() {
             std::fs::read_to_string("/proc/thread-self/net/if_inet6").expect("addresses");
         assert!(!addresses.contains("hf0"), "{addresses}");
         std::thread::sleep(Duration::from_millis(100));
-        let mut buffer = vec![0; MAX_PACKET];
+        let mut buffer = vec![0; PACKET_LEN_MAX];
         let error = tun.read(&mut buffer).expect_err("silence");
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
         assert!(Tun::open("a-name-that-is-too-long").is_err());

@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::{Net, services, vary};
-use holdfast_sys::process::sockets::{Reader, SocketStatic};
+use common::{TestNetwork, service_addresses, vary};
+use holdfast_sys::process::sockets::{SocketReader, SocketStatic};
 use holdfast_sys::sockopt::{get_int, set_int};
 use holdfast_sys::tun::{Tun, VnetHeader};
 use holdfast_sys::udp::{
-    Datagram, Groups, Membership, UdpError, UdpStatic, drain, join, joined, peek, prepare,
-    read_static, replay,
+    Datagram, HostGroups, Membership, UdpError, UdpStatic, drain, join, memberships, peek, prepare,
+    read_static, replay_packet,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
 use rustix::net::Shutdown;
@@ -48,20 +48,20 @@ const V6_OPTIONS: &[(i32, i32, i32)] = &[
 
 /// Returns a different port for each use. A child that another test starts holds this test's descriptors for a moment,
 /// so a port that was just closed may still be in use.
-fn other_port(at: usize) -> u16 {
+fn unique_port(at: usize) -> u16 {
     9000 + at as u16
 }
 
-fn coded(fixed: &UdpStatic) -> UdpStatic {
+fn round_trip_encoded(fixed: &UdpStatic) -> UdpStatic {
     postcard::from_bytes(&postcard::to_stdvec(fixed).expect("coded")).expect("decoded")
 }
 
 #[test]
 fn options_and_addresses_survive() {
-    let net = Net::new();
-    for (at, mut service) in services().into_iter().enumerate() {
+    let net = TestNetwork::new();
+    for (at, mut service) in service_addresses().into_iter().enumerate() {
         for connected in [false, true] {
-            service.set_port(other_port(at * 2 + usize::from(connected)));
+            service.set_port(unique_port(at * 2 + usize::from(connected)));
             let socket = net.a.run(|| UdpSocket::bind(service).expect("bind"));
             let mut options = OPTIONS.to_vec();
             options.extend_from_slice(if service.is_ipv4() {
@@ -86,7 +86,8 @@ fn options_and_addresses_survive() {
             if connected {
                 net.a.run(|| socket.connect(far).expect("connect"));
             }
-            let fixed = coded(&read_static(socket.as_fd(), Vec::new()).expect("readable"));
+            let fixed =
+                round_trip_encoded(&read_static(socket.as_fd(), Vec::new()).expect("readable"));
             let moved = UdpSocket::from(net.b.run(|| prepare(&fixed).expect("prepared")));
             for (level, name, value) in &options {
                 let now = get_int(moved.as_fd(), *level, *name).expect("getsockopt");
@@ -102,21 +103,31 @@ fn options_and_addresses_survive() {
 
 /// Every option that can be read and set has the same value after a move.
 #[test]
-fn every_option_that_can_be_read_survives() {
-    let net = Net::new();
-    for (at, mut service) in services().into_iter().enumerate() {
-        service.set_port(other_port(20 + at));
+fn every_readable_option_survives() {
+    let net = TestNetwork::new();
+    for (at, mut service) in service_addresses().into_iter().enumerate() {
+        service.set_port(unique_port(20 + at));
         let socket = net.a.run(|| UdpSocket::bind(service).expect("bind"));
         let levels: &[(i32, i32)] = match service.is_ipv4() {
-            true => &[vary::SOCKET, vary::IP, vary::UDP],
-            false => &[vary::SOCKET, vary::IP, vary::IPV6, vary::UDP],
+            true => &[vary::SOCKET_LEVEL, vary::IP_LEVEL, vary::UDP_LEVEL],
+            false => &[
+                vary::SOCKET_LEVEL,
+                vary::IP_LEVEL,
+                vary::IPV6_LEVEL,
+                vary::UDP_LEVEL,
+            ],
         };
-        let varied = net.a.run(|| vary::vary(socket.as_fd(), levels, &[]));
+        let varied = net
+            .a
+            .run(|| vary::vary_options(socket.as_fd(), levels, &[]));
         assert!(varied.len() > 50, "only {} were set", varied.len());
         let fixed = net
             .a
             .run(|| read_static(socket.as_fd(), Vec::new()).expect("readable"));
-        let moved = UdpSocket::from(net.b.run(|| prepare(&coded(&fixed)).expect("prepared")));
+        let moved = UdpSocket::from(
+            net.b
+                .run(|| prepare(&round_trip_encoded(&fixed)).expect("prepared")),
+        );
         let lost = net.b.run(|| vary::differences(moved.as_fd(), &varied));
         assert!(lost.is_empty(), "of {service}: {lost:#?}");
     }
@@ -125,33 +136,39 @@ fn every_option_that_can_be_read_survives() {
 /// Timeouts, filters and shut-down halves survive, although no integer option represents them.
 #[test]
 fn timeouts_filters_and_shut_halves_survive() {
-    let net = Net::new();
-    for (at, service) in services().into_iter().enumerate() {
+    let net = TestNetwork::new();
+    for (at, service) in service_addresses().into_iter().enumerate() {
         for (half, how) in [Shutdown::Read, Shutdown::Write, Shutdown::Both]
             .into_iter()
             .enumerate()
         {
-            let at = SocketAddr::new(service.ip(), other_port(30 + at * 3 + half));
+            let at = SocketAddr::new(service.ip(), unique_port(30 + at * 3 + half));
             let socket = net.a.run(|| UdpSocket::bind(at).expect("bind"));
             // Whole ticks of the kernel's clock, at any rate.
             let (long, short) = (Duration::from_millis(7200), Duration::from_millis(320));
             socket.set_read_timeout(Some(long)).expect("set");
             socket.set_write_timeout(Some(short)).expect("set");
-            common::attach_filter(socket.as_fd(), &common::SHORT_ONES);
+            common::attach_filter(socket.as_fd(), &common::SHORT_PACKETS_ONLY);
             set_int(socket.as_fd(), SOL_SOCKET, libc::SO_LOCK_FILTER, 1).expect("locked");
             // Without a peer the kernel shuts the socket down, but returns ENOTCONN.
             let _ = rustix::net::shutdown(&socket, how);
-            let read = net.a.run(|| Reader::new()?.read(socket.as_fd()));
-            let SocketStatic::Datagrams(fixed) = read.expect("readable") else {
+            let outcome = net.a.run(|| SocketReader::new()?.read(socket.as_fd()));
+            let SocketStatic::Datagrams(fixed) = outcome.expect("readable") else {
                 panic!("no UDP socket");
             };
-            let moved = UdpSocket::from(net.b.run(|| prepare(&coded(&fixed)).expect("prepared")));
+            let moved = UdpSocket::from(
+                net.b
+                    .run(|| prepare(&round_trip_encoded(&fixed)).expect("prepared")),
+            );
             assert_eq!(moved.read_timeout().expect("asked"), Some(long));
             assert_eq!(moved.write_timeout().expect("asked"), Some(short));
-            assert_eq!(common::filter(moved.as_fd()), common::SHORT_ONES);
+            assert_eq!(
+                common::read_filter(moved.as_fd()),
+                common::SHORT_PACKETS_ONLY
+            );
             let locked = get_int(moved.as_fd(), SOL_SOCKET, libc::SO_LOCK_FILTER);
             assert_eq!(locked.expect("asked"), 1);
-            let again = net.b.run(|| Reader::new()?.read(moved.as_fd()));
+            let again = net.b.run(|| SocketReader::new()?.read(moved.as_fd()));
             let SocketStatic::Datagrams(again) = again.expect("readable") else {
                 panic!("no UDP socket");
             };
@@ -164,20 +181,20 @@ fn timeouts_filters_and_shut_halves_survive() {
 }
 
 /// Returns the datagrams with a payload: the kernel shows an empty datagram to the first peek only.
-fn full(datagrams: Vec<Datagram>) -> Vec<Datagram> {
+fn without_empty(datagrams: Vec<Datagram>) -> Vec<Datagram> {
     let has_payload = |one: &Datagram| !one.payload.is_empty();
     datagrams.into_iter().filter(has_payload).collect()
 }
 
 #[test]
 fn the_receive_queue_survives() {
-    let net = Net::new();
-    let kinds = services()
+    let net = TestNetwork::new();
+    let kinds = service_addresses()
         .into_iter()
         .flat_map(|one| [(one, false), (one, true)]);
     for (at, (mut service, wildcard)) in kinds.enumerate() {
-        service.set_port(other_port(at));
-        net.route(common::To::A);
+        service.set_port(unique_port(at));
+        net.route(common::RouteTarget::A);
         let any: IpAddr = if service.is_ipv4() {
             Ipv4Addr::UNSPECIFIED.into()
         } else {
@@ -202,12 +219,12 @@ fn the_receive_queue_survives() {
                 .run(|| client.send_to(payload, service).expect("sent"));
         }
         common::wait_for("all received", || {
-            full(peek(socket.as_fd()).expect("peeked")).len() == 2
+            without_empty(peek(socket.as_fd()).expect("peeked")).len() == 2
         });
-        let copies = full(peek(socket.as_fd()).expect("peeked"));
-        let fixed = coded(&read_static(socket.as_fd(), Vec::new()).expect("readable"));
+        let copies = without_empty(peek(socket.as_fd()).expect("peeked"));
+        let fixed = round_trip_encoded(&read_static(socket.as_fd(), Vec::new()).expect("readable"));
         let queue = drain(socket.as_fd()).expect("drained");
-        assert_eq!(full(queue.clone()), copies);
+        assert_eq!(without_empty(queue.clone()), copies);
         assert_eq!(queue.len(), 3);
         for (datagram, (client, payload)) in queue.iter().zip(clients.iter().zip(payloads)) {
             assert_eq!(datagram.payload, payload);
@@ -223,7 +240,7 @@ fn the_receive_queue_survives() {
             .run(|| moved.send_to(b"answer", queue[1].source).expect("sent"));
         let mut buffer = [0; 16];
         clients[1]
-            .set_read_timeout(Some(common::PATIENCE))
+            .set_read_timeout(Some(common::WAIT_LIMIT))
             .expect("timeout");
         let (length, from) = clients[1].recv_from(&mut buffer).expect("an answer");
         assert_eq!(&buffer[..length], b"answer");
@@ -232,17 +249,17 @@ fn the_receive_queue_survives() {
 }
 
 /// Restores a socket at `b` and replays the datagrams of `queue` to it; the test receives them all.
-fn replay_at_b(net: &Net, fixed: &UdpStatic, queue: &[Datagram]) -> UdpSocket {
-    net.route(common::To::B);
+fn replay_at_b(net: &TestNetwork, fixed: &UdpStatic, queue: &[Datagram]) -> UdpSocket {
+    net.route(common::RouteTarget::B);
     let moved = UdpSocket::from(net.b.run(|| prepare(fixed).expect("prepared")));
     moved.set_nonblocking(false).expect("blocking");
     moved
-        .set_read_timeout(Some(common::PATIENCE))
+        .set_read_timeout(Some(common::WAIT_LIMIT))
         .expect("timeout");
     net.b.run(|| {
         let tun = Tun::open("hold").expect("a TUN");
         for datagram in queue {
-            let packet = replay(datagram, fixed.local).expect("a packet");
+            let packet = replay_packet(datagram, fixed.local).expect("a packet");
             tun.write(VnetHeader::default(), &packet).expect("written");
         }
     });
@@ -256,8 +273,8 @@ fn replay_at_b(net: &Net, fixed: &UdpStatic, queue: &[Datagram]) -> UdpSocket {
 }
 
 #[test]
-fn joined_datagrams_come_apart() {
-    let net = Net::new();
+fn coalesced_datagrams_are_split() {
+    let net = TestNetwork::new();
     let (receiver, sender) = net.a.run(|| {
         let receiver = UdpSocket::bind("127.0.0.1:0").expect("bind");
         set_int(receiver.as_fd(), IPPROTO_UDP, 104, 1).expect("UDP_GRO");
@@ -276,19 +293,19 @@ fn joined_datagrams_come_apart() {
     });
     let sizes: Vec<_> = queue.iter().map(|one| one.payload.len()).collect();
     assert_eq!(sizes, [100, 100, 100, 50]);
-    let joined: Vec<u8> = queue.into_iter().flat_map(|one| one.payload).collect();
-    assert_eq!(joined, payload);
+    let concatenated: Vec<u8> = queue.into_iter().flat_map(|one| one.payload).collect();
+    assert_eq!(concatenated, payload);
 }
 
 #[test]
 fn multicast_memberships_survive() {
-    let net = Net::new();
+    let net = TestNetwork::new();
     for (at, (group, any)) in [("239.7.7.7", "0.0.0.0"), ("ff15::77", "::")]
         .into_iter()
         .enumerate()
     {
         let group: IpAddr = group.parse().expect("a group");
-        let bound = SocketAddr::new(any.parse().expect("any"), other_port(at * 2));
+        let bound = SocketAddr::new(any.parse().expect("any"), unique_port(at * 2));
         let member = Membership {
             group,
             interface: "eth0".into(),
@@ -296,7 +313,8 @@ fn multicast_memberships_survive() {
             blocked: Vec::new(),
         };
         let old = net.a.run(|| UdpSocket::bind(bound).expect("bind"));
-        let fixed = coded(&read_static(old.as_fd(), vec![member.clone()]).expect("readable"));
+        let fixed =
+            round_trip_encoded(&read_static(old.as_fd(), vec![member.clone()]).expect("readable"));
         let moved = UdpSocket::from(net.b.run(|| prepare(&fixed).expect("prepared")));
         let listed = net.b.run(|| {
             let file = if group.is_ipv4() { "igmp" } else { "igmp6" };
@@ -310,7 +328,7 @@ fn multicast_memberships_survive() {
         assert!(listed.contains(wanted), "{listed}");
         drop(moved);
         let mut absent = fixed.clone();
-        absent.local.set_port(other_port(at * 2 + 1));
+        absent.local.set_port(unique_port(at * 2 + 1));
         absent.memberships[0].interface = "no-such".into();
         let refused = net.b.run(|| prepare(&absent).expect_err("no such device"));
         assert!(matches!(refused, UdpError::DeviceAbsent(name) if name == "no-such"));
@@ -319,8 +337,8 @@ fn multicast_memberships_survive() {
 
 /// The memberships of each socket are found, with their included and excluded sources.
 #[test]
-fn memberships_are_found() {
-    let net = Net::new();
+fn memberships_of_each_socket_are_found() {
+    let net = TestNetwork::new();
     net.a.run(|| {
         let member = |group: &str, source: Option<&str>, blocked: &[&str]| {
             let address = |text: &str| text.parse::<IpAddr>().expect("an address");
@@ -347,19 +365,22 @@ fn memberships_are_found() {
             .iter()
             .for_each(|of| join(socket.as_fd(), of).expect("joined"));
         join(old.as_fd(), &wanted[0]).expect("joined");
-        let groups = Groups::read();
-        let mut found = joined(socket.as_fd(), true, &groups).expect("found");
-        let place = |of: &Membership| wanted.iter().position(|one| one == of);
-        found.sort_by_key(place);
+        let groups = HostGroups::read();
+        let mut found = memberships(socket.as_fd(), true, &groups).expect("found");
+        let position_of = |of: &Membership| wanted.iter().position(|one| one == of);
+        found.sort_by_key(position_of);
         assert_eq!(found, wanted);
-        assert_eq!(joined(other.as_fd(), true, &groups).expect("found"), []);
-        let found = joined(old.as_fd(), false, &groups).expect("found");
+        assert_eq!(
+            memberships(other.as_fd(), true, &groups).expect("found"),
+            []
+        );
+        let found = memberships(old.as_fd(), false, &groups).expect("found");
         assert_eq!(found, wanted[..1]);
     });
 }
 
 #[test]
-fn what_cannot_move_is_refused() {
+fn immovable_sockets_are_refused() {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
     set_int(socket.as_fd(), IPPROTO_UDP, 1, 1).expect("UDP_CORK");
     assert!(matches!(
@@ -383,6 +404,6 @@ fn what_cannot_move_is_refused() {
     common::attach_ebpf(filtered.as_fd());
     assert!(matches!(
         read_static(filtered.as_fd(), Vec::new()),
-        Err(UdpError::ExtendedFilter)
+        Err(UdpError::EbpfFilter)
     ));
 }

@@ -49,7 +49,7 @@ fn messages() -> [Message; 5] {
         Message::HandleResolution {
             updates: false,
             handle: handle(),
-            items: Some(3),
+            items_max: Some(3),
         },
         response(vec![element(1)]),
         response((1..4).map(element).collect()),
@@ -61,7 +61,7 @@ fn messages() -> [Message; 5] {
 }
 
 /// Returns the duration of one call in nanoseconds, the best of five runs.
-fn cost(mut call: impl FnMut()) -> f64 {
+fn nanoseconds_per_call(mut call: impl FnMut()) -> f64 {
     let run = |_| {
         let start = Instant::now();
         (0..ROUNDS).for_each(|_| call());
@@ -79,10 +79,10 @@ fn main() {
         let mut buffer = BytesMut::new();
         message.encode(&mut buffer).expect("small");
         let bytes = Bytes::copy_from_slice(&buffer);
-        let parse = cost(|| {
+        let parse = nanoseconds_per_call(|| {
             black_box(Message::parse(black_box(&bytes)).expect("ours"));
         });
-        let encode = cost(|| {
+        let encode = nanoseconds_per_call(|| {
             buffer.clear();
             black_box(&message).encode(&mut buffer).expect("small");
         });
@@ -93,7 +93,7 @@ fn main() {
         );
     }
     let (handle, mut checksum) = (PoolHandle::from("ComputePool"), PeChecksum::default());
-    let add = cost(|| checksum.add(black_box(&handle), ElementId(1)));
+    let add = nanoseconds_per_call(|| checksum.add(black_box(&handle), ElementId(1)));
     println!("{:<28} {add:>25.1}", "checksum, one element");
     black_box(checksum.value());
 }

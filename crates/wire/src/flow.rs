@@ -15,7 +15,7 @@ pub enum Protocol {
     Tcp,
     /// RFC 768.
     Udp,
-    /// A process that moves, see [`Flow::of_move`]: no packet has this protocol.
+    /// A process that moves, see [`Flow::process_key`]: no packet has this protocol.
     Process,
 }
 
@@ -90,7 +90,7 @@ pub enum FlowError {
     #[error(
         "`{0}` is not a flow; write PROTOCOL:LOCAL:PORT-REMOTE:PORT, such as tcp:10.0.0.1:80-10.0.1.2:4242 or tcp:[fd00::1]:80-[fd00::2]:4242"
     )]
-    Form(String),
+    Syntax(String),
     /// The protocol is unknown.
     #[error("`{0}` is not a protocol; use tcp or udp")]
     Protocol(String),
@@ -112,7 +112,7 @@ impl Flow {
     ///
     /// # Errors
     /// [`FlowError::Families`] when one address is IPv4 and the other is not; [`FlowError::Move`] when the addresses of
-    /// a process's record do not come from [`Flow::of_move`].
+    /// a process's record do not come from [`Flow::process_key`].
     pub fn new(
         protocol: Protocol,
         local: SocketAddr,
@@ -153,17 +153,17 @@ impl FromStr for Flow {
     type Err = FlowError;
 
     fn from_str(text: &str) -> Result<Flow, FlowError> {
-        let form = || FlowError::Form(excerpt(text));
-        let (protocol, addresses) = text.split_once(':').ok_or_else(form)?;
+        let syntax_error = || FlowError::Syntax(excerpt(text));
+        let (protocol, addresses) = text.split_once(':').ok_or_else(syntax_error)?;
         let protocol = match protocol {
             "tcp" => Protocol::Tcp,
             "udp" => Protocol::Udp,
-            "process" => return addresses.parse().map(Flow::of_move),
+            "process" => return addresses.parse().map(Flow::process_key),
             other => return Err(FlowError::Protocol(excerpt(other))),
         };
-        let (local, remote) = addresses.split_once('-').ok_or_else(form)?;
-        let local = local.parse().map_err(|_| form())?;
-        let remote = remote.parse().map_err(|_| form())?;
+        let (local, remote) = addresses.split_once('-').ok_or_else(syntax_error)?;
+        let local = local.parse().map_err(|_| syntax_error())?;
+        let remote = remote.parse().map_err(|_| syntax_error())?;
         Flow::new(protocol, local, remote)
     }
 }
@@ -178,14 +178,14 @@ pub(crate) fn excerpt(text: &str) -> String {
 
 /// The compact form, a separate type so that decoding passes through [`Flow::new`].
 #[derive(Serialize, Deserialize)]
-struct Compact(Protocol, SocketAddr, SocketAddr);
+struct CompactFlow(Protocol, SocketAddr, SocketAddr);
 
 impl Serialize for Flow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
             return serializer.collect_str(self);
         }
-        Compact(self.protocol, self.local, self.remote).serialize(serializer)
+        CompactFlow(self.protocol, self.local, self.remote).serialize(serializer)
     }
 }
 
@@ -195,7 +195,7 @@ impl<'de> Deserialize<'de> for Flow {
             let text = String::deserialize(deserializer)?;
             return text.parse().map_err(D::Error::custom);
         }
-        let Compact(protocol, local, remote) = Compact::deserialize(deserializer)?;
+        let CompactFlow(protocol, local, remote) = CompactFlow::deserialize(deserializer)?;
         Flow::new(protocol, local, remote).map_err(D::Error::custom)
     }
 }

@@ -3,7 +3,7 @@
 //! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
-use crate::migration::{MoveFrameOf, MoveId};
+use crate::migration::{GenericMoveFrame, MoveId};
 use crate::{Change, Epoch, Flow, NodeId, Record, Refusal};
 use bytes::Bytes;
 use serde::de::{SeqAccess, Visitor};
@@ -46,7 +46,7 @@ pub struct PrepareFlow<B = Bytes> {
 /// The rest of a flow's state, extracted while the donor was frozen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateFlow<B = Bytes> {
-    /// The flow's index in the batch: its position in [`FrameOf::Prepare`].
+    /// The flow's index in the batch: its position in [`GenericFrame::Prepare`].
     pub index: u32,
     /// Sequence numbers and queues, coded by `sys`.
     pub dynamic: B,
@@ -64,12 +64,12 @@ pub struct AcceptorTimes {
 }
 
 /// A frame with [`Bytes`] for blobs: the only form outside this crate.
-pub type Frame = FrameOf<Bytes>;
+pub type Frame = GenericFrame<Bytes>;
 
 /// A message between daemons. The order of the variants is part of the format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(bound(serialize = "B: Serialize", deserialize = "B: Deserialize<'de>"))]
-pub enum FrameOf<B> {
+pub enum GenericFrame<B> {
     /// The first frame on every channel, in both directions.
     Hello {
         /// The sender.
@@ -88,7 +88,7 @@ pub enum FrameOf<B> {
         flows: Vec<PrepareFlow<B>>,
     },
     /// Acceptor to donor: the result of `Prepare` per flow, in the same order; a refusal gives the reason.
-    Prepared {
+    PrepareResponse {
         /// The batch.
         batch: BatchId,
         /// One result per flow.
@@ -96,7 +96,7 @@ pub enum FrameOf<B> {
         results: Vec<Result<(), String>>,
     },
     /// Any node to the holder: change these records.
-    Ask {
+    ChangeRequest {
         /// Number chosen by the requester and repeated in the answer.
         request: u64,
         /// The changes, each independent of the others.
@@ -105,7 +105,7 @@ pub enum FrameOf<B> {
     },
     /// The holder's answer, per change in the order of `Ask`: the record after the change (none after a removal), or
     /// the reason for the refusal.
-    Answer {
+    ChangeResponse {
         /// Number of the `Ask`.
         request: u64,
         /// One result per change.
@@ -149,7 +149,7 @@ pub enum FrameOf<B> {
         flows: Vec<Flow>,
     },
     /// The holder's answer, per flow in the order of `Query`.
-    QueryAnswer {
+    QueryResponse {
         /// Number of the `Query`.
         request: u64,
         /// One record per flow; none for a flow that the holder does not know.
@@ -171,61 +171,75 @@ pub enum FrameOf<B> {
         /// The migration.
         id: MoveId,
         /// The migration's frame.
-        frame: MoveFrameOf<B>,
+        frame: GenericMoveFrame<B>,
     },
 }
 
-impl<B> FrameOf<B> {
+impl<B> GenericFrame<B> {
     /// The frame's name, for logs.
     pub fn name(&self) -> &'static str {
         match self {
-            FrameOf::Hello { .. } => "Hello",
-            FrameOf::Prepare { .. } => "Prepare",
-            FrameOf::Prepared { .. } => "Prepared",
-            FrameOf::Ask { .. } => "Ask",
-            FrameOf::Answer { .. } => "Answer",
-            FrameOf::State { .. } => "State",
-            FrameOf::Done { .. } => "Done",
-            FrameOf::Abort { .. } => "Abort",
-            FrameOf::Query { .. } => "Query",
-            FrameOf::QueryAnswer { .. } => "QueryAnswer",
-            FrameOf::Ping { .. } => "Ping",
-            FrameOf::Pong { .. } => "Pong",
-            FrameOf::Move { frame, .. } => frame.name(),
+            GenericFrame::Hello { .. } => "Hello",
+            GenericFrame::Prepare { .. } => "Prepare",
+            GenericFrame::PrepareResponse { .. } => "PrepareResponse",
+            GenericFrame::ChangeRequest { .. } => "ChangeRequest",
+            GenericFrame::ChangeResponse { .. } => "ChangeResponse",
+            GenericFrame::State { .. } => "State",
+            GenericFrame::Done { .. } => "Done",
+            GenericFrame::Abort { .. } => "Abort",
+            GenericFrame::Query { .. } => "Query",
+            GenericFrame::QueryResponse { .. } => "QueryResponse",
+            GenericFrame::Ping { .. } => "Ping",
+            GenericFrame::Pong { .. } => "Pong",
+            GenericFrame::Move { frame, .. } => frame.name(),
         }
     }
 
     /// The same frame with each blob put through `convert`.
-    pub(crate) fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> FrameOf<C> {
+    pub(crate) fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> GenericFrame<C> {
         match self {
-            FrameOf::Prepare { batch, flows } => FrameOf::Prepare {
+            GenericFrame::Prepare { batch, flows } => GenericFrame::Prepare {
                 batch,
-                flows: flows.into_iter().map(|flow| flow.map(&convert)).collect(),
+                flows: flows
+                    .into_iter()
+                    .map(|flow| flow.map_blobs(&convert))
+                    .collect(),
             },
-            FrameOf::State { batch, flows, last } => FrameOf::State {
+            GenericFrame::State { batch, flows, last } => GenericFrame::State {
                 batch,
-                flows: flows.into_iter().map(|flow| flow.map(&convert)).collect(),
+                flows: flows
+                    .into_iter()
+                    .map(|flow| flow.map_blobs(&convert))
+                    .collect(),
                 last,
             },
-            FrameOf::Hello { node, boot, group } => FrameOf::Hello { node, boot, group },
-            FrameOf::Prepared { batch, results } => FrameOf::Prepared { batch, results },
-            FrameOf::Ask { request, changes } => FrameOf::Ask { request, changes },
-            FrameOf::Answer { request, results } => FrameOf::Answer { request, results },
-            FrameOf::Done {
+            GenericFrame::Hello { node, boot, group } => GenericFrame::Hello { node, boot, group },
+            GenericFrame::PrepareResponse { batch, results } => {
+                GenericFrame::PrepareResponse { batch, results }
+            }
+            GenericFrame::ChangeRequest { request, changes } => {
+                GenericFrame::ChangeRequest { request, changes }
+            }
+            GenericFrame::ChangeResponse { request, results } => {
+                GenericFrame::ChangeResponse { request, results }
+            }
+            GenericFrame::Done {
                 batch,
                 results,
                 times,
-            } => FrameOf::Done {
+            } => GenericFrame::Done {
                 batch,
                 results,
                 times,
             },
-            FrameOf::Abort { batch, reason } => FrameOf::Abort { batch, reason },
-            FrameOf::Query { request, flows } => FrameOf::Query { request, flows },
-            FrameOf::QueryAnswer { request, records } => FrameOf::QueryAnswer { request, records },
-            FrameOf::Ping { token } => FrameOf::Ping { token },
-            FrameOf::Pong { token } => FrameOf::Pong { token },
-            FrameOf::Move { id, frame } => FrameOf::Move {
+            GenericFrame::Abort { batch, reason } => GenericFrame::Abort { batch, reason },
+            GenericFrame::Query { request, flows } => GenericFrame::Query { request, flows },
+            GenericFrame::QueryResponse { request, records } => {
+                GenericFrame::QueryResponse { request, records }
+            }
+            GenericFrame::Ping { token } => GenericFrame::Ping { token },
+            GenericFrame::Pong { token } => GenericFrame::Pong { token },
+            GenericFrame::Move { id, frame } => GenericFrame::Move {
                 id,
                 frame: frame.map_blobs(convert),
             },
@@ -234,7 +248,7 @@ impl<B> FrameOf<B> {
 }
 
 impl<B> PrepareFlow<B> {
-    fn map<C>(self, convert: impl Fn(B) -> C) -> PrepareFlow<C> {
+    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> PrepareFlow<C> {
         PrepareFlow {
             flow: self.flow,
             epoch: self.epoch,
@@ -244,7 +258,7 @@ impl<B> PrepareFlow<B> {
 }
 
 impl<B> StateFlow<B> {
-    fn map<C>(self, convert: impl Fn(B) -> C) -> StateFlow<C> {
+    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> StateFlow<C> {
         StateFlow {
             index: self.index,
             dynamic: convert(self.dynamic),

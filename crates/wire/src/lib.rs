@@ -9,7 +9,7 @@
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
-mod decode;
+mod codec;
 mod flow;
 pub mod frame;
 pub mod migration;
@@ -18,10 +18,10 @@ mod packet;
 mod record;
 pub mod rserpool;
 
-pub use decode::{Decoder, FrameError, LENGTH_MAX, VERSION, encode, encode_in_parts};
+pub use codec::{Decoder, FrameError, LENGTH_MAX, VERSION, encode, encode_in_parts};
 pub use flow::{Flow, FlowError, Protocol};
 pub use frame::{BatchId, Frame};
 pub use migration::MoveId;
 pub use node_id::NodeId;
-pub use packet::{Inbound, Segment};
+pub use packet::{InboundPacket, Segment};
 pub use record::{Change, ChangeKind, Epoch, Record, RecordState, Refusal};

@@ -48,14 +48,14 @@ impl FromStr for MoveId {
 }
 
 /// First half of the addresses that encode a move's numbers; with this prefix none is a mapped IPv4 address.
-const PREFIX: u64 = 0xfd00 << 48;
+const MOVE_KEY_PREFIX: u64 = 0xfd00 << 48;
 
 impl Flow {
     /// Returns the key of a moving process's record in the steering table. The record is arbitrated like a flow's, but
     /// no packet has this key. Written `process:DONOR.BOOT.SEQ`.
-    pub fn of_move(id: MoveId) -> Flow {
+    pub fn process_key(id: MoveId) -> Flow {
         let address = |half: u64, port| {
-            let bits = (u128::from(PREFIX) << 64) | u128::from(half);
+            let bits = (u128::from(MOVE_KEY_PREFIX) << 64) | u128::from(half);
             SocketAddr::new(Ipv6Addr::from_bits(bits).into(), port)
         };
         Flow {
@@ -70,7 +70,7 @@ impl Flow {
         let half = |address: SocketAddr| match address {
             SocketAddr::V6(address) => {
                 let bits = address.ip().to_bits();
-                (bits >> 64 == u128::from(PREFIX)).then_some(bits as u64)
+                (bits >> 64 == u128::from(MOVE_KEY_PREFIX)).then_some(bits as u64)
             }
             SocketAddr::V4(_) => None,
         };
@@ -116,7 +116,7 @@ pub enum SocketStrategy {
 
 /// A flow of a moving process, and the epoch at which the donor owns it; the transit has the next epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct FlowAt {
+pub struct DonorFlow {
     /// The flow.
     pub flow: Flow,
     /// The donor's epoch.
@@ -145,9 +145,9 @@ pub struct Offer<B = Bytes> {
     /// Number of earlier moves of the process.
     pub hops: u32,
     /// Size of the process's memory, in bytes.
-    pub memory: u64,
+    pub memory_bytes: u64,
     /// Number of flows.
-    pub flows: u32,
+    pub flow_count: u32,
     /// Resources that the process uses (files, libraries, users, numbers), coded by `sys`.
     pub description: B,
 }
@@ -159,8 +159,8 @@ impl<B> Offer<B> {
             sockets: self.sockets,
             post_copy: self.post_copy,
             hops: self.hops,
-            memory: self.memory,
-            flows: self.flows,
+            memory_bytes: self.memory_bytes,
+            flow_count: self.flow_count,
             description: convert(self.description),
         }
     }
@@ -187,21 +187,21 @@ pub struct StepTime {
 }
 
 /// The frames of one move, with [`Bytes`] for blobs.
-pub type MoveFrame = MoveFrameOf<Bytes>;
+pub type MoveFrame = GenericMoveFrame<Bytes>;
 
 /// The frames of one move. The order of the variants is part of the format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(bound(serialize = "B: Serialize", deserialize = "B: Deserialize<'de>"))]
-pub enum MoveFrameOf<B> {
+pub enum GenericMoveFrame<B> {
     /// Donor to acceptor: asks whether the acceptor would take the process.
     Offer(Offer<B>),
     /// Acceptor to donor: answers `Offer`; accepted if there are no refusals.
-    Offered {
+    OfferResponse {
         /// Reasons for a refusal.
         #[serde(deserialize_with = "bounded")]
         refusals: Vec<String>,
     },
-    /// Acceptor to donor: the empty process that becomes the restored one exists, or the reason for its failure.
+    /// Acceptor to donor: the stub process that becomes the restored one exists, or the reason for its failure.
     Ready(Result<(), String>),
     /// Donor to acceptor: these flows are about to be diverted; hold their packets.
     Arm {
@@ -209,10 +209,10 @@ pub enum MoveFrameOf<B> {
         part: u32,
         /// The flows.
         #[serde(deserialize_with = "bounded")]
-        flows: Vec<FlowAt>,
+        flows: Vec<DonorFlow>,
     },
     /// Acceptor to donor: the hold is armed, or the reason for its failure.
-    Armed {
+    ArmResponse {
         /// Number of the `Arm`.
         part: u32,
         /// Result of arming the hold.
@@ -222,7 +222,7 @@ pub enum MoveFrameOf<B> {
     Final {
         /// All flows of the process, each in transit.
         #[serde(deserialize_with = "bounded")]
-        flows: Vec<FlowAt>,
+        flows: Vec<DonorFlow>,
         /// Nodes that translate connections to the process.
         #[serde(deserialize_with = "bounded")]
         peers: Vec<PeerConnections>,
@@ -240,7 +240,7 @@ pub enum MoveFrameOf<B> {
         /// Durations until the process ran.
         times: AcceptorTimes,
         /// From the process's resume until this frame, in microseconds.
-        ran_us: u32,
+        since_resume_us: u32,
         /// Duration of each step since the one before, beginning when the acceptor learned that the process was
         /// stopped.
         #[serde(deserialize_with = "bounded")]
@@ -267,7 +267,7 @@ pub enum MoveFrameOf<B> {
         connections: Vec<Flow>,
     },
     /// The peer's answer.
-    Translated {
+    TranslateResponse {
         /// Step of the `Translate`.
         step: TranslateStep,
         /// Result of the step.
@@ -283,8 +283,8 @@ pub enum MoveFrameOf<B> {
         bytes: B,
     },
     /// Acceptor to donor: pieces of this many bytes have been processed. Handled by the daemon too.
-    Took {
-        /// Bytes since the last `Took`.
+    PiecesProcessed {
+        /// Bytes since the last `PiecesProcessed`.
         bytes: u64,
         /// Time spent processing them, in microseconds: the rest of the elapsed time is the network's.
         busy_us: u64,
@@ -292,16 +292,16 @@ pub enum MoveFrameOf<B> {
         problem: Option<String>,
     },
     /// Acceptor to donor, during the post-copy of a running process. Handled by the daemon too.
-    Wanted(Wanted),
+    PageRequest(PageRequest),
     /// Acceptor to donor: the result of checking everything of the process that needs no memory pages. Handled by the
     /// daemon too.
-    Judged {
+    CheckResult {
         /// Reasons for refusing the process; empty if the acceptor would take it.
         #[serde(deserialize_with = "bounded")]
         refusals: Vec<String>,
     },
     /// Acceptor to donor: the next step of handing over locks on files that both nodes see. Handled by the daemon too.
-    Locks {
+    LockHandover {
         /// The step and its locks, coded by `sys`.
         bytes: B,
     },
@@ -309,20 +309,20 @@ pub enum MoveFrameOf<B> {
 
 /// A request for memory pages during post-copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
-    /// True if nothing else is missing: with no ranges, the post-copy is complete. If false, threads wait for these
+pub struct PageRequest {
+    /// True if the ranges are all that is missing: with no ranges, the post-copy is complete. If false, threads wait for these
     /// ranges, which must be sent first.
-    pub all: bool,
+    pub is_complete: bool,
     /// The memory ranges, by their addresses at the donor.
     #[serde(deserialize_with = "bounded")]
-    pub ranges: Vec<WantedRange>,
+    pub ranges: Vec<PageRange>,
     /// The reason if no memory is requested although some is missing.
     pub problem: Option<String>,
 }
 
 /// A range of a process's memory that the acceptor lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct WantedRange {
+pub struct PageRange {
     /// The process, by its position in the shape of the process tree.
     pub process: u32,
     /// First address.
@@ -331,90 +331,98 @@ pub struct WantedRange {
     pub end: u64,
 }
 
-impl<B> MoveFrameOf<B> {
+impl<B> GenericMoveFrame<B> {
     /// The frame's name, for logs.
     pub fn name(&self) -> &'static str {
         match self {
-            MoveFrameOf::Offer(_) => "Offer",
-            MoveFrameOf::Offered { .. } => "Offered",
-            MoveFrameOf::Ready(_) => "Ready",
-            MoveFrameOf::Arm { .. } => "Arm",
-            MoveFrameOf::Armed { .. } => "Armed",
-            MoveFrameOf::Final { .. } => "Final",
-            MoveFrameOf::Done { .. } => "MoveDone",
-            MoveFrameOf::Released => "Released",
-            MoveFrameOf::Abort { .. } => "MoveAbort",
-            MoveFrameOf::Translate { .. } => "Translate",
-            MoveFrameOf::Translated { .. } => "Translated",
-            MoveFrameOf::Piece { .. } => "Piece",
-            MoveFrameOf::Took { .. } => "Took",
-            MoveFrameOf::Wanted(_) => "Wanted",
-            MoveFrameOf::Judged { .. } => "Judged",
-            MoveFrameOf::Locks { .. } => "Locks",
+            GenericMoveFrame::Offer(_) => "Offer",
+            GenericMoveFrame::OfferResponse { .. } => "OfferResponse",
+            GenericMoveFrame::Ready(_) => "Ready",
+            GenericMoveFrame::Arm { .. } => "Arm",
+            GenericMoveFrame::ArmResponse { .. } => "ArmResponse",
+            GenericMoveFrame::Final { .. } => "Final",
+            GenericMoveFrame::Done { .. } => "MoveDone",
+            GenericMoveFrame::Released => "Released",
+            GenericMoveFrame::Abort { .. } => "MoveAbort",
+            GenericMoveFrame::Translate { .. } => "Translate",
+            GenericMoveFrame::TranslateResponse { .. } => "TranslateResponse",
+            GenericMoveFrame::Piece { .. } => "Piece",
+            GenericMoveFrame::PiecesProcessed { .. } => "PiecesProcessed",
+            GenericMoveFrame::PageRequest(_) => "PageRequest",
+            GenericMoveFrame::CheckResult { .. } => "CheckResult",
+            GenericMoveFrame::LockHandover { .. } => "LockHandover",
         }
     }
 
     /// The same frame with its blob put through `convert`.
-    pub(crate) fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> MoveFrameOf<C> {
+    pub(crate) fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> GenericMoveFrame<C> {
         match self {
-            MoveFrameOf::Offer(offer) => MoveFrameOf::Offer(offer.map_blobs(convert)),
-            MoveFrameOf::Offered { refusals } => MoveFrameOf::Offered { refusals },
-            MoveFrameOf::Ready(result) => MoveFrameOf::Ready(result),
-            MoveFrameOf::Arm { part, flows } => MoveFrameOf::Arm { part, flows },
-            MoveFrameOf::Armed { part, result } => MoveFrameOf::Armed { part, result },
-            MoveFrameOf::Final {
+            GenericMoveFrame::Offer(offer) => GenericMoveFrame::Offer(offer.map_blobs(convert)),
+            GenericMoveFrame::OfferResponse { refusals } => {
+                GenericMoveFrame::OfferResponse { refusals }
+            }
+            GenericMoveFrame::Ready(result) => GenericMoveFrame::Ready(result),
+            GenericMoveFrame::Arm { part, flows } => GenericMoveFrame::Arm { part, flows },
+            GenericMoveFrame::ArmResponse { part, result } => {
+                GenericMoveFrame::ArmResponse { part, result }
+            }
+            GenericMoveFrame::Final {
                 flows,
                 peers,
                 forwarded,
                 bytes,
-            } => MoveFrameOf::Final {
+            } => GenericMoveFrame::Final {
                 flows,
                 peers,
                 forwarded,
                 bytes,
             },
-            MoveFrameOf::Done {
+            GenericMoveFrame::Done {
                 result,
                 times,
-                ran_us,
+                since_resume_us: ran_us,
                 steps,
-            } => MoveFrameOf::Done {
+            } => GenericMoveFrame::Done {
                 result,
                 times,
-                ran_us,
+                since_resume_us: ran_us,
                 steps,
             },
-            MoveFrameOf::Released => MoveFrameOf::Released,
-            MoveFrameOf::Abort { reason } => MoveFrameOf::Abort { reason },
-            MoveFrameOf::Translate {
+            GenericMoveFrame::Released => GenericMoveFrame::Released,
+            GenericMoveFrame::Abort { reason } => GenericMoveFrame::Abort { reason },
+            GenericMoveFrame::Translate {
                 hops,
                 step,
                 to,
                 connections,
-            } => MoveFrameOf::Translate {
+            } => GenericMoveFrame::Translate {
                 hops,
                 step,
                 to,
                 connections,
             },
-            MoveFrameOf::Translated { step, result } => MoveFrameOf::Translated { step, result },
-            MoveFrameOf::Piece { kind, more, bytes } => MoveFrameOf::Piece {
+            GenericMoveFrame::TranslateResponse { step, result } => {
+                GenericMoveFrame::TranslateResponse { step, result }
+            }
+            GenericMoveFrame::Piece { kind, more, bytes } => GenericMoveFrame::Piece {
                 kind,
                 more,
                 bytes: convert(bytes),
             },
-            MoveFrameOf::Took {
+            GenericMoveFrame::PiecesProcessed {
                 bytes,
                 busy_us,
                 problem,
-            } => MoveFrameOf::Took {
+            } => GenericMoveFrame::PiecesProcessed {
                 bytes,
                 busy_us,
                 problem,
             },
-            MoveFrameOf::Wanted(wanted) => MoveFrameOf::Wanted(wanted),
-            MoveFrameOf::Judged { refusals } => MoveFrameOf::Judged { refusals },
-            MoveFrameOf::Locks { bytes } => MoveFrameOf::Locks {
+            GenericMoveFrame::PageRequest(request) => GenericMoveFrame::PageRequest(request),
+            GenericMoveFrame::CheckResult { refusals } => {
+                GenericMoveFrame::CheckResult { refusals }
+            }
+            GenericMoveFrame::LockHandover { bytes } => GenericMoveFrame::LockHandover {
                 bytes: convert(bytes),
             },
         }

@@ -8,7 +8,7 @@ use crate::{Flow, Protocol};
 
 /// An inbound packet of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inbound {
+pub struct InboundPacket {
     /// The packet's flow: the destination is the service's side.
     pub flow: Flow,
     /// The TCP segment; none for UDP.
@@ -26,11 +26,11 @@ pub struct Segment {
     pub length: u32,
 }
 
-impl Inbound {
+impl InboundPacket {
     /// Parses an IP packet without link header. A GSO packet may be longer than its header says; a fragment belongs to
     /// no flow. `None` for anything other than TCP or UDP.
     #[must_use]
-    pub fn parse(packet: &[u8]) -> Option<Inbound> {
+    pub fn parse(packet: &[u8]) -> Option<InboundPacket> {
         let sliced = LaxSlicedPacket::from_ip(packet).ok()?;
         let (source, destination) = match sliced.net? {
             LaxNetSlice::Ipv4(ip) => (
@@ -49,7 +49,7 @@ impl Inbound {
             remote: SocketAddr::new(source, remote),
         };
         match sliced.transport? {
-            TransportSlice::Tcp(tcp) => Some(Inbound {
+            TransportSlice::Tcp(tcp) => Some(InboundPacket {
                 flow: flow(Protocol::Tcp, tcp.destination_port(), tcp.source_port()),
                 segment: Some(Segment {
                     sequence: tcp.sequence_number(),
@@ -59,7 +59,7 @@ impl Inbound {
                         + u32::from(tcp.syn()),
                 }),
             }),
-            TransportSlice::Udp(udp) => Some(Inbound {
+            TransportSlice::Udp(udp) => Some(InboundPacket {
                 flow: flow(Protocol::Udp, udp.destination_port(), udp.source_port()),
                 segment: None,
             }),
@@ -75,7 +75,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_segment_is_placed() {
+    fn segment_has_sequence_and_length() {
         let mut packet = Vec::new();
         PacketBuilder::ipv4([10, 0, 0, 2], [10, 0, 0, 1], 64)
             .tcp(4242, 80, 1000, 512)
@@ -83,7 +83,7 @@ mod tests {
             .fin()
             .write(&mut packet, b"hello")
             .expect("a packet of 45 bytes");
-        let inbound = Inbound::parse(&packet).expect("TCP");
+        let inbound = InboundPacket::parse(&packet).expect("TCP");
         assert_eq!(inbound.flow.to_string(), "tcp:10.0.0.1:80-10.0.0.2:4242");
         assert_eq!(
             inbound.segment,
@@ -97,8 +97,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_give_a_value_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Inbound::parse(&bytes);
+        fn any_bytes_parse_or_give_none(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = InboundPacket::parse(&bytes);
         }
     }
 }

@@ -106,15 +106,15 @@ pub struct Change {
 
 /// A refused change, with the record that the holder has instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
-#[error("refused: the holder has the flow {}", describe(.current))]
+#[error("the holder's record differs: {}", describe_record(.current))]
 pub struct Refusal {
     /// The current record; none when the holder does not know the flow.
     pub current: Option<Record>,
 }
 
-fn describe(record: &Option<Record>) -> String {
+fn describe_record(record: &Option<Record>) -> String {
     match record {
         Some(record) => record.to_string(),
-        None => "not in its table".to_owned(),
+        None => "the flow is not in its table".to_owned(),
     }
 }

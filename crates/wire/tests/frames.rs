@@ -1,6 +1,6 @@
 //! Encoded frames decode to the same value, in pieces of any size; any other input is an error that says how to react.
 
-mod moves;
+mod migration_frames;
 
 use bytes::Bytes;
 use holdfast_wire::frame::{AcceptorTimes, BatchId, PrepareFlow, StateFlow};
@@ -8,7 +8,7 @@ use holdfast_wire::{
     Change, ChangeKind, Decoder, Flow, Frame, FrameError, LENGTH_MAX, NodeId, Protocol, Record,
     Refusal, encode,
 };
-use moves::{move_id, of_a_move};
+use migration_frames::{migration_frame, move_id};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +26,7 @@ fn flow() -> impl Strategy<Value = Flow> {
             Flow::new(protocol, local, remote).ok()
         },
     );
-    prop_oneof![4 => flow, 1 => move_id().prop_map(Flow::of_move)]
+    prop_oneof![4 => flow, 1 => move_id().prop_map(Flow::process_key)]
 }
 
 fn node() -> impl Strategy<Value = NodeId> {
@@ -63,7 +63,7 @@ fn refusal() -> impl Strategy<Value = Refusal> {
     proptest::option::of(record()).prop_map(|current| Refusal { current })
 }
 
-fn between_donor_and_acceptor() -> impl Strategy<Value = Frame> {
+fn handoff_frame() -> impl Strategy<Value = Frame> {
     let prepare =
         (flow(), any::<u32>(), blob()).prop_map(|(flow, epoch, static_state)| PrepareFlow {
             flow,
@@ -85,7 +85,7 @@ fn between_donor_and_acceptor() -> impl Strategy<Value = Frame> {
     let epochs = vec(proptest::result::maybe_ok(any::<u32>(), ".*"), 0..9);
     prop_oneof![
         (batch(), vec(prepare, 0..9)).prop_map(|(batch, flows)| Frame::Prepare { batch, flows }),
-        (batch(), results).prop_map(|(batch, results)| Frame::Prepared { batch, results }),
+        (batch(), results).prop_map(|(batch, results)| Frame::PrepareResponse { batch, results }),
         (batch(), vec(state, 0..9), any::<bool>()).prop_map(|(batch, flows, last)| Frame::State {
             batch,
             flows,
@@ -106,36 +106,37 @@ fn frame() -> impl Strategy<Value = Frame> {
         0..9,
     );
     prop_oneof![
-        between_donor_and_acceptor(),
-        of_a_move(),
+        handoff_frame(),
+        migration_frame(),
         (node(), any::<u64>(), ".*").prop_map(|(node, boot, group)| Frame::Hello {
             node,
             boot,
             group
         }),
         (any::<u64>(), vec(change(), 0..9))
-            .prop_map(|(request, changes)| Frame::Ask { request, changes }),
-        (any::<u64>(), results).prop_map(|(request, results)| Frame::Answer { request, results }),
+            .prop_map(|(request, changes)| Frame::ChangeRequest { request, changes }),
+        (any::<u64>(), results)
+            .prop_map(|(request, results)| Frame::ChangeResponse { request, results }),
         (any::<u64>(), vec(flow(), 0..9))
             .prop_map(|(request, flows)| Frame::Query { request, flows }),
         (any::<u64>(), vec(proptest::option::of(record()), 0..9))
-            .prop_map(|(request, records)| Frame::QueryAnswer { request, records }),
+            .prop_map(|(request, records)| Frame::QueryResponse { request, records }),
         any::<u64>().prop_map(|token| Frame::Ping { token }),
         any::<u64>().prop_map(|token| Frame::Pong { token }),
     ]
 }
 
 /// Decodes all frames of `bytes`, fed in pieces of `sizes` (in turn); returns them and the decoder's final result.
-fn decode(bytes: &[u8], sizes: &[usize]) -> (Vec<Frame>, Result<(), FrameError>) {
+fn decode_all(bytes: &[u8], sizes: &[usize]) -> (Vec<Frame>, Result<(), FrameError>) {
     let mut decoder = Decoder::new();
     let mut frames = Vec::new();
-    let mut rest = bytes;
+    let mut remaining = bytes;
     let mut sizes = sizes.iter().cycle();
-    while !rest.is_empty() {
-        let size = sizes.next().copied().unwrap_or(1).clamp(1, rest.len());
-        let (piece, after) = rest.split_at(size);
+    while !remaining.is_empty() {
+        let size = sizes.next().copied().unwrap_or(1).clamp(1, remaining.len());
+        let (piece, after) = remaining.split_at(size);
         decoder.feed(piece);
-        rest = after;
+        remaining = after;
         loop {
             match decoder.next_frame() {
                 Ok(Some(frame)) => frames.push(frame),
@@ -149,61 +150,61 @@ fn decode(bytes: &[u8], sizes: &[usize]) -> (Vec<Frame>, Result<(), FrameError>)
 
 proptest! {
     #[test]
-    fn frames_come_back_in_pieces_of_any_size(frames in vec(frame(), 1..6), sizes in vec(1_usize..400, 1..8)) {
+    fn frames_round_trip_in_pieces_of_any_size(frames in vec(frame(), 1..6), sizes in vec(1_usize..400, 1..8)) {
         let mut bytes = Vec::new();
         for frame in &frames {
             encode(frame, &mut bytes).expect("small");
         }
-        let (back, end) = decode(&bytes, &sizes);
-        prop_assert_eq!(back, frames);
+        let (decoded, end) = decode_all(&bytes, &sizes);
+        prop_assert_eq!(decoded, frames);
         prop_assert_eq!(end, Ok(()));
     }
 
     #[test]
-    fn any_bytes_are_frames_or_an_error(bytes in vec(any::<u8>(), 0..600)) {
-        let _ = decode(&bytes, &[7, 64]);
+    fn any_bytes_give_frames_or_error(bytes in vec(any::<u8>(), 0..600)) {
+        let _ = decode_all(&bytes, &[7, 64]);
     }
 
     /// Arbitrary bodies in a valid envelope reach deep into the reader: no panic, and a decoded frame encodes
     /// identically.
     #[test]
-    fn any_body_is_a_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..14) {
+    fn any_body_gives_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..14) {
         let mut bytes = ((body.len() + 1) as u32).to_be_bytes().to_vec();
         bytes.push(holdfast_wire::VERSION);
         bytes.extend(&body);
         bytes[5] = variant;
-        match decode(&bytes, &[bytes.len()]) {
+        match decode_all(&bytes, &[bytes.len()]) {
             (frames, Ok(())) => {
                 let mut again = Vec::new();
-                encode(&frames[0], &mut again).expect("it fitted");
-                prop_assert_eq!(&decode(&again, &[1_000]).0, &frames);
+                encode(&frames[0], &mut again).expect("a decoded frame fits");
+                prop_assert_eq!(&decode_all(&again, &[1_000]).0, &frames);
             }
             (_, Err(error)) => prop_assert!(matches!(error, FrameError::Malformed { .. }), "{}", error),
         }
     }
 
     #[test]
-    fn a_changed_byte_is_no_panic(frame in frame(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn changed_byte_causes_no_panic(frame in frame(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut bytes = Vec::new();
         encode(&frame, &mut bytes).expect("small");
         let at = at.index(bytes.len());
         bytes[at] = byte;
-        let _ = decode(&bytes, &[50]);
+        let _ = decode_all(&bytes, &[50]);
     }
 
     #[test]
-    fn every_cut_is_named_truncated(frame in frame(), at in any::<prop::sample::Index>()) {
+    fn every_cut_is_reported_truncated(frame in frame(), at in any::<prop::sample::Index>()) {
         let mut bytes = Vec::new();
         encode(&frame, &mut bytes).expect("small");
         let have = at.index(bytes.len());
-        let (frames, end) = decode(&bytes[..have], &[bytes.len()]);
+        let (frames, end) = decode_all(&bytes[..have], &[bytes.len()]);
         prop_assert!(frames.is_empty());
         let expected = if have == 0 { Ok(()) } else { Err(FrameError::Truncated { have }) };
         prop_assert_eq!(end, expected);
     }
 
     #[test]
-    fn flows_come_back_from_text_and_json(flow in flow()) {
+    fn flows_round_trip_as_text_and_json(flow in flow()) {
         let text = flow.to_string();
         prop_assert_eq!(text.parse::<Flow>(), Ok(flow));
         let json = serde_json::to_string(&flow).expect("json");
@@ -212,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_a_flow_or_an_error(text in "(tcp|udp|process)?:?[0-9a-f.:\\[\\]-]{0,60}|.{0,40}") {
+    fn any_text_gives_flow_or_error(text in "(tcp|udp|process)?:?[0-9a-f.:\\[\\]-]{0,60}|.{0,40}") {
         if let Ok(flow) = text.parse::<Flow>() {
             prop_assert_eq!(flow.to_string().parse::<Flow>(), Ok(flow));
         }
@@ -227,25 +228,25 @@ fn envelope(length: u32, version: u8, body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn each_error_is_told_apart_and_says_what_to_do() {
+fn each_error_is_distinct_and_names_remedy() {
     let cases = [
         (envelope(2, 2, &[10]), "run the same release"),
         (envelope(u32::MAX, 1, &[]), "longer than"),
         (envelope(LENGTH_MAX as u32 + 1, 1, &[]), "longer than"),
         (envelope(2, 1, &[99]), "close the channel"),
         (envelope(4, 1, &[10, 1, 1]), "1 bytes follow"),
-        (envelope(0, 1, &[]), "it is empty"),
+        (envelope(0, 1, &[]), "the frame is empty"),
         (envelope(9, 1, &[10]), "connect again"),
     ];
     for (bytes, expected) in cases {
-        let (frames, end) = decode(&bytes, &[3]);
+        let (frames, end) = decode_all(&bytes, &[3]);
         let text = end.expect_err("not a frame").to_string();
         assert!(frames.is_empty() && text.contains(expected), "{text}");
     }
 }
 
 #[test]
-fn the_format_stays_what_it_is() {
+fn frame_format_is_stable() {
     let mut bytes = Vec::new();
     encode(&Frame::Ping { token: 300 }, &mut bytes).expect("small");
     assert_eq!(bytes, [0, 0, 0, 4, 1, 10, 0xac, 0x02]);
@@ -257,7 +258,7 @@ fn the_format_stays_what_it_is() {
     }];
     bytes.clear();
     encode(
-        &Frame::Ask {
+        &Frame::ChangeRequest {
             request: 1,
             changes,
         },
@@ -271,7 +272,7 @@ fn the_format_stays_what_it_is() {
 }
 
 #[test]
-fn blobs_share_the_memory_their_frame_came_in() {
+fn blobs_share_receive_buffer() {
     let batch = BatchId {
         donor: NodeId(1),
         boot: 2,
@@ -291,20 +292,23 @@ fn blobs_share_the_memory_their_frame_came_in() {
     encode(&frame, &mut bytes).expect("300 kB");
     let mut decoder = Decoder::new();
     decoder.feed(&bytes);
-    let back = decoder.next_frame().expect("sound").expect("whole");
-    assert_eq!(back, frame);
-    let Frame::State { flows, .. } = back else {
+    let decoded = decoder.next_frame().expect("sound").expect("whole");
+    assert_eq!(decoded, frame);
+    let Frame::State { flows, .. } = decoded else {
         panic!("another frame");
     };
     let first = flows[0].dynamic.as_ptr() as usize;
     for flow in &flows {
         let distance = (flow.dynamic.as_ptr() as usize).wrapping_sub(first);
-        assert!(distance < bytes.len(), "a blob was copied elsewhere");
+        assert!(
+            distance < bytes.len(),
+            "a blob was copied out of the receive buffer"
+        );
     }
 }
 
 #[test]
-fn a_frame_too_long_leaves_the_output_as_it_was() {
+fn overlong_frame_leaves_output_unchanged() {
     let batch = BatchId {
         donor: NodeId(1),
         boot: 2,
@@ -331,18 +335,18 @@ fn a_frame_too_long_leaves_the_output_as_it_was() {
 }
 
 #[test]
-fn a_length_field_alone_takes_no_memory() {
+fn length_field_alone_allocates_nothing() {
     // A list that claims 2^60 entries, and a text that claims as many bytes.
     for variant in [2, 3, 7, 9] {
         let mut body = vec![variant, 1, 1, 1];
         body.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f]);
         let bytes = envelope(body.len() as u32 + 1, 1, &body);
-        assert!(decode(&bytes, &[1_000]).1.is_err());
+        assert!(decode_all(&bytes, &[1_000]).1.is_err());
     }
 }
 
 #[test]
-fn a_list_of_too_many_entries_is_malformed() {
+fn list_with_too_many_entries_is_malformed() {
     let results = vec![Ok(()); holdfast_wire::frame::ENTRIES_MAX + 1];
     let batch = BatchId {
         donor: NodeId(1),
@@ -350,13 +354,13 @@ fn a_list_of_too_many_entries_is_malformed() {
         seq: 3,
     };
     let mut bytes = Vec::new();
-    encode(&Frame::Prepared { batch, results }, &mut bytes).expect("64 KiB");
-    let (_, end) = decode(&bytes, &[bytes.len()]);
+    encode(&Frame::PrepareResponse { batch, results }, &mut bytes).expect("64 KiB");
+    let (_, end) = decode_all(&bytes, &[bytes.len()]);
     assert!(matches!(end, Err(FrameError::Malformed { .. })), "{end:?}");
 }
 
 #[test]
-fn flows_are_written_one_way() {
+fn flow_text_is_canonical() {
     let mapped = "tcp:[::ffff:10.0.0.1]:80-[::ffff:10.0.1.2]:4242".parse::<Flow>();
     assert_eq!(
         mapped.expect("a flow").to_string(),

@@ -43,20 +43,21 @@ async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     raise_descriptor_limit();
     let session = Session::connect(&flags.socket).unwrap_or_else(|error| {
-        tracing::warn!(%error, "serving without Holdfast until the daemon comes");
+        tracing::warn!(%error, "cannot reach the daemon; serving without Holdfast until it is up");
         Session::connect_later(&flags.socket)
     });
     let mut services = tokio::task::JoinSet::new();
     for address in flags.listen {
-        let listener = listen(address)
-            .with_context(|| format!("cannot listen on {address} (is it this host's?)"))?;
+        let listener = listen(address).with_context(|| {
+            format!("cannot listen on {address}; is it an address of this host?")
+        })?;
         println!("listening on {}", listener.local_addr()?);
         services.spawn(tcp::serve(session.serve(&flags.pool, listener)?));
     }
     for address in flags.udp {
         let socket = UdpSocket::bind(address)
             .await
-            .with_context(|| format!("cannot bind {address} (is it this host's?)"))?;
+            .with_context(|| format!("cannot bind {address}; is it an address of this host?"))?;
         println!("answering on {}", socket.local_addr()?);
         services.spawn(udp::serve(session.serve(&flags.pool, socket)?));
     }
@@ -84,6 +85,6 @@ fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of descriptors stays");
+        tracing::warn!(%error, "cannot raise the limit of open descriptors");
     }
 }

@@ -16,7 +16,7 @@ pub async fn serve(service: Service) {
             Ok(Arrival::HandedOff { connection, state }) => tokio::spawn(echo(connection, state)),
             Err(error) => {
                 // Out of descriptors, or a client that left before it was accepted: the listener is still usable.
-                tracing::warn!(%error, "not accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             }
@@ -26,20 +26,20 @@ pub async fn serve(service: Service) {
 
 async fn echo(mut connection: Connection, mut pending: Vec<u8>) {
     loop {
-        match until_asked(&connection, &mut pending).await {
+        match echo_until_handoff(&connection, &mut pending).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
                 return tracing::debug!(flow = %connection.flow(), %error, "the connection broke");
             }
         }
-        let Some(destination) = connection.asked() else {
+        let Some(destination) = connection.handoff_request() else {
             continue;
         };
         match connection.hand_off(destination, pending.clone()).await {
             Ok(_) => return,
             Err(kept) => {
-                tracing::debug!(flow = %kept.connection.flow(), reason = %kept.reason, "kept");
+                tracing::debug!(flow = %kept.connection.flow(), reason = %kept.reason, "handoff failed");
                 connection = kept.connection;
             }
         }
@@ -47,7 +47,7 @@ async fn echo(mut connection: Connection, mut pending: Vec<u8>) {
 }
 
 /// Echoes until the operator requests a handoff (true) or the client has ended the connection (false).
-async fn until_asked(connection: &Connection, pending: &mut Vec<u8>) -> io::Result<bool> {
+async fn echo_until_handoff(connection: &Connection, pending: &mut Vec<u8>) -> io::Result<bool> {
     let stream = connection.stream();
     loop {
         let ready = async {
@@ -59,7 +59,7 @@ async fn until_asked(connection: &Connection, pending: &mut Vec<u8>) -> io::Resu
         };
         tokio::select! {
             biased;
-            _ = connection.wait_asked() => return Ok(true),
+            _ = connection.wait_handoff_request() => return Ok(true),
             ready = ready => ready?,
         }
         if pending.is_empty() {

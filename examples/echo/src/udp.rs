@@ -25,11 +25,11 @@ pub async fn serve(service: UdpService) {
         match event {
             Ok(UdpEvent::Datagram { association, data }) => {
                 if let Err(error) = service.send(&association, &data).await {
-                    tracing::debug!(flow = %association.flow(), %error, "not sent");
+                    tracing::debug!(flow = %association.flow(), %error, "cannot send an answer");
                 }
             }
             Ok(UdpEvent::HandedOff { .. }) => {}
-            Ok(UdpEvent::Asked {
+            Ok(UdpEvent::HandoffRequested {
                 association,
                 destination,
             }) => {
@@ -37,13 +37,14 @@ pub async fn serve(service: UdpService) {
                     Box::pin(hand_off(Arc::clone(&service), association, destination));
                 // Start the handoff here, between two datagrams, and complete it in another task: datagrams received
                 // before are answered, later ones travel with the association.
-                let begun = poll_fn(|context| Poll::Ready(handing.as_mut().poll(context))).await;
-                if begun.is_pending() {
+                let first_poll =
+                    poll_fn(|context| Poll::Ready(handing.as_mut().poll(context))).await;
+                if first_poll.is_pending() {
                     tokio::spawn(handing);
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "not received");
+                tracing::warn!(%error, "cannot receive a datagram");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
@@ -51,8 +52,8 @@ pub async fn serve(service: UdpService) {
 }
 
 async fn hand_off(service: Arc<UdpService>, association: Association, destination: Destination) {
-    let handed = service.hand_off(&association, destination, Vec::new());
-    if let Err(kept) = handed.await {
-        tracing::debug!(flow = %association.flow(), reason = %kept.reason, "kept");
+    let outcome = service.hand_off(&association, destination, Vec::new());
+    if let Err(kept) = outcome.await {
+        tracing::debug!(flow = %association.flow(), reason = %kept.reason, "handoff failed");
     }
 }

@@ -8,19 +8,19 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 
-use fake::{Daemon, PATIENCE, Peer, client};
+use fake::{DaemonSession, FakeDaemon, TIMEOUT, connect_client};
 use holdfast_api::app::{FromDaemon, ToDaemon};
 use holdfast_api::{Drain, FlowText};
 
 struct Server {
     process: Child,
-    peer: Peer,
+    peer: DaemonSession,
     tcp: SocketAddr,
     udp: SocketAddr,
 }
 
 impl Server {
-    fn start(daemon: &Daemon, node: &str) -> Self {
+    fn start(daemon: &FakeDaemon, node: &str) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_echo"))
             .args([
                 "--listen",
@@ -34,10 +34,10 @@ impl Server {
             .spawn()
             .unwrap();
         let peer = daemon.accept();
-        peer.say(&FromDaemon::Opened { node: node.into() });
+        peer.send(&FromDaemon::Opened { node: node.into() });
         assert_eq!(
-            (peer.hear_serve("echo"), peer.hear_serve("echo")),
-            (TCP, UDP)
+            (peer.receive_serve("echo"), peer.receive_serve("echo")),
+            (TCP_SERVICE, UDP_SERVICE)
         );
         let mut lines = BufReader::new(process.stdout.take().unwrap())
             .lines()
@@ -69,32 +69,32 @@ impl Drop for Server {
 }
 
 /// Numbers of the two services, in the order of the program's flags.
-const TCP: u32 = 1;
-const UDP: u32 = 2;
-const MANY: usize = 200;
+const TCP_SERVICE: u32 = 1;
+const UDP_SERVICE: u32 = 2;
+const CONNECTIONS: usize = 200;
 
 /// Moves all these flows; returns the number of batches in which the program gave them.
 fn move_all(donor: &Server, acceptor: &Server, flows: &[FlowText], first_id: u64) -> usize {
     for flows in flows.chunks(1000) {
-        donor.peer.say(&FromDaemon::Asked {
+        donor.peer.send(&FromDaemon::HandoffRequested {
             flows: flows.to_vec(),
             to: "other".into(),
             drain: Drain::None,
         });
     }
     let (mut id, mut batches) = (first_id, 0);
-    let mut left: HashMap<FlowText, ()> = flows.iter().map(|flow| (*flow, ())).collect();
-    while !left.is_empty() {
+    let mut flows_left: HashMap<FlowText, ()> = flows.iter().map(|flow| (*flow, ())).collect();
+    while !flows_left.is_empty() {
         batches += 1;
-        for (item, descriptor) in donor.peer.hear_hand_off("other") {
+        for (item, descriptor) in donor.peer.receive_hand_off("other") {
             let flow = item.flow;
-            left.remove(&flow).expect("a flow that was asked for");
-            acceptor.peer.bring(id, TCP, item, descriptor);
-            donor.peer.say(&FromDaemon::Gone {
+            flows_left.remove(&flow).expect("a flow that was asked for");
+            acceptor.peer.hand_over(id, TCP_SERVICE, item, descriptor);
+            donor.peer.send(&FromDaemon::Moved {
                 flows: vec![flow],
                 to: "other".into(),
             });
-            acceptor.peer.say(&FromDaemon::Go { ids: vec![id] });
+            acceptor.peer.send(&FromDaemon::Activate { ids: vec![id] });
             id += 1;
         }
     }
@@ -102,11 +102,13 @@ fn move_all(donor: &Server, acceptor: &Server, flows: &[FlowText], first_id: u64
 }
 
 #[test]
-fn connections_go_and_come_back_and_lose_nothing() {
-    let daemon = Daemon::new();
+fn connections_move_back_and_forth_without_data_loss() {
+    let daemon = FakeDaemon::new();
     let servers = [Server::start(&daemon, "n1"), Server::start(&daemon, "n2")];
-    let mut clients: Vec<TcpStream> = (0..MANY).map(|_| client(servers[0].tcp)).collect();
-    let flows = servers[0].peer.hear_accepted(MANY);
+    let mut clients: Vec<TcpStream> = (0..CONNECTIONS)
+        .map(|_| connect_client(servers[0].tcp))
+        .collect();
+    let flows = servers[0].peer.receive_accepted(CONNECTIONS);
     for round in 0..4u8 {
         let (donor, acceptor) = (
             &servers[usize::from(round % 2)],
@@ -117,7 +119,7 @@ fn connections_go_and_come_back_and_lose_nothing() {
             client.write_all(&[round, index as u8, 1]).unwrap();
         }
         let batches = move_all(donor, acceptor, &flows, u64::from(round) * 10_000);
-        assert!(batches < MANY, "{batches} batches");
+        assert!(batches < CONNECTIONS, "the handoffs took {batches} batches");
         for (index, client) in clients.iter_mut().enumerate() {
             client.write_all(&[2]).unwrap();
             let mut buffer = [0; 4];
@@ -130,12 +132,12 @@ fn connections_go_and_come_back_and_lose_nothing() {
 }
 
 #[test]
-fn datagrams_are_echoed_until_the_association_leaves() {
-    let daemon = Daemon::new();
+fn datagrams_are_echoed_until_the_association_moves() {
+    let daemon = FakeDaemon::new();
     let server = Server::start(&daemon, "n1");
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(server.udp).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     let echoed = |text: &[u8]| {
         client.send(text).unwrap();
         let mut buffer = [0; 100];
@@ -143,21 +145,21 @@ fn datagrams_are_echoed_until_the_association_leaves() {
         assert_eq!(&buffer[..length], text);
     };
     echoed(b"one");
-    let flow = server.peer.hear_accepted(1)[0];
-    server.peer.say(&FromDaemon::Asked {
+    let flow = server.peer.receive_accepted(1)[0];
+    server.peer.send(&FromDaemon::HandoffRequested {
         flows: vec![flow],
         to: "other".into(),
         drain: Drain::None,
     });
-    assert_eq!(server.peer.hear_hand_off("other")[0].0.flow, flow);
+    assert_eq!(server.peer.receive_hand_off("other")[0].0.flow, flow);
     client.send(b"two").unwrap();
-    server.peer.say(&FromDaemon::Collect { flows: vec![flow] });
-    let (ToDaemon::Collected { unread, .. }, _) = server.peer.hear() else {
+    server.peer.send(&FromDaemon::Collect { flows: vec![flow] });
+    let (ToDaemon::Collected { unread, .. }, _) = server.peer.receive() else {
         panic!("Collected")
     };
     assert_eq!(unread[0].bytes, b"two");
     // The association stays after all: the program answers the waiting datagram.
-    server.peer.say(&FromDaemon::Kept {
+    server.peer.send(&FromDaemon::Kept {
         flows: vec![flow],
         reason: "no".into(),
     });

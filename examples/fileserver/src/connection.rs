@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::Site;
 use crate::head::{self, Parsed};
-use crate::respond;
+use crate::response;
 use crate::source::{Reader, Source};
 use crate::state::{State, Work};
 use crate::upload::{Failure, Receiver};
@@ -25,9 +25,9 @@ enum Step {
     /// The step is complete.
     Done,
     /// The operator requested a handoff; no data was lost.
-    Asked,
+    HandoffRequested,
     /// The connection has ended.
-    Over,
+    Ended,
 }
 
 /// Serves a connection until it ends or moves.
@@ -36,15 +36,17 @@ pub async fn serve(mut connection: Connection, mut state: State, site: Arc<Site>
     loop {
         let mut worker = match Worker::new(&connection, state, &site) {
             Ok(worker) => worker,
-            Err(error) => return tracing::warn!(%flow, %error, "cannot go on"),
+            Err(error) => {
+                return tracing::warn!(%flow, %error, "cannot open the file of a handed-off upload");
+            }
         };
         let destination = loop {
-            if let Some(destination) = connection.asked() {
+            if let Some(destination) = connection.handoff_request() {
                 break destination;
             }
             match worker.step().await {
-                Ok(Step::Done | Step::Asked) => {}
-                Ok(Step::Over) => return worker.end(),
+                Ok(Step::Done | Step::HandoffRequested) => {}
+                Ok(Step::Ended) => return worker.end(),
                 Err(error) => {
                     tracing::debug!(%flow, %error, "the connection broke");
                     return worker.end();
@@ -53,9 +55,9 @@ pub async fn serve(mut connection: Connection, mut state: State, site: Arc<Site>
         };
         state = worker.save();
         match connection.hand_off(destination, state.encode()).await {
-            Ok(moved) => return tracing::debug!(%flow, to = %moved.to, "moved"),
+            Ok(moved) => return tracing::debug!(%flow, to = %moved.to, "handed off"),
             Err(kept) => {
-                tracing::debug!(%flow, reason = %kept.reason, "kept");
+                tracing::debug!(%flow, reason = %kept.reason, "handoff failed");
                 connection = kept.connection;
             }
         }
@@ -67,8 +69,8 @@ struct Worker<'a> {
     connection: &'a Connection,
     site: &'a Site,
     state: State,
-    sending: Option<Piece>,
-    receiving: Option<Receiver>,
+    piece: Option<Piece>,
+    receiver: Option<Receiver>,
     /// With a rate limit: earliest time of the next write.
     next_write: Instant,
 }
@@ -94,14 +96,14 @@ impl<'a> Worker<'a> {
             connection,
             site,
             state,
-            sending: None,
-            receiving,
+            piece: None,
+            receiver: receiving,
             next_write: Instant::now(),
         })
     }
 
     fn save(self) -> State {
-        match self.receiving {
+        match self.receiver {
             Some(receiver) => State {
                 work: Work::Receiving(receiver.save()),
                 ..self.state
@@ -111,7 +113,7 @@ impl<'a> Worker<'a> {
     }
 
     fn end(self) {
-        if let Some(receiver) = self.receiving {
+        if let Some(receiver) = self.receiver {
             receiver.abandon(self.site.root.as_deref());
         }
     }
@@ -120,18 +122,18 @@ impl<'a> Worker<'a> {
         if !self.state.output.is_empty() {
             return self.write_output().await;
         }
-        if self.receiving.is_some() {
+        if self.receiver.is_some() {
             return self.receive().await;
         }
         match &self.state.work {
             Work::Sending { at, end, .. } if at < end => self.send().await,
             Work::Sending { .. } => {
                 self.state.work = Work::Idle;
-                self.sending = None;
+                self.piece = None;
                 Ok(Step::Done)
             }
-            _ if self.state.close => Ok(Step::Over),
-            _ => self.request().await,
+            _ if self.state.close => Ok(Step::Ended),
+            _ => self.parse_request().await,
         }
     }
 
@@ -141,19 +143,19 @@ impl<'a> Worker<'a> {
                 self.state.output.drain(..length);
                 Ok(Step::Done)
             }
-            None => Ok(Step::Asked),
+            None => Ok(Step::HandoffRequested),
         }
     }
 
     /// Parses a request from the input, or reads more input.
-    async fn request(&mut self) -> io::Result<Step> {
+    async fn parse_request(&mut self) -> io::Result<Step> {
         match head::parse(&self.state.input) {
             Parsed::Partial => self.read().await,
-            Parsed::Bad => {
-                respond::last(
+            Parsed::Invalid => {
+                response::queue_last(
                     &mut self.state,
                     "400 Bad Request",
-                    "this is not HTTP/1.1 as this server knows it\n",
+                    "not a valid HTTP/1.1 request, or not supported\n",
                 );
                 Ok(Step::Done)
             }
@@ -161,9 +163,9 @@ impl<'a> Worker<'a> {
                 self.state.input.drain(..length);
                 let remote = self.connection.flow().remote();
                 let unique = format!("{}-{}", remote.ip(), remote.port());
-                respond::begin(&mut self.state, head, self.site, &unique).await;
+                response::start(&mut self.state, head, self.site, &unique).await;
                 if let Work::Receiving(upload) = &self.state.work {
-                    self.receiving = Some(upload.clone().open(self.site.root.as_deref())?);
+                    self.receiver = Some(upload.clone().open(self.site.root.as_deref())?);
                     self.state.work = Work::Idle;
                 }
                 Ok(Step::Done)
@@ -174,8 +176,8 @@ impl<'a> Worker<'a> {
     async fn read(&mut self) -> io::Result<Step> {
         let mut buffer = [0; 16 * 1024];
         match read(self.connection, &mut buffer).await? {
-            None => Ok(Step::Asked),
-            Some(0) => Ok(Step::Over),
+            None => Ok(Step::HandoffRequested),
+            Some(0) => Ok(Step::Ended),
             Some(length) => {
                 self.state.input.extend(&buffer[..length]);
                 Ok(Step::Done)
@@ -187,15 +189,15 @@ impl<'a> Worker<'a> {
         let Work::Sending { source, at, end } = &mut self.state.work else {
             return Ok(Step::Done);
         };
-        let fits = |piece: &Piece| {
+        let reusable = |piece: &Piece| {
             piece.source == *source
                 && (piece.offset..piece.offset + piece.bytes.len() as u64).contains(at)
         };
-        if !self.sending.as_ref().is_some_and(fits) {
-            let last = self.sending.take();
-            self.sending = Some(Piece::load(last, source, self.site, *at, *end)?);
+        if !self.piece.as_ref().is_some_and(reusable) {
+            let previous = self.piece.take();
+            self.piece = Some(Piece::load(previous, source, self.site, *at, *end)?);
         }
-        let Some(piece) = &self.sending else {
+        let Some(piece) = &self.piece else {
             return Ok(Step::Done);
         };
         let mut bytes = &piece.bytes[(*at - piece.offset) as usize..];
@@ -203,7 +205,7 @@ impl<'a> Worker<'a> {
             bytes = &bytes[..bytes.len().min(PACED_BYTES)];
             tokio::select! {
                 biased;
-                _ = self.connection.wait_asked() => return Ok(Step::Asked),
+                _ = self.connection.wait_handoff_request() => return Ok(Step::HandoffRequested),
                 () = sleep_until(self.next_write) => {}
             }
             // Time lost while the client was slow is not made up for.
@@ -218,31 +220,31 @@ impl<'a> Worker<'a> {
                 *at += length as u64;
                 Ok(Step::Done)
             }
-            None => Ok(Step::Asked),
+            None => Ok(Step::HandoffRequested),
         }
     }
 
     async fn receive(&mut self) -> io::Result<Step> {
-        let Some(receiver) = &mut self.receiving else {
+        let Some(receiver) = &mut self.receiver else {
             return Ok(Step::Done);
         };
         if !receiver.is_done() && self.state.input.is_empty() {
-            let mut buffer = vec![0; receiver.appetite(PIECE_BYTES)];
+            let mut buffer = vec![0; receiver.next_read_bytes(PIECE_BYTES)];
             return match read(self.connection, &mut buffer).await? {
-                None => Ok(Step::Asked),
-                Some(0) => Ok(Step::Over),
+                None => Ok(Step::HandoffRequested),
+                Some(0) => Ok(Step::Ended),
                 Some(length) => {
                     self.state.input.extend(&buffer[..length]);
-                    self.feed()
+                    self.feed_upload()
                 }
             };
         }
-        self.feed()
+        self.feed_upload()
     }
 
     /// Passes the input to the upload. Afterwards the remaining input belongs to the next request.
-    fn feed(&mut self) -> io::Result<Step> {
-        let Some(mut receiver) = self.receiving.take() else {
+    fn feed_upload(&mut self) -> io::Result<Step> {
+        let Some(mut receiver) = self.receiver.take() else {
             return Ok(Step::Done);
         };
         let root = self.site.root.as_deref();
@@ -250,7 +252,7 @@ impl<'a> Worker<'a> {
             Ok(used) => {
                 self.state.input.drain(..used);
                 if !receiver.is_done() {
-                    self.receiving = Some(receiver);
+                    self.receiver = Some(receiver);
                     return Ok(Step::Done);
                 }
                 receiver.finish(root).map_err(Failure::Storage)
@@ -262,13 +264,13 @@ impl<'a> Worker<'a> {
         };
         match fed {
             Ok((digest, length)) => {
-                respond::short(&mut self.state, "200 OK", &format!("{digest}  {length}\n"))
+                response::queue_short(&mut self.state, "200 OK", &format!("{digest}  {length}\n"))
             }
             Err(Failure::Malformed) => {
-                respond::last(&mut self.state, "400 Bad Request", "a malformed chunk\n")
+                response::queue_last(&mut self.state, "400 Bad Request", "malformed chunk\n")
             }
             Err(Failure::Storage(error)) => {
-                respond::last(
+                response::queue_last(
                     &mut self.state,
                     "507 Insufficient Storage",
                     &format!("{error}\n"),
@@ -281,13 +283,13 @@ impl<'a> Worker<'a> {
 
 impl Piece {
     fn load(
-        last: Option<Piece>,
+        previous: Option<Piece>,
         source: &Source,
         site: &Site,
         at: u64,
         end: u64,
     ) -> io::Result<Self> {
-        let (reader, mut bytes) = match last {
+        let (reader, mut bytes) = match previous {
             Some(piece) if piece.source == *source => (piece.reader, piece.bytes),
             _ => (source.open(site.root.as_deref())?, Vec::new()),
         };
@@ -314,7 +316,7 @@ async fn write(connection: &Connection, bytes: &[u8]) -> io::Result<Option<usize
         }
         tokio::select! {
             biased;
-            _ = connection.wait_asked() => return Ok(None),
+            _ = connection.wait_handoff_request() => return Ok(None),
             ready = connection.stream().writable() => ready?,
         }
     }
@@ -329,7 +331,7 @@ async fn read(connection: &Connection, buffer: &mut [u8]) -> io::Result<Option<u
         }
         tokio::select! {
             biased;
-            _ = connection.wait_asked() => return Ok(None),
+            _ = connection.wait_handoff_request() => return Ok(None),
             ready = connection.stream().readable() => ready?,
         }
     }

@@ -25,7 +25,7 @@ pub enum Parsed {
     /// A head, and its length in bytes.
     Head(Head, usize),
     /// The input is not a valid head.
-    Bad,
+    Invalid,
 }
 
 /// Parses the head at the start of `input`.
@@ -34,15 +34,15 @@ pub fn parse(input: &[u8]) -> Parsed {
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(input) {
         Ok(httparse::Status::Partial) if input.len() < BYTES_MAX => Parsed::Partial,
-        Ok(httparse::Status::Complete(length)) => match head(&request) {
+        Ok(httparse::Status::Complete(length)) => match to_head(&request) {
             Some(head) => Parsed::Head(head, length),
-            None => Parsed::Bad,
+            None => Parsed::Invalid,
         },
-        Ok(httparse::Status::Partial) | Err(_) => Parsed::Bad,
+        Ok(httparse::Status::Partial) | Err(_) => Parsed::Invalid,
     }
 }
 
-fn head(request: &httparse::Request<'_, '_>) -> Option<Head> {
+fn to_head(request: &httparse::Request<'_, '_>) -> Option<Head> {
     let values = |name: &'static str| {
         let named = request
             .headers
@@ -74,7 +74,7 @@ fn head(request: &httparse::Request<'_, '_>) -> Option<Head> {
         }
         content_length = Some(length);
     }
-    let old = request.version == Some(0);
+    let is_http_1_0 = request.version == Some(0);
     Some(Head {
         method: request.method?.to_owned(),
         path: request.path?.split('?').next()?.to_owned(),
@@ -86,8 +86,8 @@ fn head(request: &httparse::Request<'_, '_>) -> Option<Head> {
             .map(str::to_owned),
         content_length,
         chunked,
-        expects_continue: !old && has("expect", "100-continue"),
-        close: has("connection", "close") || (old && !has("connection", "keep-alive")),
+        expects_continue: !is_http_1_0 && has("expect", "100-continue"),
+        close: has("connection", "close") || (is_http_1_0 && !has("connection", "keep-alive")),
     })
 }
 
@@ -127,15 +127,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges() {
-        let of = |text| range(Some(text), 100);
-        assert_eq!(of("bytes=0-9"), Ok(Some((0, 10))));
-        assert_eq!(of("bytes=90-"), Ok(Some((90, 100))));
-        assert_eq!(of("bytes=90-200"), Ok(Some((90, 100))));
-        assert_eq!(of("bytes=-10"), Ok(Some((90, 100))));
-        assert_eq!(of("bytes=-200"), Ok(Some((0, 100))));
-        assert_eq!(of("bytes=100-"), Err(()));
-        assert_eq!(of("bytes=-0"), Err(()));
+    fn range_headers_select_the_requested_bytes() {
+        let range_of = |text| range(Some(text), 100);
+        assert_eq!(range_of("bytes=0-9"), Ok(Some((0, 10))));
+        assert_eq!(range_of("bytes=90-"), Ok(Some((90, 100))));
+        assert_eq!(range_of("bytes=90-200"), Ok(Some((90, 100))));
+        assert_eq!(range_of("bytes=-10"), Ok(Some((90, 100))));
+        assert_eq!(range_of("bytes=-200"), Ok(Some((0, 100))));
+        assert_eq!(range_of("bytes=100-"), Err(()));
+        assert_eq!(range_of("bytes=-0"), Err(()));
         for whole in [
             "bytes=5-4",
             "bytes=a-b",
@@ -143,14 +143,14 @@ mod tests {
             "lines=1-2",
             "bytes=-",
         ] {
-            assert_eq!(of(whole), Ok(None), "{whole}");
+            assert_eq!(range_of(whole), Ok(None), "{whole}");
         }
         assert_eq!(range(None, 0), Ok(None));
         assert_eq!(range(Some("bytes=0-0"), 0), Err(()));
     }
 
     #[test]
-    fn heads() {
+    fn request_heads_parse() {
         let Parsed::Head(head, length) =
             parse(b"PUT /a?b HTTP/1.1\r\nExpect: 100-Continue\r\nContent-Length: 3\r\n\r\nabc")
         else {
@@ -165,7 +165,7 @@ mod tests {
             (Some(3), true, false)
         );
         assert_eq!(parse(b"GET / HTTP/1.1\r\nHost"), Parsed::Partial);
-        assert_eq!(parse(&[b'G'; BYTES_MAX]), Parsed::Bad);
+        assert_eq!(parse(&[b'G'; BYTES_MAX]), Parsed::Invalid);
         for bad in [
             "GET / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
             "GET / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
@@ -173,7 +173,7 @@ mod tests {
             "GET / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
             "\x01\r\n\r\n",
         ] {
-            assert_eq!(parse(bad.as_bytes()), Parsed::Bad, "{bad}");
+            assert_eq!(parse(bad.as_bytes()), Parsed::Invalid, "{bad}");
         }
     }
 }

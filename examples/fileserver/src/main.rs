@@ -12,7 +12,7 @@
 mod chunked;
 mod connection;
 mod head;
-mod respond;
+mod response;
 mod source;
 mod state;
 mod synthetic;
@@ -69,7 +69,7 @@ async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     raise_descriptor_limit();
     let session = Session::connect(&flags.socket).unwrap_or_else(|error| {
-        tracing::warn!(%error, "serving without Holdfast until the daemon comes");
+        tracing::warn!(%error, "cannot reach the daemon; serving without Holdfast until it is up");
         Session::connect_later(&flags.socket)
     });
     let rate_bytes_per_s = flags.rate_mbit.map(|rate| u64::from(rate) * 125_000);
@@ -79,8 +79,9 @@ async fn main() -> anyhow::Result<()> {
     });
     let mut services = tokio::task::JoinSet::new();
     for address in flags.listen {
-        let listener = listen(address)
-            .with_context(|| format!("cannot listen on {address} (is it this host's?)"))?;
+        let listener = listen(address).with_context(|| {
+            format!("cannot listen on {address}; is it an address of this host?")
+        })?;
         println!("listening on {}", listener.local_addr()?);
         let service = session.serve(&flags.pool, listener)?;
         services.spawn(accept(service, Arc::clone(&site)));
@@ -109,13 +110,13 @@ async fn accept(service: Service, site: Arc<Site>) -> anyhow::Result<()> {
             Ok(Arrival::HandedOff { connection, state }) => match State::decode(&state) {
                 Ok(state) => (connection, state),
                 Err(error) => {
-                    tracing::error!(flow = %connection.flow(), %error, "a state that this version does not understand");
+                    tracing::error!(flow = %connection.flow(), %error, "cannot decode a handed-off state");
                     continue;
                 }
             },
             Err(error) => {
                 // Out of descriptors, or a client that left before it was accepted: the listener is still usable.
-                tracing::warn!(%error, "not accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 continue;
             }
@@ -130,6 +131,6 @@ fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of descriptors stays");
+        tracing::warn!(%error, "cannot raise the limit of open descriptors");
     }
 }

@@ -53,12 +53,12 @@ impl Reader {
 }
 
 /// Returns the relative path of a request's path; `None` if it would leave the root or is empty.
-pub fn relative(path: &str) -> Option<PathBuf> {
+pub fn relative_path(path: &str) -> Option<PathBuf> {
     let path = Path::new(path.strip_prefix('/')?);
-    let plain = path
+    let is_plain = path
         .components()
         .all(|component| matches!(component, Component::Normal(_)));
-    (plain && path.file_name().is_some()).then(|| path.to_owned())
+    (is_plain && path.file_name().is_some()).then(|| path.to_owned())
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_path_leaves_the_root() {
+    fn paths_never_leave_the_root() {
         for path in [
             "/../etc/passwd",
             "/a/../../b",
@@ -76,8 +76,8 @@ mod tests {
             "a",
             "/./a",
         ] {
-            assert_eq!(relative(path), None, "{path}");
+            assert_eq!(relative_path(path), None, "{path}");
         }
-        assert_eq!(relative("/a/b.txt"), Some("a/b.txt".into()));
+        assert_eq!(relative_path("/a/b.txt"), Some("a/b.txt".into()));
     }
 }

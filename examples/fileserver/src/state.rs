@@ -39,7 +39,7 @@ const VERSION: u8 = 1;
 impl State {
     /// Encodes the state.
     pub fn encode(&self) -> Vec<u8> {
-        postcard::to_extend(self, vec![VERSION]).expect("the state has a form")
+        postcard::to_extend(self, vec![VERSION]).expect("a state can be encoded")
     }
 
     /// Decodes a state.
@@ -49,7 +49,7 @@ impl State {
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
         match bytes {
             [VERSION, rest @ ..] => Ok(postcard::from_bytes(rest)?),
-            _ => anyhow::bail!("not version {VERSION}"),
+            _ => anyhow::bail!("the state is not of version {VERSION}"),
         }
     }
 }

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stream_never_changes() {
+    fn stream_has_the_fixed_bytes() {
         let mut bytes = [0; 16];
         fill(0, &mut bytes);
         // SplitMix64 with seed 0 generates these two words first.
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_stream_has_the_digest_of_nothing() {
+    fn empty_stream_has_the_sha256_of_no_bytes() {
         assert_eq!(
             sha256(0),
             "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -78,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_part_is_a_part_of_the_whole(offset in 0..300usize, length in 0..300usize) {
+        fn any_part_equals_that_slice_of_the_stream(offset in 0..300usize, length in 0..300usize) {
             let mut whole = [0; 600];
             fill(0, &mut whole);
             let mut part = vec![0; length];

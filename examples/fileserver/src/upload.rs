@@ -124,7 +124,7 @@ impl Receiver {
 
     /// Returns the size of the next read, at most `most` bytes: not far beyond the body, because data after the body
     /// travels with the state.
-    pub fn appetite(&self, most: usize) -> usize {
+    pub fn next_read_bytes(&self, most: usize) -> usize {
         match self.upload.framing {
             Framing::Length(left) => usize::try_from(left).map_or(most, |left| left.min(most)),
             Framing::Chunked(_) => most.min(CHUNKED_READ_BYTES),
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_covers_bytes_that_several_nodes_received() {
+    fn digest_covers_bytes_received_by_several_nodes() {
         let root = tempfile::tempdir().unwrap();
         let destination = Destination {
             partial: ".partial".into(),

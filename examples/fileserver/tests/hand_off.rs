@@ -4,7 +4,7 @@
 #[path = "../../../crates/api/tests/fake/mod.rs"]
 mod fake;
 #[path = "../src/synthetic.rs"]
-#[allow(dead_code, reason = "a part of the server's own module")]
+#[allow(dead_code, reason = "the test uses only a part of the server's module")]
 mod synthetic;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,19 +14,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fake::{Daemon, Peer, client, flow_of};
+use fake::{DaemonSession, FakeDaemon, connect_client, flow_of};
 use holdfast_api::app::{FromDaemon, ToDaemon};
 use holdfast_api::{Drain, FlowText};
 
 struct Server {
     process: Child,
-    peer: Peer,
+    peer: DaemonSession,
     address: SocketAddr,
     service: u32,
 }
 
 impl Server {
-    fn start(daemon: &Daemon, node: &str, more: &[&str]) -> Self {
+    fn start(daemon: &FakeDaemon, node: &str, more: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_fileserver"))
             .args(["--listen", "127.0.0.1:0", "--socket"])
             .arg(daemon.path())
@@ -35,8 +35,8 @@ impl Server {
             .spawn()
             .unwrap();
         let peer = daemon.accept();
-        peer.say(&FromDaemon::Opened { node: node.into() });
-        let service = peer.hear_serve("files");
+        peer.send(&FromDaemon::Opened { node: node.into() });
+        let service = peer.receive_serve("files");
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap())
             .read_line(&mut line)
@@ -63,14 +63,14 @@ impl Drop for Server {
     }
 }
 
-/// Requests a handoff of the flow and brings it to the acceptor, up to `Go`; `None` when the connection ended before.
-fn bring_over(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Option<()> {
-    donor.peer.say(&FromDaemon::Asked {
+/// Requests a handoff of the flow and brings it to the acceptor, up to `Activate`; `None` when the connection ended before.
+fn move_flow(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Option<()> {
+    donor.peer.send(&FromDaemon::HandoffRequested {
         flows: vec![flow],
         to: "other".into(),
         drain: Drain::None,
     });
-    let (message, descriptors) = donor.peer.hear();
+    let (message, descriptors) = donor.peer.receive();
     let ToDaemon::HandOff { mut items, .. } = message else {
         assert!(
             matches!(message, ToDaemon::Closed { .. } | ToDaemon::Declined { .. }),
@@ -78,7 +78,7 @@ fn bring_over(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Opt
         );
         return None;
     };
-    acceptor.peer.bring(
+    acceptor.peer.hand_over(
         id,
         acceptor.service,
         items.pop()?,
@@ -88,47 +88,52 @@ fn bring_over(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Opt
 }
 
 /// Moves the flow around until `stop`; `moved` counts the moves. Every third attempt fails.
-fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool, moved: &AtomicUsize) {
-    servers[0].peer.hear_accepted(1);
+fn move_until_stopped(
+    servers: &[Server; 2],
+    flow: FlowText,
+    stop: &AtomicBool,
+    moved: &AtomicUsize,
+) {
+    servers[0].peer.receive_accepted(1);
     let mut moves = 0;
     for id in 0.. {
         let (donor, acceptor) = (&servers[moves % 2], &servers[(moves + 1) % 2]);
-        if stop.load(Ordering::Acquire) || bring_over(donor, acceptor, flow, id).is_none() {
+        if stop.load(Ordering::Acquire) || move_flow(donor, acceptor, flow, id).is_none() {
             break;
         }
         if id % 3 == 2 {
             let reason = "not this time";
-            acceptor.peer.say(&FromDaemon::Cancel {
+            acceptor.peer.send(&FromDaemon::Cancel {
                 ids: vec![id],
                 reason: reason.into(),
             });
-            donor.peer.say(&FromDaemon::Kept {
+            donor.peer.send(&FromDaemon::Kept {
                 flows: vec![flow],
                 reason: reason.into(),
             });
         } else {
-            donor.peer.say(&FromDaemon::Gone {
+            donor.peer.send(&FromDaemon::Moved {
                 flows: vec![flow],
                 to: "other".into(),
             });
-            acceptor.peer.say(&FromDaemon::Go { ids: vec![id] });
+            acceptor.peer.send(&FromDaemon::Activate { ids: vec![id] });
             moves += 1;
             moved.store(moves, Ordering::Release);
         }
-        // A request together with `Go` would move the connection again before it makes any progress.
-        thread::sleep(PAUSE);
+        // A request together with `Activate` would move the connection again before it makes any progress.
+        thread::sleep(MOVE_PAUSE);
     }
 }
 
 /// Pause between two moves.
-const PAUSE: Duration = Duration::from_millis(3);
+const MOVE_PAUSE: Duration = Duration::from_millis(3);
 /// Maximum wait for the first move.
-const PATIENCE: Duration = Duration::from_secs(60);
+const FIRST_MOVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sets the stop flag when dropped: also when a test fails, which would otherwise wait forever.
-struct Stop<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -136,20 +141,20 @@ impl Drop for Stop<'_> {
 
 /// Runs `transfer` on a new connection that moves meanwhile; `transfer` gets the number of moves.
 fn while_moving<R>(
-    more: &[&str],
+    extra_args: &[&str],
     transfer: impl FnOnce(&mut TcpStream, &AtomicUsize) -> R,
 ) -> (R, usize) {
-    let daemon = Daemon::new();
+    let daemon = FakeDaemon::new();
     let servers = [
-        Server::start(&daemon, "n1", more),
-        Server::start(&daemon, "n2", more),
+        Server::start(&daemon, "n1", extra_args),
+        Server::start(&daemon, "n2", extra_args),
     ];
-    let mut client = client(servers[0].address);
+    let mut client = connect_client(servers[0].address);
     let flow = flow_of(&client);
     let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
     let result = thread::scope(|scope| {
-        scope.spawn(|| go_round(&servers, flow, &stop, &moved));
-        let _stopping = Stop(&stop);
+        scope.spawn(|| move_until_stopped(&servers, flow, &stop, &moved));
+        let _stopping = StopOnDrop(&stop);
         transfer(&mut client, &moved)
     });
     (result, moved.into_inner())
@@ -162,7 +167,7 @@ fn response(reader: &mut impl BufRead, with_body: bool) -> (String, Vec<u8>) {
         assert_ne!(
             reader.read_line(&mut head).unwrap(),
             0,
-            "the end inside a head: {head}"
+            "the connection ended inside a response head: {head}"
         );
     }
     let length = head
@@ -185,7 +190,7 @@ fn expected(offset: u64, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn downloads_go_on_wherever_they_are() {
+fn downloads_continue_across_moves() {
     // The rate makes the transfer long enough for moves; the test does not measure it.
     let (bodies, moves) = while_moving(&["--rate-mbit", "40"], |client, _| {
         write!(client, "GET /synthetic/{SIZE} HTTP/1.1\r\n\r\n").unwrap();
@@ -202,7 +207,7 @@ fn downloads_go_on_wherever_they_are() {
 }
 
 #[test]
-fn uploads_go_on_wherever_they_are() {
+fn uploads_continue_across_moves() {
     let root = tempfile::tempdir().unwrap();
     let body = expected(0, SIZE);
     let (answers, moves) = while_moving(
@@ -221,9 +226,12 @@ fn uploads_go_on_wherever_they_are() {
             }
             client.write_all(b"0\r\n\r\n").unwrap();
             let first = response(&mut reader, true).1;
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + FIRST_MOVE_TIMEOUT;
             while moved.load(Ordering::Acquire) < 3 {
-                assert!(Instant::now() < deadline, "exceeded time: it does not move");
+                assert!(
+                    Instant::now() < deadline,
+                    "exceeded time: the connection is not handed off"
+                );
                 write!(client, "PUT /digest HTTP/1.1\r\nContent-Length: 1\r\n\r\nx").unwrap();
                 response(&mut reader, true);
             }
@@ -237,25 +245,25 @@ fn uploads_go_on_wherever_they_are() {
         },
     );
     let answer = format!("{}  {SIZE}\n", synthetic::sha256(SIZE as u64));
-    for got in answers {
-        assert_eq!(String::from_utf8(got).unwrap(), answer);
+    for actual in answers {
+        assert_eq!(String::from_utf8(actual).unwrap(), answer);
     }
     assert!(std::fs::read(root.path().join("file")).unwrap() == body);
     assert_eq!(
         std::fs::read_dir(root.path()).unwrap().count(),
         1,
-        "nothing but the file"
+        "the directory must contain only the file"
     );
     assert!(moves >= 3, "moved {moves} times");
 }
 
 #[test]
-fn speaks_http() {
+fn http_requests_get_valid_responses() {
     let root = tempfile::tempdir().unwrap();
     std::fs::write(root.path().join("file"), "0123456789").unwrap();
-    let daemon = Daemon::new();
+    let daemon = FakeDaemon::new();
     let server = Server::start(&daemon, "n1", &["--root", root.path().to_str().unwrap()]);
-    let mut client = client(server.address);
+    let mut client = connect_client(server.address);
     let mut reader = BufReader::new(client.try_clone().unwrap());
     let mut ask = |request: &str, with_body| {
         client.write_all(request.as_bytes()).unwrap();
@@ -303,7 +311,7 @@ fn speaks_http() {
 }
 
 #[test]
-fn serves_without_a_daemon() {
+fn server_works_without_a_daemon() {
     let mut process = Command::new(env!("CARGO_BIN_EXE_fileserver"))
         .args(["--listen", "127.0.0.1:0", "--socket", "/nowhere/app.sock"])
         .stdout(Stdio::piped())
@@ -314,7 +322,7 @@ fn serves_without_a_daemon() {
     BufReader::new(process.stdout.take().unwrap())
         .read_line(&mut line)
         .unwrap();
-    let mut client = client(
+    let mut client = connect_client(
         line.trim()
             .strip_prefix("listening on ")
             .unwrap()
@@ -327,6 +335,6 @@ fn serves_without_a_daemon() {
     let (head, body) = response(&mut BufReader::new(client), true);
     assert!(head.contains("connection: close") && body == expected(0, 100));
     process.kill().unwrap();
-    let said = process.wait_with_output().unwrap().stderr;
-    assert!(String::from_utf8_lossy(&said).contains("without Holdfast"));
+    let stderr = process.wait_with_output().unwrap().stderr;
+    assert!(String::from_utf8_lossy(&stderr).contains("without Holdfast"));
 }

@@ -44,9 +44,9 @@ fn main() -> Result<()> {
     match &flags.key {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            registration.cookie_keys = vec![key(text.trim())?];
+            registration.cookie_keys = vec![parse_key(text.trim())?];
         }
-        None => eprintln!("lines: no --key: whatever state a user brings is believed"),
+        None => eprintln!("lines: no --key: states from users are accepted without a signature"),
     }
     let element = Element::register(&flags.socket, registration).with_context(|| {
         let path = flags.socket.display();
@@ -55,14 +55,14 @@ fn main() -> Result<()> {
     serve(&element)
 }
 
-fn key(text: &str) -> Result<[u8; 32]> {
-    let wrong = "a key has 64 hexadecimal digits";
+fn parse_key(text: &str) -> Result<[u8; 32]> {
+    let error = "a key has 64 hexadecimal digits";
     if text.len() != 64 || !text.is_ascii() {
-        bail!(wrong);
+        bail!(error);
     }
     let mut key = [0; 32];
     for (index, byte) in key.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).context(wrong)?;
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).context(error)?;
     }
     Ok(key)
 }
@@ -72,13 +72,13 @@ fn key(text: &str) -> Result<[u8; 32]> {
 struct Session {
     count: u64,
     /// The start of an incomplete line.
-    begun: Vec<u8>,
+    partial_line: Vec<u8>,
 }
 
 impl Session {
     fn state(&self) -> Vec<u8> {
         let mut state = self.count.to_be_bytes().to_vec();
-        state.extend(&self.begun);
+        state.extend(&self.partial_line);
         state
     }
 
@@ -86,19 +86,19 @@ impl Session {
         let (count, begun) = state.split_first_chunk()?;
         Some(Session {
             count: u64::from_be_bytes(*count),
-            begun: begun.to_vec(),
+            partial_line: begun.to_vec(),
         })
     }
 
     /// Handles received bytes; returns the answer.
-    fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
+    fn receive(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut answer = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
-            self.begun.extend(part);
+            self.partial_line.extend(part);
             if part.ends_with(b"\n") {
                 self.count += 1;
                 answer.extend(format!("{} ", self.count).into_bytes());
-                answer.append(&mut self.begun);
+                answer.append(&mut self.partial_line);
             }
         }
         answer
@@ -107,7 +107,7 @@ impl Session {
 
 fn serve(element: &Element) -> Result<()> {
     let mut sessions: HashMap<u64, Session> = HashMap::new();
-    while let Some(event) = element.next()? {
+    while let Some(event) = element.next_event()? {
         match event {
             ElementEvent::Registered { id, .. } => println!("registered as {id}"),
             ElementEvent::Refused { reason } => bail!("{reason}"),
@@ -116,25 +116,25 @@ fn serve(element: &Element) -> Result<()> {
             }
             ElementEvent::Resumed { session, state } => {
                 if let Some(known) = Session::from_state(&state) {
-                    println!("session {session} goes on after line {}", known.count);
+                    println!("session {session} resumes after line {}", known.count);
                     sessions.insert(session, known);
                 }
             }
             ElementEvent::Data { session, bytes } => {
-                let known = sessions.entry(session).or_default();
-                let answer = known.take(&bytes);
+                let session_state = sessions.entry(session).or_default();
+                let answer = session_state.receive(&bytes);
                 // Store the state first: then a user that has the answer also has the state that includes it.
-                element.keep(session, &known.state())?;
+                element.store_state(session, &session_state.state())?;
                 for part in answer.chunks(pool::DATA_BYTES_MAX) {
                     element.send(session, part)?;
                 }
             }
             ElementEvent::Closed { session } => drop(sessions.remove(&session)),
-            ElementEvent::HomeLost => println!("the registrar is lost"),
+            ElementEvent::HomeLost => println!("lost the registrar"),
             ElementEvent::Home { .. }
             | ElementEvent::NoRegistrar
             | ElementEvent::Expired
-            | ElementEvent::Left(_) => {}
+            | ElementEvent::Deregistered(_) => {}
         }
     }
     bail!("the pool daemon has ended")
@@ -145,26 +145,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_goes_on_from_its_state_wherever_it_is_cut() {
+    fn session_continues_from_its_state_after_any_cut() {
         let text = b"a\nbb\n\nccc\nd";
-        let mut whole = Session::default();
-        let answer = whole.take(text);
+        let mut uncut = Session::default();
+        let answer = uncut.receive(text);
         assert_eq!(answer, b"1 a\n2 bb\n3 \n4 ccc\n");
         for cut in 0..=text.len() {
             let mut first = Session::default();
-            let mut answers = first.take(&text[..cut]);
+            let mut answers = first.receive(&text[..cut]);
             let mut second = Session::from_state(&first.state()).unwrap();
-            answers.extend(second.take(&text[cut..]));
-            assert_eq!((answers, &second), (answer.clone(), &whole), "{cut}");
+            answers.extend(second.receive(&text[cut..]));
+            assert_eq!((answers, &second), (answer.clone(), &uncut), "{cut}");
         }
         assert_eq!(Session::from_state(b"short"), None);
     }
 
     #[test]
-    fn keys_are_64_digits() {
-        assert_eq!(key(&"0f".repeat(32)).unwrap(), [15; 32]);
+    fn key_needs_64_hexadecimal_digits() {
+        assert_eq!(parse_key(&"0f".repeat(32)).unwrap(), [15; 32]);
         for wrong in ["", "0f", &"zz".repeat(32), &"é".repeat(32)] {
-            assert!(key(wrong).is_err(), "{wrong}");
+            assert!(parse_key(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -8,13 +8,13 @@ use anyhow::Result;
 use rustix::event::epoll;
 use rustix::fd::{AsRawFd, OwnedFd};
 
-use crate::status::{Counts, add, less};
+use crate::status::{Counts, add, subtract};
 
 /// Maximum size of one read, in bytes.
 const BUFFER_BYTES: usize = 16 * 1024;
 /// Maximum number of events per wait.
-const EVENTS: usize = 1024;
-const LISTENER: u64 = u64::MAX;
+const EVENTS_MAX: usize = 1024;
+const LISTENER_KEY: u64 = u64::MAX;
 
 /// A listener with its epoll descriptor.
 pub struct Clients {
@@ -34,7 +34,7 @@ impl Clients {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(LISTENER);
+        let data = epoll::EventData::new_u64(LISTENER_KEY);
         epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
         Ok(Self { listener, epoll })
     }
@@ -42,7 +42,7 @@ impl Clients {
     /// Serves forever.
     pub fn serve(self, counts: &Counts) -> Result<()> {
         let mut clients: HashMap<u64, Client> = HashMap::new();
-        let mut events = Vec::with_capacity(EVENTS);
+        let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
             events.clear();
             match epoll::wait(
@@ -55,7 +55,7 @@ impl Clients {
             }
             for event in &events {
                 let key = event.data.u64();
-                if key == LISTENER {
+                if key == LISTENER_KEY {
                     self.accept(&mut clients, counts)?;
                     continue;
                 }
@@ -64,11 +64,11 @@ impl Clients {
                 };
                 let was_empty = client.pending.is_empty();
                 match client.serve(counts) {
-                    Ok(true) => self.look_for(key, client, was_empty)?,
+                    Ok(true) => self.update_interest(key, client, was_empty)?,
                     // Closing removes the socket from epoll. A broken connection is handled like an ended one.
                     Ok(false) | Err(_) => {
                         clients.remove(&key);
-                        less(&counts.connections, 1);
+                        subtract(&counts.connections, 1);
                     }
                 }
             }
@@ -96,7 +96,7 @@ impl Clients {
     }
 
     /// Waits for space in the send buffer while bytes are pending, otherwise for input.
-    fn look_for(&self, key: u64, client: &Client, was_empty: bool) -> io::Result<()> {
+    fn update_interest(&self, key: u64, client: &Client, was_empty: bool) -> io::Result<()> {
         if client.pending.is_empty() == was_empty {
             return Ok(());
         }
@@ -117,7 +117,7 @@ impl Client {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Ok(false),
                 Ok(length) => self.pending.extend(&buffer[..length]),
-                Err(error) => return passing(error),
+                Err(error) => return is_transient(error),
             }
         }
         match self.stream.write(&self.pending) {
@@ -126,13 +126,13 @@ impl Client {
                 add(&counts.bytes, length as u64);
                 Ok(true)
             }
-            Err(error) => passing(error),
+            Err(error) => is_transient(error),
         }
     }
 }
 
 /// Accepts the errors of a socket without data or buffer space, or of an interrupted thread.
-fn passing(error: io::Error) -> io::Result<bool> {
+fn is_transient(error: io::Error) -> io::Result<bool> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(true),
         _ => Err(error),

@@ -13,11 +13,11 @@ use crate::status::{Counts, add};
 
 /// Capability flags: protocol 4.1, secure connection, named authentication methods, transaction states.
 const CAPABILITIES: u32 = 0x0000_0200 | 0x0000_8000 | 0x0008_0000 | 0x0000_2000;
-const QUERY: u8 = 3;
-const ERROR: u8 = 0xff;
-const END: u8 = 0xfe;
+const COM_QUERY: u8 = 3;
+const ERR_PACKET: u8 = 0xff;
+const EOF_PACKET: u8 = 0xfe;
 /// Maximum time for an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A session with the server.
 pub struct Session {
@@ -29,12 +29,12 @@ impl Session {
     pub fn open(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         let mut session = Self { stream };
         let greeting = session.receive()?;
         ensure!(
             greeting.0.first() == Some(&10),
-            "not a greeting of version 10"
+            "the greeting does not have protocol version 10"
         );
         let mut answer = CAPABILITIES.to_le_bytes().to_vec();
         answer.extend((1u32 << 24).to_le_bytes());
@@ -46,7 +46,7 @@ impl Session {
         answer.push(0);
         answer.extend(b"mysql_native_password\0");
         session.send(greeting.1.wrapping_add(1), &answer)?;
-        session.done()?;
+        session.receive_ok()?;
         for statement in [
             "CREATE DATABASE IF NOT EXISTS world",
             "CREATE TEMPORARY TABLE world.zone (turn BIGINT, connections BIGINT)",
@@ -59,7 +59,7 @@ impl Session {
 
     /// Changes the table and reads it, forever: the turn must be the next one, which only this very session knows. On
     /// an error, prints it and ends without opening another session.
-    pub fn keep_asking(mut self, pause: Duration, counts: &Counts) {
+    pub fn run_transactions(mut self, pause: Duration, counts: &Counts) {
         for turn in 1.. {
             let connections = counts
                 .connections
@@ -67,7 +67,7 @@ impl Session {
             match self.transaction(turn, connections) {
                 Ok(()) => add(&counts.queries, 1),
                 Err(error) => {
-                    eprintln!("zone: the database: {error:#}");
+                    eprintln!("zone: the database session failed: {error:#}");
                     return add(&counts.query_errors, 1);
                 }
             }
@@ -78,47 +78,61 @@ impl Session {
     fn transaction(&mut self, turn: u64, connections: u64) -> Result<()> {
         let update = "UPDATE world.zone SET turn = turn + 1, connections =";
         self.execute(&format!("{update} {connections}"))?;
-        let row = self.row("SELECT turn, connections FROM world.zone")?;
+        let row = self.query_row("SELECT turn, connections FROM world.zone")?;
         let expected = [turn.to_string(), connections.to_string()];
-        ensure!(row == expected, "{row:?} instead of {expected:?}");
+        ensure!(
+            row == expected,
+            "the table has {row:?} instead of {expected:?}"
+        );
         Ok(())
     }
 
     fn execute(&mut self, statement: &str) -> Result<()> {
-        self.ask(statement)?;
-        self.done().with_context(|| statement.to_owned())
+        self.send_query(statement)?;
+        self.receive_ok().with_context(|| statement.to_owned())
     }
 
     /// Returns the texts of the only row of an answer.
-    fn row(&mut self, query: &str) -> Result<Vec<String>> {
-        self.ask(query)?;
-        let columns = usize::from(*self.answer()?.first().context("an empty answer")?);
+    fn query_row(&mut self, query: &str) -> Result<Vec<String>> {
+        self.send_query(query)?;
+        let columns = usize::from(
+            *self
+                .receive_answer()?
+                .first()
+                .context("the database sent an empty packet")?,
+        );
         // Skip the definitions of the columns.
         for _ in 0..columns {
-            self.answer()?;
+            self.receive_answer()?;
         }
-        ensure!(is_end(&self.answer()?), "columns without end");
-        let row = self.answer()?;
-        ensure!(is_end(&self.answer()?), "more than one row");
-        texts(&row).context("a row that ends early")
+        ensure!(
+            is_end(&self.receive_answer()?),
+            "the column definitions have no end packet"
+        );
+        let row = self.receive_answer()?;
+        ensure!(
+            is_end(&self.receive_answer()?),
+            "the query returned more than one row"
+        );
+        decode_texts(&row).context("the row is truncated")
     }
 
-    fn ask(&mut self, query: &str) -> Result<()> {
-        self.send(0, &[&[QUERY], query.as_bytes()].concat())
+    fn send_query(&mut self, query: &str) -> Result<()> {
+        self.send(0, &[&[COM_QUERY], query.as_bytes()].concat())
     }
 
     /// Waits for an OK packet.
-    fn done(&mut self) -> Result<()> {
-        match self.answer()?.first() {
+    fn receive_ok(&mut self) -> Result<()> {
+        match self.receive_answer()?.first() {
             Some(0) => Ok(()),
-            other => bail!("{other:?} instead of an OK"),
+            other => bail!("{other:?} instead of an OK packet"),
         }
     }
 
     /// Receives a packet that is not an error.
-    fn answer(&mut self) -> Result<Vec<u8>> {
+    fn receive_answer(&mut self) -> Result<Vec<u8>> {
         let (packet, _) = self.receive()?;
-        if packet.first() == Some(&ERROR) {
+        if packet.first() == Some(&ERR_PACKET) {
             bail!(
                 "{}",
                 String::from_utf8_lossy(packet.get(3..).unwrap_or_default())
@@ -139,22 +153,22 @@ impl Session {
 
     fn send(&mut self, number: u8, packet: &[u8]) -> Result<()> {
         let [a, b, c, _] = (packet.len() as u32).to_le_bytes();
-        let whole = [&[a, b, c, number], packet].concat();
-        Ok(self.stream.write_all(&whole)?)
+        let framed = [&[a, b, c, number], packet].concat();
+        Ok(self.stream.write_all(&framed)?)
     }
 }
 
 fn is_end(packet: &[u8]) -> bool {
-    packet.first() == Some(&END) && packet.len() < 9
+    packet.first() == Some(&EOF_PACKET) && packet.len() < 9
 }
 
 /// Decodes texts of less than 251 bytes each.
-fn texts(mut row: &[u8]) -> Option<Vec<String>> {
-    let mut all = Vec::new();
+fn decode_texts(mut row: &[u8]) -> Option<Vec<String>> {
+    let mut decoded = Vec::new();
     while let Some((length, rest)) = row.split_first() {
         let (text, behind) = rest.split_at_checked(usize::from(*length))?;
-        all.push(String::from_utf8_lossy(text).into_owned());
+        decoded.push(String::from_utf8_lossy(text).into_owned());
         row = behind;
     }
-    Some(all)
+    Some(decoded)
 }

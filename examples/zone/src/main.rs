@@ -40,15 +40,15 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let clients = clients::Clients::listen(args.listen).context("the clients' socket")?;
+    let clients = clients::Clients::listen(args.listen).context("listen for clients")?;
     // Start the status socket second: when it answers, clients can connect to the other.
-    let counts = status::serve(args.status).context("the status socket")?;
+    let counts = status::serve(args.status).context("listen for status requests")?;
     let memory = memory::Memory::new(args.memory_mib);
-    spawn(move || memory.keep_writing(args.dirty_mib_per_s, counts));
+    spawn(move || memory.write_forever(args.dirty_mib_per_s, counts));
     if let Some(address) = args.database {
-        let session = database::Session::open(address).context("the database")?;
+        let session = database::Session::open(address).context("open the database session")?;
         let pause = Duration::from_millis(args.query_every_ms);
-        spawn(move || session.keep_asking(pause, counts));
+        spawn(move || session.run_transactions(pause, counts));
     }
     clients.serve(counts)
 }

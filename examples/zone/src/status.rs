@@ -27,7 +27,7 @@ pub fn add(count: &AtomicU64, number: u64) {
 }
 
 /// Subtracts from a counter.
-pub fn less(count: &AtomicU64, number: u64) {
+pub fn subtract(count: &AtomicU64, number: u64) {
     count.fetch_sub(number, Ordering::Relaxed);
 }
 

@@ -1,13 +1,13 @@
 //! Writes the corpus: one frame of each kind, streams of several frames, flows and packets.
 #![forbid(unsafe_code)]
 
-mod images;
-mod pools;
+mod pool_messages;
+mod process_images;
 
 use bytes::Bytes;
 use holdfast_api::app;
 use holdfast_fuzz::handoff::flow;
-use holdfast_fuzz::state::State;
+use holdfast_fuzz::socket_state::State;
 use holdfast_sys::tcp_info::TcpState;
 use holdfast_sys::tcp_repair::{SocketOptions, TcpDynamic, TcpStatic};
 use holdfast_sys::tun::{DATA_VALID, VnetHeader};
@@ -21,53 +21,53 @@ fn main() -> std::io::Result<()> {
     let frames = frames();
     for frame in &frames {
         let name = frame.name().to_lowercase();
-        write(
+        write_input(
             "frame",
             &format!("stream-{name}"),
             &stream(254, std::slice::from_ref(frame)),
         )?;
         let body = &stream(1, std::slice::from_ref(frame))[6..];
-        write("frame", &format!("body-{name}"), &[&[1], body].concat())?;
+        write_input("frame", &format!("body-{name}"), &[&[1], body].concat())?;
     }
-    write("frame", "stream-all", &stream(6, &frames))?;
+    write_input("frame", "stream-all", &stream(6, &frames))?;
     // `choice` modulo 3: 0 if this node holds the steering table, 1 or 2 if a peer does. Below 64 node 2 sends first,
     // otherwise node 3.
     for choice in [0, 1, 2, 64, 65, 66] {
-        write(
+        write_input(
             "handoff",
             &format!("all-{choice}"),
             &stream(choice, &frames),
         )?;
     }
-    write("handoff", "given", &stream(0, &given()))?;
-    write("handoff", "taken", &stream(66, &taken()))?;
+    write_input("handoff", "given", &stream(0, &donor_answers()))?;
+    write_input("handoff", "taken", &stream(66, &acceptor_frames()))?;
     let texts = [
         "tcp:10.0.0.1:80-10.0.1.2:4242",
         "udp:[fd00::1]:53-[fd00::2]:4242",
         "tcp:[::ffff:10.0.0.1]:80-[::ffff:10.0.1.2]:4242",
     ];
     for (index, text) in texts.iter().enumerate() {
-        write("flow", &format!("{index}"), text.as_bytes())?;
+        write_input("flow", &format!("{index}"), text.as_bytes())?;
     }
     for (name, example) in holdfast_fuzz::arena::examples() {
-        write("arena", name, &example)?;
+        write_input("arena", name, &example)?;
     }
-    packets()?;
-    states()?;
-    images::images()?;
-    for (name, example) in holdfast_fuzz::conversation::examples() {
-        write("conversation", name, &example)?;
+    write_packets()?;
+    write_states()?;
+    process_images::write_images()?;
+    for (name, example) in holdfast_fuzz::migration_messages::examples() {
+        write_input("conversation", name, &example)?;
     }
-    write("vdso", "example", &holdfast_fuzz::vdso::example())?;
-    messages()?;
-    pools::pool()?;
-    pools::rserpool()?;
-    pools::registrar()?;
-    pools::asap_stream()?;
-    held()
+    write_input("vdso", "example", &holdfast_fuzz::vdso::example_vdso())?;
+    write_messages()?;
+    pool_messages::write_pool_messages()?;
+    pool_messages::write_rserpool_messages()?;
+    pool_messages::write_registrar_streams()?;
+    pool_messages::write_asap_streams()?;
+    write_held_packets()
 }
 
-fn write(target: &str, name: &str, data: &[u8]) -> std::io::Result<()> {
+fn write_input(target: &str, name: &str, data: &[u8]) -> std::io::Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target);
@@ -157,15 +157,15 @@ fn frames() -> Vec<Frame> {
             group: "lab".to_owned(),
         },
         prepare(2),
-        Frame::Prepared {
+        Frame::PrepareResponse {
             batch: batch(1, 3),
             results: vec![Ok(()), Err("full".to_owned()), Ok(())],
         },
-        Frame::Ask {
+        Frame::ChangeRequest {
             request: 1,
             changes: changes(),
         },
-        Frame::Answer {
+        Frame::ChangeResponse {
             request: 4,
             results: vec![Ok(Some(owned)), Ok(None), refused],
         },
@@ -179,7 +179,7 @@ fn frames() -> Vec<Frame> {
             request: 1,
             flows: vec![flow(1), flow(2)],
         },
-        Frame::QueryAnswer {
+        Frame::QueryResponse {
             request: 1,
             records: vec![Some(owned), None],
         },
@@ -202,8 +202,8 @@ fn done(seq: u64) -> Frame {
 }
 
 /// Returns an acceptor's answers to the batch that the machine gives.
-fn given() -> Vec<Frame> {
-    let prepared = |seq| Frame::Prepared {
+fn donor_answers() -> Vec<Frame> {
+    let prepared = |seq| Frame::PrepareResponse {
         batch: batch(1, seq),
         results: vec![Ok(()); 3],
     };
@@ -216,12 +216,12 @@ fn given() -> Vec<Frame> {
 }
 
 /// Returns a donor's frames for a batch that the machine takes; the donor is node 3, which sends first.
-fn taken() -> Vec<Frame> {
+fn acceptor_frames() -> Vec<Frame> {
     let ping = Frame::Ping { token: 1 };
     vec![prepare(3), ping.clone(), state(3), ping]
 }
 
-fn packets() -> std::io::Result<()> {
+fn write_packets() -> std::io::Result<()> {
     // IPv4 and TCP with one byte of payload; lengths and headers are valid, checksums are not checked.
     let mut v4 = vec![
         0x45, 0, 0, 41, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 1, 2, 10, 0, 0, 1,
@@ -230,20 +230,20 @@ fn packets() -> std::io::Result<()> {
         16, 146, 0, 80, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 1, 0, 0, 0, 0, 0, b'x',
     ];
     v4.extend(tcp);
-    write("packet", "tcp4", &v4)?;
+    write_input("packet", "tcp4", &v4)?;
     let mut v6 = vec![0x60, 0, 0, 0, 0, 21, 6, 64];
     v6.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
     v6.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
     v6.extend(tcp);
-    write("packet", "tcp6", &v6)?;
+    write_input("packet", "tcp6", &v6)?;
     let mut udp = vec![
         0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 1, 2, 10, 0, 0, 1,
     ];
     udp.extend([16, 146, 0, 53, 0, 9, 0, 0, b'x']);
-    write("packet", "udp4", &udp)
+    write_input("packet", "udp4", &udp)
 }
 
-fn states() -> std::io::Result<()> {
+fn write_states() -> std::io::Result<()> {
     let mut options = SocketOptions::default();
     options.congestion_control = "cubic".to_owned();
     for (name, state) in [
@@ -270,22 +270,26 @@ fn states() -> std::io::Result<()> {
             unsent: 6,
             ..TcpDynamic::default()
         };
-        let bytes = postcard::to_stdvec(&State { fixed, dynamic }).expect("plain data");
-        write("state", name, &bytes)?;
+        let bytes = postcard::to_stdvec(&State {
+            static_state: fixed,
+            dynamic,
+        })
+        .expect("plain data");
+        write_input("state", name, &bytes)?;
     }
     Ok(())
 }
 
-fn messages() -> std::io::Result<()> {
+fn write_messages() -> std::io::Result<()> {
     let flow = "udp:10.0.0.1:53-10.0.1.2:4242".parse().expect("a flow");
     let item = app::HandOffItem {
         flow,
         application_state: b"state".to_vec(),
         descriptor: true,
     };
-    let piece = app::Piece {
+    let piece = app::DatagramPiece {
         bytes: b"datagram".to_vec(),
-        more: false,
+        is_continued: false,
     };
     let to_daemon = [
         app::ToDaemon::Open {
@@ -307,7 +311,7 @@ fn messages() -> std::io::Result<()> {
     ];
     for (index, message) in to_daemon.iter().enumerate() {
         let bytes = app::encode(message).expect("small");
-        write("app", &format!("to-{index}"), &bytes)?;
+        write_input("app", &format!("to-{index}"), &bytes)?;
     }
     let from_daemon = [
         app::FromDaemon::Opened {
@@ -326,13 +330,13 @@ fn messages() -> std::io::Result<()> {
     ];
     for (index, message) in from_daemon.iter().enumerate() {
         let bytes = app::encode(message).expect("small");
-        write("app", &format!("from-{index}"), &bytes)?;
+        write_input("app", &format!("from-{index}"), &bytes)?;
     }
     Ok(())
 }
 
 /// Writes the packets of `packet` as a TUN returns them.
-fn held() -> std::io::Result<()> {
+fn write_held_packets() -> std::io::Result<()> {
     let header = VnetHeader {
         flags: DATA_VALID,
         ..VnetHeader::default()
@@ -340,7 +344,7 @@ fn held() -> std::io::Result<()> {
     for name in ["tcp4", "tcp6", "udp4"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/packet");
         let packet = std::fs::read(folder.join(name))?;
-        write("vnet", name, &[&header.to_bytes()[..], &packet].concat())?;
+        write_input("vnet", name, &[&header.to_bytes()[..], &packet].concat())?;
     }
     Ok(())
 }

@@ -2,5 +2,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    holdfast_fuzz::driver::main("app", holdfast_fuzz::app::run)
+    holdfast_fuzz::driver::main("app", holdfast_fuzz::program_messages::run)
 }

@@ -2,5 +2,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    holdfast_fuzz::driver::main("conversation", holdfast_fuzz::conversation::run)
+    holdfast_fuzz::driver::main("conversation", holdfast_fuzz::migration_messages::run)
 }

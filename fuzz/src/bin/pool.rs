@@ -2,5 +2,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    holdfast_fuzz::driver::main("pool", holdfast_fuzz::pool::run)
+    holdfast_fuzz::driver::main("pool", holdfast_fuzz::pool_messages::run)
 }

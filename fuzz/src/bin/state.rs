@@ -2,5 +2,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    holdfast_fuzz::driver::main("state", holdfast_fuzz::state::run)
+    holdfast_fuzz::driver::main("state", holdfast_fuzz::socket_state::run)
 }

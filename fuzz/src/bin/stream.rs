@@ -2,5 +2,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    holdfast_fuzz::driver::main("stream", holdfast_fuzz::stream::run)
+    holdfast_fuzz::driver::main("stream", holdfast_fuzz::asap_stream::run)
 }

@@ -2,5 +2,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    holdfast_fuzz::driver::main("vnet", holdfast_fuzz::vnet::run)
+    holdfast_fuzz::driver::main("vnet", holdfast_fuzz::vnet_header::run)
 }

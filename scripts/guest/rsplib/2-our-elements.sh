@@ -23,7 +23,7 @@ scenario() {
     rsplib_registrar p1 2 00000002
     within 60 "rsplib's registrar serves" grep -q 'registrar is ready' "$logs/p1.log"
     rsplib_registrar p2 4 00000004
-    within 60 "its second one too" grep -q 'registrar is ready' "$logs/p2.log"
+    within 60 "rsplib's second registrar serves" grep -q 'registrar is ready' "$logs/p2.log"
     our_element
     our_user
     policies
@@ -51,10 +51,10 @@ our_element() {
     ours echo OurPool --transport sctp --port 7777 -- sctp_echo serve 10.0.0.11:7777 9899
     local there='.elements | length == 1 and .[0].transport == "sctp" and .[0].addresses == ["10.0.0.11:7777"]'
     within 60 "our element registers, our user resolves it" resolves OurPool 2 "$there"
-    within 60 "at rsplib's other registrar too" resolves OurPool 4 "$there"
+    within 60 "our user resolves it at rsplib's other registrar" resolves OurPool 4 "$there"
     element=$(resolve OurPool 2 | jq -r '.elements[0].id')
     within 60 "our element answers keep-alives" grep -qa "Got EndpointKeepAliveAck for pool element \$$element" "$logs"/p[12].log
-    within 60 "rspterminal talks to it" answers u1 OurPool 10.0.0.2 "$element"
+    within 60 "rspterminal gets an answer from our element" answers u1 OurPool 10.0.0.2 "$element"
 }
 
 our_user() {
@@ -62,7 +62,7 @@ our_user() {
     rsplib_element second e2 00000022 EchoPool RoundRobin 10.0.0.2
     within 60 "our user resolves rspserver's pool" resolves EchoPool 2 \
         '.policy == "RR" and (.elements | length == 1) and .elements[0].transport == "sctp"'
-    within 60 "holdfast pool connect talks to it" talks
+    within 60 "holdfast pool connect gets an answer from rspserver" talks
     goes_on
 }
 
@@ -82,12 +82,12 @@ goes_on() {
     # Whichever it is at, it is at the other one in the end.
     end first
     echo two >&8
-    within 60 "it goes on though one element was killed" grep -qx two "$logs/session.log"
+    within 60 "the session continues after one element is killed" grep -qx two "$logs/session.log"
     rsplib_element third e2 00000023 EchoPool RoundRobin 10.0.0.2
-    within 60 "another element is there" grep -qa 'Successfully registered EchoPool/$00000023' "$logs/p1.log"
+    within 60 "another element registers" grep -qa 'Successfully registered EchoPool/$00000023' "$logs/p1.log"
     end second
     echo three >&8
-    within 60 "it goes on though the other was killed" grep -qx three "$logs/session.log"
+    within 60 "the session continues after the other element is killed" grep -qx three "$logs/session.log"
     exec 8>&-
 }
 
@@ -107,9 +107,9 @@ policies() {
     done
     echo 10 >/tmp/load
     ours changing Changing --policy LU --load 'cmd:cat /tmp/load' --every 0.5 --transport udp --port 5000 --address 10.0.0.11 -- sleep 1000
-    within 60 "a load is told" resolves Changing 2 '.elements[0].policy.load * 100 | round == 10'
+    within 60 "the load is reported" resolves Changing 2 '.elements[0].policy.load * 100 | round == 10'
     echo 60 >/tmp/load
-    within 60 "and told anew when it changes" resolves Changing 2 '.elements[0].policy.load * 100 | round == 60'
+    within 60 "a changed load is reported" resolves Changing 2 '.elements[0].policy.load * 100 | round == 60'
 }
 
 registrars_die() {
@@ -117,13 +117,13 @@ registrars_die() {
     within 60 "rsplib's registrar died, ours are still known" resolves OurPool 4 '.elements | length == 1'
     within 60 "our element's home is the other registrar" grep -qa "Successfully registered OurPool/\$$element" "$logs/p2.log"
     rsplib_registrar p1 2 00000002
-    within 60 "it returns and knows ours" resolves OurPool 2 '.elements | length == 1'
+    within 60 "the registrar returns and knows our element" resolves OurPool 2 '.elements | length == 1'
 }
 
 elements_end() {
     end own-RR TERM
-    within 60 "our element that leaves is gone" unknown RR 4
-    at_once "it said so" grep -ahE 'Deregistration request for RR/' "$logs"/p1.log "$logs"/p2.log
+    within 60 "our element that leaves is removed" unknown RR 4
+    at_once "our element deregistered" grep -ahE 'Deregistration request for RR/' "$logs"/p1.log "$logs"/p2.log
     end echo
-    within 60 "our element that is killed is gone" unknown OurPool 4
+    within 60 "our killed element is removed" unknown OurPool 4
 }

@@ -60,7 +60,7 @@ an_element_dies() {
     within 60 "an element of rsplib's died, all checksums are equal" synchronised 2
     element_of r1
     element_of p1
-    within 60 "they return, all checksums are equal" synchronised 4
+    within 60 "the elements return, all checksums are equal" synchronised 4
 }
 
 their_registrar_dies() {
@@ -71,7 +71,7 @@ their_registrar_dies() {
     at_once "a user finds an element at rsplib's other registrar" answers u1 EchoPool 10.0.0.4 00000011 00000012 00000013 00000014
     run_registrar p1
     theirs=(p1 p2)
-    within 60 "it returns" connected
+    within 60 "the registrar returns" connected
     within 60 "all checksums are equal" synchronised 4
 }
 
@@ -82,7 +82,7 @@ our_registrar_dies() {
     within 60 "all checksums are equal" synchronised 4
     run_registrar r1
     ours=(r1 r2)
-    within 60 "it returns" connected
+    within 60 "the registrar returns" connected
     within 60 "all checksums are equal" synchronised 4
 }
 
@@ -92,7 +92,7 @@ only_theirs_are_left() {
     ours=(r1)
     end r2
     within 60 "our second registrar died, all checksums are equal" synchronised 4
-    within 60 "rsplib has forgotten it" connected
+    within 60 "rsplib has removed it from its peers" connected
     local before
     before=$(takeovers_of_r1)
     end r1
@@ -101,6 +101,6 @@ only_theirs_are_left() {
     run_registrar r1
     run_registrar r2
     ours=(r1 r2)
-    within 60 "ours return" connected
+    within 60 "our registrars return" connected
     within 60 "no element was lost, all checksums are equal" synchronised 4
 }

@@ -35,13 +35,13 @@ scenario() {
     our_registrar r1 1 00000001 "distance_step_ms = 100"
     within 30 "our registrar serves" is_ready r1
     rsplib_registrar p1 2 00000002
-    within 60 "rsplib's registrar is there" connected
+    within 60 "rsplib's registrar is connected" connected
     begin_elements
-    within 120 "all elements are at both" synchronised $((2 * ${#policies[@]}))
+    within 120 "both registrars know all elements" synchronised $((2 * ${#policies[@]}))
     for line in "${policies[@]}"; do
         # shellcheck disable=SC2086
         set -- $line
-        at_once "$1: our registrar read it" eval "pool r1 list --json | jq -e --arg name $1 'any(.pools[]; .handle == \$name and .policy == \$name and .elements == 2)'"
+        at_once "$1: our registrar knows the pool" eval "pool r1 list --json | jq -e --arg name $1 'any(.pools[]; .handle == \$name and .policy == \$name and .elements == 2)'"
         at_once "$1: a user finds an element at rsplib's registrar" answers u1 "$1" 10.0.0.2 "$(near_of "$1")" "$(far_of "$1")"
     done
     selections
@@ -114,13 +114,13 @@ distances() {
 selections() {
     at_once "RR takes turns" picked RR 4 "2 2"
     at_once "WRR takes turns by weight" picked WRR 8 "6 2"
-    at_once "RAND takes both" both RAND 40
-    at_once "WRAND takes both" both WRAND 80
+    at_once "RAND chooses both" both RAND 40
+    at_once "WRAND chooses both" both WRAND 80
     at_once "LU takes turns among equally used ones" picked LU 4 "2 2"
-    at_once "LUD adds what a session costs" picked LUD 6 "5 1"
-    at_once "PLU foresees what a session costs" picked PLU 4 "4 0"
-    at_once "RLU takes both" both RLU 40
+    at_once "LUD adds the load of a session" picked LUD 6 "5 1"
+    at_once "PLU anticipates the load of a session" picked PLU 4 "4 0"
+    at_once "RLU chooses both" both RLU 40
     within 60 "LU-DPF: the far element's distance is known" distances "[0,200]"
-    at_once "LU-DPF takes the near one" picked LU-DPF 4 "4 0"
-    at_once "and so does rsplib's registrar, by what ours tells it" picked LU-DPF 4 "4 0" 10.0.0.2
+    at_once "LU-DPF chooses the near element" picked LU-DPF 4 "4 0"
+    at_once "rsplib's registrar chooses the near element by our registrar's distance" picked LU-DPF 4 "4 0" 10.0.0.2
 }

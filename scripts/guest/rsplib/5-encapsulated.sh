@@ -14,9 +14,9 @@ scenario() {
     host u1 21 9899
     our_registrar r1 1 00000001 "remote_encapsulation_port = 9899"
     within 30 "our registrar serves" is_ready r1
-    at_once "at its UDP port" eval 'api r1 registrar | jq -e ".encapsulation_port == 9899"'
+    at_once "our registrar uses its UDP port" eval 'api r1 registrar | jq -e ".encapsulation_port == 9899"'
     rsplib_registrar p1 2 00000002
-    within 60 "rsplib's registrar is there" connected
+    within 60 "rsplib's registrar is connected" connected
     rsplib_element e1 e1 00000011 EchoPool RoundRobin 10.0.0.1
     rsplib_element e2 e2 00000012 EchoPool RoundRobin 10.0.0.2
     within 60 "an element registers at each" homes_are r1 EchoPool "00000011 00000001" "00000012 00000002"
@@ -29,7 +29,7 @@ scenario() {
     end e1
     within 60 "an element died" has_elements r1 EchoPool 00000012
     end capture TERM
-    at_once "nothing went over IP itself, much inside UDP" inside_udp
+    at_once "no packets directly over IP, many inside UDP" inside_udp
     at_once "no message was malformed" healthy
 }
 

@@ -30,14 +30,14 @@ impl Failure {
     /// Returns true if the only problem was time: nextest terminated the test, or every reported panic and error says
     /// so.
     pub fn is_exceeded_time(&self) -> bool {
-        let reports = reports(&self.output);
-        let all_late = reports.iter().all(|report| report.contains(EXCEEDED_TIME));
-        all_late && (self.kind == TIMEOUT || !reports.is_empty())
+        let reports = failure_reports(&self.output);
+        let all_timed_out = reports.iter().all(|report| report.contains(EXCEEDED_TIME));
+        all_timed_out && (self.kind == TIMEOUT || !reports.is_empty())
     }
 
     /// Returns the first panic or error, in one line of at most `REASON_MAX` characters.
     pub fn reason(&self) -> String {
-        let reports = reports(&self.output);
+        let reports = failure_reports(&self.output);
         let text = reports.first().unwrap_or(&self.kind);
         let words: Vec<&str> = text.split_whitespace().collect();
         words.join(" ").chars().take(REASON_MAX).collect()
@@ -45,18 +45,18 @@ impl Failure {
 }
 
 /// Returns the message of each panic, and the error that a test returned.
-fn reports(output: &str) -> Vec<String> {
+fn failure_reports(output: &str) -> Vec<String> {
     let mut reports: Vec<String> = Vec::new();
-    let mut inside = false;
+    let mut in_report = false;
     for line in output.lines() {
         let is_panic = line.starts_with("thread '") && line.contains("panicked at");
         if is_panic || line.starts_with("Error: ") {
             reports.push(String::new());
-            inside = true;
+            in_report = true;
         } else if line.starts_with("note: run with") || line.starts_with("stack backtrace:") {
-            inside = false;
+            in_report = false;
         }
-        if let (true, Some(report)) = (inside, reports.last_mut()) {
+        if let (true, Some(report)) = (in_report, reports.last_mut()) {
             report.push_str(line);
             report.push('\n');
         }
@@ -68,49 +68,49 @@ fn reports(output: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn is_late(kind: &str, output: &str) -> bool {
+    fn is_exceeded(kind: &str, output: &str) -> bool {
         Failure::new(kind, output).is_exceeded_time()
     }
 
     #[test]
-    fn test_that_nextest_ended_is_late() {
-        assert!(is_late(TIMEOUT, "running 1 test\n"));
-        assert!(is_late(TIMEOUT, ""));
+    fn test_terminated_by_nextest_exceeds_time() {
+        assert!(is_exceeded(TIMEOUT, "running 1 test\n"));
+        assert!(is_exceeded(TIMEOUT, ""));
     }
 
     #[test]
-    fn wrong_result_before_the_end_of_time_is_wrong() {
+    fn wrong_result_before_timeout_is_wrong() {
         let output = "thread 'client' (8) panicked at c.rs:3:1:\nreset by peer\n";
-        assert!(!is_late(TIMEOUT, output));
+        assert!(!is_exceeded(TIMEOUT, output));
     }
 
     #[test]
-    fn panic_is_late_by_its_message_alone() {
+    fn panic_exceeds_time_by_message_alone() {
         let late = "thread 'main' (8) panicked at c.rs:3:1:\nexceeded time: no answer\n\
                     note: run with `RUST_BACKTRACE=1` to display a backtrace\n";
-        assert!(is_late("test failure", late));
+        assert!(is_exceeded("test failure", late));
         let wrong = "thread 'main' (8) panicked at c.rs:3:1:\nassertion failed\n\
                      note: run with `RUST_BACKTRACE=1` to display a backtrace\nexceeded time: elsewhere\n";
-        assert!(!is_late("test failure", wrong));
+        assert!(!is_exceeded("test failure", wrong));
     }
 
     #[test]
-    fn one_wrong_report_among_late_ones_is_wrong() {
+    fn wrong_report_among_timeouts_is_wrong() {
         let both = "thread 'a' (8) panicked at c.rs:3:1:\n127 wrong bytes\n\
                     thread 'main' (7) panicked at c.rs:9:1:\nexceeded time: no answer\n";
-        assert!(!is_late("test failure", both));
+        assert!(!is_exceeded("test failure", both));
     }
 
     #[test]
-    fn returned_error_is_late_by_its_causes() {
+    fn returned_error_exceeds_time_by_causes() {
         let output =
             "Error: move it to n2\n\nCaused by:\n    exceeded time: waited 60s until it moves\n";
-        assert!(is_late("test failure", output));
-        assert!(!is_late("test failure", "Error: move it to n2\n"));
+        assert!(is_exceeded("test failure", output));
+        assert!(!is_exceeded("test failure", "Error: move it to n2\n"));
     }
 
     #[test]
-    fn reason_is_the_first_report_in_one_line() {
+    fn reason_is_first_report_in_one_line() {
         let output =
             "thread 'a' (8) panicked at c.rs:3:1:\nassertion failed\n  left: 1\nError: no\n";
         let reason = Failure::new("test failure", output).reason();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_without_a_report_is_wrong() {
-        assert!(!is_late("test failure", "killed by a signal\n"));
+    fn failure_without_report_is_wrong() {
+        assert!(!is_exceeded("test failure", "killed by a signal\n"));
     }
 }

@@ -18,9 +18,9 @@ use self::report::{Report, TestCase};
 /// Number of flaky tests that a run may have and still pass.
 const FLAKY_MAX: usize = 3;
 /// Number of tests in the list of the slowest.
-const SLOWEST: usize = 20;
+const SLOWEST_LISTED: usize = 20;
 /// nextest's report file, relative to the checkout (`store.dir` and `junit.path` in `.config/nextest.toml`).
-const REPORT: &str = "target/nextest/default/junit.xml";
+const REPORT_PATH: &str = "target/nextest/default/junit.xml";
 
 /// Result of both passes.
 #[derive(Debug, Default)]
@@ -37,9 +37,9 @@ struct Outcome {
 ///
 /// When nextest cannot build or list the tests, or writes no report.
 pub fn run(root: &Path, selection: &[&str]) -> Result<ExitCode> {
-    let first = pass(root, selection, &[])?;
+    let first = run_nextest(root, selection, &[])?;
     print_slowest(&first);
-    let outcome = judge(first, |names| {
+    let outcome = classify_and_rerun(first, |names| {
         let filter = names
             .iter()
             .map(|test| format!("(binary_id(={}) & test(={}))", test.binary, test.name))
@@ -49,27 +49,27 @@ pub fn run(root: &Path, selection: &[&str]) -> Result<ExitCode> {
             "\nsecond pass, one test at a time: {} exceeded their time",
             names.len()
         );
-        pass(root, selection, &["--test-threads", "1", "-E", &filter])
+        run_nextest(root, selection, &["--test-threads", "1", "-E", &filter])
     })?;
     Ok(print_outcome(&outcome))
 }
 
 /// Runs nextest once and reads its report.
-fn pass(root: &Path, selection: &[&str], more: &[&str]) -> Result<Report> {
-    let report = root.join(REPORT);
+fn run_nextest(root: &Path, selection: &[&str], extra_arguments: &[&str]) -> Result<Report> {
+    let report = root.join(REPORT_PATH);
     if report.exists() {
         std::fs::remove_file(&report).with_context(|| format!("remove {}", report.display()))?;
     }
     let mut cargo = Command::new("cargo");
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(is_of_this_package) {
+        if name.to_str().is_some_and(is_set_by_cargo) {
             cargo.env_remove(name);
         }
     }
     let status = cargo
         .args(["nextest", "run", "--locked", "--no-fail-fast"])
         .args(selection)
-        .args(more)
+        .args(extra_arguments)
         .current_dir(root)
         .status()
         .context("run cargo nextest; `./x test` installs it")?;
@@ -86,35 +86,38 @@ fn pass(root: &Path, selection: &[&str], more: &[&str]) -> Result<Report> {
 /// Returns true if Cargo has set a variable for this program. Build scripts read some of these: if the values differ
 /// from a manually started Cargo's, the scripts and all packages that depend on them are rebuilt, and rebuilt again by
 /// the next manual build.
-fn is_of_this_package(variable: &str) -> bool {
-    const BEGINNINGS: [&str; 4] = [
+fn is_set_by_cargo(variable: &str) -> bool {
+    const PREFIXES: [&str; 4] = [
         "CARGO_PKG_",
         "CARGO_MANIFEST_",
         "CARGO_CRATE_",
         "CARGO_BIN_",
     ];
     const NAMES: [&str; 3] = ["CARGO", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"];
-    let begins = BEGINNINGS.iter().any(|one| variable.starts_with(one));
+    let begins = PREFIXES.iter().any(|one| variable.starts_with(one));
     begins || NAMES.contains(&variable)
 }
 
 /// Sorts the first pass's failures, and repeats the tests that only exceeded their time.
-fn judge(first: Report, run_again: impl FnOnce(&[TestCase]) -> Result<Report>) -> Result<Outcome> {
+fn classify_and_rerun(
+    first: Report,
+    run_again: impl FnOnce(&[TestCase]) -> Result<Report>,
+) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let mut late = Vec::new();
+    let mut timed_out = Vec::new();
     for test in first.tests {
         match (&test.failure, &test.skipped) {
             (None, None) => outcome.passed += 1,
             (None, Some(reason)) => outcome.skipped.push(format!("{}: {reason}", test.title())),
-            (Some(failure), _) if failure.is_exceeded_time() => late.push(test),
+            (Some(failure), _) if failure.is_exceeded_time() => timed_out.push(test),
             (Some(failure), _) => outcome.failed.push(with_reason(&test, failure)),
         }
     }
-    if late.is_empty() {
+    if timed_out.is_empty() {
         return Ok(outcome);
     }
-    let again = run_again(&late)?;
-    for test in late {
+    let again = run_again(&timed_out)?;
+    for test in timed_out {
         let second = again
             .tests
             .iter()
@@ -142,7 +145,7 @@ fn print_slowest(report: &Report) {
     let mut tests: Vec<&TestCase> = report.tests.iter().collect();
     tests.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     println!("\nslowest tests:");
-    for test in tests.iter().take(SLOWEST) {
+    for test in tests.iter().take(SLOWEST_LISTED) {
         println!("{:8.1} s  {}", test.seconds, test.title());
     }
 }
@@ -167,15 +170,15 @@ fn print_outcome(outcome: &Outcome) -> ExitCode {
             outcome.flaky.len()
         );
     }
-    let good = outcome.failed.is_empty() && !too_many;
+    let is_success = outcome.failed.is_empty() && !too_many;
     println!(
         "test result: {}. {} passed; {} failed; {} ignored; 0 measured; 0 filtered out",
-        if good { "ok" } else { "FAILED" },
+        if is_success { "ok" } else { "FAILED" },
         outcome.passed,
         outcome.failed.len(),
         outcome.skipped.len()
     );
-    if good {
+    if is_success {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -196,13 +199,13 @@ mod tests {
         }
     }
 
-    const LATE: &str = "thread 'a' (7) panicked at a.rs:1:1:\nexceeded time: no answer\n";
-    const WRONG: &str = "thread 'a' (7) panicked at a.rs:1:1:\n127 wrong bytes\n";
+    const TIMEOUT_OUTPUT: &str = "thread 'a' (7) panicked at a.rs:1:1:\nexceeded time: no answer\n";
+    const WRONG_OUTPUT: &str = "thread 'a' (7) panicked at a.rs:1:1:\n127 wrong bytes\n";
 
     #[test]
-    fn variables_of_a_user_stay() {
+    fn user_variables_stay() {
         for set in ["CARGO", "CARGO_PKG_NAME", "CARGO_MANIFEST_DIR", "OUT_DIR"] {
-            assert!(is_of_this_package(set), "{set}");
+            assert!(is_set_by_cargo(set), "{set}");
         }
         for own in [
             "CARGO_TARGET_DIR",
@@ -210,16 +213,16 @@ mod tests {
             "CARGO_PROFILE_DEV_DEBUG",
             "PATH",
         ] {
-            assert!(!is_of_this_package(own), "{own}");
+            assert!(!is_set_by_cargo(own), "{own}");
         }
     }
 
     #[test]
-    fn late_test_that_passes_alone_is_flaky() {
+    fn timed_out_test_that_passes_alone_is_flaky() {
         let first = Report {
-            tests: vec![test("a", Some(LATE)), test("b", None)],
+            tests: vec![test("a", Some(TIMEOUT_OUTPUT)), test("b", None)],
         };
-        let outcome = judge(first, |late| {
+        let outcome = classify_and_rerun(first, |late| {
             assert_eq!(late.len(), 1);
             Ok(Report {
                 tests: vec![test("a", None)],
@@ -234,23 +237,23 @@ mod tests {
     #[test]
     fn wrong_result_is_not_run_again() {
         let first = Report {
-            tests: vec![test("a", Some(WRONG))],
+            tests: vec![test("a", Some(WRONG_OUTPUT))],
         };
-        let outcome = judge(first, |_| panic!("no second pass")).unwrap();
+        let outcome = classify_and_rerun(first, |_| panic!("no second pass")).unwrap();
         assert_eq!(outcome.failed.len(), 1);
         assert!(outcome.failed[0].starts_with("holdfast-bench::moves a: "));
         assert!(outcome.failed[0].ends_with("127 wrong bytes"));
     }
 
     #[test]
-    fn test_that_is_late_twice_fails() {
+    fn test_that_times_out_twice_fails() {
         let first = Report {
-            tests: vec![test("a", Some(LATE))],
+            tests: vec![test("a", Some(TIMEOUT_OUTPUT))],
         };
         let second = Report {
-            tests: vec![test("a", Some(LATE))],
+            tests: vec![test("a", Some(TIMEOUT_OUTPUT))],
         };
-        let outcome = judge(first, |_| Ok(second)).unwrap();
+        let outcome = classify_and_rerun(first, |_| Ok(second)).unwrap();
         assert_eq!(outcome.failed.len(), 1);
         assert!(outcome.flaky.is_empty());
     }
@@ -258,9 +261,9 @@ mod tests {
     #[test]
     fn test_missing_from_the_second_pass_is_an_error() {
         let first = Report {
-            tests: vec![test("a", Some(LATE))],
+            tests: vec![test("a", Some(TIMEOUT_OUTPUT))],
         };
-        assert!(judge(first, |_| Ok(Report::default())).is_err());
+        assert!(classify_and_rerun(first, |_| Ok(Report::default())).is_err());
     }
 
     #[test]

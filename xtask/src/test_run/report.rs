@@ -16,7 +16,7 @@ pub struct Report {
 pub struct TestCase {
     /// nextest's id of the test program: `holdfast-bench::moves`.
     pub binary: String,
-    /// Path of the test within its program: `followed::memory_follows`.
+    /// Path of the test within its program: `postcopy_migrates_there_and_back`.
     pub name: String,
     pub seconds: f64,
     /// `None` for a test that passed.
@@ -39,7 +39,7 @@ impl Report {
     ///
     /// When the text is not XML, or a test in it has no name or no program.
     pub fn parse(text: &str) -> Result<Report> {
-        let document = Document::parse(text).context("nextest's report is no XML")?;
+        let document = Document::parse(text).context("nextest's report is not XML")?;
         let tests = document
             .descendants()
             .filter(|node| node.has_tag_name("testcase"))
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_report_is_an_error() {
+    fn text_without_report_is_error() {
         assert!(Report::parse("no XML").is_err());
         assert!(Report::parse("<testsuites><testcase/></testsuites>").is_err());
     }

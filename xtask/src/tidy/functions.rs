@@ -4,11 +4,11 @@ use proc_macro2::{Span, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-use super::source::{Source, is_block, is_ident, is_punct, walk};
+use super::source::{Source, is_block, is_ident, is_punct, walk_tokens};
 
 /// A function and its size.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Function {
+pub struct FunctionSize {
     /// Name with the type and modules around it inside its file: `tests::Machine::step`.
     pub name: String,
     /// First line.
@@ -18,19 +18,19 @@ pub struct Function {
 }
 
 /// Returns the functions of a Rust file, including functions inside a macro's braces.
-pub fn rust(source: &Source) -> Vec<Function> {
-    let mut visitor = Visitor::default();
+pub fn rust_functions(source: &Source) -> Vec<FunctionSize> {
+    let mut visitor = FunctionVisitor::default();
     visitor.visit_file(&source.file);
     visitor.found
 }
 
 #[derive(Default)]
-struct Visitor {
+struct FunctionVisitor {
     scope: Vec<String>,
-    found: Vec<Function>,
+    found: Vec<FunctionSize>,
 }
 
-impl Visitor {
+impl FunctionVisitor {
     fn add(&mut self, name: &str, start: Span, end: Span) {
         let name = self
             .scope
@@ -40,28 +40,28 @@ impl Visitor {
             .collect::<Vec<_>>()
             .join("::");
         let line = start.start().line;
-        self.found.push(Function {
+        self.found.push(FunctionSize {
             name,
             line,
             lines: end.end().line + 1 - line,
         });
     }
 
-    fn inside(&mut self, scope: String, visit: impl FnOnce(&mut Self)) {
+    fn in_scope(&mut self, scope: String, visit: impl FnOnce(&mut Self)) {
         self.scope.push(scope);
         visit(self);
         self.scope.pop();
     }
 }
 
-impl<'ast> Visit<'ast> for Visitor {
+impl<'ast> Visit<'ast> for FunctionVisitor {
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         self.add(
             &item.sig.ident.to_string(),
             item.sig.span(),
             item.block.span(),
         );
-        self.inside(item.sig.ident.to_string(), |visitor| {
+        self.in_scope(item.sig.ident.to_string(), |visitor| {
             visit::visit_item_fn(visitor, item)
         });
     }
@@ -83,26 +83,26 @@ impl<'ast> Visit<'ast> for Visitor {
     }
 
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        self.inside(item.ident.to_string(), |visitor| {
+        self.in_scope(item.ident.to_string(), |visitor| {
             visit::visit_item_mod(visitor, item)
         });
     }
 
     fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
-        self.inside(item.ident.to_string(), |visitor| {
+        self.in_scope(item.ident.to_string(), |visitor| {
             visit::visit_item_trait(visitor, item)
         });
     }
 
     fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-        self.inside(type_name(&item.self_ty), |visitor| {
+        self.in_scope(type_name(&item.self_ty), |visitor| {
             visit::visit_item_impl(visitor, item)
         });
     }
 
     /// `syn` leaves a macro's tokens unparsed, but `proptest! { fn ... }` contains functions nevertheless.
     fn visit_macro(&mut self, mac: &'ast syn::Macro) {
-        walk(&mac.tokens, &mut |siblings, position| {
+        walk_tokens(&mac.tokens, &mut |siblings, position| {
             if !is_ident(siblings.get(position), "fn") {
                 return;
             }
@@ -138,20 +138,20 @@ fn type_name(ty: &syn::Type) -> String {
 }
 
 /// Returns the functions of a C file with definitions that start, and end with `}`, in the first column.
-pub fn c(text: &str) -> Vec<Function> {
+pub fn c_functions(text: &str) -> Vec<FunctionSize> {
     let mut found = Vec::new();
     let mut signature: Option<(usize, String)> = None;
-    let mut open: Option<(usize, String)> = None;
+    let mut open_function: Option<(usize, String)> = None;
     for (index, line) in text.lines().enumerate() {
-        if let Some((start, name)) = open.take() {
+        if let Some((start, name)) = open_function.take() {
             if line.starts_with('}') {
-                found.push(Function {
+                found.push(FunctionSize {
                     name,
                     line: start,
                     lines: index + 2 - start,
                 });
             } else {
-                open = Some((start, name));
+                open_function = Some((start, name));
             }
             continue;
         }
@@ -164,8 +164,8 @@ pub fn c(text: &str) -> Vec<Function> {
         let (start, mut head) = signature.take().unwrap_or((index + 1, String::new()));
         head.push_str(line.trim());
         head.push(' ');
-        if let Some(before) = head.trim_end().strip_suffix('{') {
-            open = c_name(before).map(|name| (start, name));
+        if let Some(signature_text) = head.trim_end().strip_suffix('{') {
+            open_function = c_function_name(signature_text).map(|name| (start, name));
         } else if !line.trim_end().ends_with(';') {
             signature = Some((start, head));
         }
@@ -174,7 +174,7 @@ pub fn c(text: &str) -> Vec<Function> {
 }
 
 /// Returns the name before the parameters; `None` for a structure, an initialiser or a list of constants.
-fn c_name(signature: &str) -> Option<String> {
+fn c_function_name(signature: &str) -> Option<String> {
     if signature.contains('=') || !signature.trim_end().ends_with(')') {
         return None;
     }
@@ -196,11 +196,11 @@ fn c_name(signature: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::tree;
     use super::super::source::parse;
+    use super::super::test_tree::tree;
     use super::*;
 
-    fn sizes(functions: Vec<Function>) -> Vec<(String, usize, usize)> {
+    fn sizes(functions: Vec<FunctionSize>) -> Vec<(String, usize, usize)> {
         functions
             .into_iter()
             .map(|function| (function.name, function.line, function.lines))
@@ -209,17 +209,17 @@ mod tests {
 
     fn rust_sizes(text: &str) -> Vec<(String, usize, usize)> {
         let tree = tree(&[("a.rs", text)]);
-        sizes(rust(&parse(&tree).0[0]))
+        sizes(rust_functions(&parse(&tree).0[0]))
     }
 
     #[test]
-    fn a_function_counts_from_signature_to_brace() {
+    fn function_size_spans_signature_to_brace() {
         let text = "/// Docs.\n#[inline]\nfn a(\n    x: u8,\n) {\n    x;\n}\n";
         assert_eq!(rust_sizes(text), [("a".into(), 3, 5)]);
     }
 
     #[test]
-    fn methods_carry_their_type_and_module() {
+    fn method_names_include_type_and_module() {
         let text =
             "mod m {\nimpl<T> Foo for &Bar<T> {\nfn b() {}\n}\ntrait T { fn c(); fn d() {\n} }\n}";
         assert_eq!(
@@ -235,15 +235,18 @@ mod tests {
     }
 
     #[test]
-    fn functions_in_macros_are_seen() {
+    fn functions_in_macros_are_found() {
         let text = "proptest! {\n#[test]\nfn p(x in 0..3) {\nx;\n}\n}\n";
         assert_eq!(rust_sizes(text), [("p".into(), 3, 3)]);
     }
 
     #[test]
-    fn c_functions_are_measured_and_structures_are_not() {
+    fn c_functions_are_measured_without_structures() {
         let text = "struct s {\n\tint a;\n};\n\nSEC(\"classifier\")\nint f(struct s *x)\n{\n\tif (x) {\n\t}\n\treturn 0;\n}\n\
                     static int g(int a,\n\t\tint b) {\n}\nint table[] = {\n1,\n};\n";
-        assert_eq!(sizes(c(text)), [("f".into(), 5, 7), ("g".into(), 12, 3)]);
+        assert_eq!(
+            sizes(c_functions(text)),
+            [("f".into(), 5, 7), ("g".into(), 12, 3)]
+        );
     }
 }

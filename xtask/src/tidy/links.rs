@@ -13,21 +13,21 @@ const ROOT_PAGES: &[&str] = &[
     "CHANGELOG.md",
 ];
 /// Every page below `docs/` must be linked from one of these; the last one is the index of its folder.
-const ENTRANCES: &[&str] = &["README.md", "ARCHITECTURE.md", "docs/decisions/README.md"];
+const ENTRY_PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "docs/decisions/README.md"];
 
 /// Checks that every relative link of a page names a file of the tree and, with `#`, a heading in it, and that no page
 /// is an orphan.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut reached = BTreeSet::new();
+    let mut linked_pages = BTreeSet::new();
     let is_page = |path: &str| {
         ROOT_PAGES.contains(&path) || path.starts_with("docs/") && path.ends_with(".md")
     };
     for (page, text) in tree.texts(is_page) {
-        for (line, link) in links(text) {
-            match resolve(tree, page, &link) {
-                Ok(target) if ENTRANCES.contains(&page) => {
-                    reached.insert(target);
+        for (line, link) in links_with_lines(text) {
+            match resolve_link(tree, page, &link) {
+                Ok(target) if ENTRY_PAGES.contains(&page) => {
+                    linked_pages.insert(target);
                 }
                 Ok(_) => {}
                 Err(reason) => {
@@ -37,11 +37,11 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         }
     }
     for (page, _) in tree.texts(|path| is_page(path) && path.starts_with("docs/")) {
-        if !reached.contains(page) {
+        if !linked_pages.contains(page) {
             findings.push(Finding::new(
                 page,
                 0,
-                format!("not linked from {}", ENTRANCES.join(" or ")),
+                format!("not linked from {}", ENTRY_PAGES.join(" or ")),
             ));
         }
     }
@@ -49,11 +49,11 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Returns the path of a link's target; links to other hosts are returned unchanged.
-fn resolve(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
-    let is_elsewhere = ["http://", "https://", "mailto:"]
+fn resolve_link(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
+    let is_external = ["http://", "https://", "mailto:"]
         .iter()
         .any(|scheme| link.starts_with(scheme));
-    if is_elsewhere {
+    if is_external {
         return Ok(link.to_owned());
     }
     let (path, anchor) = link
@@ -62,7 +62,7 @@ fn resolve(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
     let target = if path.is_empty() {
         page.to_owned()
     } else {
-        join(page, path).ok_or("leaves the checkout")?
+        join_path(page, path).ok_or("leaves the checkout")?
     };
     let is_folder = || {
         tree.files.keys().any(|file| {
@@ -72,8 +72,8 @@ fn resolve(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
     };
     match (tree.files.get(&target), anchor) {
         (Some(Some(text)), Some(anchor)) if target.ends_with(".md") => {
-            let found = anchors(text).contains(anchor);
-            if found {
+            let has_anchor = anchors(text).contains(anchor);
+            if has_anchor {
                 Ok(target)
             } else {
                 Err(format!("no heading #{anchor} in {target}"))
@@ -86,7 +86,7 @@ fn resolve(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
 }
 
 /// Resolves `path` relative to the folder of `page`.
-fn join(page: &str, path: &str) -> Option<String> {
+fn join_path(page: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();
     for part in path.trim_end_matches('/').split('/') {
@@ -102,10 +102,10 @@ fn join(page: &str, path: &str) -> Option<String> {
 }
 
 /// Returns the links of a page with their lines: `](target)`, `[name]: target`, and `src` and `href` of HTML.
-fn links(text: &str) -> Vec<(usize, String)> {
+fn links_with_lines(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
-    for (number, line) in prose(text) {
-        let line = without_code(line);
+    for (number, line) in lines_outside_code(text) {
+        let line = strip_inline_code(line);
         for (start, end) in [
             ("](", ')'),
             ("src=\"", '"'),
@@ -140,7 +140,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
 }
 
 /// Returns the lines outside fenced code, counted from 1.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn lines_outside_code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_code = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
         let is_fence = line.trim_start().starts_with("```");
@@ -149,14 +149,14 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-fn without_code(line: &str) -> String {
+fn strip_inline_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
 /// Returns the anchors of a page's headings, as GitHub generates them.
 fn anchors(text: &str) -> BTreeSet<String> {
-    let mut seen: HashMap<String, usize> = HashMap::new();
-    let headings = prose(text).filter_map(|(_, line)| {
+    let mut slug_counts: HashMap<String, usize> = HashMap::new();
+    let headings = lines_outside_code(text).filter_map(|(_, line)| {
         let title = line.trim_start_matches('#');
         (title.len() < line.len())
             .then(|| title.strip_prefix(' '))
@@ -164,8 +164,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
     });
     headings
         .map(|title| {
-            let slug = slug(title.trim());
-            let count = seen.entry(slug.clone()).or_default();
+            let slug = heading_slug(title.trim());
+            let count = slug_counts.entry(slug.clone()).or_default();
             *count += 1;
             if *count == 1 {
                 slug
@@ -176,7 +176,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-fn slug(title: &str) -> String {
+fn heading_slug(title: &str) -> String {
     // A link in a heading contributes only its text.
     let mut text = String::new();
     let mut rest = title;
@@ -195,7 +195,7 @@ fn slug(title: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::tree;
+    use super::super::test_tree::tree;
     use super::*;
 
     fn messages(files: &[(&str, &str)]) -> Vec<String> {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_somewhere_pass() {
+    fn valid_links_pass() {
         let readme = "[a](docs/a.md), [h](docs/a.md#one-two), [s](#self) [c](crates/) <img src=\"p.svg\">\n# Self\n";
         let a = "# One, `two`\n[up](../README.md#self \"title\") [web](https://example.com/x)\n";
         let files = [
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_missing_file_is_found() {
+    fn link_to_missing_file_is_found() {
         assert_eq!(
             messages(&[("README.md", "\n[a](docs/a.md)\n")]),
             ["README.md:2: link `docs/a.md`: no file docs/a.md"]
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_missing_heading_is_found() {
+    fn link_to_missing_heading_is_found() {
         let found = messages(&[("README.md", "[a](#nowhere)\n# Somewhere\n")]);
         assert_eq!(
             found,
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn code_holds_no_links_and_no_headings() {
+    fn code_contains_no_links_or_headings() {
         assert!(messages(&[("README.md", "`[a](b.md)`\n```\n[a](b.md)\n```\n")]).is_empty());
         assert_eq!(
             messages(&[("README.md", "[a](#x)\n```\n# x\n```\n")]).len(),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_page_is_found() {
+    fn orphan_page_is_found() {
         let found = messages(&[
             ("README.md", ""),
             ("docs/a.md", ""),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn headings_get_the_names_that_a_browser_sees() {
+    fn heading_anchors_match_github() {
         let found = anchors("# A b\n## A b\n### What's `x --y`?\n#### [Link](z.md) c\n#no\n");
         assert_eq!(
             found,

@@ -1,15 +1,15 @@
 //! Style checks as a test: each module is one check, a pure function from the tree to findings.
 
-mod arrows;
-mod comments;
+mod comment_pronouns;
+mod crate_imports;
+mod forbidden_words;
 mod functions;
 mod links;
 mod purity;
 pub mod ratchet;
-mod sizes;
+mod size_limits;
 mod source;
 mod unsafe_code;
-mod words;
 
 use std::fmt;
 
@@ -45,14 +45,14 @@ impl fmt::Display for Finding {
 
 /// Runs every check; returns the findings sorted by position.
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    let mut findings = arrows::check(tree);
-    let (sources, unreadable) = source::parse(tree);
-    findings.extend(unreadable);
+    let mut findings = crate_imports::check(tree);
+    let (sources, parse_findings) = source::parse(tree);
+    findings.extend(parse_findings);
     findings.extend(purity::check(&sources));
     findings.extend(unsafe_code::check(tree, &sources));
-    findings.extend(words::check(tree, &sources));
-    findings.extend(comments::check(tree));
-    findings.extend(ratchet::check(tree, &sizes::measure(tree, &sources)));
+    findings.extend(forbidden_words::check(tree, &sources));
+    findings.extend(comment_pronouns::check(tree));
+    findings.extend(ratchet::check(tree, &size_limits::measure(tree, &sources)));
     findings.extend(links::check(tree));
     findings.sort();
     findings.dedup();
@@ -60,7 +60,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod fixture {
+mod test_tree {
     //! Small trees for the checks' tests.
 
     use super::Finding;
@@ -94,7 +94,7 @@ mod fixture {
     }
 
     /// Returns the positions of findings: `path:line`.
-    pub fn places(findings: &[Finding]) -> Vec<String> {
+    pub fn positions(findings: &[Finding]) -> Vec<String> {
         findings
             .iter()
             .map(|finding| format!("{}:{}", finding.path, finding.line))

@@ -3,12 +3,12 @@
 use proc_macro2::TokenTree;
 
 use super::Finding;
-use super::source::{Source, is_ident, is_punct, line, walk};
+use super::source::{Source, is_ident, is_punct, start_line, walk_tokens};
 
 /// Names that indicate a clock or an async runtime.
-const CLOCKS: &[&str] = &["Instant", "SystemTime", "tokio"];
+const CLOCK_NAMES: &[&str] = &["Instant", "SystemTime", "tokio"];
 /// Names that indicate IO.
-const IO: &[&str] = &[
+const IO_NAMES: &[&str] = &[
     "TcpStream",
     "TcpListener",
     "UdpSocket",
@@ -17,19 +17,19 @@ const IO: &[&str] = &[
     "UnixDatagram",
 ];
 /// Modules of `std` that indicate IO or threads.
-const STD: &[&str] = &["fs", "thread", "process", "env"];
+const STD_IO_MODULES: &[&str] = &["fs", "thread", "process", "env"];
 
 /// Folders with code that uses neither clock nor IO.
-const PURE: &[&str] = &[
+const PURE_FOLDERS: &[&str] = &[
     "crates/wire/src/",
     "crates/handlespace/src/",
     "crates/proto/src/",
 ];
 /// Folders with code in virtual time that reads scenarios and writes results.
-const TIMELESS: &[&str] = &["crates/sim/src/"];
+const CLOCK_FREE_FOLDERS: &[&str] = &["crates/sim/src/"];
 
 /// The state machines of `proto`, none of which may use another's module.
-const MACHINES: &[&str] = &[
+const STATE_MACHINES: &[&str] = &[
     "registrar",
     "pool_element",
     "pool_user",
@@ -45,47 +45,48 @@ const MACHINES: &[&str] = &[
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
-        let starts =
+        let is_below =
             |folders: &[&str]| folders.iter().any(|folder| source.path.starts_with(folder));
-        let (pure, timeless) = (starts(PURE), starts(TIMELESS));
-        if !pure && !timeless {
+        let (is_pure, is_clock_free) = (is_below(PURE_FOLDERS), is_below(CLOCK_FREE_FOLDERS));
+        if !is_pure && !is_clock_free {
             continue;
         }
-        let machine = machine(source.path);
-        walk(&source.tokens, &mut |siblings, position| {
+        let machine = machine_of(source.path);
+        walk_tokens(&source.tokens, &mut |siblings, position| {
             let TokenTree::Ident(ident) = &siblings[position] else {
                 return;
             };
             let name = ident.to_string();
-            let at = line(&siblings[position]);
-            if CLOCKS.contains(&name.as_str()) || pure && IO.contains(&name.as_str()) {
-                findings.push(Finding::new(
-                    source.path,
-                    at,
-                    format!("`{name}`: this crate has neither clock nor IO"),
-                ));
-            }
-            if pure
-                && name == "std"
-                && after_colons(siblings, position)
-                    .iter()
-                    .any(|next| STD.contains(&next.as_str()))
+            let token_line = start_line(&siblings[position]);
+            if CLOCK_NAMES.contains(&name.as_str()) || is_pure && IO_NAMES.contains(&name.as_str())
             {
                 findings.push(Finding::new(
                     source.path,
-                    at,
-                    "a module of `std` that does IO: this crate has none",
+                    token_line,
+                    format!("`{name}`: this crate may use neither clock nor IO"),
+                ));
+            }
+            if is_pure
+                && name == "std"
+                && names_after_path(siblings, position)
+                    .iter()
+                    .any(|next| STD_IO_MODULES.contains(&next.as_str()))
+            {
+                findings.push(Finding::new(
+                    source.path,
+                    token_line,
+                    "a module of `std` that does IO, which this crate may not do",
                 ));
             }
             if let (Some(machine), "crate") = (machine, name.as_str()) {
-                let names = after_colons(siblings, position);
+                let names = names_after_path(siblings, position);
                 let other = names
                     .iter()
-                    .find(|name| *name != machine && MACHINES.contains(&name.as_str()));
+                    .find(|name| *name != machine && STATE_MACHINES.contains(&name.as_str()));
                 if let Some(other) = other {
                     findings.push(Finding::new(
                         source.path,
-                        at,
+                        token_line,
                         format!("machine `{machine}` uses machine `{other}`"),
                     ));
                 }
@@ -96,14 +97,17 @@ pub fn check(sources: &[Source]) -> Vec<Finding> {
 }
 
 /// Returns the state machine that a file of `proto` belongs to.
-fn machine(path: &str) -> Option<&'static str> {
+fn machine_of(path: &str) -> Option<&'static str> {
     let inside = path.strip_prefix("crates/proto/src/")?;
     let first = inside.split(['/', '.']).next()?;
-    MACHINES.iter().find(|machine| **machine == first).copied()
+    STATE_MACHINES
+        .iter()
+        .find(|machine| **machine == first)
+        .copied()
 }
 
 /// Returns the names that may follow `path ::`: one, or the first of each branch of a braced list.
-fn after_colons(siblings: &[TokenTree], position: usize) -> Vec<String> {
+fn names_after_path(siblings: &[TokenTree], position: usize) -> Vec<String> {
     if !is_punct(siblings.get(position + 1), ':') || !is_punct(siblings.get(position + 2), ':') {
         return Vec::new();
     }
@@ -125,64 +129,66 @@ fn after_colons(siblings: &[TokenTree], position: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{places, tree};
     use super::super::source::parse;
+    use super::super::test_tree::{positions, tree};
     use super::*;
 
-    fn found(path: &str, text: &str) -> Vec<String> {
+    fn findings_of(path: &str, text: &str) -> Vec<String> {
         let tree = tree(&[(path, text)]);
-        places(&check(&parse(&tree).0))
+        positions(&check(&parse(&tree).0))
     }
 
     #[test]
-    fn a_clock_in_a_machine_is_found() {
+    fn clock_in_machine_is_found() {
         assert_eq!(
-            found("crates/proto/src/lib.rs", "use std::time::Instant;"),
+            findings_of("crates/proto/src/lib.rs", "use std::time::Instant;"),
             ["crates/proto/src/lib.rs:1"]
         );
         assert_eq!(
-            found("crates/sim/src/lib.rs", "fn f() {\n SystemTime::now();\n}"),
+            findings_of("crates/sim/src/lib.rs", "fn f() {\n SystemTime::now();\n}"),
             ["crates/sim/src/lib.rs:2"]
         );
-        assert!(found("crates/proto/src/lib.rs", "use std::time::Duration;").is_empty());
-        assert!(found("crates/node/src/lib.rs", "use std::time::Instant;").is_empty());
+        assert!(findings_of("crates/proto/src/lib.rs", "use std::time::Duration;").is_empty());
+        assert!(findings_of("crates/node/src/lib.rs", "use std::time::Instant;").is_empty());
     }
 
     #[test]
-    fn io_in_a_parser_is_found() {
+    fn io_in_parser_is_found() {
         assert_eq!(
-            found("crates/wire/src/lib.rs", "use std::{net::TcpStream};"),
+            findings_of("crates/wire/src/lib.rs", "use std::{net::TcpStream};"),
             ["crates/wire/src/lib.rs:1"]
         );
         assert_eq!(
-            found("crates/wire/src/lib.rs", "use std::{fs, fmt};"),
+            findings_of("crates/wire/src/lib.rs", "use std::{fs, fmt};"),
             ["crates/wire/src/lib.rs:1"]
         );
         assert_eq!(
-            found(
+            findings_of(
                 "crates/wire/src/lib.rs",
                 "fn f() { std::thread::yield_now() }"
             ),
             ["crates/wire/src/lib.rs:1"]
         );
-        assert!(found("crates/wire/src/lib.rs", "use std::{fmt, net::SocketAddr};").is_empty());
-        assert!(found("crates/wire/tests/a.rs", "use std::fs;").is_empty());
+        assert!(
+            findings_of("crates/wire/src/lib.rs", "use std::{fmt, net::SocketAddr};").is_empty()
+        );
+        assert!(findings_of("crates/wire/tests/a.rs", "use std::fs;").is_empty());
     }
 
     #[test]
-    fn a_machine_that_uses_another_is_found() {
+    fn machine_using_another_is_found() {
         let path = "crates/proto/src/handoff/donor.rs";
         assert_eq!(
-            found(path, "use crate::migration::Round;"),
+            findings_of(path, "use crate::migration::Round;"),
             [format!("{path}:1")]
         );
         assert_eq!(
-            found(path, "use crate::{ownership, registrar::A};"),
+            findings_of(path, "use crate::{ownership, registrar::A};"),
             [format!("{path}:1")]
         );
-        assert!(found(path, "use crate::handoff::Output;\nuse crate::ownership;").is_empty());
+        assert!(findings_of(path, "use crate::handoff::Output;\nuse crate::ownership;").is_empty());
         assert!(
-            found(
+            findings_of(
                 "crates/proto/src/lib.rs",
                 "pub use crate::handoff::Handoff;"
             )

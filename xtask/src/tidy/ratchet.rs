@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::Finding;
-use super::sizes::{self, Kind, Offender};
+use super::size_limits::{self, Offender, SizedItem};
 use crate::tree::Tree;
 
 const PATH: &str = "xtask/ratchet.toml";
 
 const HEADING: &str = "\
-# Files and functions over their limits (xtask/src/tidy/sizes.rs), with their present sizes in lines.
+# Files and functions over their limits (xtask/src/tidy/size_limits.rs), with their present sizes in lines.
 # They may only shrink: `cargo xtask tidy --ratchet` lowers the numbers and drops what is within its limit.
 # A new entry is written by hand, and needs a reason in the commit that adds it.
 
@@ -38,10 +38,10 @@ impl Ratchet {
         toml::from_str(text).map_err(|error| Finding::new(PATH, 0, error.to_string()))
     }
 
-    fn entries(&self, kind: Kind) -> &BTreeMap<String, usize> {
+    fn entries(&self, kind: SizedItem) -> &BTreeMap<String, usize> {
         match kind {
-            Kind::File => &self.files,
-            Kind::Function => &self.functions,
+            SizedItem::File => &self.files,
+            SizedItem::Function => &self.functions,
         }
     }
 }
@@ -67,9 +67,9 @@ pub fn check(tree: &Tree, offenders: &[Offender]) -> Vec<Finding> {
         };
         findings.push(Finding::new(&offender.path, offender.line, message));
     }
-    for kind in [Kind::File, Kind::Function] {
+    for kind in [SizedItem::File, SizedItem::Function] {
         for (key, listed) in ratchet.entries(kind) {
-            if present(offenders, kind, key).is_none_or(|lines| lines < *listed) {
+            if current_size(offenders, kind, key).is_none_or(|lines| lines < *listed) {
                 let message = format!(
                     "{key} is smaller than the {listed} lines listed: run `cargo xtask tidy --ratchet`"
                 );
@@ -81,7 +81,7 @@ pub fn check(tree: &Tree, offenders: &[Offender]) -> Vec<Finding> {
 }
 
 /// Returns the size of a listed offender, if it still exceeds the limit.
-fn present(offenders: &[Offender], kind: Kind, key: &str) -> Option<usize> {
+fn current_size(offenders: &[Offender], kind: SizedItem, key: &str) -> Option<usize> {
     // Two functions of one name in a file share an entry; the longer one counts.
     let of_key = offenders
         .iter()
@@ -90,13 +90,13 @@ fn present(offenders: &[Offender], kind: Kind, key: &str) -> Option<usize> {
 }
 
 /// Lowers the listed sizes to the present ones, in the tree and on disk.
-pub fn lower(tree: &mut Tree) -> Result<()> {
+pub fn lower_sizes(tree: &mut Tree) -> Result<()> {
     let text = {
         let mut ratchet = Ratchet::read(tree).map_err(|finding| anyhow::anyhow!("{finding}"))?;
         let (sources, _) = super::source::parse(tree);
-        let offenders = sizes::measure(tree, &sources);
-        lowered(&mut ratchet.files, &offenders, Kind::File);
-        lowered(&mut ratchet.functions, &offenders, Kind::Function);
+        let offenders = size_limits::measure(tree, &sources);
+        lower_entries(&mut ratchet.files, &offenders, SizedItem::File);
+        lower_entries(&mut ratchet.functions, &offenders, SizedItem::Function);
         format!("{HEADING}{}", toml::to_string(&ratchet)?)
     };
     std::fs::write(tree.root.join(PATH), &text).context(PATH)?;
@@ -104,8 +104,8 @@ pub fn lower(tree: &mut Tree) -> Result<()> {
     Ok(())
 }
 
-fn lowered(entries: &mut BTreeMap<String, usize>, offenders: &[Offender], kind: Kind) {
-    entries.retain(|key, listed| match present(offenders, kind, key) {
+fn lower_entries(entries: &mut BTreeMap<String, usize>, offenders: &[Offender], kind: SizedItem) {
+    entries.retain(|key, listed| match current_size(offenders, kind, key) {
         Some(lines) => {
             *listed = lines.min(*listed);
             true
@@ -116,12 +116,12 @@ fn lowered(entries: &mut BTreeMap<String, usize>, offenders: &[Offender], kind: 
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::tree;
+    use super::super::test_tree::tree;
     use super::*;
 
     fn offender(lines: usize) -> Offender {
         Offender {
-            kind: Kind::Function,
+            kind: SizedItem::Function,
             key: "a.rs::f".into(),
             path: "a.rs".into(),
             line: 1,
@@ -129,15 +129,15 @@ mod tests {
         }
     }
 
-    fn messages(listed: &str, offenders: &[Offender]) -> Vec<String> {
-        check(&tree(&[(PATH, listed)]), offenders)
+    fn messages(ratchet_text: &str, offenders: &[Offender]) -> Vec<String> {
+        check(&tree(&[(PATH, ratchet_text)]), offenders)
             .into_iter()
             .map(|finding| finding.message)
             .collect()
     }
 
     #[test]
-    fn an_unlisted_offender_is_found() {
+    fn unlisted_offender_is_found() {
         assert_eq!(
             messages("", &[offender(170)]),
             ["a.rs::f has 170 lines, the limit is 100"]
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_offender_passes_at_its_size_and_may_not_grow() {
+    fn listed_offender_passes_unless_it_grows() {
         let listed = "[functions]\n\"a.rs::f\" = 170\n";
         assert!(messages(listed, &[offender(170)]).is_empty());
         assert_eq!(
@@ -155,23 +155,23 @@ mod tests {
     }
 
     #[test]
-    fn an_offender_that_shrank_or_went_must_be_lowered() {
+    fn shrunken_or_removed_offender_is_found() {
         let listed = "[functions]\n\"a.rs::f\" = 170\n";
         assert!(messages(listed, &[offender(169)])[0].contains("--ratchet"));
         assert!(messages(listed, &[])[0].contains("--ratchet"));
     }
 
     #[test]
-    fn lowering_never_raises_and_drops_what_is_gone() {
+    fn lowering_never_raises_and_drops_removed() {
         let mut entries = BTreeMap::from([("a.rs::f".to_owned(), 70), ("b.rs::g".to_owned(), 90)]);
-        lowered(&mut entries, &[offender(65)], Kind::Function);
+        lower_entries(&mut entries, &[offender(65)], SizedItem::Function);
         assert_eq!(entries, BTreeMap::from([("a.rs::f".to_owned(), 65)]));
-        lowered(&mut entries, &[offender(80)], Kind::Function);
+        lower_entries(&mut entries, &[offender(80)], SizedItem::Function);
         assert_eq!(entries["a.rs::f"], 65);
     }
 
     #[test]
-    fn a_broken_list_is_found() {
+    fn malformed_list_is_found() {
         assert_eq!(messages("[functoins]\n", &[]).len(), 1);
     }
 }

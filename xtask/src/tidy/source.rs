@@ -38,7 +38,7 @@ pub fn parse(tree: &Tree) -> (Vec<Source<'_>>, Vec<Finding>) {
 }
 
 /// Returns the line on which a token starts.
-pub fn line(tree: &TokenTree) -> usize {
+pub fn start_line(tree: &TokenTree) -> usize {
     match tree {
         TokenTree::Group(group) => group.span_open().start().line,
         other => other.span().start().line,
@@ -61,12 +61,12 @@ pub fn is_block(tree: Option<&TokenTree>) -> bool {
 }
 
 /// Calls `visit` with each list of sibling tokens and each position in it, at every depth.
-pub fn walk(tokens: &TokenStream, visit: &mut impl FnMut(&[TokenTree], usize)) {
+pub fn walk_tokens(tokens: &TokenStream, visit: &mut impl FnMut(&[TokenTree], usize)) {
     let siblings: Vec<TokenTree> = tokens.clone().into_iter().collect();
     for (position, tree) in siblings.iter().enumerate() {
         visit(&siblings, position);
         if let TokenTree::Group(group) = tree {
-            walk(&group.stream(), visit);
+            walk_tokens(&group.stream(), visit);
         }
     }
 }

@@ -40,7 +40,7 @@ const ANCILLARY_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
 thread_local! {
     /// A thread's receive buffer, reused because most packets are far shorter than the longest.
-    static RECEIVED: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGE_BYTES_MAX]);
+    static RECEIVE_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGE_BYTES_MAX]);
 }
 
 impl Channel {
@@ -123,7 +123,7 @@ impl Channel {
     /// `InvalidData` for a packet longer than [`MESSAGE_BYTES_MAX`] or with more than [`DESCRIPTORS_MAX`] descriptors
     /// (the received descriptors are closed); otherwise as recvmsg(2).
     pub fn receive(&self) -> io::Result<Option<Packet>> {
-        RECEIVED.with_borrow_mut(|bytes| self.receive_into(bytes))
+        RECEIVE_BUFFER.with_borrow_mut(|bytes| self.receive_into(bytes))
     }
 
     fn receive_into(&self, bytes: &mut [u8]) -> io::Result<Option<Packet>> {
@@ -152,8 +152,8 @@ impl Channel {
             .collect();
         // The kernel truncates the list if the buffer is full or the process has no free descriptor, and does not
         // say which.
-        let is_cut = message.flags.contains(ReturnFlags::CTRUNC);
-        let has_too_many = is_cut && descriptors.len() >= DESCRIPTORS_MAX;
+        let is_truncated = message.flags.contains(ReturnFlags::CTRUNC);
+        let has_too_many = is_truncated && descriptors.len() >= DESCRIPTORS_MAX;
         if message.flags.contains(ReturnFlags::TRUNC) || has_too_many {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -167,7 +167,7 @@ impl Channel {
         Ok(Some(Packet {
             bytes,
             descriptors,
-            descriptors_lost: is_cut,
+            descriptors_lost: is_truncated,
         }))
     }
 }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_bounds_and_the_end_is_seen() {
+    fn packet_boundaries_and_end_are_preserved() {
         let (program, daemon) = Channel::pair().unwrap();
         program.send(&[1, 2], &[]).unwrap();
         program.send(&[3], &[]).unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_refused() {
+    fn oversized_packets_are_refused() {
         let (program, daemon) = Channel::pair().unwrap();
         let many = vec![daemon.as_fd(); DESCRIPTORS_MAX + 1];
         for (bytes, descriptors) in [

@@ -34,7 +34,7 @@ pub enum EncodeError {
     TooLong(usize),
     /// The value has no encoding (a sequence of unknown length; no message of this crate has one).
     #[error("cannot be encoded: {0}")]
-    Form(postcard::Error),
+    Unencodable(postcard::Error),
 }
 
 /// Encodes `message` as one packet: the version byte, then postcard.
@@ -42,7 +42,8 @@ pub enum EncodeError {
 /// # Errors
 /// See [`EncodeError`].
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, EncodeError> {
-    let bytes = postcard::to_extend(message, vec![PROTOCOL_VERSION]).map_err(EncodeError::Form)?;
+    let bytes =
+        postcard::to_extend(message, vec![PROTOCOL_VERSION]).map_err(EncodeError::Unencodable)?;
     match bytes.len() {
         long if long > MESSAGE_BYTES_MAX => Err(EncodeError::TooLong(long)),
         _ => Ok(bytes),
@@ -100,12 +101,12 @@ mod tests {
 
     use super::*;
     use crate::app::{
-        DESCRIPTORS_MAX, FromDaemon, HandOffItem, IncomingItem, Piece, ReclaimItem, StateItem,
-        StillWaiting, ToDaemon,
+        DESCRIPTORS_MAX, DatagramPiece, FromDaemon, HandOffItem, IncomingItem, ReclaimItem,
+        StateItem, ToDaemon, TransitState,
     };
     use crate::{Drain, FlowText, Protocol};
 
-    fn flow() -> impl Strategy<Value = FlowText> {
+    fn flow_strategy() -> impl Strategy<Value = FlowText> {
         (
             any::<bool>(),
             any::<([u8; 4], [u8; 4], u16, u16)>(),
@@ -126,65 +127,69 @@ mod tests {
             })
     }
 
-    fn flows() -> impl Strategy<Value = Vec<FlowText>> {
-        prop::collection::vec(flow(), 0..20)
+    fn flows_strategy() -> impl Strategy<Value = Vec<FlowText>> {
+        prop::collection::vec(flow_strategy(), 0..20)
     }
 
-    fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    fn bytes_strategy() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<u8>(), 0..300)
     }
 
-    fn pieces() -> impl Strategy<Value = Vec<Piece>> {
+    fn pieces_strategy() -> impl Strategy<Value = Vec<DatagramPiece>> {
         prop::collection::vec(
-            (bytes(), any::<bool>()).prop_map(|(bytes, more)| Piece { bytes, more }),
+            (bytes_strategy(), any::<bool>()).prop_map(|(bytes, more)| DatagramPiece {
+                bytes,
+                is_continued: more,
+            }),
             0..5,
         )
     }
 
-    fn drain() -> impl Strategy<Value = Drain> {
+    fn drain_strategy() -> impl Strategy<Value = Drain> {
         prop_oneof![
             Just(Drain::None),
             any::<u32>().prop_map(|max_wait_ms| Drain::First { max_wait_ms })
         ]
     }
 
-    fn to_daemon() -> impl Strategy<Value = ToDaemon> {
-        let hand_off_item =
-            (flow(), bytes(), any::<bool>()).prop_map(|(flow, application_state, descriptor)| {
-                HandOffItem {
-                    flow,
-                    application_state,
-                    descriptor,
-                }
-            });
-        let was = prop_oneof![
-            ".{0,9}".prop_map(|to| StillWaiting::Donated { to }),
-            any::<(u64, bool)>().prop_map(|(id, received)| StillWaiting::Incoming { id, received }),
+    fn to_daemon_strategy() -> impl Strategy<Value = ToDaemon> {
+        let hand_off_item = (flow_strategy(), bytes_strategy(), any::<bool>()).prop_map(
+            |(flow, application_state, descriptor)| HandOffItem {
+                flow,
+                application_state,
+                descriptor,
+            },
+        );
+        let transit = prop_oneof![
+            ".{0,9}".prop_map(|to| TransitState::Donated { to }),
+            any::<(u64, bool)>().prop_map(|(id, received)| TransitState::Incoming { id, received }),
         ];
-        let reclaim_item = (flow(), any::<u32>(), was, any::<bool>()).prop_map(
+        let reclaim_item = (flow_strategy(), any::<u32>(), transit, any::<bool>()).prop_map(
             |(flow, service, was, descriptor)| ReclaimItem {
                 flow,
                 service,
-                was,
+                transit: was,
                 descriptor,
             },
         );
         prop_oneof![
             ".{0,9}".prop_map(|name| ToDaemon::Open { name }),
-            (any::<u32>(), ".{0,9}", flow()).prop_map(|(service, pool, f)| ToDaemon::Serve {
-                service,
-                pool,
-                protocol: f.protocol(),
-                addresses: vec![f.local(), f.remote()]
+            (any::<u32>(), ".{0,9}", flow_strategy()).prop_map(|(service, pool, f)| {
+                ToDaemon::Serve {
+                    service,
+                    pool,
+                    protocol: f.protocol(),
+                    addresses: vec![f.local(), f.remote()],
+                }
             }),
             any::<u32>().prop_map(|service| ToDaemon::Withdraw { service }),
-            (any::<u32>(), flows())
+            (any::<u32>(), flows_strategy())
                 .prop_map(|(service, flows)| ToDaemon::Accepted { service, flows }),
-            flows().prop_map(|flows| ToDaemon::Closed { flows }),
+            flows_strategy().prop_map(|flows| ToDaemon::Closed { flows }),
             (
                 any::<u64>(),
                 ".{0,9}",
-                drain(),
+                drain_strategy(),
                 prop::collection::vec(hand_off_item, 0..9),
                 any::<bool>()
             )
@@ -195,8 +200,9 @@ mod tests {
                     items,
                     last
                 }),
-            (flows(), ".{0,9}").prop_map(|(flows, reason)| ToDaemon::Declined { flows, reason }),
-            (flow(), pieces(), any::<bool>())
+            (flows_strategy(), ".{0,9}")
+                .prop_map(|(flows, reason)| ToDaemon::Declined { flows, reason }),
+            (flow_strategy(), pieces_strategy(), any::<bool>())
                 .prop_map(|(flow, unread, last)| ToDaemon::Collected { flow, unread, last }),
             any::<Vec<u64>>().prop_map(|ids| ToDaemon::Received { ids }),
             (any::<Vec<u64>>(), ".{0,9}")
@@ -205,43 +211,44 @@ mod tests {
         ]
     }
 
-    fn from_daemon() -> impl Strategy<Value = FromDaemon> {
-        let incoming_item =
-            (any::<(u64, u32, bool)>(), flow()).prop_map(|((id, service, descriptor), flow)| {
-                IncomingItem {
-                    id,
-                    service,
-                    flow,
-                    descriptor,
-                }
-            });
+    fn from_daemon_strategy() -> impl Strategy<Value = FromDaemon> {
+        let incoming_item = (any::<(u64, u32, bool)>(), flow_strategy()).prop_map(
+            |((id, service, descriptor), flow)| IncomingItem {
+                id,
+                service,
+                flow,
+                descriptor,
+            },
+        );
         prop_oneof![
             ".{0,9}".prop_map(|node| FromDaemon::Opened { node }),
-            (flows(), ".{0,9}", drain()).prop_map(|(flows, to, drain)| FromDaemon::Asked {
-                flows,
-                to,
-                drain
-            }),
+            (flows_strategy(), ".{0,9}", drain_strategy())
+                .prop_map(|(flows, to, drain)| FromDaemon::HandoffRequested { flows, to, drain }),
             prop::collection::vec(incoming_item, 0..9)
                 .prop_map(|items| FromDaemon::Incoming { items }),
-            (any::<u64>(), bytes(), pieces(), any::<bool>()).prop_map(
-                |(id, application_state, unread, last)| {
+            (
+                any::<u64>(),
+                bytes_strategy(),
+                pieces_strategy(),
+                any::<bool>()
+            )
+                .prop_map(|(id, application_state, unread, last)| {
                     FromDaemon::State {
                         id,
                         application_state,
                         unread,
                         last,
                     }
-                }
-            ),
-            any::<Vec<u64>>().prop_map(|ids| FromDaemon::Go { ids }),
+                }),
+            any::<Vec<u64>>().prop_map(|ids| FromDaemon::Activate { ids }),
             (any::<Vec<u64>>(), ".{0,9}")
                 .prop_map(|(ids, reason)| FromDaemon::Cancel { ids, reason }),
-            flows().prop_map(|flows| FromDaemon::Collect { flows }),
-            (flows(), ".{0,9}").prop_map(|(flows, to)| FromDaemon::Gone { flows, to }),
-            (flows(), ".{0,9}").prop_map(|(flows, reason)| FromDaemon::Kept { flows, reason }),
+            flows_strategy().prop_map(|flows| FromDaemon::Collect { flows }),
+            (flows_strategy(), ".{0,9}").prop_map(|(flows, to)| FromDaemon::Moved { flows, to }),
+            (flows_strategy(), ".{0,9}")
+                .prop_map(|(flows, reason)| FromDaemon::Kept { flows, reason }),
             ".{0,9}".prop_map(|text| FromDaemon::Error { text }),
-            prop::collection::vec((any::<u64>(), bytes()), 0..9).prop_map(|items| {
+            prop::collection::vec((any::<u64>(), bytes_strategy()), 0..9).prop_map(|items| {
                 let item = |(id, application_state)| StateItem {
                     id,
                     application_state,
@@ -254,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_by_name() {
+    fn malformed_packets_are_refused_by_name() {
         assert_eq!(decode::<ToDaemon>(&[]), Err(DecodeError::Empty));
         assert_eq!(decode::<ToDaemon>(&[9, 0, 0]), Err(DecodeError::Version(9)));
         assert_eq!(
@@ -271,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_field_alone_costs_no_memory() {
+    fn length_field_alone_allocates_no_memory() {
         // Received{ids} that claims 2^60 ids: postcard limits its allocation, and then reaches the end of the bytes.
         let mut bytes = encode(&ToDaemon::Received { ids: vec![] }).unwrap();
         bytes.pop();
@@ -284,17 +291,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn to_daemon_survives(message in to_daemon()) {
+        fn to_daemon_survives(message in to_daemon_strategy()) {
             prop_assert_eq!(decode::<ToDaemon>(&encode(&message).unwrap()).unwrap(), message);
         }
 
         #[test]
-        fn from_daemon_survives(message in from_daemon()) {
+        fn from_daemon_survives(message in from_daemon_strategy()) {
             prop_assert_eq!(decode::<FromDaemon>(&encode(&message).unwrap()).unwrap(), message);
         }
 
         #[test]
-        fn a_truncated_message_is_refused(message in to_daemon(), cut: prop::sample::Index) {
+        fn a_truncated_message_is_refused(message in to_daemon_strategy(), cut: prop::sample::Index) {
             let bytes = encode(&message).unwrap();
             prop_assert!(decode::<ToDaemon>(&bytes[..cut.index(bytes.len())]).is_err());
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Piece;
+use super::DatagramPiece;
 use crate::{Drain, FlowText, Protocol};
 
 /// A message from a server program to the daemon.
@@ -47,7 +47,7 @@ pub enum ToDaemon {
     },
     /// Hand these flows to another node. The descriptors of items that have one are attached, in order.
     ///
-    /// The program does not touch the sockets until it receives [`FromDaemon::Gone`] or [`FromDaemon::Kept`] for each.
+    /// The program does not touch the sockets until it receives [`FromDaemon::Moved`] or [`FromDaemon::Kept`] for each.
     HandOff {
         /// The program's number for this batch, unique in the session; for logs.
         batch: u64,
@@ -73,7 +73,7 @@ pub enum ToDaemon {
         /// The flow.
         flow: FlowText,
         /// The datagrams, oldest first.
-        unread: Vec<Piece>,
+        unread: Vec<DatagramPiece>,
         /// True if this message ends the flow's datagrams.
         last: bool,
     },
@@ -119,20 +119,20 @@ pub struct ReclaimItem {
     /// The program's service that the flow belongs to.
     pub service: u32,
     /// The answer that the flow was waiting for.
-    pub was: StillWaiting,
+    pub transit: TransitState,
     /// True if a descriptor is attached, as in [`HandOffItem`].
     pub descriptor: bool,
 }
 
 /// The state of a reclaimed flow when the connection to the daemon broke.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum StillWaiting {
-    /// The program had handed the flow off. Answered by `Gone` or `Kept`.
+pub enum TransitState {
+    /// The program had handed the flow off. Answered by `Moved` or `Kept`.
     Donated {
         /// Name of the node that should have taken the flow.
         to: String,
     },
-    /// The flow was being handed to the program. Answered by `Go` or `Cancel`.
+    /// The flow was being handed to the program. Answered by `Activate` or `Cancel`.
     Incoming {
         /// Number of the flow, from [`FromDaemon::Incoming`].
         id: u64,
@@ -151,7 +151,7 @@ pub enum FromDaemon {
     },
     /// The operator (or the balancer) requests that these flows move. The program starts a handoff at its next safe
     /// point, or answers [`ToDaemon::Declined`]. Unknown flows are declined.
-    Asked {
+    HandoffRequested {
         /// The flows.
         flows: Vec<FlowText>,
         /// Name of the node that takes the flows.
@@ -160,7 +160,7 @@ pub enum FromDaemon {
         drain: Drain,
     },
     /// Flows are arriving. The descriptors of items that have one are attached, in order: the sockets exist, but must
-    /// not be used before [`FromDaemon::Go`].
+    /// not be used before [`FromDaemon::Activate`].
     Incoming {
         /// The flows.
         items: Vec<IncomingItem>,
@@ -174,13 +174,13 @@ pub enum FromDaemon {
         #[serde(with = "serde_bytes")]
         application_state: Vec<u8>,
         /// UDP: datagrams that the donor's program had not read, oldest first.
-        unread: Vec<Piece>,
+        unread: Vec<DatagramPiece>,
         /// True if this message ends the flow's state.
         last: bool,
     },
     /// The flows belong to the program, and their sockets are active. The program sends no [`ToDaemon::Accepted`] for
     /// them.
-    Go {
+    Activate {
         /// Numbers of the flows, from [`FromDaemon::Incoming`].
         ids: Vec<u64>,
     },
@@ -198,7 +198,7 @@ pub enum FromDaemon {
         flows: Vec<FlowText>,
     },
     /// The flows are on another node. The program closes its descriptors, which are silent.
-    Gone {
+    Moved {
         /// The flows.
         flows: Vec<FlowText>,
         /// Name of the node that took the flows.

@@ -16,32 +16,33 @@
 //! ```
 //! # A connection moves away
 //! ```text
-//!                                   ◄──  Asked{flows, to, drain}      the operator's wish; or the program's own:
-//!   HandOff{items, to, drain} + fds ──►            a duplicate of each socket; the program keeps its own, and is quiet
-//!                                   ◄──  Collect{flows}               UDP: what is in the shared socket's queue?
+//!                                   ◄──  HandoffRequested{flows, to, drain}
+//!                                                  (omitted if the program itself starts the handoff)
+//!   HandOff{items, to, drain} + fds ──►            a duplicate of each socket; the program does not touch its own
+//!                                   ◄──  Collect{flows}               UDP: requests the shared socket's datagrams
 //!   Collected{..}                   ──►
-//!                                   ◄──  Gone{flows, to}              the program closes its descriptor; or
-//!                                   ◄──  Kept{flows, reason}          it goes on as if nothing had been
+//!                                   ◄──  Moved{flows, to}             the program closes its descriptor; or
+//!                                   ◄──  Kept{flows, reason}          the program continues on the unchanged socket
 //! ```
 //! # A connection arrives
 //! ```text
 //!                                   ◄──  Incoming{items} + fds        prepared, not usable
-//!                                   ◄──  State{id, ..}                what the donor's program said about it
+//!                                   ◄──  State{id, ..}                application state from the donor's program
 //!                                        (or States{items}, of several)
 //!   Received{ids}                   ──►            the program has descriptor and state: the daemon may commit
 //!                                                  (or Refused{ids, reason}, at any time before)
-//!                                   ◄──  Go{ids}                      the connection is this program's; or
+//!                                   ◄──  Activate{ids}                the connection is this program's; or
 //!                                   ◄──  Cancel{ids, reason}          it is not, the program closes its descriptor
 //! ```
 //! `Received` precedes the commit, so that everything that the connection needs is outside the daemon when the commit
 //! happens. If the daemon crashes afterwards, it asks the holder after its restart and answers the program's `Reclaim`
-//! with `Go`.
+//! with `Activate`.
 //!
 //! # The daemon crashes
 //! The program keeps every descriptor, reconnects with a growing delay, and sends `Open`, `Serve`, `Accepted` again,
 //! then `Reclaim` (with descriptors) for the flows in transit. The daemon asks the holder of the steering table and
-//! answers each flow: `Gone` or `Kept` for a donated flow, `Go` or `Cancel` for an incoming one. Other connections are
-//! served without interruption.
+//! answers each flow: `Moved` or `Kept` for a donated flow, `Activate` or `Cancel` for an incoming one. Other
+//! connections are served without interruption.
 
 mod channel;
 mod codec;
@@ -53,9 +54,9 @@ pub use channel::{Channel, Packet};
 pub use codec::{DecodeError, EncodeError, decode, encode, split};
 pub use listener::Listener;
 pub use message::{
-    FromDaemon, HandOffItem, IncomingItem, ReclaimItem, StateItem, StillWaiting, ToDaemon,
+    FromDaemon, HandOffItem, IncomingItem, ReclaimItem, StateItem, ToDaemon, TransitState,
 };
-pub use pieces::{Piece, PieceError, join_pieces, split_pieces};
+pub use pieces::{DatagramPiece, PieceError, join_pieces, split_pieces};
 
 /// The version byte at the start of every message.
 pub const PROTOCOL_VERSION: u8 = 2;

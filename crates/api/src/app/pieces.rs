@@ -9,27 +9,27 @@ const DATAGRAM_BYTES_MAX: usize = 65_535;
 
 /// A datagram, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct DatagramPiece {
     /// The bytes.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
     /// True if the next piece belongs to the same datagram.
-    pub more: bool,
+    pub is_continued: bool,
 }
 
 /// Splits datagrams into runs of pieces, each run for one message. Returns at least one run, possibly empty.
-pub fn split_pieces<'a>(datagrams: impl IntoIterator<Item = &'a [u8]>) -> Vec<Vec<Piece>> {
+pub fn split_pieces<'a>(datagrams: impl IntoIterator<Item = &'a [u8]>) -> Vec<Vec<DatagramPiece>> {
     let mut pieces = Vec::new();
     for datagram in datagrams {
-        let mut rest = datagram;
+        let mut remaining = datagram;
         loop {
-            let (bytes, after) = rest.split_at(rest.len().min(PIECE_BYTES_MAX));
-            pieces.push(Piece {
+            let (bytes, after) = remaining.split_at(remaining.len().min(PIECE_BYTES_MAX));
+            pieces.push(DatagramPiece {
                 bytes: bytes.to_vec(),
-                more: !after.is_empty(),
+                is_continued: !after.is_empty(),
             });
-            rest = after;
-            if rest.is_empty() {
+            remaining = after;
+            if remaining.is_empty() {
                 break;
             }
         }
@@ -57,10 +57,16 @@ pub enum PieceError {
 ///
 /// # Errors
 /// See [`PieceError`].
-pub fn join_pieces(pieces: impl IntoIterator<Item = Piece>) -> Result<Vec<Vec<u8>>, PieceError> {
+pub fn join_pieces(
+    pieces: impl IntoIterator<Item = DatagramPiece>,
+) -> Result<Vec<Vec<u8>>, PieceError> {
     let mut datagrams: Vec<Vec<u8>> = Vec::new();
     let mut unfinished = false;
-    for Piece { bytes, more } in pieces {
+    for DatagramPiece {
+        bytes,
+        is_continued: more,
+    } in pieces
+    {
         match datagrams.last_mut() {
             Some(datagram) if unfinished => datagram.extend(bytes),
             _ => datagrams.push(bytes),
@@ -87,10 +93,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_is_no_datagram() {
-        let piece = |length: usize, more| Piece {
+    fn incomplete_or_oversized_datagrams_are_refused() {
+        let piece = |length: usize, more| DatagramPiece {
             bytes: vec![0; length],
-            more,
+            is_continued: more,
         };
         assert_eq!(join_pieces([piece(3, true)]), Err(PieceError::Unfinished));
         assert_eq!(

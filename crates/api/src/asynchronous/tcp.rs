@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::session::{Descriptor, Registration, Socket, tcp::TcpService};
+use crate::session::{Descriptor, FlowRegistration, Socket, tcp::TcpService};
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
 
 /// A TCP listener managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
@@ -54,14 +54,14 @@ impl Service {
     /// # Errors
     /// Same as [`Service::accept`].
     pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Arrival<Connection>>> {
-        if let Poll::Ready(letter) = self.tcp.queue().poll_take(context) {
-            let (stream, registration, state) = self.tcp.open(letter)?;
+        if let Poll::Ready(handed_off) = self.tcp.queue().poll_pop(context) {
+            let (stream, registration, state) = self.tcp.activate(handed_off)?;
             stream.set_nonblocking(true)?;
             let connection = Connection::new(TcpStream::from_std(stream)?, registration);
             return Poll::Ready(Ok(Arrival::HandedOff { connection, state }));
         }
         let (stream, remote) = ready!(self.listener.poll_accept(context))?;
-        let registration = self.tcp.accepted(stream.local_addr()?, remote)?;
+        let registration = self.tcp.register(stream.local_addr()?, remote)?;
         Poll::Ready(Ok(Arrival::New(Connection::new(stream, registration))))
     }
 
@@ -77,13 +77,13 @@ impl Service {
         destination: impl Into<Destination>,
     ) -> Vec<Result<Moved, Kept<Connection>>> {
         let (connections, states): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
-        let leaving = connections
+        let handoffs = connections
             .iter()
             .zip(states)
-            .map(|(connection, state)| connection.leaving(state));
-        let begun = Registration::leave_together(&destination.into(), leaving);
-        let mut results = Vec::with_capacity(begun.len());
-        for (connection, begun) in connections.into_iter().zip(begun) {
+            .map(|(connection, state)| connection.handoff_parts(state));
+        let started = FlowRegistration::hand_off_batch(&destination.into(), handoffs);
+        let mut results = Vec::with_capacity(started.len());
+        for (connection, begun) in connections.into_iter().zip(started) {
             results.push(connection.finish(begun).await);
         }
         results
@@ -93,11 +93,11 @@ impl Service {
 /// A client's connection. Reads and writes go directly to its socket; dropping it closes it.
 pub struct Connection {
     stream: Arc<TcpStream>,
-    registration: Registration,
+    registration: FlowRegistration,
 }
 
 impl Connection {
-    fn new(stream: TcpStream, registration: Registration) -> Self {
+    fn new(stream: TcpStream, registration: FlowRegistration) -> Self {
         Self {
             stream: Arc::new(stream),
             registration,
@@ -117,14 +117,14 @@ impl Connection {
     /// Returns the destination that the operator requests, if any. A program checks this at each safe point (a point
     /// from which a program on the other node could continue), and then calls [`Connection::hand_off`]. The request
     /// stands until a handoff or [`Connection::decline`].
-    pub fn asked(&self) -> Option<Destination> {
-        self.registration.cell.asked()
+    pub fn handoff_request(&self) -> Option<Destination> {
+        self.registration.signals.handoff_request()
     }
 
     /// Waits until the operator requests a handoff: a branch of `select!` that wakes an idle connection. For one task
     /// at a time; may be cancelled.
-    pub async fn wait_asked(&self) -> Destination {
-        poll_fn(|context| self.registration.cell.poll_asked(context)).await
+    pub async fn wait_handoff_request(&self) -> Destination {
+        poll_fn(|context| self.registration.signals.poll_handoff_request(context)).await
     }
 
     /// Tells the operator that this connection stays.
@@ -145,16 +145,17 @@ impl Connection {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Self>> {
-        let mut begun = Registration::leave_together(&destination.into(), [self.leaving(state)]);
+        let mut started =
+            FlowRegistration::hand_off_batch(&destination.into(), [self.handoff_parts(state)]);
         self.finish(
-            begun
+            started
                 .pop()
                 .unwrap_or_else(|| Err("nothing to hand off".into())),
         )
         .await
     }
 
-    fn leaving(&self, state: Vec<u8>) -> (&Registration, Vec<u8>, Descriptor) {
+    fn handoff_parts(&self, state: Vec<u8>) -> (&FlowRegistration, Vec<u8>, Descriptor) {
         (
             &self.registration,
             state,
@@ -162,8 +163,8 @@ impl Connection {
         )
     }
 
-    async fn finish(self, begun: Result<(), String>) -> Result<Moved, Kept<Self>> {
-        let outcome = match begun {
+    async fn finish(self, started: Result<(), String>) -> Result<Moved, Kept<Self>> {
+        let outcome = match started {
             Ok(()) => self.registration.outcome().await,
             Err(reason) => Err(reason),
         };

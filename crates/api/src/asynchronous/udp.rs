@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::session::{Association, Handle, Slot, Socket, UdpEvent, UdpTable};
+use crate::session::{Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpTable};
 use crate::{Destination, Kept, Moved, Protocol, Session};
 
 /// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
@@ -18,7 +18,7 @@ pub struct UdpService {
     /// Reports readiness to read and write; the same socket as the table's.
     socket: UdpSocket,
     table: Arc<UdpTable>,
-    handle: Arc<Handle>,
+    handle: Arc<SessionHandle>,
 }
 
 impl Socket for UdpSocket {
@@ -29,7 +29,7 @@ impl Socket for UdpSocket {
         let socket = self.into_std()?;
         let table = UdpTable::new(socket.try_clone()?)?;
         let handle = Arc::clone(&session.handle);
-        let slot = Slot::Udp(Arc::downgrade(&table));
+        let slot = ServiceSlot::Udp(Arc::downgrade(&table));
         table.set_service(handle.shared.serve(pool, Protocol::Udp, vec![local], slot));
         Ok(UdpService {
             socket: UdpSocket::from_std(socket)?,
@@ -58,7 +58,7 @@ impl UdpService {
 
     fn poll_receive(&self, context: &mut Context<'_>) -> Poll<io::Result<UdpEvent>> {
         loop {
-            if let Poll::Ready(event) = self.table.ready().poll_take(context) {
+            if let Poll::Ready(event) = self.table.ready_events().poll_pop(context) {
                 return Poll::Ready(Ok(event));
             }
             ready!(self.socket.poll_recv_ready(context))?;
@@ -93,15 +93,16 @@ impl UdpService {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Association>> {
-        association.cell().unask();
-        let outcome =
-            match self
-                .table
-                .leave(&self.handle.shared, association, &destination.into(), state)
-            {
-                Ok(()) => poll_fn(|context| association.cell().poll_outcome(context)).await,
-                Err(reason) => Err(reason),
-            };
+        association.signals().clear_request();
+        let outcome = match self.table.start_handoff(
+            &self.handle.shared,
+            association,
+            &destination.into(),
+            state,
+        ) {
+            Ok(()) => poll_fn(|context| association.signals().poll_outcome(context)).await,
+            Err(reason) => Err(reason),
+        };
         match outcome {
             Ok(to) => Ok(Moved { to }),
             Err(reason) => Err(Kept {

@@ -9,29 +9,29 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use tcp::{Connection, Ready, Service};
+pub use tcp::{Connection, Service, WaitResult};
 pub use udp::UdpService;
 
 /// Waits until one of two descriptors is readable or `deadline` is reached; returns which are readable.
 fn wait_readable(
-    one: BorrowedFd<'_>,
-    other: BorrowedFd<'_>,
+    first: BorrowedFd<'_>,
+    second: BorrowedFd<'_>,
     deadline: Option<Instant>,
 ) -> io::Result<(bool, bool)> {
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let timeout = left.map(timespec);
-        let mut polled = [
-            PollFd::from_borrowed_fd(one, PollFlags::IN),
-            PollFd::from_borrowed_fd(other, PollFlags::IN),
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = remaining.map(timespec);
+        let mut poll_fds = [
+            PollFd::from_borrowed_fd(first, PollFlags::IN),
+            PollFd::from_borrowed_fd(second, PollFlags::IN),
         ];
-        match poll(&mut polled, timeout.as_ref()) {
+        match poll(&mut poll_fds, timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => continue,
             other => other?,
         };
         return Ok((
-            !polled[0].revents().is_empty(),
-            !polled[1].revents().is_empty(),
+            !poll_fds[0].revents().is_empty(),
+            !poll_fds[1].revents().is_empty(),
         ));
     }
 }

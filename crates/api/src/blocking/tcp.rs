@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::wait_readable;
-use crate::session::{Descriptor, Registration, Socket, block_on, tcp::TcpService};
+use crate::session::{Descriptor, FlowRegistration, Socket, block_on, tcp::TcpService};
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
 
 /// A TCP listener managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
@@ -45,8 +45,8 @@ impl Service {
     /// Same as accept(2). The service remains usable.
     pub fn accept(&self) -> io::Result<Arrival<Connection>> {
         loop {
-            if let Some(letter) = self.tcp.queue().take() {
-                let (stream, registration, state) = self.tcp.open(letter)?;
+            if let Some(handed_off) = self.tcp.queue().pop() {
+                let (stream, registration, state) = self.tcp.activate(handed_off)?;
                 return Ok(Arrival::HandedOff {
                     connection: Connection::new(stream, registration)?,
                     state,
@@ -54,11 +54,15 @@ impl Service {
             }
             match self.listener.accept() {
                 Ok((stream, remote)) => {
-                    let registration = self.tcp.accepted(stream.local_addr()?, remote)?;
+                    let registration = self.tcp.register(stream.local_addr()?, remote)?;
                     return Ok(Arrival::New(Connection::new(stream, registration)?));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    wait_readable(self.listener.as_fd(), self.tcp.queue().bell().as_fd(), None)?;
+                    wait_readable(
+                        self.listener.as_fd(),
+                        self.tcp.queue().notifier().as_fd(),
+                        None,
+                    )?;
                 }
                 Err(error) => return Err(error),
             }
@@ -77,14 +81,14 @@ impl Service {
         destination: impl Into<Destination>,
     ) -> Vec<Result<Moved, Kept<Connection>>> {
         let (connections, states): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
-        let leaving = connections
+        let handoffs = connections
             .iter()
             .zip(states)
-            .map(|(connection, state)| connection.leaving(state));
-        let begun = Registration::leave_together(&destination.into(), leaving);
+            .map(|(connection, state)| connection.handoff_parts(state));
+        let started = FlowRegistration::hand_off_batch(&destination.into(), handoffs);
         connections
             .into_iter()
-            .zip(begun)
+            .zip(started)
             .map(|(connection, begun)| connection.finish(begun))
             .collect()
     }
@@ -92,11 +96,11 @@ impl Service {
 
 /// Result of waiting on a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum WaitResult {
     /// Data or the end of the stream can be read.
     Readable,
     /// The operator requests that the connection move.
-    Asked(Destination),
+    HandoffRequested(Destination),
     /// The maximum wait has passed.
     TimedOut,
 }
@@ -104,11 +108,11 @@ pub enum Ready {
 /// A client's connection. Reads and writes go directly to its socket; dropping it closes it.
 pub struct Connection {
     stream: Arc<TcpStream>,
-    registration: Registration,
+    registration: FlowRegistration,
 }
 
 impl Connection {
-    fn new(stream: TcpStream, registration: Registration) -> io::Result<Self> {
+    fn new(stream: TcpStream, registration: FlowRegistration) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         Ok(Self {
             stream: Arc::new(stream),
@@ -129,25 +133,25 @@ impl Connection {
     /// Returns the destination that the operator requests, if any. A program checks this at each safe point (a point
     /// from which a program on the other node could continue), and then calls [`Connection::hand_off`]. The request
     /// stands until a handoff or [`Connection::decline`].
-    pub fn asked(&self) -> Option<Destination> {
-        self.registration.cell.asked()
+    pub fn handoff_request(&self) -> Option<Destination> {
+        self.registration.signals.handoff_request()
     }
 
     /// Waits until data can be read, the operator requests a handoff, or `wait_max` has passed.
     ///
     /// # Errors
     /// Same as poll(2).
-    pub fn wait(&self, wait_max: Option<Duration>) -> io::Result<Ready> {
+    pub fn wait(&self, wait_max: Option<Duration>) -> io::Result<WaitResult> {
         let deadline = wait_max.map(|wait_max| Instant::now() + wait_max);
-        let bell = self.registration.cell.bell()?;
+        let notifier = self.registration.signals.notifier()?;
         loop {
-            if let Some(destination) = self.asked() {
-                return Ok(Ready::Asked(destination));
+            if let Some(destination) = self.handoff_request() {
+                return Ok(WaitResult::HandoffRequested(destination));
             }
-            match wait_readable(self.stream.as_fd(), bell.as_fd(), deadline)? {
-                (true, _) => return Ok(Ready::Readable),
+            match wait_readable(self.stream.as_fd(), notifier.as_fd(), deadline)? {
+                (true, _) => return Ok(WaitResult::Readable),
                 (false, true) => {}
-                (false, false) => return Ok(Ready::TimedOut),
+                (false, false) => return Ok(WaitResult::TimedOut),
             }
         }
     }
@@ -168,15 +172,16 @@ impl Connection {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Self>> {
-        let mut begun = Registration::leave_together(&destination.into(), [self.leaving(state)]);
+        let mut started =
+            FlowRegistration::hand_off_batch(&destination.into(), [self.handoff_parts(state)]);
         self.finish(
-            begun
+            started
                 .pop()
                 .unwrap_or_else(|| Err("nothing to hand off".into())),
         )
     }
 
-    fn leaving(&self, state: Vec<u8>) -> (&Registration, Vec<u8>, Descriptor) {
+    fn handoff_parts(&self, state: Vec<u8>) -> (&FlowRegistration, Vec<u8>, Descriptor) {
         (
             &self.registration,
             state,
@@ -184,8 +189,8 @@ impl Connection {
         )
     }
 
-    fn finish(self, begun: Result<(), String>) -> Result<Moved, Kept<Self>> {
-        let outcome = begun.and_then(|()| {
+    fn finish(self, started: Result<(), String>) -> Result<Moved, Kept<Self>> {
+        let outcome = started.and_then(|()| {
             block_on(self.registration.outcome(), None).unwrap_or_else(|| Err("no outcome".into()))
         });
         outcome.map_err(|reason| Kept {

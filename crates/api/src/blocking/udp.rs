@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::wait_readable;
-use crate::session::{Association, Handle, Slot, Socket, UdpEvent, UdpTable, block_on};
+use crate::session::{
+    Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpTable, block_on,
+};
 use crate::{Destination, Kept, Moved, Protocol, Session};
 
 /// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct UdpService {
     table: Arc<UdpTable>,
-    handle: Arc<Handle>,
+    handle: Arc<SessionHandle>,
 }
 
 impl Socket for UdpSocket {
@@ -25,7 +27,7 @@ impl Socket for UdpSocket {
         let local = self.local_addr()?;
         let table = UdpTable::new(self)?;
         let handle = Arc::clone(&session.handle);
-        let slot = Slot::Udp(Arc::downgrade(&table));
+        let slot = ServiceSlot::Udp(Arc::downgrade(&table));
         table.set_service(handle.shared.serve(pool, Protocol::Udp, vec![local], slot));
         Ok(UdpService { table, handle })
     }
@@ -51,8 +53,9 @@ impl UdpService {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => return other.map(Some),
             }
-            let bell = self.table.ready().bell().as_fd();
-            if let (false, false) = wait_readable(self.table.socket().as_fd(), bell, deadline)? {
+            let notifier = self.table.ready_events().notifier().as_fd();
+            if let (false, false) = wait_readable(self.table.socket().as_fd(), notifier, deadline)?
+            {
                 return Ok(None);
             }
         }
@@ -81,12 +84,12 @@ impl UdpService {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Association>> {
-        association.cell().unask();
-        let begun = self
-            .table
-            .leave(&self.handle.shared, association, &destination.into(), state);
-        let outcome = begun.and_then(|()| {
-            let outcome = poll_fn(|context| association.cell().poll_outcome(context));
+        association.signals().clear_request();
+        let started =
+            self.table
+                .start_handoff(&self.handle.shared, association, &destination.into(), state);
+        let outcome = started.and_then(|()| {
+            let outcome = poll_fn(|context| association.signals().poll_outcome(context));
             block_on(outcome, None).unwrap_or_else(|| Err("no outcome".into()))
         });
         match outcome {

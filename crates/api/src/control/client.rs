@@ -29,7 +29,7 @@ pub enum ClientError {
     #[error(
         "no daemon at {path}: {error} (is holdfastd running, and may this user open the socket?)"
     )]
-    Absent {
+    NoDaemon {
         /// The socket's path.
         path: PathBuf,
         /// The system's error.
@@ -48,7 +48,7 @@ pub enum ClientError {
     },
     /// The answer has an unexpected form: the daemon may have another version.
     #[error("an answer that this version does not understand: {0}")]
-    Form(#[from] serde_json::Error),
+    UnexpectedForm(#[from] serde_json::Error),
 }
 
 /// A client of the control API. Each request opens its own connection.
@@ -58,11 +58,11 @@ pub struct Client {
 }
 
 /// The delays between polls of a running handoff: the delay grows from the first to the last.
-const POLL_FIRST: Duration = Duration::from_millis(1);
-const POLL_LAST: Duration = Duration::from_millis(100);
+const POLL_DELAY_MIN: Duration = Duration::from_millis(1);
+const POLL_DELAY_MAX: Duration = Duration::from_millis(100);
 
 /// Flows per request when all are wanted: the daemon reads its whole table for each answer.
-const FLOWS_AT_ONCE: u64 = 8192;
+const FLOWS_PER_REQUEST: u64 = 8192;
 
 impl Client {
     /// Returns a client of the daemon with its control socket at `path`, without opening it.
@@ -94,15 +94,15 @@ impl Client {
     /// See [`ClientError`].
     pub async fn all_flows(&self, query: &FlowQuery) -> Result<FlowList, ClientError> {
         let mut query = query.clone();
-        query.limit = query.limit.or(Some(FLOWS_AT_ONCE));
-        let mut all = self.flows(&query).await?;
-        while let Some(after) = all.next {
+        query.limit = query.limit.or(Some(FLOWS_PER_REQUEST));
+        let mut list = self.flows(&query).await?;
+        while let Some(after) = list.next {
             query.after = Some(after);
             let more = self.flows(&query).await?;
-            all.flows.extend(more.flows);
-            all.next = more.next;
+            list.flows.extend(more.flows);
+            list.next = more.next;
         }
-        Ok(all)
+        Ok(list)
     }
 
     /// `GET /v1/flows/{flow}`.
@@ -110,7 +110,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn flow(&self, flow: &FlowText) -> Result<FlowDetail, ClientError> {
-        self.get(&format!("/v1/flows/{}", percent(&flow.to_string())))
+        self.get(&format!("/v1/flows/{}", percent_encode(&flow.to_string())))
             .await
     }
 
@@ -143,14 +143,14 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn wait_handoff(&self, id: u64) -> Result<HandoffStatus, ClientError> {
-        let mut delay = POLL_FIRST;
+        let mut delay = POLL_DELAY_MIN;
         loop {
             let status = self.handoff(id).await?;
             if status.summary.state == HandoffState::Finished {
                 return Ok(status);
             }
             tokio::time::sleep(delay).await;
-            delay = (delay * 2).min(POLL_LAST);
+            delay = (delay * 2).min(POLL_DELAY_MAX);
         }
     }
 
@@ -182,7 +182,10 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn place(&self, request: &PlacementRequest) -> Result<Placement, ClientError> {
+    pub async fn set_placement(
+        &self,
+        request: &PlacementRequest,
+    ) -> Result<Placement, ClientError> {
         self.post("/v1/placement", request).await
     }
 
@@ -208,15 +211,15 @@ impl Client {
     /// See [`ClientError`].
     pub async fn all_pools(&self, query: &PoolQuery) -> Result<PoolList, ClientError> {
         let mut query = query.clone();
-        let mut all = self.pools(&query).await?;
-        while let Some(after) = all.next {
+        let mut list = self.pools(&query).await?;
+        while let Some(after) = list.next {
             query.after = Some(after);
             let more = self.pools(&query).await?;
-            all.pools.extend(more.pools);
-            (all.next, all.total) = (more.next, more.total);
+            list.pools.extend(more.pools);
+            (list.next, list.total) = (more.next, more.total);
         }
-        all.pools.sort_unstable_by(|a, b| a.handle.cmp(&b.handle));
-        Ok(all)
+        list.pools.sort_unstable_by(|a, b| a.handle.cmp(&b.handle));
+        Ok(list)
     }
 
     /// `GET /v1/pools/{handle}`, of a registrar.
@@ -224,7 +227,8 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn pool(&self, handle: &str) -> Result<PoolDetail, ClientError> {
-        self.get(&format!("/v1/pools/{}", percent(handle))).await
+        self.get(&format!("/v1/pools/{}", percent_encode(handle)))
+            .await
     }
 
     /// `GET /v1/peers`, of a registrar.
@@ -265,7 +269,7 @@ impl Client {
         let stream =
             UnixStream::connect(&self.path)
                 .await
-                .map_err(|error| ClientError::Absent {
+                .map_err(|error| ClientError::NoDaemon {
                     path: self.path.clone(),
                     error,
                 })?;
@@ -286,15 +290,15 @@ impl Client {
         if status.is_success() {
             Ok(bytes)
         } else {
-            Err(refused(status, &bytes))
+            Err(refusal(status, &bytes))
         }
     }
 }
 
-fn refused(status: StatusCode, bytes: &[u8]) -> ClientError {
+fn refusal(status: StatusCode, bytes: &[u8]) -> ClientError {
     let body = serde_json::from_slice(bytes).unwrap_or_else(|_| ErrorBody {
         error: format!("{status}: {}", String::from_utf8_lossy(bytes)),
-        what_to_do: "look into the daemon's log".into(),
+        what_to_do: "see the daemon's log".into(),
     });
     ClientError::Refused {
         status: status.as_u16(),
@@ -311,8 +315,8 @@ fn query_text(query: &impl Serialize) -> Result<String, serde_json::Error> {
         .flatten()
         .filter(|(_, value)| !value.is_null())
         .map(|(name, value)| match value.as_str() {
-            Some(text) => format!("{name}={}", percent(text)),
-            None => format!("{name}={}", percent(&value.to_string())),
+            Some(text) => format!("{name}={}", percent_encode(text)),
+            None => format!("{name}={}", percent_encode(&value.to_string())),
         })
         .collect();
     Ok(if parts.is_empty() {
@@ -323,7 +327,7 @@ fn query_text(query: &impl Serialize) -> Result<String, serde_json::Error> {
 }
 
 /// Percent-encodes all but the unreserved characters of RFC 3986, section 2.3.
-fn percent(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {

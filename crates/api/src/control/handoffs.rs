@@ -92,7 +92,7 @@ pub struct HandoffSummary {
     /// Name of the node that takes the flows.
     pub to: String,
     /// True if the operator requested the handoff, false if the server program did.
-    pub asked_by_operator: bool,
+    pub requested_by_operator: bool,
     /// Progress of the handoff.
     pub state: HandoffState,
     /// Number of flows in the handoff.
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_read_as_documented() {
+    fn documented_requests_are_parsed() {
         let flow = "tcp:10.0.0.1:80-10.0.1.2:4242";
         let request: HandoffRequest = serde_json::from_value(
             json!({"flows": [flow], "to": "n2", "drain": {"first": {"max_wait_ms": 9}}}),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_say_nothing_are_refused() {
+    fn request_without_selection_is_refused() {
         for body in [
             json!({"to": "n2"}),
             json!({"flows": ["tcp:x"], "to": "n2"}),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_flat() {
+    fn results_serialize_flat() {
         let result = FlowResult {
             flow: "tcp:10.0.0.1:80-10.0.1.2:4242".parse().unwrap(),
             outcome: FlowOutcome::Kept {

@@ -77,7 +77,7 @@ pub struct UnitEntry {
 /// Strategy for moving the sockets of a process: the three of paper 002.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum SocketsWay {
+pub enum SocketStrategy {
     /// One socket at a time.
     Iterative,
     /// All sockets in one message.
@@ -97,7 +97,7 @@ pub struct MigrationRequest {
     pub to: String,
     /// Strategy for moving the sockets.
     #[serde(default)]
-    pub sockets: SocketsWay,
+    pub sockets: SocketStrategy,
     /// Clone: make a copy, and keep the original running here with its connections. The copy's connections are reset.
     #[serde(default)]
     pub clone: bool,
@@ -166,7 +166,7 @@ pub struct MigrationStatus {
     pub forwarded: Vec<String>,
     /// Memory sent by post-copy; none without post-copy.
     #[serde(default)]
-    pub followed: Option<FollowedMemory>,
+    pub post_copy: Option<PostCopyMemory>,
     /// Duration of each phase.
     pub phases_us: MigrationPhasesUs,
     /// Duration of each step of the freeze of a process that moved.
@@ -175,7 +175,7 @@ pub struct MigrationStatus {
 
 /// Progress of the post-copy of a process that runs at the acceptor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct FollowedMemory {
+pub struct PostCopyMemory {
     /// Bytes that were left at the donor when the process resumed.
     pub bytes: u64,
     /// Bytes of these that were sent.
@@ -183,9 +183,9 @@ pub struct FollowedMemory {
     /// Pages of 4 KiB in `sent_bytes`.
     pub sent_pages: u64,
     /// Number of page faults for which the process waited until the page was sent.
-    pub on_demand: u64,
+    pub page_faults: u64,
     /// Time from the report that the process resumed until all memory was sent, in microseconds.
-    pub us: f64,
+    pub duration_us: f64,
     /// The reason that not all memory was sent: the process has ended at the acceptor.
     pub problem: Option<String>,
 }
@@ -260,7 +260,7 @@ pub struct MigrationStepUs {
     /// Name of the step.
     pub step: String,
     /// Duration, in microseconds.
-    pub us: u32,
+    pub duration_us: u32,
 }
 
 /// A process that was migrated to this node and runs here.
@@ -283,10 +283,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_read_as_documented() {
+    fn documented_requests_are_parsed() {
         let request: MigrationRequest =
             serde_json::from_value(json!({"pid": 4242, "to": "n2"})).unwrap();
-        assert_eq!(request.sockets, SocketsWay::Incremental);
+        assert_eq!(request.sockets, SocketStrategy::Incremental);
         assert_eq!(
             (request.max_freeze_us, request.clone, request.verify),
             (None, false, false)
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_are_flat() {
+    fn outcomes_serialize_flat() {
         let status = MigrationStatus {
             id: 1,
             pid: 4242,
@@ -314,7 +314,7 @@ mod tests {
             predicted_freeze_us: None,
             freeze_us: None,
             forwarded: Vec::new(),
-            followed: None,
+            post_copy: None,
             phases_us: MigrationPhasesUs::default(),
             steps_us: MigrationStepsUs::default(),
         };

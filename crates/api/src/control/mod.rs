@@ -24,14 +24,14 @@ pub use handoffs::{
     HandoffStatus, HandoffSummary, PhasesUs, Selection,
 };
 pub use migrations::{
-    BlockerEntry, CheckQuery, FollowedMemory, MigrationAccepted, MigrationList, MigrationOutcome,
+    BlockerEntry, CheckQuery, MigrationAccepted, MigrationList, MigrationOutcome,
     MigrationPhasesUs, MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs,
-    ProcessCheck, ResidentProcess, RoundEntry, SocketsWay, UnitEntry,
+    PostCopyMemory, ProcessCheck, ResidentProcess, RoundEntry, SocketStrategy, UnitEntry,
 };
 pub use nodes::{DropCount, DropList, NodeEntry, NodeList, Placement, PlacementRequest};
 pub use openapi::openapi;
 pub use pool_daemon::{
-    OwnElement, OwnElementList, PoolDaemonStatus, Reported, Resolution, ResolveQuery,
+    OwnElement, OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery,
     UnreachableReport,
 };
 pub use pools::{

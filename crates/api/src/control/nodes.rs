@@ -22,9 +22,9 @@ pub struct NodeEntry {
     /// Address of the daemon for other nodes: ADDRESS:PORT.
     pub address: String,
     /// True for this node.
-    pub here: bool,
+    pub this_node: bool,
     /// True for the contact node.
-    pub contact: bool,
+    pub contact_node: bool,
     /// True if this node has a connection to the node, and for this node itself.
     pub connected: bool,
     /// Round trip time of the last ping, in microseconds.

@@ -81,11 +81,11 @@ mod tests {
     use super::*;
     use crate::control::{POOL_ROUTES, REGISTRAR_ROUTES, ROUTES};
 
-    const ALL: [&[Route]; 3] = [ROUTES, REGISTRAR_ROUTES, POOL_ROUTES];
+    const ALL_ROUTES: [&[Route]; 3] = [ROUTES, REGISTRAR_ROUTES, POOL_ROUTES];
 
     #[test]
     fn every_route_is_described() {
-        for routes in ALL {
+        for routes in ALL_ROUTES {
             let description = openapi(routes);
             for route in routes {
                 let operation = &description["paths"][route.path][route.method.to_lowercase()];
@@ -111,13 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
+    fn every_reference_resolves() {
         fn visit(value: &Value, root: &Value) {
             match value {
                 Value::Object(map) => {
                     if let Some(Value::String(reference)) = map.get("$ref") {
                         let pointer = reference.strip_prefix('#').expect("a local reference");
-                        assert!(root.pointer(pointer).is_some(), "{reference} leads nowhere");
+                        assert!(root.pointer(pointer).is_some(), "{reference} has no target");
                     }
                     map.values().for_each(|value| visit(value, root));
                 }
@@ -125,14 +125,14 @@ mod tests {
                 _ => {}
             }
         }
-        for description in ALL.map(openapi) {
+        for description in ALL_ROUTES.map(openapi) {
             visit(&description, &description);
         }
     }
 
     #[test]
-    fn every_field_has_a_sentence() {
-        for description in ALL.map(openapi) {
+    fn every_field_has_a_description() {
+        for description in ALL_ROUTES.map(openapi) {
             for (name, schema) in description["components"]["schemas"].as_object().unwrap() {
                 assert!(schema["description"].is_string(), "{name}");
                 for (field, schema) in schema["properties"].as_object().into_iter().flatten() {

@@ -97,7 +97,7 @@ pub struct UnreachableReport {
 
 /// Answer of `POST /v1/unreachable`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Reported {
+pub struct ReportAccepted {
     /// The element's number.
     pub id: String,
 }

@@ -79,15 +79,15 @@ pub struct RegistrarCounters {
     /// Malformed messages.
     pub malformed: u64,
     /// Messages dropped because their host exceeded its rate limit.
-    pub limited: u64,
+    pub rate_limited: u64,
     /// Requests and reports from hosts without permission, and registrar messages from hosts that may not be
     /// registrars.
-    pub denied: u64,
+    pub access_denied: u64,
     /// Registrations refused because of a limit.
-    pub over_limit: u64,
+    pub limit_refusals: u64,
     /// Reports of unreachable elements that caused no keep-alive: the host had reported the element before, or the
     /// element had just answered.
-    pub reports_unheeded: u64,
+    pub reports_ignored: u64,
     /// Associations refused because there are too many.
     pub associations_refused: u64,
     /// TCP connections refused: too many, too slow, without TLS where TLS is required, or with a certificate that
@@ -95,9 +95,9 @@ pub struct RegistrarCounters {
     #[serde(default)]
     pub connections_refused: u64,
     /// Associations ended because of invalid messages, or because of silence.
-    pub aborted: u64,
+    pub associations_aborted: u64,
     /// Multicast datagrams ignored as untrusted.
-    pub multicast_unheeded: u64,
+    pub multicast_ignored: u64,
     /// Messages dropped because an association's buffer was full.
     pub sends_refused: u64,
 }

@@ -6,8 +6,8 @@ use super::{
     CheckQuery, DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
     HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
     MigrationStatus, NodeList, OwnElementList, PeerList, Placement, PlacementRequest,
-    PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck, RegistrarStatus, Reported,
-    Resolution, ResolveQuery, Status, UnitEntry, UnreachableReport,
+    PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck, RegistrarStatus,
+    ReportAccepted, Resolution, ResolveQuery, Status, UnitEntry, UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -34,7 +34,7 @@ fn schema<T: schemars::JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// Schema of any JSON object: the description itself.
-fn object(_: &mut SchemaGenerator) -> Schema {
+fn any_object(_: &mut SchemaGenerator) -> Schema {
     schemars::json_schema!({"type": "object"})
 }
 
@@ -52,7 +52,7 @@ const GET: Route = Route {
 pub const ROUTES: &[Route] = &[
     Route {
         path: "/v1/status",
-        summary: "What this node is and does.",
+        summary: "Status of this node.",
         answer: Some(schema::<Status>),
         ..GET
     },
@@ -65,7 +65,7 @@ pub const ROUTES: &[Route] = &[
     },
     Route {
         path: "/v1/flows/{flow}",
-        summary: "One flow, with what its socket says.",
+        summary: "One flow, with the state of its socket.",
         answer: Some(schema::<FlowDetail>),
         ..GET
     },
@@ -92,13 +92,13 @@ pub const ROUTES: &[Route] = &[
     },
     Route {
         path: "/v1/units/{unit}",
-        summary: "The process that a systemd unit is, by its control group.",
+        summary: "The main process of a systemd unit, found by its control group.",
         answer: Some(schema::<UnitEntry>),
         ..GET
     },
     Route {
         path: "/v1/processes/{pid}/check",
-        summary: "Whether a process of this node can move, and what stands in the way.",
+        summary: "Check whether a process of this node can move, and list what prevents it.",
         query: Some(schema::<CheckQuery>),
         answer: Some(schema::<ProcessCheck>),
         ..GET
@@ -127,7 +127,7 @@ pub const ROUTES: &[Route] = &[
     Route {
         method: "POST",
         path: "/v1/migrations/{id}/cancel",
-        summary: "Give a migration up; too late once it is committed.",
+        summary: "Cancel a migration; fails once it is committed.",
         answer: Some(schema::<MigrationStatus>),
         ..GET
     },
@@ -145,14 +145,14 @@ pub const ROUTES: &[Route] = &[
     },
     Route {
         path: "/v1/placement",
-        summary: "The weights by which new flows are placed.",
+        summary: "The weights for placing new flows.",
         answer: Some(schema::<Placement>),
         ..GET
     },
     Route {
         method: "POST",
         path: "/v1/placement",
-        summary: "Change the weights by which new flows are placed.",
+        summary: "Change the weights for placing new flows.",
         body: Some(schema::<PlacementRequest>),
         answer: Some(schema::<Placement>),
         ..GET
@@ -163,8 +163,8 @@ pub const ROUTES: &[Route] = &[
 
 const DESCRIPTION: Route = Route {
     path: "/openapi.json",
-    summary: "This description.",
-    answer: Some(object),
+    summary: "This OpenAPI description.",
+    answer: Some(any_object),
     ..GET
 };
 
@@ -178,7 +178,7 @@ const METRICS: Route = Route {
 pub const REGISTRAR_ROUTES: &[Route] = &[
     Route {
         path: "/v1/registrar",
-        summary: "What this registrar is and does.",
+        summary: "Status of this registrar.",
         answer: Some(schema::<RegistrarStatus>),
         ..GET
     },
@@ -209,13 +209,13 @@ pub const REGISTRAR_ROUTES: &[Route] = &[
 pub const POOL_ROUTES: &[Route] = &[
     Route {
         path: "/v1/pool",
-        summary: "What this pool daemon is and does.",
+        summary: "Status of this pool daemon.",
         answer: Some(schema::<PoolDaemonStatus>),
         ..GET
     },
     Route {
         path: "/v1/elements",
-        summary: "The elements of programs of this host.",
+        summary: "The elements that programs of this host have registered.",
         answer: Some(schema::<OwnElementList>),
         ..GET
     },
@@ -228,16 +228,16 @@ pub const POOL_ROUTES: &[Route] = &[
     },
     Route {
         path: "/v1/select/{handle}",
-        summary: "One element of a pool, chosen by its policy; an answer of the last seconds is used.",
+        summary: "One element of a pool, chosen by its policy; a cached answer of the last seconds may be used.",
         answer: Some(schema::<Resolution>),
         ..GET
     },
     Route {
         method: "POST",
         path: "/v1/unreachable",
-        summary: "Report that an element named by the daemon was not reached.",
+        summary: "Report that an element named by the daemon could not be reached.",
         body: Some(schema::<UnreachableReport>),
-        answer: Some(schema::<Reported>),
+        answer: Some(schema::<ReportAccepted>),
         ..GET
     },
     DESCRIPTION,

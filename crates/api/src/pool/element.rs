@@ -3,13 +3,13 @@
 use std::io;
 use std::path::Path;
 
-use super::{ElementEvent, FromPool, Registration, ToPool, invalid, strange};
+use super::{ElementEvent, FromPool, Registration, ToPool, invalid_data, unexpected_message};
 use crate::app::{Channel, decode, encode};
 use crate::control::PolicyDetail;
 
 /// An element of a pool. The element leaves the pool when this value is dropped, or when the process ends.
 ///
-/// One thread takes events ([`Element::next`]); any thread may call the other functions.
+/// One thread takes events ([`Element::next_event`]); any thread may call the other functions.
 #[derive(Debug)]
 pub struct Element {
     channel: Channel,
@@ -24,7 +24,7 @@ impl Element {
     pub fn register(path: impl AsRef<Path>, registration: Registration) -> io::Result<Element> {
         let channel = Channel::connect(path)?;
         let element = Element { channel };
-        element.say(&ToPool::Register(registration))?;
+        element.send_message(&ToPool::Register(registration))?;
         Ok(element)
     }
 
@@ -32,14 +32,14 @@ impl Element {
     ///
     /// # Errors
     /// The channel breaks, or the daemon refuses a request.
-    pub fn next(&self) -> io::Result<Option<ElementEvent>> {
+    pub fn next_event(&self) -> io::Result<Option<ElementEvent>> {
         let Some(packet) = self.channel.receive()? else {
             return Ok(None);
         };
-        match decode(&packet.bytes).map_err(invalid)? {
+        match decode(&packet.bytes).map_err(invalid_data)? {
             FromPool::Element(event) => Ok(Some(event)),
             FromPool::Error(text) => Err(io::Error::other(text)),
-            other => Err(strange(&other)),
+            other => Err(unexpected_message(&other)),
         }
     }
 
@@ -48,7 +48,7 @@ impl Element {
     /// # Errors
     /// The channel is broken.
     pub fn set_policy(&self, policy: PolicyDetail) -> io::Result<()> {
-        self.say(&ToPool::Policy(policy))
+        self.send_message(&ToPool::Policy(policy))
     }
 
     /// Sends a message to a user.
@@ -57,7 +57,7 @@ impl Element {
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
     pub fn send(&self, session: u64, bytes: &[u8]) -> io::Result<()> {
         let bytes = bytes.to_vec();
-        self.say(&ToPool::Data { session, bytes })
+        self.send_message(&ToPool::Data { session, bytes })
     }
 
     /// Gives a user the state of its session to store. Must be called before sending the answer that the state
@@ -65,9 +65,9 @@ impl Element {
     ///
     /// # Errors
     /// The channel is broken, or the state longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
-    pub fn keep(&self, session: u64, state: &[u8]) -> io::Result<()> {
+    pub fn store_state(&self, session: u64, state: &[u8]) -> io::Result<()> {
         let state = state.to_vec();
-        self.say(&ToPool::Keep { session, state })
+        self.send_message(&ToPool::StoreState { session, state })
     }
 
     /// Ends a user's session.
@@ -75,18 +75,19 @@ impl Element {
     /// # Errors
     /// The channel is broken.
     pub fn close(&self, session: u64) -> io::Result<()> {
-        self.say(&ToPool::Close { session })
+        self.send_message(&ToPool::Close { session })
     }
 
-    /// Leaves the pool; [`ElementEvent::Left`] follows.
+    /// Leaves the pool; [`ElementEvent::Deregistered`] follows.
     ///
     /// # Errors
     /// The channel is broken.
     pub fn deregister(&self) -> io::Result<()> {
-        self.say(&ToPool::Deregister)
+        self.send_message(&ToPool::Deregister)
     }
 
-    fn say(&self, message: &ToPool) -> io::Result<()> {
-        self.channel.send(&encode(message).map_err(invalid)?, &[])
+    fn send_message(&self, message: &ToPool) -> io::Result<()> {
+        self.channel
+            .send(&encode(message).map_err(invalid_data)?, &[])
     }
 }

@@ -17,7 +17,7 @@ pub enum ToPool {
     Register(Registration),
     /// New policy figures of the element, for the policy that it registered with.
     Policy(PolicyDetail),
-    /// The element leaves its pool; [`ElementEvent::Left`] follows.
+    /// The element leaves its pool; [`ElementEvent::Deregistered`] follows.
     Deregister,
     /// Open a session with an element of the pool that has this handle, in the text form of the control API.
     Open {
@@ -36,7 +36,7 @@ pub enum ToPool {
         bytes: Vec<u8>,
     },
     /// From an element: the state for the user to store; the last one counts.
-    Keep {
+    StoreState {
         /// The session.
         session: u64,
         /// The state, [`DATA_BYTES_MAX`] at most.
@@ -54,7 +54,7 @@ pub enum ToPool {
         session: u64,
     },
     /// From a user: the element has failed. The session switches to another.
-    Fail {
+    ReportFailure {
         /// The number of the connection with that element.
         connection: u64,
     },
@@ -113,7 +113,7 @@ pub enum ElementEvent {
         /// The element's number.
         id: String,
         /// Addresses that users get.
-        at: Vec<SocketAddr>,
+        addresses: Vec<SocketAddr>,
         /// Warnings of the registrar.
         warnings: Vec<String>,
     },
@@ -134,7 +134,7 @@ pub enum ElementEvent {
     /// No registrar was reached; the daemon continues to try.
     NoRegistrar,
     /// The element has left its pool; the channel is closed.
-    Left(Departure),
+    Deregistered(DeregistrationResult),
     /// A user opened a session.
     Connected {
         /// The session's number.
@@ -167,7 +167,7 @@ pub enum ElementEvent {
 
 /// Result of an element's deregistration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Departure {
+pub enum DeregistrationResult {
     /// The registrar confirmed it.
     Confirmed,
     /// No registrar confirmed in time: the element may be listed until its registration's lifetime ends.
@@ -196,11 +196,11 @@ pub enum SessionEvent {
         resumed: bool,
     },
     /// The session has lost its element; another is being sought. Unanswered messages may be lost.
-    Broken {
+    ElementLost {
         /// The element's number.
         element: String,
         /// True if the element closed the connection in order; false if it was lost.
-        in_order: bool,
+        closed_in_order: bool,
     },
     /// A message from the element; over TCP a part of the stream.
     Data {
@@ -222,23 +222,23 @@ pub enum SessionEvent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionOptions {
     /// Ask a registrar first, even if a cached answer about the pool is available.
-    pub anew: bool,
+    pub ask_registrar: bool,
     /// The rule for choosing.
-    pub choose: Choose,
+    pub rule: SelectionRule,
 }
 
 /// The rule for choosing the element of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Choose {
+pub enum SelectionRule {
     /// The registrar, by the pool's policy.
     #[default]
     Registrar,
     /// The user's daemon chooses, of two elements drawn at random, the one that answers this host's users sooner: a
     /// moving average of latencies times the number of requests in progress (power of two choices).
-    P2c,
+    PowerOfTwoChoices,
     /// The user's daemon chooses by requests in progress and latency, as reported by the daemons of a few
     /// elements that it probes with each choice (Prequal). Elements that do not answer get their share of the sessions,
-    /// chosen as with [`Choose::P2c`].
+    /// chosen as with [`SelectionRule::PowerOfTwoChoices`].
     Prequal,
 }
 
@@ -264,7 +264,7 @@ mod tests {
     use crate::app::{MESSAGE_BYTES_MAX, decode, encode};
 
     #[test]
-    fn the_longest_messages_fit() {
+    fn longest_messages_fit_a_packet() {
         let (session, bytes) = (u64::MAX, vec![7; DATA_BYTES_MAX]);
         let data = ToPool::Data { session, bytes };
         let encoded = encode(&data).expect("an encoding");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registration_comes_through() {
+    fn registration_survives_encoding() {
         let service = Service::Sctp(vec!["10.0.0.1:7".parse().expect("an address")]);
         let mut registration = Registration::new("p", service);
         registration.policy.load = Some(0.25);

@@ -6,7 +6,7 @@
 //!
 //! An element with [`Service::Sessions`] as its [`Service`] uses the session layer: the daemon accepts its users'
 //! associations (SCTP, control and data in one) and passes messages on. After each step the program gives the user the
-//! state of the session to store ([`Element::keep`]), before its answer. When the element dies, the user's daemon
+//! state of the session to store ([`Element::store_state`]), before its answer. When the element dies, the user's daemon
 //! continues at another element, which first receives that state ([`ElementEvent::Resumed`]).
 //!
 //! ```no_run
@@ -15,7 +15,7 @@
 //! let service = Service::Sessions { addresses: Vec::new(), port: 0 };
 //! let element = Element::register(holdfast_api::pool::SOCKET_PATH, Registration::new("counter", service))?;
 //! let mut counts = std::collections::HashMap::new();
-//! while let Some(event) = element.next()? {
+//! while let Some(event) = element.next_event()? {
 //!     match event {
 //!         ElementEvent::Resumed { session, state } => {
 //!             counts.insert(session, u64::from_be_bytes(state.try_into().unwrap_or_default()));
@@ -23,7 +23,7 @@
 //!         ElementEvent::Data { session, .. } => {
 //!             let count = counts.entry(session).or_insert(0);
 //!             *count += 1;
-//!             element.keep(session, &count.to_be_bytes())?;
+//!             element.store_state(session, &count.to_be_bytes())?;
 //!             element.send(session, format!("{count}\n").as_bytes())?;
 //!         }
 //!         _ => {}
@@ -38,8 +38,8 @@ mod session;
 
 pub use element::Element;
 pub use message::{
-    Choose, DATA_BYTES_MAX, Departure, ElementEvent, FromPool, Registration, Service, SessionEvent,
-    SessionOptions, ToPool,
+    DATA_BYTES_MAX, DeregistrationResult, ElementEvent, FromPool, Registration, SelectionRule,
+    Service, SessionEvent, SessionOptions, ToPool,
 };
 pub use session::PoolSession;
 
@@ -47,11 +47,11 @@ pub use session::PoolSession;
 pub const SOCKET_PATH: &str = "/run/holdfast/pool-app.sock";
 
 /// Returns an error for a message that the daemon must not send to this kind of channel.
-fn strange(message: &FromPool) -> std::io::Error {
-    let text = format!("the daemon answered what was not asked: {message:?}");
+fn unexpected_message(message: &FromPool) -> std::io::Error {
+    let text = format!("unexpected message from the daemon: {message:?}");
     std::io::Error::new(std::io::ErrorKind::InvalidData, text)
 }
 
-fn invalid(error: impl std::fmt::Display) -> std::io::Error {
+fn invalid_data(error: impl std::fmt::Display) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, error.to_string())
 }

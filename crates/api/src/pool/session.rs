@@ -3,14 +3,14 @@
 use std::io;
 use std::path::Path;
 
-use super::{FromPool, SessionEvent, SessionOptions, ToPool, invalid, strange};
+use super::{FromPool, SessionEvent, SessionOptions, ToPool, invalid_data, unexpected_message};
 use crate::app::{Channel, decode, encode};
 
 /// A session with a pool, served by one element at a time. The session ends when this value is dropped.
 ///
-/// One thread takes events ([`PoolSession::next`]); any thread may call the other functions. A message names its
+/// One thread takes events ([`PoolSession::next_event`]); any thread may call the other functions. A message names its
 /// connection ([`SessionEvent::Up`]); if that connection has ended, the message is dropped, and
-/// [`SessionEvent::Broken`] is queued or will follow.
+/// [`SessionEvent::ElementLost`] is queued or will follow.
 ///
 /// Only the program knows its unanswered messages. A program that waits for each answer loses nothing: after
 /// [`SessionEvent::Up`] it sends the unanswered message to the next element again, which has the state if it `resumed`.
@@ -44,7 +44,7 @@ impl PoolSession {
         let channel = Channel::connect(path)?;
         let session = PoolSession { channel };
         let handle = handle.to_owned();
-        session.say(&ToPool::Open { handle, options })?;
+        session.send_message(&ToPool::Open { handle, options })?;
         Ok(session)
     }
 
@@ -52,14 +52,14 @@ impl PoolSession {
     ///
     /// # Errors
     /// The channel breaks, or the daemon refuses a request.
-    pub fn next(&self) -> io::Result<Option<SessionEvent>> {
+    pub fn next_event(&self) -> io::Result<Option<SessionEvent>> {
         let Some(packet) = self.channel.receive()? else {
             return Ok(None);
         };
-        match decode(&packet.bytes).map_err(invalid)? {
+        match decode(&packet.bytes).map_err(invalid_data)? {
             FromPool::Session(event) => Ok(Some(event)),
             FromPool::Error(text) => Err(io::Error::other(text)),
-            other => Err(strange(&other)),
+            other => Err(unexpected_message(&other)),
         }
     }
 
@@ -69,7 +69,7 @@ impl PoolSession {
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
     pub fn send(&self, connection: u64, bytes: &[u8]) -> io::Result<()> {
         let (session, bytes) = (connection, bytes.to_vec());
-        self.say(&ToPool::Data { session, bytes })
+        self.send_message(&ToPool::Data { session, bytes })
     }
 
     /// Ends sending on the connection; must be repeated on each new connection.
@@ -77,18 +77,19 @@ impl PoolSession {
     /// # Errors
     /// The channel is broken.
     pub fn finish(&self, connection: u64) -> io::Result<()> {
-        self.say(&ToPool::Finish { connection })
+        self.send_message(&ToPool::Finish { connection })
     }
 
     /// Reports that the element has failed: the session switches to another.
     ///
     /// # Errors
     /// The channel is broken.
-    pub fn fail(&self, connection: u64) -> io::Result<()> {
-        self.say(&ToPool::Fail { connection })
+    pub fn report_failure(&self, connection: u64) -> io::Result<()> {
+        self.send_message(&ToPool::ReportFailure { connection })
     }
 
-    fn say(&self, message: &ToPool) -> io::Result<()> {
-        self.channel.send(&encode(message).map_err(invalid)?, &[])
+    fn send_message(&self, message: &ToPool) -> io::Result<()> {
+        self.channel
+            .send(&encode(message).map_err(invalid_data)?, &[])
     }
 }

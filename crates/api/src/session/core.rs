@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use super::Descriptor;
 use super::outbox::{Outbox, Transmit};
-use crate::app::{APPLICATION_STATE_BYTES_MAX, HandOffItem, Piece, ToDaemon, split_pieces};
+use crate::app::{APPLICATION_STATE_BYTES_MAX, DatagramPiece, HandOffItem, ToDaemon, split_pieces};
 use crate::{Destination, FlowText, Protocol};
 
 /// Data that the library's interface stores for each flow.
 pub(crate) trait Tag: Clone + Default {
     /// Returns true if both belong to the same instance of a flow: a flow that moved away may return under the same
     /// name.
-    fn is(&self, other: &Self) -> bool;
+    fn is_same_flow(&self, other: &Self) -> bool;
 }
 
 /// An event for the program. `T` is the data stored for each flow.
@@ -26,7 +26,7 @@ pub(crate) enum Event<T> {
     /// The daemon opened the session. Name of its node.
     Opened { node: String },
     /// The operator or the balancer requests that the flow move.
-    Asked {
+    HandoffRequested {
         service: u32,
         flow: FlowText,
         tag: T,
@@ -45,7 +45,7 @@ pub(crate) enum Event<T> {
         state: Vec<u8>,
         unread: Vec<Vec<u8>>,
     },
-    /// UDP: requests the datagrams left in the service's socket for this flow. Answered by [`Core::collected`].
+    /// UDP: requests the datagrams left in the service's socket for this flow. Answered by [`Core::send_collected`].
     Collect { service: u32, flow: FlowText },
     /// The flow moved to another node.
     Moved {
@@ -71,7 +71,7 @@ pub(crate) enum Event<T> {
 pub(crate) struct Violation(pub(crate) String);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Link {
+enum LinkState {
     Down,
     Opening,
     Open,
@@ -86,14 +86,14 @@ struct Service {
 struct Flow<T> {
     service: u32,
     tag: T,
-    leaving: Option<Leaving>,
+    handoff: Option<PendingHandoff>,
 }
 
-struct Leaving {
+struct PendingHandoff {
     to: String,
     descriptor: Option<Descriptor>,
     /// The program does not wait for the result: if the flow stays, it is closed.
-    abandoned: bool,
+    is_abandoned: bool,
 }
 
 struct Incoming {
@@ -101,16 +101,16 @@ struct Incoming {
     flow: FlowText,
     descriptor: Option<Arc<OwnedFd>>,
     state: Vec<u8>,
-    pieces: Vec<Piece>,
+    pieces: Vec<DatagramPiece>,
     /// `None` until the state is complete.
     unread: Option<Vec<Vec<u8>>>,
 }
 
 pub(crate) struct Core<T> {
     name: String,
-    link: Link,
+    link: LinkState,
     services: BTreeMap<u32, Service>,
-    services_ever: u32,
+    last_service: u32,
     flows: HashMap<FlowText, Flow<T>>,
     incoming: BTreeMap<u64, Incoming>,
     outbox: Outbox,
@@ -121,9 +121,9 @@ impl<T: Tag> Core<T> {
     pub(crate) fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            link: Link::Down,
+            link: LinkState::Down,
             services: BTreeMap::new(),
-            services_ever: 0,
+            last_service: 0,
             flows: HashMap::new(),
             incoming: BTreeMap::new(),
             outbox: Outbox::default(),
@@ -137,12 +137,12 @@ impl<T: Tag> Core<T> {
     }
 
     /// Puts back a message that did not fit into the socket.
-    pub(crate) fn not_sent(&mut self, transmit: Transmit) {
+    pub(crate) fn put_back(&mut self, transmit: Transmit) {
         self.outbox.put_back(transmit);
     }
 
     /// Returns true if [`Core::poll_transmit`] has a message.
-    pub(crate) fn wants_to_transmit(&self) -> bool {
+    pub(crate) fn has_transmit(&self) -> bool {
         !self.outbox.is_empty()
     }
 
@@ -153,21 +153,21 @@ impl<T: Tag> Core<T> {
 
     /// Returns true if handoffs are possible.
     pub(crate) fn is_open(&self) -> bool {
-        self.link == Link::Open
+        self.link == LinkState::Open
     }
 
     /// Handles a new socket to the daemon.
     pub(crate) fn handle_connected(&mut self) {
-        self.link = Link::Opening;
+        self.link = LinkState::Opening;
         self.outbox.clear();
-        self.outbox.whole(ToDaemon::Open {
+        self.outbox.push_single(ToDaemon::Open {
             name: self.name.clone(),
         });
     }
 
     /// Handles the loss of the socket to the daemon. Flows in transit wait.
     pub(crate) fn handle_disconnected(&mut self) {
-        self.link = Link::Down;
+        self.link = LinkState::Down;
         self.outbox.clear();
     }
 
@@ -178,52 +178,56 @@ impl<T: Tag> Core<T> {
         protocol: Protocol,
         addresses: Vec<SocketAddr>,
     ) -> u32 {
-        self.services_ever += 1;
+        self.last_service += 1;
         let service = Service {
             pool: pool.to_owned(),
             protocol,
             addresses,
         };
-        if self.link == Link::Open {
-            self.outbox.whole(service.message(self.services_ever));
+        if self.link == LinkState::Open {
+            self.outbox.push_single(service.message(self.last_service));
         }
-        self.services.insert(self.services_ever, service);
-        self.services_ever
+        self.services.insert(self.last_service, service);
+        self.last_service
     }
 
     /// Stops accepting flows for this service.
     pub(crate) fn withdraw(&mut self, service: u32) {
-        if self.services.remove(&service).is_some() && self.link == Link::Open {
-            self.outbox.whole(ToDaemon::Withdraw { service });
+        if self.services.remove(&service).is_some() && self.link == LinkState::Open {
+            self.outbox.push_single(ToDaemon::Withdraw { service });
         }
     }
 
     /// Registers a flow that the program accepted.
-    pub(crate) fn accepted(&mut self, service: u32, flow: FlowText, tag: T) {
-        if self.link == Link::Open {
-            self.outbox.accepted(service, [flow]);
+    pub(crate) fn register_flow(&mut self, service: u32, flow: FlowText, tag: T) {
+        if self.link == LinkState::Open {
+            self.outbox.push_accepted(service, [flow]);
         }
         self.flows.insert(
             flow,
             Flow {
                 service,
                 tag,
-                leaving: None,
+                handoff: None,
             },
         );
     }
 
     /// Handles the program closing this flow. A handoff in progress continues; if the flow then stays, it is closed.
-    pub(crate) fn closed(&mut self, flow: FlowText, tag: &T) {
-        match self.flows.get_mut(&flow).filter(|entry| entry.tag.is(tag)) {
+    pub(crate) fn handle_closed(&mut self, flow: FlowText, tag: &T) {
+        match self
+            .flows
+            .get_mut(&flow)
+            .filter(|entry| entry.tag.is_same_flow(tag))
+        {
             Some(Flow {
-                leaving: Some(leaving),
+                handoff: Some(leaving),
                 ..
-            }) => leaving.abandoned = true,
+            }) => leaving.is_abandoned = true,
             Some(_) => {
                 self.flows.remove(&flow);
-                if self.link == Link::Open {
-                    self.outbox.closed(flow);
+                if self.link == LinkState::Open {
+                    self.outbox.push_closed(flow);
                 }
             }
             None => {}
@@ -232,8 +236,8 @@ impl<T: Tag> Core<T> {
 
     /// Declines a requested handoff of this flow.
     pub(crate) fn decline(&mut self, flow: FlowText, reason: &str) {
-        if self.link == Link::Open {
-            self.outbox.declined(flow, reason);
+        if self.link == LinkState::Open {
+            self.outbox.push_declined(flow, reason);
         }
     }
 
@@ -245,7 +249,7 @@ impl<T: Tag> Core<T> {
         application_state: Vec<u8>,
         descriptor: Option<Descriptor>,
     ) -> Result<(), String> {
-        if self.link != Link::Open {
+        if self.link != LinkState::Open {
             return Err("there is no connection to the daemon".into());
         }
         if application_state.len() > APPLICATION_STATE_BYTES_MAX {
@@ -258,36 +262,36 @@ impl<T: Tag> Core<T> {
             .flows
             .get_mut(&flow)
             .ok_or("the session does not know this flow")?;
-        if entry.leaving.is_some() {
-            return Err("it is on its way already".into());
+        if entry.handoff.is_some() {
+            return Err("the flow is moving already".into());
         }
         let to = destination.to.clone();
-        entry.leaving = Some(Leaving {
+        entry.handoff = Some(PendingHandoff {
             to,
             descriptor: descriptor.clone(),
-            abandoned: false,
+            is_abandoned: false,
         });
         let item = HandOffItem {
             flow,
             application_state,
             descriptor: descriptor.is_some(),
         };
-        self.outbox.hand_off(destination, item, descriptor);
+        self.outbox.push_hand_off(destination, item, descriptor);
         Ok(())
     }
 
     /// Answers [`Event::Collect`].
-    pub(crate) fn collected<'a>(
+    pub(crate) fn send_collected<'a>(
         &mut self,
         flow: FlowText,
         unread: impl IntoIterator<Item = &'a [u8]>,
     ) {
-        if self.link != Link::Open {
+        if self.link != LinkState::Open {
             return;
         }
         let mut runs = split_pieces(unread).into_iter().peekable();
         while let Some(unread) = runs.next() {
-            self.outbox.whole(ToDaemon::Collected {
+            self.outbox.push_single(ToDaemon::Collected {
                 flow,
                 unread,
                 last: runs.peek().is_none(),

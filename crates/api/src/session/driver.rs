@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::shared::Shared;
+use super::shared::SessionShared;
 use crate::app::{Channel, FromDaemon, decode, encode};
 
 /// The delays between attempts to reach the daemon: the delay doubles from the first to the last.
@@ -19,75 +19,77 @@ const DELAY_LAST: Duration = Duration::from_secs(1);
 ///
 /// # Panics
 /// When the process cannot start a thread.
-pub(super) fn start(shared: Arc<Shared>, path: PathBuf, channel: Option<Channel>) {
+pub(super) fn start(shared: Arc<SessionShared>, path: PathBuf, channel: Option<Channel>) {
     thread::Builder::new()
         .name("holdfast".into())
         .spawn(move || run(&shared, &path, channel))
-        .expect("a thread for the session");
+        .expect("cannot start the session's thread");
 }
 
-fn run(shared: &Shared, path: &Path, mut channel: Option<Channel>) {
+fn run(shared: &SessionShared, path: &Path, mut channel: Option<Channel>) {
     let mut delay = DELAY_FIRST;
-    while !shared.is_stopped() {
+    while !shared.is_stopping() {
         match channel.take().map_or_else(|| Channel::connect(path), Ok) {
             Ok(channel) => {
-                let Err(error) = converse(shared, &channel) else {
+                let Err(error) = run_connection(shared, &channel) else {
                     return;
                 };
                 if shared.core().is_open() {
                     delay = DELAY_FIRST;
                 }
                 shared.core().handle_disconnected();
-                shared.first_attempt_failed(&error);
+                shared.set_first_failure(&error);
                 tracing::warn!(%error, "the session with the daemon broke; connecting again");
             }
-            Err(error) => tracing::debug!(%error, path = %path.display(), "no daemon"),
+            Err(error) => {
+                tracing::debug!(%error, path = %path.display(), "cannot connect to the daemon")
+            }
         }
-        pause(shared, delay);
+        wait_before_retry(shared, delay);
         delay = (delay * 2).min(DELAY_LAST);
     }
 }
 
 /// Waits for `delay` or until the session stops.
-fn pause(shared: &Shared, delay: Duration) {
-    let end = Instant::now() + delay;
-    while !shared.is_stopped() {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+fn wait_before_retry(shared: &SessionShared, delay: Duration) {
+    let deadline = Instant::now() + delay;
+    while !shared.is_stopping() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return;
         }
         let timeout = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
+            tv_sec: remaining.as_secs() as i64,
+            tv_nsec: i64::from(remaining.subsec_nanos()),
         };
         let _ = poll(
-            &mut [PollFd::new(&shared.bell, PollFlags::IN)],
+            &mut [PollFd::new(&shared.notifier, PollFlags::IN)],
             Some(&timeout),
         );
-        shared.awake();
+        shared.reset_wakeup();
     }
 }
 
 /// Runs one connection. Returns when the session ends; an error when the connection broke.
-fn converse(shared: &Shared, channel: &Channel) -> io::Result<()> {
+fn run_connection(shared: &SessionShared, channel: &Channel) -> io::Result<()> {
     channel.set_nonblocking(true)?;
     shared.core().handle_connected();
     loop {
-        if shared.is_stopped() {
+        if shared.is_stopping() {
             // Send the last messages of closed handles, as far as they fit: the daemon sees the session's end in any
             // case.
             return transmit(shared, channel).map(|_| ());
         }
-        shared.awake();
+        shared.reset_wakeup();
         let all_sent = transmit(shared, channel)?;
-        let wanted = if all_sent {
+        let events_wanted = if all_sent {
             PollFlags::IN
         } else {
             PollFlags::IN | PollFlags::OUT
         };
         let mut polled = [
-            PollFd::new(channel, wanted),
-            PollFd::new(&shared.bell, PollFlags::IN),
+            PollFd::new(channel, events_wanted),
+            PollFd::new(&shared.notifier, PollFlags::IN),
         ];
         match poll(&mut polled, None) {
             Err(rustix::io::Errno::INTR) => continue,
@@ -100,7 +102,7 @@ fn converse(shared: &Shared, channel: &Channel) -> io::Result<()> {
 }
 
 /// Sends until all is sent (returns true) or the socket is full.
-fn transmit(shared: &Shared, channel: &Channel) -> io::Result<bool> {
+fn transmit(shared: &SessionShared, channel: &Channel) -> io::Result<bool> {
     loop {
         // Use a separate statement, so that the lock is not held while sending.
         let next = shared.core().poll_transmit();
@@ -108,7 +110,7 @@ fn transmit(shared: &Shared, channel: &Channel) -> io::Result<bool> {
         let bytes = match encode(&next.message) {
             Ok(bytes) => bytes,
             Err(error) => {
-                tracing::error!(%error, "a message that cannot be sent");
+                tracing::error!(%error, "cannot encode a message");
                 continue;
             }
         };
@@ -120,7 +122,7 @@ fn transmit(shared: &Shared, channel: &Channel) -> io::Result<bool> {
         match channel.send(&bytes, &descriptors) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                shared.core().not_sent(next);
+                shared.core().put_back(next);
                 return Ok(false);
             }
             Err(error) => return Err(error),
@@ -128,14 +130,14 @@ fn transmit(shared: &Shared, channel: &Channel) -> io::Result<bool> {
     }
 }
 
-fn receive(shared: &Shared, channel: &Channel) -> io::Result<()> {
+fn receive(shared: &SessionShared, channel: &Channel) -> io::Result<()> {
     loop {
         let packet = match channel.receive() {
             Ok(Some(packet)) => packet,
             Ok(None) => {
                 return Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "the daemon ended it",
+                    "the daemon closed the session",
                 ));
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),

@@ -4,11 +4,11 @@
 //! wakers, the blocking one by parking or in poll(2). So the protocol is implemented once ([`core`]), and a program
 //! with busy threads still answers the daemon.
 
-mod cell;
 mod core;
 mod driver;
 mod outbox;
 mod shared;
+mod signals;
 pub(crate) mod tcp;
 mod udp;
 
@@ -18,8 +18,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use cell::{Bell, Cell, Letter, Queue, block_on, lock};
-pub(crate) use shared::{Handle, Registration, Slot};
+pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle};
+pub(crate) use signals::{
+    DeliveryQueue, FlowSignals, HandedOffConnection, Notifier, block_on, lock,
+};
 pub(crate) use udp::UdpTable;
 pub use udp::{Association, UdpEvent};
 
@@ -35,11 +37,11 @@ pub(crate) type Descriptor = Arc<dyn AsFd + Send + Sync>;
 /// silently, and the session reconnects when the daemon returns.
 #[derive(Clone, Debug)]
 pub struct Session {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) handle: Arc<SessionHandle>,
 }
 
 /// Maximum time for a daemon's first answer after it accepted the connection.
-const OPEN_WAIT_MAX: Duration = Duration::from_secs(5);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The reason that there is no session.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +50,7 @@ pub enum ConnectError {
     #[error(
         "no daemon at {path}: {error} (is holdfastd running, and may this user open the socket?)"
     )]
-    Absent {
+    NoDaemon {
         /// The socket's path.
         path: String,
         /// The system's error.
@@ -72,20 +74,20 @@ impl Session {
     /// See [`ConnectError`]. A program that should also serve without Holdfast continues with [`Session::detached`] or
     /// [`Session::connect_later`].
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, ConnectError> {
-        let shown = path.as_ref().display().to_string();
-        let channel = Channel::connect(&path).map_err(|error| ConnectError::Absent {
-            path: shown.clone(),
+        let path_text = path.as_ref().display().to_string();
+        let channel = Channel::connect(&path).map_err(|error| ConnectError::NoDaemon {
+            path: path_text.clone(),
             error,
         })?;
-        let session = Self::driven(path.as_ref(), Some(channel));
+        let session = Self::start(path.as_ref(), Some(channel));
         match session
             .handle
             .shared
-            .wait_open(Instant::now() + OPEN_WAIT_MAX)
+            .wait_open(Instant::now() + OPEN_TIMEOUT)
         {
             Ok(()) => Ok(session),
             Err(reason) => Err(ConnectError::Refused {
-                path: shown,
+                path: path_text,
                 reason,
             }),
         }
@@ -93,20 +95,20 @@ impl Session {
 
     /// Returns a session with a daemon that need not run yet: until it does, the program serves without Holdfast.
     pub fn connect_later(path: impl AsRef<Path>) -> Self {
-        Self::driven(path.as_ref(), None)
+        Self::start(path.as_ref(), None)
     }
 
     /// Returns a session without a daemon: the program serves, no handoff is requested, and every handoff fails at
     /// once.
     pub fn detached() -> Self {
         Self {
-            handle: Handle::new(&program_name()),
+            handle: SessionHandle::new(&program_name()),
         }
     }
 
     /// Returns a session over an existing channel; when the channel breaks, the session reconnects at `path`.
-    pub fn over(channel: Channel, path: impl AsRef<Path>) -> Self {
-        Self::driven(path.as_ref(), Some(channel))
+    pub fn from_channel(channel: Channel, path: impl AsRef<Path>) -> Self {
+        Self::start(path.as_ref(), Some(channel))
     }
 
     /// Returns true if a daemon has opened the session.
@@ -128,8 +130,8 @@ impl Session {
         socket.serve(self, pool)
     }
 
-    fn driven(path: &Path, channel: Option<Channel>) -> Self {
-        let handle = Handle::new(&program_name());
+    fn start(path: &Path, channel: Option<Channel>) -> Self {
+        let handle = SessionHandle::new(&program_name());
         driver::start(Arc::clone(&handle.shared), path.to_owned(), channel);
         Self { handle }
     }

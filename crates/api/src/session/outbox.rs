@@ -15,7 +15,7 @@ pub(crate) struct Transmit {
 
 /// A queued entry, of any length.
 enum Entry {
-    Whole(ToDaemon),
+    Single(ToDaemon),
     Accepted {
         service: u32,
         flows: Vec<FlowText>,
@@ -45,7 +45,7 @@ pub(crate) struct Outbox {
     entries: VecDeque<Entry>,
     /// The messages of the first entry, after it is split.
     ready: VecDeque<Transmit>,
-    batches: u64,
+    last_batch: u64,
 }
 
 impl Outbox {
@@ -53,7 +53,7 @@ impl Outbox {
     pub(crate) fn pop(&mut self) -> Option<Transmit> {
         while self.ready.is_empty() {
             let entry = self.entries.pop_front()?;
-            self.cut(entry);
+            self.split_entry(entry);
         }
         self.ready.pop_front()
     }
@@ -73,45 +73,51 @@ impl Outbox {
     }
 
     /// Queues a message that is always short.
-    pub(crate) fn whole(&mut self, message: ToDaemon) {
-        self.entries.push_back(Entry::Whole(message));
+    pub(crate) fn push_single(&mut self, message: ToDaemon) {
+        self.entries.push_back(Entry::Single(message));
     }
 
-    pub(crate) fn accepted(&mut self, of: u32, new: impl IntoIterator<Item = FlowText>) {
+    pub(crate) fn push_accepted(
+        &mut self,
+        accepting_service: u32,
+        new_flows: impl IntoIterator<Item = FlowText>,
+    ) {
         match self.entries.back_mut() {
-            Some(Entry::Accepted { service, flows }) if *service == of => flows.extend(new),
+            Some(Entry::Accepted { service, flows }) if *service == accepting_service => {
+                flows.extend(new_flows)
+            }
             _ => self.entries.push_back(Entry::Accepted {
-                service: of,
-                flows: new.into_iter().collect(),
+                service: accepting_service,
+                flows: new_flows.into_iter().collect(),
             }),
         }
     }
 
-    pub(crate) fn closed(&mut self, flow: FlowText) {
+    pub(crate) fn push_closed(&mut self, flow: FlowText) {
         match self.entries.back_mut() {
             Some(Entry::Closed { flows }) => flows.push(flow),
             _ => self.entries.push_back(Entry::Closed { flows: vec![flow] }),
         }
     }
 
-    pub(crate) fn declined(&mut self, flow: FlowText, why: &str) {
+    pub(crate) fn push_declined(&mut self, flow: FlowText, decline_reason: &str) {
         match self.entries.back_mut() {
-            Some(Entry::Declined { flows, reason }) if reason == why => flows.push(flow),
+            Some(Entry::Declined { flows, reason }) if reason == decline_reason => flows.push(flow),
             _ => self.entries.push_back(Entry::Declined {
                 flows: vec![flow],
-                reason: why.to_owned(),
+                reason: decline_reason.to_owned(),
             }),
         }
     }
 
-    pub(crate) fn received(&mut self, id: u64) {
+    pub(crate) fn push_received(&mut self, id: u64) {
         match self.entries.back_mut() {
             Some(Entry::Received { ids }) => ids.push(id),
             _ => self.entries.push_back(Entry::Received { ids: vec![id] }),
         }
     }
 
-    pub(crate) fn hand_off(
+    pub(crate) fn push_hand_off(
         &mut self,
         to: &Destination,
         item: HandOffItem,
@@ -128,26 +134,26 @@ impl Outbox {
         }
     }
 
-    pub(crate) fn reclaim(&mut self, items: Vec<(ReclaimItem, Option<Descriptor>)>) {
+    pub(crate) fn push_reclaim(&mut self, items: Vec<(ReclaimItem, Option<Descriptor>)>) {
         self.entries.push_back(Entry::Reclaim { items });
     }
 
-    fn cut(&mut self, entry: Entry) {
+    fn split_entry(&mut self, entry: Entry) {
         match entry {
-            Entry::Whole(message) => self.push(message),
+            Entry::Single(message) => self.push_ready(message),
             Entry::Accepted { service, flows } => {
                 split(flows, usize::MAX)
                     .into_iter()
-                    .for_each(|flows| self.push(ToDaemon::Accepted { service, flows }));
+                    .for_each(|flows| self.push_ready(ToDaemon::Accepted { service, flows }));
             }
             Entry::Closed { flows } => {
                 split(flows, usize::MAX)
                     .into_iter()
-                    .for_each(|flows| self.push(ToDaemon::Closed { flows }));
+                    .for_each(|flows| self.push_ready(ToDaemon::Closed { flows }));
             }
             Entry::Declined { flows, reason } => {
                 split(flows, usize::MAX).into_iter().for_each(|flows| {
-                    self.push(ToDaemon::Declined {
+                    self.push_ready(ToDaemon::Declined {
                         flows,
                         reason: reason.clone(),
                     })
@@ -156,9 +162,9 @@ impl Outbox {
             Entry::Received { ids } => {
                 split(ids, usize::MAX)
                     .into_iter()
-                    .for_each(|ids| self.push(ToDaemon::Received { ids }));
+                    .for_each(|ids| self.push_ready(ToDaemon::Received { ids }));
             }
-            Entry::HandOff { destination, items } => self.cut_hand_off(&destination, items),
+            Entry::HandOff { destination, items } => self.split_hand_off(&destination, items),
             Entry::Reclaim { items } => {
                 let (items, mut descriptors): (Vec<_>, Vec<_>) = items.into_iter().unzip();
                 for items in split(items, DESCRIPTORS_MAX) {
@@ -172,18 +178,18 @@ impl Outbox {
         }
     }
 
-    fn cut_hand_off(
+    fn split_hand_off(
         &mut self,
         destination: &Destination,
         items: Vec<(HandOffItem, Option<Descriptor>)>,
     ) {
-        self.batches += 1;
+        self.last_batch += 1;
         let (items, mut descriptors): (Vec<_>, Vec<_>) = items.into_iter().unzip();
         let mut runs = split(items, DESCRIPTORS_MAX).into_iter().peekable();
         while let Some(items) = runs.next() {
             let descriptors = descriptors.drain(..items.len()).flatten().collect();
             let message = ToDaemon::HandOff {
-                batch: self.batches,
+                batch: self.last_batch,
                 to: destination.to.clone(),
                 drain: destination.drain,
                 items,
@@ -196,7 +202,7 @@ impl Outbox {
         }
     }
 
-    fn push(&mut self, message: ToDaemon) {
+    fn push_ready(&mut self, message: ToDaemon) {
         self.ready.push_back(Transmit {
             message,
             descriptors: Vec::new(),

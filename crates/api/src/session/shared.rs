@@ -9,56 +9,56 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use super::core::{Core, Event, Tag};
-use super::{Bell, Cell, Letter, Queue, UdpTable, lock};
+use super::{DeliveryQueue, FlowSignals, HandedOffConnection, Notifier, UdpTable, lock};
 use crate::{FlowText, Protocol};
 
-impl Tag for Arc<Cell> {
-    fn is(&self, other: &Self) -> bool {
+impl Tag for Arc<FlowSignals> {
+    fn is_same_flow(&self, other: &Self) -> bool {
         Arc::ptr_eq(self, other)
     }
 }
 
 /// A service of the session, by kind.
-pub(crate) enum Slot {
-    Tcp(Arc<Queue<Letter>>),
+pub(crate) enum ServiceSlot {
+    Tcp(Arc<DeliveryQueue<HandedOffConnection>>),
     Udp(Weak<UdpTable>),
 }
 
 #[derive(Default)]
-struct Opened {
+struct OpenState {
     node: Option<String>,
     /// The reason that the first attempt failed.
-    failed: Option<String>,
+    first_failure: Option<String>,
 }
 
-pub(crate) struct Shared {
-    core: Mutex<Core<Arc<Cell>>>,
-    slots: Mutex<HashMap<u32, Slot>>,
-    opened: Mutex<Opened>,
-    opened_changed: Condvar,
+pub(crate) struct SessionShared {
+    core: Mutex<Core<Arc<FlowSignals>>>,
+    slots: Mutex<HashMap<u32, ServiceSlot>>,
+    open_state: Mutex<OpenState>,
+    open_state_changed: Condvar,
     /// Wakes the session's thread: a message is queued, or the session stops.
-    pub(super) bell: Bell,
-    rung: AtomicBool,
-    stop: AtomicBool,
+    pub(super) notifier: Notifier,
+    is_notified: AtomicBool,
+    is_stopping: AtomicBool,
 }
 
 /// Keeps the session's thread running. Sessions, services and connections own it.
-pub(crate) struct Handle {
-    pub(crate) shared: Arc<Shared>,
+pub(crate) struct SessionHandle {
+    pub(crate) shared: Arc<SessionShared>,
 }
 
-impl Handle {
+impl SessionHandle {
     /// # Panics
     /// When the process cannot create any descriptor: then it could not serve either.
     pub(super) fn new(name: &str) -> Arc<Self> {
-        let shared = Shared {
+        let shared = SessionShared {
             core: Mutex::new(Core::new(name)),
             slots: Mutex::default(),
-            opened: Mutex::default(),
-            opened_changed: Condvar::new(),
-            bell: Bell::new().expect("an eventfd for the session"),
-            rung: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
+            open_state: Mutex::default(),
+            open_state_changed: Condvar::new(),
+            notifier: Notifier::new().expect("cannot create an eventfd for the session"),
+            is_notified: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
         };
         Arc::new(Self {
             shared: Arc::new(shared),
@@ -66,14 +66,14 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for SessionHandle {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.bell.ring();
+        self.shared.is_stopping.store(true, Ordering::Release);
+        self.shared.notifier.notify();
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for SessionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handle")
             .field("node", &self.shared.node())
@@ -81,37 +81,37 @@ impl fmt::Debug for Handle {
     }
 }
 
-impl Shared {
-    /// Runs `act` on the state machine, then wakes the session's thread to send resulting messages.
-    pub(crate) fn with_core<R>(&self, act: impl FnOnce(&mut Core<Arc<Cell>>) -> R) -> R {
+impl SessionShared {
+    /// Runs `action` on the state machine, then wakes the session's thread to send resulting messages.
+    pub(crate) fn with_core<R>(&self, action: impl FnOnce(&mut Core<Arc<FlowSignals>>) -> R) -> R {
         let (result, transmit) = {
             let mut core = lock(&self.core);
-            let result = act(&mut core);
-            (result, core.wants_to_transmit())
+            let result = action(&mut core);
+            (result, core.has_transmit())
         };
         // The session's thread sends, not this one: concurrent calls of many threads become one message.
-        if transmit && !self.rung.swap(true, Ordering::AcqRel) {
-            self.bell.ring();
+        if transmit && !self.is_notified.swap(true, Ordering::AcqRel) {
+            self.notifier.notify();
         }
         result
     }
 
     /// Resets the wake-up; the session's thread looks for work after this.
-    pub(super) fn awake(&self) {
-        self.bell.silence();
-        self.rung.store(false, Ordering::Release);
+    pub(super) fn reset_wakeup(&self) {
+        self.notifier.reset();
+        self.is_notified.store(false, Ordering::Release);
     }
 
-    pub(super) fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
+    pub(super) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
     }
 
-    pub(super) fn core(&self) -> std::sync::MutexGuard<'_, Core<Arc<Cell>>> {
+    pub(super) fn core(&self) -> std::sync::MutexGuard<'_, Core<Arc<FlowSignals>>> {
         lock(&self.core)
     }
 
     pub(crate) fn node(&self) -> Option<String> {
-        lock(&self.opened).node.clone()
+        lock(&self.open_state).node.clone()
     }
 
     /// Registers a service.
@@ -120,7 +120,7 @@ impl Shared {
         pool: &str,
         protocol: Protocol,
         addresses: Vec<SocketAddr>,
-        slot: Slot,
+        slot: ServiceSlot,
     ) -> u32 {
         // Insert the slot before the daemon can name the service.
         let mut slots = lock(&self.slots);
@@ -133,20 +133,20 @@ impl Shared {
     pub(crate) fn withdraw(&self, service: u32) {
         let slot = lock(&self.slots).remove(&service);
         self.with_core(|core| core.withdraw(service));
-        if let Some(Slot::Tcp(queue)) = slot {
-            while let Some(letter) = queue.take() {
-                self.with_core(|core| core.closed(letter.flow, &letter.cell));
+        if let Some(ServiceSlot::Tcp(queue)) = slot {
+            while let Some(letter) = queue.pop() {
+                self.with_core(|core| core.handle_closed(letter.flow, &letter.signals));
             }
         }
     }
 
     pub(super) fn wait_open(&self, deadline: Instant) -> Result<(), String> {
-        let mut opened = lock(&self.opened);
+        let mut opened = lock(&self.open_state);
         loop {
             if opened.node.is_some() {
                 return Ok(());
             }
-            if let Some(reason) = &opened.failed {
+            if let Some(reason) = &opened.first_failure {
                 return Err(reason.clone());
             }
             let Some(left) = deadline
@@ -156,42 +156,44 @@ impl Shared {
                 return Err("no answer".into());
             };
             opened = self
-                .opened_changed
+                .open_state_changed
                 .wait_timeout(opened, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
     }
 
-    pub(super) fn first_attempt_failed(&self, reason: &io::Error) {
-        lock(&self.opened)
-            .failed
+    pub(super) fn set_first_failure(&self, reason: &io::Error) {
+        lock(&self.open_state)
+            .first_failure
             .get_or_insert_with(|| reason.to_string());
-        self.opened_changed.notify_all();
+        self.open_state_changed.notify_all();
     }
 
     /// Delivers an event to the program. Called by the session's thread only, without the lock of the state machine,
     /// so that order is kept and a service may in turn use the machine.
-    pub(super) fn dispatch(&self, event: Event<Arc<Cell>>) {
+    pub(super) fn dispatch(&self, event: Event<Arc<FlowSignals>>) {
         match event {
             Event::Opened { node } => {
-                lock(&self.opened).node = Some(node);
-                self.opened_changed.notify_all();
+                lock(&self.open_state).node = Some(node);
+                self.open_state_changed.notify_all();
             }
-            Event::Asked {
+            Event::HandoffRequested {
                 service,
                 flow,
                 tag,
                 destination,
             } => {
-                tag.ask(destination.clone());
-                self.with_udp(service, |table| table.asked(flow, destination));
+                tag.request_handoff(destination.clone());
+                self.with_udp(service, |table| {
+                    table.on_handoff_requested(flow, destination)
+                });
             }
             Event::Arriving { service, flow } => {
-                self.with_udp(service, |table| table.arriving(flow))
+                self.with_udp(service, |table| table.on_arriving(flow))
             }
             Event::Cancelled { service, flow } => {
-                self.with_udp(service, |table| table.cancelled(flow))
+                self.with_udp(service, |table| table.on_cancelled(flow))
             }
             Event::Arrived {
                 service,
@@ -203,9 +205,9 @@ impl Shared {
             } => {
                 self.deliver(
                     service,
-                    Letter {
+                    HandedOffConnection {
                         flow,
-                        cell: tag,
+                        signals: tag,
                         descriptor,
                         state,
                     },
@@ -219,12 +221,14 @@ impl Shared {
                 state,
                 unread,
             } => {
-                self.with_udp(service, |table| table.arrived(flow, tag, state, unread));
+                self.with_udp(service, |table| table.on_arrived(flow, tag, state, unread));
             }
             Event::Collect { service, flow } => {
                 let mut unread = Vec::new();
-                self.with_udp(service, |table| unread = table.collect(self, flow));
-                self.with_core(|core| core.collected(flow, unread.iter().map(Vec::as_slice)));
+                self.with_udp(service, |table| {
+                    unread = table.collect_datagrams(self, flow)
+                });
+                self.with_core(|core| core.send_collected(flow, unread.iter().map(Vec::as_slice)));
             }
             Event::Moved {
                 service,
@@ -232,8 +236,8 @@ impl Shared {
                 tag,
                 to,
             } => {
-                self.with_udp(service, |table| table.moved(flow));
-                tag.finish(Ok(to));
+                self.with_udp(service, |table| table.on_moved(flow));
+                tag.set_outcome(Ok(to));
             }
             Event::Kept {
                 service,
@@ -241,8 +245,8 @@ impl Shared {
                 tag,
                 reason,
             } => {
-                self.with_udp(service, |table| table.kept(flow));
-                tag.finish(Err(reason));
+                self.with_udp(service, |table| table.on_kept(flow));
+                tag.set_outcome(Err(reason));
             }
             Event::Problem { text } => {
                 tracing::warn!(problem = %text, "the daemon reports a problem")
@@ -250,36 +254,36 @@ impl Shared {
         }
     }
 
-    fn deliver(&self, service: u32, letter: Letter) {
+    fn deliver(&self, service: u32, connection: HandedOffConnection) {
         match lock(&self.slots).get(&service) {
-            Some(Slot::Tcp(queue)) => queue.put([letter]),
-            _ => self.with_core(|core| core.closed(letter.flow, &letter.cell)),
+            Some(ServiceSlot::Tcp(queue)) => queue.push([connection]),
+            _ => self.with_core(|core| core.handle_closed(connection.flow, &connection.signals)),
         }
     }
 
-    fn with_udp(&self, service: u32, act: impl FnOnce(&UdpTable)) {
+    fn with_udp(&self, service: u32, action: impl FnOnce(&UdpTable)) {
         let table = match lock(&self.slots).get(&service) {
-            Some(Slot::Udp(table)) => table.upgrade(),
+            Some(ServiceSlot::Udp(table)) => table.upgrade(),
             _ => None,
         };
         if let Some(table) = table {
-            act(&table);
+            action(&table);
         }
     }
 }
 
 /// Registration of one flow of the program, for either interface.
 #[derive(Debug)]
-pub(crate) struct Registration {
+pub(crate) struct FlowRegistration {
     pub(crate) flow: FlowText,
-    pub(crate) cell: Arc<Cell>,
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) signals: Arc<FlowSignals>,
+    pub(crate) handle: Arc<SessionHandle>,
 }
 
-impl Drop for Registration {
+impl Drop for FlowRegistration {
     fn drop(&mut self) {
         self.handle
             .shared
-            .with_core(|core| core.closed(self.flow, &self.cell));
+            .with_core(|core| core.handle_closed(self.flow, &self.signals));
     }
 }

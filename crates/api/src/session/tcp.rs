@@ -6,21 +6,23 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{Handle, Letter, Queue, Registration, Session, Slot};
+use super::{
+    DeliveryQueue, FlowRegistration, HandedOffConnection, ServiceSlot, Session, SessionHandle,
+};
 use crate::{Destination, FlowText, Moved, Protocol};
 
 /// A TCP service of the session; withdrawn when dropped.
 pub(crate) struct TcpService {
-    handle: Arc<Handle>,
+    handle: Arc<SessionHandle>,
     service: u32,
-    queue: Arc<Queue<Letter>>,
+    queue: Arc<DeliveryQueue<HandedOffConnection>>,
 }
 
 impl TcpService {
     pub(crate) fn new(session: &Session, pool: &str, local: SocketAddr) -> io::Result<Self> {
-        let queue = Arc::new(Queue::new()?);
+        let queue = Arc::new(DeliveryQueue::new()?);
         let handle = Arc::clone(&session.handle);
-        let slot = Slot::Tcp(Arc::clone(&queue));
+        let slot = ServiceSlot::Tcp(Arc::clone(&queue));
         let service = handle.shared.serve(pool, Protocol::Tcp, vec![local], slot);
         Ok(Self {
             handle,
@@ -29,39 +31,42 @@ impl TcpService {
         })
     }
 
-    pub(crate) fn queue(&self) -> &Queue<Letter> {
+    pub(crate) fn queue(&self) -> &DeliveryQueue<HandedOffConnection> {
         &self.queue
     }
 
     /// Registers a connection that the listener accepted.
-    pub(crate) fn accepted(
+    pub(crate) fn register(
         &self,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> io::Result<Registration> {
+    ) -> io::Result<FlowRegistration> {
         let flow = FlowText::new(Protocol::Tcp, local, remote).map_err(io::Error::other)?;
-        let registration = Registration {
+        let registration = FlowRegistration {
             flow,
-            cell: Arc::default(),
+            signals: Arc::default(),
             handle: Arc::clone(&self.handle),
         };
-        self.handle
-            .shared
-            .with_core(|core| core.accepted(self.service, flow, Arc::clone(&registration.cell)));
+        self.handle.shared.with_core(|core| {
+            core.register_flow(self.service, flow, Arc::clone(&registration.signals))
+        });
         Ok(registration)
     }
 
     /// Returns the socket, registration and application state of a connection that was handed over.
-    pub(crate) fn open(&self, letter: Letter) -> io::Result<(TcpStream, Registration, Vec<u8>)> {
-        let Letter {
+    pub(crate) fn activate(
+        &self,
+        connection: HandedOffConnection,
+    ) -> io::Result<(TcpStream, FlowRegistration, Vec<u8>)> {
+        let HandedOffConnection {
             flow,
-            cell,
+            signals: cell,
             descriptor,
             state,
-        } = letter;
-        let registration = Registration {
+        } = connection;
+        let registration = FlowRegistration {
             flow,
-            cell,
+            signals: cell,
             handle: Arc::clone(&self.handle),
         };
         let descriptor: OwnedFd =
@@ -76,37 +81,40 @@ impl Drop for TcpService {
     }
 }
 
-impl Registration {
+impl FlowRegistration {
     /// Starts handoffs as one batch: no message is sent before the last is registered.
-    pub(crate) fn leave_together<'a>(
-        to: &Destination,
-        leaving: impl IntoIterator<Item = (&'a Registration, Vec<u8>, super::Descriptor)>,
+    pub(crate) fn hand_off_batch<'a>(
+        destination: &Destination,
+        handoffs: impl IntoIterator<Item = (&'a FlowRegistration, Vec<u8>, super::Descriptor)>,
     ) -> Vec<Result<(), String>> {
-        let mut leaving = leaving.into_iter().peekable();
+        let mut leaving = handoffs.into_iter().peekable();
         let Some(handle) = leaving.peek().map(|(first, ..)| Arc::clone(&first.handle)) else {
             return Vec::new();
         };
         handle.shared.with_core(|core| {
-            let leave = |(registration, state, socket): (&Registration, _, _)| {
+            let start_handoff = |(registration, state, socket): (&FlowRegistration, _, _)| {
                 if !Arc::ptr_eq(&registration.handle, &handle) {
-                    return Err("it belongs to another session than the first of the batch".into());
+                    return Err(
+                        "the connection belongs to another session than the first of the batch"
+                            .into(),
+                    );
                 }
-                registration.cell.unask();
-                core.hand_off(registration.flow, to, state, Some(socket))
+                registration.signals.clear_request();
+                core.hand_off(registration.flow, destination, state, Some(socket))
             };
-            leaving.map(leave).collect()
+            leaving.map(start_handoff).collect()
         })
     }
 
     /// Waits for the result of the handoff.
     pub(crate) async fn outcome(&self) -> Result<Moved, String> {
-        poll_fn(|context| self.cell.poll_outcome(context))
+        poll_fn(|context| self.signals.poll_outcome(context))
             .await
             .map(|to| Moved { to })
     }
 
     pub(crate) fn decline(&self, reason: &str) {
-        self.cell.unask();
+        self.signals.clear_request();
         self.handle
             .shared
             .with_core(|core| core.decline(self.flow, reason));

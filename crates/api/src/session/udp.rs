@@ -2,7 +2,7 @@
 //! unread datagrams.
 //!
 //! From the start of a handoff, datagrams of its association wait here until its result is known. If the association
-//! moves, the datagrams received before the diversion travel with it ([`UdpTable::collect`]); if it stays, the program
+//! moves, the datagrams received before the diversion travel with it ([`UdpTable::collect_datagrams`]); if it stays, the program
 //! reads them. At the acceptor, datagrams that overtake the daemon's message wait until the association has arrived.
 
 use std::collections::HashMap;
@@ -11,28 +11,32 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::shared::Shared;
-use super::{Cell, Queue, lock};
+use super::shared::SessionShared;
+use super::{DeliveryQueue, FlowSignals, lock};
 use crate::{Destination, FlowText, Protocol};
 
 /// One client of a UDP service: a cheap handle, with clones for the same association.
 #[derive(Clone, Debug)]
 pub struct Association {
-    inner: Arc<Inner>,
+    inner: Arc<AssociationInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct AssociationInner {
     flow: FlowText,
     /// The client's address, with the scope that a link-local address needs.
     remote: SocketAddr,
-    cell: Arc<Cell>,
+    signals: Arc<FlowSignals>,
 }
 
 impl Association {
-    fn new(flow: FlowText, remote: SocketAddr, cell: Arc<Cell>) -> Self {
+    fn new(flow: FlowText, remote: SocketAddr, signals: Arc<FlowSignals>) -> Self {
         Self {
-            inner: Arc::new(Inner { flow, remote, cell }),
+            inner: Arc::new(AssociationInner {
+                flow,
+                remote,
+                signals,
+            }),
         }
     }
 
@@ -48,12 +52,12 @@ impl Association {
 
     /// Returns the destination that the operator requests, if any. The request stands until a handoff is tried or
     /// declined.
-    pub fn asked(&self) -> Option<Destination> {
-        self.inner.cell.asked()
+    pub fn handoff_request(&self) -> Option<Destination> {
+        self.inner.signals.handoff_request()
     }
 
-    pub(crate) fn cell(&self) -> &Arc<Cell> {
-        &self.inner.cell
+    pub(crate) fn signals(&self) -> &Arc<FlowSignals> {
+        &self.inner.signals
     }
 }
 
@@ -75,7 +79,7 @@ pub enum UdpEvent {
         state: Vec<u8>,
     },
     /// The operator requests that the association move.
-    Asked {
+    HandoffRequested {
         /// The association.
         association: Association,
         /// The requested destination.
@@ -83,17 +87,17 @@ pub enum UdpEvent {
     },
 }
 
-struct Entry {
+struct AssociationEntry {
     association: Association,
-    leaving: bool,
+    is_leaving: bool,
     /// Datagrams received during a handoff.
-    held: Vec<Vec<u8>>,
+    held_datagrams: Vec<Vec<u8>>,
     last_heard: Instant,
 }
 
 #[derive(Default)]
-struct Tables {
-    entries: HashMap<FlowText, Entry>,
+struct AssociationTables {
+    entries: HashMap<FlowText, AssociationEntry>,
     /// Datagrams received for associations that are announced but have not arrived.
     arriving: HashMap<FlowText, Vec<Vec<u8>>>,
 }
@@ -103,8 +107,8 @@ pub(crate) struct UdpTable {
     socket: UdpSocket,
     local: SocketAddr,
     service: std::sync::OnceLock<u32>,
-    tables: Mutex<Tables>,
-    ready: Queue<UdpEvent>,
+    tables: Mutex<AssociationTables>,
+    ready_events: DeliveryQueue<UdpEvent>,
 }
 
 /// Maximum size of a datagram, in bytes.
@@ -117,7 +121,8 @@ impl UdpTable {
     pub(crate) fn new(socket: UdpSocket) -> io::Result<Arc<Self>> {
         let local = socket.local_addr()?;
         if local.ip().is_unspecified() {
-            let text = "a UDP service behind Holdfast is bound to its service address: one socket for each address";
+            let text = "a UDP service behind Holdfast must be bound to its service address; use \
+                    one socket for each address";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         socket.set_nonblocking(true)?;
@@ -127,7 +132,7 @@ impl UdpTable {
             local,
             service,
             tables: Mutex::default(),
-            ready: Queue::new()?,
+            ready_events: DeliveryQueue::new()?,
         }))
     }
 
@@ -145,44 +150,44 @@ impl UdpTable {
     }
 
     /// Returns the queue of events that did not come from the socket.
-    pub(crate) fn ready(&self) -> &Queue<UdpEvent> {
-        &self.ready
+    pub(crate) fn ready_events(&self) -> &DeliveryQueue<UdpEvent> {
+        &self.ready_events
     }
 
     /// Returns the next event for the program, without waiting.
-    pub(crate) fn receive(&self, shared: &Shared) -> io::Result<UdpEvent> {
-        // Hold the lock from reading to sorting: `collect` must not overtake a datagram between the two. Events in
-        // `ready` are older than datagrams in the socket.
+    pub(crate) fn receive(&self, shared: &SessionShared) -> io::Result<UdpEvent> {
+        // Hold the lock from reading to sorting: `collect_datagrams` must not overtake a datagram between the two. Events in
+        // `ready_events` are older than datagrams in the socket.
         let mut tables = lock(&self.tables);
-        if let Some(event) = self.ready.take() {
+        if let Some(event) = self.ready_events.pop() {
             return Ok(event);
         }
         loop {
-            let (data, remote) = self.read()?;
-            if let Some(event) = self.sort(&mut tables, shared, data, remote) {
+            let (data, remote) = self.read_datagram()?;
+            if let Some(event) = self.classify_datagram(&mut tables, shared, data, remote) {
                 return Ok(event);
             }
         }
     }
 
-    fn read(&self) -> io::Result<(Vec<u8>, SocketAddr)> {
+    fn read_datagram(&self) -> io::Result<(Vec<u8>, SocketAddr)> {
         let mut buffer = [0; DATAGRAM_BYTES_MAX];
         let (length, remote) = self.socket.recv_from(&mut buffer)?;
         Ok((buffer[..length].to_vec(), remote))
     }
 
-    fn sort(
+    fn classify_datagram(
         &self,
-        tables: &mut Tables,
-        shared: &Shared,
+        tables: &mut AssociationTables,
+        shared: &SessionShared,
         data: Vec<u8>,
         remote: SocketAddr,
     ) -> Option<UdpEvent> {
         let flow = FlowText::new(Protocol::Udp, self.local, remote).ok()?;
         if let Some(entry) = tables.entries.get_mut(&flow) {
             entry.last_heard = Instant::now();
-            if entry.leaving {
-                entry.held.push(data);
+            if entry.is_leaving {
+                entry.held_datagrams.push(data);
                 return None;
             }
             return Some(UdpEvent::Datagram {
@@ -195,16 +200,19 @@ impl UdpTable {
             return None;
         }
         let association = Association::new(flow, remote, Arc::default());
-        shared
-            .with_core(|core| core.accepted(self.service(), flow, Arc::clone(association.cell())));
-        tables.entries.insert(flow, Entry::new(association.clone()));
+        shared.with_core(|core| {
+            core.register_flow(self.service(), flow, Arc::clone(association.signals()))
+        });
+        tables
+            .entries
+            .insert(flow, AssociationEntry::new(association.clone()));
         Some(UdpEvent::Datagram { association, data })
     }
 
     /// Starts a handoff, or returns the reason that it cannot start.
-    pub(crate) fn leave(
+    pub(crate) fn start_handoff(
         &self,
-        shared: &Shared,
+        shared: &SessionShared,
         association: &Association,
         destination: &Destination,
         state: Vec<u8>,
@@ -215,9 +223,9 @@ impl UdpTable {
             .get_mut(&association.flow())
             .ok_or("the service no longer has this association")?;
         shared.with_core(|core| core.hand_off(association.flow(), destination, state, None))?;
-        entry.leaving = true;
+        entry.is_leaving = true;
         // A collection for another association may have read datagrams of this one that the program has not received.
-        entry.held = self.ready.extract(|event| match event {
+        entry.held_datagrams = self.ready_events.extract(|event| match event {
             UdpEvent::Datagram {
                 association: of,
                 data,
@@ -232,55 +240,57 @@ impl UdpTable {
         lock(&self.tables)
             .entries
             .get(&association.flow())
-            .is_some_and(|entry| !entry.leaving)
+            .is_some_and(|entry| !entry.is_leaving)
     }
 
     /// Reads all datagrams in the socket for a diverted flow. A copy stays here, in case the flow stays.
-    pub(super) fn collect(&self, shared: &Shared, flow: FlowText) -> Vec<Vec<u8>> {
+    pub(super) fn collect_datagrams(&self, shared: &SessionShared, flow: FlowText) -> Vec<Vec<u8>> {
         let mut tables = lock(&self.tables);
         for _ in 0..COLLECT_MAX {
-            let Ok((data, remote)) = self.read() else {
+            let Ok((data, remote)) = self.read_datagram() else {
                 break;
             };
-            let event = self.sort(&mut tables, shared, data, remote);
-            self.ready.put(event);
+            let event = self.classify_datagram(&mut tables, shared, data, remote);
+            self.ready_events.push(event);
         }
         tables
             .entries
             .get(&flow)
-            .map(|entry| entry.held.clone())
+            .map(|entry| entry.held_datagrams.clone())
             .unwrap_or_default()
     }
 
-    pub(super) fn asked(&self, flow: FlowText, destination: Destination) {
+    pub(super) fn on_handoff_requested(&self, flow: FlowText, destination: Destination) {
         if let Some(entry) = lock(&self.tables).entries.get(&flow) {
-            self.ready.put([UdpEvent::Asked {
+            self.ready_events.push([UdpEvent::HandoffRequested {
                 association: entry.association.clone(),
                 destination,
             }]);
         }
     }
 
-    pub(super) fn arriving(&self, flow: FlowText) {
+    pub(super) fn on_arriving(&self, flow: FlowText) {
         lock(&self.tables).arriving.insert(flow, Vec::new());
     }
 
-    pub(super) fn cancelled(&self, flow: FlowText) {
+    pub(super) fn on_cancelled(&self, flow: FlowText) {
         lock(&self.tables).arriving.remove(&flow);
     }
 
-    pub(super) fn arrived(
+    pub(super) fn on_arrived(
         &self,
         flow: FlowText,
-        cell: Arc<Cell>,
+        signals: Arc<FlowSignals>,
         state: Vec<u8>,
         unread: Vec<Vec<u8>>,
     ) {
         let mut tables = lock(&self.tables);
-        let association = Association::new(flow, flow.remote(), cell);
-        let overtook = tables.arriving.remove(&flow).unwrap_or_default();
-        tables.entries.insert(flow, Entry::new(association.clone()));
-        let datagrams = unread.into_iter().chain(overtook);
+        let association = Association::new(flow, flow.remote(), signals);
+        let early_datagrams = tables.arriving.remove(&flow).unwrap_or_default();
+        tables
+            .entries
+            .insert(flow, AssociationEntry::new(association.clone()));
+        let datagrams = unread.into_iter().chain(early_datagrams);
         let datagrams = datagrams.map(|data| UdpEvent::Datagram {
             association: association.clone(),
             data,
@@ -289,54 +299,55 @@ impl UdpTable {
             association: association.clone(),
             state,
         };
-        self.ready.put(std::iter::once(first).chain(datagrams));
+        self.ready_events
+            .push(std::iter::once(first).chain(datagrams));
     }
 
-    pub(super) fn moved(&self, flow: FlowText) {
+    pub(super) fn on_moved(&self, flow: FlowText) {
         lock(&self.tables).entries.remove(&flow);
     }
 
-    pub(super) fn kept(&self, flow: FlowText) {
+    pub(super) fn on_kept(&self, flow: FlowText) {
         let mut tables = lock(&self.tables);
         let Some(entry) = tables.entries.get_mut(&flow) else {
             return;
         };
-        entry.leaving = false;
+        entry.is_leaving = false;
         let association = entry.association.clone();
-        let held = std::mem::take(&mut entry.held).into_iter();
-        self.ready.put(held.map(|data| UdpEvent::Datagram {
+        let held = std::mem::take(&mut entry.held_datagrams).into_iter();
+        self.ready_events.push(held.map(|data| UdpEvent::Datagram {
             association: association.clone(),
             data,
         }));
     }
 
-    /// Forgets the associations that `which` selects, and tells the daemon.
+    /// Forgets the associations that `is_selected` selects, and tells the daemon.
     pub(crate) fn forget(
         &self,
-        shared: &Shared,
-        mut which: impl FnMut(&Association, Duration) -> bool,
+        shared: &SessionShared,
+        mut is_selected: impl FnMut(&Association, Duration) -> bool,
     ) -> usize {
         let now = Instant::now();
         let mut tables = lock(&self.tables);
-        let before = tables.entries.len();
+        let count_before = tables.entries.len();
         tables.entries.retain(|flow, entry| {
             let idle = now.saturating_duration_since(entry.last_heard);
-            let keep = entry.leaving || !which(&entry.association, idle);
-            if !keep {
-                shared.with_core(|core| core.closed(*flow, entry.association.cell()));
+            let is_kept = entry.is_leaving || !is_selected(&entry.association, idle);
+            if !is_kept {
+                shared.with_core(|core| core.handle_closed(*flow, entry.association.signals()));
             }
-            keep
+            is_kept
         });
-        before - tables.entries.len()
+        count_before - tables.entries.len()
     }
 }
 
-impl Entry {
+impl AssociationEntry {
     fn new(association: Association) -> Self {
         Self {
             association,
-            leaving: false,
-            held: Vec::new(),
+            is_leaving: false,
+            held_datagrams: Vec::new(),
             last_heard: Instant::now(),
         }
     }

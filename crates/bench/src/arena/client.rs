@@ -7,12 +7,12 @@ mod session;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::protocol::connectionless::{self, Said};
+use super::protocol::connectionless::{self, ServerNotice};
 use super::trace::Trace;
 use session::Session;
 
 /// Interval between requests for a connection: a server answers few of them at once, and forgets the others.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Settings of a client.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct Settings {
     /// Snapshots requested per second.
     pub snapshots: u32,
     /// Time without a message after which the server counts as lost.
-    pub silence: Duration,
+    pub server_timeout: Duration,
 }
 
 /// Progress of a client.
@@ -45,7 +45,7 @@ pub enum Phase {
 pub struct Client {
     settings: Settings,
     state: State,
-    due: Duration,
+    next_action_at: Duration,
     outgoing: VecDeque<Vec<u8>>,
     trace: Trace,
 }
@@ -65,7 +65,7 @@ impl Client {
         Self {
             settings,
             state: State::Challenging,
-            due: now,
+            next_action_at: now,
             outgoing: VecDeque::new(),
             trace: Trace::default(),
         }
@@ -76,7 +76,7 @@ impl Client {
     pub fn phase(&self) -> Phase {
         match &self.state {
             State::Challenging | State::Connecting(_) => Phase::Joining,
-            State::Connected(session) if session.plays() => Phase::Playing,
+            State::Connected(session) if session.is_playing() => Phase::Playing,
             State::Connected(_) => Phase::Joining,
             State::Disconnected(why) => Phase::Disconnected(why.clone()),
         }
@@ -96,29 +96,30 @@ impl Client {
     /// Returns the time of the next [`handle_timeout`](Self::handle_timeout), or none if no call is needed any more.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let is_over = matches!(self.state, State::Disconnected(_));
-        (!is_over).then_some(self.due)
+        let has_ended = matches!(self.state, State::Disconnected(_));
+        (!has_ended).then_some(self.next_action_at)
     }
 
     /// Handles the passing of time to `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
-        if now < self.due {
+        if now < self.next_action_at {
             return;
         }
         match &mut self.state {
-            State::Challenging => self.ask(now, connectionless::get_challenge()),
+            State::Challenging => self.send_request(now, connectionless::get_challenge()),
             State::Connecting(challenge) => {
-                let request = connect(&self.settings, *challenge);
-                self.ask(now, request);
+                let request = connect_request(&self.settings, *challenge);
+                self.send_request(now, request);
             }
             State::Connected(session) => {
-                if now.saturating_sub(session.heard_at()) > self.settings.silence {
-                    self.end("the server is silent");
+                if now.saturating_sub(session.last_message_at()) > self.settings.server_timeout {
+                    self.disconnect("no message from the server within the time limit");
                     return;
                 }
-                self.outgoing.push_back(session.act(now, &mut self.trace));
+                self.outgoing
+                    .push_back(session.next_datagram(now, &mut self.trace));
                 // Missed user commands are not sent later.
-                self.due = (self.due + self.settings.interval).max(now);
+                self.next_action_at = (self.next_action_at + self.settings.interval).max(now);
             }
             State::Disconnected(_) => (),
         }
@@ -126,21 +127,25 @@ impl Client {
 
     /// Handles a datagram from the server.
     pub fn handle_datagram(&mut self, now: Duration, datagram: &[u8]) {
-        let Some(said) = connectionless::parse(datagram) else {
+        let Some(notice) = connectionless::parse(datagram) else {
             return self.handle_message(now, datagram);
         };
-        match (said, &self.state) {
-            (Said::Challenge(challenge), State::Challenging) => {
+        match (notice, &self.state) {
+            (ServerNotice::Challenge(challenge), State::Challenging) => {
                 self.state = State::Connecting(challenge);
-                self.due = now;
+                self.next_action_at = now;
             }
-            (Said::Connected, State::Connecting(challenge)) => {
+            (ServerNotice::Connected, State::Connecting(challenge)) => {
                 let session = Session::new(self.settings.number, *challenge, now);
                 self.state = State::Connected(Box::new(session));
-                self.due = now;
+                self.next_action_at = now;
             }
-            (Said::Print(text), State::Connecting(_)) => self.end(&format!("refused: {text}")),
-            (Said::Disconnect, State::Connected(_)) => self.end("the server has forgotten it"),
+            (ServerNotice::Print(text), State::Connecting(_)) => {
+                self.disconnect(&format!("the server refused the connection: {text}"))
+            }
+            (ServerNotice::Disconnect, State::Connected(_)) => {
+                self.disconnect("the server does not know the connection")
+            }
             _ => (),
         }
     }
@@ -149,26 +154,26 @@ impl Client {
         let State::Connected(session) = &mut self.state else {
             return;
         };
-        match session.hear(now, datagram, &mut self.trace) {
+        match session.handle_datagram(now, datagram, &mut self.trace) {
             Ok(None) => (),
-            Ok(Some(why)) => self.end(&why),
+            Ok(Some(why)) => self.disconnect(&why),
             Err(_) => self.trace.malformed += 1,
         }
     }
 
-    fn ask(&mut self, now: Duration, request: Vec<u8>) {
+    fn send_request(&mut self, now: Duration, request: Vec<u8>) {
         self.outgoing.push_back(request);
-        self.due = now + ASK_AGAIN;
+        self.next_action_at = now + REQUEST_INTERVAL;
     }
 
-    fn end(&mut self, why: &str) {
+    fn disconnect(&mut self, why: &str) {
         self.state = State::Disconnected(why.to_owned());
     }
 }
 
 /// Returns a request to be connected, with the protocol's highest rate.
-fn connect(settings: &Settings, challenge: i32) -> Vec<u8> {
-    let own = [
+fn connect_request(settings: &Settings, challenge: i32) -> Vec<u8> {
+    let own_settings = [
         ("snaps", settings.snapshots.to_string()),
         ("qport", settings.number.to_string()),
         ("challenge", challenge.to_string()),
@@ -184,6 +189,10 @@ fn connect(settings: &Settings, challenge: i32) -> Vec<u8> {
         ("handicap", "100"),
         ("cl_anonymous", "0"),
     ];
-    user.extend(own.iter().map(|(name, value)| (*name, value.as_str())));
+    user.extend(
+        own_settings
+            .iter()
+            .map(|(name, value)| (*name, value.as_str())),
+    );
     connectionless::connect(&user)
 }

@@ -4,13 +4,13 @@
 //! machine without IO ([`Client`]); [`Players`] gives several of them sockets in hosts of a lab, and a thread.
 
 mod client;
-mod player;
+mod player_actions;
 mod players;
 pub mod protocol;
 mod server;
 mod trace;
 
 pub use client::{Client, Phase, Settings};
-pub use players::{Players, Report, now};
-pub use server::{Game, Match, missed};
+pub use players::{PlayerReport, Players, now};
+pub use server::{ArenaMatch, GameFiles, count_missed};
 pub use trace::{Arrival, Trace};

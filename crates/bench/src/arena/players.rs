@@ -20,7 +20,7 @@ use super::trace::Trace;
 /// Bytes of the longest datagram.
 const DATAGRAM_MAX: usize = 65536;
 /// Longest time between two checks of the stop flag.
-const LOOK: Duration = Duration::from_millis(50);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the machine's time since the epoch, as used in traces.
 #[must_use]
@@ -51,7 +51,7 @@ impl Shared {
 
 /// Result of a player.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct PlayerReport {
     /// Progress of the player.
     pub phase: Phase,
     /// Events that the player has seen.
@@ -63,7 +63,7 @@ impl Players {
     ///
     /// # Errors
     /// A host does not exist, or the system gives no socket.
-    pub fn join(
+    pub fn join_all(
         lab: &Lab,
         hosts: &[String],
         server: SocketAddr,
@@ -78,7 +78,7 @@ impl Players {
         };
         let sockets = hosts.iter().map(|host| {
             let opened = lab.in_net(host, open)?;
-            opened.with_context(|| format!("a socket in {host}"))
+            opened.with_context(|| format!("open a socket in {host}"))
         });
         let sockets: Vec<UdpSocket> = sockets.collect::<Result<_>>()?;
         let clients = (1..).take(sockets.len());
@@ -111,7 +111,7 @@ impl Players {
                 .iter()
                 .find(|phase| matches!(phase, Phase::Disconnected(_)));
             if let Some(phase) = refused {
-                bail!("a player is not let in: {phase:?}");
+                bail!("a player cannot join the game: {phase:?}");
             }
             let playing = phases.iter().filter(|phase| **phase == Phase::Playing);
             let playing = playing.count();
@@ -120,7 +120,7 @@ impl Players {
             }
             if Instant::now() > deadline {
                 bail!(
-                    "exceeded time: after {limit:?} {playing} of {} play",
+                    "exceeded time: after {limit:?}, {playing} of {} players are in the game",
                     phases.len()
                 );
             }
@@ -130,9 +130,9 @@ impl Players {
 
     /// Returns the result of each player so far.
     #[must_use]
-    pub fn reports(&self) -> Vec<Report> {
+    pub fn reports(&self) -> Vec<PlayerReport> {
         let clients = self.shared.clients();
-        let report = |client: &Client| Report {
+        let report = |client: &Client| PlayerReport {
             phase: client.phase(),
             trace: client.trace().clone(),
         };
@@ -143,7 +143,7 @@ impl Players {
     ///
     /// # Errors
     /// A socket has failed.
-    pub fn leave(mut self) -> Result<Vec<Report>> {
+    pub fn leave(mut self) -> Result<Vec<PlayerReport>> {
         self.end()?;
         Ok(self.reports())
     }
@@ -170,7 +170,7 @@ impl Drop for Players {
 fn run(sockets: &[UdpSocket], shared: &Shared) -> Result<()> {
     let mut buffer = vec![0; DATAGRAM_MAX];
     while !shared.stop.load(Ordering::Relaxed) {
-        let mut wake = now() + LOOK;
+        let mut wake = now() + STOP_CHECK_INTERVAL;
         for (socket, client) in sockets.iter().zip(shared.clients().iter_mut()) {
             while let Some((at, length)) = receive(socket, &mut buffer)? {
                 client.handle_datagram(at, &buffer[..length]);
@@ -201,7 +201,7 @@ fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> Result<Option<(Duration, us
     let flags = MsgFlags::empty();
     let received = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags) {
         Ok(received) => received,
-        Err(error) => return passing(error.into()).map(|()| None),
+        Err(error) => return ignore_transient(error.into()).map(|()| None),
     };
     let stamp = received.cmsgs()?.find_map(|message| match message {
         ControlMessageOwned::ScmTimestampns(time) => Some(Duration::from(time)),
@@ -213,13 +213,13 @@ fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> Result<Option<(Duration, us
 fn send(socket: &UdpSocket, datagram: &[u8]) -> Result<()> {
     match socket.send(datagram) {
         Ok(_) => Ok(()),
-        Err(error) => passing(error),
+        Err(error) => ignore_transient(error),
     }
 }
 
 /// Ignores errors that say nothing about the socket: no datagram is there, or a network or host is away for some time.
 /// A player notices a lost server by its silence.
-fn passing(error: io::Error) -> Result<()> {
+fn ignore_transient(error: io::Error) -> Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock
         | ErrorKind::Interrupted

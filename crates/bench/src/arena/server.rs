@@ -8,31 +8,31 @@ use anyhow::{Context, Result, bail};
 use holdfast_lab::Spec;
 
 use super::players::Players;
-use super::protocol::connectionless::{self, Said, Status};
+use super::protocol::connectionless::{self, ServerNotice, ServerStatus};
 use super::{Phase, Settings};
 use crate::cluster::find_program;
 use crate::pools::PoolLab;
 
 /// Host of the server.
-const HOME: &str = "n1";
+const SERVER_HOST: &str = "n1";
 /// Port of the server.
 const PORT: u16 = 27960;
 /// Time limit for the start of the server, which reads its map.
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for an answer to a status request.
-const ANSWER: Duration = Duration::from_millis(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 /// Engine, game and maps, at the paths of Debian's packages.
-const ENGINE: &str = "usr/lib/ioquake3/ioq3ded";
-const GAME: &str = "usr/lib/openarena-server";
-const MAPS: &str = "usr/share/games/openarena/baseoa/pak1-maps.pk3";
+const ENGINE_PATH: &str = "usr/lib/ioquake3/ioq3ded";
+const GAME_PATH: &str = "usr/lib/openarena-server";
+const MAPS_PATH: &str = "usr/share/games/openarena/baseoa/pak1-maps.pk3";
 
 /// Root folder of the packages, unpacked by `./x` or installed.
 #[derive(Clone, Debug)]
-pub struct Game {
+pub struct GameFiles {
     root: PathBuf,
 }
 
-impl Game {
+impl GameFiles {
     /// Searches the folder named by `HOLDFAST_OPENARENA`, then the system.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Game {
         let named = std::env::var_os("HOLDFAST_OPENARENA").map(PathBuf::from);
         let mut roots = named.into_iter().chain([PathBuf::from("/")]);
         let found = roots.find(|root| {
-            let parts = [ENGINE, GAME, MAPS];
+            let parts = [ENGINE_PATH, GAME_PATH, MAPS_PATH];
             parts.iter().all(|part| root.join(part).exists())
         });
         let Some(root) = found else {
@@ -55,10 +55,16 @@ impl Game {
     /// Returns the words of a command (for `env`) that runs the server, with its own files below `home`. The server
     /// does not contact the internet.
     #[must_use]
-    pub fn words(&self, home: &Path, port: u16, seats: usize, snapshots: u32) -> Vec<String> {
+    pub fn server_command(
+        &self,
+        home: &Path,
+        port: u16,
+        seats: usize,
+        snapshots: u32,
+    ) -> Vec<String> {
         let path = |part: &str| self.root.join(part).display().to_string();
         let settings = [
-            ("fs_basepath", path(GAME)),
+            ("fs_basepath", path(GAME_PATH)),
             ("fs_homepath", home.display().to_string()),
             ("com_basegame", "baseoa".into()),
             // OpenArena's protocol 71 is the engine's legacy protocol.
@@ -81,7 +87,7 @@ impl Game {
             ("showdrop", "1".into()),
             ("ttycon", "0".into()),
         ];
-        let mut words = vec![format!("HOME={}", home.display()), path(ENGINE)];
+        let mut words = vec![format!("HOME={}", home.display()), path(ENGINE_PATH)];
         for (name, value) in settings {
             words.extend(["+set".into(), name.into(), value]);
         }
@@ -91,37 +97,46 @@ impl Game {
 }
 
 /// A lab with a server at `n1`, and a client host for each player.
-pub struct Match {
+pub struct ArenaMatch {
     lab: PoolLab,
     seats: u16,
     snapshots: u32,
 }
 
-impl Match {
+impl ArenaMatch {
     /// Starts a server with `seats` seats in a lab with `nodes` nodes, and waits until the server answers.
     ///
     /// # Errors
     /// The machine lacks a requirement, or the server does not start; the text contains the server's output.
-    pub fn up(name: &str, game: &Game, nodes: u16, seats: u16, snapshots: u32) -> Result<Self> {
+    pub fn up(
+        name: &str,
+        game: &GameFiles,
+        nodes: u16,
+        seats: u16,
+        snapshots: u32,
+    ) -> Result<Self> {
         let spec = Spec::new(name)
             .nodes(nodes)
             .clients(seats)
             .program(find_program("holdfast")?);
-        let mut lab = PoolLab::with(&spec)?;
+        let mut lab = PoolLab::from_spec(&spec)?;
         let home = lab.directory().join("openarena");
         std::fs::create_dir_all(home.join("baseoa"))?;
         // The engine requires this file; its usual content is in packages that only clients need.
         std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
-        let words = game.words(&home, PORT, usize::from(seats), snapshots);
-        lab.run(HOME, "openarena", Path::new("env"), &words)?;
-        let up = Self {
+        let words = game.server_command(&home, PORT, usize::from(seats), snapshots);
+        lab.run(SERVER_HOST, "openarena", Path::new("env"), &words)?;
+        let arena_match = Self {
             lab,
             seats,
             snapshots,
         };
-        up.lab
-            .until("the server answers", START, || up.status("c1").ok())?;
-        Ok(up)
+        arena_match
+            .lab
+            .wait_for("the server answers", START_TIMEOUT, || {
+                arena_match.status("c1").ok()
+            })?;
+        Ok(arena_match)
     }
 
     /// Returns the lab.
@@ -135,7 +150,7 @@ impl Match {
     /// # Errors
     /// None while the lab is up.
     pub fn address(&self) -> Result<SocketAddr> {
-        Ok(SocketAddr::new(self.lab.address(HOME)?, PORT))
+        Ok(SocketAddr::new(self.lab.address(SERVER_HOST)?, PORT))
     }
 
     /// Returns the time between two snapshots.
@@ -157,11 +172,11 @@ impl Match {
             number,
             interval: Duration::from_secs(1) / commands,
             snapshots: self.snapshots,
-            silence,
+            server_timeout: silence,
         };
-        let players = Players::join(self.lab.lab(), &hosts, self.address()?, settings)?;
-        let joined = players.wait_until_all_play(START);
-        joined.with_context(|| self.lab.logs())?;
+        let players = Players::join_all(self.lab.lab(), &hosts, self.address()?, settings)?;
+        let joined = players.wait_until_all_play(START_TIMEOUT);
+        joined.with_context(|| self.lab.log_tails())?;
         Ok(players)
     }
 
@@ -169,19 +184,19 @@ impl Match {
     ///
     /// # Errors
     /// The server does not answer.
-    pub fn status(&self, host: &str) -> Result<Status> {
+    pub fn status(&self, host: &str) -> Result<ServerStatus> {
         let socket = self
             .lab
             .lab()
             .in_net(host, || UdpSocket::bind("0.0.0.0:0"))??;
-        socket.set_read_timeout(Some(ANSWER))?;
+        socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         socket.connect(self.address()?)?;
         socket.send(&connectionless::get_status())?;
         let mut buffer = [0; 16384];
         let length = socket.recv(&mut buffer)?;
         match connectionless::parse(&buffer[..length]) {
-            Some(Said::Status(status)) => Ok(status),
-            other => bail!("no status but {other:?}"),
+            Some(ServerNotice::Status(status)) => Ok(status),
+            other => bail!("received {other:?} instead of a status"),
         }
     }
 
@@ -189,14 +204,17 @@ impl Match {
     ///
     /// # Errors
     /// The log cannot be read.
-    pub fn missed(&self) -> Result<u64> {
-        let log = self.lab.directory().join(format!("{HOME}.openarena.log"));
-        Ok(missed(&std::fs::read_to_string(log)?))
+    pub fn missed_datagrams(&self) -> Result<u64> {
+        let log = self
+            .lab
+            .directory()
+            .join(format!("{SERVER_HOST}.openarena.log"));
+        Ok(count_missed(&std::fs::read_to_string(log)?))
     }
 
     /// Returns true if all players play.
     #[must_use]
-    pub fn all_play(players: &Players) -> bool {
+    pub fn are_all_playing(players: &Players) -> bool {
         let reports = players.reports();
         reports.iter().all(|report| report.phase == Phase::Playing)
     }
@@ -205,7 +223,7 @@ impl Match {
 /// Returns the number of missed datagrams in a server's log, from lines such as
 /// `10.80.0.201:40123:Dropped 2 packets at 77`.
 #[must_use]
-pub fn missed(log: &str) -> u64 {
+pub fn count_missed(log: &str) -> u64 {
     let counts = log.lines().filter_map(|line| {
         let (_, rest) = line.split_once(":Dropped ")?;
         let (count, _) = rest.split_once(" packets at ")?;
@@ -217,9 +235,9 @@ pub fn missed(log: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_the_server_missed_is_read_from_its_log() {
+    fn missed_datagrams_are_counted_from_the_log() {
         let log = "say: Dropped by\n10.80.0.201:40123:Dropped 2 packets at 77\n\
                    10.80.0.202:40124:Dropped 1 packets at 9\n";
-        assert_eq!(super::missed(log), 3);
+        assert_eq!(super::count_missed(log), 3);
     }
 }

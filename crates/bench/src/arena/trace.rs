@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Least change of position that counts as a step.
-const STEP: f32 = 1.0;
+const STEP_MIN: f32 = 1.0;
 
 /// A snapshot that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +21,9 @@ pub struct Trace {
     /// Snapshots, in the order of arrival.
     pub arrivals: Vec<Arrival>,
     /// Messages of the server that never arrived whole: gaps in their numbers.
-    pub lost_in: u64,
+    pub lost_messages: u64,
     /// Datagrams of the server that arrived twice or too late.
-    pub late_in: u64,
+    pub late_datagrams: u64,
     /// Datagrams that the server could not have sent.
     pub malformed: u64,
     /// Messages sent.
@@ -36,16 +36,16 @@ pub struct Trace {
     pub steps: u64,
     /// Server time of the newest user command that the game has executed, milliseconds.
     pub command_time_ms: i32,
-    place: [f32; 2],
+    position: [f32; 2],
 }
 
 impl Trace {
     /// Records the position of the player.
-    pub fn stands(&mut self, place: [f32; 2]) {
-        let far = |(new, old): (&f32, &f32)| (new - old).abs() >= STEP;
-        if place.iter().zip(&self.place).any(far) {
+    pub fn record_position(&mut self, place: [f32; 2]) {
+        let has_moved = |(new, old): (&f32, &f32)| (new - old).abs() >= STEP_MIN;
+        if place.iter().zip(&self.position).any(has_moved) {
             self.steps += 1;
-            self.place = place;
+            self.position = place;
         }
     }
 
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delay_is_what_the_longest_gap_has_beyond_the_interval() {
+    fn added_delay_is_longest_gap_minus_interval() {
         let ms = Duration::from_millis;
         let mut trace = Trace::default();
         for at in [1000, 1050, 1100, 1178, 1200, 1250] {

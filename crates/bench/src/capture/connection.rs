@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 
 use super::segment::Segment;
-use super::sequence::Seen;
+use super::sequence_ranges::SequenceRanges;
 
 /// Least silence before a tail-loss probe: a sender whose path is held sends its probe after 4 ms at the earliest (a
 /// tick of 250 Hz; RFC 8985, section 7.2).
@@ -65,7 +65,7 @@ pub struct Direction {
     #[serde(skip)]
     pub data_at_ns: Vec<u64>,
     #[serde(skip)]
-    seen: Seen,
+    seen_ranges: SequenceRanges,
     #[serde(skip)]
     timestamp: Option<u32>,
     #[serde(skip)]
@@ -73,7 +73,7 @@ pub struct Direction {
     #[serde(skip)]
     acknowledged: Option<u32>,
     #[serde(skip)]
-    probed: Option<u64>,
+    last_probe: Option<u64>,
     #[serde(skip)]
     sent_at_ns: Option<u64>,
 }
@@ -94,7 +94,7 @@ pub fn analyse(segments: &[Segment]) -> Vec<Connection> {
     let mut index: HashMap<(SocketAddr, SocketAddr), usize> = HashMap::new();
     for segment in segments {
         let known = index.get(&(segment.from, segment.to)).copied();
-        let at = known.unwrap_or_else(|| {
+        let connection_index = known.unwrap_or_else(|| {
             let answers = segment.syn && segment.acknowledgement.is_some();
             connections.push(if answers {
                 Connection::new(segment.to, segment.from)
@@ -105,7 +105,7 @@ pub fn analyse(segments: &[Segment]) -> Vec<Connection> {
             index.insert((segment.to, segment.from), connections.len() - 1);
             connections.len() - 1
         });
-        connections[at].add(segment);
+        connections[connection_index].add(segment);
     }
     connections
 }
@@ -122,15 +122,15 @@ impl Connection {
     }
 
     /// Returns an empty connection, for a capture without segments.
-    pub(crate) fn none() -> Self {
-        let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
-        Self::new(nobody, nobody)
+    pub(crate) fn empty() -> Self {
+        let unspecified = SocketAddr::from(([0, 0, 0, 0], 0));
+        Self::new(unspecified, unspecified)
     }
 
     /// Returns the number of segments sent again in either direction, without tail-loss probes.
-    pub fn sent_again(&self) -> u64 {
-        let again = |direction: &Direction| direction.retransmitted + direction.late;
-        again(&self.to_server) + again(&self.to_client)
+    pub fn retransmissions(&self) -> u64 {
+        let retransmissions = |direction: &Direction| direction.retransmitted + direction.late;
+        retransmissions(&self.to_server) + retransmissions(&self.to_client)
     }
 
     fn add(&mut self, segment: &Segment) {
@@ -154,7 +154,10 @@ impl Direction {
             .partition_point(|at| *at <= from_ns)
             .saturating_sub(1);
         let pairs = self.data_at_ns[first..].windows(2);
-        pairs.take_while(|pair| pair[0] < to_ns).map(gap).max()
+        pairs
+            .take_while(|pair| pair[0] < to_ns)
+            .map(gap_between)
+            .max()
     }
 
     fn add(&mut self, segment: &Segment, other: &Direction) {
@@ -162,37 +165,39 @@ impl Direction {
             self.resets += 1;
             return;
         }
-        self.look_at_clock(segment);
-        let space = u64::from(segment.length) + u64::from(segment.syn) + u64::from(segment.fin);
-        let start = self.seen.position(segment.sequence);
-        let range = start..start + space;
-        let next = self.seen.next();
-        let below = next.is_some_and(|next| range.start < next);
-        let seen = self.seen.count(&range);
+        self.check_timestamp(segment);
+        let sequence_length =
+            u64::from(segment.length) + u64::from(segment.syn) + u64::from(segment.fin);
+        let start = self.seen_ranges.position(segment.sequence);
+        let range = start..start + sequence_length;
+        let next = self.seen_ranges.next();
+        let is_below_next = next.is_some_and(|next| range.start < next);
+        let seen_bytes = self.seen_ranges.count(&range);
         let window_shut = other.window == Some(0);
-        let one_below = next.is_some_and(|next| range.start + 1 == next);
+        let is_one_below_next = next.is_some_and(|next| range.start + 1 == next);
         let all_acknowledged = next.is_some_and(|next| other.acknowledged == Some(next as u32));
-        let is_probe = one_below && !segment.syn && !segment.fin;
-        if is_probe && (space == 0 || space == 1 && all_acknowledged) {
+        let is_probe = is_one_below_next && !segment.syn && !segment.fin;
+        if is_probe && (sequence_length == 0 || sequence_length == 1 && all_acknowledged) {
             match window_shut {
                 true => self.window_probes += 1,
                 false => self.keep_alives += 1,
             }
-        } else if space > 0 {
-            if below {
+        } else if sequence_length > 0 {
+            if is_below_next {
                 let answered = other.acknowledged.is_some_and(|acknowledged| {
                     (range.end as u32).wrapping_sub(acknowledged).cast_signed() <= 0
                 });
-                self.probes_before_answer +=
-                    u64::from(self.classify(segment, range.end, seen, window_shut) && !answered);
+                self.probes_before_answer += u64::from(
+                    self.classify(segment, range.end, seen_bytes, window_shut) && !answered,
+                );
             }
-            self.take(segment, range, seen);
+            self.record_data(segment, range, seen_bytes);
         }
         self.window = Some(segment.window);
         self.acknowledged = segment.acknowledgement.or(self.acknowledged);
     }
 
-    fn look_at_clock(&mut self, segment: &Segment) {
+    fn check_timestamp(&mut self, segment: &Segment) {
         // Repeated SYNs may overtake each other, for example after a wait for a neighbour's address; the first to
         // arrive counts.
         if segment.syn && self.timestamp.is_some() {
@@ -208,14 +213,20 @@ impl Direction {
     }
 
     /// Counts a segment that begins below the next expected position; returns true if the segment is a tail-loss probe.
-    fn classify(&mut self, segment: &Segment, end: u64, seen: u64, window_shut: bool) -> bool {
-        if seen == 0 {
+    fn classify(
+        &mut self,
+        segment: &Segment,
+        end: u64,
+        seen_bytes: u64,
+        window_shut: bool,
+    ) -> bool {
+        if seen_bytes == 0 {
             self.late += 1;
         } else if window_shut {
             self.window_probes += 1;
         } else if self.is_tail_loss_probe(segment, end) {
             self.tail_loss_probes += 1;
-            self.probed = Some(end);
+            self.last_probe = Some(end);
             return true;
         } else {
             self.retransmitted += 1;
@@ -223,17 +234,17 @@ impl Direction {
         false
     }
 
-    fn take(&mut self, segment: &Segment, range: std::ops::Range<u64>, seen: u64) {
+    fn record_data(&mut self, segment: &Segment, range: std::ops::Range<u64>, seen_bytes: u64) {
         self.sent_at_ns = Some(segment.at_ns);
         if segment.length > 0 {
             self.data_segments += 1;
-            self.bytes += u64::from(segment.length).saturating_sub(seen);
+            self.bytes += u64::from(segment.length).saturating_sub(seen_bytes);
             let last = self.data_at_ns.last().copied();
-            let pause = last.map(|last| gap(&[last, segment.at_ns]));
+            let pause = last.map(|last| gap_between(&[last, segment.at_ns]));
             self.gap_max = self.gap_max.max(pause);
             self.data_at_ns.push(segment.at_ns);
         }
-        self.seen.insert(range);
+        self.seen_ranges.insert(range);
     }
 
     fn is_tail_loss_probe(&self, segment: &Segment, end: u64) -> bool {
@@ -241,13 +252,13 @@ impl Direction {
             .at_ns
             .saturating_sub(self.sent_at_ns.unwrap_or(segment.at_ns));
         // A second probe of the same tail is an ordinary retransmission.
-        Some(end) == self.seen.next()
-            && self.probed != Some(end)
+        Some(end) == self.seen_ranges.next()
+            && self.last_probe != Some(end)
             && (PROBE_AFTER_NS..TIMEOUT_AFTER_NS).contains(&silent_ns)
     }
 }
 
-fn gap(pair: &[u64]) -> Gap {
+fn gap_between(pair: &[u64]) -> Gap {
     // Two CPUs may take timestamps in another order than the packets have in the file.
     Gap {
         length_ns: pair[1].saturating_sub(pair[0]),

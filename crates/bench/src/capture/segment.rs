@@ -16,7 +16,7 @@ pub struct Segment {
     /// Capture time, nanoseconds since 1970.
     pub at_ns: u64,
     /// Source link address: the host, or the router before it.
-    pub link: [u8; 6],
+    pub source_mac: [u8; 6],
     /// Source address and port.
     pub from: SocketAddr,
     /// Destination address and port.
@@ -48,27 +48,30 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// The file cannot be read, is damaged, or is not a capture of Ethernet frames in the classic format.
 pub fn segments(path: &Path) -> Result<Vec<Segment>> {
     let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    read(file).with_context(|| format!("read {}", path.display()))
+    read_segments(file).with_context(|| format!("read {}", path.display()))
 }
 
-fn read(file: File) -> Result<Vec<Segment>> {
-    let mut reader = LegacyPcapReader::new(BUFFER_BYTES, file).map_err(damaged)?;
+fn read_segments(file: File) -> Result<Vec<Segment>> {
+    let mut reader = LegacyPcapReader::new(BUFFER_BYTES, file).map_err(damaged_error)?;
     let mut all = Vec::new();
     let mut fraction_ns = 1000;
     loop {
-        let (used, block) = match reader.next() {
+        let (consumed, block) = match reader.next() {
             Ok(next) => next,
             Err(PcapError::Eof) => return Ok(all),
             Err(PcapError::Incomplete(_)) => {
-                reader.refill().map_err(damaged)?;
+                reader.refill().map_err(damaged_error)?;
                 continue;
             }
-            Err(error) => return Err(damaged(error)),
+            Err(error) => return Err(damaged_error(error)),
         };
         match block {
             PcapBlockOwned::LegacyHeader(header) => {
                 if header.network != pcap_parser::Linktype::ETHERNET {
-                    bail!("link type {} is not Ethernet", header.network);
+                    bail!(
+                        "the capture has link type {} instead of Ethernet",
+                        header.network
+                    );
                 }
                 fraction_ns = if header.is_nanosecond_precision() {
                     1
@@ -79,20 +82,22 @@ fn read(file: File) -> Result<Vec<Segment>> {
             PcapBlockOwned::Legacy(packet) => {
                 let at_ns = u64::from(packet.ts_sec) * 1_000_000_000
                     + u64::from(packet.ts_usec) * fraction_ns;
-                all.extend(parse(at_ns, packet.data));
+                all.extend(parse_segment(at_ns, packet.data));
             }
-            PcapBlockOwned::NG(_) => bail!("not a capture in the classic format"),
+            PcapBlockOwned::NG(_) => {
+                bail!("the capture has the pcapng format instead of classic pcap")
+            }
         }
-        reader.consume(used);
+        reader.consume(consumed);
     }
 }
 
-fn damaged(error: impl std::fmt::Debug) -> anyhow::Error {
-    anyhow::anyhow!("damaged or cut off: {error:?}")
+fn damaged_error(error: impl std::fmt::Debug) -> anyhow::Error {
+    anyhow::anyhow!("the capture is damaged or truncated: {error:?}")
 }
 
 /// Returns the TCP segment in a frame, which may be truncated.
-fn parse(at_ns: u64, frame: &[u8]) -> Option<Segment> {
+fn parse_segment(at_ns: u64, frame: &[u8]) -> Option<Segment> {
     let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
     let Some(TransportSlice::Tcp(tcp)) = &packet.transport else {
         return None;
@@ -123,7 +128,7 @@ fn parse(at_ns: u64, frame: &[u8]) -> Option<Segment> {
     let headers = tcp_start - ip_start + usize::from(tcp.data_offset()) * 4;
     Some(Segment {
         at_ns,
-        link: frame.get(6..12)?.try_into().ok()?,
+        source_mac: frame.get(6..12)?.try_into().ok()?,
         from: SocketAddr::new(source, tcp.source_port()),
         to: SocketAddr::new(destination, tcp.destination_port()),
         sequence: tcp.sequence_number(),

@@ -20,7 +20,7 @@ const RING_KIB: &str = "32768";
 /// The discard port (RFC 863): a packet to this port marks the end of a recording.
 const MARKER_PORT: u16 = 9;
 /// Time limit of every wait for `tcpdump`; the machine may be very busy.
-const LIMIT: Duration = Duration::from_secs(60);
+const TCPDUMP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running recording. If dropped, the recording ends without a result.
 pub struct Capture<'a> {
@@ -33,7 +33,7 @@ pub struct Capture<'a> {
 
 /// A finished recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recorded {
+pub struct Recording {
     /// The file, in the classic pcap format with nanoseconds.
     pub file: PathBuf,
     /// Packets in the file, including the marker at its end.
@@ -65,7 +65,10 @@ impl<'a> Capture<'a> {
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         let mut child = command.spawn().context("start tcpdump")?;
-        let messages = child.stderr.take().context("tcpdump's messages")?;
+        let messages = child
+            .stderr
+            .take()
+            .context("tcpdump has no standard error")?;
         let mut capture = Self {
             lab,
             host: host.into(),
@@ -78,16 +81,16 @@ impl<'a> Capture<'a> {
     }
 
     fn wait_until_listening(&mut self) -> Result<()> {
-        let mut said = String::new();
+        let mut output = String::new();
         loop {
-            let before = said.len();
-            if self.messages.read_line(&mut said)? == 0 {
+            let before = output.len();
+            if self.messages.read_line(&mut output)? == 0 {
                 bail!(
                     "tcpdump (Debian package tcpdump) did not start: {}",
-                    said.trim()
+                    output.trim()
                 );
             }
-            if said[before..].contains("listening on") {
+            if output[before..].contains("listening on") {
                 return Ok(());
             }
         }
@@ -97,24 +100,24 @@ impl<'a> Capture<'a> {
     ///
     /// # Errors
     /// The kernel dropped packets, so that the file is incomplete; or `tcpdump` failed.
-    pub fn finish(mut self) -> Result<Recorded> {
+    pub fn finish(mut self) -> Result<Recording> {
         self.mark_end()?;
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)
             .context("stop tcpdump")?;
-        let mut said = String::new();
-        self.messages.read_to_string(&mut said)?;
+        let mut output = String::new();
+        self.messages.read_to_string(&mut output)?;
         let status = self.child.wait()?;
-        let dropped = count(&said, "dropped by kernel");
-        let packets = count(&said, "captured");
+        let dropped = count(&output, "dropped by kernel");
+        let packets = count(&output, "captured");
         match (packets, dropped) {
-            (Some(packets), Some(0)) if status.success() => Ok(Recorded {
+            (Some(packets), Some(0)) if status.success() => Ok(Recording {
                 file: self.file.clone(),
                 packets,
             }),
             (_, Some(dropped)) if dropped > 0 => bail!(
-                "the capture is not whole: the kernel dropped {dropped} packets; the machine was too busy, try again"
+                "the capture is incomplete: the kernel dropped {dropped} packets; the machine was too busy, try again"
             ),
-            _ => bail!("tcpdump failed ({status}): {}", said.trim()),
+            _ => bail!("tcpdump failed ({status}): {}", output.trim()),
         }
     }
 
@@ -122,7 +125,7 @@ impl<'a> Capture<'a> {
     fn mark_end(&mut self) -> Result<()> {
         let marker = format!("holdfast capture ends {:?}", Instant::now());
         let (v4, _) = self.lab.plan().router(self.lab.host(&self.host)?.segment);
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + TCPDUMP_TIMEOUT;
         let mut file = File::open(&self.file).context("open the capture")?;
         let mut read_from = file.seek(SeekFrom::End(0))?;
         let send = || -> std::io::Result<()> {
@@ -163,8 +166,8 @@ fn has_marker(file: &mut File, marker: &[u8], read_from: &mut u64) -> Result<boo
 }
 
 /// Returns the number before `words` in the final output of `tcpdump`: `12 packets captured`.
-fn count(said: &str, words: &str) -> Option<u64> {
-    let line = said.lines().find(|line| line.ends_with(words))?;
+fn count(output: &str, words: &str) -> Option<u64> {
+    let line = output.lines().find(|line| line.ends_with(words))?;
     line.split(' ').next()?.parse().ok()
 }
 
@@ -173,7 +176,7 @@ mod tests {
     use super::count;
 
     #[test]
-    fn reads_what_tcpdump_says_at_its_end() {
+    fn final_output_of_tcpdump_is_parsed() {
         let said =
             "12 packets captured\n14 packets received by filter\n2 packets dropped by kernel\n";
         assert_eq!(count(said, "captured"), Some(12));

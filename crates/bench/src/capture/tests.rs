@@ -4,31 +4,31 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use super::story::{FIN, RST, SYN, Story};
+use super::capture_builder::{CaptureBuilder, FIN, RST, SYN};
 use super::*;
 
 const CLIENT: &str = "10.0.0.2:5000";
 const SERVER: &str = "10.0.0.1:80";
 
 #[test]
-fn an_undisturbed_connection_has_nothing_to_tell() {
-    let mut story = Story::opened();
-    story.client(50, 0, 0, 0, 100);
+fn undisturbed_connection_has_zero_counters() {
+    let mut story = CaptureBuilder::established();
+    story.client_segment(50, 0, 0, 0, 100);
     for part in 0..4 {
         story
-            .server(700, 0, part * 1000, 100, 1000)
-            .client(10, 0, 100, part * 1000 + 1000, 0);
+            .server_segment(700, 0, part * 1000, 100, 1000)
+            .client_segment(10, 0, 100, part * 1000 + 1000, 0);
     }
     story
-        .server(10, FIN, 4000, 100, 0)
-        .client(10, FIN, 100, 4001, 0)
-        .server(10, 0, 4001, 101, 0);
+        .server_segment(10, FIN, 4000, 100, 0)
+        .client_segment(10, FIN, 100, 4001, 0)
+        .server_segment(10, 0, 4001, 101, 0);
     let seen = story.connection();
     assert_eq!(
         (seen.client, seen.server),
         (CLIENT.parse().unwrap(), SERVER.parse().unwrap())
     );
-    assert_eq!((seen.syns, seen.sent_again()), (1, 0));
+    assert_eq!((seen.syns, seen.retransmissions()), (1, 0));
     assert_eq!((seen.to_client.bytes, seen.to_server.bytes), (4000, 100));
     assert_eq!(
         (seen.to_client.data_segments, seen.to_client.resets),
@@ -42,14 +42,14 @@ fn an_undisturbed_connection_has_nothing_to_tell() {
 }
 
 #[test]
-fn what_was_there_before_is_a_retransmission() {
-    let mut story = Story::opened();
+fn repeated_data_counts_as_retransmission() {
+    let mut story = CaptureBuilder::established();
     story
-        .server(100, 0, 0, 0, 1000)
-        .server(10, 0, 1000, 0, 1000)
-        .server(10, 0, 0, 0, 1000);
+        .server_segment(100, 0, 0, 0, 1000)
+        .server_segment(10, 0, 1000, 0, 1000)
+        .server_segment(10, 0, 0, 0, 1000);
     // Half of the segment is new, and counts as new data.
-    story.server(10, 0, 1500, 0, 1000);
+    story.server_segment(10, 0, 1500, 0, 1000);
     let seen = story.connection();
     assert_eq!((seen.to_client.retransmitted, seen.to_client.late), (2, 0));
     assert_eq!(
@@ -59,25 +59,25 @@ fn what_was_there_before_is_a_retransmission() {
 }
 
 #[test]
-fn what_fills_a_gap_is_late() {
-    let mut story = Story::opened();
+fn data_filling_a_gap_counts_as_late() {
+    let mut story = CaptureBuilder::established();
     story
-        .server(100, 0, 1000, 0, 1000)
-        .server(10, 0, 0, 0, 1000)
-        .server(10, 0, 2000, 0, 10);
+        .server_segment(100, 0, 1000, 0, 1000)
+        .server_segment(10, 0, 0, 0, 1000)
+        .server_segment(10, 0, 2000, 0, 10);
     let seen = story.connection();
     assert_eq!((seen.to_client.late, seen.to_client.retransmitted), (1, 0));
     assert_eq!(seen.to_client.bytes, 2010);
 }
 
 #[test]
-fn a_tail_loss_probe_needs_its_silence() {
+fn tail_loss_probe_requires_preceding_silence() {
     let tail = |after_us| {
-        let mut story = Story::opened();
+        let mut story = CaptureBuilder::established();
         story
-            .client(100, 0, 0, 0, 1000)
-            .client(10, 0, 1000, 0, 1000)
-            .client(after_us, 0, 1500, 0, 500);
+            .client_segment(100, 0, 0, 0, 1000)
+            .client_segment(10, 0, 1000, 0, 1000)
+            .client_segment(after_us, 0, 1500, 0, 500);
         let seen = story.connection();
         (
             seen.to_server.tail_loss_probes,
@@ -88,14 +88,14 @@ fn a_tail_loss_probe_needs_its_silence() {
     assert_eq!(tail(4_000), (1, 0));
     assert_eq!(tail(250_000), (0, 1));
     // First a segment before the tail, then the tail twice.
-    let mut story = Story::opened();
+    let mut story = CaptureBuilder::established();
     story
-        .client(100, 0, 0, 0, 1000)
-        .client(10, 0, 1000, 0, 1000)
-        .client(5000, 0, 0, 0, 1000);
+        .client_segment(100, 0, 0, 0, 1000)
+        .client_segment(10, 0, 1000, 0, 1000)
+        .client_segment(5000, 0, 0, 0, 1000);
     story
-        .client(5000, 0, 1500, 0, 500)
-        .client(5000, 0, 1500, 0, 500);
+        .client_segment(5000, 0, 1500, 0, 500)
+        .client_segment(5000, 0, 1500, 0, 500);
     let seen = story.connection();
     assert_eq!(
         (
@@ -107,13 +107,13 @@ fn a_tail_loss_probe_needs_its_silence() {
 }
 
 #[test]
-fn a_probe_for_what_was_acknowledged_is_told_apart() {
+fn probe_for_acknowledged_data_is_counted_separately() {
     let probed = |acknowledges| {
-        let mut story = Story::opened();
+        let mut story = CaptureBuilder::established();
         story
-            .server(100, 0, 0, 0, 1000)
-            .client(10, 0, 0, acknowledges, 0);
-        story.server(5000, 0, 500, 0, 500);
+            .server_segment(100, 0, 0, 0, 1000)
+            .client_segment(10, 0, 0, acknowledges, 0);
+        story.server_segment(5000, 0, 500, 0, 500);
         let seen = story.connection().to_client;
         (seen.tail_loss_probes, seen.probes_before_answer)
     };
@@ -121,16 +121,18 @@ fn a_probe_for_what_was_acknowledged_is_told_apart() {
 }
 
 #[test]
-fn keep_alives_and_window_probes_are_told_apart() {
-    let mut story = Story::opened();
-    story.server(100, 0, 0, 0, 1000).client(10, 0, 0, 1000, 0);
+fn keep_alives_and_window_probes_are_distinguished() {
+    let mut story = CaptureBuilder::established();
+    story
+        .server_segment(100, 0, 0, 0, 1000)
+        .client_segment(10, 0, 0, 1000, 0);
     // Once without data, and once with a byte of it.
     story
-        .server(2_000_000, 0, 999, 0, 0)
-        .server(2_000_000, 0, 999, 0, 1);
+        .server_segment(2_000_000, 0, 999, 0, 0)
+        .server_segment(2_000_000, 0, 999, 0, 1);
     let shut = story.server_isn.wrapping_add(1000);
     story.segment(10, true, 0, 1000, shut, 0, 0);
-    story.server(300_000, 0, 999, 0, 0);
+    story.server_segment(300_000, 0, 999, 0, 0);
     let seen = story.connection();
     assert_eq!(
         (seen.to_client.keep_alives, seen.to_client.window_probes),
@@ -144,24 +146,24 @@ fn keep_alives_and_window_probes_are_told_apart() {
 
 #[test]
 fn second_syns_and_resets_are_counted() {
-    let mut story = Story::new();
+    let mut story = CaptureBuilder::new();
     story
-        .client(0, SYN, u32::MAX, 0, 0)
-        .client(1_000_000, SYN, u32::MAX, 0, 0);
+        .client_segment(0, SYN, u32::MAX, 0, 0)
+        .client_segment(1_000_000, SYN, u32::MAX, 0, 0);
     story
-        .server(100, SYN, u32::MAX, 0, 0)
-        .client(10, 0, 0, 0, 0)
-        .server(10, RST, 0, 0, 0);
+        .server_segment(100, SYN, u32::MAX, 0, 0)
+        .client_segment(10, 0, 0, 0, 0)
+        .server_segment(10, RST, 0, 0, 0);
     let seen = story.connection();
     assert_eq!((seen.syns, seen.to_server.retransmitted), (2, 1));
     assert_eq!((seen.to_server.resets, seen.to_client.resets), (0, 1));
 }
 
 #[test]
-fn the_gap_of_a_moment_is_found() {
-    let mut story = Story::opened();
+fn gap_around_a_moment_is_found() {
+    let mut story = CaptureBuilder::established();
     for (part, after_us) in [100, 100, 900, 100, 5000].into_iter().enumerate() {
-        story.server(after_us, 0, part as u32 * 10, 0, 10);
+        story.server_segment(after_us, 0, part as u32 * 10, 0, 10);
     }
     let seen = story.connection();
     let at = |index: usize| seen.to_client.data_at_ns[index];
@@ -187,11 +189,11 @@ fn the_gap_of_a_moment_is_found() {
 }
 
 #[test]
-fn a_clock_that_goes_back_is_seen() {
-    let mut story = Story::opened();
+fn backward_timestamp_is_counted() {
+    let mut story = CaptureBuilder::established();
     for clock in [u32::MAX - 1, 5, 5, 1000, 999, 2_000_000_000] {
         story.clock = Some(clock);
-        story.server(10, 0, 0, 0, 0);
+        story.server_segment(10, 0, 0, 0, 0);
     }
     let seen = story.connection().to_client;
     assert_eq!(
@@ -201,41 +203,41 @@ fn a_clock_that_goes_back_is_seen() {
 }
 
 #[test]
-fn a_late_syn_does_not_put_the_clock_back() {
-    let mut story = Story::new();
+fn late_syn_does_not_count_as_backward_timestamp() {
+    let mut story = CaptureBuilder::new();
     for (clock, flags, sequence) in [(1025, SYN, u32::MAX), (0, SYN, u32::MAX), (1026, 0, 0)] {
         story.clock = Some(clock);
-        story.server(10, flags, sequence, 0, 0);
+        story.server_segment(10, flags, sequence, 0, 0);
     }
     let seen = story.connection().to_client;
     assert_eq!((seen.clock_back, seen.clock_step_max), (0, 1));
 }
 
 #[test]
-fn both_families_read_alike() {
-    let mut story = Story::new();
-    story.family6 = true;
+fn ipv4_and_ipv6_captures_parse_equally() {
+    let mut story = CaptureBuilder::new();
+    story.is_ipv6 = true;
     story
-        .client(0, SYN, u32::MAX, 0, 0)
-        .server(10, SYN, u32::MAX, 0, 0)
-        .server(10, 0, 0, 0, 1400);
+        .client_segment(0, SYN, u32::MAX, 0, 0)
+        .server_segment(10, SYN, u32::MAX, 0, 0)
+        .server_segment(10, 0, 0, 0, 1400);
     let seen = story.connection();
     assert_eq!(seen.client, "[fd00::2]:5000".parse::<SocketAddr>().unwrap());
     assert_eq!((seen.syns, seen.to_client.bytes), (1, 1400));
 }
 
 #[test]
-fn a_damaged_file_is_refused() {
-    let mut story = Story::opened();
-    story.file.truncate(story.file.len() - 5);
-    assert!(segments(story.file().path()).is_err());
-    story.file = b"not a capture, though long enough for a header".to_vec();
-    assert!(segments(story.file().path()).is_err());
+fn damaged_file_is_refused() {
+    let mut story = CaptureBuilder::established();
+    story.bytes.truncate(story.bytes.len() - 5);
+    assert!(segments(story.write_file().path()).is_err());
+    story.bytes = b"not a capture, though long enough for a header".to_vec();
+    assert!(segments(story.write_file().path()).is_err());
     assert!(segments(Path::new("/nonexistent")).is_err());
 }
 
 /// Returns the number of frames that match a tshark filter.
-fn tshark(file: &Path, filter: &str) -> usize {
+fn count_with_tshark(file: &Path, filter: &str) -> usize {
     let mut command = Command::new("tshark");
     let output = command
         .arg("-n")
@@ -253,37 +255,37 @@ fn tshark(file: &Path, filter: &str) -> usize {
 }
 
 #[test]
-fn tshark_says_the_same() {
+fn tshark_agrees_with_analysis() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("tshark is not installed: its opinion is not asked");
+        eprintln!("skipped the comparison with tshark: not installed");
         return;
     }
-    let mut story = Story::opened();
-    story.client(100, 0, 0, 0, 200);
+    let mut story = CaptureBuilder::established();
+    story.client_segment(100, 0, 0, 0, 200);
     for part in 0..5 {
-        story.server(500, 0, part * 1000, 200, 1000);
+        story.server_segment(500, 0, part * 1000, 200, 1000);
     }
     // Sent again at once, after some time, and as a tail; then a keep-alive and its answer.
     story
-        .server(30_000, 0, 2000, 200, 1000)
-        .server(30_000, 0, 3000, 200, 1000);
+        .server_segment(30_000, 0, 2000, 200, 1000)
+        .server_segment(30_000, 0, 3000, 200, 1000);
     story
-        .client(10, 0, 200, 4000, 0)
-        .server(6_000, 0, 4500, 200, 500);
+        .client_segment(10, 0, 200, 4000, 0)
+        .server_segment(6_000, 0, 4500, 200, 500);
     story
-        .client(10, 0, 200, 5000, 0)
-        .server(2_000_000, 0, 4999, 200, 0)
-        .client(10, 0, 200, 5000, 0);
-    let file = story.file();
+        .client_segment(10, 0, 200, 5000, 0)
+        .server_segment(2_000_000, 0, 4999, 200, 0)
+        .client_segment(10, 0, 200, 5000, 0);
+    let file = story.write_file();
     let seen = story.connection().to_client;
     let again = "tcp.analysis.retransmission && tcp.srcport == 80";
     assert_eq!(seen.retransmitted + seen.tail_loss_probes, 3);
     assert_eq!(
-        tshark(file.path(), again) as u64,
+        count_with_tshark(file.path(), again) as u64,
         seen.retransmitted + seen.tail_loss_probes
     );
     assert_eq!(
-        tshark(file.path(), "tcp.analysis.keep_alive") as u64,
+        count_with_tshark(file.path(), "tcp.analysis.keep_alive") as u64,
         seen.keep_alives
     );
     assert_eq!(seen.keep_alives, 1);

@@ -4,10 +4,10 @@
 //! compare every byte. The server moves back and forth between two nodes meanwhile. A failed attempt counts as a move
 //! not made at once; the benchmark repeats the request 0.1 s later, as an operator would.
 
-mod holders;
-mod load;
-mod programs;
-mod speech;
+mod clients;
+mod open_sockets;
+mod protocols;
+mod servers;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,32 +15,32 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::Protocol;
-use holdfast_api::control::{MigrationStatus, SocketsWay};
+use holdfast_api::control::{MigrationStatus, SocketStrategy};
 use serde::Serialize;
 
 use crate::cluster::{ClusterSpec, Service};
 use crate::handoff::stats::Quantiles;
-use crate::moves::{Attempt, Group, HOMES};
-pub use load::Clients;
-use load::{Span, gap_ms};
-pub use programs::{PROGRAMS, Program, Server, program};
+use crate::moves::{AttemptOutcome, Group, SERVER_NODES};
+pub use clients::Clients;
+use clients::{Span, gap_ms};
+pub use servers::{PROGRAMS, Server, ServerProgram, program};
 
 /// Host of the clients.
-pub const CLIENTS: &str = "c1";
+pub const CLIENT_HOST: &str = "c1";
 /// Host of the backend that a server connects to.
-pub const BEHIND: &str = "c2";
+pub const BACKEND_HOST: &str = "c2";
 const PORT: u16 = 7300;
 /// Port of the backend, which clients do not see.
-const PORT_BEHIND: u16 = 7301;
+const BACKEND_PORT: u16 = 7301;
 
 /// Pause before each move, with load: the gaps without a move are measured in it.
 const PAUSE: Duration = Duration::from_millis(700);
 /// A move within this time after the first request counts as `moved_within_1s`.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// Copies of sockets that stay open longer hinder a program that closes its own.
-const HELD_FOR: Duration = Duration::from_millis(100);
+const HELD_SOCKETS_DELAY: Duration = Duration::from_millis(100);
 /// Interval between attempts.
-const AGAIN_EVERY: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Flags of `holdfast bench churn`.
 #[derive(Debug, clap::Args)]
@@ -76,15 +76,15 @@ pub struct ChurnArgs {
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// The server.
-    pub program: &'static Program,
+    pub program: &'static ServerProgram,
     /// Long connections.
-    pub stay: usize,
+    pub long_connections: usize,
     /// New connections per second.
     pub new_per_s: u32,
     /// Moves.
     pub moves: usize,
     /// Duration of the load after the last move.
-    pub after: Duration,
+    pub duration_after_last_move: Duration,
 }
 
 /// Result of one measurement.
@@ -140,10 +140,10 @@ pub fn run(args: &ChurnArgs) -> Result<()> {
         for &new_per_s in &args.new_per_s {
             let row = measure(Plan {
                 program,
-                stay: args.stay,
+                long_connections: args.stay,
                 new_per_s,
                 moves: args.moves,
-                after: Duration::from_secs(args.after_s),
+                duration_after_last_move: Duration::from_secs(args.after_s),
             })?;
             println!("{row}");
             rows.push(row);
@@ -163,12 +163,12 @@ pub fn run(args: &ChurnArgs) -> Result<()> {
 
 /// Result of one move.
 #[derive(Debug, Default)]
-struct Made {
+struct MoveResult {
     /// The donor's status of the successful attempt.
     status: Option<MigrationStatus>,
-    tries: usize,
+    attempts: usize,
     /// Time from the first request to the end of the move.
-    took: Duration,
+    duration: Duration,
 }
 
 /// Measures one row.
@@ -191,7 +191,9 @@ pub fn spec(name: String) -> ClusterSpec {
     spec.clients = 2;
     spec.log = "info".into();
     spec.services = vec![Service::new("churn", Protocol::Tcp, PORT)];
-    let numbers = programs::users().into_iter().map(toml::Value::from);
+    let numbers = servers::server_user_ids()
+        .into_iter()
+        .map(toml::Value::from);
     let users = toml::Value::Array(numbers.collect());
     spec.migration_policy.insert("users".into(), users);
     spec
@@ -199,8 +201,13 @@ pub fn spec(name: String) -> ClusterSpec {
 
 fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
     let lab = group.cluster().lab();
-    let clients = Clients::start(lab, CLIENTS, server.spoken(), (plan.stay, plan.new_per_s))?;
-    group.until("all connections exchange", || {
+    let clients = Clients::start(
+        lab,
+        CLIENT_HOST,
+        server.address_and_protocol(),
+        (plan.long_connections, plan.new_per_s),
+    )?;
+    group.wait_for("all connections exchange data", || {
         clients.all_exchange().then_some(())
     })?;
     let (mut pid, mut spans, mut controls) = (server.pid, Vec::new(), Vec::new());
@@ -208,109 +215,111 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
     let mut held_elsewhere = 0;
     for number in 0..plan.moves {
         std::thread::sleep(PAUSE);
-        let (moved, its) = move_once(group, &mut pid, number, &mut reasons)?;
-        controls.extend(its.iter().map(|(begin, end)| {
+        let (moved, move_spans) = move_until_success(group, &mut pid, number, &mut reasons)?;
+        controls.extend(move_spans.iter().map(|(begin, end)| {
             let length = (*end - *begin).min(PAUSE);
-            (its[0].0 - length, its[0].0)
+            (move_spans[0].0 - length, move_spans[0].0)
         }));
-        spans.extend(its);
+        spans.extend(move_spans);
         made.push(moved);
-        let proc = group.cluster().proc(HOMES[(number + 1) % 2])?;
-        let held = holders::held_elsewhere(&proc, pid)?;
+        let proc = group.cluster().proc_path(SERVER_NODES[(number + 1) % 2])?;
+        let held = open_sockets::sockets_held_elsewhere(&proc, pid)?;
         if !held.is_empty() {
-            reasons.push(format!("open elsewhere after move {number}: {held:?}"));
-            std::thread::sleep(HELD_FOR);
-            held_elsewhere += holders::held_elsewhere(&proc, pid)?.len();
+            reasons.push(format!(
+                "sockets open in other processes after move {number}: {held:?}"
+            ));
+            std::thread::sleep(HELD_SOCKETS_DELAY);
+            held_elsewhere += open_sockets::sockets_held_elsewhere(&proc, pid)?.len();
         }
     }
-    std::thread::sleep(plan.after);
-    let seen = clients.end();
-    reasons.extend(seen.failures.iter().cloned());
+    std::thread::sleep(plan.duration_after_last_move);
+    let results = clients.end();
+    reasons.extend(results.failures.iter().cloned());
     let gaps = |spans: &[Span]| {
-        let gaps = spans.iter().map(|span| gap_ms(&seen.trips, *span));
-        Quantiles::of(gaps.collect()).at(0.99)
+        let gaps = spans.iter().map(|span| gap_ms(&results.trips, *span));
+        Quantiles::new(gaps.collect()).quantile(0.99)
     };
     let statuses = || made.iter().filter_map(|made| made.status.as_ref());
-    let ms = |of: fn(&MigrationStatus) -> Option<f64>| {
-        let values = statuses().filter_map(of).map(|us| us / 1e3);
-        Quantiles::of(values.collect()).median()
+    let ms = |value_of: fn(&MigrationStatus) -> Option<f64>| {
+        let values = statuses().filter_map(value_of).map(|us| us / 1e3);
+        Quantiles::new(values.collect()).median()
     };
     Ok(Row {
         program: plan.program.name,
         new_per_s: plan.new_per_s,
         moves: plan.moves,
-        moved: made.iter().filter(|made| made.tries == 1).count(),
+        moved: made.iter().filter(|made| made.attempts == 1).count(),
         moved_within_1s: made
             .iter()
-            .filter(|made| made.took <= AGAIN || made.tries == 1)
+            .filter(|made| made.duration <= RETRY_LIMIT || made.attempts == 1)
             .count(),
         freeze_ms_median: ms(|status| status.freeze_us),
         predicted_ms_median: ms(|status| status.predicted_freeze_us),
-        steps_ms_median: steps(statuses()),
+        steps_ms_median: step_medians(statuses()),
         gap_ms_p99: gaps(&spans),
         control_gap_ms_p99: gaps(&controls),
-        errors: seen.errors,
-        bytes_wrong: seen.bytes_wrong,
+        errors: results.errors,
+        bytes_wrong: results.bytes_wrong,
         held_elsewhere,
         reasons,
     })
 }
 
 /// Returns the median duration of each step of the freezes, milliseconds. Repeated steps of one freeze are added up.
-fn steps<'a>(statuses: impl Iterator<Item = &'a MigrationStatus>) -> BTreeMap<String, f64> {
+fn step_medians<'a>(statuses: impl Iterator<Item = &'a MigrationStatus>) -> BTreeMap<String, f64> {
     let mut all: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for status in statuses {
-        let of = [
+        let steps_by_node = [
             ("donor", &status.steps_us.donor),
             ("acceptor", &status.steps_us.acceptor),
         ];
         let mut sums: BTreeMap<String, f64> = BTreeMap::new();
-        for (node, steps) in of {
+        for (node, steps) in steps_by_node {
             for step in steps {
                 *sums.entry(format!("{node} {}", step.step)).or_default() +=
-                    f64::from(step.us) / 1e3;
+                    f64::from(step.duration_us) / 1e3;
             }
         }
         sums.into_iter()
             .for_each(|(step, ms)| all.entry(step).or_default().push(ms));
     }
     all.into_iter()
-        .map(|(step, ms)| (step, Quantiles::of(ms).median()))
+        .map(|(step, ms)| (step, Quantiles::new(ms).median()))
         .collect()
 }
 
 /// Requests a move until one succeeds; returns the period of each attempt.
-fn move_once(
+fn move_until_success(
     group: &Group,
     pid: &mut i32,
     number: usize,
     reasons: &mut Vec<String>,
-) -> Result<(Made, Vec<Span>)> {
+) -> Result<(MoveResult, Vec<Span>)> {
     /// More attempts than this mean a defect.
-    const TRIES_MAX: usize = 50;
+    const ATTEMPTS_MAX: usize = 50;
     let (began, mut spans) = (Instant::now(), Vec::new());
     loop {
         ensure!(
-            spans.len() < TRIES_MAX,
-            "move {number} was not made: {:?}",
+            spans.len() < ATTEMPTS_MAX,
+            "move {number} failed {ATTEMPTS_MAX} times; last reason: {:?}",
             reasons.last()
         );
-        let asked = Instant::now();
-        match group.attempt(*pid, number, SocketsWay::default())? {
-            Attempt::Moved(moved) => {
+        let requested_at = Instant::now();
+        match group.attempt(*pid, number, SocketStrategy::default())? {
+            AttemptOutcome::Moved(moved) => {
                 spans.push(moved.span);
                 *pid = moved.pid;
-                let made = Made {
+                let made = MoveResult {
                     status: Some(moved.status),
-                    tries: spans.len(),
-                    took: moved.span.1 - began,
+                    attempts: spans.len(),
+                    duration: moved.span.1 - began,
                 };
                 return Ok((made, spans));
             }
-            Attempt::Kept(reason) => {
-                spans.push((asked, Instant::now()));
-                reasons.push(format!("move {number}, try {}: {reason}", spans.len()));
-                std::thread::sleep(AGAIN_EVERY);
+            AttemptOutcome::Kept(reason) => {
+                spans.push((requested_at, Instant::now()));
+                reasons.push(format!("move {number}, attempt {}: {reason}", spans.len()));
+                std::thread::sleep(RETRY_INTERVAL);
             }
         }
     }
@@ -355,7 +364,7 @@ impl std::fmt::Display for Row {
         if self.held_elsewhere > 0 {
             write!(
                 f,
-                "\n    {} sockets were open elsewhere",
+                "\n    {} sockets were still open in other processes",
                 self.held_elsewhere
             )?;
         }

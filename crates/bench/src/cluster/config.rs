@@ -10,7 +10,7 @@ use super::{Cluster, Family, Service};
 pub const GROUP: &str = "lab";
 
 /// Returns the configuration of one node, in the format of `docs/configuration.md`.
-pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
+pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
     let spec = cluster.spec();
     let directory = cluster.directory();
     let mut group = table([("name", GROUP.into()), ("contact", "n1".into())]);
@@ -30,9 +30,9 @@ pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
     }
     let families = [Family::V4, Family::V6].into_iter();
     let services = families.flat_map(|family| spec.services.iter().map(move |each| (family, each)));
-    let services = services.map(|(family, each)| service(cluster, family, each).into());
+    let services = services.map(|(family, each)| service_table(cluster, family, each).into());
     let state = directory.join(node).display().to_string();
-    let mut whole = table([
+    let mut config = table([
         (
             "node",
             table([
@@ -62,12 +62,12 @@ pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
         let paths = Value::Array(vec!["/".into()]);
         let mut migration = table([("enabled", true.into()), ("users", users), ("paths", paths)]);
         migration.extend(spec.migration_policy.clone());
-        whole.insert("migration".into(), migration.into());
+        config.insert("migration".into(), migration.into());
     }
-    Ok(toml::to_string(&whole)?)
+    Ok(toml::to_string(&config)?)
 }
 
-fn service(cluster: &Cluster, family: Family, service: &Service) -> Table {
+fn service_table(cluster: &Cluster, family: Family, service: &Service) -> Table {
     let mut entry = table([
         ("name", service.pool.as_str().into()),
         (

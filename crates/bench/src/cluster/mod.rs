@@ -1,11 +1,11 @@
 //! A running group in a lab: daemons on every node, server programs, and ways to disturb them.
 
-pub mod calm;
 mod config;
-mod late;
-mod ready;
+mod node_stall;
+pub mod priority;
+mod readiness;
 mod spec;
-mod supervise;
+mod supervisor;
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use holdfast_api::ca::{Authority, NODE_DAYS};
 use holdfast_api::control::{BlockingClient, Client};
-use holdfast_lab::{Kind, Lab, Spec};
+use holdfast_lab::{HostKind, Lab, Spec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-pub use late::{LATE_MAX, was_late};
+pub use node_stall::{STALLS_MAX, is_node_stall};
 pub use spec::{ClusterSpec, Family, Program, Service};
-use supervise::{Order, Supervised};
+use supervisor::{LaunchSpec, SupervisedProgram};
 
 /// Environment variable that advances the TCP clock of every connection that a daemon gives away, in units of its
 /// timestamps: for tests of handoffs between hosts with different clocks.
@@ -30,17 +30,17 @@ pub const CLOCK_SHIFT_VARIABLE: &str = "HOLDFAST_TEST_CLOCK_SHIFT";
 pub const KEEP_VARIABLE: &str = "HOLDFAST_KEEP_LOGS";
 
 /// Lines of each log shown after a failure.
-const LINES_SHOWN: usize = 25;
+const LOG_LINES_SHOWN: usize = 25;
 
 /// A running group. When dropped, the group is taken down with all its parts; after a panic its logs are shown.
 pub struct Cluster {
     spec: ClusterSpec,
-    prefix: [&'static str; 3],
+    priority_prefix: [&'static str; 3],
     /// `None` only while the cluster is dropped.
     lab: Option<Lab>,
     directory: tempfile::TempDir,
-    daemons: Vec<Supervised>,
-    programs: Vec<Supervised>,
+    daemons: Vec<SupervisedProgram>,
+    programs: Vec<SupervisedProgram>,
 }
 
 impl Cluster {
@@ -50,7 +50,7 @@ impl Cluster {
     /// The lab fails, or a program is missing or does not start; the text has the end of its log.
     pub fn up(spec: ClusterSpec) -> Result<Self> {
         // Remains of a killed run would occupy addresses and names.
-        holdfast_lab::prune().context("remove what killed runs left")?;
+        holdfast_lab::prune().context("remove labs of killed runs")?;
         let directory = tempfile::Builder::new().prefix("holdfast-").tempdir()?;
         let mut lab_spec = Spec::new(&spec.name)
             .nodes(spec.nodes)
@@ -60,7 +60,7 @@ impl Cluster {
         lab_spec.reach = spec.reach;
         let lab = Lab::up(&lab_spec).context("bring the lab up")?;
         let mut cluster = Self {
-            prefix: calm::prefix(spec.realtime),
+            priority_prefix: priority::priority_prefix(spec.is_realtime),
             spec,
             lab: Some(lab),
             directory,
@@ -79,23 +79,23 @@ impl Cluster {
         for node in self.nodes() {
             authority.issue(&node, &[], NODE_DAYS)?;
             let path = self.config_path(&node);
-            fs::write(&path, config::text(self, &node)?)?;
-            let daemon = self.daemon_order(&node)?;
-            self.daemons.push(Supervised::start(daemon)?);
+            fs::write(&path, config::node_config(self, &node)?)?;
+            let daemon = self.daemon_launch(&node)?;
+            self.daemons.push(SupervisedProgram::start(daemon)?);
         }
-        ready::daemons(self)?;
+        readiness::wait_for_daemons(self)?;
         for node in self.nodes() {
             for program in &self.spec.programs {
-                let order = self.program_order(&node, program)?;
-                self.programs.push(Supervised::start(order)?);
+                let order = self.program_launch(&node, program)?;
+                self.programs.push(SupervisedProgram::start(order)?);
             }
         }
-        ready::programs(self)
+        readiness::wait_for_programs(self)
     }
 
-    fn daemon_order(&self, node: &str) -> Result<Order> {
+    fn daemon_launch(&self, node: &str) -> Result<LaunchSpec> {
         let mut command = self.lab().command(node)?;
-        command.args(self.prefix);
+        command.args(self.priority_prefix);
         command
             .arg(find_program("holdfastd")?)
             .arg("--config")
@@ -104,7 +104,7 @@ impl Cluster {
         if let Some(ticks) = self.spec.clock_shift.get(node) {
             command.env(CLOCK_SHIFT_VARIABLE, ticks.to_string());
         }
-        Ok(Order::new(
+        Ok(LaunchSpec::new(
             node,
             "holdfastd",
             &command,
@@ -113,14 +113,14 @@ impl Cluster {
         ))
     }
 
-    fn program_order(&self, node: &str, program: &Program) -> Result<Order> {
+    fn program_launch(&self, node: &str, program: &Program) -> Result<LaunchSpec> {
         let mut command = self.lab().command(node)?;
-        command.args(self.prefix);
+        command.args(self.priority_prefix);
         command
             .arg(find_program(program.name())?)
             .args(program.arguments(self));
         command.env("RUST_LOG", &self.spec.program_log);
-        Ok(Order::new(
+        Ok(LaunchSpec::new(
             node,
             program.name(),
             &command,
@@ -140,13 +140,15 @@ impl Cluster {
 
     /// Returns the cluster's lab: for commands in its hosts, for cuts and heals.
     pub fn lab(&self) -> &Lab {
-        self.lab.as_ref().expect("there until it is dropped")
+        self.lab
+            .as_ref()
+            .expect("the lab exists until the cluster is dropped")
     }
 
     /// Returns a prefix for a client's command that gives the client priority over the machine's other work; see
-    /// [`calm`].
-    pub fn prefix(&self) -> [&'static str; 3] {
-        self.prefix
+    /// [`priority`].
+    pub fn priority_prefix(&self) -> [&'static str; 3] {
+        self.priority_prefix
     }
 
     /// Returns the directory of the cluster's files: configurations, `ca/`, logs.
@@ -158,7 +160,7 @@ impl Cluster {
     pub fn nodes(&self) -> Vec<String> {
         let hosts = self.lab().hosts().iter();
         hosts
-            .filter(|host| host.kind == Kind::Node)
+            .filter(|host| host.kind == HostKind::Node)
             .map(|host| host.name.clone())
             .collect()
     }
@@ -166,7 +168,7 @@ impl Cluster {
     /// Returns the service address that clients connect to.
     pub fn service_address(&self, family: Family) -> IpAddr {
         let (v4, v6) = self.lab().service_address();
-        family.of(v4, v6)
+        family.choose(v4, v6)
     }
 
     /// Returns a host's own address.
@@ -175,27 +177,27 @@ impl Cluster {
     /// There is no such host.
     pub fn address(&self, host: &str, family: Family) -> Result<IpAddr> {
         let (v4, v6) = self.lab().address(host)?;
-        Ok(family.of(v4, v6))
+        Ok(family.choose(v4, v6))
     }
 
     /// Returns the path on the machine of a file in a host's `/run`.
     ///
     /// # Errors
     /// There is no such host.
-    pub fn run_file(&self, host: &str, name: &str) -> Result<PathBuf> {
-        self.inside(host, &format!("run/holdfast/{name}"))
+    pub fn run_path(&self, host: &str, name: &str) -> Result<PathBuf> {
+        self.path_in_host(host, &format!("run/holdfast/{name}"))
     }
 
     /// Returns the `/proc` of a host, which has the process ids that the host's daemon uses.
     ///
     /// # Errors
     /// There is no such host.
-    pub fn proc(&self, host: &str) -> Result<PathBuf> {
-        self.inside(host, "proc")
+    pub fn proc_path(&self, host: &str) -> Result<PathBuf> {
+        self.path_in_host(host, "proc")
     }
 
     /// Returns the path on the machine of a path in a host.
-    fn inside(&self, host: &str, path: &str) -> Result<PathBuf> {
+    fn path_in_host(&self, host: &str, path: &str) -> Result<PathBuf> {
         let init = self.lab().init_process(host)?;
         Ok(format!("/proc/{init}/root/{path}").into())
     }
@@ -205,7 +207,7 @@ impl Cluster {
     /// # Errors
     /// There is no such node.
     pub fn control(&self, node: &str) -> Result<Client> {
-        Ok(Client::new(self.run_file(node, "control.sock")?))
+        Ok(Client::new(self.run_path(node, "control.sock")?))
     }
 
     /// Returns a client of a node's control API for code without an asynchronous runtime.
@@ -213,7 +215,7 @@ impl Cluster {
     /// # Errors
     /// There is no such node, or the system gives no descriptors.
     pub fn control_blocking(&self, node: &str) -> Result<BlockingClient> {
-        Ok(BlockingClient::new(self.run_file(node, "control.sock")?)?)
+        Ok(BlockingClient::new(self.run_path(node, "control.sock")?)?)
     }
 
     /// Returns the process id of a node's daemon on the machine; none while the daemon is down.
@@ -221,7 +223,7 @@ impl Cluster {
     /// # Errors
     /// There is no such node.
     pub fn daemon_pid(&self, node: &str) -> Result<Option<i32>> {
-        self.pid_of(node, "holdfastd")
+        self.pid_of_program(node, "holdfastd")
     }
 
     /// Returns the process id on the machine of a program (`fileserver`, `echo`) on a node; none while the program is
@@ -230,10 +232,10 @@ impl Cluster {
     /// # Errors
     /// There is no such node.
     pub fn program_pid(&self, node: &str, program: &str) -> Result<Option<i32>> {
-        self.pid_of(node, program)
+        self.pid_of_program(node, program)
     }
 
-    fn pid_of(&self, node: &str, name: &str) -> Result<Option<i32>> {
+    fn pid_of_program(&self, node: &str, name: &str) -> Result<Option<i32>> {
         let is_it = |pid: &i32| {
             fs::read_to_string(format!("/proc/{pid}/comm"))
                 .is_ok_and(|comm| comm.trim_end() == name)
@@ -258,20 +260,20 @@ impl Cluster {
             bail!("the daemon of {node} is down");
         };
         kill(Pid::from_raw(pid), signal)
-            .with_context(|| format!("{signal} to the daemon of {node}"))
+            .with_context(|| format!("send {signal} to the daemon of {node}"))
     }
 
     /// Sets if a node's daemon is restarted when it ends. Turning restarts on starts a stopped daemon at once.
-    pub fn restart_daemon(&self, node: &str, restart: bool) {
+    pub fn set_daemon_restart(&self, node: &str, restart: bool) {
         for daemon in self.daemons.iter().filter(|daemon| daemon.host() == node) {
-            daemon.restart(restart);
+            daemon.set_restart(restart);
         }
     }
 
     /// Returns the number of times that a node's daemon has been started.
     pub fn daemon_starts(&self, node: &str) -> u32 {
         let daemon = self.daemons.iter().find(|daemon| daemon.host() == node);
-        daemon.map_or(0, Supervised::starts)
+        daemon.map_or(0, SupervisedProgram::starts)
     }
 
     /// Waits until every daemon answers, is connected to every other, and has its server programs.
@@ -279,27 +281,27 @@ impl Cluster {
     /// # Errors
     /// The wait takes more than a minute.
     pub fn wait_ready(&self) -> Result<()> {
-        ready::daemons(self)?;
-        ready::programs(self)
+        readiness::wait_for_daemons(self)?;
+        readiness::wait_for_programs(self)
     }
 
     /// Returns the ends of all logs.
-    pub fn logs(&self) -> String {
+    pub fn log_tails(&self) -> String {
         let all = self.daemons.iter().chain(&self.programs);
-        all.map(|supervised| supervised.log_end(LINES_SHOWN))
+        all.map(|supervised| supervised.log_tail(LOG_LINES_SHOWN))
             .collect()
     }
 
     /// Adds the ends of all logs to an error.
     pub fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
-        anyhow::anyhow!("{error:#}\n{}", self.logs())
+        anyhow::anyhow!("{error:#}\n{}", self.log_tails())
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.logs());
+            eprintln!("{}", self.log_tails());
         }
         if std::env::var_os(KEEP_VARIABLE).is_some() {
             self.directory.disable_cleanup(true);
@@ -322,7 +324,7 @@ impl Drop for Cluster {
 /// # Errors
 /// The program is in none of them.
 pub fn find_program(name: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe().context("find the running program")?;
+    let own = std::env::current_exe().context("find the path of this program")?;
     let named = std::env::var_os("HOLDFAST_BIN_DIR").map(PathBuf::from);
     let near = own.ancestors().skip(1).take(2).map(Path::to_owned);
     let candidate = named

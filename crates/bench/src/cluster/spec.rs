@@ -23,7 +23,7 @@ pub enum Family {
 
 impl Family {
     /// Returns the address of this family.
-    pub fn of(self, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
+    pub fn choose(self, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
         match self {
             Family::V4 => v4.into(),
             Family::V6 => v6.into(),
@@ -61,7 +61,7 @@ pub struct ClusterSpec {
     /// Entries that override the `[migration]` section, by key.
     pub migration_policy: toml::Table,
     /// True if daemons and server programs run with real-time priority, if allowed.
-    pub realtime: bool,
+    pub is_realtime: bool,
     /// Log filter of the daemons.
     pub log: String,
     /// Log filter of the server programs.
@@ -85,7 +85,7 @@ impl ClusterSpec {
             daemon_environment: BTreeMap::new(),
             migration: false,
             migration_policy: toml::Table::new(),
-            realtime: false,
+            is_realtime: false,
             log: "info".into(),
             program_log: "info".into(),
         }
@@ -155,7 +155,7 @@ impl Program {
     }
 
     /// Returns the pool that the program serves.
-    pub fn pool(&self) -> &'static str {
+    pub fn pool_name(&self) -> &'static str {
         match self {
             Program::FileServer { .. } => "files",
             Program::Echo { .. } => "echo",
@@ -165,10 +165,10 @@ impl Program {
     fn services(&self) -> Vec<Service> {
         match self {
             Program::FileServer { port, .. } => {
-                vec![Service::new(self.pool(), Protocol::Tcp, *port)]
+                vec![Service::new(self.pool_name(), Protocol::Tcp, *port)]
             }
             Program::Echo { port } => [Protocol::Tcp, Protocol::Udp]
-                .map(|protocol| Service::new(self.pool(), protocol, *port))
+                .map(|protocol| Service::new(self.pool_name(), protocol, *port))
                 .into(),
         }
     }
@@ -177,13 +177,13 @@ impl Program {
         let (Program::FileServer { port, .. } | Program::Echo { port }) = self;
         let addresses = [Family::V4, Family::V6]
             .map(|family| SocketAddr::new(cluster.service_address(family), *port).to_string());
-        let at = |flag: &str| {
+        let with_addresses = |flag: &str| {
             addresses
                 .clone()
                 .map(|address| [flag.to_owned(), address])
                 .into_iter()
         };
-        let mut arguments: Vec<String> = at("--listen").flatten().collect();
+        let mut arguments: Vec<String> = with_addresses("--listen").flatten().collect();
         match self {
             Program::FileServer { rate_mbit, .. } => {
                 arguments.extend(
@@ -192,7 +192,7 @@ impl Program {
                         .flat_map(|rate| ["--rate-mbit".into(), rate.to_string()]),
                 );
             }
-            Program::Echo { .. } => arguments.extend(at("--udp").flatten()),
+            Program::Echo { .. } => arguments.extend(with_addresses("--udp").flatten()),
         }
         arguments
     }

@@ -1,16 +1,16 @@
 //! Demonstration of the product: a stock client transfers bytes through the service address while its connection moves
 //! from node to node.
 
+mod display;
+mod handoffs;
 pub mod migrate;
 pub mod pool;
+mod promises;
 mod report;
-mod round;
-mod screen;
+mod report_text;
 mod source;
 mod spec;
-mod text;
 mod transfer;
-mod verdict;
 
 use std::net::SocketAddr;
 use std::thread;
@@ -22,14 +22,14 @@ use nix::time::{ClockId, clock_gettime};
 use crate::capture::{Capture, Connection, analyse, segments};
 use crate::cluster::Cluster;
 
-pub use report::{Handoff, Report, Wire};
-pub use screen::{Screen, megabytes};
+pub use display::{DemoDisplay, format_bytes};
+pub use report::{DemoReport, Handoff, WireStatistics};
 pub use spec::DemoSpec;
 use transfer::Transfer;
 
 /// An event of the running demonstration.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum DemoEvent {
     /// A step begins.
     Step(String),
     /// The connection of the measured transfer is established.
@@ -51,11 +51,11 @@ pub enum Event {
         elapsed_s: f64,
     },
     /// The connection has moved.
-    Moved(Handoff),
+    HandedOff(Handoff),
     /// A handoff failed, and the connection stayed at its node.
-    Kept {
+    HandoffFailed {
         /// Node that owns the connection.
-        at: String,
+        owner: String,
         /// Reason of the failure.
         reason: String,
     },
@@ -64,76 +64,84 @@ pub enum Event {
 }
 
 /// A function that receives the events.
-pub type Watch<'a> = &'a (dyn Fn(&Event) + Sync);
+pub type EventHandler<'a> = &'a (dyn Fn(&DemoEvent) + Sync);
 
 /// Runs the demonstration: a control transfer without handoffs, then the measured one.
 ///
 /// # Errors
 /// The demonstration came to no result: no lab, no daemon, or no transfer. A result that breaks a promise is no error:
-/// [`Report::problems`] lists it.
-pub fn run(spec: &DemoSpec, watch: Watch<'_>) -> Result<Report> {
+/// [`DemoReport::problems`] lists it.
+pub fn run(spec: &DemoSpec, watch: EventHandler<'_>) -> Result<DemoReport> {
     let started = Instant::now();
-    spec.check()?;
+    spec.validate()?;
     thread::scope(|scope| {
         // The digest comes from the definition of the stream, not from the server's code.
-        let digest = scope.spawn(|| source::sha256(spec.bytes));
-        watch(&Event::Step(format!(
+        let digest = scope.spawn(|| source::stream_sha256(spec.bytes));
+        watch(&DemoEvent::Step(format!(
             "starting a group of {}",
             spec.describe()
         )));
-        let cluster = Cluster::up(spec.cluster())?;
-        let digest = digest.join().ok().context("the source's digest")?;
-        let passages = passages(&cluster, spec, watch).map_err(|error| cluster.with_logs(error))?;
-        Ok(Report::new(spec, digest, passages, started.elapsed()))
+        let cluster = Cluster::up(spec.cluster_spec())?;
+        let digest = digest
+            .join()
+            .ok()
+            .context("the thread that computes the source's digest panicked")?;
+        let passages =
+            run_transfers(&cluster, spec, watch).map_err(|error| cluster.with_logs(error))?;
+        Ok(DemoReport::new(spec, digest, passages, started.elapsed()))
     })
 }
 
 /// One transfer and the analysis of its capture.
-pub struct Passage {
+pub struct MeasuredTransfer {
     transfer: Transfer,
     connection: Connection,
     /// SYNs of all connections to the service during the transfer.
     syns: u64,
-    round: round::Round,
+    round: handoffs::HandoffResults,
     /// Difference of the capture's clock to CLOCK_MONOTONIC, nanoseconds.
     clock_offset_ns: i128,
 }
 
-fn passages(cluster: &Cluster, spec: &DemoSpec, watch: Watch<'_>) -> Result<(Passage, Passage)> {
+fn run_transfers(
+    cluster: &Cluster,
+    spec: &DemoSpec,
+    watch: EventHandler<'_>,
+) -> Result<(MeasuredTransfer, MeasuredTransfer)> {
     let words = if spec.upload { "upload" } else { "download" };
-    let size = megabytes(spec.control_bytes);
-    watch(&Event::Step(format!(
+    let size = format_bytes(spec.control_bytes);
+    watch(&DemoEvent::Step(format!(
         "control: {words} of {size} without handoffs"
     )));
     let control =
-        passage(cluster, spec, spec.control_bytes, None, watch).context("the control run")?;
-    let size = megabytes(spec.bytes);
-    watch(&Event::Step(format!(
+        run_transfer(cluster, spec, spec.control_bytes, None, watch).context("the control run")?;
+    let size = format_bytes(spec.bytes);
+    watch(&DemoEvent::Step(format!(
         "{words} of {size} through {}, with handoffs",
-        service(cluster, spec)
+        service_socket_address(cluster, spec)
     )));
-    let measured = passage(
+    let measured = run_transfer(
         cluster,
         spec,
         spec.bytes,
-        Some(round::Plan::new(spec)),
+        Some(handoffs::HandoffSchedule::new(spec)),
         watch,
     )?;
     Ok((control, measured))
 }
 
-fn service(cluster: &Cluster, spec: &DemoSpec) -> SocketAddr {
+fn service_socket_address(cluster: &Cluster, spec: &DemoSpec) -> SocketAddr {
     SocketAddr::new(cluster.service_address(spec.family), spec::PORT)
 }
 
-fn passage(
+fn run_transfer(
     cluster: &Cluster,
     spec: &DemoSpec,
     bytes: u64,
-    plan: Option<round::Plan>,
-    watch: Watch<'_>,
-) -> Result<Passage> {
-    let server = service(cluster, spec);
+    plan: Option<handoffs::HandoffSchedule>,
+    watch: EventHandler<'_>,
+) -> Result<MeasuredTransfer> {
+    let server = service_socket_address(cluster, spec);
     let name = if plan.is_some() {
         "handoffs.pcap"
     } else {
@@ -143,28 +151,28 @@ fn passage(
     let filter = format!("tcp and host {} and port {}", server.ip(), server.port());
     let capture = Capture::start(cluster.lab(), "c1", &filter, &file)?;
     let clock_offset_ns = clock_offset_ns()?;
-    let known = round::flows(cluster)?;
-    let begun = transfer::begin(cluster, spec, server, bytes)?;
-    let over = round::Over::default();
+    let known_flows = handoffs::known_flows(cluster)?;
+    let running = transfer::start(cluster, spec, server, bytes)?;
+    let end_flag = handoffs::EndFlag::default();
     let (transfer, round) = thread::scope(|scope| {
-        let (over, known) = (&over, &known);
-        let goes_round =
-            plan.map(|plan| scope.spawn(move || round::go(cluster, &plan, known, over, watch)));
+        let (over, known) = (&end_flag, &known_flows);
+        let handoff_thread =
+            plan.map(|plan| scope.spawn(move || handoffs::run(cluster, &plan, known, over, watch)));
         // The transfer has a thread of its own because the thread has its own priority.
-        let transfer = scope.spawn(|| begun.finish(watch)).join();
+        let transfer = scope.spawn(|| running.finish(watch)).join();
         over.set();
-        let round = goes_round.map(|handle| handle.join());
+        let round = handoff_thread.map(|handle| handle.join());
         (transfer, round)
     });
     let recorded = capture.finish()?;
-    watch(&Event::Ended);
+    watch(&DemoEvent::Ended);
     let transfer = transfer
         .ok()
-        .context("the thread that moves the bytes panicked")??;
+        .context("the thread of the transfer panicked")??;
     let round = match round {
         Some(Ok(round)) => round?,
-        Some(Err(_)) => bail!("the thread that asks for handoffs panicked"),
-        None => round::Round::default(),
+        Some(Err(_)) => bail!("the thread that requests handoffs panicked"),
+        None => handoffs::HandoffResults::default(),
     };
     let connections = analyse(&segments(&recorded.file)?);
     let syns = connections.iter().map(|connection| connection.syns).sum();
@@ -172,7 +180,7 @@ fn passage(
         .into_iter()
         .max_by_key(|connection| connection.to_client.bytes + connection.to_server.bytes);
     let connection = largest.context("the capture has no connection to the service")?;
-    Ok(Passage {
+    Ok(MeasuredTransfer {
         transfer,
         connection,
         syns,

@@ -6,15 +6,15 @@ use holdfast_api::control::PhasesUs;
 use serde::Serialize;
 
 use super::spec::DemoSpec;
-use super::{Passage, verdict};
+use super::{MeasuredTransfer, promises};
 use crate::capture::{Connection, Direction};
 
 /// Time after a freeze in which the client's gap is searched: the packet after the freeze may arrive late.
-const GAP_LOOKED_FOR_NS: u64 = 20_000_000;
+const GAP_SEARCH_NS: u64 = 20_000_000;
 
 /// Results of the demonstration.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct DemoReport {
     /// Parameters of the demonstration.
     pub spec: DemoSpec,
     /// True if every promise is kept.
@@ -44,9 +44,9 @@ pub struct Report {
     /// Longest pause in the client's data around a freeze, microseconds.
     pub client_gap_us_max: Option<f64>,
     /// The capture of the transfer with handoffs.
-    pub wire: Wire,
+    pub wire: WireStatistics,
     /// The capture of the control transfer, without handoffs.
-    pub control: Wire,
+    pub control: WireStatistics,
 }
 
 /// One handoff.
@@ -74,7 +74,7 @@ pub struct Handoff {
 
 /// Statistics of one transfer from a capture at the client's interface.
 #[derive(Debug, Serialize)]
-pub struct Wire {
+pub struct WireStatistics {
     /// SYNs to the service, of all connections.
     pub syns: u64,
     /// Resets in both directions.
@@ -90,15 +90,15 @@ pub struct Wire {
     pub connection: Connection,
 }
 
-impl Wire {
-    fn new(passage: &mut Passage, upload: bool) -> Self {
-        let connection = std::mem::replace(&mut passage.connection, Connection::none());
-        let data = data(&connection, upload);
+impl WireStatistics {
+    fn new(passage: &mut MeasuredTransfer, upload: bool) -> Self {
+        let connection = std::mem::replace(&mut passage.connection, Connection::empty());
+        let data = data_direction(&connection, upload);
         Self {
             syns: passage.syns,
             resets: connection.to_server.resets + connection.to_client.resets,
             // A probe of the server after a late acknowledgement of the client is no fault of the group.
-            sent_again: connection.sent_again() + connection.to_client.tail_loss_probes
+            sent_again: connection.retransmissions() + connection.to_client.tail_loss_probes
                 - connection.to_client.probes_before_answer,
             client_probes: connection.to_server.tail_loss_probes,
             data_gap_us_max: data.gap_max.map(|gap| gap.length_ns as f64 / 1e3),
@@ -108,7 +108,7 @@ impl Wire {
 }
 
 /// Returns the direction of the data.
-fn data(connection: &Connection, upload: bool) -> &Direction {
+fn data_direction(connection: &Connection, upload: bool) -> &Direction {
     if upload {
         &connection.to_server
     } else {
@@ -116,11 +116,11 @@ fn data(connection: &Connection, upload: bool) -> &Direction {
     }
 }
 
-impl Report {
+impl DemoReport {
     pub(super) fn new(
         spec: &DemoSpec,
         sha256_source: String,
-        (mut control, mut measured): (Passage, Passage),
+        (mut control, mut measured): (MeasuredTransfer, MeasuredTransfer),
         total: Duration,
     ) -> Self {
         let mut handoffs = std::mem::take(&mut measured.round.handoffs);
@@ -145,26 +145,26 @@ impl Report {
             transfer_s: measured.transfer.elapsed.as_secs_f64(),
             total_s: total.as_secs_f64(),
             handoffs,
-            kept: std::mem::take(&mut measured.round.kept),
+            kept: std::mem::take(&mut measured.round.failure_reasons),
             freeze_us_median: median(&freezes),
             freeze_us_max: freezes.iter().copied().reduce(f64::max),
             client_gap_us_median: median(&gaps),
             client_gap_us_max: gaps.iter().copied().reduce(f64::max),
-            wire: Wire::new(&mut measured, spec.upload),
-            control: Wire::new(&mut control, spec.upload),
+            wire: WireStatistics::new(&mut measured, spec.upload),
+            control: WireStatistics::new(&mut control, spec.upload),
         };
-        report.problems = verdict::problems(&report);
+        report.problems = promises::broken_promises(&report);
         report.passed = report.problems.is_empty();
         report
     }
 }
 
-fn client_gap_us(passage: &Passage, handoff: &Handoff, upload: bool) -> Option<f64> {
+fn client_gap_us(passage: &MeasuredTransfer, handoff: &Handoff, upload: bool) -> Option<f64> {
     let frozen_at = i128::from(handoff.frozen_at_ns?) + passage.clock_offset_ns;
     let from = u64::try_from(frozen_at).ok()?;
     let freeze_ns = (handoff.freeze_us.unwrap_or(0.0) * 1e3) as u64;
-    let until = from + freeze_ns + GAP_LOOKED_FOR_NS;
-    let gap = data(&passage.connection, upload).gap_within(from, until)?;
+    let until = from + freeze_ns + GAP_SEARCH_NS;
+    let gap = data_direction(&passage.connection, upload).gap_within(from, until)?;
     Some(gap.length_ns as f64 / 1e3)
 }
 
@@ -185,7 +185,7 @@ mod tests {
     use super::median;
 
     #[test]
-    fn medians() {
+    fn median_of_even_and_odd_counts() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));

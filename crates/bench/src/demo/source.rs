@@ -4,11 +4,11 @@ use sha2::{Digest, Sha256};
 
 /// A generator of the stream, from its beginning.
 #[derive(Default)]
-pub struct Source {
+pub struct SyntheticStream {
     state: u64,
 }
 
-impl Source {
+impl SyntheticStream {
     /// Fills a buffer with the next bytes; every call but the last must ask for a multiple of 8.
     pub fn fill(&mut self, buffer: &mut [u8]) {
         for word in buffer.chunks_mut(8) {
@@ -23,8 +23,8 @@ impl Source {
 }
 
 /// Returns the digest of the stream's first `size` bytes, in hexadecimal.
-pub fn sha256(size: u64) -> String {
-    let (mut source, mut hash) = (Source::default(), Sha256::new());
+pub fn stream_sha256(size: u64) -> String {
+    let (mut source, mut hash) = (SyntheticStream::default(), Sha256::new());
     let mut buffer = vec![0; 1 << 18];
     let mut left = size;
     while left > 0 {
@@ -46,15 +46,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stream_is_splitmix64() {
+    fn stream_equals_splitmix64() {
         let mut bytes = [0; 12];
-        Source::default().fill(&mut bytes);
+        SyntheticStream::default().fill(&mut bytes);
         assert_eq!(bytes[..8], 0xe220_a839_7b1d_cdaf_u64.to_le_bytes());
         assert_eq!(bytes[8..], 0x6e78_9e6a_a1b9_65f4_u64.to_le_bytes()[..4]);
     }
 
     #[test]
-    fn the_digest_of_nothing() {
-        assert!(sha256(0).starts_with("e3b0c44298fc1c14"));
+    fn digest_of_empty_stream_is_sha256_of_nothing() {
+        assert!(stream_sha256(0).starts_with("e3b0c44298fc1c14"));
     }
 }

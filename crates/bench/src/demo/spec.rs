@@ -69,7 +69,7 @@ impl DemoSpec {
     ///
     /// # Errors
     /// Too few nodes, no bytes, no time, or too much loss.
-    pub fn check(&self) -> Result<()> {
+    pub fn validate(&self) -> Result<()> {
         ensure!(
             self.nodes >= 2,
             "a handoff needs two nodes: --nodes 2 or more"
@@ -80,11 +80,11 @@ impl DemoSpec {
         );
         ensure!(
             !self.duration.is_zero() && !self.interval.is_zero(),
-            "the transfer needs time"
+            "the transfer's duration and the handoff interval must not be 0"
         );
         ensure!(
             (0.0..50.0).contains(&self.loss_pct),
-            "a loss of {} % lets nothing through",
+            "the loss must be at least 0 and less than 50 %, not {} %",
             self.loss_pct
         );
         Ok(())
@@ -98,28 +98,28 @@ impl DemoSpec {
 
     /// Returns the parameters as text for the first line on the screen.
     pub fn describe(&self) -> String {
-        let mut words = format!("{} nodes", self.nodes);
+        let mut description = format!("{} nodes", self.nodes);
         if self.segments > 1 {
-            words += &format!(" on {} segments", self.segments);
+            description += &format!(" on {} segments", self.segments);
         }
-        words += match self.reach {
+        description += match self.reach {
             Reach::Steer => ", reach steer",
             Reach::Broadcast => ", reach broadcast",
         };
-        words += match self.family {
+        description += match self.family {
             Family::V4 => ", IPv4",
             Family::V6 => ", IPv6",
         };
         if self.loss_pct > 0.0 {
-            words += &format!(", {} % loss", self.loss_pct);
+            description += &format!(", {} % loss", self.loss_pct);
         }
         if !self.clock_shift.is_empty() {
-            words += ", TCP clocks that differ";
+            description += ", different TCP clocks";
         }
-        words
+        description
     }
 
-    pub(super) fn cluster(&self) -> ClusterSpec {
+    pub(super) fn cluster_spec(&self) -> ClusterSpec {
         let rate_mbit = (!self.upload).then(|| self.rate_mbit());
         let mut spec = ClusterSpec::new(&self.name).program(Program::FileServer {
             port: PORT,
@@ -129,14 +129,14 @@ impl DemoSpec {
         spec.segments = self.segments;
         spec.reach = self.reach;
         spec.underlay = self.family;
-        spec.realtime = true;
+        spec.is_realtime = true;
         spec.clock_shift = self.clock_shift.clone();
         if self.loss_pct > 0.0 {
             let entry = LinkEntry {
                 loss_pct: Some(self.loss_pct),
-                ..LinkEntry::of("clients")
+                ..LinkEntry::for_host("clients")
             };
-            spec.topology = Topology::default().with(entry);
+            spec.topology = Topology::default().with_entry(entry);
         }
         spec
     }

@@ -10,21 +10,21 @@ use anyhow::{Context, Result, bail};
 use nix::fcntl::{FcntlArg, fcntl};
 use sha2::{Digest, Sha256};
 
-use super::source::{Source, hex};
-use super::{DemoSpec, Event, Watch};
-use crate::cluster::{Cluster, calm};
+use super::source::{SyntheticStream, hex};
+use super::{DemoEvent, DemoSpec, EventHandler};
+use crate::cluster::{Cluster, priority};
 
 /// Bytes read or written at once.
-const PIECE_BYTES: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 /// Size of the pipe for `curl`'s output, bytes: the most that an ordinary user may request, and 15 ms at the
 /// demonstration's rate.
 const PIPE_BYTES: i32 = 1 << 20;
 /// Longest delay that an upload makes up for, as the file server does with downloads.
-const MISSED_MAX: Duration = Duration::from_millis(20);
+const CATCH_UP_MAX: Duration = Duration::from_millis(20);
 /// Interval between progress events.
-const TOLD_EVERY: Duration = Duration::from_millis(150);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(150);
 /// Time without progress after which a transfer has failed (seconds).
-const STALLED_S: &str = "60";
+const STALL_TIMEOUT_S: &str = "60";
 
 /// Result of a transfer.
 pub struct Transfer {
@@ -37,7 +37,7 @@ pub struct Transfer {
 }
 
 /// A running transfer. If dropped, the transfer is ended.
-pub struct Begun {
+pub struct RunningTransfer {
     child: Child,
     started: Instant,
     total: u64,
@@ -46,9 +46,14 @@ pub struct Begun {
 }
 
 /// Starts `curl` on the first client.
-pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64) -> Result<Begun> {
+pub fn start(
+    cluster: &Cluster,
+    spec: &DemoSpec,
+    server: SocketAddr,
+    bytes: u64,
+) -> Result<RunningTransfer> {
     let mut command = cluster.lab().command("c1")?;
-    command.args(cluster.prefix());
+    command.args(cluster.priority_prefix());
     command.args([
         "curl",
         "-q",
@@ -61,11 +66,11 @@ pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64)
     // A handoff that hangs must not hang the demonstration.
     command.args([
         "--connect-timeout",
-        STALLED_S,
+        STALL_TIMEOUT_S,
         "--speed-limit",
         "1",
         "--speed-time",
-        STALLED_S,
+        STALL_TIMEOUT_S,
     ]);
     match spec.upload {
         true => command
@@ -79,7 +84,7 @@ pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64)
         Stdio::null()
     });
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Ok(Begun {
+    Ok(RunningTransfer {
         child: command.spawn().context("start curl")?,
         started: Instant::now(),
         total: bytes,
@@ -88,28 +93,32 @@ pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64)
     })
 }
 
-impl Begun {
+impl RunningTransfer {
     /// Runs the transfer to its end.
     ///
     /// # Errors
     /// `curl` failed; the text has its error output.
-    pub fn finish(mut self, watch: Watch<'_>) -> Result<Transfer> {
-        let complaints = self.child.stderr.take().context("curl's messages")?;
-        let complaints = thread::spawn(move || read_all(complaints));
+    pub fn finish(mut self, watch: EventHandler<'_>) -> Result<Transfer> {
+        let messages = self
+            .child
+            .stderr
+            .take()
+            .context("curl has no standard error")?;
+        let complaints = thread::spawn(move || read_all(messages));
         // The thread at the other end of the pipe must keep up.
-        calm::hurry_thread();
-        let moved = if self.upload {
-            self.send(watch)
+        priority::raise_thread_priority();
+        let outcome = if self.upload {
+            self.send_upload(watch)
         } else {
-            self.receive(watch)
+            self.receive_download(watch)
         };
         let status = self.child.wait().context("wait for curl")?;
         let elapsed = self.started.elapsed();
         if !status.success() {
-            let said = complaints.join().unwrap_or_default();
-            bail!("curl failed ({status}): {}", said.trim());
+            let messages = complaints.join().unwrap_or_default();
+            bail!("curl failed ({status}): {}", messages.trim());
         }
-        let (sha256, bytes) = moved?;
+        let (sha256, bytes) = outcome?;
         Ok(Transfer {
             sha256,
             bytes,
@@ -117,13 +126,13 @@ impl Begun {
         })
     }
 
-    fn receive(&mut self, watch: Watch<'_>) -> Result<(String, u64)> {
+    fn receive_download(&mut self, watch: EventHandler<'_>) -> Result<(String, u64)> {
         let mut stdout = self.child.stdout.take().context("curl's output")?;
         // A smaller pipe only makes the transfer slower.
         let _ = fcntl(&stdout, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let (mut hash, mut bytes) = (Sha256::new(), 0);
-        let mut buffer = vec![0; PIECE_BYTES];
-        let mut progress = Progress::new(self.started, self.total);
+        let mut buffer = vec![0; CHUNK_BYTES];
+        let mut progress = ProgressReporter::new(self.started, self.total);
         loop {
             let length = stdout.read(&mut buffer)?;
             if length == 0 {
@@ -131,42 +140,47 @@ impl Begun {
             }
             hash.update(&buffer[..length]);
             bytes += length as u64;
-            progress.tell(bytes, watch);
+            progress.report(bytes, watch);
         }
     }
 
-    fn send(&mut self, watch: Watch<'_>) -> Result<(String, u64)> {
-        let stdin = self.child.stdin.take().context("curl's input")?;
+    fn send_upload(&mut self, watch: EventHandler<'_>) -> Result<(String, u64)> {
+        let stdin = self
+            .child
+            .stdin
+            .take()
+            .context("curl has no standard input")?;
         // If `curl` fails early, `curl` closes its input; its exit code tells.
-        let _ = self.feed(stdin, watch);
+        let _ = self.write_stream(stdin, watch);
         let mut stdout = self.child.stdout.take().context("curl's output")?;
         let mut answer = String::new();
         stdout.read_to_string(&mut answer)?;
         let mut words = answer.split_whitespace();
-        let said = words
+        let digest_and_count = words
             .next()
             .zip(words.next().and_then(|bytes| bytes.parse().ok()));
-        let (digest, bytes) = said.with_context(|| format!("the server's answer {answer:?}"))?;
+        let (digest, bytes) = digest_and_count
+            .with_context(|| format!("unexpected answer of the server: {answer:?}"))?;
         Ok((digest.to_owned(), bytes))
     }
 
     /// Writes the stream at its rate.
-    fn feed(&self, stdin: ChildStdin, watch: Watch<'_>) -> std::io::Result<()> {
-        let mut stdin = BufWriter::with_capacity(PIECE_BYTES, stdin);
-        let mut source = Source::default();
-        let mut buffer = vec![0; PIECE_BYTES];
-        let mut progress = Progress::new(self.started, self.total);
+    fn write_stream(&self, stdin: ChildStdin, watch: EventHandler<'_>) -> std::io::Result<()> {
+        let mut stdin = BufWriter::with_capacity(CHUNK_BYTES, stdin);
+        let mut source = SyntheticStream::default();
+        let mut buffer = vec![0; CHUNK_BYTES];
+        let mut progress = ProgressReporter::new(self.started, self.total);
         let mut sent: u64 = 0;
         let mut due = Instant::now();
         while sent < self.total {
             let left = self.total - sent;
-            let length = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            let length = usize::try_from(left).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
             source.fill(&mut buffer[..length]);
             stdin.write_all(&buffer[..length])?;
             sent += length as u64;
-            progress.tell(sent, watch);
+            progress.report(sent, watch);
             // A longer delay is not made up for: it is part of the duration of the transfer.
-            due = due.max(Instant::now() - MISSED_MAX)
+            due = due.max(Instant::now() - CATCH_UP_MAX)
                 + Duration::from_secs_f64(length as f64 / self.rate_bytes_per_s as f64);
             thread::sleep(due.saturating_duration_since(Instant::now()));
         }
@@ -174,7 +188,7 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for RunningTransfer {
     fn drop(&mut self) {
         // The process has ended already, unless `finish` returned early.
         let _ = self.child.kill();
@@ -183,32 +197,32 @@ impl Drop for Begun {
 }
 
 fn read_all(mut from: ChildStderr) -> String {
-    let mut said = String::new();
+    let mut text = String::new();
     // The output before a read error is still useful.
-    let _ = from.read_to_string(&mut said);
-    said
+    let _ = from.read_to_string(&mut text);
+    text
 }
 
-struct Progress {
+struct ProgressReporter {
     started: Instant,
     total: u64,
-    told: Instant,
+    reported_at: Instant,
 }
 
-impl Progress {
+impl ProgressReporter {
     fn new(started: Instant, total: u64) -> Self {
         Self {
             started,
             total,
-            told: started,
+            reported_at: started,
         }
     }
 
-    fn tell(&mut self, bytes: u64, watch: Watch<'_>) {
-        if self.told.elapsed() >= TOLD_EVERY || bytes == self.total {
-            self.told = Instant::now();
+    fn report(&mut self, bytes: u64, watch: EventHandler<'_>) {
+        if self.reported_at.elapsed() >= PROGRESS_INTERVAL || bytes == self.total {
+            self.reported_at = Instant::now();
             let elapsed_s = self.started.elapsed().as_secs_f64();
-            watch(&Event::Progress {
+            watch(&DemoEvent::Progress {
                 bytes,
                 total: self.total,
                 elapsed_s,

@@ -7,10 +7,10 @@
 //! handlespace, operations by handle are announced ahead ([`expect`](holdfast_handlespace::Handlespace::expect)), as
 //! `holdfastd` announces the messages of one receive call; rsplib has no such call.
 
-mod measure;
 mod operations;
-mod ours;
-mod peer;
+mod rsplib;
+mod samples;
+mod under_test;
 mod workload;
 
 use std::os::unix::process::CommandExt;
@@ -22,15 +22,15 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use operations::{Bench, Operation};
-use peer::Rsplib;
+use operations::{HandlespaceBench, Operation};
+use rsplib::Rsplib;
 use workload::PolicyName;
 
 /// Flags of `holdfast bench handlespace`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Holdfast's handlespace is told of each operation by handle some operations ahead, as the registrar tells it of the \
-messages that one receive has brought; rsplib's has no such call.
+    after_help = "Holdfast's handlespace learns the handle of each operation some operations ahead, as from a registrar \
+that has received several messages at once; rsplib has no such call.
 
 Examples:
   holdfast bench handlespace --elements 1000,100000 --policy RR,LU
@@ -114,17 +114,17 @@ struct Report<'a> {
 pub fn run(args: &HandlespaceArgs) -> Result<()> {
     ensure!(
         args.rounds > 0 && args.milliseconds > 0,
-        "nothing to measure"
+        "--rounds and --milliseconds must be at least 1"
     );
     ensure!(
         args.elements.iter().all(|&elements| elements > 0),
-        "no elements to measure with"
+        "--elements must be at least 1"
     );
     ensure!(
         args.pools.iter().all(|&pools| pools > 0),
-        "no pools to measure with"
+        "--pools must be at least 1"
     );
-    with_huge_pages()?;
+    restart_with_huge_pages()?;
     let peer = args
         .peer
         .map(|_| Rsplib::new(&args.peer_prefix))
@@ -137,13 +137,13 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
         for &elements in &args.elements {
             for &pools in &args.pools {
                 if pools == 1 || elements / pools >= 10 {
-                    let of_size = measure(args, policy, elements, pools);
-                    println!("{}", line(&of_size));
-                    rows.extend(of_size);
+                    let rows_of_size = measure(args, policy, elements, pools);
+                    println!("{}", rows_line(&rows_of_size));
+                    rows.extend(rows_of_size);
                     if let Some(peer) = &peer {
-                        let of_peer = peer.measure(args, policy, elements, pools)?;
-                        println!("{}", line(&of_peer));
-                        rows.extend(of_peer);
+                        let peer_rows = peer.measure(args, policy, elements, pools)?;
+                        println!("{}", rows_line(&peer_rows));
+                        rows.extend(peer_rows);
                     }
                 }
             }
@@ -163,15 +163,15 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
 
 /// Restarts the program with an allocator that asks for huge pages, for us and a peer alike: otherwise more time passes
 /// in the processor's page tables than in any handlespace. Existing glibc tunables of the user are kept.
-fn with_huge_pages() -> Result<()> {
+fn restart_with_huge_pages() -> Result<()> {
     const TUNABLES: &str = "GLIBC_TUNABLES";
     if std::env::var_os(TUNABLES).is_some() {
         return Ok(());
     }
-    let mut again = Command::new(std::env::current_exe()?);
-    again.args(std::env::args_os().skip(1));
-    let error = again.env(TUNABLES, "glibc.malloc.hugetlb=1").exec();
-    Err(error).context("start again with huge pages")
+    let mut restarted = Command::new(std::env::current_exe()?);
+    restarted.args(std::env::args_os().skip(1));
+    let error = restarted.env(TUNABLES, "glibc.malloc.hugetlb=1").exec();
+    Err(error).context("restart with huge pages")
 }
 
 /// Returns the kernel's setting for transparent huge pages: given on request (`always` or `madvise`) or not at all
@@ -185,7 +185,7 @@ fn huge_pages() -> String {
 
 fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32) -> Vec<Row> {
     eprintln!("{}, {elements} elements in {pools} pools", policy.name());
-    let mut bench = Bench::new(policy, elements, pools);
+    let mut bench = HandlespaceBench::new(policy, elements, pools);
     let mut best: Vec<Row> = Vec::new();
     for _ in 0..args.rounds {
         for (index, &operation) in operations(args).iter().enumerate() {
@@ -226,10 +226,10 @@ fn heading(operations: &[Operation]) -> String {
         let operation = operation.as_ref().map_or("", |value| value.get_name());
         text += &format!(" {operation:>13}");
     }
-    text + "  bytes   (thousand operations a second)"
+    text + "  bytes   (thousand operations per second)"
 }
 
-fn line(rows: &[Row]) -> String {
+fn rows_line(rows: &[Row]) -> String {
     let Some(first) = rows.first() else {
         return String::new();
     };

@@ -3,11 +3,11 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use holdfast_handlespace::Coming;
+use holdfast_handlespace::AnnouncedOperation;
 use holdfast_wire::rserpool::ElementId;
 
-use super::measure::Samples;
-use super::ours::{Request, Subject};
+use super::samples::Samples;
+use super::under_test::{HandlespaceUnderTest, Request};
 use super::workload::{PolicyName, Workload};
 
 /// Operations, in the order of measurement.
@@ -38,29 +38,29 @@ pub enum Operation {
 }
 
 /// Life of an element's timer.
-const LIFE: Duration = Duration::from_secs(30);
+const TIMER_LIFE: Duration = Duration::from_secs(30);
 /// Operations per batch, but at most one eighth of the elements.
-const BATCH: usize = 4096;
+const BATCH_MAX: usize = 4096;
 
 /// A handlespace with its workload.
-pub struct Bench {
-    subject: Subject,
+pub struct HandlespaceBench {
+    subject: HandlespaceUnderTest,
     workload: Workload,
     elements: usize,
     now: Duration,
 }
 
-impl Bench {
+impl HandlespaceBench {
     /// Registers all elements, with timers spread evenly over their lives, and ages the handlespace.
-    pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Bench {
+    pub fn new(policy: PolicyName, elements: u32, pools: u32) -> HandlespaceBench {
         let mut workload = Workload::new(policy, elements, pools);
-        let mut subject = Subject::new(pools);
-        let everyone = subject.requests(&workload.everyone());
-        for (request, index) in everyone.iter().zip(0..) {
-            subject.register_with_timer(request, LIFE * index / elements);
+        let mut subject = HandlespaceUnderTest::new(pools);
+        let all_requests = subject.requests(&workload.all_members());
+        for (request, index) in all_requests.iter().zip(0..) {
+            subject.register_with_timer(request, TIMER_LIFE * index / elements);
         }
-        drop(everyone);
-        let mut bench = Bench {
+        drop(all_requests);
+        let mut bench = HandlespaceBench {
             subject,
             workload,
             elements: elements as usize,
@@ -68,11 +68,11 @@ impl Bench {
         };
         // Ageing puts the elements, which were registered in order, out of order in memory.
         for _ in 0..elements {
-            bench.now = bench.subject.expire_timer(LIFE);
+            bench.now = bench.subject.expire_timer(TIMER_LIFE);
         }
         for _ in 0..2 * (elements as usize / bench.batch_len()) {
             let (mut register, mut deregister) = (Samples::default(), Samples::default());
-            bench.exchange_batch(&mut register, &mut deregister);
+            bench.register_and_deregister_batch(&mut register, &mut deregister);
         }
         bench
     }
@@ -85,8 +85,8 @@ impl Bench {
     /// Measures an operation for `duration`.
     pub fn measure(&mut self, operation: Operation, duration: Duration) -> Samples {
         match operation {
-            Operation::Register => self.exchange(duration).0,
-            Operation::Deregister => self.exchange(duration).1,
+            Operation::Register => self.register_and_deregister(duration).0,
+            Operation::Deregister => self.register_and_deregister(duration).1,
             Operation::Reregister => self.reregister(duration),
             Operation::TimerRestart => self.timer_restart(duration),
             Operation::TimerExpire => self.timer_expire(duration),
@@ -97,7 +97,7 @@ impl Bench {
     }
 
     fn batch_len(&self) -> usize {
-        BATCH.min(self.elements / 8).max(1)
+        BATCH_MAX.min(self.elements / 8).max(1)
     }
 
     /// Returns requests for the next elements, each with new policy values.
@@ -107,28 +107,33 @@ impl Bench {
     }
 
     /// Removes elements and adds as many, in turns.
-    fn exchange(&mut self, duration: Duration) -> (Samples, Samples) {
+    fn register_and_deregister(&mut self, duration: Duration) -> (Samples, Samples) {
         let (mut register, mut deregister) = (Samples::default(), Samples::default());
-        while !register.lasted(duration) || !deregister.lasted(duration) {
-            self.exchange_batch(&mut register, &mut deregister);
+        while !register.has_lasted(duration) || !deregister.has_lasted(duration) {
+            self.register_and_deregister_batch(&mut register, &mut deregister);
         }
         (register, deregister)
     }
 
-    fn exchange_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
-        let leave = self.workload.batch(self.batch_len());
-        let requests = self.subject.requests(&leave);
-        deregister.time(leave.len(), || {
-            let kind = Coming::Deregistration;
-            in_view(&mut self.subject, &requests, kind, Subject::deregister);
+    fn register_and_deregister_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
+        let leaving = self.workload.batch(self.batch_len());
+        let requests = self.subject.requests(&leaving);
+        deregister.time(leaving.len(), || {
+            let kind = AnnouncedOperation::Deregistration;
+            with_announcements(
+                &mut self.subject,
+                &requests,
+                kind,
+                HandlespaceUnderTest::deregister,
+            );
         });
-        let come = self.workload.successors(&leave);
-        let come = self.subject.requests(&come);
-        let step = LIFE / come.len() as u32;
+        let joining = self.workload.replacements(&leaving);
+        let come = self.subject.requests(&joining);
+        let step = TIMER_LIFE / come.len() as u32;
         let mut at = self.now;
         register.time(come.len(), || {
-            let kind = Coming::Registration;
-            in_view(&mut self.subject, &come, kind, |subject, request| {
+            let kind = AnnouncedOperation::Registration;
+            with_announcements(&mut self.subject, &come, kind, |subject, request| {
                 at += step;
                 subject.register_with_timer(request, at);
             });
@@ -137,11 +142,11 @@ impl Bench {
 
     fn reregister(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
-        while !samples.lasted(duration) {
+        while !samples.has_lasted(duration) {
             let batch = self.requests();
             samples.time(batch.len(), || {
-                let kind = Coming::Registration;
-                in_view(&mut self.subject, &batch, kind, |subject, request| {
+                let kind = AnnouncedOperation::Registration;
+                with_announcements(&mut self.subject, &batch, kind, |subject, request| {
                     subject.register(request);
                 });
             });
@@ -153,25 +158,25 @@ impl Bench {
     /// advances, and with it the work that a restart defers: the first lives are not counted.
     fn timer_restart(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
-        let step = LIFE / 3 / self.elements as u32;
-        for request in self.subject.requests(&self.workload.everyone()) {
+        let step = TIMER_LIFE / 3 / self.elements as u32;
+        for request in self.subject.requests(&self.workload.all_members()) {
             self.subject
-                .restart_timer(&request, Duration::ZERO, self.now + LIFE);
+                .restart_timer(&request, Duration::ZERO, self.now + TIMER_LIFE);
         }
-        let mut settling = 3 * self.elements;
-        while !samples.lasted(duration) {
+        let mut settling_operations = 3 * self.elements;
+        while !samples.has_lasted(duration) {
             let batch = self.requests();
             let mut now = self.now;
             samples.time(batch.len(), || {
-                let kind = Coming::Timer;
-                in_view(&mut self.subject, &batch, kind, |subject, request| {
+                let kind = AnnouncedOperation::Timer;
+                with_announcements(&mut self.subject, &batch, kind, |subject, request| {
                     now += step;
-                    subject.restart_timer(request, now, now + LIFE);
+                    subject.restart_timer(request, now, now + TIMER_LIFE);
                 });
             });
             self.now = now;
-            if settling > 0 {
-                settling = settling.saturating_sub(batch.len());
+            if settling_operations > 0 {
+                settling_operations = settling_operations.saturating_sub(batch.len());
                 samples = Samples::default();
             }
         }
@@ -182,13 +187,13 @@ impl Bench {
         let mut samples = Samples::default();
         let len = self.batch_len();
         for _ in 0..self.elements {
-            self.now = self.subject.expire_timer(LIFE);
+            self.now = self.subject.expire_timer(TIMER_LIFE);
         }
-        while !samples.lasted(duration) {
+        while !samples.has_lasted(duration) {
             let mut now = self.now;
             samples.time(len, || {
                 for _ in 0..len {
-                    now = self.subject.expire_timer(LIFE);
+                    now = self.subject.expire_timer(TIMER_LIFE);
                 }
             });
             self.now = now;
@@ -199,19 +204,21 @@ impl Bench {
     fn resolve(&mut self, duration: Duration, items: usize) -> Samples {
         let mut samples = Samples::default();
         let mut buffer = [0; 3];
-        while !samples.lasted(duration) {
-            let pools = self.workload.pools(BATCH);
+        while !samples.has_lasted(duration) {
+            let pools = self.workload.pools(BATCH_MAX);
             let handles = self.subject.handles(pools.into_iter());
-            let coming = |place: usize| {
+            let announcement = |place: usize| {
                 let handle = handles.get(place)?;
-                Some(Coming::Resolution(&handle.0, items))
+                Some(AnnouncedOperation::Resolution(&handle.0, items))
             };
             samples.time(handles.len(), || {
-                for ahead in 0..Subject::AHEAD {
-                    self.subject.expect(coming(ahead));
+                for ahead in 0..HandlespaceUnderTest::ANNOUNCE_DISTANCE {
+                    self.subject.announce(announcement(ahead));
                 }
                 for (index, handle) in handles.iter().enumerate() {
-                    self.subject.expect(coming(index + Subject::AHEAD));
+                    self.subject.announce(announcement(
+                        index + HandlespaceUnderTest::ANNOUNCE_DISTANCE,
+                    ));
                     self.subject.resolve(handle, &mut buffer, items);
                     black_box(&buffer);
                 }
@@ -222,7 +229,7 @@ impl Bench {
 
     fn synchronize(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
-        while !samples.lasted(duration) {
+        while !samples.has_lasted(duration) {
             samples.time(self.elements, || {
                 assert_eq!(self.subject.synchronize(), self.elements);
             });
@@ -233,18 +240,20 @@ impl Bench {
 
 /// Calls `operate` for each request of a batch, and announces requests of this kind some operations ahead.
 #[inline]
-fn in_view<'a>(
-    subject: &mut Subject,
+fn with_announcements<'a>(
+    subject: &mut HandlespaceUnderTest,
     batch: &'a [Request],
-    kind: fn(&'a [u8], ElementId) -> Coming<'a>,
-    mut operate: impl FnMut(&mut Subject, &Request),
+    kind: fn(&'a [u8], ElementId) -> AnnouncedOperation<'a>,
+    mut operate: impl FnMut(&mut HandlespaceUnderTest, &Request),
 ) {
-    let coming = |place: usize| batch.get(place).map(|request| request.coming(kind));
-    for ahead in 0..Subject::AHEAD {
-        subject.expect(coming(ahead));
+    let announcement = |place: usize| batch.get(place).map(|request| request.announcement(kind));
+    for ahead in 0..HandlespaceUnderTest::ANNOUNCE_DISTANCE {
+        subject.announce(announcement(ahead));
     }
     for (index, request) in batch.iter().enumerate() {
-        subject.expect(coming(index + Subject::AHEAD));
+        subject.announce(announcement(
+            index + HandlespaceUnderTest::ANNOUNCE_DISTANCE,
+        ));
         operate(subject, request);
     }
 }
@@ -256,9 +265,9 @@ mod tests {
 
     /// Each operation works with every policy, and none changes the number of elements.
     #[test]
-    fn every_operation_keeps_the_size() {
+    fn every_operation_keeps_the_element_count() {
         for &policy in PolicyName::value_variants() {
-            let mut bench = Bench::new(policy, 300, 7);
+            let mut bench = HandlespaceBench::new(policy, 300, 7);
             for &operation in Operation::value_variants() {
                 let samples = bench.measure(operation, Duration::from_micros(1));
                 assert!(samples.per_second() > 0.0);

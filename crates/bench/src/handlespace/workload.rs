@@ -27,7 +27,7 @@ pub enum PolicyName {
 
 /// An element: the number of its pool, and its id.
 #[derive(Debug, Clone, Copy)]
-pub struct Member {
+pub struct WorkloadElement {
     /// Number of the pool, from 0.
     pub pool: u32,
     /// Id, random.
@@ -38,13 +38,13 @@ pub struct Member {
 #[derive(Debug)]
 pub struct Workload {
     /// Registered elements, in random order.
-    pub members: Vec<Member>,
+    pub members: Vec<WorkloadElement>,
     pools: u32,
     policy: PolicyName,
     random: SmallRng,
     next: usize,
     /// Number of ids that have been assigned.
-    born: u32,
+    ids_assigned: u32,
 }
 
 /// Levels of load, weight and distance.
@@ -70,7 +70,7 @@ impl PolicyName {
 
     /// Returns the policy with random values: one of sixteen loads, priorities or weights, and one of sixteen
     /// distances.
-    pub fn figure(self, random: &mut impl Rng) -> Policy {
+    pub fn random_policy(self, random: &mut impl Rng) -> Policy {
         let level = random.random_range(0..LEVELS);
         let load = level * (u32::MAX / LEVELS);
         let distance = random.random_range(0..LEVELS) * 10;
@@ -103,11 +103,11 @@ impl Workload {
     /// Creates elements with random ids, dealt to the pools in turns and put in random order.
     pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Workload {
         let mut random = SmallRng::seed_from_u64(42);
-        let member = |i: u32| Member {
+        let member = |i: u32| WorkloadElement {
             pool: i % pools,
-            id: spread(i + 1),
+            id: permute(i + 1),
         };
-        let mut members: Vec<Member> = (0..elements).map(member).collect();
+        let mut members: Vec<WorkloadElement> = (0..elements).map(member).collect();
         members.shuffle(&mut random);
         Workload {
             members,
@@ -115,19 +115,19 @@ impl Workload {
             policy,
             random,
             next: 0,
-            born: elements + 1,
+            ids_assigned: elements + 1,
         }
     }
 
     /// Returns every element once, in random order, each with policy values.
-    pub fn everyone(&mut self) -> Vec<(Member, Policy)> {
+    pub fn all_members(&mut self) -> Vec<(WorkloadElement, Policy)> {
         self.next = self.members.len();
         self.batch(self.members.len())
     }
 
     /// Returns up to `count` next elements of the random order, each with policy values; shuffles the order again at
     /// its end.
-    pub fn batch(&mut self, count: usize) -> Vec<(Member, Policy)> {
+    pub fn batch(&mut self, count: usize) -> Vec<(WorkloadElement, Policy)> {
         if self.next == self.members.len() {
             self.members.shuffle(&mut self.random);
             self.next = 0;
@@ -136,22 +136,25 @@ impl Workload {
         let batch = &self.members[self.next..end];
         let figures = batch
             .iter()
-            .map(|&m| (m, self.policy.figure(&mut self.random)));
+            .map(|&m| (m, self.policy.random_policy(&mut self.random)));
         let figures = figures.collect();
         self.next = end;
         figures
     }
 
     /// Gives the elements of the last batch new ids and policy values: they take the places of removed elements.
-    pub fn successors(&mut self, batch: &[(Member, Policy)]) -> Vec<(Member, Policy)> {
+    pub fn replacements(
+        &mut self,
+        batch: &[(WorkloadElement, Policy)],
+    ) -> Vec<(WorkloadElement, Policy)> {
         let places = &mut self.members[self.next - batch.len()..self.next];
         for place in places.iter_mut() {
-            place.id = spread(self.born);
-            self.born = self.born.wrapping_add(1);
+            place.id = permute(self.ids_assigned);
+            self.ids_assigned = self.ids_assigned.wrapping_add(1);
         }
         let figures = places
             .iter()
-            .map(|&m| (m, self.policy.figure(&mut self.random)));
+            .map(|&m| (m, self.policy.random_policy(&mut self.random)));
         figures.collect()
     }
 
@@ -164,7 +167,7 @@ impl Workload {
 }
 
 /// Permutes the numbers in a seemingly random way: different ids stay different, and only 0 becomes 0, which is no id.
-fn spread(i: u32) -> u32 {
+fn permute(i: u32) -> u32 {
     let mut x = i.wrapping_mul(0x9e37_79b1);
     x ^= x >> 15;
     x = x.wrapping_mul(0x85eb_ca77);

@@ -12,10 +12,10 @@ use holdfast_sys::sysctl;
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Socket, Type};
 
-use super::counts::Counts;
-use super::probe::Gaps;
-use super::stats::Verified;
-use super::{HOMES, Row, hand_over, row};
+use super::network_counters::NetworkCounters;
+use super::probe::ProbeGaps;
+use super::stats::VerifiedBytes;
+use super::{Row, SERVER_NODES, build_row, hand_off_pool};
 use crate::cluster::{Cluster, ClusterSpec, Family, Program};
 
 const PORT: u16 = 80;
@@ -27,36 +27,36 @@ const NODE_MBIT: f64 = 100.0;
 const CLIENT_MBIT: f64 = 50.0;
 
 /// Packets that the client's link queues: more than all windows, so that no packet is lost.
-const CLIENT_QUEUE: usize = 4096;
+const CLIENT_QUEUE_PACKETS: usize = 4096;
 
 /// Size of the servers' send buffers in bytes, by the kernel's accounting: for slightly more than the paper's 90 kB of
 /// data.
-const SEND_BUFFER: usize = 192 << 10;
+const SEND_BUFFER_BYTES: usize = 192 << 10;
 
 /// Sysctl that limits the send buffers.
-const SEND_BUFFERS: &str = "net/ipv4/tcp_wmem";
+const SEND_BUFFER_SYSCTL: &str = "net/ipv4/tcp_wmem";
 
 /// Size of the clients' receive buffers, bytes: windows that a send buffer fills.
-const RECEIVE_BUFFER: usize = 32 << 10;
+const RECEIVE_BUFFER_BYTES: usize = 32 << 10;
 
 /// Handoffs during the downloads.
 const HANDOFFS: usize = 4;
 
 /// Bytes of all downloads together: about 10 s of the client's link.
-const BYTES: usize = 60_000_000;
+const TOTAL_BYTES: usize = 60_000_000;
 
 /// Longest wait for a queue, milliseconds.
 const DRAIN_MS_MAX: u32 = 10_000;
 
-fn start(connections: usize) -> Result<Cluster> {
-    let mut client = LinkEntry::of("c1");
+fn start_cluster(connections: usize) -> Result<Cluster> {
+    let mut client = LinkEntry::for_host("c1");
     client.rate_mbit = Some(CLIENT_MBIT);
-    client.queue_packets = Some(CLIENT_QUEUE);
-    let mut topology = Topology::default().with(client);
-    for node in HOMES {
-        let mut link = LinkEntry::of(node);
+    client.queue_packets = Some(CLIENT_QUEUE_PACKETS);
+    let mut topology = Topology::default().with_entry(client);
+    for node in SERVER_NODES {
+        let mut link = LinkEntry::for_host(node);
         link.rate_mbit = Some(NODE_MBIT);
-        topology = topology.with(link);
+        topology = topology.with_entry(link);
     }
     let mut spec = ClusterSpec::new(format!("queue{connections}")).program(Program::FileServer {
         port: PORT,
@@ -69,18 +69,26 @@ fn start(connections: usize) -> Result<Cluster> {
         service.weights = [("n1".into(), 0), ("n2".into(), 1), ("n3".into(), 0)].into();
     }
     let cluster = Cluster::up(spec)?;
-    for node in HOMES {
-        let limit = || sysctl::write(SEND_BUFFERS, &format!("4096 16384 {SEND_BUFFER}"));
-        cluster.lab().in_net(node, limit)?.context(SEND_BUFFERS)?;
+    for node in SERVER_NODES {
+        let limit = || {
+            sysctl::write(
+                SEND_BUFFER_SYSCTL,
+                &format!("4096 16384 {SEND_BUFFER_BYTES}"),
+            )
+        };
+        cluster
+            .lab()
+            .in_net(node, limit)?
+            .context(SEND_BUFFER_SYSCTL)?;
     }
     Ok(cluster)
 }
 
 /// Measures one row.
 pub fn run(connections: usize, drained: bool) -> Result<Row> {
-    let cluster = start(connections)?;
+    let cluster = start_cluster(connections)?;
     let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
-    let size = BYTES / connections;
+    let size = TOTAL_BYTES / connections;
     let expected = fetch(
         connect(&cluster, service)?,
         &format!("/synthetic/{size}.sha256"),
@@ -93,7 +101,7 @@ pub fn run(connections: usize, drained: bool) -> Result<Row> {
     let streams = (0..connections)
         .map(|_| connect(&cluster, service))
         .collect::<Result<Vec<_>>>()?;
-    let before = Counts::read(&cluster)?;
+    let before = NetworkCounters::read(&cluster)?;
     let downloads: Vec<_> = streams
         .into_iter()
         .map(|stream| std::thread::spawn(move || fetch(stream, &format!("/synthetic/{size}"))))
@@ -108,15 +116,15 @@ pub fn run(connections: usize, drained: bool) -> Result<Row> {
     };
     let mut samples = Vec::new();
     for round in 0..HANDOFFS {
-        let (from, to) = (HOMES[round % 2], HOMES[(round + 1) % 2]);
+        let (from, to) = (SERVER_NODES[round % 2], SERVER_NODES[(round + 1) % 2]);
         samples.push(
-            hand_over(&cluster, "files", from, to, drain)
+            hand_off_pool(&cluster, "files", from, to, drain)
                 .map_err(|error| cluster.with_logs(error))?,
         );
         std::thread::sleep(Duration::from_millis(500));
     }
-    let network = Counts::read(&cluster)?.since(&before);
-    let mut verified = Verified::default();
+    let network = NetworkCounters::read(&cluster)?.since(&before);
+    let mut verified = VerifiedBytes::default();
     let mut gaps = Vec::new();
     for download in downloads {
         let got = download.join().expect("a download does not panic")?;
@@ -126,17 +134,17 @@ pub fn run(connections: usize, drained: bool) -> Result<Row> {
         }
         gaps.push(got.gap.as_secs_f64() * 1e6);
     }
-    let gaps = Gaps {
+    let gaps = ProbeGaps {
         moves_us: gaps,
         control_us: Vec::new(),
     };
-    Ok(row(&samples, gaps, drained, &network, &verified))
+    Ok(build_row(&samples, gaps, drained, &network, &verified))
 }
 
 fn connect(cluster: &Cluster, service: SocketAddr) -> Result<TcpStream> {
     let open = || {
         let socket = Socket::new(Domain::for_address(service), Type::STREAM, None)?;
-        socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+        socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         socket.connect(&service.into())?;
         Ok::<TcpStream, std::io::Error>(socket.into())
     };
@@ -146,7 +154,7 @@ fn connect(cluster: &Cluster, service: SocketAddr) -> Result<TcpStream> {
         .context("connect to the service address")
 }
 
-struct Fetched {
+struct Download {
     /// Beginning of the body.
     body: Vec<u8>,
     body_bytes: usize,
@@ -156,7 +164,7 @@ struct Fetched {
 }
 
 /// Fetches a path over HTTP/1.1; hashes the body, and keeps its first bytes.
-fn fetch(mut stream: TcpStream, path: &str) -> Result<Fetched> {
+fn fetch(mut stream: TcpStream, path: &str) -> Result<Download> {
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     write!(
         stream,
@@ -167,7 +175,7 @@ fn fetch(mut stream: TcpStream, path: &str) -> Result<Fetched> {
     let body_at = loop {
         let count = stream.read(&mut buffer)?;
         if count == 0 {
-            bail!("the server closed before the body of {path}");
+            bail!("the server closed the connection before the body of {path}");
         }
         head.extend_from_slice(&buffer[..count]);
         if let Some(at) = head.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -202,7 +210,7 @@ fn fetch(mut stream: TcpStream, path: &str) -> Result<Fetched> {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    Ok(Fetched {
+    Ok(Download {
         body,
         body_bytes,
         digest,

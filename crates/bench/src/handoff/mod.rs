@@ -5,9 +5,9 @@
 //! difference of two readings of one clock. Resets and retransmissions are the kernels' own counters, summed over every
 //! host.
 
-pub(crate) mod counts;
-mod exchange;
+mod exchange_rows;
 mod full_queue;
+pub(crate) mod network_counters;
 pub(crate) mod probe;
 pub(crate) mod stats;
 
@@ -22,14 +22,14 @@ use holdfast_api::control::{
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-pub use counts::of_host;
-use stats::{Quantiles, microseconds};
+pub use network_counters::read_host;
+use stats::{Quantiles, nanoseconds_to_us};
 
 /// Nodes that the connections move between; the holder is a third node, so every frame takes its full way.
-const HOMES: [&str; 2] = ["n2", "n3"];
+const SERVER_NODES: [&str; 2] = ["n2", "n3"];
 
 /// Time limit for one handoff of all connections.
-const PATIENCE: Duration = Duration::from_secs(60);
+const HANDOFF_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Flags of `holdfast bench handoff`.
 #[derive(Debug, clap::Args)]
@@ -106,7 +106,7 @@ pub fn run(args: &HandoffArgs) -> Result<()> {
             257..=2048 => 10,
             _ => 4,
         });
-        let row = exchange::run(*connections, repeats)?;
+        let row = exchange_rows::run(*connections, repeats)?;
         println!("{row}");
         rows.push(row);
     }
@@ -132,14 +132,20 @@ pub fn run(args: &HandoffArgs) -> Result<()> {
 }
 
 /// Results of one handoff of all connections.
-pub struct Sample {
+pub struct HandoffSample {
     status: HandoffStatus,
     /// Freeze of each connection, microseconds.
     freezes_us: Vec<f64>,
 }
 
 /// Hands all flows of a pool from one node to another, and waits for the end.
-fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) -> Result<Sample> {
+fn hand_off_pool(
+    cluster: &Cluster,
+    pool: &str,
+    from: &str,
+    to: &str,
+    drain: Drain,
+) -> Result<HandoffSample> {
     let donor = cluster.control_blocking(from)?;
     let selection = Selection::AllOf(FlowFilter {
         pool: Some(pool.to_owned()),
@@ -153,19 +159,21 @@ fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) 
     let id = donor
         .run(async |client| client.hand_off(&request).await)?
         .id;
-    let since = Instant::now();
+    let started = Instant::now();
     loop {
         let list = donor.run(async |client| client.handoffs().await)?;
-        let ended = |state: HandoffState| state == HandoffState::Finished;
+        let is_finished = |state: HandoffState| state == HandoffState::Finished;
         if list
             .handoffs
             .iter()
-            .any(|summary| summary.id == id && ended(summary.state))
+            .any(|summary| summary.id == id && is_finished(summary.state))
         {
             break;
         }
-        if since.elapsed() > PATIENCE {
-            bail!("exceeded time: the handoff from {from} to {to} did not end in {PATIENCE:?}");
+        if started.elapsed() > HANDOFF_TIMEOUT {
+            bail!(
+                "exceeded time: the handoff from {from} to {to} did not end in {HANDOFF_TIMEOUT:?}"
+            );
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -180,27 +188,32 @@ fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) 
     let flows = acceptor
         .run(async |client| client.flows(&query).await)?
         .flows;
-    let taken: std::collections::HashMap<_, _> = flows
+    let flows_taken: std::collections::HashMap<_, _> = flows
         .into_iter()
         .filter_map(|entry| Some((entry.flow.to_string(), entry.taken_at_ns?)))
         .collect();
     let freezes_us = status
         .results
         .iter()
-        .filter_map(|result| Some((result.frozen_at_ns?, *taken.get(&result.flow.to_string())?)))
-        .map(|(frozen, active)| microseconds(active.saturating_sub(frozen)))
+        .filter_map(|result| {
+            Some((
+                result.frozen_at_ns?,
+                *flows_taken.get(&result.flow.to_string())?,
+            ))
+        })
+        .map(|(frozen, active)| nanoseconds_to_us(active.saturating_sub(frozen)))
         .collect();
     for result in &status.results {
         if let FlowOutcome::Kept { reason } = &result.outcome {
             bail!("{} stayed at {from}: {reason}", result.flow);
         }
     }
-    Ok(Sample { status, freezes_us })
+    Ok(HandoffSample { status, freezes_us })
 }
 
 /// Returns the freeze time per connection: the sum of the batches' longest freezes divided by the connections. Flows
 /// with the same freeze instant are one batch.
-fn freeze_per_connection(samples: &[Sample]) -> f64 {
+fn freeze_us_per_connection(samples: &[HandoffSample]) -> f64 {
     let mut total = 0.0;
     let mut connections = 0;
     for sample in samples {
@@ -216,10 +229,10 @@ fn freeze_per_connection(samples: &[Sample]) -> f64 {
 }
 
 /// Returns the medians of the phases; `transfer` is the rest of the freeze beside the others.
-fn phases(samples: &[Sample], freeze_us_median: f64) -> Phases {
+fn phase_medians(samples: &[HandoffSample], freeze_us_median: f64) -> Phases {
     let results = || samples.iter().flat_map(|sample| &sample.status.results);
-    let median = |of: fn(&holdfast_api::control::PhasesUs) -> f64| {
-        Quantiles::of(results().map(|result| of(&result.phases_us)).collect()).median()
+    let median = |phase: fn(&holdfast_api::control::PhasesUs) -> f64| {
+        Quantiles::new(results().map(|result| phase(&result.phases_us)).collect()).median()
     };
     let (extract, restore, commit) = (
         median(|p| p.extract),
@@ -237,46 +250,46 @@ fn phases(samples: &[Sample], freeze_us_median: f64) -> Phases {
 }
 
 /// Returns a row for these samples and counters.
-fn row(
-    samples: &[Sample],
-    gaps: probe::Gaps,
+fn build_row(
+    samples: &[HandoffSample],
+    gaps: probe::ProbeGaps,
     drained: bool,
-    network: &counts::Counts,
-    load: &stats::Verified,
+    network: &network_counters::NetworkCounters,
+    load: &stats::VerifiedBytes,
 ) -> Row {
-    let freezes = Quantiles::of(
+    let freezes = Quantiles::new(
         samples
             .iter()
             .flat_map(|sample| sample.freezes_us.clone())
             .collect(),
     );
     let results = || samples.iter().flat_map(|sample| &sample.status.results);
-    let each = |of: fn(&holdfast_api::control::FlowResult) -> u64| {
-        Quantiles::of(results().map(|result| of(result) as f64).collect())
+    let quantiles_of = |value: fn(&holdfast_api::control::FlowResult) -> u64| {
+        Quantiles::new(results().map(|result| value(result) as f64).collect())
     };
     let totals = samples.iter().map(|sample| {
         let summary = &sample.status.summary;
         let end = summary.finished_at_ns.unwrap_or(summary.started_at_ns);
-        microseconds(end.saturating_sub(summary.started_at_ns)) / 1000.0
+        nanoseconds_to_us(end.saturating_sub(summary.started_at_ns)) / 1000.0
     });
-    let control = (!gaps.control_us.is_empty()).then(|| Quantiles::of(gaps.control_us));
-    let gaps = Quantiles::of(gaps.moves_us);
+    let control = (!gaps.control_us.is_empty()).then(|| Quantiles::new(gaps.control_us));
+    let gaps = Quantiles::new(gaps.moves_us);
     Row {
         connections: samples
             .first()
             .map_or(0, |sample| sample.status.results.len()),
         repeats: samples.len(),
         freeze_us_median: freezes.median(),
-        freeze_us_p99: freezes.at(0.99),
-        freeze_us_per_connection: freeze_per_connection(samples),
+        freeze_us_p99: freezes.quantile(0.99),
+        freeze_us_per_connection: freeze_us_per_connection(samples),
         client_gap_us_median: gaps.median(),
-        client_gap_us_p99: gaps.at(0.99),
+        client_gap_us_p99: gaps.quantile(0.99),
         control_gap_us_median: control.as_ref().map(Quantiles::median),
-        control_gap_us_p99: control.as_ref().map(|gaps| gaps.at(0.99)),
-        total_ms: Quantiles::of(totals.collect()).median(),
-        phases_us: phases(samples, freezes.median()),
-        bytes_transferred: each(|result| result.bytes_transferred).median(),
-        send_queue: each(|result| result.send_queue_bytes).median(),
+        control_gap_us_p99: control.as_ref().map(|gaps| gaps.quantile(0.99)),
+        total_ms: Quantiles::new(totals.collect()).median(),
+        phases_us: phase_medians(samples, freezes.median()),
+        bytes_transferred: quantiles_of(|result| result.bytes_transferred).median(),
+        send_queue: quantiles_of(|result| result.send_queue_bytes).median(),
         drained,
         resets: network.resets,
         retransmits: network.retransmits,
@@ -287,7 +300,7 @@ fn row(
     }
 }
 
-fn rounded(figure: Option<f64>) -> String {
+fn format_rounded(figure: Option<f64>) -> String {
     figure.map_or("-".to_owned(), |figure| format!("{figure:.0}"))
 }
 
@@ -327,8 +340,8 @@ impl std::fmt::Display for Row {
             self.freeze_us_per_connection,
             self.client_gap_us_median,
             self.client_gap_us_p99,
-            rounded(self.control_gap_us_median),
-            rounded(self.control_gap_us_p99),
+            format_rounded(self.control_gap_us_median),
+            format_rounded(self.control_gap_us_p99),
             self.total_ms,
             self.bytes_transferred,
             self.send_queue,

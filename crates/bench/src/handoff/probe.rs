@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::stats::Quantiles;
-use crate::load::{Compared, HUNG, MESSAGE, fill};
+use crate::load::{ByteComparison, HANG_TIMEOUT, MESSAGE, fill_message};
 
 /// Send time of a message, and time until its answer.
-pub type Trip = (Instant, Duration);
+pub type RoundTrip = (Instant, Duration);
 
 /// Begin and end of a period.
 pub type Span = (Instant, Instant);
@@ -20,8 +20,8 @@ pub type Span = (Instant, Instant);
 ///
 /// # Errors
 /// A message cannot be sent.
-pub fn ping_pong(mut stream: TcpStream, shared: &Compared) -> Result<Vec<Trip>> {
-    stream.set_read_timeout(Some(HUNG))?;
+pub fn ping_pong(mut stream: TcpStream, shared: &ByteComparison) -> Result<Vec<RoundTrip>> {
+    stream.set_read_timeout(Some(HANG_TIMEOUT))?;
     let mut trips = Vec::new();
     let mut next = Instant::now();
     let (mut message, mut answer) = ([0; MESSAGE], [0; MESSAGE]);
@@ -29,11 +29,11 @@ pub fn ping_pong(mut stream: TcpStream, shared: &Compared) -> Result<Vec<Trip>> 
         if shared.is_stopped() {
             break;
         }
-        fill(&mut message, u64::MAX, turn);
+        fill_message(&mut message, u64::MAX, turn);
         let sent = Instant::now();
         stream.write_all(&message)?;
         if stream.read_exact(&mut answer).is_err() {
-            shared.lost();
+            shared.count_lost();
             break;
         }
         trips.push((sent, sent.elapsed()));
@@ -45,23 +45,27 @@ pub fn ping_pong(mut stream: TcpStream, shared: &Compared) -> Result<Vec<Trip>> 
 }
 
 /// Pause between a move and its control period: delays caused by the move are over by then.
-const SETTLED: Duration = Duration::from_millis(200);
+const SETTLE_TIME: Duration = Duration::from_millis(200);
 
 /// Gaps of the probe around moves and in control periods, microseconds.
 #[derive(Debug, Clone, Default)]
-pub struct Gaps {
+pub struct ProbeGaps {
     /// Longest round trip around each move, minus the median one.
     pub moves_us: Vec<f64>,
     /// Longest round trip in each period of equal length and load without a move, minus the median one.
     pub control_us: Vec<f64>,
 }
 
-impl Gaps {
+impl ProbeGaps {
     /// Computes the gaps of moves and of their control periods, see [`control`].
     #[must_use]
-    pub fn of(trips: &[Trip], moves: impl IntoIterator<Item = Span>, control: &[Span]) -> Gaps {
+    pub fn from_trips(
+        trips: &[RoundTrip],
+        moves: impl IntoIterator<Item = Span>,
+        control: &[Span],
+    ) -> ProbeGaps {
         let moves = moves.into_iter().map(|span| gap_us(trips, span));
-        Gaps {
+        ProbeGaps {
             moves_us: moves.collect(),
             control_us: control.iter().map(|span| gap_us(trips, *span)).collect(),
         }
@@ -70,17 +74,17 @@ impl Gaps {
 
 /// Lets the load run for as long as a move took; returns that period.
 #[must_use]
-pub fn control((begin, end): Span) -> Span {
-    std::thread::sleep(SETTLED);
+pub fn run_control_period((begin, end): Span) -> Span {
+    std::thread::sleep(SETTLE_TIME);
     let since = Instant::now();
     std::thread::sleep(end.saturating_duration_since(begin));
     (since, Instant::now())
 }
 
 /// Returns the longest round trip that overlaps a period, minus the median one of all, in microseconds.
-pub fn gap_us(trips: &[Trip], (begin, end): Span) -> f64 {
+pub fn gap_us(trips: &[RoundTrip], (begin, end): Span) -> f64 {
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;
-    let median = Quantiles::of(trips.iter().map(|(_, trip)| us(*trip)).collect()).median();
+    let median = Quantiles::new(trips.iter().map(|(_, trip)| us(*trip)).collect()).median();
     let during = trips
         .iter()
         .filter(|(sent, trip)| *sent <= end && *sent + *trip >= begin);
@@ -92,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gap_is_the_longest_trip_that_the_time_touches() {
+    fn gap_is_longest_trip_overlapping_the_period() {
         let begin = Instant::now();
         let ms = Duration::from_millis;
         let trips = [(0, 1), (2, 1), (4, 9), (14, 1), (20, 50)];

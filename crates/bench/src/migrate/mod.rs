@@ -6,19 +6,19 @@
 //! clients exchange messages.
 
 mod criu;
-mod link;
-mod steps;
+mod freeze_steps;
+mod link_throughput;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs, SocketsWay};
+use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs, SocketStrategy};
 use holdfast_lab::{LinkEntry, Topology};
 use serde::Serialize;
 
 use crate::handoff::stats::Quantiles;
-use crate::moves::zone::{LoadSpec, Loaded, Seen};
+use crate::moves::zone::{LoadedZone, MoveResults, ZoneLoadSpec};
 use crate::moves::{Move, PostCopy};
 
 /// Flags of `holdfast bench migrate`.
@@ -39,9 +39,9 @@ pub struct MigrateArgs {
     #[arg(long, value_delimiter = ',', default_value = "0,100")]
     dirty_mib_per_s: Vec<u64>,
     /// How sockets move
-    #[arg(long, value_enum, default_value_t = Way::Incremental)]
-    sockets: Way,
-    /// Allow post-copy; rows then tell how much memory followed the process, and total times include it
+    #[arg(long, value_enum, default_value_t = StrategyArg::Incremental)]
+    sockets: StrategyArg,
+    /// Allow post-copy; rows then contain the amount of memory sent after the freeze, and total times include it
     #[arg(long)]
     post_copy: bool,
     /// Moves there and back for each row; by default fewer for larger rows
@@ -52,15 +52,15 @@ pub struct MigrateArgs {
     link_mbit: Option<u32>,
     /// Measure this program beside ours, if installed and usable
     #[arg(long, value_enum)]
-    peer: Option<Peer>,
+    peer: Option<PeerProgram>,
     /// Write the rows to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// The paper's three ways to move sockets.
+/// Socket strategy as an argument: the paper's three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Way {
+pub enum StrategyArg {
     /// One socket at a time
     Iterative,
     /// All sockets in one message
@@ -69,31 +69,31 @@ pub enum Way {
     Incremental,
 }
 
-impl Way {
+impl StrategyArg {
     /// Returns the value in the control API.
     #[must_use]
-    pub fn asked(self) -> SocketsWay {
+    pub fn to_api(self) -> SocketStrategy {
         match self {
-            Way::Iterative => SocketsWay::Iterative,
-            Way::Collective => SocketsWay::Collective,
-            Way::Incremental => SocketsWay::Incremental,
+            StrategyArg::Iterative => SocketStrategy::Iterative,
+            StrategyArg::Collective => SocketStrategy::Collective,
+            StrategyArg::Incremental => SocketStrategy::Incremental,
         }
     }
 
     /// Returns the name in tables.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn display_name(self) -> &'static str {
         match self {
-            Way::Iterative => "iterative",
-            Way::Collective => "collective",
-            Way::Incremental => "incremental",
+            StrategyArg::Iterative => "iterative",
+            StrategyArg::Collective => "collective",
+            StrategyArg::Incremental => "incremental",
         }
     }
 }
 
 /// A program to compare with.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Peer {
+enum PeerProgram {
     /// Checkpoint and restore in user space: dump and restore on one machine, images in memory
     Criu,
 }
@@ -131,7 +131,7 @@ struct Report {
     /// Medians of each row's steps.
     steps_us: Vec<MigrationStepsUs>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<criu::Peer>,
+    peer: Option<criu::PeerReport>,
 }
 
 /// Runs the benchmark.
@@ -139,7 +139,7 @@ struct Report {
 /// # Errors
 /// The lab or a program in it fails, or a move fails.
 pub fn run(args: &MigrateArgs) -> Result<()> {
-    let measured = link::measure(&topology(args.link_mbit))?;
+    let measured = link_throughput::measure_throughput(&topology(args.link_mbit))?;
     let limit = args.link_mbit.map_or("no limit".to_owned(), |mbit| {
         format!("limited to {mbit} Mbit/s")
     });
@@ -147,17 +147,26 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
     println!("{}", Row::heading());
     let (mut rows, mut phases, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for load in loads(args) {
-        let (row, of, its) = measure(&load, args)?;
+        let (row, row_phases, row_steps) = measure_row(&load, args)?;
         println!("{row}");
-        println!("        {}", in_words(&of));
-        println!("        donor: {}", steps::in_words(&its.donor));
-        println!("        acceptor: {}", steps::in_words(&its.acceptor));
+        println!("        {}", phases_text(&row_phases));
+        println!(
+            "        donor: {}",
+            freeze_steps::steps_text(&row_steps.donor)
+        );
+        println!(
+            "        acceptor: {}",
+            freeze_steps::steps_text(&row_steps.acceptor)
+        );
         rows.push(row);
-        phases.push(of);
-        steps.push(its);
+        phases.push(row_phases);
+        steps.push(row_steps);
     }
-    println!("predicted freeze: {:.0} % off at the median", off(&rows));
-    let peer = args.peer.map(|Peer::Criu| criu::look());
+    println!(
+        "predicted freeze: median error {:.0} %",
+        prediction_error_pct(&rows)
+    );
+    let peer = args.peer.map(|PeerProgram::Criu| criu::find_criu());
     if let Some(peer) = &peer {
         println!("{peer}");
     }
@@ -183,20 +192,20 @@ pub fn topology(link_mbit: Option<u32>) -> Topology {
     let Some(mbit) = link_mbit else {
         return Topology::default();
     };
-    Topology::default().with(LinkEntry {
+    Topology::default().with_entry(LinkEntry {
         rate_mbit: Some(f64::from(mbit)),
         // The link program would take a processor from the measured processes.
         kernel: Some(true),
-        ..LinkEntry::of("nodes")
+        ..LinkEntry::for_host("nodes")
     })
 }
 
-fn loads(args: &MigrateArgs) -> Vec<LoadSpec> {
+fn loads(args: &MigrateArgs) -> Vec<ZoneLoadSpec> {
     let mut loads = Vec::new();
     for &memory_mib in &args.memory_mib {
         for &dirty_mib_per_s in &args.dirty_mib_per_s {
             for &connections in &args.connections {
-                loads.push(LoadSpec {
+                loads.push(ZoneLoadSpec {
                     name: format!("migrate-{}-{}", std::process::id(), loads.len()),
                     topology: topology(args.link_mbit),
                     connections,
@@ -212,37 +221,43 @@ fn loads(args: &MigrateArgs) -> Vec<LoadSpec> {
 }
 
 /// Returns the default number of moves there and back.
-fn turns(load: &LoadSpec) -> u32 {
+fn default_round_trips(load: &ZoneLoadSpec) -> u32 {
     match (load.connections, load.memory_mib) {
         (0..=2048, 0..=256) => 5,
         _ => 2,
     }
 }
 
-fn measure(
-    load: &LoadSpec,
+fn measure_row(
+    load: &ZoneLoadSpec,
     args: &MigrateArgs,
 ) -> Result<(Row, MigrationPhasesUs, MigrationStepsUs)> {
-    let mut loaded = Loaded::begin(load)?;
-    for _ in 0..2 * args.repeats.unwrap_or(turns(load)) {
-        loaded.next_move(args.sockets.asked())?;
+    let mut loaded = LoadedZone::start(load)?;
+    for _ in 0..2 * args.repeats.unwrap_or(default_round_trips(load)) {
+        loaded.next_move(args.sockets.to_api())?;
     }
-    let seen = loaded.end()?;
-    let row = row(load, args.sockets, &seen);
-    Ok((row, phases(&seen.moves), steps::medians(&seen.moves)))
+    let results = loaded.end()?;
+    let row = build_row(load, args.sockets, &results);
+    Ok((
+        row,
+        phase_medians(&results.moves),
+        freeze_steps::step_medians(&results.moves),
+    ))
 }
 
-fn row(load: &LoadSpec, way: Way, seen: &Seen) -> Row {
-    let freezes = median(&seen.moves, |of| of.status.freeze_us.unwrap_or_default());
-    let predicted = median(&seen.moves, |of| {
+fn build_row(load: &ZoneLoadSpec, strategy: StrategyArg, results: &MoveResults) -> Row {
+    let freezes = median(&results.moves, |migration| {
+        migration.status.freeze_us.unwrap_or_default()
+    });
+    let predicted = median(&results.moves, |of| {
         of.status.predicted_freeze_us.unwrap_or_default()
     });
-    let bytes = median(&seen.moves, |of| of.status.freeze_bytes as f64);
-    let followed = median(&seen.moves, |of| {
-        let memory = of.status.followed.as_ref();
+    let bytes = median(&results.moves, |of| of.status.freeze_bytes as f64);
+    let followed = median(&results.moves, |of| {
+        let memory = of.status.post_copy.as_ref();
         memory.map_or(0.0, |memory| memory.sent_bytes as f64)
     });
-    let totals = median(&seen.moves, |of| {
+    let totals = median(&results.moves, |of| {
         (of.span.1 - of.span.0).as_secs_f64() * 1e3
     });
     Row {
@@ -251,53 +266,59 @@ fn row(load: &LoadSpec, way: Way, seen: &Seen) -> Row {
         dirty_mib_per_s: load.dirty_mib_per_s,
         mode: match load.post_copy {
             Some(_) => "post-copy",
-            None => way.name(),
+            None => strategy.display_name(),
         },
         freeze_us_median: freezes.median(),
-        freeze_us_max: freezes.at(1.0),
+        freeze_us_max: freezes.quantile(1.0),
         predicted_freeze_us: predicted.median(),
-        client_gap_us_p99: Quantiles::of(seen.gaps.moves_us.clone()).at(0.99),
-        control_gap_us_p99: Quantiles::of(seen.gaps.control_us.clone()).at(0.99),
+        client_gap_us_p99: Quantiles::new(results.gaps.moves_us.clone()).quantile(0.99),
+        control_gap_us_p99: Quantiles::new(results.gaps.control_us.clone()).quantile(0.99),
         bytes_in_freeze: bytes.median() as u64,
         bytes_followed: followed.median() as u64,
         total_ms: totals.median(),
-        resets: seen.network.resets,
-        retransmits: seen.network.retransmits,
-        bytes_wrong: seen.bytes_wrong,
+        resets: results.network.resets,
+        retransmits: results.network.retransmits,
+        bytes_wrong: results.bytes_wrong,
     }
 }
 
-fn median(moves: &[Move], of: impl Fn(&Move) -> f64) -> Quantiles {
-    Quantiles::of(moves.iter().map(of).collect())
+fn median(moves: &[Move], value_of: impl Fn(&Move) -> f64) -> Quantiles {
+    Quantiles::new(moves.iter().map(value_of).collect())
 }
 
-fn phases(moves: &[Move]) -> MigrationPhasesUs {
-    let of =
+fn phase_medians(moves: &[Move]) -> MigrationPhasesUs {
+    let phase_median =
         |of: fn(&MigrationPhasesUs) -> f64| median(moves, |one| of(&one.status.phases_us)).median();
     MigrationPhasesUs {
-        copy: of(|phases| phases.copy),
-        arm: of(|phases| phases.arm),
-        divert: of(|phases| phases.divert),
-        extract: of(|phases| phases.extract),
-        transfer: of(|phases| phases.transfer),
-        restore: of(|phases| phases.restore),
-        commit: of(|phases| phases.commit),
+        copy: phase_median(|phases| phases.copy),
+        arm: phase_median(|phases| phases.arm),
+        divert: phase_median(|phases| phases.divert),
+        extract: phase_median(|phases| phases.extract),
+        transfer: phase_median(|phases| phases.transfer),
+        restore: phase_median(|phases| phases.restore),
+        commit: phase_median(|phases| phases.commit),
     }
 }
 
-fn in_words(of: &MigrationPhasesUs) -> String {
+fn phases_text(phases: &MigrationPhasesUs) -> String {
     format!(
         "copy {:.0}, arm {:.0}, divert {:.0}; extract {:.0}, transfer {:.0}, restore {:.0}, commit {:.0} us",
-        of.copy, of.arm, of.divert, of.extract, of.transfer, of.restore, of.commit
+        phases.copy,
+        phases.arm,
+        phases.divert,
+        phases.extract,
+        phases.transfer,
+        phases.restore,
+        phases.commit
     )
 }
 
 /// Returns the median over the rows of the difference between predicted and measured freeze, percent.
-fn off(rows: &[Row]) -> f64 {
-    let off = |row: &Row| {
+fn prediction_error_pct(rows: &[Row]) -> f64 {
+    let row_error_pct = |row: &Row| {
         100.0 * (row.predicted_freeze_us - row.freeze_us_median).abs() / row.freeze_us_median
     };
-    Quantiles::of(rows.iter().map(off).collect()).median()
+    Quantiles::new(rows.iter().map(row_error_pct).collect()).median()
 }
 
 impl Row {

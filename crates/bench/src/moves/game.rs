@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use holdfast_api::Protocol;
-use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs, SocketsWay};
+use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs, SocketStrategy};
 use serde::Serialize;
 
 use super::{Group, Move};
-use crate::arena::{Game, Phase, Players, Report, Settings, missed, now};
+use crate::arena::{GameFiles, Phase, PlayerReport, Players, Settings, count_missed, now};
 use crate::cluster::{ClusterSpec, Family, Service};
 
 const PORT: u16 = 27960;
 /// User commands of each player per second.
-const COMMANDS: u32 = 40;
+const COMMANDS_PER_SECOND: u32 = 40;
 /// Time without a message after which players give the server up.
-const SILENCE: Duration = Duration::from_secs(5);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit until all play: the server reads its map, and admits players one by one.
-const START: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Parameters of a game.
 #[derive(Clone, Debug, Serialize)]
@@ -48,7 +48,7 @@ impl Default for GameSpec {
 }
 
 /// A running game.
-pub struct Playing {
+pub struct RunningGame {
     spec: GameSpec,
     group: Group,
     folder: tempfile::TempDir,
@@ -85,17 +85,17 @@ pub struct GameMove {
     pub span: (Duration, Duration),
 }
 
-impl Playing {
+impl RunningGame {
     /// Starts the server; returns when all players play.
     ///
     /// # Errors
     /// The game is missing, the machine lacks a requirement, or a player is refused. The text contains the server's
     /// output.
-    pub fn begin(spec: &GameSpec) -> Result<Playing> {
-        let game = Game::find()?;
+    pub fn start(spec: &GameSpec) -> Result<RunningGame> {
+        let game = GameFiles::find()?;
         let mut cluster = ClusterSpec::new(&spec.name);
         cluster.clients = spec.players;
-        cluster.realtime = spec.realtime;
+        cluster.is_realtime = spec.realtime;
         cluster.services = vec![Service::new("arena", Protocol::Udp, PORT)];
         let group = Group::up(cluster)?;
         let folder = tempfile::tempdir()?;
@@ -104,13 +104,14 @@ impl Playing {
         // The engine requires this file; its usual content is in packages that only clients need.
         std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
         let address = group.cluster().service_address(Family::V4);
-        let mut words = game.words(home, PORT, usize::from(spec.players), spec.snapshots);
-        words.extend(["+set", "net_ip", &address.to_string()].map(str::to_owned));
-        let started = group.start(home, &words);
+        let mut command =
+            game.server_command(home, PORT, usize::from(spec.players), spec.snapshots);
+        command.extend(["+set", "net_ip", &address.to_string()].map(str::to_owned));
+        let started = group.start(home, &command);
         let pid = group.with_output(started, home)?;
-        let players = join(spec, &group, SocketAddr::new(address, PORT));
+        let players = join_players(spec, &group, SocketAddr::new(address, PORT));
         let players = group.with_output(players, home)?;
-        Ok(Playing {
+        Ok(RunningGame {
             spec: spec.clone(),
             group,
             folder,
@@ -123,7 +124,7 @@ impl Playing {
 
     /// Returns the time from which all players played.
     #[must_use]
-    pub fn since(&self) -> Duration {
+    pub fn playing_since(&self) -> Duration {
         self.begin
     }
 
@@ -135,7 +136,7 @@ impl Playing {
 
     /// Returns the number of players that play.
     #[must_use]
-    pub fn playing(&self) -> usize {
+    pub fn players_playing(&self) -> usize {
         let reports = self.players.reports().into_iter();
         reports.filter(|of| of.phase == Phase::Playing).count()
     }
@@ -145,19 +146,19 @@ impl Playing {
     /// # Errors
     /// The move failed; the text has the reason.
     pub fn next_move(&mut self) -> Result<GameMove> {
-        let calm = now();
+        let undisturbed_since = now();
         std::thread::sleep(self.spec.play);
-        let asked = now();
-        let moved = (self.group).migrate(self.pid, self.moves, SocketsWay::default());
+        let requested_at = now();
+        let moved = (self.group).migrate(self.pid, self.moves, SocketStrategy::default());
         let moved = self.group.with_output(moved, self.folder.path())?;
         let ended = now();
         std::thread::sleep(self.spec.play / 2);
         (self.pid, self.moves) = (moved.pid, self.moves + 1);
         let delays = (
-            self.added_delay(calm, asked),
-            self.added_delay(asked, now()),
+            self.added_delay(undisturbed_since, requested_at),
+            self.added_delay(requested_at, now()),
         );
-        Ok(describe(&moved, delays, (asked, ended)))
+        Ok(game_move(&moved, delays, (requested_at, ended)))
     }
 
     /// Returns the longest wait of any player for a snapshot in this period, minus the server's interval.
@@ -171,49 +172,49 @@ impl Playing {
     ///
     /// # Errors
     /// A player's socket has failed, or the server's log cannot be read.
-    pub fn end(self) -> Result<(Vec<Report>, Losses)> {
+    pub fn end(self) -> Result<(Vec<PlayerReport>, Losses)> {
         std::thread::sleep(self.spec.play);
         let log = std::fs::read_to_string(self.folder.path().join("log"))?;
         let reports = self.players.leave()?;
-        let mut losses = Losses::of(&reports, self.begin);
-        losses.datagrams += missed(&log);
+        let mut losses = Losses::from_reports(&reports, self.begin);
+        losses.datagrams += count_missed(&log);
         Ok((reports, losses))
     }
 }
 
-fn join(spec: &GameSpec, group: &Group, server: SocketAddr) -> Result<Players> {
+fn join_players(spec: &GameSpec, group: &Group, server: SocketAddr) -> Result<Players> {
     let hosts: Vec<String> = (1..=spec.players)
         .map(|number| format!("c{number}"))
         .collect();
     let settings = |number| Settings {
         name: format!("player{number}"),
         number,
-        interval: Duration::from_secs(1) / COMMANDS,
+        interval: Duration::from_secs(1) / COMMANDS_PER_SECOND,
         snapshots: spec.snapshots,
-        silence: SILENCE,
+        server_timeout: SERVER_TIMEOUT,
     };
-    let players = Players::join(group.cluster().lab(), &hosts, server, settings)?;
-    let joined = players.wait_until_all_play(START);
-    joined.context("not all players came into the game")?;
+    let players = Players::join_all(group.cluster().lab(), &hosts, server, settings)?;
+    let joined = players.wait_until_all_play(START_TIMEOUT);
+    joined.context("not all players joined the game")?;
     Ok(players)
 }
 
-fn describe(
-    of: &Move,
+fn game_move(
+    migration: &Move,
     (usual, added): (Duration, Duration),
     span: (Duration, Duration),
 ) -> GameMove {
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;
     GameMove {
-        from: of.from,
-        to: of.to,
-        freeze_us: of.status.freeze_us.unwrap_or_default(),
+        from: migration.from,
+        to: migration.to,
+        freeze_us: migration.status.freeze_us.unwrap_or_default(),
         added_delay_us: us(added),
         usual_delay_us: us(usual),
-        copied_bytes: of.status.copied_bytes,
-        freeze_bytes: of.status.freeze_bytes,
-        phases_us: of.status.phases_us,
-        steps_us: of.status.steps_us.clone(),
+        copied_bytes: migration.status.copied_bytes,
+        freeze_bytes: migration.status.freeze_bytes,
+        phases_us: migration.status.phases_us,
+        steps_us: migration.status.steps_us.clone(),
         span,
     }
 }
@@ -231,11 +232,11 @@ pub struct Losses {
 
 impl Losses {
     /// Returns the losses of these players since `begin`.
-    fn of(reports: &[Report], begin: Duration) -> Losses {
+    fn from_reports(reports: &[PlayerReport], begin: Duration) -> Losses {
         let mut losses = Losses::default();
-        for Report { phase, trace } in reports {
+        for PlayerReport { phase, trace } in reports {
             losses.disconnected += usize::from(*phase != Phase::Playing);
-            losses.datagrams += trace.lost_in + trace.late_in + trace.malformed;
+            losses.datagrams += trace.lost_messages + trace.late_datagrams + trace.malformed;
             losses.silent += usize::from(trace.median_gap(begin..=now()).is_none());
         }
         losses

@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::control::{
-    ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, SocketsWay,
+    ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, SocketStrategy,
 };
 
-use crate::cluster::{Cluster, ClusterSpec, LATE_MAX, Service, was_late};
+use crate::cluster::{Cluster, ClusterSpec, STALLS_MAX, Service, is_node_stall};
 
 /// Nodes that the programs move between; the holder is a third one, so that every frame takes its full way.
-pub const HOMES: [&str; 2] = ["n2", "n3"];
+pub const SERVER_NODES: [&str; 2] = ["n2", "n3"];
 
 /// Time limit for a move or a start; the machine may be very busy.
-const PATIENCE: Duration = Duration::from_secs(120);
+const MOVE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between two checks of a condition.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Shell script that starts a program in a session of its own, with only its output open, so that the program outlives
 /// the shell.
-const START: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
+const START_SCRIPT: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
                      [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
                      </dev/null >$0/log 2>&1 &";
 
@@ -45,7 +45,7 @@ pub struct PostCopy {
 
 /// Outcome of a requested move.
 #[derive(Clone, Debug)]
-pub enum Attempt {
+pub enum AttemptOutcome {
     /// The process runs at its new node.
     Moved(Box<Move>),
     /// The process stayed at its node, for this reason.
@@ -68,14 +68,14 @@ pub struct Move {
 }
 
 impl Group {
-    /// Brings a group up; new flows of its services go to the first of [`HOMES`].
+    /// Brings a group up; new flows of its services go to the first of [`SERVER_NODES`].
     ///
     /// # Errors
     /// As [`Cluster::up`].
     pub fn up(mut spec: ClusterSpec) -> Result<Group> {
         spec.migration = true;
         for service in &mut spec.services {
-            place(service);
+            set_weights(service);
         }
         let cluster = Cluster::up(spec)?;
         Ok(Group {
@@ -90,21 +90,24 @@ impl Group {
         &self.cluster
     }
 
-    /// Starts a program at the first of [`HOMES`]; returns its PID there. `words` are arguments of `env`; the program's
+    /// Starts a program at the first of [`SERVER_NODES`]; returns its PID there. `words` are arguments of `env`; the program's
     /// output goes to the file `log` of the folder.
     ///
     /// # Errors
     /// The shell does not start.
     pub fn start(&self, folder: &Path, words: &[String]) -> Result<i32> {
-        let mut command = self.cluster.lab().command(HOMES[0])?;
-        command.args(["bash", "-c", START]).arg(folder).args(words);
+        let mut command = self.cluster.lab().command(SERVER_NODES[0])?;
+        command
+            .args(["bash", "-c", START_SCRIPT])
+            .arg(folder)
+            .args(words);
         let status = command.stdin(Stdio::null()).status()?;
-        ensure!(status.success(), "the program was not started: {status}");
+        ensure!(status.success(), "cannot start the program: {status}");
         let pid = || {
             let text = std::fs::read_to_string(folder.join("pid")).ok()?;
             text.trim().parse().ok()
         };
-        self.until("the program starts", pid)
+        self.wait_for("the program starts", pid)
     }
 
     /// Moves a process and waits until it runs at the acceptor. Repeats the request, with a message, if the move failed
@@ -112,11 +115,11 @@ impl Group {
     ///
     /// # Errors
     /// The move failed, for the reason in the text, or does not end.
-    pub fn migrate(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
-        for _ in 0..LATE_MAX {
+    pub fn migrate(&self, pid: i32, number: usize, sockets: SocketStrategy) -> Result<Move> {
+        for _ in 0..STALLS_MAX {
             match self.migrate_once(pid, number, sockets) {
-                Err(error) if was_late(&error.to_string()) => {
-                    eprintln!("{error}: it is asked for again");
+                Err(error) if is_node_stall(&error.to_string()) => {
+                    eprintln!("{error}; repeating the request");
                 }
                 outcome => return outcome,
             }
@@ -124,11 +127,14 @@ impl Group {
         self.migrate_once(pid, number, sockets)
     }
 
-    fn migrate_once(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
+    fn migrate_once(&self, pid: i32, number: usize, sockets: SocketStrategy) -> Result<Move> {
         match self.attempt(pid, number, sockets)? {
-            Attempt::Moved(moved) => Ok(*moved),
-            Attempt::Kept(reason) => {
-                bail!("it stayed at {}: {reason}", HOMES[number % 2])
+            AttemptOutcome::Moved(moved) => Ok(*moved),
+            AttemptOutcome::Kept(reason) => {
+                bail!(
+                    "the process stayed at {}: {reason}",
+                    SERVER_NODES[number % 2]
+                )
             }
         }
     }
@@ -137,8 +143,13 @@ impl Group {
     ///
     /// # Errors
     /// The daemon does not answer, or the move does not end.
-    pub fn attempt(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Attempt> {
-        let (from, to) = (HOMES[number % 2], HOMES[(number + 1) % 2]);
+    pub fn attempt(
+        &self,
+        pid: i32,
+        number: usize,
+        sockets: SocketStrategy,
+    ) -> Result<AttemptOutcome> {
+        let (from, to) = (SERVER_NODES[number % 2], SERVER_NODES[(number + 1) % 2]);
         let donor = self.cluster.control_blocking(from)?;
         let request = MigrationRequest {
             pid,
@@ -149,31 +160,34 @@ impl Group {
             post_copy: self.post_copy.is_some(),
             verify: false,
         };
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let accepted = match donor.run(async |client| client.migrate(&request).await) {
             Err(ClientError::Refused { body, .. }) => {
-                return Ok(Attempt::Kept(format!("refused at once: {}", body.error)));
+                return Ok(AttemptOutcome::Kept(format!(
+                    "the daemon refused the request: {}",
+                    body.error
+                )));
             }
             other => other?,
         };
-        let status = self.until("the move ends", || {
+        let status = self.wait_for("the move ends", || {
             let status = donor.run(async |client| client.migration(accepted.id).await);
             let ended = |status: &MigrationStatus| status.outcome != MigrationOutcome::Running;
             status.ok().filter(ended)
         })?;
-        let span = (asked, Instant::now());
+        let span = (requested_at, Instant::now());
         if let MigrationOutcome::Kept { reason } = &status.outcome {
-            return Ok(Attempt::Kept(reason.clone()));
+            return Ok(AttemptOutcome::Kept(reason.clone()));
         }
         let acceptor = self.cluster.control_blocking(to)?;
-        let pid = self.until("the process is at its new node", || {
-            let there = acceptor.run(async |client| client.status().await).ok()?;
-            match there.residents.as_slice() {
+        let pid = self.wait_for("the process is at its new node", || {
+            let acceptor_status = acceptor.run(async |client| client.status().await).ok()?;
+            match acceptor_status.residents.as_slice() {
                 [resident] => Some(resident.pid),
                 _ => None,
             }
         })?;
-        Ok(Attempt::Moved(Box::new(Move {
+        Ok(AttemptOutcome::Moved(Box::new(Move {
             from,
             to,
             pid,
@@ -182,21 +196,21 @@ impl Group {
         })))
     }
 
-    /// Waits until `look` returns a value.
+    /// Waits until `condition` returns a value.
     ///
     /// # Errors
     /// The wait takes longer than two minutes; the text contains the logs.
-    pub fn until<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> Result<T> {
+    pub fn wait_for<T>(&self, what: &str, condition: impl Fn() -> Option<T>) -> Result<T> {
         let since = Instant::now();
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = condition() {
                 return Ok(found);
             }
-            if since.elapsed() > PATIENCE {
-                let error = anyhow::anyhow!("exceeded time: waited {PATIENCE:?} until {what}");
+            if since.elapsed() > MOVE_TIMEOUT {
+                let error = anyhow::anyhow!("exceeded time: waited {MOVE_TIMEOUT:?} until {what}");
                 return Err(self.cluster.with_logs(error));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -207,14 +221,19 @@ impl Group {
     pub fn with_output<T>(&self, result: Result<T>, folder: &Path) -> Result<T> {
         result.with_context(|| {
             let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
-            format!("the program said:\n{log}\n{}", self.cluster.logs())
+            format!(
+                "output of the program:\n{log}\n{}",
+                self.cluster.log_tails()
+            )
         })
     }
 }
 
-/// Directs new clients of a service to the first of [`HOMES`].
-fn place(service: &mut Service) {
-    let nodes = ["n1", HOMES[0], HOMES[1]].into_iter().zip([0, 1, 0]);
+/// Directs new clients of a service to the first of [`SERVER_NODES`].
+fn set_weights(service: &mut Service) {
+    let nodes = ["n1", SERVER_NODES[0], SERVER_NODES[1]]
+        .into_iter()
+        .zip([0, 1, 0]);
     service.weights = nodes
         .map(|(node, weight)| (node.to_owned(), weight))
         .collect();

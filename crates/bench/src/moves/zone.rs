@@ -11,28 +11,28 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::Protocol;
-use holdfast_api::control::SocketsWay;
+use holdfast_api::control::SocketStrategy;
 use holdfast_lab::Topology;
 
-use super::{Group, HOMES, Move, PostCopy};
+use super::{Group, Move, PostCopy, SERVER_NODES};
 use crate::cluster::{ClusterSpec, Family, Service, find_program};
-use crate::handoff::counts::Counts;
-use crate::handoff::probe::{Gaps, Span, Trip, control, ping_pong};
+use crate::handoff::network_counters::NetworkCounters;
+use crate::handoff::probe::{ProbeGaps, RoundTrip, Span, ping_pong, run_control_period};
 use crate::load::{Load, connect, interval};
-use crate::zone::{DATABASE_PORT, Status, database};
+use crate::zone::{DATABASE_PORT, ZoneStatus, database_command};
 
 /// Host of the database.
-const DATABASE: &str = "n1";
+const DATABASE_HOST: &str = "n1";
 const PORT: u16 = 7100;
 const STATUS_PORT: u16 = 7101;
 /// Time limit for the server's status.
-const ANSWER: Duration = Duration::from_secs(20);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time under load before each move.
-const PAUSE: Duration = Duration::from_millis(300);
+const LOAD_PAUSE: Duration = Duration::from_millis(300);
 
 /// Parameters of a zone server and its load.
 #[derive(Clone, Debug)]
-pub struct LoadSpec {
+pub struct ZoneLoadSpec {
     /// Name of the lab.
     pub name: String,
     /// Links of the lab.
@@ -50,12 +50,12 @@ pub struct LoadSpec {
 }
 
 /// A zone server that is moved while its clients exchange messages.
-pub struct Loaded {
+pub struct LoadedZone {
     group: Group,
     folder: tempfile::TempDir,
     load: Load,
-    probe: JoinHandle<Result<Vec<Trip>>>,
-    before: Counts,
+    probe: JoinHandle<Result<Vec<RoundTrip>>>,
+    counters_before: NetworkCounters,
     pid: i32,
     moves: Vec<Move>,
     controls: Vec<Span>,
@@ -63,13 +63,13 @@ pub struct Loaded {
 
 /// Results of the moves.
 #[derive(Debug)]
-pub struct Seen {
+pub struct MoveResults {
     /// All moves.
     pub moves: Vec<Move>,
     /// Gaps of the probe around each move, and in the control periods.
-    pub gaps: Gaps,
+    pub gaps: ProbeGaps,
     /// Resets and retransmissions of all hosts.
-    pub network: Counts,
+    pub network: NetworkCounters,
     /// Bytes that differed or never arrived, and the bytes of memory pages with wrong content.
     pub bytes_wrong: u64,
     /// Transactions of the database session with the expected result.
@@ -78,14 +78,17 @@ pub struct Seen {
     pub query_errors: u64,
 }
 
-impl Loaded {
-    /// Starts the server at the first of [`HOMES`], and its clients; returns when every connection has exchanged a
+impl LoadedZone {
+    /// Starts the server at the first of [`SERVER_NODES`], and its clients; returns when every connection has exchanged a
     /// message.
     ///
     /// # Errors
     /// The machine lacks a requirement, or the server does not start; the text contains the server's output.
-    pub fn begin(spec: &LoadSpec) -> Result<Loaded> {
-        ensure!(spec.connections > 0, "at least one connection: the probe");
+    pub fn start(spec: &ZoneLoadSpec) -> Result<LoadedZone> {
+        ensure!(
+            spec.connections > 0,
+            "at least one connection is needed, for the probe"
+        );
         let mut cluster = ClusterSpec::new(&spec.name);
         cluster.topology = spec.topology.clone();
         cluster.log = "warn".into();
@@ -111,25 +114,27 @@ impl Loaded {
         }
         let started = group.start(folder.path(), &words);
         let pid = group.with_output(started, folder.path())?;
-        let up = group.until("the zone server answers", || status(&group).ok());
+        let up = group.wait_for("the zone server answers", || read_status(&group).ok());
         group.with_output(up, folder.path())?;
         let service = SocketAddr::new(address, PORT);
         let mut streams = connect(group.cluster().lab(), "c1", service, spec.connections)?;
         let probe = streams.pop().context("at least one connection")?;
         let load = Load::start(streams, interval(spec.connections))?;
-        group.until("every connection exchanges", || {
+        group.wait_for("every connection exchanges data", || {
             let mut members = load.members().iter();
-            members.all(|member| member.turns() > 0).then_some(())
+            members
+                .all(|member| member.answers_received() > 0)
+                .then_some(())
         })?;
         let compared = load.compared.clone();
         let probe = std::thread::spawn(move || ping_pong(probe, &compared));
-        let before = Counts::read(group.cluster())?;
-        Ok(Loaded {
+        let before = NetworkCounters::read(group.cluster())?;
+        Ok(LoadedZone {
             group,
             folder,
             load,
             probe,
-            before,
+            counters_before: before,
             pid,
             moves: Vec::new(),
             controls: Vec::new(),
@@ -141,14 +146,14 @@ impl Loaded {
     ///
     /// # Errors
     /// The move failed; the text has the reason.
-    pub fn next_move(&mut self, sockets: SocketsWay) -> Result<&Move> {
-        std::thread::sleep(PAUSE);
+    pub fn next_move(&mut self, sockets: SocketStrategy) -> Result<&Move> {
+        std::thread::sleep(LOAD_PAUSE);
         let moved = self.group.migrate(self.pid, self.moves.len(), sockets);
         let moved = self.group.with_output(moved, self.folder.path())?;
         self.pid = moved.pid;
-        self.controls.push(control(moved.span));
+        self.controls.push(run_control_period(moved.span));
         self.moves.push(moved);
-        self.moves.last().context("just moved")
+        self.moves.last().context("no move was recorded")
     }
 
     /// Ends the load, after an even number of moves: new connections go to the first node, so the server can report its
@@ -159,23 +164,25 @@ impl Loaded {
     ///
     /// # Panics
     /// A thread of the load panicked.
-    pub fn end(self) -> Result<Seen> {
+    pub fn end(self) -> Result<MoveResults> {
         ensure!(
-            self.moves.len().is_multiple_of(HOMES.len()),
-            "the server is not where it began"
+            self.moves.len().is_multiple_of(SERVER_NODES.len()),
+            "the server is not at its first node; make an even number of moves"
         );
-        std::thread::sleep(PAUSE);
-        let network = Counts::read(self.group.cluster())?.since(&self.before);
-        let status = self.group.until("the zone server says what it did", || {
-            status(&self.group).ok()
-        });
+        std::thread::sleep(LOAD_PAUSE);
+        let network = NetworkCounters::read(self.group.cluster())?.since(&self.counters_before);
+        let status = self
+            .group
+            .wait_for("the zone server reports its counters", || {
+                read_status(&self.group).ok()
+            });
         let status = self.group.with_output(status, self.folder.path())?;
         let compared = self.load.compared.clone();
         self.load.stop()?;
         let trips = self.probe.join().expect("the probe does not panic")?;
         let spans = self.moves.iter().map(|of| of.span);
-        Ok(Seen {
-            gaps: Gaps::of(&trips, spans, &self.controls),
+        Ok(MoveResults {
+            gaps: ProbeGaps::from_trips(&trips, spans, &self.controls),
             network,
             bytes_wrong: compared.wrong_bytes() + 4096 * status.pages_wrong,
             queries: status.queries,
@@ -188,32 +195,32 @@ impl Loaded {
 /// Starts a database on the node that the server never moves to; the database ends with the lab.
 fn start_database(group: &Group, folder: &Path) -> Result<SocketAddr> {
     let cluster = group.cluster();
-    let address = SocketAddr::new(cluster.address(DATABASE, Family::V4)?, DATABASE_PORT);
-    let (program, arguments) = database(&folder.join("database"), address)?;
+    let address = SocketAddr::new(cluster.address(DATABASE_HOST, Family::V4)?, DATABASE_PORT);
+    let (program, arguments) = database_command(&folder.join("database"), address)?;
     let log = File::create(folder.join("database.log"))?;
-    let mut command = cluster.lab().command(DATABASE)?;
+    let mut command = cluster.lab().command(DATABASE_HOST)?;
     command.arg(program).args(arguments);
     command
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
-    command.spawn().context("the database")?;
-    group.until("the database accepts", || {
-        let tried = cluster
+    command.spawn().context("start the database")?;
+    group.wait_for("the database accepts connections", || {
+        let connected = cluster
             .lab()
-            .in_net(HOMES[0], || TcpStream::connect(address));
-        tried.ok()?.ok()
+            .in_net(SERVER_NODES[0], || TcpStream::connect(address));
+        connected.ok()?.ok()
     })?;
     Ok(address)
 }
 
-fn status(group: &Group) -> Result<Status> {
+fn read_status(group: &Group) -> Result<ZoneStatus> {
     let address = group.cluster().service_address(Family::V4);
     let address = SocketAddr::new(address, STATUS_PORT);
-    let connect = || TcpStream::connect_timeout(&address, ANSWER);
+    let connect = || TcpStream::connect_timeout(&address, STATUS_TIMEOUT);
     let mut stream = group.cluster().lab().in_net("c1", connect)??;
-    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_read_timeout(Some(STATUS_TIMEOUT))?;
     let mut line = String::new();
     stream.read_to_string(&mut line)?;
-    serde_json::from_str(&line).context("the zone server's status")
+    serde_json::from_str(&line).context("read the zone server's status")
 }

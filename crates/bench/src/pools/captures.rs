@@ -11,12 +11,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Environment variables for the folder and for the beginning of the files' names.
-const FOLDER: &str = "HOLDFAST_CAPTURES";
-const NAME: &str = "HOLDFAST_CAPTURE";
+const FOLDER_VARIABLE: &str = "HOLDFAST_CAPTURES";
+const NAME_VARIABLE: &str = "HOLDFAST_CAPTURE";
 /// Time limit for the start of `tcpdump`; the machine may be very busy.
-const LIMIT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time after which `tcpdump` has written its buffered packets to the file.
-const BUFFERED: Duration = Duration::from_secs(1);
+const FLUSH_DELAY: Duration = Duration::from_secs(1);
 
 /// One `tcpdump` process per host, outside the hosts' process namespaces, so that killing all processes of a host does
 /// not end the capture.
@@ -27,16 +27,19 @@ impl Captures {
     /// Captures SCTP at all hosts, if `./x test` requests captures.
     pub(super) fn start(lab: &Lab) -> Result<Captures> {
         let mut captures = Captures::default();
-        if let (Some(folder), Ok(name)) = (std::env::var_os(FOLDER), std::env::var(NAME)) {
+        if let (Some(folder), Ok(name)) = (
+            std::env::var_os(FOLDER_VARIABLE),
+            std::env::var(NAME_VARIABLE),
+        ) {
             for host in lab.hosts() {
                 let file = format!("{name}@{}.{}.pcap", lab.name(), host.name);
-                captures.add(lab, &host.name, &Path::new(&folder).join(file))?;
+                captures.start_capture(lab, &host.name, &Path::new(&folder).join(file))?;
             }
         }
         Ok(captures)
     }
 
-    fn add(&mut self, lab: &Lab, host: &str, file: &PathBuf) -> Result<()> {
+    fn start_capture(&mut self, lab: &Lab, host: &str, file: &PathBuf) -> Result<()> {
         // Segmentation offload would show dozens of packets as one, at sender and receiver.
         for (device, what) in [
             ("lo", &["tx-udp-segmentation"][..]),
@@ -51,7 +54,7 @@ impl Captures {
                 let said = String::from_utf8_lossy(&output.stderr);
                 ensure!(
                     output.status.success(),
-                    "ethtool at {host}: {}",
+                    "ethtool failed at {host}: {}",
                     said.trim()
                 );
             }
@@ -66,10 +69,10 @@ impl Captures {
             .in_net(host, || tcpdump.spawn())?
             .context("run tcpdump")?;
         self.0.push(child);
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + START_TIMEOUT;
         while std::fs::metadata(file).map_or(0, |file| file.len()) == 0 {
             if Instant::now() > deadline {
-                bail!("tcpdump does not begin at {host}");
+                bail!("tcpdump did not start to record at {host}");
             }
             sleep(Duration::from_millis(10));
         }
@@ -82,7 +85,7 @@ impl Drop for Captures {
         if self.0.is_empty() {
             return;
         }
-        sleep(BUFFERED);
+        sleep(FLUSH_DELAY);
         for child in &mut self.0 {
             // The child was not waited for yet, so the process id is still its own.
             let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT);

@@ -20,9 +20,9 @@ use crate::cluster::find_program;
 use captures::Captures;
 
 /// Interval between two checks of a condition.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Lines of a log that an error shows.
-const LINES_SHOWN: usize = 20;
+const LOG_LINES_SHOWN: usize = 20;
 
 /// A lab with its processes.
 pub struct PoolLab {
@@ -43,20 +43,20 @@ impl PoolLab {
             .nodes(nodes)
             .clients(1)
             .program(find_program("holdfast")?);
-        PoolLab::with(&spec)
+        PoolLab::from_spec(&spec)
     }
 
     /// Creates a lab as specified, without processes.
     ///
     /// # Errors
     /// The machine lacks a requirement.
-    pub fn with(spec: &Spec) -> Result<PoolLab> {
+    pub fn from_spec(spec: &Spec) -> Result<PoolLab> {
         let directory = tempfile::Builder::new().prefix("holdfast-pools-").tempdir();
         let lab = Lab::up(spec)?;
         Ok(PoolLab {
             children: Vec::new(),
             captures: Captures::start(&lab)?,
-            directory: directory.context("a directory for logs")?,
+            directory: directory.context("create a directory for logs")?,
             lab: Some(lab),
         })
     }
@@ -66,7 +66,9 @@ impl PoolLab {
     /// # Panics
     /// Never: the lab exists until this value is dropped.
     pub fn lab(&self) -> &Lab {
-        self.lab.as_ref().expect("there until it is dropped")
+        self.lab
+            .as_ref()
+            .expect("the lab exists until this value is dropped")
     }
 
     /// Returns the directory of logs and configurations.
@@ -108,7 +110,7 @@ impl PoolLab {
     ///
     /// # Errors
     /// There is no such host.
-    pub fn registrar(&mut self, host: &str, peer: Option<&str>) -> Result<()> {
+    pub fn start_registrar(&mut self, host: &str, peer: Option<&str>) -> Result<()> {
         let own = self.address(host)?;
         let text = format!(
             r#"[registrar]
@@ -125,7 +127,7 @@ association_retransmissions = 3
         );
         let config = self.directory().join(format!("{host}.registrar.toml"));
         fs::write(&config, text)?;
-        let mut words = words(["registrar", "--config"]);
+        let mut words = command_words(["registrar", "--config"]);
         words.push(config.display().to_string());
         if let Some(peer) = peer {
             words.extend(["--peer".to_owned(), self.address(peer)?.to_string()]);
@@ -137,9 +139,9 @@ association_retransmissions = 3
     ///
     /// # Errors
     /// There is no such host.
-    pub fn pool_daemon(&mut self, host: &str, registrars: &[&str]) -> Result<()> {
-        let mut words = words(["--role", "pool"]);
-        words.extend(self.registrar_words(registrars)?);
+    pub fn start_pool_daemon(&mut self, host: &str, registrars: &[&str]) -> Result<()> {
+        let mut words = command_words(["--role", "pool"]);
+        words.extend(self.registrar_arguments(registrars)?);
         self.run(host, "pool", &find_program("holdfastd")?, &words)
     }
 
@@ -147,7 +149,7 @@ association_retransmissions = 3
     ///
     /// # Errors
     /// There is no such host.
-    pub fn registrar_words(&self, hosts: &[&str]) -> Result<Vec<String>> {
+    pub fn registrar_arguments(&self, hosts: &[&str]) -> Result<Vec<String>> {
         let mut words = Vec::new();
         for host in hosts {
             words.extend(["--registrar".to_owned(), self.address(host)?.to_string()]);
@@ -159,7 +161,7 @@ association_retransmissions = 3
     ///
     /// # Errors
     /// There is no such host.
-    pub fn run_file(&self, host: &str, name: &str) -> Result<PathBuf> {
+    pub fn run_path(&self, host: &str, name: &str) -> Result<PathBuf> {
         let init = self.lab().init_process(host)?;
         Ok(format!("/proc/{init}/root/run/holdfast/{name}").into())
     }
@@ -169,7 +171,7 @@ association_retransmissions = 3
     /// # Errors
     /// There is no such host.
     pub fn control(&self, host: &str, daemon: &str) -> Result<BlockingClient> {
-        let socket = self.run_file(host, &format!("{daemon}.sock"))?;
+        let socket = self.run_path(host, &format!("{daemon}.sock"))?;
         Ok(BlockingClient::new(socket)?)
     }
 
@@ -182,7 +184,7 @@ association_retransmissions = 3
         let mut processes = self.lab().processes(host)?;
         processes.retain(|process| *process != init);
         if processes.is_empty() {
-            bail!("nothing runs in {host}");
+            bail!("no process runs in {host}");
         }
         for process in &processes {
             // A process may already have ended together with another.
@@ -195,7 +197,7 @@ association_retransmissions = 3
     ///
     /// # Errors
     /// No child has this name.
-    pub fn end(&mut self, host: &str, name: &str) -> Result<()> {
+    pub fn kill_child(&mut self, host: &str, name: &str) -> Result<()> {
         let full = format!("{host}.{name}");
         let found = self.children.iter().position(|(child, _)| *child == full);
         let (_, mut child) = self.children.swap_remove(found.context(full)?);
@@ -232,25 +234,25 @@ association_retransmissions = 3
         Ok(())
     }
 
-    /// Waits until `look` returns a value.
+    /// Waits until `poll` returns a value.
     ///
     /// # Errors
     /// The wait takes longer than `limit`; the text contains the logs' ends.
-    pub fn until<T>(
+    pub fn wait_for<T>(
         &self,
         what: &str,
         limit: Duration,
-        mut look: impl FnMut() -> Option<T>,
+        mut poll: impl FnMut() -> Option<T>,
     ) -> Result<T> {
         let deadline = Instant::now() + limit;
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = poll() {
                 return Ok(found);
             }
             if Instant::now() > deadline {
-                bail!("exceeded time: {what}\n{}", self.logs());
+                bail!("exceeded time: waited for: {what}\n{}", self.log_tails());
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
     }
 
@@ -259,12 +261,12 @@ association_retransmissions = 3
     }
 
     /// Returns the ends of all logs.
-    pub fn logs(&self) -> String {
+    pub fn log_tails(&self) -> String {
         let one = |(name, _): &(String, Child)| {
             let text = fs::read_to_string(self.directory().join(format!("{name}.log")));
             let text = text.unwrap_or_default();
             let lines: Vec<&str> = text.lines().collect();
-            let end = lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n");
+            let end = lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n");
             format!("--- {name}:\n{end}\n")
         };
         self.children.iter().map(one).collect()
@@ -283,7 +285,7 @@ impl Drop for PoolLab {
 }
 
 /// Returns the words of a command.
-pub fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
+pub fn command_words<const N: usize>(words: [&str; N]) -> Vec<String> {
     words.map(str::to_owned).into()
 }
 
@@ -314,7 +316,7 @@ mod tests {
     use super::system_program;
 
     #[test]
-    fn what_is_missing_is_named_with_its_package() {
+    fn missing_program_is_reported_with_its_package() {
         assert!(system_program("sh", "dash").is_ok());
         let error = system_program("holdfast-has-no-such", "some-package").unwrap_err();
         let wanted =

@@ -9,18 +9,18 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{CLIENTS, Scene};
-use crate::load::{self, Dialect, connect};
+use super::{CLIENT_HOST, RunningProgram};
+use crate::load::{self, RequestProtocol, connect};
 use crate::pools::system_program;
 
 /// Interval between messages of a connection.
-const INTERVAL: Duration = Duration::from_millis(20);
+const MESSAGE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Load of a program.
 #[derive(Debug)]
-pub enum Load {
+pub enum ProgramLoad {
     /// Connections with every byte compared.
-    Ours(Dialect),
+    Connections(RequestProtocol),
     /// Tools, started in this order.
     Tools(&'static [Tool]),
 }
@@ -33,54 +33,60 @@ pub struct Tool {
     /// Debian package of the tool.
     pub package: &'static str,
     /// Arguments; `{host}` and `{port}` stand for the program's address.
-    pub words: &'static [&'static str],
+    pub arguments: &'static [&'static str],
     /// Signal that ends the tool.
-    pub end: Signal,
+    pub end_signal: Signal,
     /// Checks the tool's output for errors; returns the amount of work done.
-    pub judge: fn(&str) -> Result<String>,
+    pub check_output: fn(&str) -> Result<String>,
 }
 
 /// A running load.
-pub enum Started {
+pub enum RunningLoad {
     /// Our own connections.
-    Ours(load::Load),
+    Connections(load::Load),
     /// Tools.
-    Tools(Vec<Run>),
+    Tools(Vec<RunningTool>),
 }
 
 /// A running tool.
-pub struct Run {
+pub struct RunningTool {
     tool: &'static Tool,
     child: Child,
     log: PathBuf,
 }
 
-impl Load {
+impl ProgramLoad {
     /// Starts the load.
-    pub(super) fn start(&self, scene: &Scene) -> Result<Started> {
+    pub(super) fn start(&self, scene: &RunningProgram) -> Result<RunningLoad> {
         match self {
-            Self::Ours(dialect) => {
+            Self::Connections(dialect) => {
                 let lab = scene.cluster.lab();
-                let streams = connect(lab, CLIENTS, scene.address, scene.program.connections)?;
-                Ok(Started::Ours(load::Load::speak(
-                    streams, INTERVAL, *dialect,
+                let streams = connect(lab, CLIENT_HOST, scene.address, scene.program.connections)?;
+                Ok(RunningLoad::Connections(load::Load::start_with_protocol(
+                    streams,
+                    MESSAGE_INTERVAL,
+                    *dialect,
                 )?))
             }
             Self::Tools(tools) => {
                 let runs = tools.iter().map(|tool| tool.start(scene));
-                Ok(Started::Tools(runs.collect::<Result<_>>()?))
+                Ok(RunningLoad::Tools(runs.collect::<Result<_>>()?))
             }
         }
     }
 }
 
-impl Started {
+impl RunningLoad {
     /// Ends the load; returns its result, or an error if anything failed on the way.
     pub(super) fn end(self) -> Result<String> {
         match self {
-            Self::Ours(load) => {
+            Self::Connections(load) => {
                 let compared = load.compared.clone();
-                let turns: u64 = load.members().iter().map(load::Member::turns).sum();
+                let turns: u64 = load
+                    .members()
+                    .iter()
+                    .map(load::LoadConnection::answers_received)
+                    .sum();
                 let broken = load.members().iter().filter(|member| member.is_broken());
                 let broken = broken.count();
                 load.stop()?;
@@ -93,7 +99,7 @@ impl Started {
             }
             Self::Tools(runs) => {
                 // Tools end in reverse order; each one is ended, even after an error of another.
-                let ended: Vec<_> = runs.into_iter().rev().map(Run::end).collect();
+                let ended: Vec<_> = runs.into_iter().rev().map(RunningTool::end).collect();
                 let said: Vec<String> = ended.into_iter().collect::<Result<_>>()?;
                 Ok(said.join(", "))
             }
@@ -102,7 +108,7 @@ impl Started {
 }
 
 impl Tool {
-    fn start(&'static self, scene: &Scene) -> Result<Run> {
+    fn start(&'static self, scene: &RunningProgram) -> Result<RunningTool> {
         let program = system_program(self.program, self.package)?;
         let log = scene
             .cluster
@@ -110,14 +116,14 @@ impl Tool {
             .join(format!("{}.load.log", self.program));
         let file = File::create(&log)?;
         let (host, port) = (scene.address.ip(), scene.address.port());
-        let words = self.words.iter().map(|word| {
+        let words = self.arguments.iter().map(|word| {
             let word = word.replace("{host}", &host.to_string());
             word.replace("{port}", &port.to_string())
         });
         let child = scene
             .cluster
             .lab()
-            .command(CLIENTS)?
+            .command(CLIENT_HOST)?
             .arg(program)
             .args(words)
             .stdin(Stdio::null())
@@ -125,7 +131,7 @@ impl Tool {
             .stderr(file)
             .spawn()
             .with_context(|| format!("start {}", self.program))?;
-        Ok(Run {
+        Ok(RunningTool {
             tool: self,
             child,
             log,
@@ -133,24 +139,27 @@ impl Tool {
     }
 }
 
-impl Run {
+impl RunningTool {
     fn end(mut self) -> Result<String> {
         let name = self.tool.program;
-        let early = self.child.try_wait()?;
-        if early.is_none() {
-            kill(Pid::from_raw(self.child.id() as i32), self.tool.end)?;
+        let early_exit = self.child.try_wait()?;
+        if early_exit.is_none() {
+            kill(Pid::from_raw(self.child.id() as i32), self.tool.end_signal)?;
             self.child.wait()?;
         }
         let said = fs::read_to_string(&self.log)?;
-        if let Some(status) = early {
-            bail!("{name} has ended by itself ({status}): {}", last(&said));
+        if let Some(status) = early_exit {
+            bail!(
+                "{name} ended unexpectedly ({status}): {}",
+                last_lines(&said)
+            );
         }
-        (self.tool.judge)(&said).with_context(|| format!("{name}: {}", last(&said)))
+        (self.tool.check_output)(&said).with_context(|| format!("{name}: {}", last_lines(&said)))
     }
 }
 
 /// Returns the last lines.
-fn last(said: &str) -> String {
+fn last_lines(said: &str) -> String {
     let lines: Vec<&str> = said.split(['\n', '\r']).collect();
     lines[lines.len().saturating_sub(12)..].join("\n")
 }

@@ -1,13 +1,13 @@
 //! Real programs under their own load, moved between the nodes of a group meanwhile.
 //!
-//! A [`Program`] of the table [`PROGRAMS`] is started at the service address and put under a load from a client. The
-//! caller decides on the actions meanwhile, for example [`Scene::move_on`]. The client must not see any error then: the
+//! A [`RealProgram`] of the table [`PROGRAMS`] is started at the service address and put under a load from a client. The
+//! caller decides on the actions meanwhile, for example [`RunningProgram::move_to_next_node`]. The client must not see any error then: the
 //! load itself reports errors, and so do the counters of the client's kernel, which no tool can hide. Clients that
 //! connect and disconnect are the subject of `churn`.
 
+mod definitions;
 mod load;
-mod table;
-mod travel;
+mod program_moves;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -17,30 +17,30 @@ use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::Protocol;
 
 use crate::cluster::{Cluster, ClusterSpec, Family, Service};
-use crate::handoff::counts::of_host;
-pub use load::{Load, Tool};
-pub use table::PROGRAMS;
-use travel::Place;
+use crate::handoff::network_counters::read_host;
+pub use definitions::PROGRAMS;
+pub use load::{ProgramLoad, Tool};
+use program_moves::ProgramLocation;
 
 /// Host of the clients.
-pub const CLIENTS: &str = "c1";
+pub const CLIENT_HOST: &str = "c1";
 const PORT: u16 = 7200;
 /// Time limit of every wait; the machine may be very busy.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between two checks of a condition.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Segments that the clients must receive before the load counts as running.
-const PROGRESS: u64 = 40;
+const PROGRESS_SEGMENTS: u64 = 40;
 
 /// Error text if the client's kernel has counted a broken connection.
-pub const BROKEN: &str = "a connection broke";
+pub const BROKEN_CONNECTION: &str = "a connection broke";
 
 /// Counters of the client's kernel that rise when a connection cannot be opened, is reset or resets.
-const BREAKS: [&str; 3] = ["Tcp.AttemptFails", "Tcp.EstabResets", "Tcp.OutRsts"];
+const BREAK_COUNTERS: [&str; 3] = ["Tcp.AttemptFails", "Tcp.EstabResets", "Tcp.OutRsts"];
 
 /// A real program and its load.
 #[derive(Debug)]
-pub struct Program {
+pub struct RealProgram {
     /// Name of the program.
     pub name: &'static str,
     /// The kernel's name (comm) of the program's processes.
@@ -48,57 +48,57 @@ pub struct Program {
     /// Number of processes.
     pub processes: usize,
     /// Creates the program's files and returns the words of its command.
-    pub serve: fn(&Scene) -> Result<Vec<String>>,
+    pub prepare: fn(&RunningProgram) -> Result<Vec<String>>,
     /// Connections of the load.
     pub connections: usize,
     /// Load of the program.
-    pub load: Load,
+    pub load: ProgramLoad,
 }
 
 /// A program that runs in a group of nodes that migrate processes.
-pub struct Scene {
+pub struct RunningProgram {
     cluster: Cluster,
-    program: &'static Program,
+    program: &'static RealProgram,
     address: SocketAddr,
-    place: Place,
-    /// Counters of the client from the start of the load: none of `BREAKS` may differ from them.
-    before: BTreeMap<String, u64>,
+    location: ProgramLocation,
+    /// Counters of the client from the start of the load: none of `BREAK_COUNTERS` may differ from them.
+    counters_before: BTreeMap<String, u64>,
 }
 
 /// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct LoadOutcome {
     /// Segments that the clients received meanwhile.
     pub segments: u64,
     /// Result that the load reports.
-    pub said: String,
+    pub load_result: String,
 }
 
-impl Scene {
+impl RunningProgram {
     /// Brings a group up, and the program in it.
     ///
     /// # Errors
     /// The machine lacks a requirement, or the program is missing or does not start.
-    pub fn up(program: &'static Program) -> Result<Scene> {
+    pub fn up(program: &'static RealProgram) -> Result<RunningProgram> {
         let mut spec = ClusterSpec::new(format!("program-{}-{}", program.name, std::process::id()));
         spec.migration = true;
         let mut service = Service::new(program.name, Protocol::Tcp, PORT);
-        service.weights = travel::weights();
+        service.weights = program_moves::first_node_weights();
         spec.services = vec![service];
         let cluster = Cluster::up(spec)?;
         let address = SocketAddr::new(cluster.service_address(Family::V4), PORT);
-        let mut scene = Scene {
+        let mut scene = RunningProgram {
             cluster,
             program,
             address,
-            place: Place::default(),
-            before: BTreeMap::new(),
+            location: ProgramLocation::default(),
+            counters_before: BTreeMap::new(),
         };
-        let words = (program.serve)(&scene)?;
-        scene.place = scene.start(&words)?;
-        scene.until("the program accepts", || {
+        let words = (program.prepare)(&scene)?;
+        scene.location = scene.start(&words)?;
+        scene.wait_until("the program accepts connections", || {
             let lab = scene.cluster.lab();
-            let tried = lab.in_net(CLIENTS, || TcpStream::connect(address));
+            let tried = lab.in_net(CLIENT_HOST, || TcpStream::connect(address));
             Ok(tried?.is_ok())
         })?;
         Ok(scene)
@@ -116,72 +116,87 @@ impl Scene {
         self.address
     }
 
-    /// Calls `go` while the program is under its load; checks that the load runs before and after the call.
+    /// Calls `action` while the program is under its load; checks that the load runs before and after the call.
     ///
     /// # Errors
-    /// The load does not start, `go` fails, or the client saw an error.
-    pub fn under_load(&mut self, go: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Outcome> {
-        self.until_established(0)?;
+    /// The load does not start, `action` fails, or the client saw an error.
+    pub fn under_load(
+        &mut self,
+        action: impl FnOnce(&mut RunningProgram) -> Result<()>,
+    ) -> Result<LoadOutcome> {
+        self.wait_until_established(0)?;
         let load = self.program.load.start(self)?;
-        let watched = self.watch(go);
+        let watched = self.check_during(action);
         let said = load.end();
         match (watched, said) {
-            (Ok(segments), Ok(said)) => Ok(Outcome { segments, said }),
-            (Ok(_), Err(error)) | (Err(error), Ok(_)) => Err(error.context(self.logs())),
-            (Err(error), Err(said)) => Err(error.context(format!("{said:#}\n{}", self.logs()))),
+            (Ok(segments), Ok(said)) => Ok(LoadOutcome {
+                segments,
+                load_result: said,
+            }),
+            (Ok(_), Err(error)) | (Err(error), Ok(_)) => Err(error.context(self.log_tails())),
+            (Err(error), Err(said)) => {
+                Err(error.context(format!("{said:#}\n{}", self.log_tails())))
+            }
         }
     }
 
-    /// Calls `go` with load before and after; returns the number of segments that the clients received.
-    fn watch(&mut self, go: impl FnOnce(&mut Scene) -> Result<()>) -> Result<u64> {
-        self.until_established(self.program.connections as u64)?;
-        self.before = self.counts()?;
-        self.goes_on()?;
-        go(self)?;
-        self.goes_on()?;
-        Ok(self.counts()?["Tcp.InSegs"] - self.before["Tcp.InSegs"])
+    /// Calls `action` with load before and after; returns the number of segments that the clients received.
+    fn check_during(
+        &mut self,
+        action: impl FnOnce(&mut RunningProgram) -> Result<()>,
+    ) -> Result<u64> {
+        self.wait_until_established(self.program.connections as u64)?;
+        self.counters_before = self.client_counters()?;
+        self.check_progress()?;
+        action(self)?;
+        self.check_progress()?;
+        Ok(self.client_counters()?["Tcp.InSegs"] - self.counters_before["Tcp.InSegs"])
     }
 
-    /// Waits until the clients have received `PROGRESS` more segments; no connection may have broken since the load
+    /// Waits until the clients have received `PROGRESS_SEGMENTS` more segments; no connection may have broken since the load
     /// began.
     ///
     /// # Errors
     /// The load makes no progress, or a connection has broken.
-    pub fn goes_on(&self) -> Result<()> {
-        let wanted = self.counts()?["Tcp.InSegs"] + PROGRESS;
-        self.until("the load goes on", || {
-            let now = self.counts()?;
-            let broken = BREAKS
+    pub fn check_progress(&self) -> Result<()> {
+        let wanted = self.client_counters()?["Tcp.InSegs"] + PROGRESS_SEGMENTS;
+        self.wait_until("the load makes progress", || {
+            let now = self.client_counters()?;
+            let broken = BREAK_COUNTERS
                 .iter()
-                .find(|name| now[**name] != self.before[**name]);
+                .find(|name| now[**name] != self.counters_before[**name]);
             if let Some(name) = broken {
-                bail!("{BROKEN}: the client's {name} has changed");
+                bail!("{BROKEN_CONNECTION}: the client's counter {name} has changed");
             }
             Ok(now["Tcp.InSegs"] >= wanted)
         })
     }
 
-    fn until_established(&self, connections: u64) -> Result<()> {
-        self.until(&format!("{connections} connections are there"), || {
-            Ok(self.counts()?.get("Tcp.CurrEstab") == Some(&connections))
-        })
+    fn wait_until_established(&self, connections: u64) -> Result<()> {
+        self.wait_until(
+            &format!("{connections} connections are established"),
+            || Ok(self.client_counters()?.get("Tcp.CurrEstab") == Some(&connections)),
+        )
     }
 
-    fn counts(&self) -> Result<BTreeMap<String, u64>> {
-        let counts = of_host(self.cluster.lab(), CLIENTS)?;
+    fn client_counters(&self) -> Result<BTreeMap<String, u64>> {
+        let counts = read_host(self.cluster.lab(), CLIENT_HOST)?;
         ensure!(
-            BREAKS.iter().all(|name| counts.contains_key(*name)),
-            "the kernel does not count connections"
+            BREAK_COUNTERS.iter().all(|name| counts.contains_key(*name)),
+            "the client's kernel has no TCP connection counters"
         );
         Ok(counts)
     }
 
-    /// Waits until `is_so` returns true.
-    fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        while !is_so().with_context(|| format!("while waiting until {what}"))? {
-            ensure!(Instant::now() < deadline, "exceeded time: {what}");
-            std::thread::sleep(LOOK);
+    /// Waits until `condition` returns true.
+    fn wait_until(&self, what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while !condition().with_context(|| format!("wait until {what}"))? {
+            ensure!(
+                Instant::now() < deadline,
+                "exceeded time: waited until {what}"
+            );
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }

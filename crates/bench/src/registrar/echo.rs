@@ -17,14 +17,14 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::{Deserialize, Serialize};
 
-use super::process::{Processors, Role, pin, transport_name};
+use super::process::{Processors, RoleProcess, pin_to_processor, transport_name};
 
 /// Unassigned payload protocol identifier of the requests and answers, which have no format.
 const PPID: u32 = 0x4846_0001;
 /// Payload protocol identifier of a request for the server's processor time.
 const PPID_CPU: u32 = 0x4846_0002;
 /// Time limit for the start of the associations.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Parameters of the echo.
 #[derive(Clone, Debug, clap::Args, Serialize)]
@@ -67,7 +67,7 @@ pub struct EchoRow {
 
 /// Role of a process, as flags of a hidden command.
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum EchoPart {
+pub enum EchoRole {
     /// Answer requests until standard input ends.
     Serve {
         /// Bytes of an answer.
@@ -94,7 +94,7 @@ pub enum EchoPart {
 
 /// Final report of a client.
 #[derive(Serialize, Deserialize)]
-struct Asked {
+struct EchoClientReport {
     operations: u64,
     seconds: f64,
     server_cpu_ns: u64,
@@ -111,12 +111,12 @@ pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<Ec
     serve.arg(processors.measured.to_string());
     let udp = load.udp.then_some("--udp");
     serve.args(udp);
-    let mut server = Role::start(serve)?;
-    let line = server.line()?;
+    let mut server = RoleProcess::start(serve)?;
+    let line = server.read_line()?;
     let (address, encapsulation) = line
         .trim()
         .split_once(' ')
-        .context("the server's address")?;
+        .context("the echo server printed no address")?;
     let mut ask = part()?;
     ask.args(["ask", address, encapsulation]);
     ask.arg(processors.others.to_string()).args(udp);
@@ -129,8 +129,8 @@ pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<Ec
         ask.args([flag, &value.to_string()]);
     }
     ask.args(["--milliseconds", &load.milliseconds.to_string()]);
-    let mut client = Role::start(ask)?;
-    let asked: Asked = serde_json::from_str(&client.line()?)?;
+    let mut client = RoleProcess::start(ask)?;
+    let asked: EchoClientReport = serde_json::from_str(&client.read_line()?)?;
     let operations = asked.operations as f64;
     Ok(EchoRow {
         transport: transport_name(),
@@ -145,19 +145,19 @@ pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<Ec
 ///
 /// # Errors
 /// The transport fails.
-pub fn run_part(part: &EchoPart) -> Result<()> {
+pub fn run_role(part: &EchoRole) -> Result<()> {
     match part {
-        EchoPart::Serve {
+        EchoRole::Serve {
             response_len,
             processor,
             udp,
-        } => serve(*response_len, *processor, *udp),
-        EchoPart::Ask {
+        } => run_server(*response_len, *processor, *udp),
+        EchoRole::Ask {
             server,
             encapsulation,
             processor,
             load,
-        } => ask(
+        } => run_client(
             *server,
             Some(*encapsulation).filter(|&port| port > 0),
             *processor,
@@ -167,7 +167,7 @@ pub fn run_part(part: &EchoPart) -> Result<()> {
 }
 
 /// Opens an endpoint on loopback, on a port that the system chooses.
-fn open(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
+fn open_endpoint(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
     let config = Config {
         listen,
         raw: !udp,
@@ -179,15 +179,15 @@ fn open(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
 }
 
 /// Answers each request; a request with another identifier is answered with the processor time used so far.
-fn serve(response_len: usize, processor: usize, udp: bool) -> Result<()> {
-    pin(processor)?;
-    let mut endpoint = open(true, udp)?;
+fn run_server(response_len: usize, processor: usize, udp: bool) -> Result<()> {
+    pin_to_processor(processor)?;
+    let mut endpoint = open_endpoint(true, udp)?;
     let address = endpoint.local_addresses()?[0];
     println!("{address} {}", endpoint.encapsulation_port().unwrap_or(0));
     let answer = Message::new(PPID, Bytes::from(vec![0x5a; response_len]));
     let mut events = Vec::new();
     // The loop ends with the process that started this one.
-    while wait(endpoint.as_ref())? {
+    while wait_for_work(endpoint.as_ref())? {
         endpoint.recv_batch(&mut events)?;
         for event in events.drain(..) {
             let Event::Message { assoc, message } = event else {
@@ -196,7 +196,7 @@ fn serve(response_len: usize, processor: usize, udp: bool) -> Result<()> {
             if message.ppid == PPID {
                 endpoint.send(assoc, &answer)?;
             } else {
-                let time = Bytes::copy_from_slice(&cpu_ns()?.to_be_bytes());
+                let time = Bytes::copy_from_slice(&own_cpu_ns()?.to_be_bytes());
                 endpoint.send(assoc, &Message::new(message.ppid, time))?;
             }
         }
@@ -205,19 +205,19 @@ fn serve(response_len: usize, processor: usize, udp: bool) -> Result<()> {
     Ok(())
 }
 
-fn ask(
+fn run_client(
     server: SocketAddr,
     encapsulation: Option<u16>,
     processor: usize,
     load: &EchoLoad,
 ) -> Result<()> {
-    pin(processor)?;
-    let mut client = Client::connect(server, encapsulation, load)?;
+    pin_to_processor(processor)?;
+    let mut client = EchoClient::connect(server, encapsulation, load)?;
     let cpu_before = client.server_cpu_ns()?;
     let start = Instant::now();
-    let operations = client.load(load, start + Duration::from_millis(load.milliseconds))?;
+    let operations = client.run_load(load, start + Duration::from_millis(load.milliseconds))?;
     let seconds = start.elapsed().as_secs_f64();
-    let asked = Asked {
+    let asked = EchoClientReport {
         operations,
         seconds,
         server_cpu_ns: client.server_cpu_ns()? - cpu_before,
@@ -226,36 +226,40 @@ fn ask(
     Ok(())
 }
 
-struct Client {
+struct EchoClient {
     endpoint: Box<dyn Endpoint>,
     associations: Vec<AssocId>,
     events: Vec<Event>,
 }
 
-impl Client {
+impl EchoClient {
     fn connect(server: SocketAddr, encapsulation: Option<u16>, load: &EchoLoad) -> Result<Self> {
         let mut client = Self {
-            endpoint: open(false, load.udp)?,
+            endpoint: open_endpoint(false, load.udp)?,
             associations: Vec::new(),
             events: Vec::new(),
         };
-        let deadline = Instant::now() + PATIENCE;
-        let (mut asked, mut up) = (0, 0);
-        while up < load.associations {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let (mut requested, mut established) = (0, 0);
+        while established < load.associations {
             ensure!(
                 Instant::now() < deadline,
-                "exceeded time: associations do not come up"
+                "exceeded time: not all associations are established"
             );
             // Opens a few associations at a time, because a lost packet is only repeated after a timeout.
-            while asked < load.associations && asked < up + 64 {
-                let assoc = client.endpoint.connect_apart(&[server], encapsulation)?;
+            while requested < load.associations && requested < established + 64 {
+                let assoc = client
+                    .endpoint
+                    .connect_from_new_port(&[server], encapsulation)?;
                 client.associations.push(assoc);
-                asked += 1;
+                requested += 1;
             }
-            for event in client.turn()? {
+            for event in client.wait_for_events()? {
                 match event {
-                    Event::Up { .. } => up += 1,
-                    Event::Down { reason, .. } => bail!("no association: {reason:?}"),
+                    Event::Up { .. } => established += 1,
+                    Event::Down { reason, .. } => {
+                        bail!("cannot establish an association: {reason:?}")
+                    }
                     _ => {}
                 }
             }
@@ -264,9 +268,9 @@ impl Client {
     }
 
     /// Sends queued messages, waits, and returns the received events.
-    fn turn(&mut self) -> Result<Vec<Event>> {
+    fn wait_for_events(&mut self) -> Result<Vec<Event>> {
         self.endpoint.flush()?;
-        wait(self.endpoint.as_ref())?;
+        wait_for_work(self.endpoint.as_ref())?;
         let mut events = std::mem::take(&mut self.events);
         events.clear();
         self.endpoint.recv_batch(&mut events)?;
@@ -277,7 +281,7 @@ impl Client {
         let question = Message::new(PPID_CPU, Bytes::from_static(b"?"));
         self.endpoint.send(self.associations[0], &question)?;
         loop {
-            for event in self.turn()? {
+            for event in self.wait_for_events()? {
                 if let Event::Message { message, .. } = event
                     && message.ppid == PPID_CPU
                 {
@@ -288,7 +292,7 @@ impl Client {
     }
 
     /// Sends requests until `deadline`, then waits for the outstanding answers; returns the number of answers.
-    fn load(&mut self, load: &EchoLoad, deadline: Instant) -> Result<u64> {
+    fn run_load(&mut self, load: &EchoLoad, deadline: Instant) -> Result<u64> {
         let request = Message::new(PPID, Bytes::from(vec![0xa5; load.request_len]));
         for _ in 0..load.window {
             for &assoc in &self.associations {
@@ -298,15 +302,18 @@ impl Client {
         let mut unanswered = load.window * self.associations.len();
         let mut operations = 0;
         while unanswered > 0 {
-            let goes_on = Instant::now() < deadline;
-            let events = self.turn()?;
+            let is_running = Instant::now() < deadline;
+            let events = self.wait_for_events()?;
             for event in &events {
                 let Event::Message { assoc, message } = event else {
-                    bail!("an association did not hold: {event:?}");
+                    bail!("an association failed: {event:?}");
                 };
-                ensure!(message.data.len() == load.response_len, "a wrong answer");
+                ensure!(
+                    message.data.len() == load.response_len,
+                    "an answer has the wrong length"
+                );
                 operations += 1;
-                if goes_on {
+                if is_running {
                     self.endpoint.send(*assoc, &request)?;
                 } else {
                     unanswered -= 1;
@@ -319,7 +326,7 @@ impl Client {
 }
 
 /// Waits for work; returns false if the process that started this one has ended.
-fn wait(endpoint: &dyn Endpoint) -> Result<bool> {
+fn wait_for_work(endpoint: &dyn Endpoint) -> Result<bool> {
     let stdin = std::io::stdin();
     let mut waited = [
         PollFd::new(endpoint.fd(), PollFlags::POLLIN),
@@ -329,7 +336,7 @@ fn wait(endpoint: &dyn Endpoint) -> Result<bool> {
     Ok(waited[1].any() != Some(true))
 }
 
-fn cpu_ns() -> Result<u64> {
+fn own_cpu_ns() -> Result<u64> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let time = usage.user_time() + usage.system_time();
     Ok(u64::try_from(time.num_microseconds())? * 1000)

@@ -6,19 +6,21 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 
-use super::Carrier;
-use super::group::{Kind, address_towards};
-use super::measure::{Group, GroupSpec, Window, Windows, measure};
-use super::messages::Pool;
+use super::Encapsulation;
+use super::measure::{
+    MemberGroupSpec, RunningGroup, WindowResult, WindowSchedule, measure_windows,
+};
+use super::member_group::{MemberKind, address_towards};
+use super::messages::PoolMessages;
 use super::report::Row;
-use super::scope::{Scope, ScopeSpec, Target};
+use super::scope::{RegistrarTarget, Scope, ScopeSpec};
 
 /// Elements of the pool that users resolve.
-const POOL: usize = 1000;
+const POOL_ELEMENTS: usize = 1000;
 /// Scopes per round of a load in which small differences matter.
-const STARTS: usize = 3;
+const SCOPE_STARTS: usize = 3;
 /// Elements per answer by default.
-const ITEMS: usize = 3;
+const ITEMS_DEFAULT: usize = 3;
 
 /// Load of a registrar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -47,75 +49,75 @@ impl Load {
 
 /// Settings shared by all loads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setting {
-    pub external: Option<Target>,
-    pub carrier: Carrier,
+pub(super) struct LoadSettings {
+    pub external: Option<RegistrarTarget>,
+    pub carrier: Encapsulation,
     pub associations: usize,
     pub divide: usize,
     pub policy: PolicyKind,
     pub items: Option<u32>,
     pub pause_us: Option<u32>,
-    pub windows: Windows,
+    pub windows: WindowSchedule,
 }
 
 /// Numbers of a load; an interval of 0 means saturation.
-struct Plan {
+struct LoadPlan {
     name: String,
     elements: usize,
     /// Interval of re-registrations; `None` for a single registration.
-    elements_every: Option<Duration>,
+    reregistration_interval: Option<Duration>,
     users: usize,
-    users_every: Duration,
+    resolution_interval: Duration,
 }
 
-fn every(interval: Duration) -> String {
+fn interval_text(interval: Duration) -> String {
     match interval.as_millis() {
         0 => "as fast as they can".to_owned(),
         ms => format!("every {ms} ms"),
     }
 }
 
-impl Plan {
-    fn of(load: Load, setting: &Setting) -> Plan {
-        let part = |count: usize| (count / setting.divide).max(1);
+impl LoadPlan {
+    fn new(load: Load, setting: &LoadSettings) -> LoadPlan {
+        let divided = |count: usize| (count / setting.divide).max(1);
         let ms = Duration::from_millis;
-        let elements = |count: usize, interval: Duration| Plan {
-            name: format!("{count} elements {}", every(interval)),
+        let elements = |count: usize, interval: Duration| LoadPlan {
+            name: format!("{count} elements {}", interval_text(interval)),
             elements: count,
-            elements_every: Some(interval),
+            reregistration_interval: Some(interval),
             users: 0,
-            users_every: Duration::ZERO,
+            resolution_interval: Duration::ZERO,
         };
-        let users = |count: usize, interval, elements_every| Plan {
-            name: format!("{count} users {}", every(interval)),
-            elements: part(POOL),
-            elements_every,
+        let users = |count: usize, interval, elements_every| LoadPlan {
+            name: format!("{count} users {}", interval_text(interval)),
+            elements: divided(POOL_ELEMENTS),
+            reregistration_interval: elements_every,
             users: count,
-            users_every: interval,
+            resolution_interval: interval,
         };
         match load {
             Load::Reregistrations => elements(setting.associations, Duration::ZERO),
             Load::Resolutions => users(setting.associations, Duration::ZERO, None),
-            Load::PaperElements => elements(part(2000), ms(250)),
-            Load::PaperUsers => users(part(1000), ms(100), Some(ms(1000))),
-            Load::PaperRegistrars => elements(part(1000), ms(250)),
+            Load::PaperElements => elements(divided(2000), ms(250)),
+            Load::PaperUsers => users(divided(1000), ms(100), Some(ms(1000))),
+            Load::PaperRegistrars => elements(divided(1000), ms(250)),
         }
     }
 }
 
-impl Setting {
+impl LoadSettings {
     /// Returns the lengths of request and answer of the echoes to compare with.
-    pub(super) fn echoes(&self) -> Result<[(&'static str, (usize, usize)); 2]> {
+    pub(super) fn echo_lengths(&self) -> Result<[(&'static str, (usize, usize)); 2]> {
         let address: IpAddr = match self.external {
             Some(target) => address_towards(target.server)?,
             None => [127, 0, 0, 1].into(),
         };
-        let pool = Pool {
-            handle: PoolHandle::from(self.handle(Load::Reregistrations).as_str()),
+        let pool = PoolMessages {
+            handle: PoolHandle::from(self.pool_handle(Load::Reregistrations).as_str()),
             policy: self.policy,
             items: self.items,
         };
-        let items = self.items.map_or(ITEMS, |items| items as usize);
+        let items = self.items.map_or(ITEMS_DEFAULT, |items| items as usize);
         Ok([
             ("reregistration", pool.registration_lengths(address)?),
             ("resolution", pool.resolution_lengths(address, items)?),
@@ -123,18 +125,19 @@ impl Setting {
     }
 
     /// Returns a separate pool handle for each load: a registrar of another program may remember an old pool.
-    fn handle(&self, load: Load) -> String {
+    fn pool_handle(&self, load: Load) -> String {
         format!("bench-{}-{}", std::process::id(), load as u8)
     }
 
     /// Measures a load with the single send to all peers; a load about that send also without it, and with each
     /// re-registration announced.
     pub(super) fn measure(&self, load: Load, registrars: usize) -> Result<Vec<Row>> {
-        let plan = Plan::of(load, self);
-        eprintln!("{}, {registrars} in scope", plan.name);
-        let row = |windows: &[_]| Row::of(load, &plan.name, plan.elements, plan.users, windows);
+        let plan = LoadPlan::new(load, self);
+        eprintln!("{}, {registrars} registrars", plan.name);
+        let row =
+            |windows: &[_]| Row::from_windows(load, &plan.name, plan.elements, plan.users, windows);
         if let Some(target) = self.external {
-            let windows = self.one(load, &plan, &[target], None, self.windows)?;
+            let windows = self.measure_groups(load, &plan, &[target], None, self.windows)?;
             return Ok(vec![row(&windows)]);
         }
         let both = load == Load::PaperRegistrars && registrars > 1;
@@ -146,9 +149,9 @@ impl Setting {
                 one_send,
                 announce_each,
                 pause_us: self.pause_us,
-                carrier: self.carrier,
+                encapsulation: self.carrier,
             };
-            let mut row = row(&self.scopes(load, &plan, &spec)?);
+            let mut row = row(&self.measure_in_scopes(load, &plan, &spec)?);
             row.registrars = registrars;
             row.one_send = Some(one_send);
             row.announce_each = Some(announce_each);
@@ -159,65 +162,74 @@ impl Setting {
 
     /// Measures in one scope, or in several if small differences matter: the start of a scope decides how closely the
     /// elements' requests coincide, and with it how often the registrar wakes up.
-    fn scopes(&self, load: Load, plan: &Plan, spec: &ScopeSpec) -> Result<Vec<Window>> {
+    fn measure_in_scopes(
+        &self,
+        load: Load,
+        plan: &LoadPlan,
+        spec: &ScopeSpec,
+    ) -> Result<Vec<WindowResult>> {
         let count = self.windows.count;
         let (starts, count) = match load {
-            Load::PaperRegistrars => (count * STARTS, 1),
+            Load::PaperRegistrars => (count * SCOPE_STARTS, 1),
             _ => (1, count),
         };
-        let windows = Windows {
+        let windows = WindowSchedule {
             count,
             ..self.windows
         };
         let mut measured = Vec::new();
         for _ in 0..starts {
             let scope = Scope::start(spec)?;
-            let targets: Vec<Target> = (0..spec.registrars.min(2))
+            let targets: Vec<RegistrarTarget> = (0..spec.registrars.min(2))
                 .filter_map(|place| scope.target(place))
                 .collect();
-            measured.extend(self.one(load, plan, &targets, Some(&scope), windows)?);
+            measured.extend(self.measure_groups(load, plan, &targets, Some(&scope), windows)?);
         }
         Ok(measured)
     }
 
-    fn one(
+    fn measure_groups(
         &self,
         load: Load,
-        plan: &Plan,
-        targets: &[Target],
+        plan: &LoadPlan,
+        targets: &[RegistrarTarget],
         scope: Option<&Scope>,
-        windows: Windows,
-    ) -> Result<Vec<Window>> {
-        let at = *targets.first().context("no registrar")?;
-        let handle = self.handle(load);
-        let spec = |kind, count| GroupSpec {
+        windows: WindowSchedule,
+    ) -> Result<Vec<WindowResult>> {
+        let at = *targets.first().context("no registrar to measure")?;
+        let handle = self.pool_handle(load);
+        let spec = |kind, count| MemberGroupSpec {
             kind,
             count,
-            at,
+            registrar: at,
             handle: handle.clone(),
             policy: self.policy,
             items: self.items,
         };
-        let mut elements = Group::start(&spec(Kind::Elements, plan.elements))?;
+        let mut elements = RunningGroup::start(&spec(MemberKind::Elements, plan.elements))?;
         if let Some(scope) = scope {
-            scope.in_step(plan.elements as u64)?;
+            scope.wait_for_elements(plan.elements as u64)?;
         }
         let mut users = match plan.users {
             0 => None,
-            count => Some(Group::start(&spec(Kind::Users, count))?),
+            count => Some(RunningGroup::start(&spec(MemberKind::Users, count))?),
         };
         let mut groups = Vec::new();
         groups.extend(
-            plan.elements_every
+            plan.reregistration_interval
                 .map(|interval| (&mut elements, interval)),
         );
-        groups.extend(users.as_mut().map(|users| (users, plan.users_every)));
-        let windows = measure(&mut groups, targets, windows)?;
+        groups.extend(
+            users
+                .as_mut()
+                .map(|users| (users, plan.resolution_interval)),
+        );
+        let windows = measure_windows(&mut groups, targets, windows)?;
         if let Some(scope) = scope {
-            let resolutions = users.as_ref().map_or(0, Group::answered);
-            scope.has_counted(elements.answered(), resolutions, 0)?;
+            let resolutions = users.as_ref().map_or(0, RunningGroup::answered);
+            scope.check_counters(elements.answered(), resolutions, 0)?;
         }
-        users.map_or(Ok(()), Group::leave)?;
+        users.map_or(Ok(()), RunningGroup::leave)?;
         elements.leave()?;
         Ok(windows)
     }

@@ -7,20 +7,20 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use holdfast_wire::rserpool::PolicyKind;
 
-use super::group::{Counts, Kind};
-use super::part;
-use super::process::{Processors, Role};
-use super::scope::Target;
+use super::hidden_command;
+use super::member_group::{MemberKind, RequestCounts};
+use super::process::{Processors, RoleProcess};
+use super::scope::RegistrarTarget;
 
 /// Elements or users of one registrar.
 #[derive(Clone, Debug)]
-pub struct GroupSpec {
+pub struct MemberGroupSpec {
     /// Kind of the members.
-    pub kind: Kind,
+    pub kind: MemberKind,
     /// Number of members.
     pub count: usize,
     /// Registrar of the group.
-    pub at: Target,
+    pub registrar: RegistrarTarget,
     /// Handle of the pool.
     pub handle: String,
     /// Policy of the pool.
@@ -31,15 +31,15 @@ pub struct GroupSpec {
 
 /// A running group.
 #[derive(Debug)]
-pub struct Group {
-    role: Role,
-    kind: Kind,
+pub struct RunningGroup {
+    role: RoleProcess,
+    kind: MemberKind,
     answered: u64,
 }
 
 /// Schedule of a measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Windows {
+pub struct WindowSchedule {
     /// Time from the start of the load to the first window.
     pub settle: Duration,
     /// Length of each window.
@@ -50,18 +50,18 @@ pub struct Windows {
 
 /// Result of one window.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct WindowResult {
     /// Re-registrations answered per second.
     pub reregistrations_per_s: f64,
     /// Resolutions answered per second.
     pub resolutions_per_s: f64,
     /// Share of a processor that each target used.
-    pub cpu: Vec<f64>,
+    pub target_cpu_shares: Vec<f64>,
     /// Share of a processor that all groups together used.
-    pub groups_cpu: f64,
+    pub groups_cpu_share: f64,
 }
 
-impl Window {
+impl WindowResult {
     /// Returns the operations of both kinds per second.
     #[must_use]
     pub fn operations_per_s(&self) -> f64 {
@@ -69,19 +69,22 @@ impl Window {
     }
 }
 
-impl Group {
+impl RunningGroup {
     /// Starts a group; returns when all members are associated and elements are registered.
     ///
     /// # Errors
     /// The members find no registrar, or the registrar refuses them.
-    pub fn start(spec: &GroupSpec) -> Result<Group> {
-        let kind = spec.kind.to_possible_value().context("a kind's name")?;
-        let mut command = part("group")?;
+    pub fn start(spec: &MemberGroupSpec) -> Result<RunningGroup> {
+        let kind = spec
+            .kind
+            .to_possible_value()
+            .context("the kind of member has no name")?;
+        let mut command = hidden_command("group")?;
         command.args(["--kind", kind.get_name()]);
         for (flag, value) in [
             ("--count", spec.count.to_string()),
-            ("--server", spec.at.server.to_string()),
-            ("--encapsulation", spec.at.encapsulation.to_string()),
+            ("--server", spec.registrar.server.to_string()),
+            ("--encapsulation", spec.registrar.encapsulation.to_string()),
             ("--processor", Processors::allowed()?.others.to_string()),
             ("--handle", spec.handle.clone()),
             ("--policy", spec.policy.name().to_owned()),
@@ -91,19 +94,22 @@ impl Group {
         if let Some(items) = spec.items {
             command.arg("--items").arg(items.to_string());
         }
-        let mut role = Role::start(command)?;
-        let said = role.line()?;
-        ensure!(said.trim() == "ready", "a group said: {said}");
+        let mut role = RoleProcess::start(command)?;
+        let said = role.read_line()?;
+        ensure!(
+            said.trim() == "ready",
+            "a group printed {said:?} instead of `ready`"
+        );
         let kind = spec.kind;
-        Ok(Group {
+        Ok(RunningGroup {
             role,
             kind,
             answered: 0,
         })
     }
 
-    fn ask(&mut self, line: &str) -> Result<Counts> {
-        Ok(serde_json::from_str(&self.role.ask(line)?)?)
+    fn send_command(&mut self, line: &str) -> Result<RequestCounts> {
+        Ok(serde_json::from_str(&self.role.send_line(line)?)?)
     }
 
     /// Returns the requests answered at the last stop, without the first registrations.
@@ -117,7 +123,7 @@ impl Group {
     /// # Errors
     /// An answer is missing.
     pub fn leave(mut self) -> Result<()> {
-        self.ask("leave")?;
+        self.send_command("leave")?;
         self.role.end()
     }
 }
@@ -127,28 +133,28 @@ impl Group {
 ///
 /// # Errors
 /// A request has no answer or an invalid one.
-pub fn measure(
-    groups: &mut [(&mut Group, Duration)],
-    targets: &[Target],
-    windows: Windows,
-) -> Result<Vec<Window>> {
+pub fn measure_windows(
+    groups: &mut [(&mut RunningGroup, Duration)],
+    targets: &[RegistrarTarget],
+    windows: WindowSchedule,
+) -> Result<Vec<WindowResult>> {
     for (group, interval) in groups.iter_mut() {
-        group.ask(&format!("go {}", interval.as_micros()))?;
+        group.send_command(&format!("go {}", interval.as_micros()))?;
     }
     sleep(windows.settle);
     let mut measured = Vec::new();
-    let mut before = Mark::take(groups, targets)?;
+    let mut before = CounterSample::take(groups, targets)?;
     for _ in 0..windows.count {
         sleep(windows.length);
-        let after = Mark::take(groups, targets)?;
-        measured.push(before.until(&after));
+        let after = CounterSample::take(groups, targets)?;
+        measured.push(before.window_until(&after));
         before = after;
     }
     for (group, _) in groups.iter_mut() {
-        let counts = group.ask("stop")?;
+        let counts = group.send_command("stop")?;
         ensure!(
             counts.sent == counts.answered,
-            "{} requests, but {} answers",
+            "a group sent {} requests, but received {} answers",
             counts.sent,
             counts.answered
         );
@@ -158,31 +164,34 @@ pub fn measure(
 }
 
 /// Clocks and counters at one moment.
-struct Mark {
+struct CounterSample {
     /// Time, kind and number of answers of each group.
-    answered: Vec<(Instant, Kind, u64)>,
+    answered: Vec<(Instant, MemberKind, u64)>,
     cpu: Vec<(Instant, Duration)>,
     groups_cpu: (Instant, Duration),
 }
 
-impl Mark {
-    fn take(groups: &mut [(&mut Group, Duration)], targets: &[Target]) -> Result<Mark> {
+impl CounterSample {
+    fn take(
+        groups: &mut [(&mut RunningGroup, Duration)],
+        targets: &[RegistrarTarget],
+    ) -> Result<CounterSample> {
         let mut answered = Vec::new();
         for (group, _) in groups.iter_mut() {
-            let counts = group.ask("count")?;
+            let counts = group.send_command("count")?;
             answered.push((Instant::now(), group.kind, counts.answered));
         }
-        let clock = |target: &Target| Ok((Instant::now(), target.cpu_time()?));
+        let clock = |target: &RegistrarTarget| Ok((Instant::now(), target.cpu_time()?));
         let of_groups = groups.iter().map(|(group, _)| group.role.cpu_time());
-        Ok(Mark {
+        Ok(CounterSample {
             answered,
             cpu: targets.iter().map(clock).collect::<Result<_>>()?,
             groups_cpu: (Instant::now(), of_groups.sum::<Result<_>>()?),
         })
     }
 
-    fn until(&self, after: &Mark) -> Window {
-        let rate = |wanted: Kind| {
+    fn window_until(&self, after: &CounterSample) -> WindowResult {
+        let rate = |wanted: MemberKind| {
             let pairs = self.answered.iter().zip(&after.answered);
             pairs
                 .filter(|(_, after)| after.1 == wanted)
@@ -195,11 +204,11 @@ impl Mark {
         let share = |(before, after): (&(Instant, Duration), &(Instant, Duration))| {
             (after.1 - before.1).as_secs_f64() / (after.0 - before.0).as_secs_f64()
         };
-        Window {
-            reregistrations_per_s: rate(Kind::Elements),
-            resolutions_per_s: rate(Kind::Users),
-            cpu: pairs.map(share).collect(),
-            groups_cpu: share((&self.groups_cpu, &after.groups_cpu)),
+        WindowResult {
+            reregistrations_per_s: rate(MemberKind::Elements),
+            resolutions_per_s: rate(MemberKind::Users),
+            target_cpu_shares: pairs.map(share).collect(),
+            groups_cpu_share: share((&self.groups_cpu, &after.groups_cpu)),
         }
     }
 }

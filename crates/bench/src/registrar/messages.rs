@@ -14,11 +14,11 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 
 /// Registration life, long enough for every measurement both as milliseconds and as seconds.
-const LIFE: i32 = 3_600_000;
+const REGISTRATION_LIFE: i32 = 3_600_000;
 /// Port at which users would reach the elements.
 const SERVICE_PORT: u16 = 4711;
 /// Levels of load.
-const LEVELS: u32 = 16;
+const LOAD_LEVELS: u32 = 16;
 
 /// Message types, the first byte of a message.
 pub(super) const REGISTRATION_RESPONSE: u8 = 0x03;
@@ -29,7 +29,7 @@ pub(super) const ERROR: u8 = 0x0e;
 
 /// Properties shared by all elements and users of a pool.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
+pub(super) struct PoolMessages {
     pub(super) handle: PoolHandle,
     pub(super) policy: PolicyKind,
     /// Elements requested per answer; by default the registrar's choice.
@@ -41,35 +41,35 @@ pub(super) fn element_id(place: usize) -> ElementId {
     ElementId((place as u32 + 1).wrapping_mul(0x9e37_79b1))
 }
 
-impl Pool {
+impl PoolMessages {
     /// Returns true if each registration of an element has other policy values.
-    pub(super) fn changes(&self) -> bool {
+    pub(super) fn has_changing_policy(&self) -> bool {
         self.policy == PolicyKind::LeastUsed
     }
 
-    fn figures(&self, random: &mut SmallRng) -> Policy {
+    fn random_policy(&self, random: &mut SmallRng) -> Policy {
         match self.policy.zeroed() {
             Policy::WeightedRoundRobin { .. } => Policy::WeightedRoundRobin { weight: 1 },
             Policy::WeightedRandom { .. } => Policy::WeightedRandom { weight: 1 },
             Policy::LeastUsed { .. } => {
-                let load = random.random_range(0..LEVELS) * (u32::MAX / LEVELS);
+                let load = random.random_range(0..LOAD_LEVELS) * (u32::MAX / LOAD_LEVELS);
                 Policy::LeastUsed { load }
             }
             other => other,
         }
     }
 
-    fn element(&self, place: usize, at: IpAddr, random: &mut SmallRng) -> PoolElement {
+    fn pool_element(&self, place: usize, at: IpAddr, random: &mut SmallRng) -> PoolElement {
         PoolElement {
             id: element_id(place),
             home: RegistrarId(0),
-            registration_life: LIFE,
+            registration_life: REGISTRATION_LIFE,
             user_transport: Transport::Tcp {
                 port: SERVICE_PORT,
                 usage: TransportUse::DataOnly,
                 address: at,
             },
-            policy: self.figures(random),
+            policy: self.random_policy(random),
             asap_transport: None,
         }
     }
@@ -81,24 +81,24 @@ impl Pool {
         at: IpAddr,
         random: &mut SmallRng,
     ) -> Result<Packet> {
-        packet(&Message::Registration {
+        encode(&Message::Registration {
             handle: self.handle.clone(),
-            element: self.element(place, at, random),
+            element: self.pool_element(place, at, random),
         })
     }
 
     pub(super) fn deregistration(&self, place: usize) -> Result<Packet> {
-        packet(&Message::Deregistration {
+        encode(&Message::Deregistration {
             handle: self.handle.clone(),
             id: element_id(place),
         })
     }
 
     pub(super) fn resolution(&self) -> Result<Packet> {
-        packet(&Message::HandleResolution {
+        encode(&Message::HandleResolution {
             updates: false,
             handle: self.handle.clone(),
-            items: self.items,
+            items_max: self.items,
         })
     }
 
@@ -111,14 +111,14 @@ impl Pool {
             id: element_id(0),
             causes: Vec::new(),
         };
-        let asked = self.registration(0, at, &mut random)?;
-        Ok((asked.data.len(), packet(&answer)?.data.len()))
+        let registration = self.registration(0, at, &mut random)?;
+        Ok((registration.data.len(), encode(&answer)?.data.len()))
     }
 
     /// Returns the lengths of a resolution and its answer with `items` elements, bytes.
     pub(super) fn resolution_lengths(&self, at: IpAddr, items: usize) -> Result<(usize, usize)> {
         let mut random = rand::SeedableRng::seed_from_u64(0);
-        let mut element = self.element(0, at, &mut random);
+        let mut element = self.pool_element(0, at, &mut random);
         element.asap_transport = Some(SctpTransport {
             port: SERVICE_PORT,
             usage: TransportUse::DataOnly,
@@ -131,21 +131,20 @@ impl Pool {
             elements: vec![element; items],
             causes: Vec::new(),
         };
-        Ok((self.resolution()?.data.len(), packet(&answer)?.data.len()))
+        Ok((self.resolution()?.data.len(), encode(&answer)?.data.len()))
     }
 }
 
-fn packet(message: &Message) -> Result<Packet> {
+fn encode(message: &Message) -> Result<Packet> {
     let mut bytes = BytesMut::new();
     message.encode(&mut bytes)?;
     Ok(Packet::new(PPID, bytes.freeze()))
 }
 
 /// Parses an answer completely, and checks that it reports no error.
-pub(super) fn check(bytes: &Bytes) -> Result<()> {
+pub(super) fn check_answer(bytes: &Bytes) -> Result<()> {
     let parsed = Message::parse(bytes);
-    let parsed =
-        parsed.map_err(|error| anyhow::anyhow!("an answer that cannot be read: {error:?}"))?;
+    let parsed = parsed.map_err(|error| anyhow::anyhow!("cannot parse an answer: {error:?}"))?;
     match &parsed.message {
         Message::RegistrationResponse {
             rejected, causes, ..
@@ -163,20 +162,22 @@ pub(super) fn check(bytes: &Bytes) -> Result<()> {
         } => {
             ensure!(
                 !elements.is_empty(),
-                "a resolution without elements: {causes:?}"
+                "a resolution returned no elements: {causes:?}"
             );
         }
-        other => bail!("not an answer: {other:?}"),
+        other => bail!("received {other:?} instead of an answer"),
     }
     Ok(())
 }
 
 /// Returns the answer to a keep-alive; without an element id, as in the RFC, the answer is for the element at `place`.
-pub(super) fn alive(bytes: &Bytes, place: usize) -> Result<Packet> {
-    let parsed = Message::parse(bytes).ok().context("a keep-alive")?;
+pub(super) fn keep_alive_ack(bytes: &Bytes, place: usize) -> Result<Packet> {
+    let parsed = Message::parse(bytes)
+        .ok()
+        .context("cannot parse a keep-alive")?;
     let Message::EndpointKeepAlive { handle, id, .. } = parsed.message else {
-        bail!("not a keep-alive");
+        bail!("received another message instead of a keep-alive");
     };
     let id = id.unwrap_or(element_id(place));
-    packet(&Message::EndpointKeepAliveAck { handle, id })
+    encode(&Message::EndpointKeepAliveAck { handle, id })
 }

@@ -6,13 +6,13 @@
 //! operation when its answer has arrived.
 
 pub mod echo;
-mod group;
 mod loads;
 pub mod measure;
+mod member_group;
 mod messages;
-mod pace;
 mod process;
 mod report;
+mod request_schedule;
 pub mod scope;
 
 use std::net::SocketAddr;
@@ -24,14 +24,14 @@ use anyhow::{Context, Result, ensure};
 use holdfast_sys::transport::{Provider, provider};
 use holdfast_wire::rserpool::PolicyKind;
 
-use echo::{EchoLoad, EchoPart, EchoRow};
-use group::GroupArgs;
-use loads::{Load, Setting};
-use measure::Windows;
+use echo::{EchoLoad, EchoRole, EchoRow};
+use loads::{Load, LoadSettings};
+use measure::WindowSchedule;
+use member_group::GroupArgs;
 use report::Report;
-use scope::Target;
+use scope::RegistrarTarget;
 
-pub use group::Kind;
+pub use member_group::MemberKind;
 
 /// Flags of `holdfast bench registrar`.
 #[derive(Debug, clap::Args)]
@@ -86,15 +86,15 @@ pub struct RegistrarArgs {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(subcommand)]
-    part: Option<Part>,
+    part: Option<HiddenRole>,
 }
 
 /// Roles in which this program starts itself.
 #[derive(Debug, clap::Subcommand)]
-enum Part {
+enum HiddenRole {
     /// A process of the bare echo.
     #[command(hide = true, subcommand)]
-    Echo(EchoPart),
+    Echo(EchoRole),
     /// A group of elements or users.
     #[command(hide = true)]
     Group(GroupArgs),
@@ -111,21 +111,21 @@ enum Part {
 
 /// Encapsulation of SCTP between the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum Encapsulation {
     /// Directly over IP.
     Ip,
     /// Inside UDP (RFC 6951).
     Udp,
 }
 
-impl Carrier {
+impl Encapsulation {
     /// Chooses IP if the kernel has SCTP and UDP is not requested. On a raw socket, libusrsctp would see the packets of
     /// all processes of this host.
     #[must_use]
-    pub fn here(udp_wanted: bool) -> Carrier {
+    pub fn choose(udp_wanted: bool) -> Encapsulation {
         match provider() {
-            Provider::Kernel if !udp_wanted => Carrier::Ip,
-            _ => Carrier::Udp,
+            Provider::Kernel if !udp_wanted => Encapsulation::Ip,
+            _ => Encapsulation::Udp,
         }
     }
 }
@@ -134,8 +134,9 @@ impl Carrier {
 ///
 /// # Errors
 /// The system does not tell the path of this program.
-fn part(name: &str) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("find the running program")?);
+fn hidden_command(name: &str) -> Result<Command> {
+    let mut command =
+        Command::new(std::env::current_exe().context("find the path of this program")?);
     command.args(["bench", "registrar", name]);
     Ok(command)
 }
@@ -146,27 +147,30 @@ fn part(name: &str) -> Result<Command> {
 /// SCTP is missing, an association fails, or a request has no answer.
 pub fn run(args: &RegistrarArgs) -> Result<()> {
     match &args.part {
-        Some(Part::Echo(part)) => return echo::run_part(part),
-        Some(Part::Group(group)) => return group::run(group),
-        Some(Part::Pinned { processor, words }) => {
-            return process::become_pinned(*processor, words);
+        Some(HiddenRole::Echo(part)) => return echo::run_role(part),
+        Some(HiddenRole::Group(group)) => return member_group::run(group),
+        Some(HiddenRole::Pinned { processor, words }) => {
+            return process::exec_pinned(*processor, words);
         }
         None => {}
     }
     ensure!(
         args.registrars.iter().all(|&registrars| registrars > 0),
-        "a scope has at least one registrar"
+        "--registrars must be at least 1"
     );
-    let external = args.external.zip(args.pid).map(|(server, pid)| Target {
-        server,
-        encapsulation: args.external_udp,
-        pid,
-    });
-    let setting = args.setting(external);
-    let mut report = Report::begin(process::transport_name());
-    for (name, lengths) in setting.echoes()? {
-        let rows = args.echo(lengths)?;
-        report.echo(name, rows);
+    let external = args
+        .external
+        .zip(args.pid)
+        .map(|(server, pid)| RegistrarTarget {
+            server,
+            encapsulation: args.external_udp,
+            pid,
+        });
+    let setting = args.load_settings(external);
+    let mut report = Report::new(process::transport_name());
+    for (name, lengths) in setting.echo_lengths()? {
+        let rows = args.measure_echo(lengths)?;
+        report.add_echo(name, rows);
     }
     let scopes = match external {
         Some(_) => &[1][..],
@@ -176,11 +180,11 @@ pub fn run(args: &RegistrarArgs) -> Result<()> {
     for load in Load::ALL.iter().filter(|load| of_load(load)) {
         for &registrars in scopes {
             for row in setting.measure(*load, registrars as usize)? {
-                report.row(row);
+                report.add_row(row);
             }
         }
     }
-    report.bars();
+    report.print_targets();
     match &args.json {
         Some(path) => report.write(path),
         None => Ok(()),
@@ -188,16 +192,16 @@ pub fn run(args: &RegistrarArgs) -> Result<()> {
 }
 
 impl RegistrarArgs {
-    fn setting(&self, external: Option<Target>) -> Setting {
-        Setting {
+    fn load_settings(&self, external: Option<RegistrarTarget>) -> LoadSettings {
+        LoadSettings {
             external,
-            carrier: Carrier::here(self.udp),
+            carrier: Encapsulation::choose(self.udp),
             associations: self.associations as usize,
             divide: self.divide as usize,
             policy: self.policy,
             items: self.items,
             pause_us: self.pause_us,
-            windows: Windows {
+            windows: WindowSchedule {
                 settle: Duration::from_millis(self.milliseconds / 2),
                 length: Duration::from_millis(self.milliseconds),
                 count: self.rounds as usize,
@@ -205,16 +209,16 @@ impl RegistrarArgs {
         }
     }
 
-    fn echo(&self, (request_len, response_len): (usize, usize)) -> Result<Vec<EchoRow>> {
+    fn measure_echo(&self, (request_len, response_len): (usize, usize)) -> Result<Vec<EchoRow>> {
         let load = EchoLoad {
             associations: self.associations as usize,
             window: 1,
             request_len,
             response_len,
             milliseconds: self.milliseconds,
-            udp: Carrier::here(self.udp) == Carrier::Udp,
+            udp: Encapsulation::choose(self.udp) == Encapsulation::Udp,
         };
-        let part = || part("echo");
+        let part = || hidden_command("echo");
         (0..self.rounds)
             .map(|_| echo::measure(&load, part))
             .collect()

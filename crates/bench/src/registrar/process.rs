@@ -28,7 +28,8 @@ impl Processors {
     /// # Errors
     /// The system does not tell the allowed processors.
     pub fn allowed() -> Result<Self> {
-        let allowed = sched_getaffinity(Pid::from_raw(0)).context("the allowed processors")?;
+        let allowed =
+            sched_getaffinity(Pid::from_raw(0)).context("query the allowed processors")?;
         let is_allowed = |&processor: &usize| allowed.is_set(processor) == Ok(true);
         let mut each = (0..CpuSet::count()).filter(is_allowed);
         let measured = each.next().context("no processor is allowed")?;
@@ -38,7 +39,7 @@ impl Processors {
 }
 
 /// Binds this process to a processor.
-pub(super) fn pin(processor: usize) -> Result<()> {
+pub(super) fn pin_to_processor(processor: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor)?;
     sched_setaffinity(Pid::from_raw(0), &set)
@@ -50,10 +51,10 @@ pub(super) fn pin(processor: usize) -> Result<()> {
 ///
 /// # Errors
 /// There is no such processor or program; otherwise the function does not return.
-pub(super) fn become_pinned(processor: usize, words: &[String]) -> Result<()> {
-    pin(processor)?;
+pub(super) fn exec_pinned(processor: usize, words: &[String]) -> Result<()> {
+    pin_to_processor(processor)?;
     set_pdeathsig(Signal::SIGTERM)?;
-    let (program, arguments) = words.split_first().context("no program named")?;
+    let (program, arguments) = words.split_first().context("no program to run")?;
     let error = Command::new(program).args(arguments).exec();
     Err(error).with_context(|| format!("run {program}"))
 }
@@ -64,7 +65,8 @@ pub(super) fn become_pinned(processor: usize, words: &[String]) -> Result<()> {
 /// There is no such process.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
     let pid = Pid::from_raw(i32::try_from(pid)?);
-    let clock = clock_getcpuclockid(pid).with_context(|| format!("the clock of process {pid}"))?;
+    let clock = clock_getcpuclockid(pid)
+        .with_context(|| format!("find the CPU-time clock of process {pid}"))?;
     Ok(Duration::from(clock.now()?))
 }
 
@@ -78,12 +80,12 @@ pub(super) fn transport_name() -> &'static str {
 
 /// A child process in a role. The child ends with its input, at the latest when this value is dropped.
 #[derive(Debug)]
-pub struct Role {
+pub struct RoleProcess {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Role {
+impl RoleProcess {
     /// Starts the child.
     ///
     /// # Errors
@@ -93,7 +95,10 @@ impl Role {
         let mut child = command
             .spawn()
             .context("start a process of the benchmark")?;
-        let output = child.stdout.take().context("its output")?;
+        let output = child
+            .stdout
+            .take()
+            .context("a process of the benchmark has no standard output")?;
         Ok(Self {
             child,
             output: BufReader::new(output),
@@ -112,7 +117,7 @@ impl Role {
     ///
     /// # Errors
     /// The child has failed; the reason is on its standard error.
-    pub fn line(&mut self) -> Result<String> {
+    pub fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         ensure!(!line.is_empty(), "a process of the benchmark failed");
@@ -122,12 +127,16 @@ impl Role {
     /// Sends a line to the child, and returns the child's answer.
     ///
     /// # Errors
-    /// As of [`line`](Self::line).
-    pub fn ask(&mut self, line: &str) -> Result<String> {
-        let input = self.child.stdin.as_mut().context("its input")?;
-        let told = writeln!(input, "{line}");
-        told.context("a process of the benchmark has ended")?;
-        self.line()
+    /// As of [`read_line`](Self::read_line).
+    pub fn send_line(&mut self, line: &str) -> Result<String> {
+        let input = self
+            .child
+            .stdin
+            .as_mut()
+            .context("a process of the benchmark has no standard input")?;
+        let written = writeln!(input, "{line}");
+        written.context("a process of the benchmark has ended")?;
+        self.read_line()
     }
 
     /// Closes the child's input, and waits for its end.
@@ -141,7 +150,7 @@ impl Role {
     }
 }
 
-impl Drop for Role {
+impl Drop for RoleProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

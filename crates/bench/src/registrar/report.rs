@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::echo::EchoRow;
 use super::loads::Load;
-use super::measure::Window;
+use super::measure::WindowResult;
 use crate::handoff::stats::Quantiles;
 
 /// Result of one load with one number of registrars.
@@ -16,7 +16,7 @@ pub struct Row {
     /// Text that describes the load.
     pub load: String,
     #[serde(skip)]
-    which: Load,
+    load_kind: Load,
     /// Registrars in the scope.
     pub registrars: usize,
     /// Elements at the first registrar.
@@ -50,30 +50,34 @@ pub struct Row {
     pub cpu_share_range: [f64; 2],
 }
 
-fn median(windows: &[Window], value: impl Fn(&Window) -> f64) -> f64 {
-    Quantiles::of(windows.iter().map(value).collect()).median()
+fn median(windows: &[WindowResult], value: impl Fn(&WindowResult) -> f64) -> f64 {
+    Quantiles::new(windows.iter().map(value).collect()).median()
 }
 
-fn range(windows: &[Window], value: impl Fn(&Window) -> f64) -> [f64; 2] {
-    let quantiles = Quantiles::of(windows.iter().map(value).collect());
-    [quantiles.at(0.0), quantiles.at(1.0)]
+fn value_range(windows: &[WindowResult], value: impl Fn(&WindowResult) -> f64) -> [f64; 2] {
+    let quantiles = Quantiles::new(windows.iter().map(value).collect());
+    [quantiles.quantile(0.0), quantiles.quantile(1.0)]
 }
 
 impl Row {
-    pub(super) fn of(
+    pub(super) fn from_windows(
         which: Load,
         name: &str,
         elements: usize,
         users: usize,
-        windows: &[Window],
+        windows: &[WindowResult],
     ) -> Row {
-        let of_first = |window: &Window| window.cpu.first().copied().unwrap_or(0.0);
-        let of_second = |window: &Window| window.cpu.get(1).copied().unwrap_or(0.0);
-        let has_second = windows.iter().all(|window| window.cpu.len() > 1);
-        let each = |window: &Window| of_first(window) * 1e9 / window.operations_per_s();
+        let of_first =
+            |window: &WindowResult| window.target_cpu_shares.first().copied().unwrap_or(0.0);
+        let of_second =
+            |window: &WindowResult| window.target_cpu_shares.get(1).copied().unwrap_or(0.0);
+        let has_second = windows
+            .iter()
+            .all(|window| window.target_cpu_shares.len() > 1);
+        let each = |window: &WindowResult| of_first(window) * 1e9 / window.operations_per_s();
         Row {
             load: name.to_owned(),
-            which,
+            load_kind: which,
             registrars: 1,
             elements,
             users,
@@ -81,14 +85,14 @@ impl Row {
             resolutions_per_s: median(windows, |window| window.resolutions_per_s),
             cpu_share: median(windows, of_first),
             sync_registrar_cpu_share: has_second.then(|| median(windows, of_second)),
-            groups_cpu_share: median(windows, |window| window.groups_cpu),
+            groups_cpu_share: median(windows, |window| window.groups_cpu_share),
             one_send: None,
             announce_each: None,
             cpu_ns_per_operation: median(windows, each),
             own_ns_per_operation: None,
             share_of_echo: None,
-            operations_per_s_range: range(windows, Window::operations_per_s),
-            cpu_share_range: range(windows, of_first),
+            operations_per_s_range: value_range(windows, WindowResult::operations_per_s),
+            cpu_share_range: value_range(windows, of_first),
         }
     }
 
@@ -102,13 +106,13 @@ impl Row {
 pub(super) struct Report {
     bench: &'static str,
     transport: &'static str,
-    echo: Vec<NamedEcho>,
+    echo: Vec<EchoResults>,
     rows: Vec<Row>,
 }
 
 /// Results of the echo with the messages of one operation.
 #[derive(Debug, Serialize)]
-struct NamedEcho {
+struct EchoResults {
     operation: &'static str,
     /// Medians of the rounds.
     operations_per_s: f64,
@@ -117,7 +121,7 @@ struct NamedEcho {
 }
 
 impl Report {
-    pub(super) fn begin(transport: &'static str) -> Report {
+    pub(super) fn new(transport: &'static str) -> Report {
         Report {
             bench: "registrar",
             transport,
@@ -126,8 +130,8 @@ impl Report {
         }
     }
 
-    pub(super) fn echo(&mut self, operation: &'static str, rounds: Vec<EchoRow>) {
-        let of = |value: fn(&EchoRow) -> f64| Quantiles::of(rounds.iter().map(value).collect());
+    pub(super) fn add_echo(&mut self, operation: &'static str, rounds: Vec<EchoRow>) {
+        let of = |value: fn(&EchoRow) -> f64| Quantiles::new(rounds.iter().map(value).collect());
         let rates = of(|row| row.operations_per_s);
         let times = of(|row| row.server_cpu_ns);
         let share = of(|row| row.server_cpu_share).median();
@@ -135,15 +139,16 @@ impl Report {
             .first()
             .map_or((0, 0), |row| (row.load.request_len, row.load.response_len));
         println!(
-            "echo of a {operation} ({request} and {response} bytes) over {}: {:.0}/s ({:.0} to {:.0}), {:.0} ns each, {:.0} % busy",
+            "echo of a {operation} ({request} and {response} bytes) over {}: {:.0}/s ({:.0} to {:.0}), {:.0} ns of \
+             CPU time each, {:.0} % busy",
             self.transport,
             rates.median(),
-            rates.at(0.0),
-            rates.at(1.0),
+            rates.quantile(0.0),
+            rates.quantile(1.0),
             times.median(),
             share * 100.0
         );
-        self.echo.push(NamedEcho {
+        self.echo.push(EchoResults {
             operation,
             operations_per_s: rates.median(),
             server_cpu_ns: times.median(),
@@ -151,11 +156,11 @@ impl Report {
         });
     }
 
-    pub(super) fn row(&mut self, mut row: Row) {
+    pub(super) fn add_row(&mut self, mut row: Row) {
         if self.rows.is_empty() {
             println!("{}", heading());
         }
-        let operation = match row.which {
+        let operation = match row.load_kind {
             Load::Reregistrations => "reregistration",
             Load::Resolutions => "resolution",
             _ => "",
@@ -165,47 +170,47 @@ impl Report {
             row.own_ns_per_operation = Some(row.cpu_ns_per_operation - echo.server_cpu_ns);
             row.share_of_echo = Some(row.operations_per_s() / echo.operations_per_s);
         }
-        println!("{}", line(&row));
+        println!("{}", row_line(&row));
         self.rows.push(row);
     }
 
     /// Prints the project's bars that this run meets or misses.
-    pub(super) fn bars(&self) {
+    pub(super) fn print_targets(&self) {
         let mut bars = Vec::new();
         for row in &self.rows {
-            bars.extend(bars_of(row));
+            bars.extend(targets_of_row(row));
         }
-        bars.extend(self.growth());
+        bars.extend(self.growth_targets());
         for (what, met) in bars {
             println!("{} {what}", if met { "met:   " } else { "missed:" });
         }
-        if let Some((load, growth)) = self.growth_with(true, true) {
+        if let Some((load, growth)) = self.growth_of_cpu_time(true, true) {
             let percent = growth * 100.0;
             println!(
-                "no bar: {load}, from 1 to 6 registrars, each re-registration announced: {percent:+.0} % CPU"
+                "no target: {load}, from 1 to 6 registrars, each re-registration announced: {percent:+.0} % CPU"
             );
         }
     }
 
     /// Compares the processor time of one registrar with the time of six, with and without the single send to all
     /// peers.
-    fn growth(&self) -> Vec<(String, bool)> {
+    fn growth_targets(&self) -> Vec<(String, bool)> {
         let ways = [(true, "with"), (false, "without")];
         let each = ways.into_iter().filter_map(|(one_send, how)| {
-            let (load, growth) = self.growth_with(one_send, false)?;
+            let (load, growth) = self.growth_of_cpu_time(one_send, false)?;
             let percent = growth * 100.0;
             let what = format!(
-                "{load}, from 1 to 6 registrars {how} the one send: {percent:+.0} % CPU (at most 25 %)"
+                "{load}, from 1 to 6 registrars {how} the single send to all peers: {percent:+.0} % CPU (at most 25 %)"
             );
             Some((what, growth <= 0.25))
         });
         each.collect()
     }
 
-    fn growth_with(&self, one_send: bool, announce_each: bool) -> Option<(&str, f64)> {
+    fn growth_of_cpu_time(&self, one_send: bool, announce_each: bool) -> Option<(&str, f64)> {
         let find = |registrars, one_send, announce_each| {
             self.rows.iter().find(|row| {
-                row.which == Load::PaperRegistrars
+                row.load_kind == Load::PaperRegistrars
                     && row.registrars == registrars
                     && row.one_send == Some(one_send)
                     && row.announce_each == Some(announce_each)
@@ -221,10 +226,10 @@ impl Report {
     }
 }
 
-fn bars_of(row: &Row) -> Vec<(String, bool)> {
+fn targets_of_row(row: &Row) -> Vec<(String, bool)> {
     let mut bars = Vec::new();
     let rate = row.operations_per_s();
-    let least = match row.which {
+    let least = match row.load_kind {
         Load::Reregistrations => Some(80_000.0),
         Load::Resolutions => Some(100_000.0),
         _ => None,
@@ -240,19 +245,19 @@ fn bars_of(row: &Row) -> Vec<(String, bool)> {
         let percent = share * 100.0;
         let text = format!("{name}: {percent:.0} % of the echo (at least 70 %)");
         bars.push((text, share >= 0.7));
-        let text = format!("{name}: {own:.0} ns beyond the echo's each (at most 2000)");
+        let text = format!("{name}: {own:.0} ns per request more than the echo (at most 2000)");
         bars.push((text, own <= 2000.0));
     }
     if least.is_none() {
         let percent = row.cpu_share * 100.0;
         let text = format!(
-            "{}, {} in scope: {percent:.1} % of a processor (under 10 %)",
+            "{}, {} registrars: {percent:.1} % of a processor (under 10 %)",
             row.load, row.registrars
         );
         bars.push((text, row.cpu_share < 0.1));
         if let Some(share) = row.sync_registrar_cpu_share {
             let text = format!(
-                "{}, {} in scope: {:.1} % by the one that only synchronises (under 5 %)",
+                "{}, {} registrars: {:.1} % of a processor for one that only synchronises (under 5 %)",
                 row.load,
                 row.registrars,
                 share * 100.0
@@ -280,7 +285,7 @@ fn heading() -> String {
     )
 }
 
-fn line(row: &Row) -> String {
+fn row_line(row: &Row) -> String {
     let percent = |share: f64| format!("{:.1}", share * 100.0);
     let [least, most] = row.operations_per_s_range;
     let [low, high] = row.cpu_share_range;

@@ -12,42 +12,42 @@ use holdfast_api::control::{BlockingClient, PeerList, RegistrarStatus};
 use tempfile::TempDir;
 
 use super::process::{Processors, cpu_time};
-use super::{Carrier, part};
+use super::{Encapsulation, hidden_command};
 use crate::cluster::find_program;
 
 /// Time limit for registrars to start, to connect and to synchronise.
-const PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// First SCTP port of the first registrar, inside UDP; the ports of the others follow.
-const PORTS: usize = 20_000;
+const FIRST_PORT: usize = 20_000;
 
 /// Parameters of a scope.
 #[derive(Clone, Copy, Debug)]
 pub struct ScopeSpec {
     /// Number of registrars.
     pub registrars: usize,
-    /// True if an update is handed to the transport once for all peers (`registrar.one_send`).
+    /// True if an update is handed to the transport once for all peers (`registrar.send_to_all_at_once`).
     pub one_send: bool,
-    /// Time for which requests are collected, microseconds (`registrar.pause_us`); by default the registrar's own
+    /// Time for which requests are collected, microseconds (`registrar.batch_delay_us`); by default the registrar's own
     /// choice.
     pub pause_us: Option<u32>,
     /// True if each re-registration is announced, even without a change (`registrar.refresh_delay_ms = 0`).
     pub announce_each: bool,
     /// Encapsulation of SCTP.
-    pub carrier: Carrier,
+    pub encapsulation: Encapsulation,
 }
 
 /// Registrars that know each other, the first on a processor of its own.
 #[derive(Debug)]
 pub struct Scope {
-    registrars: Vec<Registrar>,
+    registrars: Vec<RegistrarProcess>,
     announce_each: bool,
     _directory: TempDir,
 }
 
 /// Address and process of a registrar.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct RegistrarTarget {
     /// ASAP address.
     pub server: SocketAddr,
     /// UDP port, 0 for SCTP directly over IP.
@@ -56,23 +56,23 @@ pub struct Target {
     pub pid: u32,
 }
 
-struct Registrar {
-    process: Process,
+struct RegistrarProcess {
+    process: ChildGuard,
     client: BlockingClient,
     /// Status at the time when the registrar became ready.
     status: RegistrarStatus,
 }
 
 /// A process that is killed when this value is dropped.
-struct Process(Child);
+struct ChildGuard(Child);
 
-impl std::fmt::Debug for Registrar {
+impl std::fmt::Debug for RegistrarProcess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "registrar {} at {:?}", self.status.id, self.status.asap)
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -99,24 +99,24 @@ impl Scope {
             };
             let path = scope._directory.path().join(place.to_string());
             let text = scope.configuration(spec, &path);
-            let registrar = Registrar::start(&path, &text, processor)?;
+            let registrar = RegistrarProcess::spawn(&path, &text, processor)?;
             scope.registrars.push(registrar);
         }
-        scope.meet()?;
+        scope.wait_for_peers()?;
         Ok(scope)
     }
 
     fn configuration(&self, spec: &ScopeSpec, run_dir: &Path) -> String {
-        let (raw, encapsulation) = match spec.carrier {
-            Carrier::Ip => (true, false),
-            Carrier::Udp => (false, true),
+        let (raw, encapsulation) = match spec.encapsulation {
+            Encapsulation::Ip => (true, false),
+            Encapsulation::Udp => (false, true),
         };
         // Inside UDP, each process may choose any SCTP port: two with the same port would share an address, and count
         // as one.
-        let (asap, enrp) = match spec.carrier {
-            Carrier::Ip => (0, 0),
-            Carrier::Udp => {
-                let first = PORTS + 2 * self.registrars.len();
+        let (asap, enrp) = match spec.encapsulation {
+            Encapsulation::Ip => (0, 0),
+            Encapsulation::Udp => {
+                let first = FIRST_PORT + 2 * self.registrars.len();
                 (first, first + 1)
             }
         };
@@ -130,7 +130,7 @@ enrp_port = {enrp}
 raw = {raw}
 encapsulation = {encapsulation}
 encapsulation_port = 0
-one_send = {one_send}
+send_to_all_at_once = {one_send}
 run_dir = "{}"
 [access]
 registrar = ["127.0.0.1"]
@@ -148,20 +148,20 @@ filter = "error"
             text = text.replacen("[registrar]", &with, 1);
         };
         if let Some(pause) = spec.pause_us {
-            add(format!("pause_us = {pause}"));
+            add(format!("batch_delay_us = {pause}"));
         }
         if spec.announce_each {
             add("refresh_delay_ms = 0".to_owned());
         }
         for registrar in &self.registrars {
-            text += &registrar.as_peer(spec.carrier);
+            text += &registrar.peer_configuration(spec.encapsulation);
         }
         text
     }
 
-    fn meet(&self) -> Result<()> {
+    fn wait_for_peers(&self) -> Result<()> {
         let others = self.registrars.len() - 1;
-        wait(
+        wait_for_registrars(
             &self.registrars,
             "registrars do not find each other",
             |registrar| {
@@ -179,20 +179,20 @@ filter = "error"
     ///
     /// # Errors
     /// The wait takes more than a minute.
-    pub fn in_step(&self, elements: u64) -> Result<()> {
-        wait(
+    pub fn wait_for_elements(&self, elements: u64) -> Result<()> {
+        wait_for_registrars(
             &self.registrars,
-            "registrars are not in step",
+            "registrars are not synchronised",
             |registrar| Ok(registrar.status()?.elements == elements),
         )
     }
 
     /// Returns the address and process of a registrar; the first has number 0.
     #[must_use]
-    pub fn target(&self, place: usize) -> Option<Target> {
+    pub fn target(&self, place: usize) -> Option<RegistrarTarget> {
         let registrar = self.registrars.get(place)?;
         let status = &registrar.status;
-        Some(Target {
+        Some(RegistrarTarget {
             server: *status.asap.first()?,
             encapsulation: status.encapsulation_port.unwrap_or(0),
             pid: registrar.process.0.id(),
@@ -205,7 +205,7 @@ filter = "error"
     ///
     /// # Errors
     /// An operation is missing, or there was one without a request.
-    pub fn has_counted(
+    pub fn check_counters(
         &self,
         reregistrations: u64,
         resolutions: u64,
@@ -219,37 +219,47 @@ filter = "error"
         let resolved = asked.status()?.counters.resolutions;
         ensure!(
             (counted.reregistrations, resolved) == (reregistrations, resolutions),
-            "{reregistrations} re-registrations and {resolutions} resolutions were answered, the registrars have {resolved} \
-             and {counted:?}"
+            "{reregistrations} re-registrations and {resolutions} resolutions were answered, but the registrars \
+             counted {resolved} and {counted:?}"
         );
-        let refused = counted.refusals + counted.resolutions_refused + counted.limited;
+        let refused = counted.refusals + counted.resolutions_refused + counted.rate_limited;
         ensure!(
             refused + counted.sends_refused + counted.malformed == 0,
             "{counted:?}"
         );
         let each = counted.registrations + reregistrations;
-        wait(others, "updates are missing", |other| {
-            let told = first.status()?.counters.updates_sent;
-            ensure!(told <= each, "{told} updates of {each} registrations");
-            let counted = other.status()?.counters;
-            ensure!(counted.resynchronisations == 0, "out of step: {counted:?}");
-            let all = told == each || !self.announce_each;
-            Ok(all && counted.updates_received == told)
-        })
+        wait_for_registrars(
+            others,
+            "registrars have not received all updates",
+            |other| {
+                let updates_sent = first.status()?.counters.updates_sent;
+                ensure!(
+                    updates_sent <= each,
+                    "{updates_sent} updates were sent for {each} registrations"
+                );
+                let counted = other.status()?.counters;
+                ensure!(
+                    counted.resynchronisations == 0,
+                    "a registrar had to resynchronise: {counted:?}"
+                );
+                let all = updates_sent == each || !self.announce_each;
+                Ok(all && counted.updates_received == updates_sent)
+            },
+        )
     }
 }
 
-fn wait(
-    registrars: &[Registrar],
-    in_vain: &str,
-    is_so: impl Fn(&Registrar) -> Result<bool>,
+fn wait_for_registrars(
+    registrars: &[RegistrarProcess],
+    timeout_message: &str,
+    condition: impl Fn(&RegistrarProcess) -> Result<bool>,
 ) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + READY_TIMEOUT;
     for registrar in registrars {
-        while !is_so(registrar)? {
+        while !condition(registrar)? {
             ensure!(
                 Instant::now() < deadline,
-                "exceeded time: {in_vain}: {registrar:?}"
+                "exceeded time: {timeout_message}: {registrar:?}"
             );
             sleep(Duration::from_millis(10));
         }
@@ -257,25 +267,25 @@ fn wait(
     Ok(())
 }
 
-impl Registrar {
-    fn start(run_dir: &Path, configuration: &str, processor: usize) -> Result<Registrar> {
+impl RegistrarProcess {
+    fn spawn(run_dir: &Path, configuration: &str, processor: usize) -> Result<RegistrarProcess> {
         fs::create_dir_all(run_dir)?;
         let config = run_dir.join("registrar.toml");
         fs::write(&config, configuration)?;
         let program: PathBuf = find_program("holdfastd")?;
-        let mut command: Command = part("pinned")?;
+        let mut command: Command = hidden_command("pinned")?;
         command.arg(processor.to_string()).arg("--").arg(program);
         command
             .args(["--role", "registrar", "--config"])
             .arg(&config);
         command.stdin(Stdio::null());
-        let mut process = Process(command.spawn().context("start a registrar")?);
+        let mut process = ChildGuard(command.spawn().context("start a registrar")?);
         let client = BlockingClient::new(run_dir.join("registrar.sock"))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             match client.run(|client| client.registrar()) {
                 Ok(status) if status.ready => {
-                    return Ok(Registrar {
+                    return Ok(RegistrarProcess {
                         process,
                         client,
                         status,
@@ -289,20 +299,20 @@ impl Registrar {
             }
             ensure!(
                 Instant::now() < deadline,
-                "exceeded time: a registrar does not get ready"
+                "exceeded time: a registrar is not ready"
             );
             sleep(Duration::from_millis(5));
         }
     }
 
     /// Returns the configuration of this registrar as a peer of later ones.
-    fn as_peer(&self, carrier: Carrier) -> String {
+    fn peer_configuration(&self, carrier: Encapsulation) -> String {
         let status = &self.status;
         let mut text = String::new();
         for at in &status.enrp {
             let (ip, port) = (at.ip(), at.port());
             text += &format!("[[peer]]\naddresses = [\"{ip}\"]\nport = {port}\n");
-            if let (Carrier::Udp, Some(port)) = (carrier, status.encapsulation_port) {
+            if let (Encapsulation::Udp, Some(port)) = (carrier, status.encapsulation_port) {
                 text += &format!("encapsulation_port = {port}\n");
             }
         }
@@ -314,7 +324,7 @@ impl Registrar {
     }
 }
 
-impl Target {
+impl RegistrarTarget {
     /// Returns the processor time that the registrar has used.
     ///
     /// # Errors

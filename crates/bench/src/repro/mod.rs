@@ -21,14 +21,14 @@ pub use plot::{Figure, Panel, Point, Series};
 pub use report::{Check, Outcome, Row};
 
 /// Argument that asks for the names instead of an experiment.
-const LIST: &str = "list";
+const LIST_ARGUMENT: &str = "list";
 
 /// All experiments, one line each, in the order of papers and figures.
 const EXPERIMENTS: &[Experiment] = &[
-    rserpool_overhead::fig6::EXPERIMENT,
-    rserpool_overhead::fig7::EXPERIMENT,
-    rserpool_overhead::fig8::EXPERIMENT,
-    rserpool_overhead::fig9::EXPERIMENT,
+    rserpool_overhead::figure6::EXPERIMENT,
+    rserpool_overhead::figure7::EXPERIMENT,
+    rserpool_overhead::figure8::EXPERIMENT,
+    rserpool_overhead::figure9::EXPERIMENT,
     dve::figure4::EXPERIMENT,
     dve::figure5b::EXPERIMENT,
     dve::figure5c::EXPERIMENT,
@@ -79,15 +79,15 @@ pub struct Settings {
 impl Settings {
     /// Returns the requested repeats, or a default.
     #[must_use]
-    pub fn repeats_or(&self, otherwise: u32) -> u32 {
-        self.repeats.unwrap_or(otherwise)
+    pub fn repeats_or(&self, default: u32) -> u32 {
+        self.repeats.unwrap_or(default)
     }
 
     /// Returns the requested sizes, or a default.
     #[must_use]
-    pub fn sizes_or(&self, otherwise: &[u32]) -> Vec<u32> {
+    pub fn sizes_or(&self, default: &[u32]) -> Vec<u32> {
         if self.sizes.is_empty() {
-            otherwise.to_vec()
+            default.to_vec()
         } else {
             self.sizes.clone()
         }
@@ -103,7 +103,7 @@ impl Settings {
   holdfast repro rserpool-overhead/fig8 --repeats 3 --milliseconds 500 --sizes 1000,2000")]
 pub struct ReproArgs {
     /// The experiment, or `list` for the names of all
-    #[arg(value_name = "PAPER/EXPERIMENT", value_parser = names())]
+    #[arg(value_name = "PAPER/EXPERIMENT", value_parser = possible_names())]
     experiment: String,
     /// Settings of the experiment.
     #[command(flatten)]
@@ -116,11 +116,11 @@ pub struct ReproArgs {
     plot: Option<PathBuf>,
 }
 
-fn names() -> Vec<PossibleValue> {
+fn possible_names() -> Vec<PossibleValue> {
     let experiments = EXPERIMENTS
         .iter()
         .map(|each| PossibleValue::new(each.name).help(each.about));
-    std::iter::once(PossibleValue::new(LIST).help("Name all experiments"))
+    std::iter::once(PossibleValue::new(LIST_ARGUMENT).help("Name all experiments"))
         .chain(experiments)
         .collect()
 }
@@ -135,7 +135,7 @@ struct Report<'a> {
 }
 
 #[derive(Serialize)]
-struct Listed {
+struct ExperimentListing {
     name: &'static str,
     about: &'static str,
 }
@@ -145,26 +145,28 @@ struct Listed {
 /// # Errors
 /// The experiment fails, or a file cannot be written.
 pub fn run(args: &ReproArgs) -> Result<()> {
-    if args.experiment == LIST {
+    if args.experiment == LIST_ARGUMENT {
         return list(args);
     }
     let Some(experiment) = EXPERIMENTS.iter().find(|e| e.name == args.experiment) else {
         bail!(
-            "no experiment {}: see `holdfast repro list`",
+            "unknown experiment {}; see `holdfast repro list`",
             args.experiment
         );
     };
-    let plays_live = experiment.name == lu_dpf::table1::EXPERIMENT.name;
+    let supports_live = experiment.name == lu_dpf::table1::EXPERIMENT.name;
     ensure!(
-        plays_live || !args.settings.live,
-        "{} is not measured live",
+        supports_live || !args.settings.live,
+        "{} cannot be measured live; leave out --live",
         experiment.name
     );
-    let tables = [&lu_dpf::table1::EXPERIMENT, &lu_dpf::rivals::EXPERIMENT];
-    let is_table = tables.iter().any(|each| each.name == experiment.name);
+    let table_experiments = [&lu_dpf::table1::EXPERIMENT, &lu_dpf::rivals::EXPERIMENT];
+    let is_table = table_experiments
+        .iter()
+        .any(|each| each.name == experiment.name);
     ensure!(
         args.plot.is_none() || !is_table,
-        "{} is a table: --json has its numbers",
+        "{} is a table and has no plot; use --json for its numbers",
         experiment.name
     );
     // The files are opened before some minutes of measurement, not after.
@@ -186,8 +188,8 @@ pub fn run(args: &ReproArgs) -> Result<()> {
     if let Some(path) = &args.plot {
         let figure = outcome.figure.as_ref();
         let figure = figure.context("this experiment has no curves")?;
-        let wrote = figure.write(path);
-        wrote.with_context(|| format!("write {}", path.display()))?;
+        let written = figure.write(path);
+        written.with_context(|| format!("write {}", path.display()))?;
     }
     let failed = outcome.checks.iter().filter(|check| !check.holds).count();
     let checks = outcome.checks.len();
@@ -204,7 +206,7 @@ fn list(args: &ReproArgs) -> Result<()> {
     if let Some(path) = &args.json {
         let listed = EXPERIMENTS
             .iter()
-            .map(|&Experiment { name, about, .. }| Listed { name, about });
+            .map(|&Experiment { name, about, .. }| ExperimentListing { name, about });
         write_json(path, &listed.collect::<Vec<_>>())?;
     }
     Ok(())

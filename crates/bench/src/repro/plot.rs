@@ -10,7 +10,7 @@ use plotters::prelude::*;
 use std::path::Path;
 
 /// Width and height of a panel in pixels.
-const PANEL: (u32, u32) = (720, 520);
+const PANEL_PIXELS: (u32, u32) = (720, 520);
 /// Panels beside each other.
 const COLUMNS: usize = 2;
 
@@ -93,25 +93,28 @@ impl Figure {
         let mut svg = String::new();
         let columns = self.panels.len().clamp(1, COLUMNS);
         let rows = self.panels.len().div_ceil(columns).max(1);
-        let size = (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + 40);
+        let size = (
+            PANEL_PIXELS.0 * columns as u32,
+            PANEL_PIXELS.1 * rows as u32 + 40,
+        );
         {
             let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-            root.fill(&WHITE).map_err(drawing)?;
+            root.fill(&WHITE).map_err(drawing_error)?;
             let below = root
                 .titled(&self.title, ("sans-serif", 24))
-                .map_err(drawing)?;
+                .map_err(drawing_error)?;
             let areas = below.split_evenly((rows, columns));
             for (panel, area) in self.panels.iter().zip(&areas) {
                 panel.draw(area)?;
             }
-            root.present().map_err(drawing)?;
+            root.present().map_err(drawing_error)?;
         }
         Ok(svg)
     }
 }
 
-fn drawing(error: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("drawing: {error}")
+fn drawing_error(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("cannot draw the plot: {error}")
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -126,7 +129,7 @@ impl Panel {
         let x = 0.0..x_max * 1.05;
         let values = || {
             self.points()
-                .flat_map(|p| [Some(high(p)), p.paper])
+                .flat_map(|p| [Some(interval_high(p)), p.paper])
                 .flatten()
         };
         let highest = values().fold(f64::MIN_POSITIVE, f64::max);
@@ -143,14 +146,14 @@ impl Panel {
             let y_min = least.flatten().fold(highest, f64::min) / 2.0;
             let y_max = highest * (highest / y_min).powf(legend);
             let y = (y_min..y_max).log_scale();
-            self.fill(builder.build_cartesian_2d(x, y).map_err(drawing)?)
+            self.draw_curves(builder.build_cartesian_2d(x, y).map_err(drawing_error)?)
         } else {
             let y = 0.0..highest * (1.0 + legend);
-            self.fill(builder.build_cartesian_2d(x, y).map_err(drawing)?)
+            self.draw_curves(builder.build_cartesian_2d(x, y).map_err(drawing_error)?)
         }
     }
 
-    fn fill<'a, Y>(
+    fn draw_curves<'a, Y>(
         &self,
         mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, Y>>,
     ) -> Result<()>
@@ -163,13 +166,13 @@ impl Panel {
             .x_desc(&self.x)
             .y_desc(format!("{} ({})", self.y, self.unit))
             .draw()
-            .map_err(drawing)?;
+            .map_err(drawing_error)?;
         for (index, series) in self.series.iter().enumerate() {
             let color = Palette99::pick(index).to_rgba();
             let means = series.points.iter().map(|point| (point.x, point.ours.mean));
             chart
                 .draw_series(LineSeries::new(means, color.stroke_width(2)))
-                .map_err(drawing)?
+                .map_err(drawing_error)?
                 .label(&series.name)
                 .legend(move |(x, y)| {
                     PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
@@ -177,23 +180,23 @@ impl Panel {
             let bars = series.points.iter().map(|p| {
                 ErrorBar::new_vertical(
                     p.x,
-                    low(p, self.y_log),
+                    interval_low(p, self.y_log),
                     p.ours.mean,
-                    high(p),
+                    interval_high(p),
                     color.filled(),
                     8,
                 )
             });
-            chart.draw_series(bars).map_err(drawing)?;
-            let stated = series.points.iter().filter_map(|p| Some((p.x, p.paper?)));
-            let crosses = stated.map(|at| Cross::new(at, 6, color.stroke_width(2)));
-            chart.draw_series(crosses).map_err(drawing)?;
+            chart.draw_series(bars).map_err(drawing_error)?;
+            let paper_points = series.points.iter().filter_map(|p| Some((p.x, p.paper?)));
+            let crosses = paper_points.map(|at| Cross::new(at, 6, color.stroke_width(2)));
+            chart.draw_series(crosses).map_err(drawing_error)?;
         }
         if self.points().any(|point| point.paper.is_some()) {
-            let nowhere = std::iter::empty::<Cross<(f64, f64), i32>>();
+            let no_points = std::iter::empty::<Cross<(f64, f64), i32>>();
             chart
-                .draw_series(nowhere)
-                .map_err(drawing)?
+                .draw_series(no_points)
+                .map_err(drawing_error)?
                 .label("stated in the paper")
                 .legend(|(x, y)| Cross::new((x + 9, y), 6, BLACK.stroke_width(2)));
         }
@@ -203,16 +206,16 @@ impl Panel {
             .background_style(WHITE.mix(0.8))
             .border_style(BLACK)
             .draw()
-            .map_err(drawing)
+            .map_err(drawing_error)
     }
 }
 
-fn high(point: &Point) -> f64 {
+fn interval_high(point: &Point) -> f64 {
     point.ours.mean + point.ours.ci95.unwrap_or(0.0)
 }
 
 /// Returns the low end of the interval; a logarithmic axis cannot show an interval that reaches 0.
-fn low(point: &Point, y_log: bool) -> f64 {
+fn interval_low(point: &Point, y_log: bool) -> f64 {
     let low = point.ours.mean - point.ours.ci95.unwrap_or(0.0);
     if y_log && low <= 0.0 {
         point.ours.mean
@@ -228,7 +231,7 @@ mod tests {
     fn figure(y_log: bool) -> Figure {
         let point = |x: f64, paper| Point {
             x,
-            ours: Estimate::of(&[x, x * 2.0]),
+            ours: Estimate::from_repeats(&[x, x * 2.0]),
             paper,
         };
         let panel = Panel {
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_is_a_row() {
+    fn every_point_yields_a_row() {
         let rows = figure(false).rows();
         assert_eq!(rows.len(), 9);
         assert_eq!(rows[1].point, "left: a < b, 2000 elements");
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_has_its_curves_intervals_and_names() {
+    fn plot_contains_curves_intervals_and_names() {
         for y_log in [false, true] {
             let svg = figure(y_log).svg().unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

@@ -64,7 +64,7 @@ pub struct Outcome {
 impl Outcome {
     /// Creates an outcome with all points of `figure` as rows.
     #[must_use]
-    pub fn of_figure(figure: Figure, notes: Vec<String>) -> Outcome {
+    pub fn from_figure(figure: Figure, notes: Vec<String>) -> Outcome {
         Outcome {
             notes,
             rows: figure.rows(),
@@ -77,7 +77,7 @@ impl Outcome {
     pub(super) fn text(&self) -> String {
         let heading = ["point", "paper", "ours", "± (95 %)", "unit"];
         let mut lines = vec![heading.map(str::to_owned)];
-        lines.extend(self.rows.iter().map(cells));
+        lines.extend(self.rows.iter().map(row_cells));
         let width = |column: usize| {
             let lengths = lines.iter().map(|line| line[column].chars().count());
             lengths.max().unwrap_or(0)
@@ -103,19 +103,19 @@ impl Outcome {
     }
 }
 
-fn cells(row: &Row) -> [String; 5] {
-    let or_none = |value: Option<f64>| value.map_or("-".to_owned(), figure);
+fn row_cells(row: &Row) -> [String; 5] {
+    let or_none = |value: Option<f64>| value.map_or("-".to_owned(), format_significant);
     [
         row.point.clone(),
         or_none(row.paper),
-        figure(row.ours),
+        format_significant(row.ours),
         or_none(row.ci95),
         row.unit.clone(),
     ]
 }
 
 /// Formats a value with three significant digits, or all digits before the point.
-pub(super) fn figure(value: f64) -> String {
+pub(super) fn format_significant(value: f64) -> String {
     let digits = match value.abs() {
         small if small < 0.001 => 5,
         small if small < 1.0 => 3,
@@ -131,8 +131,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_a_line_for_each_row() {
-        let estimate = Estimate::of(&[3.0, 3.0]);
+    fn table_has_one_line_per_row() {
+        let estimate = Estimate::from_repeats(&[3.0, 3.0]);
         let mut outcome = Outcome {
             notes: vec!["2 repeats".to_owned()],
             ..Outcome::default()
@@ -140,9 +140,12 @@ mod tests {
         outcome
             .rows
             .push(Row::new("A, 2,000 PEs", Some(90.0), estimate, "%"));
-        outcome
-            .rows
-            .push(Row::new("B", None, Estimate::of(&[1234.5]), "1/s"));
+        outcome.rows.push(Row::new(
+            "B",
+            None,
+            Estimate::from_repeats(&[1234.5]),
+            "1/s",
+        ));
         let text = outcome.text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "2 repeats");

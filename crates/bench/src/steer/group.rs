@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared::{
     Config, FlowKey, NODE_ENCAP, NODE_KNOWN, Node, REACH_STEER, RECORD_OWNED, Record, Service,
-    ServiceKey, mapped,
+    ServiceKey, to_mapped,
 };
-use holdfast_bpf::traffic::client_of;
+use holdfast_bpf::traffic::flow_client;
 
-use super::Form;
-use super::place::{ENCAP, LINK, Place, link_address};
+use super::DeliveryForm;
+use super::test_network::{ENCAP_PAIR, LINK_PAIR, TestNetwork, link_address};
 
 /// Service address of the flows.
 pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 98, 255, 1);
@@ -27,22 +27,22 @@ const CONTACT: u16 = 1;
 const BATCH: u32 = 10_000;
 
 /// The data planes of the group: the contact node's, then owner 0 and 1.
-pub struct Group {
+pub struct SteerGroup {
     contact: Dataplane,
     owners: [Dataplane; 2],
-    link: [u32; 2],
-    encap: [u32; 2],
+    link_ifindexes: [u32; 2],
+    encap_ifindexes: [u32; 2],
 }
 
-impl Group {
+impl SteerGroup {
     /// Loads and attaches the programs and fills the steering table; all nodes are on one segment at first.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn new(place: &Place, flows: u32) -> Result<Self> {
+    pub fn new(place: &TestNetwork, flows: u32) -> Result<Self> {
         let start = |host: &str, device: &str, id: u16| -> Result<Dataplane> {
             let ifindex = place.ifindex(host, device)?;
-            let plane = place.inside(host, || {
+            let plane = place.run_in_namespace(host, || {
                 let mut plane = Dataplane::load(&place.pins.join(host), FLOWS_MAX)?;
                 plane.attach_interface(ifindex, true)?;
                 Ok(plane)
@@ -74,11 +74,11 @@ impl Group {
         let group = Self {
             contact,
             owners,
-            link,
-            encap,
+            link_ifindexes: link,
+            encap_ifindexes: encap,
         };
-        group.record(flows)?;
-        group.reach_by(Form::Link)?;
+        group.write_records(flows)?;
+        group.set_delivery_form(DeliveryForm::Link)?;
         Ok(group)
     }
 
@@ -86,16 +86,16 @@ impl Group {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn reach_by(&self, form: Form) -> Result<()> {
+    pub fn set_delivery_form(&self, form: DeliveryForm) -> Result<()> {
         let (first, ifindexes) = match form {
-            Form::Link => (LINK, self.link),
-            Form::Encap => (ENCAP, self.encap),
+            DeliveryForm::Link => (LINK_PAIR, self.link_ifindexes),
+            DeliveryForm::Encap => (ENCAP_PAIR, self.encap_ifindexes),
         };
-        let contact = node(ENCAP, 0, 0, form);
+        let contact = node_entry(ENCAP_PAIR, 0, 0, form);
         self.contact.nodes.set(&u32::from(CONTACT), &contact)?;
         for (index, plane) in (0u8..).zip(&self.owners) {
             let id = CONTACT + 1 + u16::from(index);
-            let entry = node(first + index, 1, ifindexes[usize::from(index)], form);
+            let entry = node_entry(first + index, 1, ifindexes[usize::from(index)], form);
             self.contact.nodes.set(&u32::from(id), &entry)?;
             plane.nodes.set(&u32::from(id), &entry)?;
             plane.peers.set(&contact.address, &CONTACT)?;
@@ -103,11 +103,11 @@ impl Group {
         Ok(())
     }
 
-    fn record(&self, flows: u32) -> Result<()> {
+    fn write_records(&self, flows: u32) -> Result<()> {
         for first in (0..flows).step_by(BATCH as usize) {
             let batch = first..flows.min(first + BATCH);
-            let keys: Vec<FlowKey> = batch.clone().map(key).collect();
-            let records: Vec<Record> = batch.map(record).collect();
+            let keys: Vec<FlowKey> = batch.clone().map(flow_key).collect();
+            let records: Vec<Record> = batch.map(record_of_flow).collect();
             self.contact
                 .steering
                 .set_many(&keys, &records)
@@ -118,7 +118,7 @@ impl Group {
 
     /// Returns a counter of the contact node.
     #[must_use]
-    pub fn count(&self, name: &str) -> u64 {
+    pub fn counter(&self, name: &str) -> u64 {
         self.contact
             .counters()
             .iter()
@@ -128,7 +128,7 @@ impl Group {
 }
 
 /// Returns the record of a flow: every other flow belongs to owner 1.
-fn record(index: u32) -> Record {
+fn record_of_flow(index: u32) -> Record {
     let owner = CONTACT + 1 + u16::from(index % 2 == 1);
     Record {
         epoch: 1,
@@ -139,11 +139,15 @@ fn record(index: u32) -> Record {
 }
 
 /// Returns the node at the far (1) or near (0) end of a pair, as reached by the contact node's interface.
-fn node(pair: u8, end: u8, ifindex: u32, form: Form) -> Node {
-    let encap = if form == Form::Encap { NODE_ENCAP } else { 0 };
+fn node_entry(pair: u8, end: u8, ifindex: u32, form: DeliveryForm) -> Node {
+    let encap = if form == DeliveryForm::Encap {
+        NODE_ENCAP
+    } else {
+        0
+    };
     let address = Ipv4Addr::new(10, 98, pair, 1 + end);
     Node {
-        address: mapped(IpAddr::V4(address)),
+        address: to_mapped(IpAddr::V4(address)),
         link: link_address(pair, end),
         own_link: link_address(pair, 0),
         ifindex,
@@ -152,15 +156,15 @@ fn node(pair: u8, end: u8, ifindex: u32, form: Form) -> Node {
     }
 }
 
-fn key(index: u32) -> FlowKey {
-    let (address, port) = client_of(CLIENT, index);
+fn flow_key(index: u32) -> FlowKey {
+    let (address, port) = flow_client(CLIENT, index);
     let local = SocketAddr::new(IpAddr::V4(SERVICE), PORT);
     FlowKey::new(UDP, local, SocketAddr::new(IpAddr::V4(address), port))
 }
 
 fn service_key(port: u16) -> ServiceKey {
     ServiceKey {
-        address: mapped(IpAddr::V4(SERVICE)),
+        address: to_mapped(IpAddr::V4(SERVICE)),
         port: port.to_be_bytes(),
         protocol: UDP,
         pad: 0,

@@ -5,25 +5,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use holdfast_bpf::traffic::{Counts, Plan, Seen, Traffic};
+use holdfast_bpf::traffic::{CountReader, SinkCounts, Traffic, TrafficPlan};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
 use super::group::{CLIENT, PORT, SERVICE};
-use super::place::{GENERATOR_CPU, Place, link_address, pin};
+use super::test_network::{GENERATOR_CPU, TestNetwork, link_address, pin_thread};
 
 /// Time under traffic before a measurement begins.
 const WARM_UP: Duration = Duration::from_millis(30);
 /// One packet in this many is checked during a measurement.
-const SAMPLE: u32 = 64;
+const SAMPLE_INTERVAL: u32 = 64;
 /// Most passes over all flows until a packet of each has passed the full queues.
-const PASSES: u32 = 4000;
+const PASSES_MAX: u32 = 4000;
 /// Packets of one system call, if there are fewer flows.
-const BURST: u32 = 1 << 18;
+const BURST_PACKETS: u32 = 1 << 18;
 
 /// Interface of the contact node at which the packets arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ForwardingPath {
     /// The interface of the kernel's IP forwarding.
     Kernel,
     /// The interface of the steering program.
@@ -40,21 +40,21 @@ pub struct Rate {
 }
 
 /// The generator and the owners' sinks.
-pub struct Meter {
+pub struct RateMeter {
     traffic: Traffic,
-    counts: Counts,
-    ways: [(Pid, u32); 2],
+    counts: CountReader,
+    paths: [(Pid, u32); 2],
     /// Packets per send call; raised until the call outlasts a measurement.
     packets: u32,
     round: u32,
 }
 
-impl Meter {
+impl RateMeter {
     /// Attaches the sinks and gives the contact node's interfaces their threads.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn new(place: &Place) -> Result<Self> {
+    pub fn new(place: &TestNetwork) -> Result<Self> {
         let mut traffic = Traffic::load()?;
         for (owner, host, device, xdp) in [
             (0, "o0", "plain", false),
@@ -64,39 +64,39 @@ impl Meter {
             (1, "o1", "encap", false),
         ] {
             let ifindex = place.ifindex(host, device)?;
-            place.inside(host, || Ok(traffic.attach_sink(ifindex, owner, xdp)?))?;
+            place.run_in_namespace(host, || Ok(traffic.attach_sink(ifindex, owner, xdp)?))?;
         }
         let kernel = (
-            place.own_thread("by-kernel")?,
+            place.enable_napi_thread("by-kernel")?,
             place.ifindex("g", "to-kernel")?,
         );
         let steer = (
-            place.own_thread("by-steer")?,
+            place.enable_napi_thread("by-steer")?,
             place.ifindex("g", "to-steer")?,
         );
         let counts = traffic.counts()?;
         Ok(Self {
             traffic,
             counts,
-            ways: [kernel, steer],
+            paths: [kernel, steer],
             packets: 1 << 20,
             round: 0,
         })
     }
 
-    fn set_plan(&mut self, way: Way, flows: u32, sample_mask: u32) -> Result<()> {
+    fn set_plan(&mut self, way: ForwardingPath, flows: u32, sample_mask: u32) -> Result<()> {
         self.round += 1;
         // Both pairs of the generator are alike; the kernel's route leads to owner 0 alone.
-        let pair = u8::from(way == Way::Steer);
-        let plan = Plan {
+        let pair = u8::from(way == ForwardingPath::Steer);
+        let plan = TrafficPlan {
             flows,
-            ifindex: self.ways[way as usize].1,
+            ifindex: self.paths[way as usize].1,
             service: SERVICE.octets(),
             client: CLIENT.octets(),
             port: PORT.to_be_bytes(),
-            to_link: link_address(pair, 1),
+            next_hop_link: link_address(pair, 1),
             own_link: link_address(pair, 0),
-            owners: owners(way, flows),
+            owners: owner_count(way, flows),
             sample_mask,
             round: self.round,
         };
@@ -109,8 +109,8 @@ impl Meter {
     /// The kernel refuses, no packet arrived, or a packet was wrong.
     pub fn measure(
         &mut self,
-        place: &Place,
-        way: Way,
+        place: &TestNetwork,
+        way: ForwardingPath,
         flows: u32,
         duration: Duration,
     ) -> Result<Rate> {
@@ -125,47 +125,49 @@ impl Meter {
 
     fn attempt(
         &mut self,
-        place: &Place,
-        way: Way,
+        place: &TestNetwork,
+        way: ForwardingPath,
         flows: u32,
         duration: Duration,
     ) -> Result<Option<Rate>> {
-        self.set_plan(way, flows, SAMPLE - 1)?;
-        let start = total(&self.counts.read()?).packets;
+        self.set_plan(way, flows, SAMPLE_INTERVAL - 1)?;
+        let start = sum_counters(&self.counts.read()?).packets;
         let (traffic, packets) = (&mut self.traffic, self.packets);
         let sending = AtomicBool::new(true);
         let stretch = std::thread::scope(|scope| {
             let sender = scope.spawn(|| {
-                let sent = place.inside("g", || {
-                    pin(Pid::from_raw(0), GENERATOR_CPU)?;
+                let sent = place.run_in_namespace("g", || {
+                    pin_thread(Pid::from_raw(0), GENERATOR_CPU)?;
                     Ok(traffic.send(packets)?)
                 });
                 sending.store(false, Ordering::Release);
                 sent
             });
-            let sample = || Sample::take(&self.counts, self.ways[way as usize].0);
+            let sample = || CounterSample::take(&self.counts, self.paths[way as usize].0);
             // The send call first prepares its packets, and the kernel waits for quiescence meanwhile.
-            while sending.load(Ordering::Acquire) && total(&self.counts.read()?).packets == start {
+            while sending.load(Ordering::Acquire)
+                && sum_counters(&self.counts.read()?).packets == start
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
             std::thread::sleep(WARM_UP);
             let before = sample()?;
             std::thread::sleep(duration);
             let after = sample()?;
-            let whole = sending.load(Ordering::Acquire);
+            let is_complete = sending.load(Ordering::Acquire);
             sender
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            Ok::<_, anyhow::Error>(whole.then_some((before, after)))
+            Ok::<_, anyhow::Error>(is_complete.then_some((before, after)))
         })?;
-        self.settle()?;
-        let seen = total(&self.counts.read()?);
+        self.wait_until_idle()?;
+        let seen = sum_counters(&self.counts.read()?);
         ensure!(
-            wrong(&seen) == 0,
-            "what arrived is not what was sent: {seen:?}"
+            wrong_packets(&seen) == 0,
+            "the received packets differ from the sent ones: {seen:?}"
         );
         stretch
-            .map(|(before, after)| after.since(&before))
+            .map(|(before, after)| after.rate_since(&before))
             .transpose()
     }
 
@@ -174,35 +176,37 @@ impl Meter {
     ///
     /// # Errors
     /// A packet is wrong, or a flow does not arrive.
-    pub fn verify(&mut self, place: &Place, way: Way, flows: u32) -> Result<u64> {
+    pub fn verify(&mut self, place: &TestNetwork, way: ForwardingPath, flows: u32) -> Result<u64> {
         self.set_plan(way, flows, 0)?;
         let before = self.counts.read()?;
         let mut passes = 0;
-        while total(&self.counts.read()?).flows - total(&before).flows < u64::from(flows) {
+        while sum_counters(&self.counts.read()?).flows - sum_counters(&before).flows
+            < u64::from(flows)
+        {
             ensure!(
-                passes < PASSES,
-                "not every flow came through: {:?}",
+                passes < PASSES_MAX,
+                "not every flow arrived: {:?}",
                 self.counts.read()?
             );
             let traffic = &mut self.traffic;
-            let packets = flows.max(BURST);
-            place.inside("g", || Ok(traffic.send(packets)?))?;
-            self.settle()?;
+            let packets = flows.max(BURST_PACKETS);
+            place.run_in_namespace("g", || Ok(traffic.send(packets)?))?;
+            self.wait_until_idle()?;
             passes += packets / flows;
         }
         let after = self.counts.read()?;
-        let seen = total(&after);
+        let seen = sum_counters(&after);
         ensure!(
-            wrong(&seen) == 0,
-            "what arrived is not what was sent: {after:?}"
+            wrong_packets(&seen) == 0,
+            "the received packets differ from the sent ones: {after:?}"
         );
-        let packets = seen.packets - total(&before).packets;
+        let packets = seen.packets - sum_counters(&before).packets;
         ensure!(
-            seen.checked - total(&before).checked == packets,
+            seen.checked - sum_counters(&before).checked == packets,
             "not every packet was checked"
         );
         let second = after[1].flows - before[1].flows;
-        let expected = if owners(way, flows) == 2 {
+        let expected = if owner_count(way, flows) == 2 {
             u64::from(flows / 2)
         } else {
             0
@@ -214,11 +218,11 @@ impl Meter {
         Ok(packets)
     }
 
-    fn settle(&self) -> Result<()> {
-        let mut before = total(&self.counts.read()?).packets;
+    fn wait_until_idle(&self) -> Result<()> {
+        let mut before = sum_counters(&self.counts.read()?).packets;
         loop {
             std::thread::sleep(Duration::from_millis(5));
-            let now = total(&self.counts.read()?).packets;
+            let now = sum_counters(&self.counts.read()?).packets;
             if now == before {
                 return Ok(());
             }
@@ -228,26 +232,26 @@ impl Meter {
 }
 
 /// Counters and processor time at one moment.
-struct Sample {
+struct CounterSample {
     at: Instant,
-    seen: Seen,
+    counters: SinkCounts,
     cpu: Duration,
 }
 
-impl Sample {
-    fn take(counts: &Counts, thread: Pid) -> Result<Self> {
+impl CounterSample {
+    fn take(counts: &CountReader, thread: Pid) -> Result<Self> {
         let cpu = Duration::from(clock_getcpuclockid(thread)?.now()?);
         Ok(Self {
             at: Instant::now(),
-            seen: total(&counts.read()?),
+            counters: sum_counters(&counts.read()?),
             cpu,
         })
     }
 
-    fn since(&self, before: &Self) -> Result<Rate> {
-        let packets = self.seen.packets - before.seen.packets;
+    fn rate_since(&self, before: &Self) -> Result<Rate> {
+        let packets = self.counters.packets - before.counters.packets;
         ensure!(
-            packets > 0 && self.seen.checked > before.seen.checked,
+            packets > 0 && self.counters.checked > before.counters.checked,
             "nothing arrived at the owners"
         );
         Ok(Rate {
@@ -258,13 +262,17 @@ impl Sample {
 }
 
 /// Returns the number of owners that share the flows.
-pub fn owners(way: Way, flows: u32) -> u16 {
-    if way == Way::Steer && flows > 1 { 2 } else { 1 }
+pub fn owner_count(way: ForwardingPath, flows: u32) -> u16 {
+    if way == ForwardingPath::Steer && flows > 1 {
+        2
+    } else {
+        1
+    }
 }
 
-fn total(seen: &[Seen; 2]) -> Seen {
+fn sum_counters(seen: &[SinkCounts; 2]) -> SinkCounts {
     let [a, b] = seen;
-    Seen {
+    SinkCounts {
         packets: a.packets + b.packets,
         checked: a.checked + b.checked,
         flows: a.flows + b.flows,
@@ -274,6 +282,6 @@ fn total(seen: &[Seen; 2]) -> Seen {
     }
 }
 
-fn wrong(seen: &Seen) -> u64 {
+fn wrong_packets(seen: &SinkCounts) -> u64 {
     seen.wrong_flow + seen.wrong_owner + seen.wrong_content
 }

@@ -15,7 +15,7 @@
 
 mod group;
 mod measure;
-mod place;
+mod test_network;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,14 +24,14 @@ use anyhow::{Context, Result, ensure};
 use holdfast_bpf::traffic::MAX_FLOWS;
 use serde::Serialize;
 
-use group::Group;
-use measure::{Meter, Rate, Way};
-use place::Place;
+use group::SteerGroup;
+use measure::{ForwardingPath, Rate, RateMeter};
+use test_network::TestNetwork;
 
 /// Flags of `holdfast bench steer`.
 #[derive(Debug, clap::Args)]
 pub struct SteerArgs {
-    /// Flows that take turns; several numbers, separated by commas.
+    /// Flows that the packets alternate between; several numbers, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,1000,100000")]
     flows: Vec<u32>,
     /// Measurements of each kind; the results are medians.
@@ -48,18 +48,18 @@ pub struct SteerArgs {
 /// Form in which a packet gets from the contact node to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Form {
+pub enum DeliveryForm {
     /// By link address, on one segment.
     Link,
     /// IP in IP, across segments; decapsulated by the owner.
     Encap,
 }
 
-impl Form {
+impl DeliveryForm {
     fn name(self) -> &'static str {
         match self {
-            Form::Link => "link",
-            Form::Encap => "encap",
+            DeliveryForm::Link => "link",
+            DeliveryForm::Encap => "encap",
         }
     }
 }
@@ -68,7 +68,7 @@ impl Form {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     flows: u32,
-    form: Form,
+    form: DeliveryForm,
     kernel_forward_pps: f64,
     steer_pps: f64,
     ratio: f64,
@@ -86,9 +86,9 @@ struct Report<'a> {
 }
 
 /// Measurements of one row.
-struct Cell {
+struct Combination {
     flows: u32,
-    form: Form,
+    form: DeliveryForm,
     packets_verified: u64,
     kernel: Vec<Rate>,
     steer: Vec<Rate>,
@@ -103,24 +103,24 @@ pub fn run(args: SteerArgs) -> Result<()> {
     let processors = std::thread::available_parallelism()?.get();
     ensure!(
         processors >= 2,
-        "two processors are needed: one generates, one forwards"
+        "two processors are needed: one to generate packets, one to forward them"
     );
-    ensure!(args.rounds > 0, "nothing to measure");
-    let possible = |flows: &u32| (1..=MAX_FLOWS).contains(flows);
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
+    let is_possible = |flows: &u32| (1..=MAX_FLOWS).contains(flows);
     ensure!(
-        args.flows.iter().all(possible),
-        "from 1 to {MAX_FLOWS} flows can be measured"
+        args.flows.iter().all(is_possible),
+        "--flows must be 1 to {MAX_FLOWS}"
     );
-    let place = Place::new()?;
+    let place = TestNetwork::new()?;
     // The threads come before the programs: a measurement without its own thread would be worthless.
-    let mut meter = Meter::new(&place)?;
-    let group = Group::new(&place, args.flows.iter().copied().max().unwrap_or(1))?;
+    let mut meter = RateMeter::new(&place)?;
+    let group = SteerGroup::new(&place, args.flows.iter().copied().max().unwrap_or(1))?;
     let mut cells = Vec::new();
     for &flows in &args.flows {
-        for form in [Form::Link, Form::Encap] {
+        for form in [DeliveryForm::Link, DeliveryForm::Encap] {
             eprintln!("verifying {flows} flows, {}", form.name());
             let packets_verified = verify(&place, &mut meter, &group, flows, form)?;
-            cells.push(Cell {
+            cells.push(Combination {
                 flows,
                 form,
                 packets_verified,
@@ -135,8 +135,8 @@ pub fn run(args: SteerArgs) -> Result<()> {
             measure(&args, &place, &mut meter, &group, cell, round)?;
         }
     }
-    let rows: Vec<Row> = cells.iter().map(row).collect();
-    print(&rows);
+    let rows: Vec<Row> = cells.iter().map(build_row).collect();
+    print_rows(&rows);
     if let Some(path) = &args.json {
         let report = Report {
             bench: "steer",
@@ -150,39 +150,45 @@ pub fn run(args: SteerArgs) -> Result<()> {
 
 /// Checks that every flow arrives at its owner, unchanged and in the expected form; returns the number of checked
 /// packets.
-fn verify(place: &Place, meter: &mut Meter, group: &Group, flows: u32, form: Form) -> Result<u64> {
-    group.reach_by(form)?;
-    let before = group.count(counter_of(form));
-    let steered = meter.verify(place, Way::Steer, flows)?;
-    let came = group.count(counter_of(form)) - before;
+fn verify(
+    place: &TestNetwork,
+    meter: &mut RateMeter,
+    group: &SteerGroup,
+    flows: u32,
+    form: DeliveryForm,
+) -> Result<u64> {
+    group.set_delivery_form(form)?;
+    let before = group.counter(counter_name(form));
+    let steered = meter.verify(place, ForwardingPath::Steer, flows)?;
+    let forwarded = group.counter(counter_name(form)) - before;
     ensure!(
-        came >= steered,
-        "{steered} packets arrived, but only {came} came this way"
+        forwarded >= steered,
+        "{steered} packets arrived, but the steering program forwarded only {forwarded}"
     );
-    Ok(steered + meter.verify(place, Way::Kernel, flows)?)
+    Ok(steered + meter.verify(place, ForwardingPath::Kernel, flows)?)
 }
 
 fn measure(
     args: &SteerArgs,
-    place: &Place,
-    meter: &mut Meter,
-    group: &Group,
-    cell: &mut Cell,
+    place: &TestNetwork,
+    meter: &mut RateMeter,
+    group: &SteerGroup,
+    cell: &mut Combination,
     round: usize,
 ) -> Result<()> {
-    group.reach_by(cell.form)?;
+    group.set_delivery_form(cell.form)?;
     let duration = Duration::from_millis(args.milliseconds);
     // Each way goes first in every other round.
     let ways = if round.is_multiple_of(2) {
-        [Way::Kernel, Way::Steer]
+        [ForwardingPath::Kernel, ForwardingPath::Steer]
     } else {
-        [Way::Steer, Way::Kernel]
+        [ForwardingPath::Steer, ForwardingPath::Kernel]
     };
     for way in ways {
         let rate = meter.measure(place, way, cell.flows, duration)?;
         let (name, rates) = match way {
-            Way::Kernel => ("kernel", &mut cell.kernel),
-            Way::Steer => (cell.form.name(), &mut cell.steer),
+            ForwardingPath::Kernel => ("kernel", &mut cell.kernel),
+            ForwardingPath::Steer => (cell.form.name(), &mut cell.steer),
         };
         eprintln!(
             "  {:>6} flows, {name:>6}: {:.2} Mpps, {:.0} ns",
@@ -195,7 +201,7 @@ fn measure(
     Ok(())
 }
 
-fn row(cell: &Cell) -> Row {
+fn build_row(cell: &Combination) -> Row {
     let (kernel_pps, steer_pps) = (
         median(&cell.kernel, |r| r.pps),
         median(&cell.steer, |r| r.pps),
@@ -214,15 +220,15 @@ fn row(cell: &Cell) -> Row {
     }
 }
 
-fn counter_of(form: Form) -> &'static str {
+fn counter_name(form: DeliveryForm) -> &'static str {
     match form {
-        Form::Link => "steered_link",
-        Form::Encap => "steered_encap",
+        DeliveryForm::Link => "steered_link",
+        DeliveryForm::Encap => "steered_encap",
     }
 }
 
-fn median(rates: &[Rate], of: impl Fn(&Rate) -> f64) -> f64 {
-    let mut values: Vec<f64> = rates.iter().map(of).collect();
+fn median(rates: &[Rate], value_of: impl Fn(&Rate) -> f64) -> f64 {
+    let mut values: Vec<f64> = rates.iter().map(value_of).collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 {
@@ -238,7 +244,7 @@ fn spread(rates: &[Rate]) -> [f64; 2] {
     [fold(f64::min, f64::INFINITY), fold(f64::max, 0.0)]
 }
 
-fn print(rows: &[Row]) {
+fn print_rows(rows: &[Row]) {
     println!(
         "{:>7} {:>6} {:>22} {:>22} {:>6} {:>10} {:>10}",
         "flows",
@@ -275,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_the_middle() {
+    fn median_is_the_middle_value() {
         assert_eq!(median(&rates(&[5.0, 1.0, 3.0]), |r| r.pps), 3.0);
         assert_eq!(median(&rates(&[5.0, 1.0, 3.0, 4.0]), |r| r.pps), 3.5);
         assert_eq!(spread(&rates(&[5.0, 1.0, 3.0])), [1.0, 5.0]);

@@ -2,8 +2,8 @@
 //! the product.
 
 mod red_black;
-pub mod space;
 mod treap;
+pub mod tree_handlespace;
 
 pub use red_black::RedBlack;
 pub use treap::Treap;
@@ -15,13 +15,13 @@ use std::marker::PhantomData;
 const NIL: u32 = 0;
 
 /// Balancing of a tree.
-pub trait Balance: Debug + Default {
+pub trait BalanceScheme: Debug + Default {
     /// Rebalances the tree after a new leaf was linked.
-    fn linked<K>(nodes: &mut Nodes<K>, node: u32);
+    fn rebalance_after_insert<K>(nodes: &mut Nodes<K>, node: u32);
     /// Removes a node from the tree.
-    fn unlink<K>(nodes: &mut Nodes<K>, node: u32);
+    fn remove_node<K>(nodes: &mut Nodes<K>, node: u32);
     /// Returns the mark of a new node; `random` is a random number.
-    fn mark(random: u32) -> u32;
+    fn initial_mark(random: u32) -> u32;
 }
 
 /// An ordered map of keys to values. Each key has a weight, and each node the sum of its subtree's weights (paper 001
@@ -52,10 +52,10 @@ pub struct Node<K> {
     children: [u32; 2],
     parent: u32,
     /// Colour or priority.
-    mark: u32,
+    balance_mark: u32,
 }
 
-impl<K: Copy + Ord, B: Balance> Tree<K, B> {
+impl<K: Copy + Ord, B: BalanceScheme> Tree<K, B> {
     /// Creates an empty tree.
     pub fn new() -> Tree<K, B> {
         Tree {
@@ -78,7 +78,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
             sum: weight,
             children: [NIL; 2],
             parent: NIL,
-            mark: B::mark(self.random),
+            balance_mark: B::initial_mark(self.random),
         };
         let number = match self.free.pop() {
             Some(number) => {
@@ -90,25 +90,25 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
                 self.nodes.nodes.len() as u32 - 1
             }
         };
-        self.nodes.link(number);
-        B::linked(&mut self.nodes, number);
+        self.nodes.link_leaf(number);
+        B::rebalance_after_insert(&mut self.nodes, number);
         number
     }
 
     /// Removes a node.
     pub fn remove(&mut self, node: u32) {
-        B::unlink(&mut self.nodes, node);
+        B::remove_node(&mut self.nodes, node);
         self.free.push(node);
     }
 
     /// Returns the node of a key.
     pub fn find(&self, key: &K) -> Option<u32> {
-        let mut at = self.nodes.root;
-        while at != NIL {
-            match Some(key).cmp(&self.nodes[at].key.as_ref()) {
-                std::cmp::Ordering::Less => at = self.nodes[at].children[0],
-                std::cmp::Ordering::Greater => at = self.nodes[at].children[1],
-                std::cmp::Ordering::Equal => return Some(at),
+        let mut current = self.nodes.root;
+        while current != NIL {
+            match Some(key).cmp(&self.nodes[current].key.as_ref()) {
+                std::cmp::Ordering::Less => current = self.nodes[current].children[0],
+                std::cmp::Ordering::Greater => current = self.nodes[current].children[1],
+                std::cmp::Ordering::Equal => return Some(current),
             }
         }
         None
@@ -117,7 +117,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
     /// Returns the key of a node.
     pub fn key(&self, node: u32) -> K {
         let Some(key) = self.nodes[node].key else {
-            unreachable!("every node but the one that is none has a key");
+            unreachable!("every node except NIL has a key");
         };
         key
     }
@@ -130,14 +130,14 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
     /// Returns the node of the lowest key.
     pub fn first(&self) -> Option<u32> {
         let root = self.nodes.root;
-        (root != NIL).then(|| self.nodes.end(root, 0))
+        (root != NIL).then(|| self.nodes.last_on_side(root, 0))
     }
 
     /// Returns the node of the next key.
     pub fn next(&self, node: u32) -> Option<u32> {
         let right = self.nodes[node].children[1];
         if right != NIL {
-            return Some(self.nodes.end(right, 0));
+            return Some(self.nodes.last_on_side(right, 0));
         }
         let mut at = node;
         loop {
@@ -159,7 +159,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
 
     /// Returns the first node at which the sum of the weights up to and including it exceeds `point`, which must be
     /// below the total.
-    pub fn at(&self, mut point: u64) -> u32 {
+    pub fn node_at_weight(&self, mut point: u64) -> u32 {
         let mut at = self.nodes.root;
         loop {
             let Node {
@@ -180,7 +180,7 @@ impl<K: Copy + Ord, B: Balance> Tree<K, B> {
     /// Changes a node's weight, and the sums above it.
     pub fn set_weight(&mut self, node: u32, weight: u64) {
         self.nodes[node].weight = weight;
-        self.nodes.sum_up(node);
+        self.nodes.update_sums_to_root(node);
     }
 }
 
@@ -207,7 +207,7 @@ impl<K> Nodes<K> {
             sum: 0,
             children: [NIL; 2],
             parent: NIL,
-            mark: 0,
+            balance_mark: 0,
         };
         Nodes {
             nodes: vec![none],
@@ -216,13 +216,13 @@ impl<K> Nodes<K> {
     }
 
     /// Returns the index of a node among its parent's children.
-    fn side(&self, node: u32) -> usize {
+    fn side_of(&self, node: u32) -> usize {
         let parent = self[node].parent;
         usize::from(self[parent].children[1] == node)
     }
 
     /// Returns the last node on one side of a subtree.
-    fn end(&self, mut node: u32, side: usize) -> u32 {
+    fn last_on_side(&self, mut node: u32, side: usize) -> u32 {
         while self[node].children[side] != NIL {
             node = self[node].children[side];
         }
@@ -235,7 +235,7 @@ impl<K> Nodes<K> {
         if parent == NIL {
             self.root = by;
         } else {
-            let side = self.side(node);
+            let side = self.side_of(node);
             self[parent].children[side] = by;
         }
         self[by].parent = parent;
@@ -253,18 +253,18 @@ impl<K> Nodes<K> {
         self[up].children[side] = node;
         self[node].parent = up;
         self[up].sum = self[node].sum;
-        self.sum(node);
+        self.update_sum(node);
     }
 
-    fn sum(&mut self, node: u32) {
+    fn update_sum(&mut self, node: u32) {
         let [left, right] = self[node].children;
         self[node].sum = self[node].weight + self[left].sum + self[right].sum;
     }
 
     /// Corrects the sums from a node up to the root.
-    fn sum_up(&mut self, mut node: u32) {
+    fn update_sums_to_root(&mut self, mut node: u32) {
         while node != NIL {
-            self.sum(node);
+            self.update_sum(node);
             node = self[node].parent;
         }
     }
@@ -272,7 +272,7 @@ impl<K> Nodes<K> {
 
 impl<K: Ord> Nodes<K> {
     /// Links a node as a leaf at the position of its key.
-    fn link(&mut self, node: u32) {
+    fn link_leaf(&mut self, node: u32) {
         let (mut parent, mut side) = (NIL, 0);
         let mut at = self.root;
         while at != NIL {

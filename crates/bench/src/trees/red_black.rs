@@ -1,7 +1,7 @@
 //! Red-black trees (Guibas and Sedgewick 1978): all paths to the leaves have the same number of black nodes, and no red
 //! node has a red child.
 
-use super::{Balance, NIL, Nodes};
+use super::{BalanceScheme, NIL, Nodes};
 
 /// Balance by colours.
 #[derive(Debug, Default)]
@@ -10,25 +10,25 @@ pub struct RedBlack;
 const BLACK: u32 = 0;
 const RED: u32 = 1;
 
-impl Balance for RedBlack {
-    fn mark(_: u32) -> u32 {
+impl BalanceScheme for RedBlack {
+    fn initial_mark(_: u32) -> u32 {
         RED
     }
 
-    fn linked<K>(nodes: &mut Nodes<K>, mut node: u32) {
+    fn rebalance_after_insert<K>(nodes: &mut Nodes<K>, mut node: u32) {
         loop {
             let parent = nodes[node].parent;
-            if nodes[parent].mark == BLACK {
+            if nodes[parent].balance_mark == BLACK {
                 break;
             }
             // A red node is not the root, so it has a parent.
-            let side = nodes.side(parent);
+            let side = nodes.side_of(parent);
             let above = nodes[parent].parent;
             let uncle = nodes[above].children[1 - side];
-            if nodes[uncle].mark == RED {
-                nodes[parent].mark = BLACK;
-                nodes[uncle].mark = BLACK;
-                nodes[above].mark = RED;
+            if nodes[uncle].balance_mark == RED {
+                nodes[parent].balance_mark = BLACK;
+                nodes[uncle].balance_mark = BLACK;
+                nodes[above].balance_mark = RED;
                 node = above;
                 continue;
             }
@@ -37,26 +37,26 @@ impl Balance for RedBlack {
                 nodes.rotate(parent, side);
                 top = node;
             }
-            nodes[top].mark = BLACK;
-            nodes[above].mark = RED;
+            nodes[top].balance_mark = BLACK;
+            nodes[above].balance_mark = RED;
             nodes.rotate(above, 1 - side);
             break;
         }
         let root = nodes.root;
-        nodes[root].mark = BLACK;
+        nodes[root].balance_mark = BLACK;
     }
 
-    fn unlink<K>(nodes: &mut Nodes<K>, node: u32) {
+    fn remove_node<K>(nodes: &mut Nodes<K>, node: u32) {
         let [left, right] = nodes[node].children;
-        let (mut gone, child) = (nodes[node].mark, left.max(right));
+        let (mut removed_colour, child) = (nodes[node].balance_mark, left.max(right));
         let changed;
-        let heir = if left == NIL || right == NIL {
+        let replacement = if left == NIL || right == NIL {
             nodes.replace(node, child);
             changed = nodes[node].parent;
             child
         } else {
-            let next = nodes.end(right, 0);
-            gone = nodes[next].mark;
+            let next = nodes.last_on_side(right, 0);
+            removed_colour = nodes[next].balance_mark;
             let child = nodes[next].children[1];
             if next == right {
                 nodes[child].parent = next;
@@ -70,64 +70,71 @@ impl Balance for RedBlack {
             nodes.replace(node, next);
             nodes[next].children[0] = left;
             nodes[left].parent = next;
-            nodes[next].mark = nodes[node].mark;
+            nodes[next].balance_mark = nodes[node].balance_mark;
             child
         };
-        nodes.sum_up(changed);
-        if gone == BLACK {
-            restore(nodes, heir);
+        nodes.update_sums_to_root(changed);
+        if removed_colour == BLACK {
+            rebalance_after_removal(nodes, replacement);
         }
         nodes[NIL].parent = NIL;
     }
 }
 
 /// Restores the balance after the paths through a node, possibly [`NIL`], have lost a black node.
-fn restore<K>(nodes: &mut Nodes<K>, mut node: u32) {
-    while node != nodes.root && nodes[node].mark == BLACK {
+fn rebalance_after_removal<K>(nodes: &mut Nodes<K>, mut node: u32) {
+    while node != nodes.root && nodes[node].balance_mark == BLACK {
         let parent = nodes[node].parent;
-        let side = nodes.side(node);
+        let side = nodes.side_of(node);
         let mut sibling = nodes[parent].children[1 - side];
-        if nodes[sibling].mark == RED {
-            nodes[sibling].mark = BLACK;
-            nodes[parent].mark = RED;
+        if nodes[sibling].balance_mark == RED {
+            nodes[sibling].balance_mark = BLACK;
+            nodes[parent].balance_mark = RED;
             nodes.rotate(parent, side);
             sibling = nodes[parent].children[1 - side];
         }
         let nephews = nodes[sibling].children;
-        if nephews.iter().all(|&nephew| nodes[nephew].mark == BLACK) {
-            nodes[sibling].mark = RED;
+        if nephews
+            .iter()
+            .all(|&nephew| nodes[nephew].balance_mark == BLACK)
+        {
+            nodes[sibling].balance_mark = RED;
             node = parent;
             continue;
         }
-        if nodes[nephews[1 - side]].mark == BLACK {
-            nodes[nephews[side]].mark = BLACK;
-            nodes[sibling].mark = RED;
+        if nodes[nephews[1 - side]].balance_mark == BLACK {
+            nodes[nephews[side]].balance_mark = BLACK;
+            nodes[sibling].balance_mark = RED;
             nodes.rotate(sibling, 1 - side);
             sibling = nodes[parent].children[1 - side];
         }
-        nodes[sibling].mark = nodes[parent].mark;
-        nodes[parent].mark = BLACK;
+        nodes[sibling].balance_mark = nodes[parent].balance_mark;
+        nodes[parent].balance_mark = BLACK;
         let outer = nodes[sibling].children[1 - side];
-        nodes[outer].mark = BLACK;
+        nodes[outer].balance_mark = BLACK;
         nodes.rotate(parent, side);
         node = nodes.root;
     }
-    nodes[node].mark = BLACK;
+    nodes[node].balance_mark = BLACK;
 }
 
 #[cfg(test)]
 impl RedBlack {
     /// Checks a subtree; returns the number of black nodes on each path.
-    pub(super) fn check<K>(nodes: &Nodes<K>, node: u32) -> usize {
+    pub(super) fn check_subtree<K>(nodes: &Nodes<K>, node: u32) -> usize {
         if node == NIL {
             return 0;
         }
         let children = nodes[node].children;
-        if nodes[node].mark == RED {
-            assert!(children.iter().all(|&child| nodes[child].mark == BLACK));
+        if nodes[node].balance_mark == RED {
+            assert!(
+                children
+                    .iter()
+                    .all(|&child| nodes[child].balance_mark == BLACK)
+            );
         }
-        let [left, right] = children.map(|child| RedBlack::check(nodes, child));
+        let [left, right] = children.map(|child| RedBlack::check_subtree(nodes, child));
         assert_eq!(left, right);
-        left + usize::from(nodes[node].mark == BLACK)
+        left + usize::from(nodes[node].balance_mark == BLACK)
     }
 }

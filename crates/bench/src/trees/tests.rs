@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 /// Checks order, links and sums of a subtree; collects its keys in order.
-fn walk(nodes: &Nodes<u32>, node: u32, keys: &mut Vec<u32>) -> u64 {
+fn check_subtree(nodes: &Nodes<u32>, node: u32, keys: &mut Vec<u32>) -> u64 {
     if node == NIL {
         return 0;
     }
@@ -13,14 +13,14 @@ fn walk(nodes: &Nodes<u32>, node: u32, keys: &mut Vec<u32>) -> u64 {
     for child in children {
         assert!(child == NIL || nodes[child].parent == node);
     }
-    let left = walk(nodes, children[0], keys);
+    let left = check_subtree(nodes, children[0], keys);
     keys.push(nodes[node].key.expect("a node has a key"));
-    let right = walk(nodes, children[1], keys);
+    let right = check_subtree(nodes, children[1], keys);
     assert_eq!(nodes[node].sum, left + weight + right);
     nodes[node].sum
 }
 
-fn is_a_sorted_map<B: Balance>(steps: &[(u32, Option<u64>)]) -> Tree<u32, B> {
+fn check_against_map<B: BalanceScheme>(steps: &[(u32, Option<u64>)]) -> Tree<u32, B> {
     let mut tree = Tree::<u32, B>::new();
     let mut model = BTreeMap::new();
     for &(key, weight) in steps {
@@ -40,15 +40,18 @@ fn is_a_sorted_map<B: Balance>(steps: &[(u32, Option<u64>)]) -> Tree<u32, B> {
             None => model.remove(&key),
         };
         let mut keys = Vec::new();
-        assert_eq!(walk(&tree.nodes, tree.nodes.root, &mut keys), tree.total());
+        assert_eq!(
+            check_subtree(&tree.nodes, tree.nodes.root, &mut keys),
+            tree.total()
+        );
         assert!(keys.iter().eq(model.keys()));
         let nodes = std::iter::successors(tree.first(), |&node| tree.next(node));
         assert!(nodes.map(|node| tree.key(node)).eq(model.keys().copied()));
         let mut before = 0;
         for (&key, &weight) in model.iter().filter(|&(_, &weight)| weight > 0) {
-            assert_eq!(tree.key(tree.at(before)), key);
+            assert_eq!(tree.key(tree.node_at_weight(before)), key);
             before += weight;
-            assert_eq!(tree.key(tree.at(before - 1)), key);
+            assert_eq!(tree.key(tree.node_at_weight(before - 1)), key);
         }
     }
     tree
@@ -56,10 +59,10 @@ fn is_a_sorted_map<B: Balance>(steps: &[(u32, Option<u64>)]) -> Tree<u32, B> {
 
 proptest! {
     #[test]
-    fn both_are_sorted_maps(steps in prop::collection::vec((0u32..50, prop::option::weighted(0.6, 0u64..5)), 1..150)) {
-        let tree = is_a_sorted_map::<RedBlack>(&steps);
-        RedBlack::check(&tree.nodes, tree.nodes.root);
-        let tree = is_a_sorted_map::<Treap>(&steps);
-        Treap::check(&tree.nodes, tree.nodes.root);
+    fn both_trees_behave_like_sorted_maps(steps in prop::collection::vec((0u32..50, prop::option::weighted(0.6, 0u64..5)), 1..150)) {
+        let tree = check_against_map::<RedBlack>(&steps);
+        RedBlack::check_subtree(&tree.nodes, tree.nodes.root);
+        let tree = check_against_map::<Treap>(&steps);
+        Treap::check_subtree(&tree.nodes, tree.nodes.root);
     }
 }

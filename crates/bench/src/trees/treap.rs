@@ -1,38 +1,38 @@
 //! Treaps (Aragon and Seidel 1989): each node has a random priority, not above its parent's.
 
-use super::{Balance, NIL, Nodes};
+use super::{BalanceScheme, NIL, Nodes};
 
 /// Balance by random priorities.
 #[derive(Debug, Default)]
 pub struct Treap;
 
-impl Balance for Treap {
-    fn mark(random: u32) -> u32 {
+impl BalanceScheme for Treap {
+    fn initial_mark(random: u32) -> u32 {
         random
     }
 
-    fn linked<K>(nodes: &mut Nodes<K>, node: u32) {
+    fn rebalance_after_insert<K>(nodes: &mut Nodes<K>, node: u32) {
         loop {
             let parent = nodes[node].parent;
-            if parent == NIL || nodes[parent].mark >= nodes[node].mark {
+            if parent == NIL || nodes[parent].balance_mark >= nodes[node].balance_mark {
                 break;
             }
-            let side = nodes.side(node);
+            let side = nodes.side_of(node);
             nodes.rotate(parent, 1 - side);
         }
     }
 
-    fn unlink<K>(nodes: &mut Nodes<K>, node: u32) {
+    fn remove_node<K>(nodes: &mut Nodes<K>, node: u32) {
         loop {
             let [left, right] = nodes[node].children;
             if left == NIL || right == NIL {
                 nodes.replace(node, left.max(right));
                 let parent = nodes[node].parent;
-                nodes.sum_up(parent);
+                nodes.update_sums_to_root(parent);
                 nodes[NIL].parent = NIL;
                 return;
             }
-            let side = usize::from(nodes[left].mark > nodes[right].mark);
+            let side = usize::from(nodes[left].balance_mark > nodes[right].balance_mark);
             nodes.rotate(node, side);
         }
     }
@@ -40,11 +40,11 @@ impl Balance for Treap {
 
 #[cfg(test)]
 impl Treap {
-    pub(super) fn check<K>(nodes: &Nodes<K>, node: u32) {
+    pub(super) fn check_subtree<K>(nodes: &Nodes<K>, node: u32) {
         for child in nodes[node].children {
             if child != NIL {
-                assert!(nodes[child].mark <= nodes[node].mark);
-                Treap::check(nodes, child);
+                assert!(nodes[child].balance_mark <= nodes[node].balance_mark);
+                Treap::check_subtree(nodes, child);
             }
         }
     }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use holdfast_bench::arena::protocol::bits::{Reader, Writer};
-use holdfast_bench::arena::protocol::from_client::{
-    Base, ClientMessage, Head, Secret, UserCommand, cipher,
+use holdfast_bench::arena::protocol::client_message::{
+    ClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand, scramble_message,
 };
-use holdfast_bench::arena::protocol::netchan::{FRAGMENT_BYTES, Incoming};
-use holdfast_bench::arena::protocol::{Malformed, connectionless, from_server};
+use holdfast_bench::arena::protocol::netchan::{FRAGMENT_BYTES, Reassembly};
+use holdfast_bench::arena::protocol::{Malformed, connectionless, server_message};
 use holdfast_bench::arena::{Client, Phase, Settings};
 use proptest::prelude::*;
 
@@ -16,16 +16,16 @@ fn datagrams(sequence: u32, message: &[u8]) -> Vec<Vec<u8>> {
     if message.len() < FRAGMENT_BYTES {
         return vec![[&sequence.to_le_bytes(), message].concat()];
     }
-    let mut all = Vec::new();
+    let mut datagrams = Vec::new();
     for start in (0..=message.len()).step_by(FRAGMENT_BYTES) {
         let piece = &message[start..message.len().min(start + FRAGMENT_BYTES)];
         let mut datagram = (sequence | 1 << 31).to_le_bytes().to_vec();
         datagram.extend((start as u16).to_le_bytes());
         datagram.extend((piece.len() as u16).to_le_bytes());
         datagram.extend(piece);
-        all.push(datagram);
+        datagrams.push(datagram);
     }
-    all
+    datagrams
 }
 
 fn user_command() -> impl Strategy<Value = UserCommand> {
@@ -48,7 +48,7 @@ fn user_command() -> impl Strategy<Value = UserCommand> {
 
 proptest! {
     #[test]
-    fn numbers_are_read_back(numbers in prop::collection::vec((any::<u32>(), 1u32..=32), 0..50), text in "[ -$&-~]{0,40}") {
+    fn numbers_round_trip(numbers in prop::collection::vec((any::<u32>(), 1u32..=32), 0..50), text in "[ -$&-~]{0,40}") {
         let mut writer = Writer::default();
         for (value, bits) in &numbers {
             writer.number(*value, *bits);
@@ -63,29 +63,29 @@ proptest! {
     }
 
     #[test]
-    fn a_clients_message_is_read_back(
+    fn client_message_round_trips(
         head in any::<[i32; 3]>(),
         challenge: i32,
         checksum_feed: i32,
         command in "[ -$&-~]{0,40}",
-        said in prop::collection::vec((any::<i32>(), "[ -$&-~]{0,20}"), 0..5),
+        commands in prop::collection::vec((any::<i32>(), "[ -$&-~]{0,20}"), 0..5),
         moves in prop::option::of(prop::collection::vec(user_command(), 0..5)),
     ) {
-        let head = Head { server_id: head[0], message: head[1], command: head[2] };
-        let message = ClientMessage { head, commands: said, moves: moves.map(|moves| (Base::None, moves)) };
-        let secret = Secret { checksum_feed, command: &command };
+        let head = MessageHead { server_id: head[0], message: head[1], command: head[2] };
+        let message = ClientMessage { head, commands, moves: moves.map(|moves| (SnapshotBase::None, moves)) };
+        let secret = KeyInputs { checksum_feed, command: &command };
         let mut bytes = message.write(secret);
-        cipher(&mut bytes, challenge, head, &command);
-        cipher(&mut bytes, challenge, head, &command);
+        scramble_message(&mut bytes, challenge, head, &command);
+        scramble_message(&mut bytes, challenge, head, &command);
         prop_assert_eq!(ClientMessage::parse(&bytes, secret), Ok(message));
     }
 
     #[test]
-    fn messages_come_whole_and_what_is_lost_is_counted(
+    fn messages_reassemble_and_losses_are_counted(
         sizes in prop::collection::vec(4usize..6000, 1..12),
         losses in prop::collection::vec(any::<bool>(), 60),
     ) {
-        let mut incoming = Incoming::default();
+        let mut incoming = Reassembly::default();
         let (mut expected, mut complete, mut last) = (0, 0u32, 0);
         let mut losses = losses.into_iter().cycle();
         for (sequence, size) in (1u32..).zip(&sizes) {
@@ -109,11 +109,11 @@ proptest! {
     }
 
     #[test]
-    fn nothing_makes_a_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), command in ".{0,20}") {
+    fn parsers_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), command in ".{0,20}") {
         let _ = connectionless::parse(&bytes);
-        let _ = from_server::parse(&bytes);
-        let _ = ClientMessage::parse(&bytes, Secret { checksum_feed: 7, command: &command });
-        let _ = Incoming::default().handle(&bytes);
+        let _ = server_message::parse(&bytes);
+        let _ = ClientMessage::parse(&bytes, KeyInputs { checksum_feed: 7, command: &command });
+        let _ = Reassembly::default().handle(&bytes);
     }
 }
 
@@ -123,13 +123,13 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn connected() -> Client {
+fn connected_client() -> Client {
     let settings = Settings {
         name: "p".into(),
         number: 1,
         interval: ms(25),
         snapshots: 20,
-        silence: ms(1000),
+        server_timeout: ms(1000),
     };
     let mut client = Client::new(settings, ms(0));
     client.handle_timeout(ms(0));
@@ -151,7 +151,7 @@ fn connected() -> Client {
 
 /// Builds a message with a body written by `body`. The client has sent nothing yet, so only the challenge scrambles the
 /// message.
-fn message(sequence: u32, body: impl Fn(&mut Writer)) -> Vec<u8> {
+fn server_message(sequence: u32, body: impl Fn(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.long(0);
     body(&mut writer);
@@ -162,8 +162,8 @@ fn message(sequence: u32, body: impl Fn(&mut Writer)) -> Vec<u8> {
     datagrams(sequence, &bytes).remove(0)
 }
 
-fn snapshot(sequence: u32, server_time_ms: i32) -> Vec<u8> {
-    message(sequence, |writer| {
+fn snapshot_message(sequence: u32, server_time_ms: i32) -> Vec<u8> {
+    server_message(sequence, |writer| {
         writer.byte(7);
         writer.long(server_time_ms);
         // Not relative to another snapshot, no flags, no areas, no field of the player.
@@ -172,43 +172,48 @@ fn snapshot(sequence: u32, server_time_ms: i32) -> Vec<u8> {
 }
 
 #[test]
-fn a_client_counts_what_it_misses_and_notices_silence() {
-    let mut client = connected();
-    for (sequence, at) in [(1, 600), (2, 650), (4, 750), (4, 751), (5, 820)] {
-        client.handle_datagram(ms(at), &snapshot(sequence, at as i32));
+fn client_counts_losses_and_detects_silence() {
+    let mut client = connected_client();
+    for (sequence, time_ms) in [(1, 600), (2, 650), (4, 750), (4, 751), (5, 820)] {
+        client.handle_datagram(ms(time_ms), &snapshot_message(sequence, time_ms as i32));
     }
     assert_eq!(client.phase(), Phase::Playing);
     let trace = client.trace();
-    assert_eq!((trace.lost_in, trace.late_in, trace.malformed), (1, 1, 0));
+    assert_eq!(
+        (trace.lost_messages, trace.late_datagrams, trace.malformed),
+        (1, 1, 0)
+    );
     assert_eq!(trace.added_delay(ms(0)..=ms(9000), ms(50)), Some(ms(50)));
     client.handle_timeout(ms(1821));
-    assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("silent")));
+    assert!(
+        matches!(client.phase(), Phase::Disconnected(why) if why.contains("within the time limit"))
+    );
     assert_eq!(client.poll_timeout(), None);
 }
 
 #[test]
-fn a_client_knows_why_it_is_out() {
-    let mut client = connected();
-    let kick = message(1, |writer| {
+fn client_reports_disconnect_reason() {
+    let mut client = connected_client();
+    let kick_message = server_message(1, |writer| {
         writer.byte(5);
         writer.long(1);
         writer.text("disconnect \"kicked\"");
     });
-    client.handle_datagram(ms(600), &kick);
+    client.handle_datagram(ms(600), &kick_message);
     assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("kicked")));
 
-    let mut client = connected();
-    let gap = message(1, |writer| {
+    let mut client = connected_client();
+    let message_with_gap = server_message(1, |writer| {
         writer.byte(5);
         writer.long(2);
         writer.text("print");
     });
-    client.handle_datagram(ms(600), &gap);
+    client.handle_datagram(ms(600), &message_with_gap);
     assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("command 1")));
 }
 
 #[test]
-fn text_that_is_too_long_is_an_error_and_not_memory() {
+fn overlong_text_is_error() {
     let mut writer = Writer::default();
     for _ in 0..9000 {
         writer.byte(b'a');

@@ -1,4 +1,4 @@
 //! OpenArena's dedicated server with players that speak its protocol: a load for migrations.
 
 mod codec;
-mod play;
+mod real_server;

@@ -6,22 +6,22 @@ use std::process::Output;
 
 use holdfast_bench::cluster::find_program;
 
-use crate::common::{World, eventually, says};
+use crate::common::{LoadedGroup, assert_contains, eventually};
 
 #[test]
-fn daemons_that_cannot_start() {
-    let Some(world) = World::up("daemon") else {
+fn daemon_reports_start_failures() {
+    let Some(world) = LoadedGroup::up("daemon") else {
         return;
     };
-    missing_capabilities(&world);
-    second_daemon(&world);
-    run_dir_that_cannot_be_written(&world);
-    bad_configurations(&world);
-    full_disk(&world);
-    world.end();
+    assert_missing_capabilities_reported(&world);
+    assert_second_daemon_refused(&world);
+    assert_unwritable_run_dir_reported(&world);
+    assert_bad_configurations_refused(&world);
+    handoffs_survive_full_disk(&world);
+    world.finish();
 }
 
-fn error(output: &Output) -> String {
+fn error_text(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -31,7 +31,7 @@ fn holdfastd() -> String {
 }
 
 /// Writes n2's configuration, with some text replaced, to a file of its own.
-fn config(world: &World, name: &str, changes: &[(&str, &str)]) -> PathBuf {
+fn write_config(world: &LoadedGroup, name: &str, changes: &[(&str, &str)]) -> PathBuf {
     let directory = world.cluster.directory();
     let mut text = fs::read_to_string(directory.join("n2.toml")).unwrap();
     for (from, to) in changes {
@@ -43,13 +43,13 @@ fn config(world: &World, name: &str, changes: &[(&str, &str)]) -> PathBuf {
     path
 }
 
-fn missing_capabilities(world: &World) {
-    let path = config(world, "caps.toml", &[]).display().to_string();
+fn assert_missing_capabilities_reported(world: &LoadedGroup) {
+    let path = write_config(world, "caps.toml", &[]).display().to_string();
     let cases = [
         ("-bpf,-net_admin", ["CAP_BPF", "CAP_NET_ADMIN"]),
         ("-perfmon,-net_raw", ["CAP_PERFMON", "CAP_NET_RAW"]),
     ];
-    for (without, names) in cases {
+    for (without, capability_names) in cases {
         let command = [
             "setpriv",
             "--bounding-set",
@@ -58,45 +58,49 @@ fn missing_capabilities(world: &World) {
             "--config",
             &path,
         ];
-        let text = error(&world.run("n2", &command));
-        says(&text, &["holdfastd lacks", "docs/configuration.md"]);
-        says(&text, &names);
+        let text = error_text(&world.run("n2", &command));
+        assert_contains(&text, &["holdfastd lacks", "docs/configuration.md"]);
+        assert_contains(&text, &capability_names);
     }
-    world.unharmed();
+    world.assert_unharmed();
 }
 
 /// A second daemon, started by mistake on the same node, does not touch the filters of the first.
-fn second_daemon(world: &World) {
-    let path = config(world, "second.toml", &[]).display().to_string();
+fn assert_second_daemon_refused(world: &LoadedGroup) {
+    let path = write_config(world, "second.toml", &[])
+        .display()
+        .to_string();
     let pid = world.cluster.daemon_pid("n2").unwrap();
     let output = world.run("n2", &[&holdfastd(), "--config", &path]);
-    says(
-        error(&output),
+    assert_contains(
+        error_text(&output),
         &["another holdfastd", "holdfastd.pid", "stop it"],
     );
     assert_eq!(world.cluster.daemon_pid("n2").unwrap(), pid);
-    world.unharmed();
+    world.assert_unharmed();
 }
 
-fn run_dir_that_cannot_be_written(world: &World) {
-    let other = ("[node]\n", "[node]\nrun_dir = \"/proc/holdfast\"\n");
-    let path = config(world, "run.toml", &[other]).display().to_string();
+fn assert_unwritable_run_dir_reported(world: &LoadedGroup) {
+    let run_dir_change = ("[node]\n", "[node]\nrun_dir = \"/proc/holdfast\"\n");
+    let path = write_config(world, "run.toml", &[run_dir_change])
+        .display()
+        .to_string();
     let output = world.run("n2", &[&holdfastd(), "--config", &path]);
-    says(
-        error(&output),
+    assert_contains(
+        error_text(&output),
         &["/proc/holdfast", "cannot be written", "node.run_dir"],
     );
-    world.unharmed();
+    world.assert_unharmed();
 }
 
 /// Replacements (old, new) in a valid file, and parts of the expected error.
-type Case = (
+type ConfigCase = (
     &'static [(&'static str, &'static str)],
     &'static [&'static str],
 );
 
-fn bad_configurations(world: &World) {
-    let cases: [Case; 9] = [
+fn assert_bad_configurations_refused(world: &LoadedGroup) {
+    let cases: [ConfigCase; 9] = [
         (
             &[("[node]", "[node")],
             &["bad.toml:", "docs/configuration.md"],
@@ -111,7 +115,7 @@ fn bad_configurations(world: &World) {
         ),
         (
             &[("reach = \"steer\"", "reach = \"teleport\"")],
-            &["group.reach", "teleport", "use one of the values named"],
+            &["group.reach", "teleport", "use one of the values listed"],
         ),
         (
             &[("reach = \"steer\"", "reach = \"broadcast\"")],
@@ -135,56 +139,58 @@ fn bad_configurations(world: &World) {
         ),
     ];
     let check = |path: &str| world.run("n2", &[&holdfastd(), "--check", "--config", path]);
-    for (changes, words) in cases {
-        let path = config(world, "bad.toml", changes).display().to_string();
-        let text = error(&check(&path));
-        says(&text, &[&path, "; "]);
-        says(&text, words);
+    for (changes, error_parts) in cases {
+        let path = write_config(world, "bad.toml", changes)
+            .display()
+            .to_string();
+        let text = error_text(&check(&path));
+        assert_contains(&text, &[&path, "; "]);
+        assert_contains(&text, error_parts);
     }
-    says(
-        error(&check("/nowhere.toml")),
+    assert_contains(
+        error_text(&check("/nowhere.toml")),
         &["/nowhere.toml", "cannot be read"],
     );
-    let path = config(world, "good.toml", &[]).display().to_string();
-    let good = check(&path);
-    assert!(good.status.success(), "{good:?}");
-    world.unharmed();
+    let path = write_config(world, "good.toml", &[]).display().to_string();
+    let valid_output = check(&path);
+    assert!(valid_output.status.success(), "{valid_output:?}");
+    world.assert_unharmed();
 }
 
 /// n3's run directory is full: connections still move to and from n3, and the log names the problem. A daemon that
 /// starts there serves again, or names the missing space.
-fn full_disk(world: &World) {
+fn handoffs_survive_full_disk(world: &LoadedGroup) {
     let fill = "mount -o remount,size=64k /run; dd if=/dev/zero of=/run/full bs=4k 2>&1; df /run >&2; exit 0";
-    let filled = world.run("n3", &["sh", "-c", fill]);
-    says(
-        String::from_utf8_lossy(&filled.stdout),
+    let fill_output = world.run("n3", &["sh", "-c", fill]);
+    assert_contains(
+        String::from_utf8_lossy(&fill_output.stdout),
         &["No space left on device"],
     );
     for member in 0..4 {
-        world.moves("n2", world.flow(member), "n3");
-        world.unharmed();
-        world.moves("n3", world.flow(member), "n2");
+        world.assert_moves("n2", world.flow(member), "n3");
+        world.assert_unharmed();
+        world.assert_moves("n3", world.flow(member), "n2");
     }
-    world.moves("n2", world.flow(0), "n3");
+    world.assert_moves("n2", world.flow(0), "n3");
     let log = world.cluster.directory().join("n3.holdfastd.log");
-    let log = || fs::read_to_string(&log).unwrap();
-    says(
-        log(),
+    let read_log = || fs::read_to_string(&log).unwrap();
+    assert_contains(
+        read_log(),
         &["journal of arrivals cannot be written", "free space"],
     );
 
     let starts = world.cluster.daemon_starts("n3");
     world.cluster.kill_daemon("n3").unwrap();
-    eventually("n3 is started again", || {
+    eventually("n3 is restarted", || {
         world.cluster.daemon_starts("n3") > starts
     });
-    world.unharmed();
-    let ready = || log().matches("ready node=").count() > 1;
-    eventually("n3 serves again, or says why not", || {
-        ready() || log().contains("cannot be written: No space left on device")
+    world.assert_unharmed();
+    let is_ready_again = || read_log().matches("ready node=").count() > 1;
+    eventually("n3 serves again, or logs why not", || {
+        is_ready_again() || read_log().contains("cannot be written: No space left on device")
     });
     assert!(world.run("n3", &["rm", "/run/full"]).status.success());
     world.cluster.wait_ready().unwrap();
-    world.moves("n3", world.flow(0), "n2");
-    world.unharmed();
+    world.assert_moves("n3", world.flow(0), "n2");
+    world.assert_unharmed();
 }

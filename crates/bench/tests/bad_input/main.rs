@@ -3,11 +3,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod compromised_member;
 mod daemon;
-mod descriptors;
-mod nodes;
+mod descriptor_limits;
+mod node_port;
 mod programs;
 mod requests;
+mod scripted_program;
 mod sockets;
-mod stolen;
-mod strange;

@@ -1,8 +1,8 @@
 //! A group with busy connections. Every byte of the connections is verified while a test acts on the group.
 
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, reason = "each test uses a part of the module")]
 
-pub mod member;
+pub mod compromised_node;
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::Output;
@@ -15,7 +15,9 @@ use holdfast_api::control::{
     HandoffStatus, Selection,
 };
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, LATE_MAX, Program, Service, was_late};
+use holdfast_bench::cluster::{
+    Cluster, ClusterSpec, Family, Program, STALLS_MAX, Service, is_node_stall,
+};
 use holdfast_bench::load::{Load, connect};
 use holdfast_sys::process::procfs::{Stat, threads};
 use nix::sys::signal::{Signal, kill};
@@ -35,7 +37,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Returns a guard that makes labs run one after another, since labs would disturb each other's timing. None without
 /// root.
-pub fn alone() -> Option<MutexGuard<'static, ()>> {
+pub fn lock_lab() -> Option<MutexGuard<'static, ()>> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return None;
@@ -44,17 +46,17 @@ pub fn alone() -> Option<MutexGuard<'static, ()>> {
 }
 
 /// Three nodes with echo servers, and client connections, all of them at n2 in the beginning.
-pub struct World {
+pub struct LoadedGroup {
     pub cluster: Cluster,
     pub load: Load,
     pub service: SocketAddr,
-    _alone: MutexGuard<'static, ()>,
+    _lab_lock: MutexGuard<'static, ()>,
 }
 
-impl World {
+impl LoadedGroup {
     /// Brings the group and its load up; none without root.
     pub fn up(name: &str) -> Option<Self> {
-        let alone = alone()?;
+        let lab_lock = lock_lab()?;
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()))
             .program(Program::Echo { port: PORT });
         spec.services
@@ -72,30 +74,37 @@ impl World {
             cluster,
             load,
             service,
-            _alone: alone,
+            _lab_lock: lab_lock,
         };
-        world.unharmed();
+        world.assert_unharmed();
         Some(world)
     }
 
     /// Asserts that every connection answers data sent after this call, that no byte was wrong, and that no connection
     /// was reset.
     #[track_caller]
-    pub fn unharmed(&self) {
-        let turns = || self.load.members().iter().map(|member| member.turns());
-        let before: Vec<u64> = turns().collect();
+    pub fn assert_unharmed(&self) {
+        let exchange_counts = || {
+            self.load
+                .members()
+                .iter()
+                .map(|member| member.answers_received())
+        };
+        let before: Vec<u64> = exchange_counts().collect();
         // One exchange may have been under way already, so two are needed.
         eventually("every connection goes on", || {
             let broken = self.load.members().iter().filter(|m| m.is_broken());
             assert_eq!(broken.count(), 0, "connections are broken");
-            turns().zip(&before).all(|(now, then)| now >= then + 2)
+            exchange_counts()
+                .zip(&before)
+                .all(|(count_now, count_before)| count_now >= count_before + 2)
         });
         assert_eq!(self.load.compared.wrong.load(Ordering::Relaxed), 0);
-        assert_eq!(self.resets(), 0, "the client saw resets");
+        assert_eq!(self.count_resets(), 0, "the client saw resets");
     }
 
     /// Returns the number of the client's established connections that were reset (`EstabResets` of RFC 4022).
-    fn resets(&self) -> u64 {
+    fn count_resets(&self) -> u64 {
         let pid = self.cluster.lab().init_process("c1").unwrap();
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/snmp")).unwrap();
         let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
@@ -106,8 +115,8 @@ impl World {
     }
 
     /// Ends the load after checking that no connection is broken and no byte is wrong.
-    pub fn end(self) {
-        self.unharmed();
+    pub fn finish(self) {
+        self.assert_unharmed();
         let compared = self.load.compared.clone();
         self.load.stop().unwrap();
         assert_eq!(compared.wrong.load(Ordering::Relaxed), 0);
@@ -124,8 +133,8 @@ impl World {
     }
 
     /// Opens a client's connection to the pool `odd`.
-    pub fn odd_connection(&self) -> TcpStream {
-        let stream = connect(self.cluster.lab(), "c1", self.odd(), 1)
+    pub fn connect_to_odd(&self) -> TcpStream {
+        let stream = connect(self.cluster.lab(), "c1", self.odd_address(), 1)
             .unwrap()
             .remove(0);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -133,7 +142,7 @@ impl World {
     }
 
     /// Returns the address of the pool `odd`.
-    pub fn odd(&self) -> SocketAddr {
+    pub fn odd_address(&self) -> SocketAddr {
         SocketAddr::new(self.service.ip(), ODD_PORT)
     }
 
@@ -159,7 +168,7 @@ impl World {
 
     /// Waits for the end of a handoff and returns the result for each flow.
     #[track_caller]
-    pub fn ended(&self, node: &str, id: u64) -> HandoffStatus {
+    pub fn wait_for_handoff(&self, node: &str, id: u64) -> HandoffStatus {
         let control = self.cluster.control_blocking(node).unwrap();
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -171,7 +180,7 @@ impl World {
             }
             assert!(
                 Instant::now() < deadline,
-                "exceeded time: it does not end: {status:#?}"
+                "exceeded time: the handoff does not end: {status:#?}"
             );
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -179,14 +188,18 @@ impl World {
 
     /// Hands one flow off and asserts that the flow moves.
     #[track_caller]
-    pub fn moves(&self, node: &str, flow: FlowText, to: &str) {
-        let mut late = 0;
+    pub fn assert_moves(&self, node: &str, flow: FlowText, to: &str) {
+        let mut late_attempts = 0;
         loop {
             let id = self.hand_off(node, &[flow], to).unwrap().id;
-            let results = self.ended(node, id).results;
+            let results = self.wait_for_handoff(node, id).results;
             match &results[0].outcome {
                 FlowOutcome::Moved => return,
-                FlowOutcome::Kept { reason } if was_late(reason) && late < LATE_MAX => late += 1,
+                FlowOutcome::Kept { reason }
+                    if is_node_stall(reason) && late_attempts < STALLS_MAX =>
+                {
+                    late_attempts += 1
+                }
                 _ => panic!("{results:#?}"),
             }
         }
@@ -194,9 +207,9 @@ impl World {
 
     /// Hands one flow off, asserts that the flow stays, and returns the reason.
     #[track_caller]
-    pub fn stays(&self, node: &str, flow: FlowText, to: &str) -> String {
+    pub fn assert_stays(&self, node: &str, flow: FlowText, to: &str) -> String {
         let id = self.hand_off(node, &[flow], to).unwrap().id;
-        match self.ended(node, id).results.remove(0).outcome {
+        match self.wait_for_handoff(node, id).results.remove(0).outcome {
             FlowOutcome::Kept { reason } => reason,
             other => panic!("{other:?}"),
         }
@@ -238,12 +251,12 @@ impl World {
 
 /// Waits until a condition is true.
 #[track_caller]
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn eventually(awaited: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
+    while !condition() {
         assert!(
             Instant::now() < deadline,
-            "exceeded time: not within {PATIENCE:?}: {what}"
+            "exceeded time: not within {PATIENCE:?}: {awaited}"
         );
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -252,20 +265,20 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Stops a process and waits until all its threads are stopped. SIGSTOP reaches one thread first, and that thread
 /// signals the others, so on a busy machine the others run on for a while.
 #[track_caller]
-pub fn stop(process: Pid) {
+pub fn stop_process(process: Pid) {
     kill(process, Signal::SIGSTOP).unwrap();
     eventually("the process is stopped", || {
         let threads = threads(process.as_raw()).unwrap();
-        let stands = |tid: &i32| Stat::read(*tid).is_ok_and(|stat| stat.state == 'T');
-        threads.iter().all(stands)
+        let is_stopped = |tid: &i32| Stat::read(*tid).is_ok_and(|stat| stat.state == 'T');
+        threads.iter().all(is_stopped)
     });
 }
 
 /// Asserts that a text contains all these words.
 #[track_caller]
-pub fn says(text: impl ToString, words: &[&str]) {
+pub fn assert_contains(text: impl ToString, parts: &[&str]) {
     let text = text.to_string();
-    for word in words {
+    for word in parts {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
 }

@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_bench::capture::Capture;
-use holdfast_bench::load::HUNG;
+use holdfast_bench::load::HANG_TIMEOUT;
 
-use crate::wire::{speakers, violations};
-use crate::world::{ACCEPTOR, CONNECTIONS, DONOR, HOLDER, World, recorded};
+use crate::capture_order::{order_violations, senders_by_client};
+use crate::world::{ACCEPTOR, CONNECTIONS, DONOR, FaultGroup, HOLDER, finish_capture};
 
 /// Time in milliseconds for which a daemon waits at a step, longer than causing the fault takes.
 const PAUSE_MS: u32 = 600;
 
 /// Smallest batch of connections that triggers a fault. (The first connection may move alone, before the others are
 /// ready.)
-const TOGETHER: usize = 8;
+const BATCH_MIN: usize = 8;
 
 /// Time for which a link stays cut: longer than a transfer may take, so that both sides give up.
-const CUT: Duration = Duration::from_millis(1500);
+const CUT_DURATION: Duration = Duration::from_millis(1500);
 
 /// Number of connections that are opened before a daemon is stopped and closed while it is down; twice as many are
 /// opened while it is down.
-const COMERS: usize = 8;
+const CONNECTIONS_BEFORE_RESTART: usize = 8;
 
 /// A point in a daemon's work: see `HOLDFAST_TEST_FAULTS`.
 #[derive(Clone, Copy, Debug)]
-pub struct Point {
+pub struct FaultPoint {
     pub node: &'static str,
     pub command: &'static str,
 }
@@ -41,25 +41,25 @@ pub enum Fault {
     KillTwice(&'static str),
     /// The daemons of donor and acceptor are killed.
     KillBoth,
-    /// The link between two nodes is cut for [`CUT`].
+    /// The link between two nodes is cut for [`CUT_DURATION`].
     Cut(&'static str, &'static str),
 }
 
 /// A handoff of all connections, from one node to another.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct HandoffDirection {
     pub donor: &'static str,
     pub acceptor: &'static str,
 }
 
 /// A handoff between two nodes other than the holder.
-pub const PLAIN: Way = Way {
+pub const DONOR_TO_ACCEPTOR: HandoffDirection = HandoffDirection {
     donor: DONOR,
     acceptor: ACCEPTOR,
 };
 
 /// The six steps of DESIGN.md, each at a moment when the step is under way.
-pub const STEPS: [(&str, Point); 6] = [
+pub const STEPS: [(&str, FaultPoint); 6] = [
     ("prepare", point(ACCEPTOR, "prepare after")),
     ("divert", point(DONOR, "freeze before")),
     ("freeze", point(DONOR, "freeze after")),
@@ -68,135 +68,172 @@ pub const STEPS: [(&str, Point); 6] = [
     ("commit", point(ACCEPTOR, "activate before")),
 ];
 
-pub const fn point(node: &'static str, command: &'static str) -> Point {
-    Point { node, command }
+pub const fn point(node: &'static str, command: &'static str) -> FaultPoint {
+    FaultPoint { node, command }
 }
 
 /// Hands off all connections with one fault; every connection must go on, and the group must be healthy afterwards.
-pub fn run(world: &World, name: &str, way: Way, at: Point, fault: Fault) -> Result<()> {
+pub fn run_case(
+    world: &FaultGroup,
+    name: &str,
+    direction: HandoffDirection,
+    fault_point: FaultPoint,
+    fault: Fault,
+) -> Result<()> {
     let since = Instant::now();
-    let result = disturb(world, way, at, fault);
-    eprintln!("{name} ({at:?}, {fault:?}): {:.1?}", since.elapsed());
-    result.with_context(|| format!("{name}: {fault:?} at {at:?}"))
+    let result = hand_off_with_fault(world, direction, fault_point, fault);
+    eprintln!(
+        "{name} ({fault_point:?}, {fault:?}): {:.1?}",
+        since.elapsed()
+    );
+    result.with_context(|| format!("{name}: {fault:?} at {fault_point:?}"))
 }
 
-fn disturb(world: &World, way: Way, at: Point, fault: Fault) -> Result<()> {
-    world.gather(way.donor)?;
+fn hand_off_with_fault(
+    world: &FaultGroup,
+    direction: HandoffDirection,
+    fault_point: FaultPoint,
+    fault: Fault,
+) -> Result<()> {
+    world.move_all_to(direction.donor)?;
     let capture = world.capture("case")?;
     let victims: &[&'static str] = match &fault {
         Fault::Kill(node) | Fault::KillTwice(node) => std::slice::from_ref(node),
-        Fault::KillBoth => &[way.donor, way.acceptor],
+        Fault::KillBoth => &[direction.donor, direction.acceptor],
         Fault::Cut(..) => &[],
     };
-    let starts: Vec<u32> = victims.iter().map(|node| world.starts(node)).collect();
-    let what = match victims.contains(&at.node) {
+    let starts: Vec<u32> = victims
+        .iter()
+        .map(|node| world.daemon_starts(node))
+        .collect();
+    let action = match victims.contains(&fault_point.node) {
         true => "die".to_owned(),
         false => format!("pause {PAUSE_MS}"),
     };
-    world.set_fault(at.node, &format!("{} {what} with {TOGETHER}", at.command))?;
+    world.set_fault(
+        fault_point.node,
+        &format!("{} {action} with {BATCH_MIN}", fault_point.command),
+    )?;
     if let Fault::KillTwice(node) = fault {
-        world.cluster.restart_daemon(node, false);
+        world.cluster.set_daemon_restart(node, false);
     }
-    world.start_handoff(way.donor, way.acceptor)?;
-    world.wait_fault(at.node)?;
+    world.start_handoff(direction.donor, direction.acceptor)?;
+    world.wait_for_fault(fault_point.node)?;
     if let Fault::KillTwice(node) = fault {
         // The successor reaches the same point when it completes the unfinished work.
-        world.set_fault(node, &format!("{} die", at.command))?;
-        world.cluster.restart_daemon(node, true);
-        world.wait_fault(node)?;
+        world.set_fault(node, &format!("{} die", fault_point.command))?;
+        world.cluster.set_daemon_restart(node, true);
+        world.wait_for_fault(node)?;
     }
-    for node in victims.iter().filter(|node| **node != at.node) {
+    for node in victims.iter().filter(|node| **node != fault_point.node) {
         world.cluster.kill_daemon(node)?;
     }
     if let Fault::Cut(a, b) = fault {
         world.cluster.lab().cut_between(a, b)?;
-        std::thread::sleep(CUT);
+        std::thread::sleep(CUT_DURATION);
         world.cluster.lab().heal_between(a, b)?;
     }
     for (node, before) in victims.iter().zip(starts) {
-        let least = before + 1 + u32::from(matches!(fault, Fault::KillTwice(_)));
-        world.wait(|| {
-            let down = world.starts(node) < least;
-            Ok(down.then(|| format!("the daemon of {node} was not restarted")))
+        let starts_min = before + 1 + u32::from(matches!(fault, Fault::KillTwice(_)));
+        world.wait_until_no_problem(|| {
+            let is_down = world.daemon_starts(node) < starts_min;
+            Ok(is_down.then(|| format!("the daemon of {node} was not restarted")))
         })?;
     }
     // A violation on the wire tells more than the failure to settle, so both are reported.
-    let settled = world.settle();
-    let seen = check_wire(world, way, capture);
-    match (settled, seen) {
+    let settle_result = world.wait_until_healthy();
+    let capture_result = check_capture(world, direction, capture);
+    match (settle_result, capture_result) {
         (Err(unsettled), Err(seen)) => return Err(unsettled.context(format!("{seen:#}"))),
         (settled, seen) => settled.and(seen)?,
     }
-    prove_health(world)
+    assert_healthy(world)
 }
 
 /// Checks that never two nodes spoke for one connection, and that the last speaker is the owner in the holder's table.
-fn check_wire(world: &World, way: Way, capture: Capture<'_>) -> Result<()> {
+fn check_capture(
+    world: &FaultGroup,
+    direction: HandoffDirection,
+    capture: Capture<'_>,
+) -> Result<()> {
     let owners = world.owners()?;
-    let speakers = speakers(&world.cluster, world.service, &recorded(capture)?);
-    ensure!(speakers.len() == owners.len(), "not every connection spoke");
-    let wrong = violations(&speakers, &[way.donor, way.acceptor]);
+    let speakers = senders_by_client(&world.cluster, world.service, &finish_capture(capture)?);
+    ensure!(
+        speakers.len() == owners.len(),
+        "no packets captured for some connections"
+    );
+    let wrong = order_violations(&speakers, &[direction.donor, direction.acceptor]);
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    for (client, of) in &speakers {
-        if of.last() != owners[client].as_ref() {
-            bail!("{client}: {of:?} spoke, {:?} owns it", owners[client]);
+    for (client, nodes) in &speakers {
+        if nodes.last() != owners[client].as_ref() {
+            bail!(
+                "{client}: {nodes:?} sent, {:?} owns the flow",
+                owners[client]
+            );
         }
     }
-    let there = owners.values().flatten();
-    let moved = there.filter(|owner| *owner == way.acceptor).count();
+    let known_owners = owners.values().flatten();
+    let moved = known_owners
+        .filter(|owner| *owner == direction.acceptor)
+        .count();
     eprintln!("    {moved} of {} moved", speakers.len());
     Ok(())
 }
 
 /// Checks that all connections can move to every node, and that nothing is left behind.
-fn prove_health(world: &World) -> Result<()> {
+fn assert_healthy(world: &FaultGroup) -> Result<()> {
     for node in [HOLDER, ACCEPTOR, DONOR] {
-        world.gather(node).with_context(|| format!("to {node}"))?;
+        world
+            .move_all_to(node)
+            .with_context(|| format!("to {node}"))?;
     }
-    world.settle()?;
-    world.nothing_is_left()
+    world.wait_until_healthy()?;
+    world.wait_until_clean()
 }
 
 /// A daemon is down while connections are established and nothing moves: only one node speaks for each connection. The
 /// holder learns of connections that began or ended meanwhile when the daemon is back.
-pub fn restart(world: &World, node: &'static str) -> Result<()> {
-    world.gather(DONOR)?;
+pub fn restart_daemon(world: &FaultGroup, node: &'static str) -> Result<()> {
+    world.move_all_to(DONOR)?;
     let capture = world.capture("restart")?;
-    let mut early = world.connect(COMERS)?;
-    world.wait_known(CONNECTIONS + COMERS)?;
-    world.cluster.restart_daemon(node, false);
+    let mut early_connections = world.connect(CONNECTIONS_BEFORE_RESTART)?;
+    world.wait_for_known_count(CONNECTIONS + CONNECTIONS_BEFORE_RESTART)?;
+    world.cluster.set_daemon_restart(node, false);
     world.cluster.kill_daemon(node)?;
-    world.wait(|| {
-        let up = world.cluster.daemon_pid(node)?.is_some();
-        Ok(up.then(|| format!("the daemon of {node} does not end")))
+    world.wait_until_no_problem(|| {
+        let is_up = world.cluster.daemon_pid(node)?.is_some();
+        Ok(is_up.then(|| format!("the daemon of {node} does not end")))
     })?;
-    let mut late = world.connect(2 * COMERS)?;
-    early.iter_mut().chain(&mut late).try_for_each(echo)?;
-    drop(early);
-    world.wait_ended()?;
-    world.cluster.restart_daemon(node, true);
+    let mut late_connections = world.connect(2 * CONNECTIONS_BEFORE_RESTART)?;
+    early_connections
+        .iter_mut()
+        .chain(&mut late_connections)
+        .try_for_each(exchange_message)?;
+    drop(early_connections);
+    world.wait_until_closed()?;
+    world.cluster.set_daemon_restart(node, true);
     world.cluster.wait_ready()?;
     world
-        .wait_known(CONNECTIONS + 2 * COMERS)
-        .context("connections begun and ended meanwhile")?;
-    late.iter_mut().try_for_each(echo)?;
-    world.gather_all(ACCEPTOR, CONNECTIONS + 2 * COMERS)?;
-    world.gather_all(DONOR, CONNECTIONS + 2 * COMERS)?;
-    late.iter_mut().try_for_each(echo)?;
-    drop(late);
-    world.settle()?;
-    let speakers = speakers(&world.cluster, world.service, &recorded(capture)?);
-    let wrong = violations(&speakers, &[DONOR, ACCEPTOR, DONOR]);
+        .wait_for_known_count(CONNECTIONS + 2 * CONNECTIONS_BEFORE_RESTART)
+        .context("connections opened and closed during the restart")?;
+    late_connections.iter_mut().try_for_each(exchange_message)?;
+    world.move_exactly_to(ACCEPTOR, CONNECTIONS + 2 * CONNECTIONS_BEFORE_RESTART)?;
+    world.move_exactly_to(DONOR, CONNECTIONS + 2 * CONNECTIONS_BEFORE_RESTART)?;
+    late_connections.iter_mut().try_for_each(exchange_message)?;
+    drop(late_connections);
+    world.wait_until_healthy()?;
+    let speakers = senders_by_client(&world.cluster, world.service, &finish_capture(capture)?);
+    let wrong = order_violations(&speakers, &[DONOR, ACCEPTOR, DONOR]);
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    prove_health(world).with_context(|| format!("after a restart of the daemon of {node}"))
+    assert_healthy(world).with_context(|| format!("after a restart of the daemon of {node}"))
 }
 
 /// Sends one message and reads its echo.
-fn echo(stream: &mut TcpStream) -> Result<()> {
+fn exchange_message(stream: &mut TcpStream) -> Result<()> {
     let mut answer = [0; 5];
-    stream.set_read_timeout(Some(HUNG))?;
+    stream.set_read_timeout(Some(HANG_TIMEOUT))?;
     stream.write_all(b"hello")?;
     stream.read_exact(&mut answer).context("no echo")?;
-    ensure!(&answer == b"hello", "{answer:?} is not what was sent");
+    ensure!(&answer == b"hello", "wrong echo: {answer:?}");
     Ok(())
 }

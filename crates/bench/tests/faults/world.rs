@@ -13,7 +13,7 @@ use holdfast_api::control::{
 };
 use holdfast_api::{Drain, FlowText};
 use holdfast_bench::capture::{Capture, Segment, segments};
-use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, LATE_MAX, Program, was_late};
+use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Program, STALLS_MAX, is_node_stall};
 use holdfast_bench::load::{Load, connect};
 
 /// Number of busy connections.
@@ -32,21 +32,21 @@ const PORT: u16 = 7;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Interval between two checks of a condition.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Answers that each connection must receive before the group counts as healthy.
-const TURNS: u64 = 3;
+const ANSWERS_MIN: u64 = 3;
 
 /// The group, its load and its service.
-pub struct World {
+pub struct FaultGroup {
     pub cluster: Cluster,
     pub load: Load,
     pub service: SocketAddr,
     /// Number of sockets of each node's daemon and server program when they have no connections.
-    idle: BTreeMap<String, (usize, usize)>,
+    idle_sockets: BTreeMap<String, (usize, usize)>,
 }
 
-impl World {
+impl FaultGroup {
     /// Brings the group up, with all connections at the donor.
     pub fn up(name: &str) -> Result<Self> {
         let name = format!("f-{name}-{}", std::process::id());
@@ -66,16 +66,16 @@ impl World {
         spec.program_log = "warn".into();
         let cluster = Cluster::up(spec)?;
         let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
-        let idle = descriptors(&cluster)?;
+        let idle = count_sockets(&cluster)?;
         let streams = connect(cluster.lab(), "c1", service, CONNECTIONS)?;
         let load = Load::start(streams, Duration::from_millis(50))?;
         let world = Self {
             cluster,
             load,
             service,
-            idle,
+            idle_sockets: idle,
         };
-        world.settle()?;
+        world.wait_until_healthy()?;
         Ok(world)
     }
 
@@ -102,14 +102,20 @@ impl World {
     }
 
     /// Waits until the group is healthy: daemons and programs connected, nothing in transit, and every connection busy.
-    pub fn settle(&self) -> Result<()> {
+    pub fn wait_until_healthy(&self) -> Result<()> {
         self.cluster.wait_ready()?;
-        self.wait(|| self.unsettled())?;
-        let before: Vec<u64> = self.load.members().iter().map(|m| m.turns()).collect();
-        self.wait(|| {
+        self.wait_until_no_problem(|| self.find_problem())?;
+        let before: Vec<u64> = self
+            .load
+            .members()
+            .iter()
+            .map(|m| m.answers_received())
+            .collect();
+        self.wait_until_no_problem(|| {
             let members = self.load.members().iter().zip(&before);
-            let silent = members.filter(|(member, before)| member.turns() < *before + TURNS);
-            let silent: Vec<String> = silent.map(|(m, _)| m.client.to_string()).collect();
+            let silent_members = members
+                .filter(|(member, before)| member.answers_received() < *before + ANSWERS_MIN);
+            let silent: Vec<String> = silent_members.map(|(m, _)| m.client.to_string()).collect();
             Ok((!silent.is_empty()).then(|| format!("silent: {}", silent.join(", "))))
         })?;
         let wrong = self.load.compared.wrong.load(Ordering::Relaxed);
@@ -119,7 +125,7 @@ impl World {
         Ok(())
     }
 
-    fn unsettled(&self) -> Result<Option<String>> {
+    fn find_problem(&self) -> Result<Option<String>> {
         let mut owned = 0;
         for node in self.cluster.nodes() {
             for entry in self.flows(&node)? {
@@ -132,25 +138,28 @@ impl World {
             }
         }
         // The holder lists the flows of all nodes; the other nodes' lists must agree with it.
-        let at_holder = self.owners()?;
-        let elsewhere = at_holder
+        let holder_owners = self.owners()?;
+        let not_at_holder = holder_owners
             .values()
             .filter(|owner| owner.as_deref() != Some(HOLDER));
-        let expected = at_holder.len() - elsewhere.count();
-        let others = owned.abs_diff(expected);
-        Ok(match at_holder.len() {
-            CONNECTIONS if others + expected == CONNECTIONS => None,
+        let expected = holder_owners.len() - not_at_holder.count();
+        let missing_flows = owned.abs_diff(expected);
+        Ok(match holder_owners.len() {
+            CONNECTIONS if missing_flows + expected == CONNECTIONS => None,
             count => Some(format!(
                 "the holder knows {count} connections; all owners together have {owned}"
             )),
         })
     }
 
-    /// Calls `lacks` until it reports no problem.
-    pub fn wait(&self, lacks: impl Fn() -> Result<Option<String>>) -> Result<()> {
+    /// Calls `find_problem` until it reports no problem.
+    pub fn wait_until_no_problem(
+        &self,
+        find_problem: impl Fn() -> Result<Option<String>>,
+    ) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let problem = match lacks() {
+            let problem = match find_problem() {
                 Ok(None) => return Ok(()),
                 Ok(Some(problem)) => problem,
                 Err(error) => format!("{error:#}"),
@@ -163,12 +172,12 @@ impl World {
                 .map(|member| member.client.to_string())
                 .collect();
             if !broken.is_empty() {
-                bail!("broken: {} ({problem})", broken.join(", "));
+                bail!("broken connections: {} ({problem})", broken.join(", "));
             }
             if Instant::now() > deadline {
                 bail!("exceeded time: after {PATIENCE:?}: {problem}");
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -187,13 +196,13 @@ impl World {
 
     /// Hands all flows from one node to another, and asserts that all of them move.
     pub fn hand_over(&self, from: &str, to: &str) -> Result<()> {
-        for late in 0.. {
+        for retry in 0.. {
             let kept = self.hand_over_once(from, to)?;
             let Some((flow, reason)) = kept.first() else {
                 break;
             };
-            let all_late = kept.iter().all(|(_, reason)| was_late(reason));
-            if !all_late || late == LATE_MAX {
+            let are_all_late = kept.iter().all(|(_, reason)| is_node_stall(reason));
+            if !are_all_late || retry == STALLS_MAX {
                 bail!("{flow} stayed at {from}: {reason}");
             }
         }
@@ -204,7 +213,7 @@ impl World {
     fn hand_over_once(&self, from: &str, to: &str) -> Result<Vec<(FlowText, String)>> {
         let id = self.start_handoff(from, to)?;
         let control = self.cluster.control_blocking(from)?;
-        self.wait(|| {
+        self.wait_until_no_problem(|| {
             let status = control.run(async |client| client.handoff(id).await)?;
             let ended = status.summary.state == HandoffState::Finished;
             Ok((!ended).then(|| format!("the handoff from {from} to {to} does not end")))
@@ -218,22 +227,22 @@ impl World {
     }
 
     /// Moves all connections to one node.
-    pub fn gather(&self, to: &str) -> Result<()> {
-        self.gather_all(to, CONNECTIONS)
+    pub fn move_all_to(&self, to: &str) -> Result<()> {
+        self.move_exactly_to(to, CONNECTIONS)
     }
 
     /// Moves the connections, exactly `count` of them, to one node.
-    pub fn gather_all(&self, to: &str, count: usize) -> Result<()> {
+    pub fn move_exactly_to(&self, to: &str, count: usize) -> Result<()> {
         let owners = self.owners()?;
         for from in self.cluster.nodes() {
-            let has = owners.values().flatten().any(|owner| *owner == from);
-            if from != to && has {
+            let has_connections = owners.values().flatten().any(|owner| *owner == from);
+            if from != to && has_connections {
                 self.hand_over(&from, to)?;
             }
         }
         let owners = self.owners()?;
-        let there = |owner: &Option<String>| owner.as_deref() == Some(to);
-        if owners.len() != count || !owners.values().all(there) {
+        let is_at_target = |owner: &Option<String>| owner.as_deref() == Some(to);
+        if owners.len() != count || !owners.values().all(is_at_target) {
             bail!("not everything is at {to}: {owners:?}");
         }
         Ok(())
@@ -245,8 +254,8 @@ impl World {
     }
 
     /// Waits until the holder knows exactly this number of connections.
-    pub fn wait_known(&self, count: usize) -> Result<()> {
-        self.wait(|| {
+    pub fn wait_for_known_count(&self, count: usize) -> Result<()> {
+        self.wait_until_no_problem(|| {
             let known = self.owners()?.len();
             Ok((known != count)
                 .then(|| format!("the holder knows {known} connections, not {count}")))
@@ -254,25 +263,25 @@ impl World {
     }
 
     /// Waits until the donor's kernel has freed the connections of clients that have closed.
-    pub fn wait_ended(&self) -> Result<()> {
+    pub fn wait_until_closed(&self) -> Result<()> {
         let pid = self.cluster.lab().init_process(DONOR)?;
-        self.wait(|| {
+        self.wait_until_no_problem(|| {
             let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp"))?;
             let local = format!(":{PORT:04X}");
-            let ending = |line: &&str| {
+            let is_closing = |line: &&str| {
                 let fields: Vec<&str> = line.split_whitespace().collect();
                 // Established (01) and listening (0A) sockets are not closing.
                 fields.len() > 3
                     && fields[1].ends_with(&local)
                     && !["01", "0A"].contains(&fields[3])
             };
-            let left = table.lines().filter(ending).count();
-            Ok((left > 0).then(|| format!("{left} sockets are ending")))
+            let closing_count = table.lines().filter(is_closing).count();
+            Ok((closing_count > 0).then(|| format!("{closing_count} sockets are ending")))
         })
     }
 
     /// Returns the number of starts of a node's daemon.
-    pub fn starts(&self, node: &str) -> u32 {
+    pub fn daemon_starts(&self, node: &str) -> u32 {
         self.cluster.daemon_starts(node)
     }
 
@@ -283,17 +292,17 @@ impl World {
     }
 
     /// Waits until a fault has happened.
-    pub fn wait_fault(&self, node: &str) -> Result<()> {
+    pub fn wait_for_fault(&self, node: &str) -> Result<()> {
         let file = self.fault_file(node)?;
-        self.wait(|| {
+        self.wait_until_no_problem(|| {
             Ok(file
                 .exists()
-                .then(|| format!("{node} never came to the fault")))
+                .then(|| format!("{node} did not reach the fault point")))
         })
     }
 
     fn fault_file(&self, node: &str) -> Result<PathBuf> {
-        self.cluster.run_file(node, "fault")
+        self.cluster.run_path(node, "fault")
     }
 
     /// Starts a capture at the client's interface.
@@ -304,37 +313,37 @@ impl World {
     }
 
     /// Waits until no handoff has left anything behind: no extra sockets, no files.
-    pub fn nothing_is_left(&self) -> Result<()> {
-        self.wait(|| {
+    pub fn wait_until_clean(&self) -> Result<()> {
+        self.wait_until_no_problem(|| {
             let owners = self.owners()?;
-            for (node, (daemon, program)) in descriptors(&self.cluster)? {
-                let (daemon_idle, program_idle) = self.idle[&node];
-                let has = |owner: &&Option<String>| owner.as_ref() == Some(&node);
-                let flows = owners.values().filter(has).count();
+            for (node, (daemon, program)) in count_sockets(&self.cluster)? {
+                let (daemon_idle, program_idle) = self.idle_sockets[&node];
+                let is_owned_here = |owner: &&Option<String>| owner.as_ref() == Some(&node);
+                let flows = owners.values().filter(is_owned_here).count();
                 if daemon > daemon_idle {
                     return Ok(Some(format!(
-                        "the daemon of {node} has {daemon} sockets, {daemon_idle} at first"
+                        "the daemon of {node} has {daemon} sockets, initially {daemon_idle}"
                     )));
                 }
                 if program != program_idle + flows {
                     return Ok(Some(format!(
-                        "the program on {node} has {program} sockets: {program_idle} at first, and {flows} connections"
+                        "the program on {node} has {program} sockets: initially {program_idle}, and {flows} connections"
                     )));
                 }
-                let journal = self.cluster.run_file(&node, "arrivals")?;
-                let left = std::fs::read_dir(&journal)?.count();
-                if left > 0 {
-                    return Ok(Some(format!("{left} files in {}", journal.display())));
+                let journal = self.cluster.run_path(&node, "arrivals")?;
+                let journal_entries = std::fs::read_dir(&journal)?.count();
+                if journal_entries > 0 {
+                    return Ok(Some(format!("{journal_entries} files in {}", journal.display())));
                 }
                 let control = self.cluster.control_blocking(&node)?;
                 let text = control.run(async |client| client.metrics().await)?;
-                let busy = |line: &&str| {
+                let is_leftover_gauge = |line: &&str| {
                     line.starts_with("holdfast_hold_slots ")
                         || line.starts_with("holdfast_flows_in_transit{")
                 };
                 if let Some(line) = text
                     .lines()
-                    .filter(busy)
+                    .filter(is_leftover_gauge)
                     .find(|line| !line.ends_with(" 0"))
                 {
                     return Ok(Some(format!("{node}: {line}")));
@@ -346,14 +355,14 @@ impl World {
 }
 
 /// Ends a capture and returns its TCP segments.
-pub fn recorded(capture: Capture<'_>) -> Result<Vec<Segment>> {
+pub fn finish_capture(capture: Capture<'_>) -> Result<Vec<Segment>> {
     segments(&capture.finish()?.file)
 }
 
 /// Counts the open sockets of each node's daemon and server program.
-fn descriptors(cluster: &Cluster) -> Result<BTreeMap<String, (usize, usize)>> {
+fn count_sockets(cluster: &Cluster) -> Result<BTreeMap<String, (usize, usize)>> {
     let count = |pid: Option<i32>| -> Result<usize> {
-        let pid = pid.context("a daemon or program is down")?;
+        let pid = pid.context("a daemon or program does not run")?;
         let files = std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
         let is_socket = |path: PathBuf| path.to_string_lossy().starts_with("socket:");
         Ok(files
@@ -361,10 +370,10 @@ fn descriptors(cluster: &Cluster) -> Result<BTreeMap<String, (usize, usize)>> {
             .filter(|path| is_socket(path.clone()))
             .count())
     };
-    let each = cluster.nodes().into_iter().map(|node| {
+    let counts = cluster.nodes().into_iter().map(|node| {
         let daemon = count(cluster.daemon_pid(&node)?)?;
         let program = count(cluster.program_pid(&node, "echo")?)?;
         Ok((node, (daemon, program)))
     });
-    each.collect()
+    counts.collect()
 }

@@ -2,21 +2,24 @@
 
 use anyhow::{Result, ensure};
 use holdfast_bench::arena::Phase;
-use holdfast_bench::moves::game::{GameSpec, Losses, Playing};
+use holdfast_bench::moves::game::{GameSpec, Losses, RunningGame};
 
 const MOVES: usize = 10;
 
 /// Moves the server ten times; no player is disconnected, and nothing is lost in either direction.
-pub fn ten_times() -> Result<()> {
+pub fn migrate_openarena_ten_times() -> Result<()> {
     let spec = GameSpec {
         name: format!("m-arena-{}", std::process::id()),
         ..GameSpec::default()
     };
-    let mut game = Playing::begin(&spec)?;
+    let mut game = RunningGame::start(&spec)?;
     for _ in 0..MOVES {
         let moved = game.next_move()?;
         eprintln!("{moved:?}");
-        ensure!(game.playing() == usize::from(spec.players), "{moved:?}");
+        ensure!(
+            game.players_playing() == usize::from(spec.players),
+            "{moved:?}"
+        );
     }
     let (reports, losses) = game.end()?;
     for (report, number) in reports.iter().zip(1..) {

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static int bound(int kind, const char *address, int port) {
+static int open_bound(int kind, const char *address, int port) {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
     struct sockaddr_in6 at6 = { .sin6_family = AF_INET6, .sin6_port = htons(port) };
     int v6 = inet_pton(AF_INET, address, &at.sin_addr) != 1;
@@ -33,7 +33,7 @@ int main(int words, char **word) {
     close_range(3, ~0U, 0);
     signal(SIGPIPE, SIG_IGN);
     int port = atoi(word[2]);
-    int datagrams = bound(SOCK_DGRAM, word[1], port), listener = bound(SOCK_STREAM, word[1], port);
+    int datagrams = open_bound(SOCK_DGRAM, word[1], port), listener = open_bound(SOCK_STREAM, word[1], port);
     int epoll = epoll_create1(0);
     listen(listener, 128);
     watch(epoll, datagrams);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::world::{Counter, World};
+use crate::world::{CountingProgram, MigrationGroup};
 
 pub const DONOR: &str = "n2";
 pub const ACCEPTOR: &str = "n3";
@@ -50,22 +50,22 @@ pub const STEPS: [Point; 7] = [
 ];
 
 /// Returns true if long tests run in full (`HOLDFAST_WHOLE`).
-pub fn is_whole() -> bool {
+pub fn runs_in_full() -> bool {
     std::env::var_os("HOLDFAST_WHOLE").is_some()
 }
 
 /// Returns every second case, or all cases if long tests run in full.
 pub fn sample<T: Copy>(cases: &[T]) -> Vec<T> {
-    let step = if is_whole() { 1 } else { 2 };
+    let step = if runs_in_full() { 1 } else { 2 };
     cases.iter().copied().step_by(step).collect()
 }
 
 /// Moves a program from the donor with one fault, and checks the outcome.
-pub fn run(world: &World, at: Point, fault: Fault) -> Result<()> {
+pub fn migrate_with_fault(world: &MigrationGroup, at: Point, fault: Fault) -> Result<()> {
     let began = std::time::Instant::now();
     let counter = world.start(DONOR)?;
-    let result = disturb(world, &counter, at, fault, World::begin)
-        .and_then(|()| settled(world, &counter))
+    let result = begin_with_fault(world, &counter, at, fault, MigrationGroup::begin)
+        .and_then(|()| assert_settled(world, &counter))
         .with_context(|| format!("{fault:?} at {at:?}"));
     eprintln!("{fault:?} at {at:?}: {:.1?}", began.elapsed());
     result
@@ -73,12 +73,12 @@ pub fn run(world: &World, at: Point, fault: Fault) -> Result<()> {
 
 /// Starts an operation (`begin`) from the donor to the acceptor, and causes the fault. All daemons run again
 /// afterwards.
-pub fn disturb(
-    world: &World,
-    counter: &Counter,
+pub fn begin_with_fault(
+    world: &MigrationGroup,
+    counter: &CountingProgram,
     at: Point,
     fault: Fault,
-    begin: fn(&World, i32, &str, &str) -> Result<u64>,
+    begin: fn(&MigrationGroup, i32, &str, &str) -> Result<u64>,
 ) -> Result<()> {
     let victims: &[&'static str] = match &fault {
         Fault::Kill(node) => std::slice::from_ref(node),
@@ -87,15 +87,17 @@ pub fn disturb(
     };
     let starts = |node: &&'static str| world.cluster.daemon_starts(node);
     let before: Vec<u32> = victims.iter().map(starts).collect();
-    let what = match victims.contains(&at.node) {
+    let action = match victims.contains(&at.node) {
         true => "die".to_owned(),
         false => format!("pause {PAUSE_MS}"),
     };
-    let file = world.cluster.run_file(at.node, "fault")?;
-    std::fs::write(&file, format!("{} {what}", at.command))?;
+    let file = world.cluster.run_path(at.node, "fault")?;
+    std::fs::write(&file, format!("{} {action}", at.command))?;
     let pid = world.pid_on(DONOR, counter)?;
     begin(world, pid, DONOR, ACCEPTOR)?;
-    world.wait("it did not come so far", || Ok(!file.exists()))?;
+    world.wait("the move did not reach the fault point", || {
+        Ok(!file.exists())
+    })?;
     for node in victims.iter().filter(|node| **node != at.node) {
         world.cluster.kill_daemon(node)?;
     }
@@ -105,47 +107,55 @@ pub fn disturb(
         world.cluster.lab().heal_between(a, b)?;
     }
     for (node, before) in victims.iter().zip(before) {
-        world.wait("a daemon was not restarted", || Ok(starts(node) > before))?;
+        world.wait("a killed daemon was not restarted", || {
+            Ok(starts(node) > before)
+        })?;
     }
     world.cluster.wait_ready()
 }
 
 /// Checks that the program runs at one node and nowhere else, that no record of the move is left, and that it can move
 /// again.
-fn settled(world: &World, counter: &Counter) -> Result<()> {
-    let places = || -> Result<Vec<String>> {
-        let mut places = Vec::new();
+fn assert_settled(world: &MigrationGroup, counter: &CountingProgram) -> Result<()> {
+    let running_nodes = || -> Result<Vec<String>> {
+        let mut nodes = Vec::new();
         for node in world.cluster.nodes() {
-            let count = world.runs_on(&node)?;
-            places.extend(std::iter::repeat_n(node, count));
+            let count = world.count_running(&node)?;
+            nodes.extend(std::iter::repeat_n(node, count));
         }
-        Ok(places)
+        Ok(nodes)
     };
     // While a record exists the move may still proceed, and the program may still leave the node where it is.
-    world.wait("something is written down", || nothing_is_written(world))?;
+    world.wait("records of the move are left in a run directory", || {
+        no_move_records_left(world)
+    })?;
     let mut last = Vec::new();
     world
-        .wait("it is not at one place", || {
-            last = places()?;
+        .wait("the process runs at no node, or at several", || {
+            last = running_nodes()?;
             Ok(last.len() == 1)
         })
-        .with_context(|| format!("{:?}", places()))?;
+        .with_context(|| format!("{:?}", running_nodes()))?;
     let node = last.remove(0);
-    world.goes_on(counter, &node)?;
-    ensure!(places()? == [node.clone()], "it is at {:?} too", places()?);
+    world.assert_goes_on(counter, &node)?;
     ensure!(
-        nothing_is_written(world)?,
-        "something is written down again"
+        running_nodes()? == [node.clone()],
+        "the process runs at {:?} too",
+        running_nodes()?
     );
-    eprintln!("    it is on {node}");
+    ensure!(
+        no_move_records_left(world)?,
+        "a new record of the move appeared in a run directory"
+    );
+    eprintln!("    the process is on {node}");
     let next = if node == DONOR { ACCEPTOR } else { DONOR };
-    world.migrate(counter, &node, next)?;
+    world.migrate_counter(counter, &node, next)?;
     world.end(counter)
 }
 
-pub fn nothing_is_written(world: &World) -> Result<bool> {
+pub fn no_move_records_left(world: &MigrationGroup) -> Result<bool> {
     for node in world.cluster.nodes() {
-        let directory = world.cluster.run_file(&node, "moves")?;
+        let directory = world.cluster.run_path(&node, "moves")?;
         for file in std::fs::read_dir(directory)? {
             if file?.file_name() != "residents.json" {
                 return Ok(false);
@@ -156,22 +166,28 @@ pub fn nothing_is_written(world: &World) -> Result<bool> {
 }
 
 /// Kills the program at this point of its move: in the end it runs nowhere, or only at the acceptor.
-pub fn kill_the_process(world: &World, at: Point) -> Result<()> {
+pub fn kill_process_at(world: &MigrationGroup, at: Point) -> Result<()> {
     let counter = world.start(DONOR)?;
-    let file = world.cluster.run_file(at.node, "fault")?;
+    let file = world.cluster.run_path(at.node, "fault")?;
     std::fs::write(&file, format!("{} pause {PAUSE_MS}", at.command))?;
     let pid = world.pid_on(DONOR, &counter)?;
     let id = world.begin(pid, DONOR, ACCEPTOR)?;
-    world.wait("it did not come so far", || Ok(!file.exists()))?;
+    world.wait("the move did not reach the fault point", || {
+        Ok(!file.exists())
+    })?;
     let mut kill = world.cluster.lab().command(DONOR)?;
     kill.args(["kill", "-9", &pid.to_string()]).status()?;
-    let status = world.ended(DONOR, id)?;
+    let status = world.wait_for_migration(DONOR, id)?;
     eprintln!("killed at {at:?}: {:?}", status.outcome);
-    world.wait("the original is left", || Ok(world.runs_on(DONOR)? == 0))?;
-    counter.check()?;
-    if world.runs_on(ACCEPTOR)? > 0 {
-        world.goes_on(&counter, ACCEPTOR)?;
+    world.wait("the original is left at the donor", || {
+        Ok(world.count_running(DONOR)? == 0)
+    })?;
+    counter.assert_in_order()?;
+    if world.count_running(ACCEPTOR)? > 0 {
+        world.assert_goes_on(&counter, ACCEPTOR)?;
     }
-    world.wait("something is written down", || nothing_is_written(world))?;
+    world.wait("records of the move are left in a run directory", || {
+        no_move_records_left(world)
+    })?;
     world.end(&counter)
 }

@@ -54,13 +54,13 @@ static const struct lock excluded[] = {
 };
 enum { HELD = sizeof held / sizeof *held, EXCLUDED = sizeof excluded / sizeof *excluded };
 
-static int open_beside(const char *counts, const struct lock *of) {
+static int open_lock_file(const char *counts, const struct lock *of) {
     char path[512];
     snprintf(path, sizeof path, "%s.%s", counts, of->name);
     return open(path, of->flags | O_CREAT | O_CLOEXEC, 0666);
 }
 
-static int change(int file, const struct lock *of, int type, int waits) {
+static int set_lock(int file, const struct lock *of, int type, int waits) {
     struct flock range = { .l_type = type, .l_whence = SEEK_SET, .l_start = of->start, .l_len = of->length };
     if (of->kind == WHOLE) {
         int how = type == F_UNLCK ? LOCK_UN : type == F_RDLCK ? LOCK_SH : LOCK_EX;
@@ -77,19 +77,19 @@ static int append(const char *path, const char *line) {
     return written;
 }
 
-static int got(const char *path, const struct lock *of) {
+static int report_lock(const char *path, const struct lock *of) {
     char line[256];
     snprintf(line, sizeof line, "%s %s %ld %ld\n", of->name, of->type == F_RDLCK ? "read" : "write", of->start, of->length);
     return append(path, line);
 }
 
-static int hold(const char *counts) {
+static int hold_locks(const char *counts) {
     for (int at = 0; at < HELD; at++) {
         /* No descriptor of a file may be closed: the process's locks on the file would be released. */
         int again = at > 0 && !strcmp(held[at].name, held[at - 1].name);
         static int file;
-        if (!again) file = open_beside(counts, &held[at]);
-        if (file < 0 || change(file, &held[at], held[at].type, 0)) return 3;
+        if (!again) file = open_lock_file(counts, &held[at]);
+        if (file < 0 || set_lock(file, &held[at], held[at].type, 0)) return 3;
     }
     char end[512];
     snprintf(end, sizeof end, "%s.end", counts);
@@ -106,21 +106,21 @@ static int hold(const char *counts) {
 }
 
 /* Writes each lock that it gets once. The file FILE.rounds holds the number of rounds. */
-static int try(const char *counts, const char *path) {
-    int files[EXCLUDED], had[EXCLUDED] = { 0 }, left = EXCLUDED;
+static int try_locks(const char *counts, const char *path) {
+    int files[EXCLUDED], acquired[EXCLUDED] = { 0 }, remaining = EXCLUDED;
     char name[512];
     snprintf(name, sizeof name, "%s.rounds", path);
     int rounds = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     for (int at = 0; at < EXCLUDED; at++) {
-        if ((files[at] = open_beside(counts, &excluded[at])) < 0) return 3;
+        if ((files[at] = open_lock_file(counts, &excluded[at])) < 0) return 3;
     }
-    for (long number = 1; left; number++) {
+    for (long number = 1; remaining; number++) {
         for (int at = 0; at < EXCLUDED; at++) {
-            if (had[at]) continue;
-            if (!change(files[at], &excluded[at], excluded[at].type, 0)) {
-                if (!got(path, &excluded[at])) return 4;
-                change(files[at], &excluded[at], F_UNLCK, 0);
-                had[at] = 1, left--;
+            if (acquired[at]) continue;
+            if (!set_lock(files[at], &excluded[at], excluded[at].type, 0)) {
+                if (!report_lock(path, &excluded[at])) return 4;
+                set_lock(files[at], &excluded[at], F_UNLCK, 0);
+                acquired[at] = 1, remaining--;
             } else if (errno != EAGAIN && errno != EACCES) {
                 return 5;
             }
@@ -130,7 +130,7 @@ static int try(const char *counts, const char *path) {
     return 0;
 }
 
-static int await(const char *counts, const char *path, int type) {
+static int wait_for_locks(const char *counts, const char *path, int type) {
     static const int which[] = { 0, 4, 5, 9, 10, 12 };
     for (unsigned at = 0; at < sizeof which / sizeof *which; at++) {
         struct lock of = excluded[which[at]];
@@ -140,9 +140,9 @@ static int await(const char *counts, const char *path, int type) {
         }
         if (fork()) continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        int file = open_beside(counts, &of);
-        if (file < 0 || change(file, &of, of.type, 1)) return 3;
-        return got(path, &of) ? 0 : 4;
+        int file = open_lock_file(counts, &of);
+        if (file < 0 || set_lock(file, &of, of.type, 1)) return 3;
+        return report_lock(path, &of) ? 0 : 4;
     }
     for (;;) pause();
 }
@@ -150,8 +150,8 @@ static int await(const char *counts, const char *path, int type) {
 int main(int count, char **words) {
     /* Descriptors inherited from the parent. */
     close_range(3, ~0U, 0);
-    if (count == 3 && !strcmp(words[2], "hold")) return hold(words[1]);
+    if (count == 3 && !strcmp(words[2], "hold")) return hold_locks(words[1]);
     if (count != 4) return 2;
-    if (!strcmp(words[2], "try")) return try(words[1], words[3]);
-    return await(words[1], words[3], !strcmp(words[2], "read") ? F_RDLCK : F_WRLCK);
+    if (!strcmp(words[2], "try")) return try_locks(words[1], words[3]);
+    return wait_for_locks(words[1], words[3], !strcmp(words[2], "read") ? F_RDLCK : F_WRLCK);
 }

@@ -1,31 +1,31 @@
 //! Migrations of processes between the nodes of a group by their daemons, there and back. Needs root.
 #![cfg(target_arch = "x86_64")]
 
+mod acceptor_policy;
 mod arena;
-mod check;
 mod churn;
-mod clients;
+mod client_traffic;
 #[path = "../common/mod.rs"]
 mod common;
+mod compromised_donor;
+mod connections_during_move;
 mod copies;
-mod counted;
-mod false_donor;
+mod counting_program;
+mod daemon_capabilities;
+mod database_session;
 mod faults;
-mod followed;
-mod loaded;
 mod locks;
-mod moments;
-#[path = "../udp/numbered.rs"]
-#[allow(dead_code, reason = "a part is used")]
-mod numbered;
+mod migration_check;
+#[path = "../udp/numbered_datagrams.rs"]
+#[allow(dead_code, reason = "these tests use a part of the module")]
+mod numbered_datagrams;
 mod obstacles;
-mod policy;
-mod privileges;
-mod served;
-mod session;
-mod shared_port;
-mod units;
-mod waiting;
+mod postcopy;
+mod reuseport;
+mod server_faults;
+mod systemd_units;
+mod unaccepted_connections;
+mod verified_load;
 mod world;
 
 use std::sync::{Mutex, PoisonError};
@@ -35,7 +35,7 @@ use holdfast_bench::cluster::Family;
 use holdfast_bench::migrate::topology;
 
 use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point, sample};
-use world::World;
+use world::MigrationGroup;
 
 /// Rate of a link that is slower than any processor compresses, in Mbit/s.
 const SLOW_MBIT: u32 = 50;
@@ -44,306 +44,308 @@ const SLOW_MBIT: u32 = 50;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Brings a group up and runs a case in it.
-fn in_world(name: &str, case: impl FnOnce(&World) -> Result<()>) {
+fn run_in_group(name: &str, case: impl FnOnce(&MigrationGroup) -> Result<()>) {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return;
     }
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let world = World::up(name).unwrap_or_else(|error| panic!("{error:#}"));
+    let world = MigrationGroup::up(name).unwrap_or_else(|error| panic!("{error:#}"));
     if let Err(error) = case(&world) {
         panic!("{error:#}");
     }
 }
 
 #[test]
-fn a_process_moves_there_and_back() {
-    in_world("back", counted::there_and_back);
+fn process_migrates_there_and_back() {
+    run_in_group("back", counting_program::migrate_there_and_back);
 }
 
 #[test]
-fn clients_that_come_and_go_do_not_hinder_moves() {
+fn connection_churn_does_not_delay_migration() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return;
     }
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Err(error) = churn::moves() {
+    if let Err(error) = churn::migrate_during_churn() {
         panic!("{error:#}");
     }
 }
 
 #[test]
-fn a_freeze_is_while_nobody_runs() {
-    in_world("freeze", counted::freezes);
+fn freeze_time_excludes_time_before_stop_and_after_resume() {
+    run_in_group("freeze", counting_program::freeze_excludes_waits);
 }
 
 /// Runs the points that contain `HOLDFAST_FAULT` in their command, or all points without this variable.
-fn at(world: &World, points: &[Point], fault: Fault) -> Result<()> {
+fn fail_at_points(world: &MigrationGroup, points: &[Point], fault: Fault) -> Result<()> {
     let part = std::env::var("HOLDFAST_FAULT").unwrap_or_default();
     let wanted = points.iter().filter(|at| at.command.contains(&part));
     wanted
         .copied()
-        .try_for_each(|at| faults::run(world, at, fault))
+        .try_for_each(|at| faults::migrate_with_fault(world, at, fault))
 }
 
 #[test]
-fn the_donors_daemon_dies() {
-    in_world("donor", |world| {
-        at(world, &STEPS, Fault::Kill(DONOR))?;
-        let own = [
+fn process_survives_donor_daemon_crash() {
+    run_in_group("donor", |world| {
+        fail_at_points(world, &STEPS, Fault::Kill(DONOR))?;
+        let donor_steps = [
             "move-check after",
             "move-release before",
             "move-release after",
         ];
-        at(
+        fail_at_points(
             world,
-            &own.map(|command| point(DONOR, command)),
+            &donor_steps.map(|command| point(DONOR, command)),
             Fault::Kill(DONOR),
         )
     });
 }
 
 #[test]
-fn the_acceptors_daemon_dies() {
-    in_world("acceptor", |world| {
-        at(world, &STEPS, Fault::Kill(ACCEPTOR))?;
-        let own = ["move-build before", "move-go after"];
-        at(
+fn process_survives_acceptor_daemon_crash() {
+    run_in_group("acceptor", |world| {
+        fail_at_points(world, &STEPS, Fault::Kill(ACCEPTOR))?;
+        let acceptor_steps = ["move-build before", "move-go after"];
+        fail_at_points(
             world,
-            &own.map(|command| point(ACCEPTOR, command)),
+            &acceptor_steps.map(|command| point(ACCEPTOR, command)),
             Fault::Kill(ACCEPTOR),
         )
     });
 }
 
 #[test]
-fn the_link_between_them_breaks() {
-    in_world("cut", |world| {
+fn process_survives_donor_acceptor_link_cut() {
+    run_in_group("cut", |world| {
         // Before the freeze nothing has changed that a cut could make inconsistent: one point stands for all.
-        let stopped = [&STEPS[..1], &STEPS[3..]].concat();
-        at(world, &stopped, Fault::Cut(DONOR, ACCEPTOR))?;
-        let alone = [point(DONOR, "move-freeze after")];
-        at(world, &alone, Fault::Cut(DONOR, HOLDER))?;
-        let alone = [point(ACCEPTOR, "move-restore after")];
-        at(world, &alone, Fault::Cut(ACCEPTOR, HOLDER))
+        let link_cut_points = [&STEPS[..1], &STEPS[3..]].concat();
+        fail_at_points(world, &link_cut_points, Fault::Cut(DONOR, ACCEPTOR))?;
+        let donor_point = [point(DONOR, "move-freeze after")];
+        fail_at_points(world, &donor_point, Fault::Cut(DONOR, HOLDER))?;
+        let acceptor_point = [point(ACCEPTOR, "move-restore after")];
+        fail_at_points(world, &acceptor_point, Fault::Cut(ACCEPTOR, HOLDER))
     });
 }
 
 #[test]
-fn the_holders_daemon_dies_or_both_do() {
-    in_world("holder", |world| {
-        let own = ["arbitrate before", "arbitrate after"];
-        at(
+fn process_survives_holder_crash_or_double_crash() {
+    run_in_group("holder", |world| {
+        let holder_steps = ["arbitrate before", "arbitrate after"];
+        fail_at_points(
             world,
-            &own.map(|command| point(HOLDER, command)),
+            &holder_steps.map(|command| point(HOLDER, command)),
             Fault::Kill(HOLDER),
         )?;
-        at(world, &STEPS[2..], Fault::KillBoth)
+        fail_at_points(world, &STEPS[2..], Fault::KillBoth)
     });
 }
 
 #[test]
-fn the_process_is_killed() {
-    in_world("killed", |world| {
+fn process_killed_while_migrating_ends_everywhere() {
+    run_in_group("killed", |world| {
         let mut points = STEPS.iter();
-        points.try_for_each(|at| faults::kill_the_process(world, *at))
+        points.try_for_each(|at| faults::kill_process_at(world, *at))
     });
 }
 
 #[test]
-fn a_copy_runs_beside_its_original() {
-    in_world("copy", copies::beside);
+fn clone_runs_independently_of_original() {
+    run_in_group("copy", copies::clone_runs_independently);
 }
 
 #[test]
-fn the_donors_daemon_dies_while_it_copies() {
-    in_world("copy-donor", |world| {
+fn original_survives_donor_daemon_crash_while_cloning() {
+    run_in_group("copy-donor", |world| {
         let kill = Fault::Kill(DONOR);
         let mut points = STEPS.iter();
-        points.try_for_each(|at| copies::disturbed(world, *at, kill))?;
-        copies::disturbed(world, point(DONOR, "move-thaw before"), kill)
+        points.try_for_each(|at| copies::clone_with_fault(world, *at, kill))?;
+        copies::clone_with_fault(world, point(DONOR, "move-thaw before"), kill)
     });
 }
 
 #[test]
-fn the_acceptors_daemon_dies_while_it_copies() {
-    in_world("copy-acceptor", |world| {
+fn original_survives_acceptor_daemon_crash_while_cloning() {
+    run_in_group("copy-acceptor", |world| {
         let kill = Fault::Kill(ACCEPTOR);
         let mut points = STEPS.iter();
-        points.try_for_each(|at| copies::disturbed(world, *at, kill))?;
-        copies::disturbed(world, point(ACCEPTOR, "move-go after"), kill)
+        points.try_for_each(|at| copies::clone_with_fault(world, *at, kill))?;
+        copies::clone_with_fault(world, point(ACCEPTOR, "move-go after"), kill)
     });
 }
 
 #[test]
-fn clients_stay_with_the_original_while_it_is_copied() {
-    alone(|| copies::clients("copied"));
+fn clients_stay_with_original_while_cloning() {
+    run_exclusively(|| copies::clients_stay_with_original("copied"));
 }
 
 #[test]
-fn the_control_group_of_a_unit_follows() {
-    in_world("unit", units::follow);
+fn unit_cgroup_moves_with_process() {
+    run_in_group("unit", systemd_units::cgroup_moves);
 }
 
 #[test]
-fn the_control_group_of_a_unit_that_does_not_come_is_left_alone() {
-    in_world("unit-stays", units::stay);
+fn failed_move_leaves_unit_cgroup_unchanged() {
+    run_in_group("unit-stays", systemd_units::cgroup_stays);
 }
 
 #[test]
-fn what_moves_is_said_before() {
-    in_world("check", check::movable);
+fn processes_reported_movable_migrate() {
+    run_in_group("check", migration_check::migrate_movable_processes);
 }
 
 #[test]
-fn what_does_not_move_is_named_before() {
-    in_world("check-not", check::blocked);
+fn check_reports_blockers_before_migration() {
+    run_in_group("check-not", migration_check::refuse_blocked_processes);
 }
 
 #[test]
-fn connections_that_stay_within_their_host_move_at_any_stage() {
-    in_world("near", check::near);
+fn host_local_connections_migrate_in_any_state() {
+    run_in_group("near", migration_check::migrate_host_local_connections);
 }
 
 #[test]
-fn a_connection_that_cannot_leave_the_host_is_named_before() {
-    in_world("check-lo", check::over_loopback);
+fn check_reports_loopback_connection_to_another_process() {
+    run_in_group("check-lo", migration_check::refuse_loopback_session);
 }
 
 #[test]
-fn locks_are_never_free_while_their_process_moves() {
-    in_world("locks", locks::never_free);
+fn file_locks_stay_held_during_migration() {
+    run_in_group("locks", locks::locks_stay_held);
 }
 
 #[test]
-fn a_lock_that_a_reader_waits_for_keeps_its_process() {
-    in_world("locks-not", locks::refused);
+fn waiting_reader_blocks_migration() {
+    run_in_group("locks-not", locks::refuse_with_waiting_reader);
 }
 
 #[test]
-fn a_daemon_dies_while_locks_are_handed_over() {
-    in_world("locks-died", locks::disturbed);
+fn file_locks_survive_daemon_crash() {
+    run_in_group("locks-died", locks::locks_survive_crashes);
 }
 
 #[test]
-fn a_user_that_is_not_listed_stays() {
-    in_world("policy", policy::a_user);
+fn acceptor_refuses_unlisted_user() {
+    run_in_group("policy", acceptor_policy::refuse_unlisted_user);
 }
 
 #[test]
-fn what_a_process_has_open_its_users_could_open() {
-    alone(policy::files);
+fn acceptor_refuses_files_that_user_cannot_open() {
+    run_exclusively(acceptor_policy::admit_only_listed_files);
 }
 
 #[test]
-fn state_that_only_root_may_set_stays() {
-    alone(policy::state);
+fn acceptor_refuses_privileged_state() {
+    run_exclusively(acceptor_policy::refuse_privileged_state);
 }
 
 #[test]
-fn a_donor_that_was_taken_over_gets_nothing_of_roots() {
-    alone(false_donor::refused);
+fn acceptor_refuses_messages_of_compromised_donor() {
+    run_exclusively(compromised_donor::refuse_all_attacks);
 }
 
 #[test]
-fn a_family_of_sockets_that_is_not_listed_stays() {
-    alone(policy::family);
+fn acceptor_refuses_unlisted_socket_family() {
+    run_exclusively(acceptor_policy::refuse_unlisted_family);
 }
 
 #[test]
-fn what_stands_in_the_way_at_the_acceptor_is_named() {
-    alone(|| obstacles::refused("obstacles"));
+fn acceptor_obstacles_are_reported() {
+    run_exclusively(|| obstacles::refuse_each_obstacle("obstacles"));
 }
 
 #[test]
-fn the_daemon_has_the_capabilities_that_are_documented() {
-    alone(privileges::as_documented);
+fn daemon_has_documented_capabilities() {
+    run_exclusively(daemon_capabilities::assert_capabilities_documented);
 }
 
 #[test]
-fn clients_of_sockets_that_share_a_port_keep_their_sockets() {
-    alone(|| shared_port::clients_keep_their_sockets("shared"));
+fn reuseport_clients_keep_their_sockets() {
+    run_exclusively(|| reuseport::clients_keep_relays("shared"));
 }
 
 #[test]
-fn sockets_that_share_a_port_are_chosen_by_their_program() {
-    alone(|| shared_port::groups_choose_as_before("chosen"));
+fn reuseport_program_selects_sockets_after_migration() {
+    run_exclusively(|| reuseport::program_selects_after_move("chosen"));
 }
 
 #[test]
-fn datagrams_of_clients_are_answered_while_their_server_moves() {
-    alone(|| clients::datagrams("udp"));
+fn datagrams_are_answered_during_migration() {
+    run_exclusively(|| client_traffic::datagrams_survive("udp"));
 }
 
 #[test]
-fn connections_of_clients_go_on_while_their_server_moves() {
-    alone(|| clients::connections("tcp"));
+fn connections_survive_migration() {
+    run_exclusively(|| client_traffic::connections_survive("tcp"));
 }
 
 #[test]
-fn a_connection_that_begins_in_the_last_moment_goes_along() {
-    alone(|| clients::late("late"));
+fn connection_opened_before_freeze_migrates() {
+    run_exclusively(|| client_traffic::connection_before_freeze("late"));
 }
 
 #[test]
-fn connections_that_their_server_closes_in_the_last_moment_end_as_they_should() {
-    alone(|| moments::ends("ends"));
+fn connections_closed_before_freeze_end_cleanly() {
+    run_exclusively(|| connections_during_move::connections_close_before_freeze("ends"));
 }
 
 #[test]
-fn connections_that_begin_at_the_acceptor_are_not_reset_where_the_server_stays() {
-    alone(|| moments::begin_before_it_stays("stays"));
+fn connections_opened_at_acceptor_survive_rollback() {
+    run_exclusively(|| connections_during_move::connections_open_before_rollback("stays"));
 }
 
 #[test]
-fn connections_that_nobody_has_accepted_follow() {
-    alone(|| waiting::follow("waiting", Family::V4));
-    alone(|| waiting::follow("waiting6", Family::V6));
+fn unaccepted_connections_migrate() {
+    run_exclusively(|| unaccepted_connections::unaccepted_connections_move("waiting", Family::V4));
+    run_exclusively(|| unaccepted_connections::unaccepted_connections_move("waiting6", Family::V6));
 }
 
 #[test]
-fn connections_that_nobody_has_accepted_survive_a_daemon() {
-    alone(|| waiting::survive("survive"));
+fn unaccepted_connections_survive_daemon_crash() {
+    run_exclusively(|| unaccepted_connections::unaccepted_connections_survive_crash("survive"));
 }
 
 #[test]
-fn clients_go_on_when_a_daemon_dies() {
-    alone(|| served::disturbed("served", &served::KILLS));
+fn clients_survive_daemon_crash() {
+    run_exclusively(|| server_faults::fail_at_each_step("served", &server_faults::KILLS));
 }
 
 #[test]
-fn clients_go_on_when_a_daemon_dies_at_any_moment_of_a_freeze() {
-    alone(|| served::at_any_moment("served-any"));
+fn clients_survive_daemon_crash_during_freeze() {
+    run_exclusively(|| server_faults::kill_during_freeze("served-any"));
 }
 
 #[test]
-fn clients_go_on_when_a_link_breaks() {
-    alone(|| served::disturbed("served-cut", &served::CUTS));
+fn clients_survive_link_cut() {
+    run_exclusively(|| server_faults::fail_at_each_step("served-cut", &server_faults::CUTS));
 }
 
 #[test]
 #[ignore = "a thousand connections, 18 moves: ./x test-real runs this"]
-fn a_thousand_connections_move_in_each_way() {
-    alone(|| clients::measure("measure"));
+fn thousand_connections_migrate_in_each_socket_mode() {
+    run_exclusively(|| client_traffic::measure_freezes("measure"));
 }
 
 #[test]
-fn a_server_under_a_verified_load_moves_there_and_back() {
-    alone(loaded::there_and_back);
+fn server_under_verified_load_migrates_there_and_back() {
+    run_exclusively(verified_load::migrate_without_database);
 }
 
 #[test]
-fn memory_is_compressed_on_its_way_over_a_slow_link() {
-    alone(|| {
-        let world = World::up_over("packed", topology(Some(SLOW_MBIT)))?;
+fn memory_is_compressed_over_slow_link() {
+    run_exclusively(|| {
+        let world = MigrationGroup::up_over("packed", topology(Some(SLOW_MBIT)))?;
         let counter = world.start("n2")?;
-        world.wait("its memory is small", || Ok(counter.counts()?.len() > 400))?;
+        world.wait("the program has written too few counts", || {
+            Ok(counter.counts()?.len() > 400)
+        })?;
         // A node that is not scheduled while it compresses estimates its link as faster than compression, for a while.
         let mut compressed = [false; 2];
         for turn in 0..2 * 4 {
             let (from, to) = [("n2", "n3"), ("n3", "n2")][turn % 2];
-            let status = world.migrate(&counter, from, to)?;
+            let status = world.migrate_counter(&counter, from, to)?;
             let (sent, saved) = (status.copied_bytes, status.saved_bytes);
             eprintln!("{sent} bytes sent before, {saved} saved");
             compressed[turn % 2] |= saved > 1 << 20;
@@ -357,13 +359,13 @@ fn memory_is_compressed_on_its_way_over_a_slow_link() {
 }
 
 #[test]
-fn a_session_to_a_database_goes_on_while_its_client_moves() {
-    in_world("session", session::goes_round);
+fn database_session_survives_client_migration() {
+    run_in_group("session", database_session::migrate_client_around_group);
 }
 
 #[test]
-fn a_session_goes_on_when_a_daemon_dies() {
-    in_world("s-killed", |world| {
+fn database_session_survives_daemon_crash() {
+    run_in_group("s-killed", |world| {
         let points = [
             ("donor", "move-freeze before"),
             ("acceptor", "move-go before"),
@@ -371,64 +373,64 @@ fn a_session_goes_on_when_a_daemon_dies() {
             ("donor", "move-release before"),
             ("holder", "arbitrate after"),
         ];
-        session::survives(world, &points)
+        database_session::survive_daemon_crash(world, &points)
     });
 }
 
 #[test]
-fn both_ends_of_a_session_move_one_after_the_other() {
-    in_world("s-both", session::both_ends);
+fn both_session_ends_migrate_in_turn() {
+    run_in_group("s-both", database_session::migrate_both_ends);
 }
 
 #[test]
 #[ignore = "needs mariadb-server-core: ./x test-real installs it and runs this"]
-fn a_session_to_mariadb_goes_on_while_the_server_moves() {
-    alone(loaded::with_a_database);
+fn mariadb_session_survives_migration() {
+    run_exclusively(verified_load::migrate_with_database);
 }
 
 #[test]
-fn memory_follows_a_server_that_has_moved() {
-    alone(followed::a_server);
+fn postcopy_migrates_loaded_server() {
+    run_exclusively(postcopy::migrate_loaded_server);
 }
 
 #[test]
-fn memory_follows_there_and_back() {
-    in_world("hot", followed::there_and_back);
+fn postcopy_migrates_there_and_back() {
+    run_in_group("hot", postcopy::postcopy_there_and_back);
 }
 
 #[test]
-fn what_memory_cannot_follow_is_refused() {
-    in_world("hot-not", followed::refused);
+fn unsupported_postcopy_is_refused() {
+    run_in_group("hot-not", postcopy::refuse_unsupported);
 }
 
 #[test]
-fn daemons_die_before_memory_follows() {
-    in_world("hot-early", |world| {
-        let goes = [followed::End::Goes];
+fn process_survives_daemon_crash_before_postcopy() {
+    run_in_group("hot-early", |world| {
+        let running_only = [postcopy::EndState::Running];
         // The number of steps is odd, so a sample has steps 1, 3, ... with one node, and the others with the other
         // node.
         let kills = [DONOR, ACCEPTOR].map(|node| STEPS.map(|at| (at, Fault::Kill(node))));
         for (at, fault) in sample(kills.as_flattened()) {
-            followed::disturbed(world, at, fault, &goes)?;
+            postcopy::postcopy_with_fault(world, at, fault, &running_only)?;
         }
         Ok(())
     });
 }
 
 #[test]
-fn daemons_die_while_memory_follows() {
-    in_world("hot-late", followed::while_it_follows);
+fn process_has_allowed_end_state_after_postcopy_crash() {
+    run_in_group("hot-late", postcopy::faults_during_postcopy);
 }
 
 #[test]
-fn who_takes_memory_that_follows_dies_or_gets_no_more() {
-    in_world("hot-lost", |world| {
-        followed::the_restorer_dies(world)?;
-        followed::the_donor_is_lost(world)
+fn process_ends_when_postcopy_pages_are_lost() {
+    run_in_group("hot-lost", |world| {
+        postcopy::process_ends_when_restorer_dies(world)?;
+        postcopy::process_ends_when_donor_is_lost(world)
     });
 }
 
-fn alone(case: impl FnOnce() -> Result<()>) {
+fn run_exclusively(case: impl FnOnce() -> Result<()>) {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return;
@@ -441,6 +443,6 @@ fn alone(case: impl FnOnce() -> Result<()>) {
 
 #[test]
 #[ignore = "needs OpenArena's server: ./x test-real fetches it and runs this"]
-fn openarena_moves_ten_times_while_24_play() {
-    alone(arena::ten_times);
+fn openarena_migrates_ten_times_with_24_players() {
+    run_exclusively(arena::migrate_openarena_ten_times);
 }

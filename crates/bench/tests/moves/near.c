@@ -19,7 +19,7 @@ enum { SLOTS = 24, BYTES = 5000 };
 enum kind { OPEN, ENDED, RESET, CLOSED, KINDS };
 
 static struct { int near, far; long number; enum kind kind; } slots[SLOTS];
-static struct { int listener, near, far, datagrams, asker; socklen_t length; struct sockaddr_in6 at; } of[2];
+static struct { int listener, near, far, datagrams, asker; socklen_t length; struct sockaddr_in6 at; } families[2];
 
 static char failed[512];
 
@@ -32,29 +32,29 @@ static void fail(int line) {
 
 static char expected(long number, long at) { return (char)(number * 31 + at * 7 + (at >> 8)); }
 
-static int bound(int i, int type, struct sockaddr_in6 *at) {
+static int open_bound(int i, int type, struct sockaddr_in6 *at) {
     memset(at, 0, sizeof *at);
     at->sin6_family = i ? AF_INET6 : AF_INET;
-    of[i].length = i ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    families[i].length = i ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
     if (i) at->sin6_addr = in6addr_loopback; else ((struct sockaddr_in *)at)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int file = socket(at->sin6_family, type, 0), one = 1;
     if (type == SOCK_STREAM) setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    CHECK(file >= 0 && !bind(file, (void *)at, of[i].length) && !getsockname(file, (void *)at, &of[i].length));
+    CHECK(file >= 0 && !bind(file, (void *)at, families[i].length) && !getsockname(file, (void *)at, &families[i].length));
     return file;
 }
 
-static void pair(int i, int *near, int *far) {
+static void connect_pair(int i, int *near, int *far) {
     CHECK((*far = socket(i ? AF_INET6 : AF_INET, SOCK_STREAM, 0)) >= 0);
-    CHECK(!connect(*far, (void *)&of[i].at, of[i].length) && (*near = accept(of[i].listener, 0, 0)) >= 0);
+    CHECK(!connect(*far, (void *)&families[i].at, families[i].length) && (*near = accept(families[i].listener, 0, 0)) >= 0);
 }
 
-static void say(int file, long number, int length) {
+static void send_pattern(int file, long number, int length) {
     char text[BYTES];
     for (int at = 0; at < length; at++) text[at] = expected(number, at);
     CHECK(write(file, text, length) == length);
 }
 
-static void hear(int file, long number, int length) {
+static void expect_pattern(int file, long number, int length) {
     char text[BYTES];
     CHECK(recv(file, text, length, MSG_WAITALL) == length);
     for (int at = 0; at < length; at++) CHECK(text[at] == expected(number, at));
@@ -62,9 +62,9 @@ static void hear(int file, long number, int length) {
 
 static void begin(int slot, long number) {
     int near, far;
-    pair(number % 2, &near, &far);
+    connect_pair(number % 2, &near, &far);
     enum kind kind = number / 2 % KINDS;
-    say(far, number, BYTES);
+    send_pattern(far, number, BYTES);
     if (kind == RESET) {
         struct linger now = { 1, 0 };
         char one;
@@ -84,11 +84,11 @@ static void end(int slot) {
     int near = slots[slot].near;
     char one;
     if (slots[slot].kind == OPEN) {
-        hear(near, slots[slot].number, BYTES);
-        say(slots[slot].far, -slots[slot].number, BYTES);
+        expect_pattern(near, slots[slot].number, BYTES);
+        send_pattern(slots[slot].far, -slots[slot].number, BYTES);
         CHECK(!close(slots[slot].far));
-        hear(near, -slots[slot].number, BYTES);
-    } else hear(near, slots[slot].number, BYTES);
+        expect_pattern(near, -slots[slot].number, BYTES);
+    } else expect_pattern(near, slots[slot].number, BYTES);
     if (slots[slot].kind == RESET) CHECK(read(near, &one, 1) == -1 && errno == ECONNRESET);
     CHECK(read(near, &one, 1) == 0);
     if (slots[slot].kind == ENDED) {
@@ -104,14 +104,14 @@ static void end(int slot) {
     close(near);
 }
 
-static void turn(long number) {
+static void run_round(long number) {
     for (int i = 0; i < 2; i++) {
-        say(of[i].near, number, 700);
-        hear(of[i].far, number, 700);
-        say(of[i].far, number + 1, 300);
-        hear(of[i].near, number + 1, 300);
-        if (number > 1) hear(of[i].datagrams, number - 1, 500);
-        say(of[i].asker, number, 500);
+        send_pattern(families[i].near, number, 700);
+        expect_pattern(families[i].far, number, 700);
+        send_pattern(families[i].far, number + 1, 300);
+        expect_pattern(families[i].near, number + 1, 300);
+        if (number > 1) expect_pattern(families[i].datagrams, number - 1, 500);
+        send_pattern(families[i].asker, number, 500);
     }
     int slot = number % SLOTS;
     if (number > SLOTS) end(slot);
@@ -127,15 +127,15 @@ int main(int count, char **words) {
     snprintf(failed, sizeof failed, "%s.failed", words[1]);
     for (int i = 0; i < 2; i++) {
         struct sockaddr_in6 at;
-        of[i].datagrams = bound(i, SOCK_DGRAM, &at);
-        of[i].asker = socket(at.sin6_family, SOCK_DGRAM, 0);
-        CHECK(of[i].asker >= 0 && !connect(of[i].asker, (void *)&at, of[i].length));
-        of[i].listener = bound(i, SOCK_STREAM, &of[i].at);
-        CHECK(!listen(of[i].listener, 5));
-        pair(i, &of[i].near, &of[i].far);
+        families[i].datagrams = open_bound(i, SOCK_DGRAM, &at);
+        families[i].asker = socket(at.sin6_family, SOCK_DGRAM, 0);
+        CHECK(families[i].asker >= 0 && !connect(families[i].asker, (void *)&at, families[i].length));
+        families[i].listener = open_bound(i, SOCK_STREAM, &families[i].at);
+        CHECK(!listen(families[i].listener, 5));
+        connect_pair(i, &families[i].near, &families[i].far);
     }
     for (long number = 1; access(end, F_OK); number++) {
-        turn(number);
+        run_round(number);
         struct utsname host;
         char line[256];
         uname(&host);

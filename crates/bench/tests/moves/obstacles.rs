@@ -8,11 +8,13 @@ use holdfast_api::control::MigrationOutcome;
 use holdfast_bench::cluster::Family;
 use holdfast_bench::load::Load;
 
-use crate::clients::{CLIENTS, all_go_on, connected, pid, serving_by};
+use crate::client_traffic::{
+    CLIENTS, assert_all_go_on, connect_clients, read_pid, start_group_with_shell,
+};
 use crate::common::PORT;
 use crate::faults::{ACCEPTOR, DONOR};
-use crate::numbered::Datagrams;
-use crate::world::{World, compile};
+use crate::numbered_datagrams::DatagramLoad;
+use crate::world::{MigrationGroup, compile_program};
 
 /// Address space in bytes that the server reserves and never touches.
 const EMPTY_BYTES: u64 = 4 << 30;
@@ -30,84 +32,88 @@ const LIBRARY: &str = "#include <sys/mman.h>\n\
 
 /// An obstacle that a shell command creates, and another removes.
 struct Obstacle<'a> {
-    put: String,
+    create: String,
     remove: String,
     /// Parts of the expected reason.
-    says: Vec<&'a str>,
+    reason_parts: Vec<&'a str>,
 }
 
-fn over(what: &Path, mount: &str, says: &'static str) -> Obstacle<'static> {
-    let what = what.display();
+fn mount_over(path: &Path, mount: &str, reason_part: &'static str) -> Obstacle<'static> {
+    let what = path.display();
     Obstacle {
-        put: format!("mount {mount} {what}"),
+        create: format!("mount {mount} {what}"),
         remove: format!("umount {what}"),
-        says: vec![says],
+        reason_parts: vec![reason_part],
     }
 }
 
 /// A server with clients, and the means to check all of them.
-struct Served<'a> {
-    world: &'a World,
+struct ServerWithClients<'a> {
+    world: &'a MigrationGroup,
     folder: &'a tempfile::TempDir,
     connections: Load,
-    datagrams: Datagrams,
+    datagrams: DatagramLoad,
 }
 
 /// Tries all obstacles, one after the other.
-pub fn refused(name: &str) -> Result<()> {
-    let place = tempfile::tempdir()?;
-    let path = |name: &str| place.path().join(name);
+pub fn refuse_each_obstacle(name: &str) -> Result<()> {
+    let folder_guard = tempfile::tempdir()?;
+    let path = |name: &str| folder_guard.path().join(name);
     for directory in ["library", "files", "other"] {
         std::fs::create_dir(path(directory))?;
     }
     let library = path("library/one.so");
-    build(&library, 1)?;
-    build(&path("other/one.so"), 2)?;
+    build_library(&library, 1)?;
+    build_library(&path("other/one.so"), 2)?;
     let file = path("files/gone");
     std::fs::write(&file, vec![7; FILE_KIB as usize * 1024])?;
-    let how = format!("<>{0}", file.display());
-    let by = format!("LD_PRELOAD={}", library.display());
-    let (world, folder) = serving_by(name, Family::V4, (&by, &how))?;
+    let redirections = format!("<>{0}", file.display());
+    let environment = format!("LD_PRELOAD={}", library.display());
+    let (world, folder) = start_group_with_shell(name, Family::V4, (&environment, &redirections))?;
     std::fs::remove_file(&file)?;
 
-    let program = compile("echo")?;
-    let served = Served {
+    let program = compile_program("echo")?;
+    let server = ServerWithClients {
         world: &world,
         folder: &folder,
-        connections: connected(&world, CLIENTS)?,
-        datagrams: Datagrams::start(&world.cluster, Family::V4, CLIENTS),
+        connections: connect_clients(&world, CLIENTS)?,
+        datagrams: DatagramLoad::start(&world.cluster, Family::V4, CLIENTS),
     };
-    served.goes_on()?;
-    let beside = program.parent().context("a directory")?;
-    let other = format!("--bind {}", path("other/one.so").display());
+    server.assert_clients_go_on()?;
+    let program_folder = program.parent().context("a directory")?;
+    let library_mount = format!("--bind {}", path("other/one.so").display());
     let tiny = format!("-t tmpfs -o size={}k tmpfs", FILE_KIB / 4);
     let obstacles = [
-        over(
+        mount_over(
             &program,
             "--bind /bin/true",
             "differs from the donor's file",
         ),
-        over(beside, "-t tmpfs tmpfs", "No such file"),
-        over(&library, &other, "one.so: differs from the donor's file"),
-        over(&path("library"), "-t tmpfs tmpfs", "one.so: No such file"),
-        over(&path("files"), &tiny, "files/gone: No space left on device"),
+        mount_over(program_folder, "-t tmpfs tmpfs", "No such file"),
+        mount_over(
+            &library,
+            &library_mount,
+            "one.so: differs from the donor's file",
+        ),
+        mount_over(&path("library"), "-t tmpfs tmpfs", "one.so: No such file"),
+        mount_over(&path("files"), &tiny, "files/gone: No space left on device"),
         full_run_directory(),
-        no_memory(&world)?,
-        port_taken(&world, "SOCK_STREAM"),
-        port_taken(&world, "SOCK_DGRAM"),
+        address_space_limit(&world)?,
+        occupied_port(&world, "SOCK_STREAM"),
+        occupied_port(&world, "SOCK_DGRAM"),
     ];
     for obstacle in obstacles {
-        served
-            .refuses(&obstacle)
-            .with_context(|| obstacle.put.clone())?;
+        server
+            .assert_refused(&obstacle)
+            .with_context(|| obstacle.create.clone())?;
     }
-    served.restorer_killed()?.moves_in_the_end()
+    server.kill_restorer()?.assert_moves_with_same_pid()
 }
 
-impl Served<'_> {
-    fn goes_on(&self) -> Result<()> {
-        all_go_on(self.world, &self.connections)?;
-        self.datagrams.all_answered_again();
+impl ServerWithClients<'_> {
+    fn assert_clients_go_on(&self) -> Result<()> {
+        assert_all_go_on(self.world, &self.connections)?;
+        self.datagrams.wait_until_all_answered();
         Ok(())
     }
 
@@ -118,99 +124,110 @@ impl Served<'_> {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    fn refuses(&self, obstacle: &Obstacle<'_>) -> Result<()> {
-        self.run(&obstacle.put)?;
-        let pid = pid(self.folder)?;
+    fn assert_refused(&self, obstacle: &Obstacle<'_>) -> Result<()> {
+        self.run(&obstacle.create)?;
+        let pid = read_pid(self.folder)?;
         let check = self.world.check_to(pid, DONOR, ACCEPTOR)?;
         ensure!(!check.movable && check.blockers.is_empty(), "{check:?}");
         let id = self.world.begin(pid, DONOR, ACCEPTOR)?;
-        let reason = self.kept(id, &obstacle.says)?;
-        let said = format!("node 3 refused: {}", check.refusals.join("; "));
-        ensure!(unnumbered(&reason) == unnumbered(&said), "{said}, {reason}");
+        let reason = self.assert_kept(id, &obstacle.reason_parts)?;
+        let expected_error = format!("node 3 refused: {}", check.refusals.join("; "));
+        ensure!(
+            without_record_name(&reason) == without_record_name(&expected_error),
+            "{expected_error}, {reason}"
+        );
         self.run(&obstacle.remove)?;
         Ok(())
     }
 
     /// Asserts that the process stays for this reason, and that nothing of the move is left.
-    fn kept(&self, id: u64, says: &[&str]) -> Result<String> {
-        let status = self.world.ended(DONOR, id)?;
+    fn assert_kept(&self, id: u64, reason_parts: &[&str]) -> Result<String> {
+        let status = self.world.wait_for_migration(DONOR, id)?;
         let MigrationOutcome::Kept { reason } = &status.outcome else {
-            anyhow::bail!("it came: {status:?}");
+            anyhow::bail!("the process moved to the acceptor: {status:?}");
         };
         eprintln!("{reason}");
-        let missing = says.iter().find(|part| !reason.contains(**part));
+        let missing = reason_parts.iter().find(|part| !reason.contains(**part));
         ensure!(missing.is_none(), "no {missing:?} in: {reason}");
-        self.goes_on()?;
+        self.assert_clients_go_on()?;
         let world = self.world;
-        world.nothing_is_left(ACCEPTOR, "echo")?;
-        ensure!(world.runs(DONOR, "echo")? == 1, "it is not where it was");
-        world.nothing_is_in_transit()?;
+        world.wait_until_clean(ACCEPTOR, "echo")?;
+        ensure!(
+            world.count_processes(DONOR, "echo")? == 1,
+            "the process is not at the donor"
+        );
+        world.wait_until_no_transit()?;
         Ok(reason.clone())
     }
 
     /// Kills the restorer, as the kernel does when it is out of memory. Only datagrams that have reached the acceptor
     /// by then are lost.
-    fn restorer_killed(mut self) -> Result<Self> {
+    fn kill_restorer(mut self) -> Result<Self> {
         let world = self.world;
-        let begin = || Datagrams::start(&world.cluster, Family::V4, CLIENTS);
+        let begin = || DatagramLoad::start(&world.cluster, Family::V4, CLIENTS);
         let before = std::mem::replace(&mut self.datagrams, begin());
-        none_lost(before)?;
-        let file = self.world.cluster.run_file(DONOR, "fault")?;
+        assert_none_lost(before)?;
+        let file = self.world.cluster.run_path(DONOR, "fault")?;
         std::fs::write(&file, "move-freeze before pause 600")?;
-        let id = self.world.begin(pid(self.folder)?, DONOR, ACCEPTOR)?;
+        let id = self.world.begin(read_pid(self.folder)?, DONOR, ACCEPTOR)?;
         self.world
-            .wait("it did not come so far", || Ok(!file.exists()))?;
+            .wait("the move did not reach the fault point", || {
+                Ok(!file.exists())
+            })?;
         let restorers = self.world.restorers(ACCEPTOR)?;
         ensure!(restorers.len() == 1, "{restorers:?}");
         let killed = std::process::Command::new("kill")
             .args(["-9", &restorers[0].to_string()])
             .status()?;
-        ensure!(killed.success(), "it was not killed");
-        self.kept(id, &["its restorer was killed", "memory"])?;
-        std::mem::replace(&mut self.datagrams, begin()).end("restorer killed");
+        ensure!(killed.success(), "the restorer was not killed");
+        self.assert_kept(id, &["its restorer was killed", "memory"])?;
+        std::mem::replace(&mut self.datagrams, begin()).finish("restorer killed");
         Ok(self)
     }
 
     /// A process of the acceptor's host has the same PID, which is no obstacle: the server keeps its PID in a namespace
     /// of its own.
-    fn moves_in_the_end(self) -> Result<()> {
-        let pid = pid(self.folder)?;
-        let other = format!(
+    fn assert_moves_with_same_pid(self) -> Result<()> {
+        let pid = read_pid(self.folder)?;
+        let pid_occupier = format!(
             "for try in $(seq 1000); do echo $(({pid} - 1)) >/proc/sys/kernel/ns_last_pid; \
              sleep 1000 </dev/null >/dev/null 2>&1 & \
              [ $! = {pid} ] && exit 0; kill $!; done; exit 1"
         );
-        self.run(&other)?;
+        self.run(&pid_occupier)?;
         self.world.move_to(pid, DONOR, ACCEPTOR)?;
-        self.goes_on()?;
+        self.assert_clients_go_on()?;
         let residents = self.world.residents(ACCEPTOR)?;
         ensure!(residents.len() == 1, "{residents:?}");
-        let outside = residents[0].pid;
-        let inside = self.run(&format!(
-            "awk '/^NSpid/ {{ print $NF }}' /proc/{outside}/status"
+        let host_pid = residents[0].pid;
+        let namespace_pid = self.run(&format!(
+            "awk '/^NSpid/ {{ print $NF }}' /proc/{host_pid}/status"
         ))?;
-        ensure!(inside == pid.to_string(), "it has PID {inside}, not {pid}");
+        ensure!(
+            namespace_pid == pid.to_string(),
+            "the process has PID {namespace_pid}, not {pid}"
+        );
         self.run(&format!(
             "[ $(cat /proc/{pid}/comm) = sleep ] && kill {pid}"
         ))?;
-        none_lost(self.datagrams)?;
+        assert_none_lost(self.datagrams)?;
         self.connections.stop()
     }
 }
 
 /// Returns a reason without the name of the move's record, which contains a different number for each move.
-fn unnumbered(reason: &str) -> Vec<&str> {
+fn without_record_name(reason: &str) -> Vec<&str> {
     let words = reason.split(' ');
     words.filter(|word| !word.contains(".takes")).collect()
 }
 
-fn none_lost(datagrams: Datagrams) -> Result<()> {
-    let counts = datagrams.end("obstacles");
+fn assert_none_lost(datagrams: DatagramLoad) -> Result<()> {
+    let counts = datagrams.finish("obstacles");
     ensure!(counts.lost.is_empty(), "{counts:?}");
     Ok(())
 }
 
-fn build(library: &Path, version: u32) -> Result<()> {
+fn build_library(library: &Path, version: u32) -> Result<()> {
     let source = library.with_extension("c");
     std::fs::write(&source, LIBRARY)?;
     let status = std::process::Command::new("gcc")
@@ -228,7 +245,7 @@ fn build(library: &Path, version: u32) -> Result<()> {
 }
 
 /// Another program is bound to the server's port.
-fn port_taken(world: &World, kind: &str) -> Obstacle<'static> {
+fn occupied_port(world: &MigrationGroup, kind: &str) -> Obstacle<'static> {
     let address = world.cluster.service_address(Family::V4);
     let program = format!(
         "import os, socket, time\n\
@@ -239,29 +256,29 @@ fn port_taken(world: &World, kind: &str) -> Obstacle<'static> {
          time.sleep(600)\n"
     );
     Obstacle {
-        put: format!(
+        create: format!(
             "python3 -c '{program}' </dev/null >/dev/null 2>&1 & \
              for try in $(seq 6000); do [ -s /run/rival ] && exit 0; sleep 0.01; done; exit 1"
         ),
         remove: "rival=$(cat /run/rival); kill $rival; rm /run/rival; \
                  while grep -qs '^State:.[^Z]' /proc/$rival/status; do sleep 0.01; done"
             .into(),
-        says: vec!["is in use there"],
+        reason_parts: vec!["is in use at the acceptor"],
     }
 }
 
 fn full_run_directory() -> Obstacle<'static> {
     Obstacle {
-        put:
+        create:
             "mount -o remount,size=64k /run; dd if=/dev/zero of=/run/full bs=4k 2>/dev/null; exit 0"
                 .into(),
         remove: "rm /run/full && mount -o remount,size=100m /run".into(),
-        says: vec!["No space left on device", "free space in the run directory"],
+        reason_parts: vec!["No space left on device", "free space in the run directory"],
     }
 }
 
 /// Limits processes that the daemon starts to less address space than the server uses.
-fn no_memory(world: &World) -> Result<Obstacle<'static>> {
+fn address_space_limit(world: &MigrationGroup) -> Result<Obstacle<'static>> {
     let daemon = world.cluster.daemon_pid(ACCEPTOR)?.context("no daemon")?;
     let status = std::fs::read_to_string(format!("/proc/{daemon}/status"))?;
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
@@ -269,10 +286,10 @@ fn no_memory(world: &World) -> Result<Obstacle<'static>> {
     let size: u64 = size.context("no size")?.parse()?;
     let limit = size * 1024 + SPARE_BYTES;
     ensure!(limit < EMPTY_BYTES, "the daemon has {size} KiB");
-    let inside = "$(pidof -s holdfastd)";
+    let daemon_pid = "$(pidof -s holdfastd)";
     Ok(Obstacle {
-        put: format!("prlimit --pid {inside} --as={limit}:"),
-        remove: format!("prlimit --pid {inside} --as=unlimited:"),
-        says: vec!["Cannot allocate memory"],
+        create: format!("prlimit --pid {daemon_pid} --as={limit}:"),
+        remove: format!("prlimit --pid {daemon_pid} --as=unlimited:"),
+        reason_parts: vec!["Cannot allocate memory"],
     })
 }

@@ -17,7 +17,7 @@ struct relay {
     struct { struct sockaddr_in address; int count; } of[CLIENTS];
 };
 
-static int bound(const char *address, int port) {
+static int open_bound(const char *address, int port) {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
     if (inet_pton(AF_INET, address, &at.sin_addr) != 1) exit(2);
     int fd = socket(AF_INET, SOCK_DGRAM, 0), one = 1;
@@ -54,7 +54,7 @@ int main(int words, char **word) {
     static struct relay relays[THREADS];
     for (int i = 0; i < THREADS; i++) {
         relays[i].number = i;
-        relays[i].fd = bound(word[1], atoi(word[2]));
+        relays[i].fd = open_bound(word[1], atoi(word[2]));
     }
     for (int i = 1; i < THREADS; i++) {
         pthread_t thread;

@@ -10,29 +10,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::control::{
-    MigrationOutcome, MigrationRequest, MigrationStatus, ProcessCheck, ResidentProcess, SocketsWay,
+    MigrationOutcome, MigrationRequest, MigrationStatus, ProcessCheck, ResidentProcess,
+    SocketStrategy,
 };
-use holdfast_bench::cluster::{Cluster, ClusterSpec, LATE_MAX, was_late};
+use holdfast_bench::cluster::{Cluster, ClusterSpec, STALLS_MAX, is_node_stall};
 use holdfast_lab::Topology;
 use holdfast_sys::process::REAPER_NAME;
 
-use crate::faults::nothing_is_written;
+use crate::faults::no_move_records_left;
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Time limit for held packets and flows in transit to disappear. The limit is below the time after which a restarted
 /// daemon gives up the leftovers of its predecessor, so the leftovers must be settled by a peer's report.
-const GIVEN_UP: Duration = Duration::from_secs(20);
+const TRANSIT_END_MAX: Duration = Duration::from_secs(20);
 
 /// Interval between two checks of a condition.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Number of new counts that prove that the program goes on.
-pub const COUNTS: usize = 5;
+pub const NEW_COUNTS_MIN: usize = 5;
 
 /// A running group.
-pub struct World {
+pub struct MigrationGroup {
     pub cluster: Cluster,
 }
 
@@ -45,46 +46,46 @@ pub struct Count {
 }
 
 /// The program, on whichever node it runs.
-pub struct Counter {
+pub struct CountingProgram {
     file: PathBuf,
     program: &'static str,
     _folder: tempfile::TempDir,
 }
 
-impl World {
+impl MigrationGroup {
     /// Brings a group of nodes up.
-    pub fn up(name: &str) -> Result<World> {
-        World::up_over(name, Topology::default())
+    pub fn up(name: &str) -> Result<MigrationGroup> {
+        MigrationGroup::up_over(name, Topology::default())
     }
 
     /// Brings a group of nodes up over links of this topology.
-    pub fn up_over(name: &str, topology: Topology) -> Result<World> {
+    pub fn up_over(name: &str, topology: Topology) -> Result<MigrationGroup> {
         let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
         spec.topology = topology;
         spec.migration = true;
         spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
         let cluster = Cluster::up(spec)?;
-        Ok(World { cluster })
+        Ok(MigrationGroup { cluster })
     }
 
     /// Starts the program on a node, as a child of that host's first process.
-    pub fn start(&self, node: &str) -> Result<Counter> {
-        self.start_by(node, &[])
+    pub fn start(&self, node: &str) -> Result<CountingProgram> {
+        self.start_through(node, &[])
     }
 
     /// Starts the program through a command that changes its identity.
-    pub fn start_by(&self, node: &str, by: &[&str]) -> Result<Counter> {
-        self.start_program(node, by, "counter", &[])
+    pub fn start_through(&self, node: &str, wrapper: &[&str]) -> Result<CountingProgram> {
+        self.start_program(node, wrapper, "counter", &[])
     }
 
     /// Starts another counting program, with further arguments.
     pub fn start_program(
         &self,
         node: &str,
-        by: &[&str],
+        wrapper: &[&str],
         program: &'static str,
-        words: &[&str],
-    ) -> Result<Counter> {
+        arguments: &[&str],
+    ) -> Result<CountingProgram> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("counts");
         let mut command = self.cluster.lab().command(node)?;
@@ -92,25 +93,27 @@ impl World {
         let in_background = "setsid \"$@\" </dev/null >/dev/null 2>&1 &";
         command
             .args(["sh", "-c", in_background, "sh"])
-            .args(by)
-            .arg(compile(program)?)
+            .args(wrapper)
+            .arg(compile_program(program)?)
             .arg(&file)
-            .args(words);
+            .args(arguments);
         let status = command.stdin(Stdio::null()).status()?;
         ensure!(status.success(), "the program was not started: {status}");
-        let counter = Counter {
+        let counter = CountingProgram {
             file,
             program,
             _folder: folder,
         };
-        self.wait("it does not count", || Ok(!counter.counts()?.is_empty()))?;
+        self.wait("the program does not count", || {
+            Ok(!counter.counts()?.is_empty())
+        })?;
         Ok(counter)
     }
 
     /// Returns the program's PID on this node: the PID of the resident, or of the process that was started there.
-    pub fn pid_on(&self, node: &str, counter: &Counter) -> Result<i32> {
+    pub fn pid_on(&self, node: &str, counter: &CountingProgram) -> Result<i32> {
         match self.residents(node)?.as_slice() {
-            [] => Ok(counter.last()?.pid),
+            [] => Ok(counter.last_count()?.pid),
             [resident] => Ok(resident.pid),
             more => bail!("{} processes came to {node}", more.len()),
         }
@@ -123,30 +126,48 @@ impl World {
 
     /// Requests a migration, and returns its number.
     pub fn begin(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
-        self.begin_by(pid, from, to, SocketsWay::default())
+        self.begin_with_sockets(pid, from, to, SocketStrategy::default())
     }
 
     /// Requests a migration in one of the three socket transfer modes.
-    pub fn begin_by(&self, pid: i32, from: &str, to: &str, sockets: SocketsWay) -> Result<u64> {
-        self.ask(pid, from, to, sockets, [false; 3])
-    }
-
-    /// Requests a copy, and returns its number.
-    pub fn begin_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
-        self.ask(pid, from, to, SocketsWay::default(), [true, false, false])
-    }
-
-    /// Requests a post-copy migration, and returns its number.
-    pub fn begin_post_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
-        self.ask(pid, from, to, SocketsWay::default(), [false, false, true])
-    }
-
-    pub fn ask(
+    pub fn begin_with_sockets(
         &self,
         pid: i32,
         from: &str,
         to: &str,
-        sockets: SocketsWay,
+        sockets: SocketStrategy,
+    ) -> Result<u64> {
+        self.request_migration(pid, from, to, sockets, [false; 3])
+    }
+
+    /// Requests a copy, and returns its number.
+    pub fn begin_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
+        self.request_migration(
+            pid,
+            from,
+            to,
+            SocketStrategy::default(),
+            [true, false, false],
+        )
+    }
+
+    /// Requests a post-copy migration, and returns its number.
+    pub fn begin_post_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
+        self.request_migration(
+            pid,
+            from,
+            to,
+            SocketStrategy::default(),
+            [false, false, true],
+        )
+    }
+
+    pub fn request_migration(
+        &self,
+        pid: i32,
+        from: &str,
+        to: &str,
+        sockets: SocketStrategy,
         [clone, verify, post_copy]: [bool; 3],
     ) -> Result<u64> {
         let control = self.cluster.control_blocking(from)?;
@@ -171,7 +192,7 @@ impl World {
     }
 
     /// Waits for the end of a migration, and returns its status.
-    pub fn ended(&self, from: &str, id: u64) -> Result<MigrationStatus> {
+    pub fn wait_for_migration(&self, from: &str, id: u64) -> Result<MigrationStatus> {
         let control = self.cluster.control_blocking(from)?;
         let mut last = None;
         self.wait("the migration does not end", || {
@@ -184,41 +205,55 @@ impl World {
     }
 
     /// Moves the program, and asserts that the move succeeds and the program goes on unchanged.
-    pub fn migrate(&self, counter: &Counter, from: &str, to: &str) -> Result<MigrationStatus> {
+    pub fn migrate_counter(
+        &self,
+        counter: &CountingProgram,
+        from: &str,
+        to: &str,
+    ) -> Result<MigrationStatus> {
         let pid = self.pid_on(from, counter)?;
-        let begin = || self.ask(pid, from, to, SocketsWay::default(), [false, true, false]);
-        let status = self.moved(from, to, begin)?;
-        self.goes_on(counter, to)?;
+        let begin = || {
+            self.request_migration(
+                pid,
+                from,
+                to,
+                SocketStrategy::default(),
+                [false, true, false],
+            )
+        };
+        let status = self.migrate_with_retry(from, to, begin)?;
+        self.assert_goes_on(counter, to)?;
         Ok(status)
     }
 
     /// Moves a process.
     pub fn move_to(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
-        self.move_by(pid, from, to, SocketsWay::default())
+        self.move_with_sockets(pid, from, to, SocketStrategy::default())
     }
 
     /// Moves a process in one of the three socket transfer modes.
-    pub fn move_by(
+    pub fn move_with_sockets(
         &self,
         pid: i32,
         from: &str,
         to: &str,
-        sockets: SocketsWay,
+        sockets: SocketStrategy,
     ) -> Result<MigrationStatus> {
-        self.moved(from, to, || self.begin_by(pid, from, to, sockets))
+        self.migrate_with_retry(from, to, || self.begin_with_sockets(pid, from, to, sockets))
     }
 
-    pub fn moved(
+    pub fn migrate_with_retry(
         &self,
         from: &str,
         to: &str,
         begin: impl Fn() -> Result<u64>,
     ) -> Result<MigrationStatus> {
-        for late in 0.. {
-            let status = self.ended(from, begin()?)?;
+        for retry in 0.. {
+            let status = self.wait_for_migration(from, begin()?)?;
             match &status.outcome {
                 MigrationOutcome::Moved => return Ok(status),
-                MigrationOutcome::Kept { reason } if was_late(reason) && late < LATE_MAX => {}
+                MigrationOutcome::Kept { reason }
+                    if is_node_stall(reason) && retry < STALLS_MAX => {}
                 other => bail!("from {from} to {to}: {other:?}"),
             }
         }
@@ -226,23 +261,25 @@ impl World {
     }
 
     /// Waits until the program has counted some more on this node, and checks everything that it wrote.
-    pub fn goes_on(&self, counter: &Counter, node: &str) -> Result<()> {
+    pub fn assert_goes_on(&self, counter: &CountingProgram, node: &str) -> Result<()> {
         let before = counter.counts()?.len();
-        self.wait("it does not go on", || {
+        self.wait("the program does not continue", || {
             let counts = counter.counts()?;
             let new = counts.iter().skip(before);
-            Ok(new.filter(|count| count.host == node).count() >= COUNTS)
+            Ok(new.filter(|count| count.host == node).count() >= NEW_COUNTS_MIN)
         })
-        .with_context(|| format!("on {node}; last {:?}", counter.last()))?;
-        counter.check()
+        .with_context(|| format!("on {node}; last {:?}", counter.last_count()))?;
+        counter.assert_in_order()
     }
 
     /// Ends the program, and waits until it is at no node.
-    pub fn end(&self, counter: &Counter) -> Result<()> {
+    pub fn end(&self, counter: &CountingProgram) -> Result<()> {
         std::fs::write(counter.end_file(), "")?;
-        self.wait("it does not end", || {
+        self.wait("the program does not end", || {
             for node in self.cluster.nodes() {
-                if !self.residents(&node)?.is_empty() || self.runs(&node, counter.program)? > 0 {
+                if !self.residents(&node)?.is_empty()
+                    || self.count_processes(&node, counter.program)? > 0
+                {
                     return Ok(false);
                 }
             }
@@ -250,19 +287,19 @@ impl World {
         })
     }
 
-    /// Counts the program's processes on a node, including stopped ones and the empty processes of a restore.
-    pub fn runs_on(&self, node: &str) -> Result<usize> {
-        self.runs(node, "counter")
+    /// Counts the program's processes on a node, including stopped ones and the stub processes of a restore.
+    pub fn count_running(&self, node: &str) -> Result<usize> {
+        self.count_processes(node, "counter")
     }
 
     /// Counts the processes of another program.
-    pub fn runs(&self, node: &str, program: &str) -> Result<usize> {
-        let program = compile(program)?;
-        let is_it = |pid: &i32| {
+    pub fn count_processes(&self, node: &str, program: &str) -> Result<usize> {
+        let program = compile_program(program)?;
+        let is_program = |pid: &i32| {
             std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program)
         };
         let processes = self.cluster.lab().processes(node)?;
-        Ok(processes.into_iter().filter(is_it).count())
+        Ok(processes.into_iter().filter(is_program).count())
     }
 
     /// Returns the restorers of a node, by their PIDs in the test's namespace.
@@ -270,28 +307,30 @@ impl World {
         let mut found = self.cluster.lab().processes(node)?;
         found.retain(|pid| {
             let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let said = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+            let status_field = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
             // A process that the restorer makes has the restorer's name at first, but is not the first of its PID
             // namespace.
-            let is_first = said("NSpid:").is_some_and(|pids| pids.ends_with("\t1"));
-            is_first && said("Name:\t") == Some(REAPER_NAME)
+            let is_first = status_field("NSpid:").is_some_and(|pids| pids.ends_with("\t1"));
+            is_first && status_field("Name:\t") == Some(REAPER_NAME)
         });
         Ok(found)
     }
 
     /// Waits until nothing is left of a program or of its move, on a node that it did not move to.
-    pub fn nothing_is_left(&self, node: &str, program: &str) -> Result<()> {
-        self.wait("something is written down", || nothing_is_written(self))?;
-        self.wait("something of it is left", || {
-            Ok(self.runs(node, program)? == 0)
+    pub fn wait_until_clean(&self, node: &str, program: &str) -> Result<()> {
+        self.wait("records of the move are left in a run directory", || {
+            no_move_records_left(self)
         })?;
-        self.wait("a restorer is left", || {
+        self.wait("processes of the program are left", || {
+            Ok(self.count_processes(node, program)? == 0)
+        })?;
+        self.wait("a restorer process is left", || {
             Ok(self.restorers(node)?.is_empty())
         })
     }
 
     /// Waits until no node holds packets or has a flow in transit.
-    pub fn nothing_is_in_transit(&self) -> Result<()> {
+    pub fn wait_until_no_transit(&self) -> Result<()> {
         for node in self.cluster.nodes() {
             let control = self.cluster.control_blocking(&node)?;
             let busy = |line: &&str| {
@@ -299,10 +338,14 @@ impl World {
                     || line.starts_with("holdfast_flows_in_transit{")
             };
             let mut last = String::new();
-            self.wait_for(GIVEN_UP, "something is held or in transit", || {
-                last = control.run(async |client| client.metrics().await)?;
-                Ok(last.lines().filter(busy).all(|line| line.ends_with(" 0")))
-            })
+            self.wait_for(
+                TRANSIT_END_MAX,
+                "packets are held or flows are in transit",
+                || {
+                    last = control.run(async |client| client.metrics().await)?;
+                    Ok(last.lines().filter(busy).all(|line| line.ends_with(" 0")))
+                },
+            )
             .with_context(|| last.lines().filter(busy).collect::<Vec<_>>().join("; "))
             .with_context(|| node.clone())?;
         }
@@ -323,21 +366,21 @@ impl World {
         let began = Instant::now();
         while !condition()? {
             ensure!(began.elapsed() < limit, "exceeded time: {else_what}");
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 }
 
-impl Counter {
+impl CountingProgram {
     /// Returns all counts written so far; an error if the program has failed and wrote a reason.
     pub fn counts(&self) -> Result<Vec<Count>> {
-        if let Ok(why) = std::fs::read_to_string(self.end_file().with_extension("failed")) {
-            bail!("the program says: {}", why.trim_end());
+        if let Ok(failure) = std::fs::read_to_string(self.end_file().with_extension("failed")) {
+            bail!("the program says: {}", failure.trim_end());
         }
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
-        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        whole.lines().map(parse).collect()
+        let complete_lines = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        complete_lines.lines().map(parse).collect()
     }
 
     /// Returns the path of the file that ends the program by its existence.
@@ -348,22 +391,22 @@ impl Counter {
     }
 
     /// Returns the program's name.
-    pub fn program(&self) -> &'static str {
+    pub fn program_name(&self) -> &'static str {
         self.program
     }
 
-    pub fn last(&self) -> Result<Count> {
-        self.counts()?.pop().context("it wrote nothing")
+    pub fn last_count(&self) -> Result<Count> {
+        self.counts()?.pop().context("the program wrote no count")
     }
 
     /// Checks that each number occurs once and in order, under one PID: the program ran at one node at a time, and lost
     /// nothing.
-    pub fn check(&self) -> Result<()> {
+    pub fn assert_in_order(&self) -> Result<()> {
         let counts = self.counts()?;
         for (expected, count) in (1..).zip(&counts) {
             ensure!(
                 count.number == expected && count.pid == counts[0].pid,
-                "count {expected} is {count:?}"
+                "expected count {expected}, got {count:?}"
             );
         }
         Ok(())
@@ -383,7 +426,7 @@ fn parse(line: &str) -> Result<Count> {
 }
 
 /// Compiles a program of this folder, once per test run.
-pub fn compile(name: &str) -> Result<PathBuf> {
+pub fn compile_program(name: &str) -> Result<PathBuf> {
     static COMPILED: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(program) = compiled.get(name) {

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Returns a guard that makes labs run one after another. None without root.
-fn alone() -> Option<MutexGuard<'static, ()>> {
+fn lock_lab() -> Option<MutexGuard<'static, ()>> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return None;
@@ -38,22 +38,25 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
 }
 
 /// One host with registrar, elements and users, as in a new user's first trial.
-struct Host {
+struct PoolHost {
     lab: PoolLab,
-    _alone: MutexGuard<'static, ()>,
+    _lab_lock: MutexGuard<'static, ()>,
 }
 
-impl Host {
-    fn up(name: &str) -> Option<Host> {
-        let alone = alone()?;
+impl PoolHost {
+    fn up(name: &str) -> Option<PoolHost> {
+        let lab_lock = lock_lab()?;
         let name = format!("{name}-{}", std::process::id());
         let lab = PoolLab::up(&name, 1).expect("a lab");
-        let mut host = Host { lab, _alone: alone };
-        host.registrar(&["registrar"]);
+        let mut host = PoolHost {
+            lab,
+            _lab_lock: lab_lock,
+        };
+        host.start_registrar(&["registrar"]);
         Some(host)
     }
 
-    fn registrar(&mut self, words: &[&str]) {
+    fn start_registrar(&mut self, words: &[&str]) {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         let holdfast = find_program("holdfast").expect("holdfast");
         self.lab
@@ -67,7 +70,7 @@ impl Host {
                 .ready
                 .then_some(())
         };
-        self.until("a registrar that serves", ready);
+        self.wait_for("a registrar that serves", ready);
     }
 
     fn command(&self, words: &[&str]) -> Command {
@@ -78,32 +81,32 @@ impl Host {
         command
     }
 
-    fn run(&self, words: &[&str]) -> Output {
+    fn run_command(&self, words: &[&str]) -> Output {
         let output = self.command(words).output();
         output.expect("a command that runs")
     }
 
-    fn start(&self, words: &[&str]) -> std::process::Child {
+    fn start_command(&self, words: &[&str]) -> std::process::Child {
         let mut command = self.command(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("a command that runs")
     }
 
     /// Returns the result of a resolution; none if the command fails.
-    fn resolve(&self, handle: &str) -> Option<Value> {
-        let output = self.run(&["pool", "resolve", handle, "--json"]);
+    fn resolve_json(&self, handle: &str) -> Option<Value> {
+        let output = self.run_command(&["pool", "resolve", handle, "--json"]);
         output
             .status
             .success()
             .then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
     }
 
-    fn until<T>(&self, what: &str, look: impl FnMut() -> Option<T>) -> T {
-        self.lab.until(what, PATIENCE, look).expect(what)
+    fn wait_for<T>(&self, what: &str, poll: impl FnMut() -> Option<T>) -> T {
+        self.lab.wait_for(what, PATIENCE, poll).expect(what)
     }
 
     /// Returns the number of elements that the registrar lists.
-    fn elements(&self, handle: &str) -> usize {
+    fn element_count(&self, handle: &str) -> usize {
         let client = self.lab.control("n1", "registrar").expect("a client");
         let query = PoolQuery::default();
         let list = client.run(|client| client.pools(&query));
@@ -113,7 +116,7 @@ impl Host {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+fn to_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -122,25 +125,25 @@ fn terminate(child: &std::process::Child) {
     kill(id, Signal::SIGTERM).expect("a signal");
 }
 
-fn echo() -> String {
+fn echo_program() -> String {
     let program = find_program("echo").expect("the example");
     program.display().to_string()
 }
 
 #[test]
-fn a_terminal_session_goes_on_where_an_element_ends() {
-    let Some(host) = Host::up("connect") else {
+fn terminal_session_continues_at_next_element() {
+    let Some(host) = PoolHost::up("connect") else {
         return;
     };
-    let echo = echo();
-    let start = |port: u16| {
-        let at = format!("0.0.0.0:{port}");
+    let echo = echo_program();
+    let register_echo = |port: u16| {
+        let listen_address = format!("0.0.0.0:{port}");
         let flags = ["pool", "register", "--handle", "echo", "--"];
-        host.start(&[flags.as_slice(), &[&echo, "--listen", &at]].concat())
+        host.start_command(&[flags.as_slice(), &[&echo, "--listen", &listen_address]].concat())
     };
-    let mut elements = [start(7007), start(7008)].map(Some);
-    host.until("both elements", || {
-        (host.elements("echo") == 2).then_some(())
+    let mut elements = [register_echo(7007), register_echo(7008)].map(Some);
+    host.wait_for("both elements", || {
+        (host.element_count("echo") == 2).then_some(())
     });
     let mut session = host
         .command(&["pool", "connect", "echo"])
@@ -152,27 +155,27 @@ fn a_terminal_session_goes_on_where_an_element_ends() {
     let mut input = session.stdin.take().expect("its input");
     let mut output = std::io::BufReader::new(session.stdout.take().expect("its output"));
     let mut notes = std::io::BufReader::new(session.stderr.take().expect("its notes"));
-    let line = |source: &mut dyn std::io::BufRead| {
+    let read_line = |source: &mut dyn std::io::BufRead| {
         let mut line = String::new();
         source.read_line(&mut line).expect("a line");
         line
     };
-    let at = line(&mut notes);
+    let connected_note = read_line(&mut notes);
     input.write_all(b"one\n").expect("written");
-    assert_eq!(line(&mut output), "one\n");
+    assert_eq!(read_line(&mut output), "one\n");
     // The element that serves the session.
-    let index = usize::from(at.contains(":7008"));
-    let ended = elements[index].take().expect("an element");
+    let element_index = usize::from(connected_note.contains(":7008"));
+    let ended = elements[element_index].take().expect("an element");
     terminate(&ended);
     ended.wait_with_output().expect("its end");
     // The kernel closes a killed program's connections in an orderly way, so the end is seen at once.
-    let ended = "has ended the session, going on at another";
-    assert!(line(&mut notes).contains(ended));
-    let next = line(&mut notes);
-    let other = if index == 0 { ":7008" } else { ":7007" };
+    let expected_note = "has ended the session, continuing at another";
+    assert!(read_line(&mut notes).contains(expected_note));
+    let next = read_line(&mut notes);
+    let other = if element_index == 0 { ":7008" } else { ":7007" };
     assert!(next.contains(other), "{next}");
     input.write_all(b"two\n").expect("written");
-    assert_eq!(line(&mut output), "two\n");
+    assert_eq!(read_line(&mut output), "two\n");
     drop(input);
     assert!(session.wait().expect("its end").success());
     for element in elements.into_iter().flatten() {
@@ -182,24 +185,24 @@ fn a_terminal_session_goes_on_where_an_element_ends() {
 }
 
 #[test]
-fn the_demonstration_is_as_promised() {
-    let Some(_alone) = alone() else { return };
+fn pool_demo_keeps_promises() {
+    let Some(_alone) = lock_lab() else { return };
     let spec = PoolDemoSpec {
         name: format!("demopool-{}", std::process::id()),
         calm: Duration::from_secs(1),
         ..PoolDemoSpec::default()
     };
     let started = Instant::now();
-    let said = Mutex::new(Vec::new());
-    let watch = |event: &holdfast_bench::demo::pool::PoolEvent| {
+    let events = Mutex::new(Vec::new());
+    let record_event = |event: &holdfast_bench::demo::pool::PoolEvent| {
         let words = format!("{:?} {event:?}", started.elapsed());
-        said.lock().expect("events").push(words);
+        events.lock().expect("events").push(words);
     };
-    let report = holdfast_bench::demo::pool::run(&spec, &watch).expect("a result");
+    let report = holdfast_bench::demo::pool::run(&spec, &record_event).expect("a result");
     assert!(
         report.passed,
         "{}\n{}",
         report.text(),
-        said.lock().expect("events").join("\n")
+        events.lock().expect("events").join("\n")
     );
 }

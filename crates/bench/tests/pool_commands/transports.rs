@@ -13,41 +13,41 @@ use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
 use holdfast_sys::transport::{self, Config, Event};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::connect::{LONG, Session, scene};
-use super::{Host, PATIENCE};
+use super::connect::{ConnectCommand, LONG_LINGER_S, start_pool_host};
+use super::{PATIENCE, PoolHost};
 
 /// Registers a TCP element, served by a thread in the host: `serve` handles each connection, and returns false after
 /// the last one.
-fn over_tcp(
-    host: &Host,
+fn register_tcp_element(
+    host: &PoolHost,
     socket: &Path,
     serve: impl Fn(TcpStream) -> bool + Send + Sync + 'static,
 ) -> (Element, JoinHandle<()>) {
     let bind = || TcpListener::bind("127.0.0.1:0").expect("a listener");
     let listener = in_host(host, bind);
     let at = listener.local_addr().expect("an address");
-    let element = registered(socket, Service::Tcp(at));
-    let served = spawn(
+    let element = register_element(socket, Service::Tcp(at));
+    let element_thread = spawn(
         move || {
             while serve(listener.accept().expect("a connection").0) {}
         },
     );
-    (element, served)
+    (element, element_thread)
 }
 
 /// Returns the result of a closure that runs in the host's network namespace.
-fn in_host<T: Send>(host: &Host, make: impl FnOnce() -> T + Send) -> T {
-    let inside = || {
+fn in_host<T: Send>(host: &PoolHost, work: impl FnOnce() -> T + Send) -> T {
+    let run_inside = || {
         host.lab.lab().enter_net("n1").expect("a host");
-        make()
+        work()
     };
-    std::thread::scope(|scope| scope.spawn(inside).join().expect("a thread"))
+    std::thread::scope(|scope| scope.spawn(run_inside).join().expect("a thread"))
 }
 
-fn registered(socket: &Path, service: Service) -> Element {
+fn register_element(socket: &Path, service: Service) -> Element {
     let element = Element::register(socket, Registration::new("p", service)).expect("a channel");
     loop {
-        match element.next().expect("a channel").expect("an event") {
+        match element.next_event().expect("a channel").expect("an event") {
             ElementEvent::Registered { .. } => return element,
             ElementEvent::Home { .. } => {}
             other => panic!("{other:?}"),
@@ -56,51 +56,51 @@ fn registered(socket: &Path, service: Service) -> Element {
 }
 
 /// Runs a whole session: sends the question, closes the input, and returns output, notes and success.
-fn asks(host: &Host, question: &str) -> (String, String, bool) {
-    let mut session = Session::start(host, "p", LONG);
+fn ask_question(host: &PoolHost, question: &str) -> (String, String, bool) {
+    let mut session = ConnectCommand::start(host, "p", LONG_LINGER_S);
     session.write(question);
     session.input = None;
-    session.end()
+    session.finish()
 }
 
-fn all(stream: &mut TcpStream) -> String {
+fn read_all(stream: &mut TcpStream) -> String {
     let mut all = String::new();
     stream.read_to_string(&mut all).expect("a question");
     all
 }
 
 #[test]
-fn what_has_no_answer_over_tcp_is_no_success() {
-    let Some((host, socket)) = scene("tcp") else {
+fn unanswered_question_over_tcp_fails() {
+    let Some((host, socket)) = start_pool_host("tcp") else {
         return;
     };
     // The element answers the line "ask", and no other line.
-    let (_element, served) = over_tcp(&host, &socket, |mut stream| {
-        match all(&mut stream).as_str() {
+    let (_element, served) = register_tcp_element(&host, &socket, |mut stream| {
+        match read_all(&mut stream).as_str() {
             "ask\n" => stream.write_all(b"answer\n").expect("sent"),
             "stop\n" => return false,
             _ => {}
         }
         true
     });
-    let (answer, notes, success) = asks(&host, "ask\n");
+    let (answer, notes, success) = ask_question(&host, "ask\n");
     assert_eq!((answer.as_str(), success), ("answer\n", true), "{notes}");
-    let (answer, notes, success) = asks(&host, "do not tell\n");
+    let (answer, notes, success) = ask_question(&host, "do not tell\n");
     assert!(answer.is_empty() && !success, "{answer}{notes}");
     assert!(notes.contains("no answer came"), "{notes}");
-    asks(&host, "stop\n");
+    ask_question(&host, "stop\n");
     served.join().expect("an element");
 }
 
 #[test]
-fn an_answer_that_is_cut_is_no_success() {
-    let Some((host, socket)) = scene("cut") else {
+fn truncated_answer_fails() {
+    let Some((host, socket)) = start_pool_host("cut") else {
         return;
     };
-    let (cut, cuts) = channel();
-    let cuts = Mutex::new(cuts);
-    let (_element, served) = over_tcp(&host, &socket, move |mut stream| {
-        all(&mut stream);
+    let (cut_sender, cut_receiver) = channel();
+    let cuts = Mutex::new(cut_receiver);
+    let (_element, served) = register_tcp_element(&host, &socket, move |mut stream| {
+        read_all(&mut stream);
         stream.write_all(b"an answer, or a part\n").expect("sent");
         let cuts = cuts.lock().expect("a lock");
         cuts.recv_timeout(PATIENCE).expect("an end");
@@ -108,23 +108,23 @@ fn an_answer_that_is_cut_is_no_success() {
         reset.expect("a reset");
         false
     });
-    let mut session = Session::start(&host, "p", LONG);
+    let mut session = ConnectCommand::start(&host, "p", LONG_LINGER_S);
     session.write("ask\n");
-    session.finish(&host);
-    assert_eq!(session.line(), "an answer, or a part\n");
-    cut.send(()).expect("an element");
-    let (_, notes, success) = session.end();
+    session.close_input(&host);
+    assert_eq!(session.read_line(), "an answer, or a part\n");
+    cut_sender.send(()).expect("an element");
+    let (_, notes, success) = session.finish();
     assert!(!success && notes.contains("is lost"), "{notes}");
     served.join().expect("an element");
 }
 
 #[test]
-fn an_element_that_ends_idle_sessions_is_not_reported() {
-    let Some((host, socket)) = scene("idle") else {
+fn element_closing_idle_sessions_is_not_reported() {
+    let Some((host, socket)) = start_pool_host("idle") else {
         return;
     };
     // One question per connection.
-    let (_element, served) = over_tcp(&host, &socket, |stream| {
+    let (_element, served) = register_tcp_element(&host, &socket, |stream| {
         let mut stream = BufReader::new(stream);
         let mut line = String::new();
         stream.read_line(&mut line).expect("a question");
@@ -134,66 +134,66 @@ fn an_element_that_ends_idle_sessions_is_not_reported() {
         }
         line != "last\n"
     });
-    let mut session = Session::start(&host, "p", LONG);
+    let mut session = ConnectCommand::start(&host, "p", LONG_LINGER_S);
     for line in ["one\n", "two\n", "last\n"] {
         // The session has an element.
-        session.noted(" at tcp ");
+        session.wait_for_note(" at tcp ");
         session.write(line);
-        assert_eq!(session.line(), line);
+        assert_eq!(session.read_line(), line);
         if line != "last\n" {
-            session.noted("has ended the session, going on at another");
+            session.wait_for_note("has ended the session, continuing at another");
         }
     }
     let client = host.lab.control("n1", "registrar").expect("a client");
     let status = client.run(|client| client.registrar()).expect("a status");
     assert_eq!(status.counters.unreachable_reports, 0);
     session.input = None;
-    let (_, notes, success) = session.end();
+    let (_, notes, success) = session.finish();
     assert!(success, "{notes}");
     served.join().expect("an element");
 }
 
 #[test]
-fn elements_over_udp_answer_or_are_no_success() {
-    let Some((host, socket)) = scene("udp") else {
+fn unanswered_question_over_udp_fails() {
+    let Some((host, socket)) = start_pool_host("udp") else {
         return;
     };
-    let own = in_host(&host, || UdpSocket::bind("127.0.0.1:0").expect("a socket"));
-    let at = own.local_addr().expect("an address");
-    let _element = registered(&socket, Service::Udp(at));
+    let element_socket = in_host(&host, || UdpSocket::bind("127.0.0.1:0").expect("a socket"));
+    let at = element_socket.local_addr().expect("an address");
+    let _element = register_element(&socket, Service::Udp(at));
     let served = spawn(move || {
         let mut datagram = [0; 1000];
         loop {
-            let (length, from) = own.recv_from(&mut datagram).expect("a datagram");
+            let (length, from) = element_socket.recv_from(&mut datagram).expect("a datagram");
             match &datagram[..length] {
                 b"stop" => return,
                 b"silence" => {}
-                other => drop(own.send_to(other, from).expect("sent")),
+                other => drop(element_socket.send_to(other, from).expect("sent")),
             }
         }
     });
     // UDP has no end of a session: only the absence of datagrams ends it.
-    let mut session = Session::start(&host, "p", "0.1");
+    let mut session = ConnectCommand::start(&host, "p", "0.1");
     session.write("there and back\n");
-    assert_eq!(session.line(), "there and back\n");
+    assert_eq!(session.read_line(), "there and back\n");
     session.input = None;
-    let (_, notes, success) = session.end();
+    let (_, notes, success) = session.finish();
     assert!(success, "{notes}");
-    let mut session = Session::start(&host, "p", "0.1");
+    let mut session = ConnectCommand::start(&host, "p", "0.1");
     session.write("silence");
     session.input = None;
-    let (_, notes, success) = session.end();
+    let (_, notes, success) = session.finish();
     assert!(!success && notes.contains("no answer came"), "{notes}");
-    let mut session = Session::start(&host, "p", "0.1");
+    let mut session = ConnectCommand::start(&host, "p", "0.1");
     session.write("stop");
     served.join().expect("an element");
     session.input = None;
-    session.end();
+    session.finish();
 }
 
 #[test]
-fn an_element_has_sctp_of_its_own() {
-    let Some((host, socket)) = scene("sctp") else {
+fn element_with_native_sctp_answers() {
+    let Some((host, socket)) = start_pool_host("sctp") else {
         return;
     };
     let at = "127.0.0.1:0".parse().expect("an address");
@@ -201,31 +201,33 @@ fn an_element_has_sctp_of_its_own() {
         encapsulation: None,
         ..Config::new(vec![at])
     };
-    let mut own = in_host(&host, || transport::open(&config).expect("an endpoint"));
-    let at = own.local_addresses().expect("addresses");
-    let _element = registered(&socket, Service::Sctp(at));
+    let mut sctp_endpoint = in_host(&host, || transport::open(&config).expect("an endpoint"));
+    let at = sctp_endpoint.local_addresses().expect("addresses");
+    let _element = register_element(&socket, Service::Sctp(at));
     let served = spawn(move || {
-        let (mut events, mut is_over) = (Vec::new(), false);
-        while !is_over {
-            let mut fds = [PollFd::new(own.fd(), PollFlags::POLLIN)];
+        let (mut events, mut has_ended) = (Vec::new(), false);
+        while !has_ended {
+            let mut fds = [PollFd::new(sctp_endpoint.fd(), PollFlags::POLLIN)];
             poll(&mut fds, PollTimeout::NONE).expect("a descriptor");
-            own.recv_batch(&mut events).expect("events");
+            sctp_endpoint.recv_batch(&mut events).expect("events");
             for event in events.drain(..) {
                 match event {
-                    Event::Message { assoc, message } => own.send(assoc, &message).expect("sent"),
-                    Event::Down { .. } => is_over = true,
+                    Event::Message { assoc, message } => {
+                        sctp_endpoint.send(assoc, &message).expect("sent")
+                    }
+                    Event::Down { .. } => has_ended = true,
                     _ => {}
                 }
             }
-            own.flush().expect("sent");
+            sctp_endpoint.flush().expect("sent");
         }
     });
-    let mut session = Session::start(&host, "p", "0.1");
+    let mut session = ConnectCommand::start(&host, "p", "0.1");
     session.write("there\nand back\n");
-    assert_eq!(session.line(), "there\n");
-    assert_eq!(session.line(), "and back\n");
+    assert_eq!(session.read_line(), "there\n");
+    assert_eq!(session.read_line(), "and back\n");
     session.input = None;
-    let (_, notes, success) = session.end();
+    let (_, notes, success) = session.finish();
     assert!(success && notes.contains(" at sctp "), "{notes}");
     served.join().expect("an element");
 }

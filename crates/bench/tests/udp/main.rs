@@ -4,23 +4,25 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod numbered;
-mod odd;
+mod numbered_datagrams;
+mod scripted_association;
 
 use std::collections::BTreeSet;
 
-use holdfast_api::app::{FromDaemon, Piece, ToDaemon};
+use holdfast_api::app::{DatagramPiece, FromDaemon, ToDaemon};
 use holdfast_api::control::{
     FlowFilter, FlowOutcome, FlowQuery, FlowResult, FlowState, HandoffRequest, HandoffState,
     HandoffStatus, Selection,
 };
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, LATE_MAX, Program, Service, was_late};
+use holdfast_bench::cluster::{
+    Cluster, ClusterSpec, Family, Program, STALLS_MAX, Service, is_node_stall,
+};
 use holdfast_lab::Reach;
 
-use common::{PORT, alone, eventually, says};
-use numbered::Datagrams;
-use odd::{Odd, hear, say, socket_in};
+use common::{PORT, assert_contains, eventually, lock_lab};
+use numbered_datagrams::DatagramLoad;
+use scripted_association::{ScriptedAssociation, bind_socket_in, receive, send};
 
 /// Number of clients.
 const ASSOCIATIONS: usize = 24;
@@ -28,82 +30,82 @@ const ASSOCIATIONS: usize = 24;
 const ODD_PORT: u16 = 8007;
 
 #[test]
-fn associations_move_over_ipv4() {
-    associations_move("udp4", Reach::Steer, Family::V4);
+fn associations_are_handed_off_over_ipv4() {
+    hand_off_associations("udp4", Reach::Steer, Family::V4);
 }
 
 #[test]
-fn associations_move_over_ipv6() {
-    associations_move("udp6", Reach::Steer, Family::V6);
+fn associations_are_handed_off_over_ipv6() {
+    hand_off_associations("udp6", Reach::Steer, Family::V6);
 }
 
 #[test]
-fn associations_move_with_broadcast() {
-    associations_move("udpb", Reach::Broadcast, Family::V4);
+fn associations_are_handed_off_with_broadcast() {
+    hand_off_associations("udpb", Reach::Broadcast, Family::V4);
 }
 
 /// Associations are placed on several nodes and moved one by one and many at once: no datagram is lost. With steering
 /// none is duplicated. With broadcast, acceptor and donor both receive datagrams that arrive during the prepare step.
-fn associations_move(name: &str, reach: Reach, family: Family) {
-    let Some(_alone) = alone() else { return };
-    let cluster = group(name, reach, &[]);
-    let load = Datagrams::start(&cluster, family, ASSOCIATIONS);
-    load.all_answered_again();
-    eventually("all are known", || {
-        all_owned(&cluster, &load) == ASSOCIATIONS && all_have_programs(&cluster, &load)
+fn hand_off_associations(name: &str, reach: Reach, family: Family) {
+    let Some(_lock) = lock_lab() else { return };
+    let cluster = start_group(name, reach, &[]);
+    let load = DatagramLoad::start(&cluster, family, ASSOCIATIONS);
+    load.wait_until_all_answered();
+    eventually("the owners know all associations", || {
+        owned_count(&cluster, &load) == ASSOCIATIONS && owners_know_programs(&cluster, &load)
     });
-    let owners = owners(&cluster, &load);
+    let owners = load_owners(&cluster, &load);
     assert!(owners.len() > 1, "all are placed on {owners:?}");
 
     for client in 0..6 {
         let flow = load.flow(client);
-        let from = owner(&cluster, flow).unwrap();
+        let from = owner_of(&cluster, flow).unwrap();
         let to = if from == "n2" { "n3" } else { "n2" };
-        let moved = all_move(&cluster, &from, Selection::Flows(vec![flow]), to);
+        let moved = assert_all_move(&cluster, &from, Selection::Flows(vec![flow]), to);
         assert_eq!(moved, 1);
-        assert_eq!(owner(&cluster, flow).as_deref(), Some(to));
-        load.all_answered_again();
+        assert_eq!(owner_of(&cluster, flow).as_deref(), Some(to));
+        load.wait_until_all_answered();
     }
     for to in ["n2", "n3", "n1", "n2"] {
         for from in ["n1", "n2", "n3"].into_iter().filter(|from| *from != to) {
-            if owners_now(&cluster, &load, from) == 0 {
+            if owned_by_count(&cluster, &load, from) == 0 {
                 continue;
             }
             let all = Selection::AllOf(FlowFilter {
                 protocol: Some(Protocol::Udp),
                 ..FlowFilter::default()
             });
-            all_move(&cluster, from, all, to);
+            assert_all_move(&cluster, from, all, to);
         }
-        assert_eq!(owners_now(&cluster, &load, to), ASSOCIATIONS);
-        load.all_answered_again();
+        assert_eq!(owned_by_count(&cluster, &load, to), ASSOCIATIONS);
+        load.wait_until_all_answered();
     }
-    let counts = load.end(name);
+    let counts = load.finish(name);
     assert_eq!(counts.lost, [], "{counts:?}");
     if reach == Reach::Steer {
-        assert_eq!(counts.doubled, 0, "{counts:?}");
+        assert_eq!(counts.duplicated, 0, "{counts:?}");
     }
 }
 
 /// Datagrams that the donor's program has not read move too, and are read at the acceptor before later ones.
 #[test]
-fn queued_datagrams_move() {
-    let Some(_alone) = alone() else { return };
-    let cluster = group("udpq", Reach::Steer, &["n2"]);
-    let load = Datagrams::start(&cluster, Family::V4, 4);
-    load.all_answered_again();
-    let odd = Odd::new(&cluster);
-    let at_acceptor = socket_in(&cluster, "n3", odd.service);
+fn queued_datagrams_are_handed_off() {
+    let Some(_lock) = lock_lab() else { return };
+    let cluster = start_group("udpq", Reach::Steer, &["n2"]);
+    let load = DatagramLoad::start(&cluster, Family::V4, 4);
+    load.wait_until_all_answered();
+    let odd = ScriptedAssociation::new(&cluster);
+    let at_acceptor = bind_socket_in(&cluster, "n3", odd.service);
     for number in 0..5u8 {
         odd.client.send(&[number]).unwrap();
     }
-    let id = odd.give();
+    let id = odd.start_handoff();
     let unread = (0..5).map(|_| {
         let mut byte = [0];
         odd.server.recv_from(&mut byte).unwrap();
-        Piece {
+        DatagramPiece {
             bytes: byte.to_vec(),
-            more: false,
+            is_continued: false,
         }
     });
     let collected = ToDaemon::Collected {
@@ -111,15 +113,18 @@ fn queued_datagrams_move() {
         unread: unread.collect(),
         last: true,
     };
-    say(&odd.giver, &collected);
-    let gone = hear(&odd.giver);
-    assert!(matches!(gone, FromDaemon::Gone { .. }), "{gone:?}");
-    let go = hear(&odd.taker);
+    send(&odd.donor_program, &collected);
+    let release_message = receive(&odd.donor_program);
     assert!(
-        matches!(&go, FromDaemon::Go { ids } if *ids == [id]),
-        "{go:?}"
+        matches!(release_message, FromDaemon::Moved { .. }),
+        "{release_message:?}"
     );
-    assert_eq!(owner(&cluster, odd.flow).as_deref(), Some("n3"));
+    let resume_message = receive(&odd.acceptor_program);
+    assert!(
+        matches!(&resume_message, FromDaemon::Activate { ids } if *ids == [id]),
+        "{resume_message:?}"
+    );
+    assert_eq!(owner_of(&cluster, odd.flow).as_deref(), Some("n3"));
     odd.client.send(&[5]).unwrap();
     let mut byte = [0];
     for number in 0..6u8 {
@@ -131,47 +136,56 @@ fn queued_datagrams_move() {
         .unwrap();
     odd.client.recv(&mut byte).unwrap();
     assert_eq!(byte, [6]);
-    let counts = load.end("udpq");
-    assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
+    let counts = load.finish("udpq");
+    assert_eq!((counts.lost.len(), counts.duplicated), (0, 0), "{counts:?}");
 }
 
 /// A program that never reports its unread datagrams keeps its association, and delays no other handoff.
 #[test]
-fn a_program_that_hangs_when_frozen() {
-    let Some(_alone) = alone() else { return };
-    let cluster = group("udph", Reach::Steer, &["n2"]);
-    let load = Datagrams::start(&cluster, Family::V4, 4);
-    load.all_answered_again();
-    let odd = Odd::new(&cluster);
-    odd.give();
+fn hanging_program_keeps_association() {
+    let Some(_lock) = lock_lab() else { return };
+    let cluster = start_group("udph", Reach::Steer, &["n2"]);
+    let load = DatagramLoad::start(&cluster, Family::V4, 4);
+    load.wait_until_all_answered();
+    let odd = ScriptedAssociation::new(&cluster);
+    odd.start_handoff();
     // The program does not answer the freeze.
-    match hear(&odd.giver) {
-        FromDaemon::Kept { reason, .. } => says(reason, &["did not say what it had not read"]),
+    match receive(&odd.donor_program) {
+        FromDaemon::Kept { reason, .. } => {
+            assert_contains(reason, &["did not return its unread datagrams"])
+        }
         other => panic!("{other:?}"),
     }
-    assert!(matches!(hear(&odd.taker), FromDaemon::Cancel { .. }));
-    assert_eq!(owner(&cluster, odd.flow).as_deref(), Some("n2"));
+    assert!(matches!(
+        receive(&odd.acceptor_program),
+        FromDaemon::Cancel { .. }
+    ));
+    assert_eq!(owner_of(&cluster, odd.flow).as_deref(), Some("n2"));
     let all = Selection::Flows((0..4).map(|client| load.flow(client)).collect());
-    assert_eq!(all_move(&cluster, "n2", all, "n3"), 4);
-    let counts = load.end("udph");
-    assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
+    assert_eq!(assert_all_move(&cluster, "n2", all, "n3"), 4);
+    let counts = load.finish("udph");
+    assert_eq!((counts.lost.len(), counts.duplicated), (0, 0), "{counts:?}");
 }
 
 /// Brings up three nodes with echo servers. New flows are placed on the named nodes, or on all nodes if none is named.
-fn group(name: &str, reach: Reach, places: &[&str]) -> Cluster {
+fn start_group(name: &str, reach: Reach, weighted_nodes: &[&str]) -> Cluster {
     let name = format!("{name}-{}", std::process::id());
     let mut spec = ClusterSpec::new(name).program(Program::Echo { port: PORT });
     spec.reach = reach;
     let odd = Service::new("odd", Protocol::Udp, ODD_PORT);
     spec.services.push(odd);
-    for service in spec.services.iter_mut().filter(|_| !places.is_empty()) {
-        let weight = |node: &str| (node.to_owned(), u32::from(places.contains(&node)));
+    for service in spec
+        .services
+        .iter_mut()
+        .filter(|_| !weighted_nodes.is_empty())
+    {
+        let weight = |node: &str| (node.to_owned(), u32::from(weighted_nodes.contains(&node)));
         service.weights = ["n1", "n2", "n3"].map(weight).into();
     }
     Cluster::up(spec).unwrap()
 }
 
-fn begin(cluster: &Cluster, from: &str, selection: Selection, to: &str) -> u64 {
+fn start_handoff(cluster: &Cluster, from: &str, selection: Selection, to: &str) -> u64 {
     let request = HandoffRequest {
         selection,
         to: to.to_owned(),
@@ -182,7 +196,7 @@ fn begin(cluster: &Cluster, from: &str, selection: Selection, to: &str) -> u64 {
     accepted.unwrap().id
 }
 
-fn ended(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
+fn wait_for_handoff(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
     let control = cluster.control_blocking(from).unwrap();
     let status = || {
         control
@@ -193,7 +207,7 @@ fn ended(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
         status().summary.state == HandoffState::Finished
     });
     // The daemon reports the freeze times of the last batch just after its outcomes.
-    eventually("the times are told", || {
+    eventually("the times are reported", || {
         let moved =
             |result: &holdfast_api::control::FlowResult| result.outcome == FlowOutcome::Moved;
         let mut results = status().results.into_iter().filter(moved);
@@ -203,12 +217,12 @@ fn ended(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
 }
 
 /// Hands off the selected flows, asserts that all of them move, and returns their number.
-fn all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: &str) -> u64 {
-    let (mut late, mut moved) = (0, 0);
+fn assert_all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: &str) -> u64 {
+    let (mut late_attempts, mut moved) = (0, 0);
     loop {
-        let status = ended(cluster, from, begin(cluster, from, selection, to));
+        let status = wait_for_handoff(cluster, from, start_handoff(cluster, from, selection, to));
         let kept = |result: &FlowResult| match &result.outcome {
-            FlowOutcome::Kept { reason } => Some((result.flow, was_late(reason))),
+            FlowOutcome::Kept { reason } => Some((result.flow, is_node_stall(reason))),
             _ => None,
         };
         let kept: Vec<_> = status.results.iter().filter_map(kept).collect();
@@ -216,15 +230,15 @@ fn all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: &str) -
         if kept.is_empty() {
             return moved;
         }
-        let all_late = kept.iter().all(|(_, late)| *late);
-        assert!(all_late && late < LATE_MAX, "{status:#?}");
-        late += 1;
+        let are_all_late = kept.iter().all(|(_, late)| *late);
+        assert!(are_all_late && late_attempts < STALLS_MAX, "{status:#?}");
+        late_attempts += 1;
         selection = Selection::Flows(kept.into_iter().map(|(flow, _)| flow).collect());
     }
 }
 
 /// Returns the owner of each datagram flow according to the holder.
-fn flows(cluster: &Cluster) -> Vec<(FlowText, Option<String>)> {
+fn flow_owners(cluster: &Cluster) -> Vec<(FlowText, Option<String>)> {
     let query = FlowQuery {
         protocol: Some(Protocol::Udp),
         limit: Some(100_000),
@@ -241,21 +255,21 @@ fn flows(cluster: &Cluster) -> Vec<(FlowText, Option<String>)> {
     entries.collect()
 }
 
-fn owner(cluster: &Cluster, flow: FlowText) -> Option<String> {
-    let mut flows = flows(cluster).into_iter();
+fn owner_of(cluster: &Cluster, flow: FlowText) -> Option<String> {
+    let mut flows = flow_owners(cluster).into_iter();
     flows.find(|(other, _)| *other == flow)?.1
 }
 
 /// Returns the nodes that own flows of the load.
-fn owners(cluster: &Cluster, load: &Datagrams) -> BTreeSet<String> {
-    let flows = flows(cluster).into_iter();
-    let ours = flows.filter(|(flow, _)| load.flows.contains(flow));
-    ours.filter_map(|(_, owner)| owner).collect()
+fn load_owners(cluster: &Cluster, load: &DatagramLoad) -> BTreeSet<String> {
+    let flows = flow_owners(cluster).into_iter();
+    let load_flows = flows.filter(|(flow, _)| load.flows.contains(flow));
+    load_flows.filter_map(|(_, owner)| owner).collect()
 }
 
 /// Returns true if each owner knows the server program of each of its flows of the load.
-fn all_have_programs(cluster: &Cluster, load: &Datagrams) -> bool {
-    flows(cluster).into_iter().all(|(flow, owner)| {
+fn owners_know_programs(cluster: &Cluster, load: &DatagramLoad) -> bool {
+    flow_owners(cluster).into_iter().all(|(flow, owner)| {
         let Some(owner) = owner.filter(|_| load.flows.contains(&flow)) else {
             return true;
         };
@@ -266,17 +280,18 @@ fn all_have_programs(cluster: &Cluster, load: &Datagrams) -> bool {
 }
 
 /// Returns the number of flows of the load that have an owner.
-fn all_owned(cluster: &Cluster, load: &Datagrams) -> usize {
-    let flows = flows(cluster).into_iter();
+fn owned_count(cluster: &Cluster, load: &DatagramLoad) -> usize {
+    let flows = flow_owners(cluster).into_iter();
     flows
         .filter(|(flow, owner)| load.flows.contains(flow) && owner.is_some())
         .count()
 }
 
 /// Returns the number of flows of the load that a node owns.
-fn owners_now(cluster: &Cluster, load: &Datagrams, node: &str) -> usize {
-    let flows = flows(cluster).into_iter();
-    let ours = flows.filter(|(flow, _)| load.flows.contains(flow));
-    ours.filter(|(_, owner)| owner.as_deref() == Some(node))
+fn owned_by_count(cluster: &Cluster, load: &DatagramLoad, node: &str) -> usize {
+    let flows = flow_owners(cluster).into_iter();
+    let load_flows = flows.filter(|(flow, _)| load.flows.contains(flow));
+    load_flows
+        .filter(|(_, owner)| owner.as_deref() == Some(node))
         .count()
 }

@@ -3,7 +3,7 @@
 use holdfast_bpf::shared::{EVENT_ESTABLISHED, FlowState};
 
 use super::support::lab::ROUTER;
-use super::support::raw::{ACK, network, packet, tcp, udp};
+use super::support::raw_peer::{ACK, ip_packet, packet, tcp, udp};
 use super::support::*;
 
 const SEGMENTS: &[&[&str]] = &[&["n1", "c1"], &["n2"], &["c2"]];
@@ -17,12 +17,12 @@ fn pool(outer_v6: bool, clamp: bool) -> Pool {
             ..Options::default()
         },
     );
-    pool.place_all(2);
+    pool.place_all_on(2);
     pool
 }
 
 #[test]
-fn connections_and_datagrams_reach_an_owner_behind_a_router() {
+fn connections_and_datagrams_reach_owner_behind_router() {
     for outer_v6 in [false, true] {
         let pool = pool(outer_v6, true);
         let (contact, owner) = (pool.node("n1"), pool.node("n2"));
@@ -34,14 +34,17 @@ fn connections_and_datagrams_reach_an_owner_behind_a_router() {
             eventually("established", || owner.has_event(EVENT_ESTABLISHED, &key));
             drop(client);
             eventually("closing", || owner.state(&key) == Some(FlowState::Closing));
-            let datagrams = Datagrams::new(pool.lab.host(host), any(v6));
+            let datagrams = DatagramClient::new(pool.lab.host(host), unspecified(v6));
             assert_eq!(datagrams.ask(&pattern(1000)), 2);
         }
-        assert!(contact.count("steered_encap") > 0);
-        assert_eq!(contact.count("steered_link"), 0);
-        assert_eq!(owner.count("decapsulated"), contact.count("steered_encap"));
+        assert!(contact.counter("steered_encap") > 0);
+        assert_eq!(contact.counter("steered_link"), 0);
         assert_eq!(
-            contact.count("too_big_sent"),
+            owner.counter("decapsulated"),
+            contact.counter("steered_encap")
+        );
+        assert_eq!(
+            contact.counter("too_big_sent"),
             0,
             "the clamp keeps segments small"
         );
@@ -49,11 +52,11 @@ fn connections_and_datagrams_reach_an_owner_behind_a_router() {
 }
 
 #[test]
-fn the_offered_mss_leaves_room_for_the_outer_header() {
+fn offered_mss_leaves_room_for_outer_header() {
     for outer_v6 in [false, true] {
         let pool = pool(outer_v6, true);
         for v6 in [false, true] {
-            let hop = pool.lab.place("n1").link();
+            let hop = pool.lab.position("n1").link();
             let mut peer = RawPeer::new(&pool, "c1", if v6 { 150 } else { 151 }, v6, hop);
             let offered = peer.handshake(5000).mss;
             assert_eq!(
@@ -67,47 +70,57 @@ fn the_offered_mss_leaves_room_for_the_outer_header() {
 /// Without the MSS clamp a full segment does not fit into the tunnel: the client gets an error, and continues with
 /// smaller segments.
 #[test]
-fn a_client_is_told_what_is_too_big_and_recovers() {
+fn client_recovers_after_packet_too_big() {
     for outer_v6 in [false, true] {
         let pool = pool(outer_v6, false);
         let contact = pool.node("n1");
         let fits = i32::from(1500 - pool.outer_size());
         for (host, v6) in [("c1", false), ("c1", true), ("c2", false), ("c2", true)] {
-            let told = contact.count("too_big_sent");
+            let errors_before = contact.counter("too_big_sent");
             let mut client = Client::connect(pool.lab.host(host), v6);
             client.echo(&pattern(100_000));
-            assert!(contact.count("too_big_sent") > told, "TCP was told");
+            assert!(
+                contact.counter("too_big_sent") > errors_before,
+                "TCP got a packet-too-big error"
+            );
             assert_eq!(path_mtu(&client.stream, v6), fits);
         }
-        assert_eq!(contact.count("drop_too_big"), contact.count("too_big_sent"));
+        assert_eq!(
+            contact.counter("drop_too_big"),
+            contact.counter("too_big_sent")
+        );
     }
 }
 
 /// Sends datagrams that must not be fragmented, from clients that do not know the path MTU yet, then datagrams that may
 /// be fragmented.
 #[test]
-fn datagrams_that_do_not_fit_are_answered_too() {
+fn oversized_datagrams_get_packet_too_big() {
     let pool = pool(false, true);
     let contact = pool.node("n1");
     for (host, v6) in [("c1", false), ("c2", true)] {
-        let told = contact.count("too_big_sent");
-        let datagrams = Datagrams::new(pool.lab.host(host), any(v6));
+        let errors_before = contact.counter("too_big_sent");
+        let datagrams = DatagramClient::new(pool.lab.host(host), unspecified(v6));
         let (level, name) = if v6 {
             (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
         } else {
             (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
         };
         set_option(&datagrams.socket, level, name, libc::IP_PMTUDISC_DO);
-        let full = pattern(1500 - if v6 { 48 } else { 28 });
-        datagrams.socket.send(&full).expect("send");
-        eventually("told", || contact.count("too_big_sent") == told + 1);
+        let full_datagram = pattern(1500 - if v6 { 48 } else { 28 });
+        datagrams.socket.send(&full_datagram).expect("send");
+        eventually("told", || {
+            contact.counter("too_big_sent") == errors_before + 1
+        });
         eventually("learnt", || path_mtu(&datagrams.socket, v6) == 1480);
-        let refused = datagrams
+        let send_error = datagrams
             .socket
-            .send(&full)
-            .or_else(|_| datagrams.socket.send(&full));
+            .send(&full_datagram)
+            .or_else(|_| datagrams.socket.send(&full_datagram));
         assert_eq!(
-            refused.expect_err("too long now").raw_os_error(),
+            send_error
+                .expect_err("longer than the new path MTU")
+                .raw_os_error(),
             Some(libc::EMSGSIZE)
         );
         // Datagrams that may be fragmented are cut to the size that fits.
@@ -119,59 +132,60 @@ fn datagrams_that_do_not_fit_are_answered_too() {
 /// An oversized first fragment is answered with an error, so the fragments of the next datagram fit; the first datagram
 /// is lost.
 #[test]
-fn fragments_that_do_not_fit_teach_the_client() {
+fn oversized_fragments_lower_client_mtu() {
     let pool = pool(false, true);
     for (host, v6) in [("c1", false), ("c2", true)] {
-        let datagrams = Datagrams::new(pool.lab.host(host), any(v6));
+        let datagrams = DatagramClient::new(pool.lab.host(host), unspecified(v6));
         assert_eq!(datagrams.ask(&pattern(4000)), 2);
     }
-    assert!(pool.node("n1").count("drop_too_big") > pool.node("n1").count("too_big_sent"));
+    assert!(pool.node("n1").counter("drop_too_big") > pool.node("n1").counter("too_big_sent"));
 }
 
 #[test]
-fn only_peers_may_encapsulate_and_only_to_services() {
+fn only_peers_may_encapsulate_to_services() {
     for outer_v6 in [false, true] {
         let pool = pool(outer_v6, true);
         let owner = pool.node("n2");
-        let (outside, router) = (pool.lab.place("c1"), pool.lab.place("n1"));
-        let hop = Place {
+        let (outside, router) = (pool.lab.position("c1"), pool.lab.position("n1"));
+        let hop = HostPosition {
             number: ROUTER,
             ..outside
         }
         .link();
         let peer = RawPeer::new(&pool, "c1", 150, false, hop);
-        let node = pool.lab.place("n2").address(outer_v6);
-        let inner_to = |to| packet(peer.ip(), to, UDP, &udp(5000, service(false).port(), b"x"));
-        let wrap = |from, inner: &[u8]| network(from, node, 4, 0, inner);
+        let node = pool.lab.position("n2").address(outer_v6);
+        let inner_packet_to =
+            |to| packet(peer.ip(), to, UDP, &udp(5000, service(false).port(), b"x"));
+        let encapsulate = |from, inner: &[u8]| ip_packet(from, node, 4, 0, inner);
 
-        peer.send(&wrap(
+        peer.send(&encapsulate(
             outside.address(outer_v6),
-            &inner_to(service(false).ip()),
+            &inner_packet_to(service(false).ip()),
         ));
-        eventually("not a peer", || owner.count("drop_not_a_peer") == 1);
-        peer.send(&wrap(
+        eventually("not a peer", || owner.counter("drop_not_a_peer") == 1);
+        peer.send(&encapsulate(
             router.address(outer_v6),
-            &inner_to(pool.lab.place("n2").v4().into()),
+            &inner_packet_to(pool.lab.position("n2").v4().into()),
         ));
-        eventually("not a service", || owner.count("drop_not_a_service") == 1);
-        let refused = packet(
+        eventually("not a service", || owner.counter("drop_not_a_service") == 1);
+        let foreign_packet = packet(
             peer.ip(),
             service(false).ip(),
             TCP,
             &tcp(5000, 7000, 1, 1, ACK, &[]),
         );
-        peer.send(&wrap(router.address(outer_v6), &refused));
+        peer.send(&encapsulate(router.address(outer_v6), &foreign_packet));
         eventually("decapsulated, but no flow", || {
-            owner.count("drop_no_socket") == 1
+            owner.counter("drop_no_socket") == 1
         });
-        assert_eq!(owner.count("decapsulated"), 1);
-        peer.send(&wrap(
+        assert_eq!(owner.counter("decapsulated"), 1);
+        peer.send(&encapsulate(
             router.address(outer_v6),
-            &inner_to(service(false).ip()),
+            &inner_packet_to(service(false).ip()),
         ));
         let key = flow(UDP, service(false), peer.address(5000));
         eventually("answered", || owner.state(&key) == Some(FlowState::Owned));
-        peer.send(&wrap(router.address(outer_v6), &[0x45]));
-        eventually("malformed", || owner.count("drop_malformed") == 1);
+        peer.send(&encapsulate(router.address(outer_v6), &[0x45]));
+        eventually("malformed", || owner.counter("drop_malformed") == 1);
     }
 }

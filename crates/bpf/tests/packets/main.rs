@@ -1,13 +1,13 @@
 //! Tests of the data plane with real packets: namespaces, bridges and sockets made by the tests themselves. Need root,
 //! `ip` and `ethtool`.
 
-mod again;
 mod broadcast;
-mod convoy;
 mod encap;
+mod flow_group;
 mod fragments;
 mod ownership;
 mod placement;
+mod port_reuse;
 mod restart;
 mod steer;
 mod support;

@@ -6,15 +6,15 @@ use holdfast_bpf::shared::{
     FlowState, PLACEMENT_SLOTS, RECORD_OWNED, RECORD_TRANSIT, Record, Service,
 };
 
-use super::support::raw::{ACK, SYN};
+use super::support::raw_peer::{ACK, SYN};
 use super::support::*;
 
-const ONE: &[&[&str]] = &[&["n1", "n2", "n3", "c1"]];
-const TWO: &[&[&str]] = &[&["n1", "n2", "c1"], &["n3"]];
+const ONE_SEGMENT: &[&[&str]] = &[&["n1", "n2", "n3", "c1"]];
+const TWO_SEGMENTS: &[&[&str]] = &[&["n1", "n2", "c1"], &["n3"]];
 
 #[test]
-fn the_table_spreads_new_flows() {
-    let pool = Pool::new(ONE, Options::default());
+fn table_spreads_new_flows() {
+    let pool = Pool::new(ONE_SEGMENT, Options::default());
     let slots: [u16; PLACEMENT_SLOTS] = std::array::from_fn(|slot| 2 + (slot as u16 & 1));
     pool.set_services(&slots, Service::default());
     for v6 in [false, true] {
@@ -22,7 +22,7 @@ fn the_table_spreads_new_flows() {
             .map(|_| Client::connect(pool.lab.host("c1"), v6).owner)
             .collect();
         let udp: Vec<u8> = (0..40)
-            .map(|_| Datagrams::new(pool.lab.host("c1"), any(v6)).ask(b"who?"))
+            .map(|_| DatagramClient::new(pool.lab.host("c1"), unspecified(v6)).ask(b"who?"))
             .collect();
         for owners in [tcp, udp] {
             assert!(owners.contains(&2) && owners.contains(&3), "{owners:?}");
@@ -50,16 +50,16 @@ fn the_table_spreads_new_flows() {
 }
 
 #[test]
-fn the_steering_table_comes_before_the_placement() {
-    let pool = Pool::new(ONE, Options::default());
-    pool.place_all(2);
-    let set = |client: &Datagrams, record: Record| {
+fn steering_table_overrides_placement() {
+    let pool = Pool::new(ONE_SEGMENT, Options::default());
+    pool.place_all_on(2);
+    let set = |client: &DatagramClient, record: Record| {
         pool.node("n1")
-            .plane(|plane| plane.steering.set(&client.key(), &record))
+            .with_dataplane(|plane| plane.steering.set(&client.key(), &record))
             .expect("steering");
     };
     for v6 in [false, true] {
-        let owned = Datagrams::new(pool.lab.host("c1"), any(v6));
+        let owned = DatagramClient::new(pool.lab.host("c1"), unspecified(v6));
         set(
             &owned,
             Record {
@@ -70,7 +70,7 @@ fn the_steering_table_comes_before_the_placement() {
             },
         );
         assert_eq!(owned.ask(b"who?"), 3);
-        let transit = Datagrams::new(pool.lab.host("c1"), any(v6));
+        let transit = DatagramClient::new(pool.lab.host("c1"), unspecified(v6));
         set(
             &transit,
             Record {
@@ -78,7 +78,7 @@ fn the_steering_table_comes_before_the_placement() {
                 owner: 2,
                 acceptor: 1,
                 state: RECORD_TRANSIT,
-                by_donor: 0,
+                via_donor: 0,
                 pad: [0; 2],
             },
         );
@@ -93,36 +93,37 @@ fn the_steering_table_comes_before_the_placement() {
             ..Record::default()
         };
         pool.node("n1")
-            .plane(|plane| plane.steering.set(&client.key(), &record))
+            .with_dataplane(|plane| plane.steering.set(&client.key(), &record))
             .expect("steering");
-        pool.place_all(3);
+        pool.place_all_on(3);
         client.echo(&pattern(50_000));
         assert_eq!(Client::connect(pool.lab.host("c1"), v6).owner, 3);
-        pool.place_all(2);
+        pool.place_all_on(2);
     }
-    assert_eq!(pool.node("n3").count("passed_previous"), 0);
+    assert_eq!(pool.node("n3").counter("passed_previous"), 0);
 }
 
 /// Flows without a record at the holder, on one segment and across two.
 #[test]
-fn a_change_of_the_table_moves_no_flow() {
-    for segments in [ONE, TWO] {
+fn placement_change_moves_no_flow() {
+    for segments in [ONE_SEGMENT, TWO_SEGMENTS] {
         let pool = Pool::new(segments, Options::default());
         for v6 in [false, true] {
-            pool.place_all(2);
+            pool.place_all_on(2);
             let mut client = Client::connect(pool.lab.host("c1"), v6);
             assert_eq!(client.owner, 2);
             let number = if v6 { 150 } else { 151 };
-            let mut half_open = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
-            half_open.segment(5000, SYN, 0, &[]);
-            let answer = half_open.answer(5000, 60_000).expect("a SYN-ACK");
+            let mut half_open =
+                RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
+            half_open.send_segment(5000, SYN, 0, &[]);
+            let answer = half_open.next_segment(5000, 60_000).expect("a SYN-ACK");
 
             pool.change_placement(2, 3);
-            let passed = pool.node("n3").count("passed_previous");
+            let passed_before = pool.node("n3").counter("passed_previous");
             client.echo(&pattern(20_000));
-            assert!(pool.node("n3").count("passed_previous") > passed);
+            assert!(pool.node("n3").counter("passed_previous") > passed_before);
             half_open.ack = answer.seq.wrapping_add(1);
-            half_open.segment(5000, ACK, 1, &[]);
+            half_open.send_segment(5000, ACK, 1, &[]);
             let key = flow(TCP, service(v6), half_open.address(5000));
             eventually("established", || {
                 pool.node("n2").state(&key) == Some(FlowState::Owned)
@@ -130,15 +131,15 @@ fn a_change_of_the_table_moves_no_flow() {
             assert_eq!(pool.node("n3").flow(&key), None);
             assert_eq!(Client::connect(pool.lab.host("c1"), v6).owner, 3);
         }
-        assert_eq!(pool.node("n3").count("drop_no_socket"), 0);
+        assert_eq!(pool.node("n3").counter("drop_no_socket"), 0);
     }
 }
 
 /// Tables change one node at a time, so for a moment two nodes may forward a packet to each other; the packet is
 /// dropped when its hops are used up.
 #[test]
-fn nodes_that_disagree_do_not_pass_a_packet_for_ever() {
-    let pool = Pool::new(ONE, Options::default());
+fn disagreeing_nodes_do_not_loop_packets() {
+    let pool = Pool::new(ONE_SEGMENT, Options::default());
     pool.change_placement(2, 3);
     let slots = |owner| [owner; PLACEMENT_SLOTS];
     let before = Service {
@@ -155,24 +156,25 @@ fn nodes_that_disagree_do_not_pass_a_packet_for_ever() {
         },
     );
     pool.set_services_at("n2", &slots(2), before);
-    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.place("n1").link());
-    peer.segment(5000, ACK, 0, &[]);
-    let died =
-        || pool.node("n2").count("drop_hops_used_up") + pool.node("n3").count("drop_hops_used_up");
-    eventually("dead of age", || died() == 1);
+    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.position("n1").link());
+    peer.send_segment(5000, ACK, 0, &[]);
+    let expired_count = || {
+        pool.node("n2").counter("drop_hops_used_up") + pool.node("n3").counter("drop_hops_used_up")
+    };
+    eventually("the hop limit expires", || expired_count() == 1);
 }
 
 /// The program caches the destination of a flow; a changed record takes effect with the next packet, even under
 /// continuous traffic.
 #[test]
-fn a_changed_record_takes_effect_at_once() {
-    let pool = Pool::new(ONE, Options::default());
+fn changed_record_takes_effect_at_once() {
+    let pool = Pool::new(ONE_SEGMENT, Options::default());
     let contact = pool.node("n1");
-    pool.place_all(3);
+    pool.place_all_on(3);
     for v6 in [false, true] {
-        let client = Datagrams::new(pool.lab.host("c1"), any(v6));
-        let noise = Datagrams::new(pool.lab.host("c1"), any(v6));
-        let set = |flow: &Datagrams, owner, epoch| {
+        let client = DatagramClient::new(pool.lab.host("c1"), unspecified(v6));
+        let noise = DatagramClient::new(pool.lab.host("c1"), unspecified(v6));
+        let set = |flow: &DatagramClient, owner, epoch| {
             let record = Record {
                 epoch,
                 owner,
@@ -180,7 +182,7 @@ fn a_changed_record_takes_effect_at_once() {
                 ..Record::default()
             };
             contact
-                .plane(|plane| plane.steering.set(&flow.key(), &record))
+                .with_dataplane(|plane| plane.steering.set(&flow.key(), &record))
                 .expect("steering");
         };
         for epoch in 1..=100 {
@@ -200,7 +202,7 @@ fn a_changed_record_takes_effect_at_once() {
             assert_eq!(u32::from(noise.ask(&epoch.to_be_bytes())), owner);
         }
         contact
-            .plane(|plane| plane.steering.remove(&client.key()))
+            .with_dataplane(|plane| plane.steering.remove(&client.key()))
             .expect("steering");
         assert_eq!(client.ask(b"no record"), 3);
     }

@@ -2,18 +2,18 @@
 
 use holdfast_bpf::shared::{EVENT_ESTABLISHED, FlowState};
 
-use super::support::raw::ACK;
+use super::support::raw_peer::ACK;
 use super::support::*;
 
 #[test]
-fn traffic_goes_on_while_no_daemon_runs() {
+fn traffic_continues_without_daemon() {
     let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
-    pool.place_all(2);
+    pool.place_all_on(2);
     let host = pool.lab.host("c1");
     for v6 in [false, true] {
         let mut client = Client::connect(host, v6);
         client.echo(b"before");
-        let steered = pool.node("n1").count("steered_link");
+        let steered = pool.node("n1").counter("steered_link");
         for name in ["n1", "n2"] {
             pool.node(name).stop();
         }
@@ -21,10 +21,10 @@ fn traffic_goes_on_while_no_daemon_runs() {
         let mut meanwhile = Client::connect(host, v6);
         meanwhile.echo(&pattern(50_000));
         for name in ["n1", "n2"] {
-            pool.start(name);
+            pool.start_node(name);
         }
         assert!(
-            pool.node("n1").count("steered_link") > steered,
+            pool.node("n1").counter("steered_link") > steered,
             "counters are adopted"
         );
         for client in [&mut client, &mut meanwhile] {
@@ -33,40 +33,40 @@ fn traffic_goes_on_while_no_daemon_runs() {
         }
         assert_eq!(Client::connect(host, v6).owner, 2);
         // The filters are replaced by the new programs, with one of each.
-        let counted = pool.node("n2").count("drop_no_socket");
+        let drops_before = pool.node("n2").counter("drop_no_socket");
         let peer = RawPeer::new(
             &pool,
             "c1",
             if v6 { 150 } else { 151 },
             v6,
-            pool.lab.place("n1").link(),
+            pool.lab.position("n1").link(),
         );
         for port in [5000, 5001] {
-            peer.segment(port, ACK, 0, &[]);
+            peer.send_segment(port, ACK, 0, &[]);
         }
-        let count = || pool.node("n2").count("drop_no_socket");
-        eventually("counted", || count() >= counted + 2);
-        told_once(&pool, v6);
+        let count = || pool.node("n2").counter("drop_no_socket");
+        eventually("counted", || count() >= drops_before + 2);
+        assert_reported_once(&pool, v6);
     }
 }
 
 /// Opens two connections, and asserts that n2 reports the first exactly once.
-fn told_once(pool: &Pool, v6: bool) {
+fn assert_reported_once(pool: &Pool, v6: bool) {
     let [first, second] = [(); 2].map(|()| Client::connect(pool.lab.host("c1"), v6));
-    let told = |client: &Client| {
+    let reported_kinds = |client: &Client| {
         let events = pool.node("n2").events();
         let of_flow = events.iter().filter(|event| event.flow == client.key());
         of_flow.map(|event| event.kind).collect::<Vec<_>>()
     };
     // Once the second connection is reported, all events of the first are there.
-    eventually("told", || !told(&second).is_empty());
-    assert_eq!(told(&first), [EVENT_ESTABLISHED]);
+    eventually("told", || !reported_kinds(&second).is_empty());
+    assert_eq!(reported_kinds(&first), [EVENT_ESTABLISHED]);
 }
 
 #[test]
-fn detaching_leaves_nothing() {
+fn detach_removes_everything() {
     let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
-    pool.place_all(2);
+    pool.place_all_on(2);
     let client = pool.lab.host("c1");
     assert_eq!(Client::connect(client, false).owner, 2);
     for name in ["n1", "n2"] {
@@ -80,11 +80,11 @@ fn detaching_leaves_nothing() {
     }
     // No program steers, and the stack resets unknown connections.
     assert_eq!(Client::connect(client, false).owner, 1);
-    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.place("n2").link());
+    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.position("n2").link());
     let resets = pool.lab.host("n2").snmp("Tcp", "OutRsts");
     // The filters may be freed later too, and take a packet until then.
     eventually("reset", || {
-        peer.segment(5000, ACK, 0, &[]);
+        peer.send_segment(5000, ACK, 0, &[]);
         pool.lab.host("n2").snmp("Tcp", "OutRsts") > resets
     });
 }

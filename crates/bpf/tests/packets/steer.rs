@@ -9,11 +9,11 @@ fn one_segment() -> Pool {
 }
 
 #[test]
-fn a_connection_lives_at_its_owner_from_syn_to_close() {
+fn connection_stays_at_owner_from_syn_to_close() {
     let pool = one_segment();
     for v6 in [false, true] {
         for (owner, name) in [(1, "n1"), (2, "n2")] {
-            pool.place_all(u16::from(owner));
+            pool.place_all_on(u16::from(owner));
             let node = pool.node(name);
             let mut client = Client::connect(pool.lab.host("c1"), v6);
             assert_eq!(client.owner, owner);
@@ -36,18 +36,18 @@ fn a_connection_lives_at_its_owner_from_syn_to_close() {
         }
     }
     let contact = pool.node("n1");
-    assert!(contact.count("steered_link") > 0);
-    assert!(contact.count("steered_self") > 0);
-    assert_eq!(contact.count("steered_encap"), 0);
+    assert!(contact.counter("steered_link") > 0);
+    assert!(contact.counter("steered_self") > 0);
+    assert_eq!(contact.counter("steered_encap"), 0);
     assert_eq!(pool.node("n3").flow_count(), 0);
 }
 
 #[test]
-fn datagrams_are_answered_by_their_owner_and_make_an_association() {
+fn answered_datagrams_create_association() {
     let pool = one_segment();
     for v6 in [false, true] {
-        pool.place_all(3);
-        let client = Datagrams::new(pool.lab.host("c1"), any(v6));
+        pool.place_all_on(3);
+        let client = DatagramClient::new(pool.lab.host("c1"), unspecified(v6));
         assert_eq!(client.ask(b"where"), 3);
         let node = pool.node("n3");
         assert_eq!(node.state(&client.key()), Some(FlowState::Owned));

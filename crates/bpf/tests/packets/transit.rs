@@ -6,19 +6,19 @@ use std::time::Duration;
 use holdfast_bpf::shared::FlowState;
 
 use super::support::node::Node;
-use super::support::raw::{self, ACK, packet, tcp};
-use super::support::tun::VNET;
+use super::support::raw_peer::{self, ACK, packet, tcp};
+use super::support::tun::VNET_HEADER_BYTES;
 use super::support::*;
 
 const SLOT: u32 = 5;
 
 /// Replays held packets until `done` and the hold is empty; returns the number of packets.
-fn replay(node: &Node, done: &AtomicBool) -> u64 {
+fn replay_until(node: &Node, done: &AtomicBool) -> u64 {
     let mut replayed = 0;
-    while !done.load(Ordering::Relaxed) || node.held(SLOT) > 0 {
+    while !done.load(Ordering::Relaxed) || node.held_count(SLOT) > 0 {
         if let Some(packet) = node.tun.read(20) {
             node.tun.replay(&packet);
-            node.plane(|plane| plane.holds.replayed(SLOT));
+            node.with_dataplane(|plane| plane.hold_counters.count_replayed(SLOT));
             replayed += 1;
         }
     }
@@ -26,7 +26,7 @@ fn replay(node: &Node, done: &AtomicBool) -> u64 {
 }
 
 #[test]
-fn a_flow_in_transit_is_held_whole_and_released_in_order() {
+fn flow_in_transit_is_held_and_released_in_order() {
     let options = Options {
         xdp_everywhere: false,
         ..Options::default()
@@ -41,13 +41,13 @@ fn a_flow_in_transit_is_held_whole_and_released_in_order() {
         let (to, length) = (service(v6).ip(), if v6 { 128 } else { 32 });
         client_host.ip(&format!(
             "route replace {to}/{length} via {}",
-            pool.lab.place("n2").address(v6)
+            pool.lab.position("n2").address(v6)
         ));
         let mut client = Client::connect(client_host, v6);
         assert_eq!(client.owner, 2);
-        node.server.settle(client.address());
+        node.server.wait_until_acknowledged(client.address());
         let key = client.key();
-        let held_before = node.count("held");
+        let held_before = node.counter("held");
         node.set_state(&key, FlowState::TransitIn, 1, SLOT);
         let data = pattern(100_000);
         let done = AtomicBool::new(false);
@@ -55,38 +55,42 @@ fn a_flow_in_transit_is_held_whole_and_released_in_order() {
             let mut writer = client.stream.try_clone().expect("clone");
             let data = &data;
             scope.spawn(move || std::io::Write::write_all(&mut writer, data).expect("write"));
-            eventually("held", || node.held(SLOT) > 0);
+            eventually("held", || node.held_count(SLOT) > 0);
             let first = node.tun.read(60_000).expect("the first packet");
-            assert!(first.len() > VNET + 1500, "whole: {} bytes", first.len());
+            assert!(
+                first.len() > VNET_HEADER_BYTES + 1500,
+                "not segmented: {} bytes",
+                first.len()
+            );
             assert_eq!(node.state(&key), Some(FlowState::TransitIn));
             node.set_state(&key, FlowState::Flushing, 0, SLOT);
             node.tun.replay(&first);
-            node.plane(|plane| plane.holds.replayed(SLOT));
-            let replayer = scope.spawn(|| replay(node, &done));
+            node.with_dataplane(|plane| plane.hold_counters.count_replayed(SLOT));
+            let replayer = scope.spawn(|| replay_until(node, &done));
             client.expect(data);
             done.store(true, Ordering::Relaxed);
             let replayed = replayer.join().expect("replay") + 1;
-            assert_eq!(node.count("held") - held_before, replayed);
+            assert_eq!(node.counter("held") - held_before, replayed);
         });
         client.echo(b"and on");
         assert_eq!(node.state(&key), Some(FlowState::Owned));
-        assert_eq!(node.held(SLOT), 0);
+        assert_eq!(node.held_count(SLOT), 0);
     }
 }
 
 #[test]
-fn datagrams_in_transit_are_held_too() {
+fn datagrams_in_transit_are_held() {
     let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
-    pool.place_all(2);
+    pool.place_all_on(2);
     let node = pool.node("n2");
     for v6 in [false, true] {
-        let datagrams = Datagrams::new(pool.lab.host("c1"), any(v6));
+        let datagrams = DatagramClient::new(pool.lab.host("c1"), unspecified(v6));
         assert_eq!(datagrams.ask_once(b"before"), 2);
         node.set_state(&datagrams.key(), FlowState::TransitIn, 1, SLOT);
         let attempt = datagrams.send(&pattern(4000)).expect("send");
-        eventually("all three fragments", || node.held(SLOT) == 3);
+        eventually("all three fragments", || node.held_count(SLOT) == 3);
         node.set_state(&datagrams.key(), FlowState::Flushing, 0, SLOT);
-        replay(node, &AtomicBool::new(true));
+        replay_until(node, &AtomicBool::new(true));
         assert_eq!(
             datagrams.answer(&pattern(4000), attempt, Duration::from_secs(60)),
             Some(2)
@@ -97,15 +101,15 @@ fn datagrams_in_transit_are_held_too() {
 }
 
 /// Segments that place the acceptor n3 beside the donor n2, or behind a router.
-const BESIDE: &[&[&str]] = &[&["n1", "n2", "n3", "c1"]];
-const BEHIND_A_ROUTER: &[&[&str]] = &[&["n1", "n2", "c1"], &["n3"]];
+const SAME_SEGMENT: &[&[&str]] = &[&["n1", "n2", "n3", "c1"]];
+const BEHIND_ROUTER: &[&[&str]] = &[&["n1", "n2", "c1"], &["n3"]];
 
 #[test]
-fn stragglers_follow_the_flow() {
+fn stragglers_are_forwarded_to_acceptor() {
     for (segments, outer_v6) in [
-        (BESIDE, false),
-        (BEHIND_A_ROUTER, false),
-        (BEHIND_A_ROUTER, true),
+        (SAME_SEGMENT, false),
+        (BEHIND_ROUTER, false),
+        (BEHIND_ROUTER, true),
     ] {
         let pool = Pool::new(
             segments,
@@ -114,30 +118,30 @@ fn stragglers_follow_the_flow() {
                 ..Options::default()
             },
         );
-        pool.place_all(2);
+        pool.place_all_on(2);
         let (donor, acceptor) = (pool.node("n2"), pool.node("n3"));
         for v6 in [false, true] {
             for state in [FlowState::TransitOut, FlowState::Moved] {
                 let mut client = Client::connect(pool.lab.host("c1"), v6);
-                donor.server.settle(client.address());
-                let forwarded = donor.count("forwarded_straggler");
+                donor.server.wait_until_acknowledged(client.address());
+                let forwarded = donor.counter("forwarded_straggler");
                 acceptor.set_state(&client.key(), FlowState::TransitIn, 2, SLOT);
                 donor.set_state(&client.key(), state, 3, 0);
                 client.send(b"where are you?");
                 let packet = acceptor.tun.read(60_000).expect("held at the acceptor");
-                let ip = &packet[VNET..];
+                let ip = &packet[VNET_HEADER_BYTES..];
                 assert!(ip.ends_with(b"where are you?"), "{ip:?}");
                 // A router before the contact node decrements the hop limit too.
-                let aged = 63 - u8::from(pool.lab.router.is_some());
+                let expected_ttl = 63 - u8::from(pool.lab.router.is_some());
                 assert_eq!(
                     ip[if v6 { 7 } else { 8 }],
-                    aged,
-                    "a forwarder ages what it forwards"
+                    expected_ttl,
+                    "a forwarder decrements the hop limit"
                 );
-                assert!(donor.count("forwarded_straggler") > forwarded);
+                assert!(donor.counter("forwarded_straggler") > forwarded);
                 // The flow returns to the donor; the client retransmits the held packet.
                 acceptor
-                    .plane(|plane| plane.flows.remove(&client.key()))
+                    .with_dataplane(|plane| plane.flows.remove(&client.key()))
                     .expect("remove");
                 donor.set_state(&client.key(), FlowState::Owned, 0, 0);
                 client.expect(b"where are you?");
@@ -148,40 +152,40 @@ fn stragglers_follow_the_flow() {
 }
 
 #[test]
-fn stragglers_that_cannot_go_on_are_counted() {
-    let pool = Pool::new(BEHIND_A_ROUTER, Options::default());
-    pool.place_all(2);
+fn expired_stragglers_are_counted() {
+    let pool = Pool::new(BEHIND_ROUTER, Options::default());
+    pool.place_all_on(2);
     let donor = pool.node("n2");
-    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.place("n1").link());
+    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.position("n1").link());
     let key = flow(TCP, service(false), peer.address(5000));
     donor.set_state(&key, FlowState::Moved, 3, 0);
-    let mut old = packet(
+    let mut expired_packet = packet(
         peer.ip(),
         service(false).ip(),
         TCP,
         &tcp(5000, 7000, 1, 1, ACK, &[]),
     );
-    raw::set_ttl(&mut old, 1); // its last hop
-    peer.send(&old);
-    eventually("too old", || donor.count("drop_hops_used_up") == 1);
-    peer.segment(5000, ACK, 0, &pattern(1460));
-    eventually("too big", || donor.count("drop_too_big") == 1);
+    raw_peer::set_ttl(&mut expired_packet, 1); // its last hop
+    peer.send(&expired_packet);
+    eventually("too old", || donor.counter("drop_hops_used_up") == 1);
+    peer.send_segment(5000, ACK, 0, &pattern(1460));
+    eventually("too big", || donor.counter("drop_too_big") == 1);
     donor.set_state(&key, FlowState::Moved, 9, 0);
-    peer.segment(5000, ACK, 0, &[]);
-    eventually("to nobody", || donor.count("drop_no_node") == 1);
+    peer.send_segment(5000, ACK, 0, &[]);
+    eventually("no node", || donor.counter("drop_no_node") == 1);
     donor.set_state(&key, FlowState::TransitIn, 3, u32::MAX);
-    peer.segment(5000, ACK, 0, &[]);
+    peer.send_segment(5000, ACK, 0, &[]);
     eventually("no such hold", || {
-        donor.count("drop_transit_elsewhere") == 1
+        donor.counter("drop_transit_elsewhere") == 1
     });
-    assert_eq!(donor.count("forwarded_straggler"), 0);
+    assert_eq!(donor.counter("forwarded_straggler"), 0);
 }
 
 /// The ports are reused by a new connection, steered to the node that still has the previous connection's tombstone.
 #[test]
-fn a_new_connection_begins_beside_a_tombstone() {
-    let pool = Pool::new(BESIDE, Options::default());
-    pool.place_all(2);
+fn new_connection_replaces_tombstone() {
+    let pool = Pool::new(SAME_SEGMENT, Options::default());
+    pool.place_all_on(2);
     let node = pool.node("n2");
     for cookies in ["1", "2"] {
         pool.lab
@@ -189,7 +193,7 @@ fn a_new_connection_begins_beside_a_tombstone() {
             .sysctl("net/ipv4/tcp_syncookies", cookies);
         for v6 in [false, true] {
             let number = if v6 { 150 } else { 151 };
-            let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
+            let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
             let port = 5000 + cookies.parse::<u16>().expect("a digit");
             let key = flow(TCP, service(v6), peer.address(port));
             node.set_state(&key, FlowState::Moved, 3, 0);
@@ -197,37 +201,40 @@ fn a_new_connection_begins_beside_a_tombstone() {
             eventually("owned", || node.state(&key) == Some(FlowState::Owned));
         }
     }
-    assert_eq!(node.count("forwarded_straggler"), 0);
+    assert_eq!(node.counter("forwarded_straggler"), 0);
 }
 
 #[test]
-fn segments_out_of_order_are_copied_from_prepare_on() {
+fn out_of_order_segments_are_copied_from_prepare() {
     let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
-    pool.place_all(2);
+    pool.place_all_on(2);
     let (node, host) = (pool.node("n2"), pool.lab.host("n2"));
     for v6 in [false, true] {
         let number = if v6 { 150 } else { 151 };
-        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
         peer.handshake(5000);
         let key = flow(TCP, service(v6), peer.address(5000));
         eventually("owned", || node.state(&key) == Some(FlowState::Owned));
-        let copied = node.count("copied_out_of_order");
+        let copied = node.counter("copied_out_of_order");
         let queued = host.snmp("TcpExt", "TCPOFOQueue");
-        peer.segment(5000, ACK, 20, b"before prepare");
+        peer.send_segment(5000, ACK, 20, b"before prepare");
         // A segment still in flight would be copied too.
         eventually("queued", || host.snmp("TcpExt", "TCPOFOQueue") > queued);
         node.set_state(&key, FlowState::Prepared, 1, 0);
-        peer.segment(5000, ACK, 0, b"in order");
-        peer.segment(5000, ACK, 40, b"out of order");
+        peer.send_segment(5000, ACK, 0, b"in order");
+        peer.send_segment(5000, ACK, 40, b"out of order");
         let packet = node.tun.read(60_000).expect("a copy");
-        assert!(packet.ends_with(b"out of order"), "only this one");
-        assert_eq!(node.count("copied_out_of_order"), copied + 1);
+        assert!(
+            packet.ends_with(b"out of order"),
+            "only the out-of-order segment"
+        );
+        assert_eq!(node.counter("copied_out_of_order"), copied + 1);
         assert!(node.tun.read(0).is_none());
         // The stack has all segments: once the gaps are filled, it acknowledges the end.
-        peer.segment(5000, ACK, 8, &[b'.'; 32]);
+        peer.send_segment(5000, ACK, 8, &[b'.'; 32]);
         let end = peer.seq.wrapping_add(52);
         eventually("acknowledged", || {
-            peer.answer(5000, 1000)
+            peer.next_segment(5000, 1000)
                 .is_some_and(|answer| answer.ack == end)
         });
     }

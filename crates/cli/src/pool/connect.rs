@@ -10,14 +10,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use holdfast_api::pool::{Choose, DATA_BYTES_MAX, PoolSession, SessionEvent, SessionOptions};
+use holdfast_api::pool::{
+    DATA_BYTES_MAX, PoolSession, SelectionRule, SessionEvent, SessionOptions,
+};
 
-use super::daemon::PoolDaemon;
+use super::daemon::PoolDaemonArgs;
 use unanswered::Unanswered;
 
 /// Maximum number of received messages not yet written: slow output slows the element down, as far as its transport
 /// can.
-const HEARD_MAX: usize = 16;
+const EVENTS_QUEUED_MAX: usize = 16;
 
 /// Open a session with an element of a pool: sends standard input to it and prints its messages
 ///
@@ -35,21 +37,21 @@ const HEARD_MAX: usize = 16;
   printf 'GET / HTTP/1.0\\r\\n\\r\\n' | holdfast pool connect web")]
 pub struct ConnectArgs {
     #[command(flatten)]
-    daemon: PoolDaemon,
+    daemon: PoolDaemonArgs,
     /// The pool's handle
     handle: String,
     /// Rule for choosing the element: registrar, by the pool's policy; p2c, of two drawn at random the one that has
     /// answered this host's users sooner; or prequal, by requests in progress and latency as reported by a few probed
     /// elements
     #[arg(long, value_enum, default_value_t)]
-    choose: Chooser,
+    choose: ChooseArg,
     /// Seconds to wait for further messages of the element after the end of the input
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     linger: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Chooser {
+enum ChooseArg {
     #[default]
     Registrar,
     P2c,
@@ -67,7 +69,7 @@ struct Shared {
 struct State {
     /// Number of the current connection with an element.
     connection: Option<u64>,
-    over: bool,
+    is_over: bool,
     input_ended: bool,
     /// None until the first element is connected.
     unanswered: Option<Unanswered>,
@@ -78,41 +80,41 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let changed = change(&mut self.lock());
         self.changed.notify_all();
         changed
     }
 
     /// Waits for a connected element, then runs `take`; none when the session is over.
-    fn when_up<T>(&self, take: impl FnOnce(u64, &mut Unanswered) -> T) -> Option<T> {
-        let waits = |state: &mut State| state.connection.is_none() && !state.over;
+    fn with_connection<T>(&self, take: impl FnOnce(u64, &mut Unanswered) -> T) -> Option<T> {
+        let waits = |state: &mut State| state.connection.is_none() && !state.is_over;
         let state = self.changed.wait_while(self.lock(), waits);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        let connection = state.connection.filter(|_| !state.over)?;
+        let connection = state.connection.filter(|_| !state.is_over)?;
         Some(take(connection, state.unanswered.as_mut()?))
     }
 
     /// Waits for a connected element, then sends. Returns false if the session is over.
     fn send(&self, session: &PoolSession, bytes: &[u8]) -> bool {
         let noted = |connection, unanswered: &mut Unanswered| {
-            unanswered.sent(bytes);
+            unanswered.on_sent(bytes);
             connection
         };
         // Do not hold the lock: sending may block until the element reads, and the element may block until its messages
         // are received. If the connection ends meanwhile, this message is dropped, and sent again with the other
         // unanswered ones.
-        self.when_up(noted)
+        self.with_connection(noted)
             .is_some_and(|connection| session.send(connection, bytes).is_ok())
     }
 }
 
 /// An event for the main thread.
-enum Heard {
+enum InputEvent {
     Event(SessionEvent),
     InputEnded,
-    Broken(std::io::Error),
-    Ended,
+    ChannelError(std::io::Error),
+    ChannelEnded,
 }
 
 /// Runs `holdfast pool connect`.
@@ -121,40 +123,40 @@ enum Heard {
 /// The pool does not exist, none of its elements could be reached in time, or something was not answered.
 pub fn run(args: &ConnectArgs) -> Result<()> {
     let linger = Duration::try_from_secs_f64(args.linger).context("--linger")?;
-    let daemon = args.daemon.reach()?;
+    let daemon = args.daemon.find_or_start()?;
     let options = SessionOptions {
-        choose: match args.choose {
-            Chooser::Registrar => Choose::Registrar,
-            Chooser::P2c => Choose::P2c,
-            Chooser::Prequal => Choose::Prequal,
+        rule: match args.choose {
+            ChooseArg::Registrar => SelectionRule::Registrar,
+            ChooseArg::P2c => SelectionRule::PowerOfTwoChoices,
+            ChooseArg::Prequal => SelectionRule::Prequal,
         },
         ..SessionOptions::default()
     };
-    let session = PoolSession::open_with(daemon.programs(), &args.handle, options)?;
+    let session = PoolSession::open_with(daemon.program_socket(), &args.handle, options)?;
     let session = Arc::new(session);
     let shared = Arc::new(Shared::default());
-    let (sender, heard) = sync_channel(HEARD_MAX);
-    let (own, input) = (session.clone(), sender.clone());
-    std::thread::spawn(move || hear(&own, &sender));
-    let (own, state) = (session.clone(), shared.clone());
+    let (sender, events) = sync_channel(EVENTS_QUEUED_MAX);
+    let (session_clone, input) = (session.clone(), sender.clone());
+    std::thread::spawn(move || receive_events(&session_clone, &sender));
+    let (session_clone, state) = (session.clone(), shared.clone());
     std::thread::spawn(move || {
-        read_input(&own, &state);
-        let _ = input.send(Heard::InputEnded);
+        read_input(&session_clone, &state);
+        let _ = input.send(InputEvent::InputEnded);
     });
-    let ended = follow(args, linger, &session, &shared, &heard);
-    shared.with(|state| state.over = true);
+    let ended = run_session(args, linger, &session, &shared, &events);
+    shared.update(|state| state.is_over = true);
     ended
 }
 
-fn hear(session: &PoolSession, to: &SyncSender<Heard>) {
+fn receive_events(session: &PoolSession, to: &SyncSender<InputEvent>) {
     loop {
-        let heard = match session.next() {
-            Ok(Some(event)) => Heard::Event(event),
-            Ok(None) => Heard::Ended,
-            Err(error) => Heard::Broken(error),
+        let event = match session.next_event() {
+            Ok(Some(event)) => InputEvent::Event(event),
+            Ok(None) => InputEvent::ChannelEnded,
+            Err(error) => InputEvent::ChannelError(error),
         };
-        let last = !matches!(heard, Heard::Event(_));
-        if to.send(heard).is_err() || last {
+        let last = !matches!(event, InputEvent::Event(_));
+        if to.send(event).is_err() || last {
             return;
         }
     }
@@ -162,10 +164,11 @@ fn hear(session: &PoolSession, to: &SyncSender<Heard>) {
 
 fn read_input(session: &PoolSession, shared: &Shared) {
     let mut input = std::io::stdin().lock();
-    while let Some(by_message) = shared.when_up(|_, unanswered| unanswered.is_by_message()) {
+    while let Some(by_message) = shared.with_connection(|_, unanswered| unanswered.is_by_message())
+    {
         let read = match by_message {
-            true => line(&mut input),
-            false => piece(&mut input),
+            true => read_line(&mut input),
+            false => read_available(&mut input),
         };
         match read {
             Ok(bytes) if bytes.is_empty() => break,
@@ -175,7 +178,7 @@ fn read_input(session: &PoolSession, shared: &Shared) {
             Err(_) => break,
         }
     }
-    let connection = shared.with(|state| {
+    let connection = shared.update(|state| {
         state.input_ended = true;
         state.connection
     });
@@ -186,7 +189,7 @@ fn read_input(session: &PoolSession, shared: &Shared) {
 }
 
 /// Reads a line, or its first part if longer than a message. Empty at the end of input.
-fn line(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
+fn read_line(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
     let mut line = Vec::new();
     let most = DATA_BYTES_MAX as u64;
     input.take(most).read_until(b'\n', &mut line)?;
@@ -194,31 +197,31 @@ fn line(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
 }
 
 /// Reads the available input. Empty at its end.
-fn piece(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
+fn read_available(input: &mut StdinLock<'_>) -> std::io::Result<Vec<u8>> {
     let mut piece = vec![0; DATA_BYTES_MAX];
     let length = input.read(&mut piece)?;
     piece.truncate(length);
     Ok(piece)
 }
 
-fn follow(
+fn run_session(
     args: &ConnectArgs,
     linger: Duration,
     session: &PoolSession,
     shared: &Shared,
-    heard: &Receiver<Heard>,
+    events: &Receiver<InputEvent>,
 ) -> Result<()> {
     let mut out = std::io::stdout().lock();
     loop {
         // Wait without limit for a session that has not started, or has lost its element.
-        let quiet = shared.with(|state| state.input_ended && state.connection.is_some());
+        let quiet = shared.update(|state| state.input_ended && state.connection.is_some());
         let next = match quiet {
-            true => heard.recv_timeout(linger),
-            false => heard.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            true => events.recv_timeout(linger),
+            false => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         let is_over = match next {
-            Ok(Heard::Event(SessionEvent::Data { bytes })) => {
-                shared.with(|state| state.unanswered.as_mut().map(Unanswered::answered));
+            Ok(InputEvent::Event(SessionEvent::Data { bytes })) => {
+                shared.update(|state| state.unanswered.as_mut().map(Unanswered::on_answer));
                 match out.write_all(&bytes).and_then(|()| out.flush()) {
                     // The reader closed the output: end, like any program.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
@@ -226,16 +229,18 @@ fn follow(
                 }
                 false
             }
-            Ok(Heard::Event(SessionEvent::Finished)) => true,
-            Ok(Heard::Event(event)) => told(args, session, shared, event)?,
-            Ok(Heard::InputEnded) => false,
-            Ok(Heard::Broken(error)) => return Err(error).context("the pool daemon"),
-            Ok(Heard::Ended) => bail!("the pool daemon has ended"),
+            Ok(InputEvent::Event(SessionEvent::Finished)) => true,
+            Ok(InputEvent::Event(event)) => on_session_event(args, session, shared, event)?,
+            Ok(InputEvent::InputEnded) => false,
+            Ok(InputEvent::ChannelError(error)) => return Err(error).context("the pool daemon"),
+            Ok(InputEvent::ChannelEnded) => bail!("the pool daemon has ended"),
             Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => bail!("the session has ended"),
         };
         if is_over {
-            return match shared.with(|state| state.unanswered.as_ref().and_then(Unanswered::what)) {
+            return match shared
+                .update(|state| state.unanswered.as_ref().and_then(Unanswered::describe))
+            {
                 Some(what) => bail!("{}: {what}; --linger waits longer", args.handle),
                 None => Ok(()),
             };
@@ -244,7 +249,7 @@ fn follow(
 }
 
 /// Handles an event; returns true if the session is over.
-fn told(
+fn on_session_event(
     args: &ConnectArgs,
     session: &PoolSession,
     shared: &Shared,
@@ -259,24 +264,33 @@ fn told(
             addresses,
             resumed,
         } => {
-            let at = addresses.iter().map(SocketAddr::to_string);
-            let at = at.collect::<Vec<_>>().join(" ");
-            let how = match resumed {
-                true => ", which has the session's state",
+            let address_texts = addresses.iter().map(SocketAddr::to_string);
+            let address_text = address_texts.collect::<Vec<_>>().join(" ");
+            let resumed_note = match resumed {
+                true => ", which resumed the session",
                 false => "",
             };
-            eprintln!("holdfast: {handle}: element {element} at {transport} {at}{how}");
-            shared.with(|state| state.up(session, connection, transport == "sctp"))?;
+            eprintln!(
+                "holdfast: {handle}: element {element} at {transport} {address_text}{resumed_note}"
+            );
+            shared.update(|state| state.on_up(session, connection, transport == "sctp"))?;
             Ok(false)
         }
-        SessionEvent::Broken { element, in_order } => {
-            let (is_over, note) = shared.with(|state| state.broken(in_order));
-            let what = match in_order {
+        SessionEvent::ElementLost {
+            element,
+            closed_in_order: in_order,
+        } => {
+            let (is_over, note) = shared.update(|state| state.on_element_lost(in_order));
+            let event_text = match in_order {
                 true => "has ended the session",
                 false => "is lost",
             };
-            let next = if is_over { "" } else { ", going on at another" };
-            eprintln!("holdfast: {handle}: element {element} {what}{next}{note}");
+            let next = if is_over {
+                ""
+            } else {
+                ", continuing at another"
+            };
+            eprintln!("holdfast: {handle}: element {element} {event_text}{next}{note}");
             Ok(is_over)
         }
         SessionEvent::Failed { reason } => bail!("{handle}: {reason}"),
@@ -285,11 +299,11 @@ fn told(
 }
 
 impl State {
-    fn up(&mut self, session: &PoolSession, connection: u64, by_message: bool) -> Result<()> {
+    fn on_up(&mut self, session: &PoolSession, connection: u64, by_message: bool) -> Result<()> {
         let unanswered = self.unanswered.take();
         let unanswered = unanswered.filter(|before| before.is_by_message() == by_message);
         let unanswered = unanswered.unwrap_or_else(|| Unanswered::new(by_message));
-        for bytes in unanswered.again() {
+        for bytes in unanswered.messages_to_resend() {
             session.send(connection, bytes)?;
         }
         self.unanswered = Some(unanswered);
@@ -301,17 +315,17 @@ impl State {
     }
 
     /// Handles a lost connection; returns true if the session is over, and the fate of unanswered data in words.
-    fn broken(&mut self, in_order: bool) -> (bool, &'static str) {
+    fn on_element_lost(&mut self, in_order: bool) -> (bool, &'static str) {
         self.connection = None;
         let Some(unanswered) = &mut self.unanswered else {
             return (false, "");
         };
-        let is_left = unanswered.broken(self.input_ended && !in_order);
-        match (unanswered.is_by_message(), is_left) {
+        let is_unanswered = unanswered.on_broken(self.input_ended && !in_order);
+        match (unanswered.is_by_message(), is_unanswered) {
             (true, true) => (false, "; lines without an answer are sent again"),
             // Another element would receive no request.
             (_, false) => (self.input_ended, ""),
-            (false, true) => (self.input_ended, "; what it has not answered is lost"),
+            (false, true) => (self.input_ended, "; unanswered data is lost"),
         }
     }
 }

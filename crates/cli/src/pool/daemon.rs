@@ -11,17 +11,17 @@ use clap::Args;
 use holdfast_api::control::BlockingClient;
 use tempfile::TempDir;
 
-use crate::node::{daemon_command, no_daemon};
+use crate::node::{daemon_command, no_daemon_text};
 
 /// Maximum time for a daemon to start, and to end.
-const START: Duration = Duration::from_secs(20);
-const END: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between checks.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Options that select the pool daemon
 #[derive(Clone, Debug, Args)]
-pub struct PoolDaemon {
+pub struct PoolDaemonArgs {
     /// Directory with the sockets of the host's pool daemon (`holdfastd --role pool`); if none runs there, the command
     /// starts a temporary one
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/holdfast")]
@@ -29,9 +29,9 @@ pub struct PoolDaemon {
     #[arg(
         long,
         value_name = "REGISTRAR",
-        help = "A registrar, several times for several [default: the one of this host]: ADDRESS[:PORT] over SCTP, \
-                tcp://ADDRESS[:PORT], or tls://[NAME@]ADDRESS[:PORT], with the name in its certificate. Starts a daemon of \
-                the command's own"
+        help = "A registrar; repeatable [default: the registrar of this host]: ADDRESS[:PORT] over SCTP, \
+                tcp://ADDRESS[:PORT], or tls://[NAME@]ADDRESS[:PORT], with the name in its certificate. Starts a \
+                temporary daemon"
     )]
     registrar: Vec<String>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ struct TlsFiles {
 }
 
 impl TlsFiles {
-    fn words(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+    fn arguments(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let files = [
             ("--tls-ca", &self.tls_ca),
             ("--tls-cert", &self.tls_cert),
@@ -76,38 +76,38 @@ impl TlsFiles {
 
 /// A daemon that answers requests.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningDaemon {
     directory: PathBuf,
-    own: Option<Own>,
+    temporary: Option<TemporaryDaemon>,
 }
 
 /// A daemon that ends with this value, and with this process: its standard input is a pipe from here.
 #[derive(Debug)]
-struct Own {
+struct TemporaryDaemon {
     child: Child,
     directory: TempDir,
 }
 
-impl PoolDaemon {
+impl PoolDaemonArgs {
     /// Finds the host's daemon, or starts a temporary one.
     ///
     /// # Errors
     /// `holdfastd` is not found, or does not start and reports the reason itself.
-    pub fn reach(&self) -> Result<Running> {
-        let wants_own = !self.registrar.is_empty()
+    pub fn find_or_start(&self) -> Result<RunningDaemon> {
+        let wants_temporary = !self.registrar.is_empty()
             || self.announces
             || self.daemon_config.is_some()
             || self.tls.tls_ca.is_some();
-        if !wants_own && UnixStream::connect(self.run_dir.join("pool.sock")).is_ok() {
-            return Ok(Running {
+        if !wants_temporary && UnixStream::connect(self.run_dir.join("pool.sock")).is_ok() {
+            return Ok(RunningDaemon {
                 directory: self.run_dir.clone(),
-                own: None,
+                temporary: None,
             });
         }
         self.start()
     }
 
-    fn start(&self) -> Result<Running> {
+    fn start(&self) -> Result<RunningDaemon> {
         let directory = tempfile::Builder::new()
             .prefix("holdfast-pool-")
             .tempdir()
@@ -123,7 +123,7 @@ impl PoolDaemon {
         for registrar in &self.registrar {
             command.arg("--registrar").arg(registrar);
         }
-        for (flag, file) in self.tls.words() {
+        for (flag, file) in self.tls.arguments() {
             command.arg(flag).arg(file);
         }
         if self.announces {
@@ -132,20 +132,23 @@ impl PoolDaemon {
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         let child = command
             .spawn()
-            .map_err(|error| anyhow!("{}", no_daemon(&error)))?;
-        let mut running = Running {
+            .map_err(|error| anyhow!("{}", no_daemon_text(&error)))?;
+        let mut running = RunningDaemon {
             directory: directory.path().to_owned(),
-            own: Some(Own { child, directory }),
+            temporary: Some(TemporaryDaemon { child, directory }),
         };
-        running.wait_until_it_answers()?;
+        running.wait_until_answering()?;
         Ok(running)
     }
 }
 
-impl Running {
-    fn wait_until_it_answers(&mut self) -> Result<()> {
-        let deadline = Instant::now() + START;
-        let Running { directory, own } = self;
+impl RunningDaemon {
+    fn wait_until_answering(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let RunningDaemon {
+            directory,
+            temporary: own,
+        } = self;
         let Some(own) = own else { return Ok(()) };
         let answers = |name: &str| directory.join(name).exists();
         while !answers("pool.sock") || !answers("pool-app.sock") {
@@ -155,19 +158,19 @@ impl Running {
             if Instant::now() > deadline {
                 bail!("the pool daemon does not answer");
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
     /// Returns the path at which programs open channels.
-    pub fn programs(&self) -> PathBuf {
+    pub fn program_socket(&self) -> PathBuf {
         self.directory.join("pool-app.sock")
     }
 
     /// Returns true if the daemon still runs, as far as known.
-    pub fn is_there(&mut self) -> bool {
-        match &mut self.own {
+    pub fn is_running(&mut self) -> bool {
+        match &mut self.temporary {
             Some(own) => matches!(own.child.try_wait(), Ok(None)),
             None => UnixStream::connect(self.directory.join("pool.sock")).is_ok(),
         }
@@ -183,17 +186,17 @@ impl Running {
     }
 }
 
-impl Drop for Own {
+impl Drop for TemporaryDaemon {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        let deadline = Instant::now() + END;
+        let deadline = Instant::now() + END_TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() > deadline {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 break;
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
         // The directory is removed after the daemon has ended.
         let _ = &self.directory;

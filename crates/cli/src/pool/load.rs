@@ -9,16 +9,16 @@ use anyhow::{Context, Result, bail, ensure};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::ports::{self, Process};
+use super::process_group::{self, GroupProcess};
 
 /// Maximum duration of a command that prints the load.
-const COMMAND: Duration = Duration::from_secs(10);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Clock ticks per second of processor time in /proc.
-const TICKS: f64 = 100.0;
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Source of the load.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Source {
+pub enum LoadSource {
     /// A fixed load, 0 to 1.
     Fixed(f64),
     /// Processor time of the program's process group, as a share of all processors.
@@ -27,26 +27,26 @@ pub enum Source {
     Command(String),
 }
 
-impl FromStr for Source {
+impl FromStr for LoadSource {
     type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Source> {
+    fn from_str(text: &str) -> Result<LoadSource> {
         if text == "cpu" {
-            return Ok(Source::Cpu);
+            return Ok(LoadSource::Cpu);
         }
         if let Some(command) = text.strip_prefix("cmd:") {
             ensure!(!command.trim().is_empty(), "cmd: needs a command");
-            return Ok(Source::Command(command.to_owned()));
+            return Ok(LoadSource::Command(command.to_owned()));
         }
-        let load = share(text).with_context(|| {
-            format!("`{text}` is no load: write cpu, cmd:COMMAND, 0 to 1, or a percentage")
+        let load = parse_share(text).with_context(|| {
+            format!("`{text}` is not a load: write cpu, cmd:COMMAND, 0 to 1, or a percentage")
         })?;
-        Ok(Source::Fixed(load))
+        Ok(LoadSource::Fixed(load))
     }
 }
 
 /// Parses a share: a number of 0 to 1, or a percentage (a number above 1, or with a percent sign).
-pub fn share(text: &str) -> Result<f64> {
+pub fn parse_share(text: &str) -> Result<f64> {
     let text = text.trim();
     let (number, percent) = match text.strip_suffix('%') {
         Some(number) => (number.trim_end(), true),
@@ -62,31 +62,31 @@ pub fn share(text: &str) -> Result<f64> {
 }
 
 /// Receiver of measured loads. Measuring runs in its own task, because a command may hang.
-pub struct Loads(mpsc::Receiver<Result<f64>>);
+pub struct LoadReceiver(mpsc::Receiver<Result<f64>>);
 
-impl Loads {
+impl LoadReceiver {
     /// Starts measuring the program with process group `group`, at this interval.
-    pub fn watch(source: Source, group: i32, every: Duration) -> Loads {
+    pub fn start(source: LoadSource, group: i32, every: Duration) -> LoadReceiver {
         let (sender, loads) = mpsc::channel(1);
         tokio::spawn(async move {
-            let mut meter = Meter::new(source, group);
-            let mut looks = interval(every);
-            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut meter = LoadMeter::new(source, group);
+            let mut interval = interval(every);
+            interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                looks.tick().await;
-                if sender.send(meter.read().await).await.is_err() || !meter.changes() {
+                interval.tick().await;
+                if sender.send(meter.read().await).await.is_err() || !meter.can_change() {
                     return;
                 }
             }
         });
-        Loads(loads)
+        LoadReceiver(loads)
     }
 
     /// Waits for the next load; forever if the load is fixed.
     ///
     /// # Errors
     /// The command fails or prints no load, or the program has left its process group.
-    pub async fn next(&mut self) -> Result<f64> {
+    pub async fn next_load(&mut self) -> Result<f64> {
         match self.0.recv().await {
             Some(load) => load,
             None => std::future::pending().await,
@@ -95,101 +95,106 @@ impl Loads {
 }
 
 /// Measures the load repeatedly.
-struct Meter {
-    source: Source,
+struct LoadMeter {
+    source: LoadSource,
     group: i32,
     processors: f64,
-    before: Option<Look>,
+    last_sample: Option<GroupSample>,
 }
 
 /// A snapshot of a group's processes, by PID.
-struct Look {
-    at: Instant,
-    processes: HashMap<i32, Process>,
+struct GroupSample {
+    taken_at: Instant,
+    processes: HashMap<i32, GroupProcess>,
 }
 
-impl Meter {
-    fn new(source: Source, group: i32) -> Meter {
+impl LoadMeter {
+    fn new(source: LoadSource, group: i32) -> LoadMeter {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Meter {
+        LoadMeter {
             source,
             group,
             processors: processors as f64,
-            before: None,
+            last_sample: None,
         }
     }
 
     /// Returns true if the load can change.
-    fn changes(&self) -> bool {
-        !matches!(self.source, Source::Fixed(_))
+    fn can_change(&self) -> bool {
+        !matches!(self.source, LoadSource::Fixed(_))
     }
 
     /// Returns the load, 0 to 1. For processor time: since the last call.
     async fn read(&mut self) -> Result<f64> {
         match &self.source {
-            Source::Fixed(load) => Ok(*load),
-            Source::Cpu => self.processor_time(),
-            Source::Command(command) => ask(command).await,
+            LoadSource::Fixed(load) => Ok(*load),
+            LoadSource::Cpu => self.processor_time(),
+            LoadSource::Command(command) => run_command(command).await,
         }
     }
 
     fn processor_time(&mut self) -> Result<f64> {
-        let processes = ports::group(self.group).into_iter();
-        let now = Look {
-            at: Instant::now(),
+        let processes = process_group::group_processes(self.group).into_iter();
+        let now = GroupSample {
+            taken_at: Instant::now(),
             processes: processes.map(|process| (process.id, process)).collect(),
         };
         ensure!(
             !now.processes.is_empty(),
-            "nothing is left in the program's process group; does it make itself a daemon? Have it stay in the foreground, or give --load cmd:COMMAND"
+            "the program's process group is empty; keep the program in the foreground, or give --load cmd:COMMAND"
         );
-        let Some(before) = self.before.replace(now) else {
+        let Some(before) = self.last_sample.replace(now) else {
             return Ok(0.0);
         };
-        let Some(now) = &self.before else {
+        let Some(now) = &self.last_sample else {
             return Ok(0.0);
         };
-        let elapsed = now.at.duration_since(before.at).as_secs_f64();
-        let used = used_ticks(&before.processes, &now.processes) as f64 / TICKS;
+        let elapsed = now.taken_at.duration_since(before.taken_at).as_secs_f64();
+        let used = used_ticks(&before.processes, &now.processes) as f64 / TICKS_PER_SECOND;
         Ok((used / (elapsed * self.processors).max(1e-9)).clamp(0.0, 1.0))
     }
 }
 
 /// Returns the ticks used by a group's processes between two snapshots, including processes that ended between them.
-fn used_ticks(before: &HashMap<i32, Process>, now: &HashMap<i32, Process>) -> u64 {
-    let mut own = 0;
-    let mut of_children = 0;
+fn used_ticks(before: &HashMap<i32, GroupProcess>, now: &HashMap<i32, GroupProcess>) -> u64 {
+    let mut own_ticks = 0;
+    let mut children_ticks = 0;
     for (id, process) in now {
         let (used, children) = before
             .get(id)
             .map_or((0, 0), |old| (old.used_ticks, old.children_ticks));
-        own += process.used_ticks.saturating_sub(used);
-        of_children += process.children_ticks.saturating_sub(children);
+        own_ticks += process.used_ticks.saturating_sub(used);
+        children_ticks += process.children_ticks.saturating_sub(children);
     }
     // The total of an ended process is in its parent's figure: subtract the part that the first snapshot counted.
     let ended = before.iter().filter(|(id, _)| !now.contains_key(*id));
     let counted: u64 = ended
         .map(|(_, process)| process.used_ticks + process.children_ticks)
         .sum();
-    own + of_children.saturating_sub(counted)
+    own_ticks + children_ticks.saturating_sub(counted)
 }
 
-async fn ask(command: &str) -> Result<f64> {
+async fn run_command(command: &str) -> Result<f64> {
     let output = tokio::process::Command::new("sh")
         .args(["-c", command])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .kill_on_drop(true)
         .output();
-    let output = tokio::time::timeout(COMMAND, output)
+    let output = tokio::time::timeout(COMMAND_TIMEOUT, output)
         .await
-        .with_context(|| format!("`{command}` takes longer than {} s", COMMAND.as_secs()))?
+        .with_context(|| {
+            format!(
+                "`{command}` takes longer than {} s",
+                COMMAND_TIMEOUT.as_secs()
+            )
+        })?
         .with_context(|| format!("`{command}`"))?;
     if !output.status.success() {
         bail!("`{command}`: {}", output.status);
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    share(&text).with_context(|| format!("`{command}` prints no load"))
+    parse_share(&text).with_context(|| format!("`{command}` prints no load"))
 }
 
 #[cfg(test)]
@@ -197,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loads_are_shares_or_percentages() {
+    fn load_is_a_share_or_percentage() {
         for (text, load) in [
             ("0", 0.0),
             ("0.25\n", 0.25),
@@ -206,29 +211,29 @@ mod tests {
             ("1%", 0.01),
             ("100 %", 1.0),
         ] {
-            assert_eq!(share(text).expect(text), load, "{text}");
+            assert_eq!(parse_share(text).expect(text), load, "{text}");
         }
         for text in ["", "x", "-1", "101", "nan", "1 2"] {
-            assert!(share(text).is_err(), "{text}");
+            assert!(parse_share(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_source_is_what_is_written() {
-        assert_eq!("cpu".parse::<Source>().unwrap(), Source::Cpu);
-        let command = Source::Command("cat f".to_owned());
-        assert_eq!("cmd:cat f".parse::<Source>().unwrap(), command);
-        assert_eq!("50%".parse::<Source>().unwrap(), Source::Fixed(0.5));
+    fn load_source_is_parsed() {
+        assert_eq!("cpu".parse::<LoadSource>().unwrap(), LoadSource::Cpu);
+        let command = LoadSource::Command("cat f".to_owned());
+        assert_eq!("cmd:cat f".parse::<LoadSource>().unwrap(), command);
+        assert_eq!("50%".parse::<LoadSource>().unwrap(), LoadSource::Fixed(0.5));
         for text in ["cmd:", "cpus", "-1"] {
-            assert!(text.parse::<Source>().is_err(), "{text}");
+            assert!(text.parse::<LoadSource>().is_err(), "{text}");
         }
     }
 
     #[tokio::test]
-    async fn a_command_tells_the_load_or_why_not() {
+    async fn command_gives_the_load_or_an_error() {
         let read = async |command: &str| {
-            let source = Source::Command(command.to_owned());
-            Meter::new(source, 0).read().await
+            let source = LoadSource::Command(command.to_owned());
+            LoadMeter::new(source, 0).read().await
         };
         assert_eq!(read("echo 40%").await.unwrap(), 0.4);
         assert!(read("echo none").await.is_err());
@@ -236,10 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn what_workers_used_that_have_ended_counts_once() {
-        let look = |processes: &[(i32, u64, u64)]| {
+    fn ended_worker_time_is_counted_once() {
+        let snapshot = |processes: &[(i32, u64, u64)]| {
             let process = |&(id, used_ticks, children_ticks): &(i32, u64, u64)| {
-                let process = Process {
+                let process = GroupProcess {
                     id,
                     used_ticks,
                     children_ticks,
@@ -248,30 +253,36 @@ mod tests {
             };
             processes.iter().map(process).collect::<HashMap<_, _>>()
         };
-        let before = look(&[(1, 100, 0), (2, 500, 0)]);
+        let before = snapshot(&[(1, 100, 0), (2, 500, 0)]);
         // Its worker used 20 more ticks, and ended.
-        assert_eq!(used_ticks(&before, &look(&[(1, 110, 520)])), 30);
+        assert_eq!(used_ticks(&before, &snapshot(&[(1, 110, 520)])), 30);
         // No process waited for the worker: its last use is unknown.
-        assert_eq!(used_ticks(&before, &look(&[(1, 110, 0)])), 10);
+        assert_eq!(used_ticks(&before, &snapshot(&[(1, 110, 0)])), 10);
         // One worker per request, none of them in a snapshot.
-        assert_eq!(used_ticks(&before, &look(&[(1, 100, 40), (2, 500, 0)])), 40);
+        assert_eq!(
+            used_ticks(&before, &snapshot(&[(1, 100, 40), (2, 500, 0)])),
+            40
+        );
         // A new worker.
         assert_eq!(
-            used_ticks(&before, &look(&[(1, 100, 0), (2, 500, 0), (3, 7, 0)])),
+            used_ticks(&before, &snapshot(&[(1, 100, 0), (2, 500, 0), (3, 7, 0)])),
             7
         );
     }
 
     #[tokio::test]
-    async fn a_group_that_has_nobody_has_no_load() {
-        let error = Meter::new(Source::Cpu, i32::MAX).read().await.unwrap_err();
+    async fn empty_group_has_no_load() {
+        let error = LoadMeter::new(LoadSource::Cpu, i32::MAX)
+            .read()
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("foreground"), "{error}");
     }
 
     #[tokio::test]
     async fn a_busy_group_has_a_load() {
-        let own = nix::unistd::getpgrp().as_raw();
-        let mut meter = Meter::new(Source::Cpu, own);
+        let process_group = nix::unistd::getpgrp().as_raw();
+        let mut meter = LoadMeter::new(LoadSource::Cpu, process_group);
         assert_eq!(meter.read().await.unwrap(), 0.0);
         // Even on a slow machine, this process eventually gets some processor time.
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,11 +1,11 @@
 //! `holdfast pool`: shows pools and their elements, registers elements, and uses pools.
 
-mod child;
 mod connect;
 mod daemon;
-mod enrol;
+mod enrolment;
 mod load;
-mod ports;
+mod process_group;
+mod program;
 mod register;
 mod resolve;
 
@@ -19,8 +19,8 @@ use holdfast_api::control::{
 };
 use serde::Serialize;
 
-use crate::Ending;
-use crate::control::{RegistrarDaemon, print_json, put};
+use crate::ExitResult;
+use crate::control::{RegistrarDaemonArgs, print_json, write_stdout};
 use crate::table::Table;
 
 /// Pools and their elements: register programs as elements, use pools, show a registrar's state
@@ -46,7 +46,7 @@ enum Action {
 #[command(after_help = "Examples:\n  holdfast pool list\n  holdfast pool list --limit 10 --json")]
 struct ListArgs {
     #[command(flatten)]
-    daemon: RegistrarDaemon,
+    daemon: RegistrarDaemonArgs,
     /// Maximum number of pools
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -60,7 +60,7 @@ struct ListArgs {
 #[command(after_help = "Example:\n  holdfast pool show echo")]
 struct ShowArgs {
     #[command(flatten)]
-    daemon: RegistrarDaemon,
+    daemon: RegistrarDaemonArgs,
     /// The pool's handle, as printed by `holdfast pool list`
     handle: String,
     /// Print JSON
@@ -75,7 +75,7 @@ struct ShowArgs {
 #[command(after_help = "Examples:\n  holdfast pool watch\n  holdfast pool watch echo --json")]
 struct WatchArgs {
     #[command(flatten)]
-    daemon: RegistrarDaemon,
+    daemon: RegistrarDaemonArgs,
     /// The pool's handle; without it, the list of pools
     handle: Option<String>,
     /// Seconds between two queries
@@ -91,7 +91,7 @@ struct WatchArgs {
 #[command(after_help = "Example:\n  holdfast pool peers")]
 struct PeersArgs {
     #[command(flatten)]
-    daemon: RegistrarDaemon,
+    daemon: RegistrarDaemonArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -101,18 +101,18 @@ struct PeersArgs {
 ///
 /// # Errors
 /// The daemon does not answer, or the requested object does not exist.
-pub fn run(args: &PoolArgs) -> Result<Ending> {
-    let done = |result: Result<()>| result.map(|()| Ending::Done);
+pub fn run(args: &PoolArgs) -> Result<ExitResult> {
+    let done = |result: Result<()>| result.map(|()| ExitResult::Success);
     match &args.action {
         Action::Register(args) => register::run(args),
         Action::Resolve(args) => done(resolve::run(args)),
         Action::Connect(args) => done(connect::run(args)),
-        look => done(look_at(look)),
+        action => done(show_state(action)),
     }
 }
 
 /// Shows a registrar's state.
-fn look_at(action: &Action) -> Result<()> {
+fn show_state(action: &Action) -> Result<()> {
     match action {
         Action::Register(_) | Action::Resolve(_) | Action::Connect(_) => Ok(()),
         Action::List(args) => {
@@ -136,10 +136,10 @@ fn print<T: Serialize>(value: &T, json: bool, text: fn(&T) -> String) -> Result<
     if json {
         return print_json(value);
     }
-    put(&text(value))
+    write_stdout(&text(value))
 }
 
-fn list(daemon: &RegistrarDaemon, limit: Option<u64>) -> Result<PoolList> {
+fn list(daemon: &RegistrarDaemonArgs, limit: Option<u64>) -> Result<PoolList> {
     let client = daemon.client()?;
     let query = PoolQuery { limit, after: None };
     // With a limit, one page is enough; without, fetch all pages.
@@ -149,26 +149,26 @@ fn list(daemon: &RegistrarDaemon, limit: Option<u64>) -> Result<PoolList> {
     }
 }
 
-fn show(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
+fn show(daemon: &RegistrarDaemonArgs, handle: &str) -> Result<PoolDetail> {
     let client = daemon.client()?;
     daemon.ask(&client, |client| client.pool(handle))
 }
 
 fn watch(args: &WatchArgs) -> Result<()> {
     match &args.handle {
-        Some(handle) => on_change(args, || show_or_none(&args.daemon, handle), pool_text),
-        None => on_change(args, || list(&args.daemon, None), list_text),
+        Some(handle) => print_changes(args, || show_or_empty(&args.daemon, handle), pool_text),
+        None => print_changes(args, || list(&args.daemon, None), list_text),
     }
 }
 
 /// Returns a pool; without elements if it does not exist.
-fn show_or_none(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
-    let shown = show(daemon, handle);
+fn show_or_empty(daemon: &RegistrarDaemonArgs, handle: &str) -> Result<PoolDetail> {
+    let result = show(daemon, handle);
     let absent = |error: &anyhow::Error| {
         let refused = error.downcast_ref::<ClientError>();
         matches!(refused, Some(ClientError::Refused { status: 404, .. }))
     };
-    match shown {
+    match result {
         Err(error) if absent(&error) => Ok(PoolDetail {
             handle: handle.to_owned(),
             policy: String::new(),
@@ -181,31 +181,31 @@ fn show_or_none(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
 
 /// Queries repeatedly and prints changes. A registrar that is missing at the start is an error; later, the function
 /// waits for it.
-fn on_change<T: Serialize + PartialEq>(
+fn print_changes<T: Serialize + PartialEq>(
     args: &WatchArgs,
-    look: impl Fn() -> Result<T>,
+    query: impl Fn() -> Result<T>,
     text: fn(&T) -> String,
 ) -> Result<()> {
     let mut before = None;
-    let mut trouble = false;
+    let mut last_error = false;
     loop {
-        match look() {
+        match query() {
             Ok(now) => {
                 if before.as_ref() != Some(&now) {
                     if before.is_some() && !args.json {
-                        put("\n")?;
+                        write_stdout("\n")?;
                     }
                     print(&now, args.json, text)?;
                     before = Some(now);
                 }
-                trouble = false;
+                last_error = false;
             }
             Err(error) if before.is_none() => return Err(error),
             Err(error) => {
-                if !trouble {
-                    eprintln!("holdfast: {error:#}\nholdfast: looking again");
+                if !last_error {
+                    eprintln!("holdfast: {error:#}\nholdfast: querying again");
                 }
-                trouble = true;
+                last_error = true;
             }
         }
         sleep(Duration::from_secs(args.every));
@@ -222,9 +222,9 @@ fn list_text(list: &PoolList) -> String {
         table.row([pool.handle.clone(), pool.policy.clone(), elements]);
     }
     let mut text = table.text();
-    let shown = list.pools.len() as u64;
-    if list.total > shown {
-        text += &format!("{shown} of {}\n", list.total);
+    let listed = list.pools.len() as u64;
+    if list.total > listed {
+        text += &format!("{listed} of {}\n", list.total);
     }
     text
 }
@@ -243,9 +243,9 @@ fn pool_text(pool: &PoolDetail) -> String {
         ]);
     }
     let mut text = format!("pool {}, {}\n\n{}", pool.handle, pool.policy, table.text());
-    let shown = pool.elements.len() as u64;
-    if pool.total > shown {
-        text += &format!("{shown} of {}\n", pool.total);
+    let listed = pool.elements.len() as u64;
+    if pool.total > listed {
+        text += &format!("{listed} of {}\n", pool.total);
     }
     text
 }
@@ -254,16 +254,20 @@ fn policy_text(policy: &PolicyDetail) -> String {
     let percent = |name: &str, value: Option<f64>| {
         value.map(|value| format!("{name} {:.2} %", value * 100.0))
     };
-    let figure = |name: &str, value: Option<u32>| value.map(|value| format!("{name} {value}"));
-    let figures = [
-        figure("weight", policy.weight),
-        figure("priority", policy.priority),
+    let parameter = |name: &str, value: Option<u32>| value.map(|value| format!("{name} {value}"));
+    let parameters = [
+        parameter("weight", policy.weight),
+        parameter("priority", policy.priority),
         percent("load", policy.load),
         percent("degradation", policy.degradation),
         percent("delay penalty", policy.delay_penalty),
-        figure("distance ms", policy.distance_ms),
+        parameter("distance ms", policy.distance_ms),
     ];
-    figures.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    parameters
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn service_text(element: &ElementEntry) -> String {
@@ -315,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_s_table_names_the_figures_of_its_policy() {
+    fn pool_table_shows_the_policy_parameters() {
         let element = ElementEntry {
             id: "00000011".into(),
             home: "eaf61848".into(),

@@ -8,21 +8,21 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::PolicyDetail;
-use holdfast_api::pool::{Departure, ElementEvent, Registration, Service};
+use holdfast_api::pool::{DeregistrationResult, ElementEvent, Registration, Service};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
-use super::child::{Program, accepts};
-use super::daemon::{PoolDaemon, Running};
-use super::enrol::{Enrolment, Told};
-use super::load::{Loads, Source, share};
-use crate::Ending;
+use super::daemon::{PoolDaemonArgs, RunningDaemon};
+use super::enrolment::{ElementReport, Enrolment};
+use super::load::{LoadReceiver, LoadSource, parse_share};
+use super::program::{Program, wait_listening};
+use crate::ExitResult;
 
 /// Maximum time for the registrar to confirm a deregistration.
-const LEAVE: Duration = Duration::from_secs(5);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum change of the load that is reported.
-const CHANGE: f64 = 0.005;
+const LOAD_CHANGE_MIN: f64 = 0.005;
 
 /// Register any program as an element of a pool for as long as it runs
 ///
@@ -37,7 +37,7 @@ const CHANGE: f64 = 0.005;
   holdfast pool register --handle dns --policy WRR --weight 3 --transport udp --port 53 -- ./resolver")]
 pub struct RegisterArgs {
     #[command(flatten)]
-    daemon: PoolDaemon,
+    daemon: PoolDaemonArgs,
     /// The pool's handle
     #[arg(long)]
     handle: String,
@@ -54,20 +54,20 @@ pub struct RegisterArgs {
     /// The load, for policies with one: cpu (the program's processor time), cmd:COMMAND (the command's output), or a
     /// fixed value. As 0 to 1 or in percent [default: 0]
     #[arg(long, value_name = "cpu|cmd:COMMAND|LOAD")]
-    load: Option<Source>,
+    load: Option<LoadSource>,
     /// Increase of the load by one more session, 0 to 1 or in percent
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     load_degradation: Option<f64>,
     /// Increase of the load (or decrease of the weight) per millisecond of distance, 0 to 1 or in percent, for the DPF
     /// policies
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     load_dpf: Option<f64>,
     /// Seconds between measurements of the load
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     every: f64,
     /// Transport protocol of the program's service
     #[arg(long, value_enum, default_value_t)]
-    transport: Transport,
+    transport: TransportArg,
     /// Address for users [default: the listening address, otherwise the address used towards the registrar]
     #[arg(long, value_name = "ADDRESS")]
     address: Option<IpAddr>,
@@ -86,7 +86,7 @@ pub struct RegisterArgs {
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Transport {
+enum TransportArg {
     #[default]
     Tcp,
     Udp,
@@ -97,15 +97,15 @@ enum Transport {
 ///
 /// # Errors
 /// The program or the daemon does not start, the program's port does not answer, or the registrar refuses.
-pub fn run(args: &RegisterArgs) -> Result<Ending> {
+pub fn run(args: &RegisterArgs) -> Result<ExitResult> {
     if !(0.01..=86_400.0).contains(&args.every) {
         bail!("--every must be 0.01 to 86400, not {}", args.every);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let status = runtime.block_on(serve(args))?;
-    Ok(Ending::Exited(exit_code(status)))
+    let status = runtime.block_on(run_program(args))?;
+    Ok(ExitResult::Exited(exit_code(status)))
 }
 
 fn exit_code(status: ExitStatus) -> u8 {
@@ -116,15 +116,15 @@ fn exit_code(status: ExitStatus) -> u8 {
 }
 
 /// Waits for SIGTERM or SIGINT.
-struct Stop([tokio::signal::unix::Signal; 2]);
+struct StopSignals([tokio::signal::unix::Signal; 2]);
 
-impl Stop {
-    fn new() -> Result<Stop> {
+impl StopSignals {
+    fn new() -> Result<StopSignals> {
         let [terminate, interrupt] = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-        Ok(Stop([terminate?, interrupt?]))
+        Ok(StopSignals([terminate?, interrupt?]))
     }
 
-    async fn asked(&mut self) -> Signal {
+    async fn wait(&mut self) -> Signal {
         let [terminate, interrupt] = &mut self.0;
         tokio::select! {
             _ = terminate.recv() => Signal::SIGTERM,
@@ -133,55 +133,64 @@ impl Stop {
     }
 }
 
-async fn serve(args: &RegisterArgs) -> Result<ExitStatus> {
-    let mut stop = Stop::new()?;
-    let daemon = args.daemon.reach()?;
+async fn run_program(args: &RegisterArgs) -> Result<ExitStatus> {
+    let mut stop = StopSignals::new()?;
+    let daemon = args.daemon.find_or_start()?;
     let mut program = Program::start(&args.program)?;
     let group = program.group();
-    let source = args.load.clone().unwrap_or(Source::Fixed(0.0));
-    let mut loads = Loads::watch(source, group, Duration::from_secs_f64(args.every));
+    let source = args.load.clone().unwrap_or(LoadSource::Fixed(0.0));
+    let mut loads = LoadReceiver::start(source, group, Duration::from_secs_f64(args.every));
     let started = tokio::select! {
-        started = started(args, group, &mut loads) => started,
-        status = program.ended() => return status,
-        asked = stop.asked() => {
+        started = wait_started(args, group, &mut loads) => started,
+        status = program.wait_end() => return status,
+        asked = stop.wait() => {
             program.signal(asked);
-            return program.ended().await;
+            return program.wait_end().await;
         }
     };
-    let kept = match started {
-        Ok(started) => keep(args, daemon, started, loads, &mut program, &mut stop).await,
+    let result = match started {
+        Ok(started) => keep_registered(args, daemon, started, loads, &mut program, &mut stop).await,
         Err(error) => Err(error),
     };
-    if kept.is_err() {
+    if result.is_err() {
         // Without a pool, the program must not keep running.
         program.signal(Signal::SIGTERM);
-        let _ = program.ended().await;
+        let _ = program.wait_end().await;
     }
-    kept
+    result
 }
 
 /// Returns the program's service address, after it answers, and its load.
-async fn started(args: &RegisterArgs, group: i32, loads: &mut Loads) -> Result<(Service, f64)> {
-    let service = service(args, group).await?;
-    let load = loads.next().await.context("the load is not known")?;
+async fn wait_started(
+    args: &RegisterArgs,
+    group: i32,
+    loads: &mut LoadReceiver,
+) -> Result<(Service, f64)> {
+    let service = find_service(args, group).await?;
+    let load = loads
+        .next_load()
+        .await
+        .context("the load cannot be determined")?;
     Ok((service, load))
 }
 
 /// Returns the program's service address, after it answers.
-async fn service(args: &RegisterArgs, group: i32) -> Result<Service> {
-    let any = args.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+async fn find_service(args: &RegisterArgs, group: i32) -> Result<Service> {
+    let wildcard = args.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     let port = || {
         args.port.ok_or_else(|| {
-            anyhow!("say with --port where the program is; only TCP ports are found")
+            anyhow!(
+                "give the port of the program with --port; only TCP ports are found automatically"
+            )
         })
     };
     Ok(match args.transport {
-        Transport::Tcp => {
+        TransportArg::Tcp => {
             let limit = Duration::from_secs(args.wait);
-            let accepts = accepts(group, args.address, args.port);
+            let accepts = wait_listening(group, args.address, args.port);
             let at = timeout(limit, accepts).await.map_err(|_| {
                 let hint =
-                    "is it the one that listens? Say where with --port, or wait longer with --wait";
+                    "give the port with --port if another process listens, or wait longer with --wait";
                 anyhow!(
                     "the program accepts no connection after {} s; {hint}",
                     args.wait
@@ -189,63 +198,63 @@ async fn service(args: &RegisterArgs, group: i32) -> Result<Service> {
             })?;
             Service::Tcp(at?)
         }
-        Transport::Udp => Service::Udp(SocketAddr::new(any, port()?)),
-        Transport::Sctp => Service::Sctp(vec![SocketAddr::new(any, port()?)]),
+        TransportArg::Udp => Service::Udp(SocketAddr::new(wildcard, port()?)),
+        TransportArg::Sctp => Service::Sctp(vec![SocketAddr::new(wildcard, port()?)]),
     })
 }
 
-fn say(handle: &str, what: &str) {
-    eprintln!("holdfast: {handle}: {what}");
+fn print_note(handle: &str, note: &str) {
+    eprintln!("holdfast: {handle}: {note}");
 }
 
 /// Keeps the program registered until it ends.
-async fn keep(
+async fn keep_registered(
     args: &RegisterArgs,
-    daemon: Running,
+    daemon: RunningDaemon,
     (service, load): (Service, f64),
-    mut loads: Loads,
+    mut loads: LoadReceiver,
     program: &mut Program,
-    stop: &mut Stop,
+    stop: &mut StopSignals,
 ) -> Result<ExitStatus> {
-    let mut policy = policy(args);
+    let mut policy = policy_detail(args);
     policy.load = args.load.as_ref().map(|_| load);
     let registration = Registration {
         policy: policy.clone(),
         life_ms: args.life.map(|seconds| u64::from(seconds) * 1000),
         ..Registration::new(&args.handle, service.clone())
     };
-    let mut enrolment = Enrolment::begin(args.daemon.clone(), daemon, registration);
-    let mut unknown = None;
+    let mut enrolment = Enrolment::start(args.daemon.clone(), daemon, registration);
+    let mut load_unknown = None;
     loop {
         tokio::select! {
-            status = program.ended() => {
+            status = program.wait_end() => {
                 leave(&args.handle, enrolment).await;
                 return status;
             }
-            asked = stop.asked() => {
+            asked = stop.wait() => {
                 // Deregister first, so that no new users arrive, and then end the program.
                 leave(&args.handle, enrolment).await;
                 program.signal(asked);
-                return program.ended().await;
+                return program.wait_end().await;
             }
-            told = enrolment.next() => match told {
-                Told::Event(event) => hear(&args.handle, &service, event),
-                Told::Trouble(what) => say(&args.handle, &format!("{what}; trying again")),
-                Told::Failed(error) => return Err(error.context(args.handle.clone())),
+            told = enrolment.next_report() => match told {
+                ElementReport::Event(event) => print_event(&args.handle, &service, event),
+                ElementReport::Retrying(what) => print_note(&args.handle, &format!("{what}; trying again")),
+                ElementReport::Failed(error) => return Err(error.context(args.handle.clone())),
             },
-            load = loads.next() => match load {
+            load = loads.next_load() => match load {
                 Ok(load) => {
-                    unknown = None;
-                    if (load - policy.load.unwrap_or(0.0)).abs() >= CHANGE {
+                    load_unknown = None;
+                    if (load - policy.load.unwrap_or(0.0)).abs() >= LOAD_CHANGE_MIN {
                         policy.load = Some(load);
                         enrolment.set_policy(&policy);
                     }
                 }
                 Err(error) => {
-                    let why = format!("the load is not known: {error:#}");
-                    if unknown.as_ref() != Some(&why) {
-                        say(&args.handle, &why);
-                        unknown = Some(why);
+                    let problem = format!("the load cannot be determined: {error:#}");
+                    if load_unknown.as_ref() != Some(&problem) {
+                        print_note(&args.handle, &problem);
+                        load_unknown = Some(problem);
                     }
                 }
             },
@@ -255,18 +264,20 @@ async fn keep(
 
 /// Leaves the pool, and waits for the confirmation.
 async fn leave(handle: &str, enrolment: Enrolment) {
-    match timeout(LEAVE, enrolment.leave()).await {
+    match timeout(LEAVE_TIMEOUT, enrolment.leave()).await {
         Ok(None) => {}
-        Ok(Some(Departure::Confirmed)) => say(handle, "has left the pool"),
-        Ok(Some(Departure::Refused { reason })) => say(handle, &format!("still there: {reason}")),
-        Ok(Some(Departure::TimedOut)) | Err(_) => say(
+        Ok(Some(DeregistrationResult::Confirmed)) => print_note(handle, "has left the pool"),
+        Ok(Some(DeregistrationResult::Refused { reason })) => {
+            print_note(handle, &format!("still registered: {reason}"))
+        }
+        Ok(Some(DeregistrationResult::TimedOut)) | Err(_) => print_note(
             handle,
-            "no registrar confirmed that it left; it may be listed for a while",
+            "no registrar confirmed the deregistration; the element may be listed for a while",
         ),
     }
 }
 
-fn policy(args: &RegisterArgs) -> PolicyDetail {
+fn policy_detail(args: &RegisterArgs) -> PolicyDetail {
     PolicyDetail {
         name: args.policy.clone(),
         weight: args.weight,
@@ -279,26 +290,30 @@ fn policy(args: &RegisterArgs) -> PolicyDetail {
 }
 
 /// Prints an event.
-fn hear(handle: &str, service: &Service, event: ElementEvent) {
+fn print_event(handle: &str, service: &Service, event: ElementEvent) {
     match event {
-        ElementEvent::Registered { id, at, warnings } => {
-            say(handle, &registered(&id, service, &at));
+        ElementEvent::Registered {
+            id,
+            addresses: at,
+            warnings,
+        } => {
+            print_note(handle, &registered_text(&id, service, &at));
             for warning in warnings {
-                say(handle, &format!("the registrar warns: {warning}"));
+                print_note(handle, &format!("the registrar warns: {warning}"));
             }
         }
-        ElementEvent::Expired => say(handle, "the registration has expired; trying again"),
+        ElementEvent::Expired => print_note(handle, "the registration has expired; trying again"),
         ElementEvent::Home { registrar } => {
             let registrar = registrar.map_or(String::new(), |id| format!(" {id}"));
-            say(handle, &format!("registrar{registrar} answers"));
+            print_note(handle, &format!("registrar{registrar} answers"));
         }
-        ElementEvent::HomeLost => say(handle, "its registrar is lost; looking for another"),
-        ElementEvent::NoRegistrar => say(
+        ElementEvent::HomeLost => print_note(handle, "the registrar is lost; looking for another"),
+        ElementEvent::NoRegistrar => print_note(
             handle,
             "no registrar answers; trying again (start one with `holdfast registrar`)",
         ),
         ElementEvent::Refused { .. }
-        | ElementEvent::Left(_)
+        | ElementEvent::Deregistered(_)
         | ElementEvent::Connected { .. }
         | ElementEvent::Resumed { .. }
         | ElementEvent::Data { .. }
@@ -306,19 +321,18 @@ fn hear(handle: &str, service: &Service, event: ElementEvent) {
     }
 }
 
-fn registered(id: &str, service: &Service, at: &[SocketAddr]) -> String {
+fn registered_text(id: &str, service: &Service, addresses: &[SocketAddr]) -> String {
     let transport = match service {
         Service::Tcp(_) => "tcp",
         Service::Udp(_) => "udp",
         Service::Sctp(_) | Service::Sessions { .. } => "sctp",
     };
     let mut text = format!("registered as {id}, {transport}");
-    for at in at {
+    for at in addresses {
         text += &format!(" {at}");
     }
-    if at.iter().all(|at| at.ip().is_loopback()) {
-        text +=
-            ": only users on this host reach it there; for others, say with --address where it is";
+    if addresses.iter().all(|at| at.ip().is_loopback()) {
+        text += ": only users on this host can reach this address; give one for other users with --address";
     }
     text
 }
@@ -328,9 +342,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_element_that_others_cannot_reach_is_told_so() {
+    fn unreachable_loopback_address_is_warned_about() {
         let service = Service::Tcp("0.0.0.0:80".parse().unwrap());
-        let text = |at: &str| registered("1", &service, &[at.parse().unwrap()]);
+        let text = |at: &str| registered_text("1", &service, &[at.parse().unwrap()]);
         assert_eq!(text("10.0.0.1:80"), "registered as 1, tcp 10.0.0.1:80");
         assert!(text("127.0.0.1:80").contains("--address"));
     }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use holdfast_api::control::{Resolution, ResolveQuery, UnreachableReport};
 
-use super::daemon::PoolDaemon;
+use super::daemon::PoolDaemonArgs;
 use super::{policy_text, service_text};
 use crate::control::print_json;
 use crate::table::Table;
@@ -18,7 +18,7 @@ use crate::table::Table;
   holdfast pool resolve web --report-unreachable 1a2b3c4d")]
 pub struct ResolveArgs {
     #[command(flatten)]
-    daemon: PoolDaemon,
+    daemon: PoolDaemonArgs,
     /// The pool's handle
     handle: String,
     /// Maximum number of elements [default: as many as the registrar gives]
@@ -40,7 +40,7 @@ pub struct ResolveArgs {
 /// # Errors
 /// No registrar answers, or the pool does not exist.
 pub fn run(args: &ResolveArgs) -> Result<()> {
-    let daemon = args.daemon.reach()?;
+    let daemon = args.daemon.find_or_start()?;
     let client = daemon.client()?;
     let query = ResolveQuery {
         items: args.items,

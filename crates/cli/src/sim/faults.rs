@@ -1,42 +1,42 @@
 //! `holdfast sim seeds`: simulates random faults and checks that all invariants hold.
 
 use anyhow::{Result, bail};
-use holdfast_sim::bugs::named;
+use holdfast_sim::bugs::by_name;
 use holdfast_sim::scenario::{Group, Kind};
 use holdfast_sim::{Time, Violation, faults, pools, seeds};
 
-use super::{SeedsArgs, WrongSeed, scenario, seeds_from};
-use crate::Ending;
+use super::{FailingSeed, SeedsArgs, scenario, seed_range};
+use crate::ExitResult;
 
 /// Number of lines printed from the end of a failing seed's trace.
 const LAST_LINES: usize = 40;
 
 /// A simulation with random faults.
-enum Faults {
+enum FaultSimulation {
     Pools(Option<pools::Bug>),
     Group(Group),
 }
 
 /// The smallest failing case of a seed.
-struct Shrunk {
+struct ShrunkCase {
     plan: Vec<(Time, String)>,
     violation: Violation,
     trace: Vec<String>,
 }
 
-impl Faults {
-    fn new(args: &SeedsArgs) -> Result<Faults> {
+impl FaultSimulation {
+    fn new(args: &SeedsArgs) -> Result<FaultSimulation> {
         let bug = args.bug.as_deref();
         let Some(name) = &args.scenario else {
-            let bug = bug.map(|bug| named(&pools::Bug::ALL, bug)).transpose()?;
-            return Ok(Faults::Pools(bug));
+            let bug = bug.map(|bug| by_name(&pools::Bug::ALL, bug)).transpose()?;
+            return Ok(FaultSimulation::Pools(bug));
         };
         match (scenario(name)?.kind, bug) {
-            (Kind::Group(group), None) => Ok(Faults::Group(group)),
-            (Kind::Group(group), Some(bug)) => Ok(Faults::Group(group.broken(bug)?)),
+            (Kind::Group(group), None) => Ok(FaultSimulation::Group(group)),
+            (Kind::Group(group), Some(bug)) => Ok(FaultSimulation::Group(group.with_bug(bug)?)),
             (Kind::Pools(_), _) => {
                 bail!(
-                    "what happens to the pools of `{name}` is written there; without a scenario, pools have faults by chance"
+                    "scenario `{name}` lists the events of its pools; random faults of pools need no scenario"
                 )
             }
         }
@@ -44,18 +44,18 @@ impl Faults {
 
     fn try_seed(&self, seed: u64) -> Result<(), Violation> {
         match self {
-            Faults::Pools(None) => faults::try_seed(seed),
-            Faults::Pools(Some(bug)) => faults::try_bug(seed, *bug),
-            Faults::Group(group) => group.try_seed(seed, None).map(|_| ()),
+            FaultSimulation::Pools(None) => faults::try_seed(seed),
+            FaultSimulation::Pools(Some(bug)) => faults::try_bug(seed, *bug),
+            FaultSimulation::Group(group) => group.try_seed(seed, None).map(|_| ()),
         }
     }
 
-    fn shrink(&self, seed: u64) -> Option<Shrunk> {
+    fn shrink(&self, seed: u64) -> Option<ShrunkCase> {
         match self {
-            Faults::Pools(bug) => {
+            FaultSimulation::Pools(bug) => {
                 let (plan, violation) = faults::shrink(seed, *bug)?;
                 let plan = plan.into_iter();
-                Some(Shrunk {
+                Some(ShrunkCase {
                     plan: plan
                         .map(|(at, action)| (at, format!("{action:?}")))
                         .collect(),
@@ -63,10 +63,10 @@ impl Faults {
                     trace: Vec::new(),
                 })
             }
-            Faults::Group(group) => {
+            FaultSimulation::Group(group) => {
                 let shrunk = group.shrink(seed)?;
                 let plan = shrunk.plan.into_iter();
-                Some(Shrunk {
+                Some(ShrunkCase {
                     plan: plan.map(|(at, action)| (at, action.to_string())).collect(),
                     violation: shrunk.violation,
                     trace: shrunk.trace,
@@ -76,39 +76,39 @@ impl Faults {
     }
 }
 
-pub(super) fn run(args: &SeedsArgs) -> Result<Ending> {
-    let faults = Faults::new(args)?;
-    let all = seeds_from(args.seed, args.count);
-    let verdicts = seeds::each(
-        &all,
+pub(super) fn run(args: &SeedsArgs) -> Result<ExitResult> {
+    let faults = FaultSimulation::new(args)?;
+    let seeds = seed_range(args.seed, args.count);
+    let verdicts = seeds::run_all(
+        &seeds,
         |seed| faults.try_seed(*seed),
         |done| {
-            if done.is_multiple_of(10) || done == all.len() {
-                eprint!("\r{done} of {} seeds", all.len());
+            if done.is_multiple_of(10) || done == seeds.len() {
+                eprint!("\r{done} of {} seeds", seeds.len());
             }
         },
     );
     eprintln!();
-    let wrong: Vec<WrongSeed> = (all.iter().zip(&verdicts))
-        .filter_map(|(seed, verdict)| Some(WrongSeed::new(*seed, verdict.as_ref().err()?)))
+    let failures: Vec<FailingSeed> = (seeds.iter().zip(&verdicts))
+        .filter_map(|(seed, verdict)| Some(FailingSeed::new(*seed, verdict.as_ref().err()?)))
         .collect();
-    for wrong in &wrong {
+    for wrong in &failures {
         println!("{wrong}");
     }
-    let right = all.len() - wrong.len();
-    println!("{right} of {} seeds came right", all.len());
-    let Some(first) = wrong.first() else {
-        return Ok(Ending::Done);
+    let passed = seeds.len() - failures.len();
+    println!("{passed} of {} seeds passed", seeds.len());
+    let Some(first) = failures.first() else {
+        return Ok(ExitResult::Success);
     };
     if let Some(shrunk) = faults.shrink(first.seed) {
-        explain(first.seed, &shrunk);
+        print_case(first.seed, &shrunk);
     }
-    Ok(Ending::Failed)
+    Ok(ExitResult::Failed)
 }
 
-fn explain(seed: u64, shrunk: &Shrunk) {
+fn print_case(seed: u64, shrunk: &ShrunkCase) {
     println!(
-        "\nseed {seed} fails with no more than this ({}):",
+        "\nsmallest case that fails with seed {seed} ({}):",
         shrunk.violation
     );
     for (at, action) in &shrunk.plan {
@@ -116,7 +116,10 @@ fn explain(seed: u64, shrunk: &Shrunk) {
     }
     let skipped = shrunk.trace.len().saturating_sub(LAST_LINES);
     if !shrunk.trace.is_empty() {
-        println!("\nthen, the last of {} lines:", shrunk.trace.len());
+        println!(
+            "\nend of the trace, which has {} lines:",
+            shrunk.trace.len()
+        );
     }
     for line in &shrunk.trace[skipped..] {
         println!("  {line}");

@@ -8,8 +8,8 @@ use holdfast_sim::scenario::Group;
 use holdfast_sim::{Violation, seeds};
 use serde::Serialize;
 
-use super::{RunArgs, WrongSeed, seeds_from};
-use crate::Ending;
+use super::{FailingSeed, RunArgs, seed_range};
+use crate::ExitResult;
 use crate::control::print_json;
 use crate::table::Table;
 
@@ -23,27 +23,27 @@ struct Report<'a> {
     events: u64,
     /// Number of occurrences by kind of event, in the seeds without a violation.
     counts: &'a BTreeMap<String, u64>,
-    wrong: Vec<WrongSeed>,
+    failing_seeds: Vec<FailingSeed>,
 }
 
-pub(super) fn run(args: &RunArgs, about: &str, group: &Group) -> Result<Ending> {
+pub(super) fn run(args: &RunArgs, about: &str, group: &Group) -> Result<ExitResult> {
     if args.trace {
-        return Ok(trace(args.seed, group));
+        return Ok(print_trace(args.seed, group));
     }
-    let all = seeds_from(args.seed, args.seeds);
-    let verdicts = seeds::each(
-        &all,
+    let seeds = seed_range(args.seed, args.seeds);
+    let verdicts = seeds::run_all(
+        &seeds,
         |seed| group.try_seed(*seed, None),
-        |done| eprint!("\r{done} of {} seeds", all.len()),
+        |done| eprint!("\r{done} of {} seeds", seeds.len()),
     );
     eprintln!();
-    let (events, counts) = sum(&verdicts);
-    let wrong: Vec<WrongSeed> = (all.iter().zip(&verdicts))
-        .filter_map(|(seed, verdict)| Some(WrongSeed::new(*seed, verdict.as_ref().err()?)))
+    let (events, counts) = sum_outcomes(&verdicts);
+    let failures: Vec<FailingSeed> = (seeds.iter().zip(&verdicts))
+        .filter_map(|(seed, verdict)| Some(FailingSeed::new(*seed, verdict.as_ref().err()?)))
         .collect();
-    let ending = match wrong.is_empty() {
-        true => Ending::Done,
-        false => Ending::Failed,
+    let ending = match failures.is_empty() {
+        true => ExitResult::Success,
+        false => ExitResult::Failed,
     };
     if args.json {
         let report = Report {
@@ -52,17 +52,14 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &Group) -> Result<Ending> 
             first_seed: args.seed,
             events,
             counts: &counts,
-            wrong,
+            failing_seeds: failures,
         };
         return print_json(&report).map(|()| ending);
     }
     println!("{about}");
-    let right = all.len() - wrong.len();
-    println!(
-        "{right} of {} seeds came right, {events} events",
-        args.seeds
-    );
-    for wrong in &wrong {
+    let passed = seeds.len() - failures.len();
+    println!("{passed} of {} seeds passed, {events} events", args.seeds);
+    for wrong in &failures {
         println!("{wrong}");
     }
     let mut table = Table::new(["WHAT", "TIMES"]);
@@ -73,7 +70,7 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &Group) -> Result<Ending> 
     Ok(ending)
 }
 
-fn sum(verdicts: &[Result<Outcome, Violation>]) -> (u64, BTreeMap<String, u64>) {
+fn sum_outcomes(verdicts: &[Result<Outcome, Violation>]) -> (u64, BTreeMap<String, u64>) {
     let (mut events, mut counts) = (0, BTreeMap::new());
     for outcome in verdicts.iter().flatten() {
         events += outcome.events;
@@ -85,17 +82,17 @@ fn sum(verdicts: &[Result<Outcome, Violation>]) -> (u64, BTreeMap<String, u64>) 
 }
 
 /// Prints all events of one seed.
-fn trace(seed: u64, group: &Group) -> Ending {
+fn print_trace(seed: u64, group: &Group) -> ExitResult {
     let mut trace = Vec::new();
     let verdict = group.try_seed(seed, Some(&mut trace));
     for line in trace {
         println!("{line}");
     }
     match verdict {
-        Ok(_) => Ending::Done,
+        Ok(_) => ExitResult::Success,
         Err(violation) => {
-            println!("{}", WrongSeed::new(seed, &violation));
-            Ending::Failed
+            println!("{}", FailingSeed::new(seed, &violation));
+            ExitResult::Failed
         }
     }
 }

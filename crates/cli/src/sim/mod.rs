@@ -13,7 +13,7 @@ use holdfast_sim::scenario::{BUILT_IN, Kind, Pools, Scenario};
 use holdfast_sim::{Estimate, Violation, seeds};
 use serde::Serialize;
 
-use crate::Ending;
+use crate::ExitResult;
 use crate::control::print_json;
 use crate::table::Table;
 
@@ -29,11 +29,11 @@ use crate::table::Table;
   holdfast sim seeds --bug asks-once handoff")]
 pub struct SimArgs {
     #[command(subcommand)]
-    what: What,
+    command: SimCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum SimCommand {
     /// Simulate a scenario, and print the durations of requests, or the results of handoffs and migrations
     Run(RunArgs),
     /// List the built-in scenarios
@@ -86,11 +86,11 @@ struct SeedsArgs {
 ///
 /// # Errors
 /// The scenario cannot be read.
-pub fn run(args: &SimArgs) -> Result<Ending> {
-    match &args.what {
-        What::Run(args) => run_scenario(args),
-        What::List(args) => list(args).map(|()| Ending::Done),
-        What::Seeds(args) => faults::run(args),
+pub fn run(args: &SimArgs) -> Result<ExitResult> {
+    match &args.command {
+        SimCommand::Run(args) => run_scenario(args),
+        SimCommand::List(args) => list(args).map(|()| ExitResult::Success),
+        SimCommand::Seeds(args) => faults::run(args),
     }
 }
 
@@ -106,14 +106,14 @@ fn scenario(name: &str) -> Result<Scenario> {
 }
 
 #[derive(Serialize)]
-struct Line {
+struct ResultLine {
     window: String,
     requests: f64,
-    handling_s: Spread,
+    handling_s: MeanWithCi,
     queuing_s: f64,
     startup_s: f64,
     /// Share of an element's capacity.
-    speed: Spread,
+    speed: MeanWithCi,
     utilisation: f64,
     /// Share of requests served by an element in the user's own zone.
     local: f64,
@@ -122,14 +122,14 @@ struct Line {
 }
 
 #[derive(Serialize)]
-struct Spread {
+struct MeanWithCi {
     mean: f64,
     ci95: Option<f64>,
 }
 
-impl From<Estimate> for Spread {
-    fn from(estimate: Estimate) -> Spread {
-        Spread {
+impl From<Estimate> for MeanWithCi {
+    fn from(estimate: Estimate) -> MeanWithCi {
+        MeanWithCi {
             mean: estimate.mean,
             ci95: estimate.ci95,
         }
@@ -138,39 +138,39 @@ impl From<Estimate> for Spread {
 
 /// A seed with a violation.
 #[derive(Serialize)]
-struct WrongSeed {
+struct FailingSeed {
     seed: u64,
     /// Time of the violation, in virtual seconds.
     at_s: f64,
-    what: String,
+    violation: String,
 }
 
-impl WrongSeed {
-    fn new(seed: u64, violation: &Violation) -> WrongSeed {
-        WrongSeed {
+impl FailingSeed {
+    fn new(seed: u64, violation: &Violation) -> FailingSeed {
+        FailingSeed {
             seed,
             at_s: violation.at.as_secs_f64(),
-            what: violation.what.clone(),
+            violation: violation.description.clone(),
         }
     }
 }
 
-impl fmt::Display for WrongSeed {
+impl fmt::Display for FailingSeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "seed {}: after {} s: {}",
-            self.seed, self.at_s, self.what
+            self.seed, self.at_s, self.violation
         )
     }
 }
 
-fn seeds_from(first: u64, count: u32) -> Vec<u64> {
-    let all = 0..u64::from(count);
-    all.map(|nth| first.wrapping_add(nth)).collect()
+fn seed_range(first: u64, count: u32) -> Vec<u64> {
+    let offsets = 0..u64::from(count);
+    offsets.map(|nth| first.wrapping_add(nth)).collect()
 }
 
-fn run_scenario(args: &RunArgs) -> Result<Ending> {
+fn run_scenario(args: &RunArgs) -> Result<ExitResult> {
     let Scenario { about, kind } = scenario(&args.scenario)?;
     match kind {
         Kind::Pools(pools) => {
@@ -179,7 +179,7 @@ fn run_scenario(args: &RunArgs) -> Result<Ending> {
                 "pools have no trace: `{}` has pools",
                 args.scenario
             );
-            run_pools(args, &about, &pools).map(|()| Ending::Done)
+            run_pools(args, &about, &pools).map(|()| ExitResult::Success)
         }
         Kind::Group(group) => group::run(args, &about, &group),
     }
@@ -187,17 +187,17 @@ fn run_scenario(args: &RunArgs) -> Result<Ending> {
 
 fn run_pools(args: &RunArgs, about: &str, pools: &Pools) -> Result<()> {
     let Pools { config, windows } = pools;
-    let all = seeds_from(args.seed, args.seeds);
-    let outcomes = seeds::each(
-        &all,
+    let seeds = seed_range(args.seed, args.seeds);
+    let outcomes = seeds::run_all(
+        &seeds,
         |seed| simulate(config, *seed),
-        |done| eprint!("\r{done} of {} seeds", all.len()),
+        |done| eprint!("\r{done} of {} seeds", seeds.len()),
     );
     eprintln!();
     let name = |place: usize| windows.get(place).cloned().unwrap_or("all".to_owned());
     let count = outcomes.first().map_or(0, |outcome| outcome.windows.len());
-    let lines: Vec<Line> = (0..count)
-        .map(|place| line(name(place), &outcomes, place, config.workload.capacity))
+    let lines: Vec<ResultLine> = (0..count)
+        .map(|place| result_line(name(place), &outcomes, place, config.workload.capacity))
         .collect();
     if args.json {
         return print_json(&lines);
@@ -205,7 +205,7 @@ fn run_pools(args: &RunArgs, about: &str, pools: &Pools) -> Result<()> {
     println!("{about}");
     let events: u64 = outcomes.iter().map(|outcome| outcome.events).sum();
     println!("{} seeds, {events} events", args.seeds);
-    let spread = |spread: &Spread, by: f64| {
+    let mean_with_ci = |spread: &MeanWithCi, by: f64| {
         let ci95 = spread
             .ci95
             .map_or(String::new(), |ci95| format!(" ± {:.3}", by * ci95));
@@ -226,10 +226,10 @@ fn run_pools(args: &RunArgs, about: &str, pools: &Pools) -> Result<()> {
         table.row([
             line.window.clone(),
             format!("{:.0}", line.requests),
-            spread(&line.handling_s, 1.0),
+            mean_with_ci(&line.handling_s, 1.0),
             format!("{:.3}", line.queuing_s),
             format!("{:.3}", line.startup_s),
-            spread(&line.speed, 100.0),
+            mean_with_ci(&line.speed, 100.0),
             format!("{:.1}", 100.0 * line.utilisation),
             format!("{:.1}", 100.0 * line.local),
             format!("{:.1}", line.lost),
@@ -239,16 +239,16 @@ fn run_pools(args: &RunArgs, about: &str, pools: &Pools) -> Result<()> {
     Ok(())
 }
 
-fn line(window: String, outcomes: &[Outcome], place: usize, capacity: f64) -> Line {
-    let estimate = |of: &dyn Fn(&Window) -> f64| {
+fn result_line(window: String, outcomes: &[Outcome], index: usize, capacity: f64) -> ResultLine {
+    let estimate = |value: &dyn Fn(&Window) -> f64| {
         let values: Vec<f64> = outcomes
             .iter()
-            .map(|outcome| of(&outcome.windows[place]))
+            .map(|outcome| value(&outcome.windows[index]))
             .collect();
-        Estimate::of(&values)
+        Estimate::from_repeats(&values)
     };
     let share = |sum: f64, window: &Window| sum / window.requests as f64;
-    Line {
+    ResultLine {
         window,
         requests: estimate(&|window| window.requests as f64).mean,
         handling_s: estimate(&|window| window.handling_mean_s()).into(),
@@ -257,12 +257,12 @@ fn line(window: String, outcomes: &[Outcome], place: usize, capacity: f64) -> Li
         speed: estimate(&|window| window.speed() / capacity).into(),
         utilisation: estimate(&|window| window.utilisation()).mean,
         local: estimate(&|window| window.local_share()).mean,
-        lost: estimate(&|window| window.lost as f64).mean,
+        lost: estimate(&|window| window.retried as f64).mean,
     }
 }
 
 #[derive(Serialize)]
-struct Listed {
+struct ScenarioEntry {
     name: &'static str,
     about: String,
 }
@@ -271,12 +271,12 @@ fn list(args: &ListArgs) -> Result<()> {
     let mut listed = Vec::new();
     for (name, text) in BUILT_IN {
         let about = Scenario::parse(text)?.about;
-        listed.push(Listed { name, about });
+        listed.push(ScenarioEntry { name, about });
     }
     if args.json {
         return print_json(&listed);
     }
-    for Listed { name, about } in listed {
+    for ScenarioEntry { name, about } in listed {
         println!("{name:<10}  {about}");
     }
     Ok(())

@@ -8,57 +8,57 @@
 use prefetch_index::prefetch_index;
 
 /// Marks a missing block.
-const NONE: u32 = u32::MAX;
+const NO_BLOCK: u32 = u32::MAX;
 
-const PLACES: usize = 13;
+const BLOCK_ENTRIES: usize = 13;
 
 /// A line of a queue: a ring of places. The first place is taken, later ones may be empty.
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 struct Block {
-    places: [u32; PLACES],
-    before: u32,
-    after: u32,
+    entries: [u32; BLOCK_ENTRIES],
+    previous: u32,
+    next: u32,
     /// Place of the first element.
     start: u16,
     /// Bitmap of taken places, counted from `start`.
-    live: u16,
+    occupied: u16,
 }
 
 impl Block {
     /// Returns the place at this distance from the first element's.
     #[inline]
-    fn place(&self, behind: usize) -> usize {
-        let place = usize::from(self.start) + behind;
-        if place < PLACES {
+    fn index_at(&self, offset: usize) -> usize {
+        let place = usize::from(self.start) + offset;
+        if place < BLOCK_ENTRIES {
             place
         } else {
-            place - PLACES
+            place - BLOCK_ENTRIES
         }
     }
 
     /// Returns the number of places from the first element to the last.
     #[inline]
     fn span(&self) -> usize {
-        (u16::BITS - self.live.leading_zeros()) as usize
+        (u16::BITS - self.occupied.leading_zeros()) as usize
     }
 
     /// Appends an element to a line that is not full; returns its place.
     #[inline]
     fn push(&mut self, slot: u32) -> usize {
         let span = self.span();
-        let place = self.place(span);
-        self.places[place] = slot;
-        self.live |= 1 << span;
+        let place = self.index_at(span);
+        self.entries[place] = slot;
+        self.occupied |= 1 << span;
         place
     }
 
     /// Advances `start` to the first taken place.
     #[inline]
-    fn settle(&mut self) {
-        let gone = self.live.trailing_zeros();
-        self.start = self.place(gone as usize) as u16;
-        self.live >>= gone;
+    fn skip_free(&mut self) {
+        let skipped = self.occupied.trailing_zeros();
+        self.start = self.index_at(skipped as usize) as u16;
+        self.occupied >>= skipped;
     }
 }
 
@@ -83,12 +83,12 @@ pub(crate) struct Blocks {
     blocks: Vec<Block>,
     free: Vec<u32>,
     /// Line to prefetch at the next selection, see [`upcoming`](Blocks::upcoming).
-    upcoming: u32,
+    prefetch_block: u32,
 }
 
 /// Returns an element's position: the block's number and the place in the block.
 #[inline]
-fn spot(block: u32, place: usize) -> u32 {
+fn pack_position(block: u32, place: usize) -> u32 {
     block << 4 | place as u32
 }
 
@@ -97,49 +97,49 @@ impl Blocks {
         Blocks {
             blocks: Vec::new(),
             free: Vec::new(),
-            upcoming: NONE,
+            prefetch_block: NO_BLOCK,
         }
     }
 
     /// Creates a queue with one element; returns the queue and the element's spot.
     pub(crate) fn start(&mut self, slot: u32) -> (Queue, u32) {
-        let block = self.allocate(slot, NONE);
+        let block = self.allocate(slot, NO_BLOCK);
         let queue = Queue {
             head: block,
             tail: block,
         };
-        (queue, spot(block, 0))
+        (queue, pack_position(block, 0))
     }
 
     /// Appends an element; returns its spot.
     #[inline]
     pub(crate) fn push(&mut self, queue: &mut Queue, slot: u32) -> u32 {
         let tail = &mut self.blocks[queue.tail as usize];
-        if tail.span() < PLACES {
-            return spot(queue.tail, tail.push(slot));
+        if tail.span() < BLOCK_ENTRIES {
+            return pack_position(queue.tail, tail.push(slot));
         }
         let block = self.allocate(slot, queue.tail);
-        self.blocks[queue.tail as usize].after = block;
+        self.blocks[queue.tail as usize].next = block;
         queue.tail = block;
-        spot(block, 0)
+        pack_position(block, 0)
     }
 
     /// Prefetches the line of a spot.
     #[inline]
-    pub(crate) fn fetch(&self, spot: u32) {
+    pub(crate) fn prefetch(&self, spot: u32) {
         prefetch_index(&self.blocks, (spot >> 4) as usize);
     }
 
     /// Prefetches the lines at both ends.
     #[inline]
-    pub(crate) fn fetch_ends(&self, queue: &Queue) {
+    pub(crate) fn prefetch_ends(&self, queue: &Queue) {
         prefetch_index(&self.blocks, queue.head as usize);
         prefetch_index(&self.blocks, queue.tail as usize);
     }
 
     /// Prefetches the last line.
     #[inline]
-    pub(crate) fn fetch_tail(&self, queue: &Queue) {
+    pub(crate) fn prefetch_tail(&self, queue: &Queue) {
         prefetch_index(&self.blocks, queue.tail as usize);
     }
 
@@ -150,18 +150,18 @@ impl Blocks {
         let block = &mut self.blocks[number as usize];
         let place = spot as usize & 15;
         let start = usize::from(block.start);
-        let behind = if place < start {
-            place + PLACES - start
+        let offset = if place < start {
+            place + BLOCK_ENTRIES - start
         } else {
             place - start
         };
-        block.live &= !(1 << behind);
-        if block.live != 0 {
-            block.settle();
+        block.occupied &= !(1 << offset);
+        if block.occupied != 0 {
+            block.skip_free();
             return true;
         }
-        let (before, after) = (block.before, block.after);
-        if before == NONE && after == NONE {
+        let (before, after) = (block.previous, block.next);
+        if before == NO_BLOCK && after == NO_BLOCK {
             self.free.push(number);
             return false;
         }
@@ -174,19 +174,19 @@ impl Blocks {
     pub(crate) fn rotate(&mut self, queue: &mut Queue) -> (u32, u32) {
         let block = &mut self.blocks[queue.head as usize];
         let place = usize::from(block.start);
-        let slot = block.places[place];
-        let (head, after) = (queue.head, block.after);
-        block.live &= !1;
-        if block.live != 0 {
-            block.settle();
+        let slot = block.entries[place];
+        let (head, after) = (queue.head, block.next);
+        block.occupied &= !1;
+        if block.occupied != 0 {
+            block.skip_free();
             if head == queue.tail {
-                return (slot, spot(head, block.push(slot)));
+                return (slot, pack_position(head, block.push(slot)));
             }
         } else if head == queue.tail {
-            block.live = 1;
-            return (slot, spot(head, place));
+            block.occupied = 1;
+            return (slot, pack_position(head, place));
         } else {
-            self.unlink(queue, head, NONE, after);
+            self.unlink(queue, head, NO_BLOCK, after);
         }
         (slot, self.push(queue, slot))
     }
@@ -194,34 +194,34 @@ impl Blocks {
     /// Passes the slots of the next line to select from to `fetch`, if a line has been used up, or the queue has
     /// changed, since the last call.
     #[inline]
-    pub(crate) fn upcoming(&mut self, mut fetch: impl FnMut(u32)) {
-        if self.upcoming == NONE {
+    pub(crate) fn prefetch_upcoming(&mut self, mut fetch: impl FnMut(u32)) {
+        if self.prefetch_block == NO_BLOCK {
             return;
         }
-        let upcoming = std::mem::replace(&mut self.upcoming, NONE);
+        let upcoming = std::mem::replace(&mut self.prefetch_block, NO_BLOCK);
         if let Some(block) = self.blocks.get(upcoming as usize) {
-            prefetch_index(&self.blocks, block.after as usize);
-            let mut live = block.live;
+            prefetch_index(&self.blocks, block.next as usize);
+            let mut live = block.occupied;
             while live != 0 {
-                fetch(block.places[block.place(live.trailing_zeros() as usize)]);
+                fetch(block.entries[block.index_at(live.trailing_zeros() as usize)]);
                 live &= live - 1;
             }
         }
     }
 
     /// Prepares for selections from another queue.
-    pub(crate) fn turn_to(&mut self, queue: Queue) {
+    pub(crate) fn switch_to(&mut self, queue: Queue) {
         // Prefetching for a short queue is not worthwhile: with many such pools, the next selection is from another
         // one.
         if queue.is_long() {
             prefetch_index(&self.blocks, queue.head as usize);
-            self.upcoming = queue.head;
+            self.prefetch_block = queue.head;
         }
     }
 
     /// Passes up to `items` elements from the head on to `show`. Returns the number of elements that were missing.
     #[inline]
-    pub(crate) fn first_of(
+    pub(crate) fn visit_first(
         &self,
         queue: Queue,
         mut items: usize,
@@ -229,17 +229,17 @@ impl Blocks {
     ) -> usize {
         let mut number = queue.head;
         while let Some(block) = self.blocks.get(number as usize) {
-            let mut live = block.live;
+            let mut live = block.occupied;
             while live != 0 {
                 if items == 0 {
                     return 0;
                 }
-                let place = block.place(live.trailing_zeros() as usize);
-                show(block.places[place]);
+                let place = block.index_at(live.trailing_zeros() as usize);
+                show(block.entries[place]);
                 live &= live - 1;
                 items -= 1;
             }
-            number = block.after;
+            number = block.next;
         }
         items
     }
@@ -249,36 +249,36 @@ impl Blocks {
     }
 
     fn allocate(&mut self, slot: u32, before: u32) -> u32 {
-        let mut places = [0; PLACES];
+        let mut places = [0; BLOCK_ENTRIES];
         places[0] = slot;
         let block = Block {
-            places,
-            before,
-            after: NONE,
+            entries: places,
+            previous: before,
+            next: NO_BLOCK,
             start: 0,
-            live: 1,
+            occupied: 1,
         };
         if let Some(number) = self.free.pop() {
             self.blocks[number as usize] = block;
             return number;
         }
         let number = u32::try_from(self.blocks.len()).ok();
-        let number = number.filter(|&number| number < NONE >> 4);
+        let number = number.filter(|&number| number < NO_BLOCK >> 4);
         self.blocks.push(block);
-        number.expect("more places than there are numbers for")
+        number.expect("the number of entries exceeds 32 bits")
     }
 
     fn unlink(&mut self, queue: &mut Queue, number: u32, before: u32, after: u32) {
         match before {
-            NONE => {
+            NO_BLOCK => {
                 queue.head = after;
-                self.upcoming = self.blocks[after as usize].after;
+                self.prefetch_block = self.blocks[after as usize].next;
             }
-            before => self.blocks[before as usize].after = after,
+            before => self.blocks[before as usize].next = after,
         }
         match after {
-            NONE => queue.tail = before,
-            after => self.blocks[after as usize].before = before,
+            NO_BLOCK => queue.tail = before,
+            after => self.blocks[after as usize].previous = before,
         }
         self.free.push(number);
     }
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_one_cache_line() {
+    fn block_fits_one_cache_line() {
         assert_eq!(size_of::<Block>(), 64);
     }
 }

@@ -1,26 +1,26 @@
 //! A pool's selection set.
 
 pub(crate) mod blocks;
-mod fetch;
-mod few;
-mod few_alike;
-mod few_order;
-mod few_weights;
-mod keys;
-mod numbers;
-mod order;
-mod weights;
+mod key_queues;
+mod ordered_set;
+mod prefetch;
+mod small_array;
+mod small_ordered;
+mod small_uniform;
+mod small_weighted;
+mod splitmix;
+mod weighted_set;
 
 pub(crate) use blocks::Blocks;
-use few_alike::FewAlike;
-use few_order::FewInOrder;
-use few_weights::FewByWeight;
-use order::Order;
-pub(crate) use weights::Point;
-use weights::Weights;
+use ordered_set::OrderedSet;
+use small_ordered::SmallOrdered;
+use small_uniform::SmallUniform;
+use small_weighted::SmallWeighted;
+pub(crate) use weighted_set::Point;
+use weighted_set::WeightedSet;
 
 use crate::element::Core;
-use crate::policy::{OUT, Procedure, Standing};
+use crate::policy::{EXCLUDED_KEY, Procedure, SelectionState};
 use holdfast_wire::rserpool::PolicyKind;
 
 /// The elements of a pool in the form that its policy's procedure needs. A pool that has grown beyond a few elements
@@ -28,21 +28,21 @@ use holdfast_wire::rserpool::PolicyKind;
 #[derive(Debug, Clone)]
 #[repr(C, u8)]
 pub(crate) enum Selection {
-    FewInOrder(FewInOrder),
-    FewByWeight(FewByWeight),
-    FewAlike(FewAlike),
-    Ordered(Order),
-    Weighted(Weights),
+    SmallOrdered(SmallOrdered),
+    SmallWeighted(SmallWeighted),
+    SmallUniform(SmallUniform),
+    Ordered(OrderedSet),
+    Weighted(WeightedSet),
 }
 
 impl Selection {
     pub(crate) fn new(kind: PolicyKind) -> Selection {
         if kind == PolicyKind::Random {
-            Selection::FewAlike(FewAlike::new())
+            Selection::SmallUniform(SmallUniform::new())
         } else if Procedure::of(kind).is_by_weight() {
-            Selection::FewByWeight(FewByWeight::new())
+            Selection::SmallWeighted(SmallWeighted::new())
         } else {
-            Selection::FewInOrder(FewInOrder::new())
+            Selection::SmallOrdered(SmallOrdered::new())
         }
     }
 
@@ -50,7 +50,7 @@ impl Selection {
     #[inline]
     pub(crate) fn lowest(&self) -> u64 {
         match self {
-            Selection::FewInOrder(few) => few.lowest(),
+            Selection::SmallOrdered(few) => few.lowest(),
             Selection::Ordered(order) => order.lowest(),
             _ => 0,
         }
@@ -63,22 +63,24 @@ impl Selection {
         blocks: &mut Blocks,
         cores: &mut [Core],
         slot: u32,
-        standing: Standing,
+        standing: SelectionState,
     ) {
         let core = &mut cores[slot as usize];
-        core.standing = standing;
+        core.selection_state = standing;
         let has_room = match self {
-            Selection::FewInOrder(few) => standing.value == OUT || few.insert(standing.value, slot),
-            Selection::FewByWeight(few) => few.insert(weight(standing), slot),
-            Selection::FewAlike(few) => few.insert(slot),
+            Selection::SmallOrdered(few) => {
+                standing.value == EXCLUDED_KEY || few.insert(standing.value, slot)
+            }
+            Selection::SmallWeighted(few) => few.insert(weight_of(standing), slot),
+            Selection::SmallUniform(few) => few.insert(slot),
             Selection::Ordered(order) => {
-                if standing.value != OUT {
-                    core.spot = order.insert(blocks, standing.value, slot);
+                if standing.value != EXCLUDED_KEY {
+                    core.position = order.insert(blocks, standing.value, slot);
                 }
                 true
             }
             Selection::Weighted(weights) => {
-                weights.insert(weight(standing), slot, spots(cores));
+                weights.insert(weight_of(standing), slot, position_writer(cores));
                 true
             }
         };
@@ -89,10 +91,10 @@ impl Selection {
     }
 
     /// Seeds the random choices.
-    pub(crate) fn sow(&mut self, seed: u64) {
+    pub(crate) fn seed_random(&mut self, seed: u64) {
         match self {
-            Selection::FewByWeight(few) => few.sow(seed),
-            Selection::FewAlike(few) => few.sow(seed),
+            Selection::SmallWeighted(few) => few.seed_random(seed),
+            Selection::SmallUniform(few) => few.seed_random(seed),
             _ => {}
         }
     }
@@ -100,16 +102,20 @@ impl Selection {
     /// Removes an element.
     #[inline]
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, cores: &mut [Core], slot: u32) {
-        let Core { standing, spot, .. } = cores[slot as usize];
+        let Core {
+            selection_state: standing,
+            position: spot,
+            ..
+        } = cores[slot as usize];
         match self {
-            Selection::FewInOrder(few) if standing.value != OUT => few.remove(slot),
-            Selection::FewByWeight(few) => few.remove(slot),
-            Selection::FewAlike(few) => few.remove(slot),
-            Selection::Ordered(order) if standing.value != OUT => {
+            Selection::SmallOrdered(few) if standing.value != EXCLUDED_KEY => few.remove(slot),
+            Selection::SmallWeighted(few) => few.remove(slot),
+            Selection::SmallUniform(few) => few.remove(slot),
+            Selection::Ordered(order) if standing.value != EXCLUDED_KEY => {
                 order.remove(blocks, standing.value, spot);
             }
-            Selection::FewInOrder(_) | Selection::Ordered(_) => {}
-            Selection::Weighted(weights) => weights.remove(spot, spots(cores)),
+            Selection::SmallOrdered(_) | Selection::Ordered(_) => {}
+            Selection::Weighted(weights) => weights.remove(spot, position_writer(cores)),
         }
     }
 
@@ -120,14 +126,14 @@ impl Selection {
         blocks: &mut Blocks,
         cores: &mut [Core],
         slot: u32,
-        standing: Standing,
+        standing: SelectionState,
     ) {
         match self {
-            Selection::FewInOrder(few) => {
-                let is_in = cores[slot as usize].standing.value != OUT;
-                if is_in && standing.value != OUT {
-                    cores[slot as usize].standing = standing;
-                    few.set(standing.value, slot);
+            Selection::SmallOrdered(few) => {
+                let is_in = cores[slot as usize].selection_state.value != EXCLUDED_KEY;
+                if is_in && standing.value != EXCLUDED_KEY {
+                    cores[slot as usize].selection_state = standing;
+                    few.set_key(standing.value, slot);
                 } else {
                     self.remove(blocks, cores, slot);
                     self.insert(blocks, cores, slot, standing);
@@ -137,25 +143,25 @@ impl Selection {
                 self.remove(blocks, cores, slot);
                 self.insert(blocks, cores, slot, standing);
             }
-            Selection::FewByWeight(few) => {
-                cores[slot as usize].standing = standing;
-                few.set(weight(standing), slot);
+            Selection::SmallWeighted(few) => {
+                cores[slot as usize].selection_state = standing;
+                few.set_weight(weight_of(standing), slot);
             }
-            Selection::FewAlike(_) => cores[slot as usize].standing = standing,
+            Selection::SmallUniform(_) => cores[slot as usize].selection_state = standing,
             Selection::Weighted(weights) => {
                 let core = &mut cores[slot as usize];
-                core.standing = standing;
-                let spot = core.spot;
-                weights.set(spot, weight(standing), spots(cores));
+                core.selection_state = standing;
+                let spot = core.position;
+                weights.set_weight(spot, weight_of(standing), position_writer(cores));
             }
         }
     }
 
     /// Excludes an element from selection by weight, until its next [`update`](Self::update).
-    pub(crate) fn rest(&mut self, cores: &mut [Core], slot: u32) {
+    pub(crate) fn exclude(&mut self, cores: &mut [Core], slot: u32) {
         if let Selection::Weighted(weights) = self {
-            let spot = cores[slot as usize].spot;
-            weights.set(spot, 0, spots(cores));
+            let spot = cores[slot as usize].position;
+            weights.set_weight(spot, 0, position_writer(cores));
         }
     }
 
@@ -171,24 +177,24 @@ impl Selection {
     #[cold]
     fn grow(&mut self, blocks: &mut Blocks, cores: &mut [Core]) {
         let many = match self {
-            Selection::FewInOrder(few) => {
-                let mut order = Order::default();
-                for (key, slot) in few.each() {
-                    cores[slot as usize].spot = order.insert(blocks, key, slot);
+            Selection::SmallOrdered(few) => {
+                let mut order = OrderedSet::default();
+                for (key, slot) in few.iter() {
+                    cores[slot as usize].position = order.insert(blocks, key, slot);
                 }
                 Selection::Ordered(order)
             }
-            Selection::FewByWeight(few) => {
-                let mut weights = Weights::sown(few.random());
+            Selection::SmallWeighted(few) => {
+                let mut weights = WeightedSet::with_random_state(few.random());
                 for (weight, slot) in few.each() {
-                    weights.insert(weight, slot, spots(cores));
+                    weights.insert(weight, slot, position_writer(cores));
                 }
                 Selection::Weighted(weights)
             }
-            Selection::FewAlike(few) => {
-                let mut weights = Weights::sown(few.random());
-                for slot in few.each() {
-                    weights.insert(1, slot, spots(cores));
+            Selection::SmallUniform(few) => {
+                let mut weights = WeightedSet::with_random_state(few.random());
+                for slot in few.iter() {
+                    weights.insert(1, slot, position_writer(cores));
                 }
                 Selection::Weighted(weights)
             }
@@ -200,11 +206,11 @@ impl Selection {
 
 /// Returns a closure that stores the positions of elements.
 #[inline]
-fn spots(cores: &mut [Core]) -> impl FnMut(u32, u32) {
-    |slot, spot| cores[slot as usize].spot = spot
+fn position_writer(cores: &mut [Core]) -> impl FnMut(u32, u32) {
+    |slot, spot| cores[slot as usize].position = spot
 }
 
 /// Returns the weight, which fits 32 bits by the policies' definitions.
-fn weight(standing: Standing) -> u32 {
+fn weight_of(standing: SelectionState) -> u32 {
     u32::try_from(standing.value).unwrap_or(u32::MAX)
 }

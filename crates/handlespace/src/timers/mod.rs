@@ -11,7 +11,7 @@ use prefetch_index::prefetch_index;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
-use wheel::{Entry, SMALL_ENTRIES, Wheel, slot};
+use wheel::{Entry, SMALL_BUCKET_MAX, Wheel, slot_of};
 
 /// The purpose of a timer (paper 001 section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -56,9 +56,9 @@ impl Default for Timer {
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// Number of entries by which their elements are prefetched ahead.
-const AHEAD: usize = 32;
+const PREFETCH_DISTANCE: usize = 32;
 /// If more late entries than this arrive, the sorted part covers too much time.
-const NEAR_MAX: usize = 4 * SMALL_ENTRIES;
+const LATE_ENTRIES_MAX: usize = 4 * SMALL_BUCKET_MAX;
 /// Stale entries (without a timer) are removed when they are half of all entries, and more than this.
 const STALE_MIN: usize = 1024;
 
@@ -68,11 +68,11 @@ pub(crate) struct Timers {
     wheel: Wheel,
     /// The sorted entries last taken from the wheel, and below the number of them already processed.
     due: Vec<Entry>,
-    taken: usize,
+    due_processed: usize,
     /// Start time of the last entries taken, or time of the last entry processed.
-    past: u64,
+    processed_until: u64,
     /// Entries, by time and slot, for times that the wheel had already reached when they were added.
-    near: BinaryHeap<Reverse<(u64, u32)>>,
+    late_entries: BinaryHeap<Reverse<(u64, u32)>>,
     entries: usize,
     /// Upper bound of the number of stale entries: without a timer, or with an earlier entry.
     stale: usize,
@@ -83,9 +83,9 @@ impl Timers {
         Timers {
             wheel: Wheel::new(),
             due: Vec::new(),
-            taken: 0,
-            past: 0,
-            near: BinaryHeap::new(),
+            due_processed: 0,
+            processed_until: 0,
+            late_entries: BinaryHeap::new(),
             entries: 0,
             stale: 0,
         }
@@ -103,7 +103,7 @@ impl Timers {
         timer.entry = at;
         self.push(at, slot);
         if had_entry {
-            self.forget(cores);
+            self.count_stale(cores);
         }
     }
 
@@ -111,7 +111,7 @@ impl Timers {
     pub(crate) fn remove(&mut self, cores: &mut [Core], slot: u32) {
         let timer = std::mem::take(&mut cores[slot as usize].timer);
         if timer.entry != NEVER {
-            self.forget(cores);
+            self.count_stale(cores);
         }
     }
 
@@ -138,8 +138,8 @@ impl Timers {
 
     /// Returns a time before which no timer expires: the first timer's own time, or the start of its bucket.
     pub(crate) fn next(&self) -> Option<u64> {
-        let near = self.near.peek().map(|&Reverse((time, _))| time);
-        let due = self.first_due();
+        let near = self.late_entries.peek().map(|&Reverse((time, _))| time);
+        let due = self.first_due_time();
         match (near, due) {
             (Some(near), Some(due)) => Some(near.min(due)),
             (None, None) => self.wheel.next(),
@@ -150,42 +150,45 @@ impl Timers {
     pub(crate) fn heap_bytes(&self) -> usize {
         self.wheel.heap_bytes()
             + self.due.capacity() * size_of::<Entry>()
-            + self.near.capacity() * size_of::<(u64, u32)>()
+            + self.late_entries.capacity() * size_of::<(u64, u32)>()
     }
 
     /// Returns the time of the first entry taken from the wheel.
     #[inline]
-    fn first_due(&self) -> Option<u64> {
-        let entry = self.due.get(self.taken)?;
+    fn first_due_time(&self) -> Option<u64> {
+        let entry = self.due.get(self.due_processed)?;
         Some(self.wheel.time(*entry))
     }
 
     /// Removes and returns the first entry if its time is at most `now`.
     #[inline]
     fn pop_entry(&mut self, cores: &mut [Core], now: u64) -> Option<(u64, u32)> {
-        if self.taken == self.due.len() && self.near.is_empty() && !self.refill(cores, now) {
+        if self.due_processed == self.due.len()
+            && self.late_entries.is_empty()
+            && !self.refill(cores, now)
+        {
             return None;
         }
-        let due = self.first_due();
-        if let Some(&Reverse((time, slot))) = self.near.peek()
+        let due = self.first_due_time();
+        if let Some(&Reverse((time, slot))) = self.late_entries.peek()
             && due.is_none_or(|due| time < due)
         {
             if time > now {
                 return None;
             }
-            self.near.pop();
+            self.late_entries.pop();
             self.entries -= 1;
-            self.past = self.past.max(time);
+            self.processed_until = self.processed_until.max(time);
             return Some((time, slot));
         }
         let time = due.filter(|&due| due <= now)?;
-        if let Some(&ahead) = self.due.get(self.taken + AHEAD) {
-            prefetch_index(&*cores, slot(ahead) as usize);
+        if let Some(&ahead) = self.due.get(self.due_processed + PREFETCH_DISTANCE) {
+            prefetch_index(&*cores, slot_of(ahead) as usize);
         }
-        let slot = slot(self.due[self.taken]);
-        self.taken += 1;
+        let slot = slot_of(self.due[self.due_processed]);
+        self.due_processed += 1;
         self.entries -= 1;
-        self.past = time;
+        self.processed_until = time;
         Some((time, slot))
     }
 
@@ -193,31 +196,31 @@ impl Timers {
     /// to `now`.
     fn refill(&mut self, cores: &mut [Core], now: u64) -> bool {
         self.due.clear();
-        self.taken = 0;
+        self.due_processed = 0;
         while self.due.is_empty() {
             let Some(start) = self.wheel.take(now, &mut self.due) else {
                 return false;
             };
-            self.past = start;
-            self.sift(cores);
+            self.processed_until = start;
+            self.refresh_due(cores);
         }
         self.due.sort_unstable();
         true
     }
 
     /// Drops the taken entries without a timer, and updates the entries of moved timers.
-    fn sift(&mut self, cores: &mut [Core]) {
+    fn refresh_due(&mut self, cores: &mut [Core]) {
         let mut kept = 0;
-        for &entry in self.due.iter().take(AHEAD) {
-            prefetch_index(&*cores, slot(entry) as usize);
+        for &entry in self.due.iter().take(PREFETCH_DISTANCE) {
+            prefetch_index(&*cores, slot_of(entry) as usize);
         }
         for index in 0..self.due.len() {
-            if let Some(&ahead) = self.due.get(index + AHEAD) {
-                prefetch_index(&*cores, slot(ahead) as usize);
+            if let Some(&ahead) = self.due.get(index + PREFETCH_DISTANCE) {
+                prefetch_index(&*cores, slot_of(ahead) as usize);
             }
             let entry = self.due[index];
             let time = self.wheel.time(entry);
-            let slot = slot(entry);
+            let slot = slot_of(entry);
             let timer = &mut cores[slot as usize].timer;
             if timer.entry == time && timer.at <= time {
                 self.due[kept] = entry;
@@ -247,27 +250,28 @@ impl Timers {
             self.wheel.push(time, slot);
             return;
         }
-        self.near.push(Reverse((time, slot)));
-        if self.near.len() > NEAR_MAX && self.past < self.wheel.reached() {
-            self.go_back();
+        self.late_entries.push(Reverse((time, slot)));
+        if self.late_entries.len() > LATE_ENTRIES_MAX && self.processed_until < self.wheel.reached()
+        {
+            self.return_due_to_wheel();
         }
     }
 
     /// Puts taken entries with a future time back into the wheel.
     #[cold]
-    fn go_back(&mut self) {
-        self.wheel.rewind(self.past);
+    fn return_due_to_wheel(&mut self) {
+        self.wheel.rewind(self.processed_until);
         let wheel = &mut self.wheel;
-        for entry in self.due.drain(self.taken..) {
+        for entry in self.due.drain(self.due_processed..) {
             let time = wheel.time(entry);
-            if time > self.past {
-                wheel.push(time, slot(entry));
+            if time > self.processed_until {
+                wheel.push(time, slot_of(entry));
             } else {
-                self.near.push(Reverse((time, slot(entry))));
+                self.late_entries.push(Reverse((time, slot_of(entry))));
             }
         }
-        self.near.retain(|&Reverse((time, slot))| {
-            let past = time <= self.past;
+        self.late_entries.retain(|&Reverse((time, slot))| {
+            let past = time <= self.processed_until;
             if !past {
                 wheel.push(time, slot);
             }
@@ -276,23 +280,24 @@ impl Timers {
     }
 
     /// Counts an entry that has lost its timer.
-    fn forget(&mut self, cores: &[Core]) {
+    fn count_stale(&mut self, cores: &[Core]) {
         self.stale += 1;
         if self.stale > STALE_MIN && self.stale * 2 > self.entries {
-            self.clear_out(cores);
+            self.remove_stale(cores);
         }
     }
 
     #[cold]
-    fn clear_out(&mut self, cores: &[Core]) {
+    fn remove_stale(&mut self, cores: &[Core]) {
         let valid = |time: u64, slot: u32| cores[slot as usize].timer.entry == time;
-        self.near.retain(|&Reverse((time, slot))| valid(time, slot));
-        self.due.drain(..self.taken);
-        self.taken = 0;
+        self.late_entries
+            .retain(|&Reverse((time, slot))| valid(time, slot));
+        self.due.drain(..self.due_processed);
+        self.due_processed = 0;
         let wheel = &self.wheel;
         self.due
-            .retain(|&entry| valid(wheel.time(entry), slot(entry)));
-        self.entries = self.near.len() + self.due.len() + self.wheel.retain(valid);
+            .retain(|&entry| valid(wheel.time(entry), slot_of(entry)));
+        self.entries = self.late_entries.len() + self.due.len() + self.wheel.retain(valid);
         self.stale = 0;
     }
 }

@@ -14,11 +14,11 @@ const BUCKETS: usize = 1 << DIGIT_BITS;
 const LEVELS: usize = 4;
 const SPAN_BITS: u32 = DIGIT_BITS * LEVELS as u32;
 /// A bucket with at most this many entries is returned as a whole.
-pub(super) const SMALL_ENTRIES: usize = 256;
+pub(super) const SMALL_BUCKET_MAX: usize = 256;
 /// Several buckets are returned at once if they have at most this many entries together.
-const LITTLE_ENTRIES: usize = 64;
-const PLACES: usize = 15;
-const NONE: u32 = u32::MAX;
+const COMBINED_BUCKETS_MAX: usize = 64;
+const CHUNK_ENTRIES: usize = 15;
+const NO_CHUNK: u32 = u32::MAX;
 
 /// The lower half of the time, then the slot.
 pub(super) type Entry = u64;
@@ -31,7 +31,7 @@ fn pack(time: u64, slot: u32) -> Entry {
 
 /// Returns the slot of an entry.
 #[inline]
-pub(super) fn slot(entry: Entry) -> u32 {
+pub(super) fn slot_of(entry: Entry) -> u32 {
     entry as u32
 }
 
@@ -39,11 +39,11 @@ pub(super) fn slot(entry: Entry) -> u32 {
 #[derive(Debug, Clone)]
 #[repr(align(128))]
 struct Chunk {
-    entries: [Entry; PLACES],
+    entries: [Entry; CHUNK_ENTRIES],
     /// The bucket's next chunk, which is full; or the next free chunk.
-    after: u32,
+    next: u32,
     /// The chunk after `after`, for prefetching while this one is read.
-    beyond: u32,
+    next_but_one: u32,
 }
 
 /// Unordered entries. All chunks but the first are full.
@@ -54,7 +54,7 @@ struct Bucket {
 }
 
 const EMPTY: Bucket = Bucket {
-    chunk: NONE,
+    chunk: NO_CHUNK,
     len: 0,
 };
 
@@ -67,9 +67,9 @@ pub(super) struct Wheel {
     /// The buckets, level by level.
     buckets: Vec<Bucket>,
     chunks: Vec<Chunk>,
-    free: u32,
+    free_chunk: u32,
     /// Entries of later spans, by the upper half of their times.
-    later: BTreeMap<u32, Vec<Entry>>,
+    overflow: BTreeMap<u32, Vec<Entry>>,
 }
 
 impl Wheel {
@@ -79,8 +79,8 @@ impl Wheel {
             occupied: [[0; BUCKETS / 64]; LEVELS],
             buckets: vec![EMPTY; LEVELS * BUCKETS],
             chunks: Vec::new(),
-            free: NONE,
-            later: BTreeMap::new(),
+            free_chunk: NO_CHUNK,
+            overflow: BTreeMap::new(),
         }
     }
 
@@ -115,28 +115,28 @@ impl Wheel {
         let differs = time ^ self.reached;
         let entry = pack(time, slot);
         if differs >> SPAN_BITS == 0 {
-            self.place(entry, differs as u32);
+            self.insert(entry, differs as u32);
         } else {
             let upper = (time >> SPAN_BITS) as u32;
-            self.later.entry(upper).or_default().push(entry);
+            self.overflow.entry(upper).or_default().push(entry);
         }
     }
 
     /// Returns the start time of the first nonempty bucket.
     pub(super) fn next(&self) -> Option<u64> {
-        self.first().map(|(_, start)| start)
+        self.first_bucket().map(|(_, start)| start)
     }
 
     /// Takes the earliest entries, unless they are after `now`, and advances the time reached past them. Returns the
     /// time at which they start; none if there are none.
     pub(super) fn take(&mut self, now: u64, due: &mut Vec<Entry>) -> Option<u64> {
         loop {
-            let (first, start) = self.first().filter(|&(_, start)| start <= now)?;
+            let (first, start) = self.first_bucket().filter(|&(_, start)| start <= now)?;
             let Some(bucket) = first else {
                 self.reached = start;
-                let (_, span) = self.later.pop_first()?;
+                let (_, span) = self.overflow.pop_first()?;
                 for entry in span {
-                    self.lower(entry, due);
+                    self.cascade(entry, due);
                 }
                 if due.is_empty() {
                     continue;
@@ -144,16 +144,16 @@ impl Wheel {
                 return Some(start);
             };
             let level = bucket / BUCKETS;
-            if level == 0 || self.buckets[bucket].len as usize <= SMALL_ENTRIES {
-                self.take_whole(bucket, start, due);
+            if level == 0 || self.buckets[bucket].len as usize <= SMALL_BUCKET_MAX {
+                self.take_bucket(bucket, start, due);
                 self.take_neighbours(level, now, due);
                 return Some(start);
             }
             self.reached = start;
-            let Bucket { chunk, len } = self.empty(bucket);
-            self.gather(chunk, len, |wheel, entries| {
+            let Bucket { chunk, len } = self.clear_bucket(bucket);
+            self.drain_chunks(chunk, len, |wheel, entries| {
                 for &entry in entries {
-                    wheel.lower(entry, due);
+                    wheel.cascade(entry, due);
                 }
             });
             if !due.is_empty() {
@@ -163,22 +163,22 @@ impl Wheel {
     }
 
     /// Takes all entries of a bucket, which covers all lower levels.
-    fn take_whole(&mut self, bucket: usize, start: u64, due: &mut Vec<Entry>) {
+    fn take_bucket(&mut self, bucket: usize, start: u64, due: &mut Vec<Entry>) {
         let level = (bucket / BUCKETS) as u32;
         self.reached = start | ((1 << (DIGIT_BITS * level)) - 1);
-        let Bucket { chunk, len } = self.empty(bucket);
-        self.gather(chunk, len, |_, entries| due.extend_from_slice(entries));
+        let Bucket { chunk, len } = self.clear_bucket(bucket);
+        self.drain_chunks(chunk, len, |_, entries| due.extend_from_slice(entries));
     }
 
     /// Takes the next buckets of a level too, as long as the total is small: a call for each costs more than sorting
     /// more entries.
     fn take_neighbours(&mut self, level: usize, now: u64, due: &mut Vec<Entry>) {
-        while let Some((Some(bucket), start)) = self.first()
+        while let Some((Some(bucket), start)) = self.first_bucket()
             && bucket / BUCKETS == level
             && start <= now
-            && due.len() + self.buckets[bucket].len as usize <= LITTLE_ENTRIES
+            && due.len() + self.buckets[bucket].len as usize <= COMBINED_BUCKETS_MAX
         {
-            self.take_whole(bucket, start, due);
+            self.take_bucket(bucket, start, due);
         }
     }
 
@@ -188,26 +188,26 @@ impl Wheel {
         let mut left = 0;
         let mut entries = Vec::new();
         for number in 0..self.buckets.len() {
-            let Bucket { chunk, len } = self.empty(number);
+            let Bucket { chunk, len } = self.clear_bucket(number);
             entries.clear();
-            self.gather(chunk, len, |_, some| entries.extend_from_slice(some));
-            entries.retain(|&entry| valid(span | entry >> 32, slot(entry)));
+            self.drain_chunks(chunk, len, |_, some| entries.extend_from_slice(some));
+            entries.retain(|&entry| valid(span | entry >> 32, slot_of(entry)));
             for &entry in &entries {
-                self.add(number, entry);
+                self.add_to_bucket(number, entry);
             }
             left += entries.len();
         }
-        for (&upper, entries) in &mut self.later {
+        for (&upper, entries) in &mut self.overflow {
             let span = u64::from(upper) << SPAN_BITS;
-            entries.retain(|&entry| valid(span | entry >> 32, slot(entry)));
+            entries.retain(|&entry| valid(span | entry >> 32, slot_of(entry)));
             left += entries.len();
         }
-        self.later.retain(|_, entries| !entries.is_empty());
+        self.overflow.retain(|_, entries| !entries.is_empty());
         left
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
-        let later: usize = self.later.values().map(Vec::capacity).sum();
+        let later: usize = self.overflow.values().map(Vec::capacity).sum();
         self.buckets.capacity() * size_of::<Bucket>()
             + self.chunks.capacity() * size_of::<Chunk>()
             + later * size_of::<Entry>()
@@ -216,7 +216,7 @@ impl Wheel {
     /// Returns the first nonempty bucket, none if it is a later span; and its start time. Buckets of a lower level are
     /// earlier.
     #[inline]
-    fn first(&self) -> Option<(Option<usize>, u64)> {
+    fn first_bucket(&self) -> Option<(Option<usize>, u64)> {
         for (level, words) in self.occupied.iter().enumerate() {
             let Some(word) = words.iter().position(|&word| word != 0) else {
                 continue;
@@ -227,30 +227,30 @@ impl Wheel {
             let start = (above | bucket as u64) << shift;
             return Some((Some(level * BUCKETS + bucket), start));
         }
-        let (&upper, _) = self.later.first_key_value()?;
+        let (&upper, _) = self.overflow.first_key_value()?;
         Some((None, u64::from(upper) << SPAN_BITS))
     }
 
     /// Moves an entry of a bucket with a start time that has been reached.
     #[inline]
-    fn lower(&mut self, entry: Entry, due: &mut Vec<Entry>) {
+    fn cascade(&mut self, entry: Entry, due: &mut Vec<Entry>) {
         match (entry >> 32) as u32 ^ self.reached as u32 {
             0 => due.push(entry),
-            differs => self.place(entry, differs),
+            differs => self.insert(entry, differs),
         }
     }
 
     #[inline]
-    fn place(&mut self, entry: Entry, differs: u32) {
+    fn insert(&mut self, entry: Entry, differs: u32) {
         let level = (31 - differs.leading_zeros()) / DIGIT_BITS;
         let bucket = (entry >> (32 + DIGIT_BITS * level)) as usize % BUCKETS;
-        self.add(level as usize * BUCKETS + bucket, entry);
+        self.add_to_bucket(level as usize * BUCKETS + bucket, entry);
     }
 
     #[inline]
-    fn add(&mut self, number: usize, entry: Entry) {
+    fn add_to_bucket(&mut self, number: usize, entry: Entry) {
         let Bucket { mut chunk, len } = self.buckets[number];
-        let place = len as usize % PLACES;
+        let place = len as usize % CHUNK_ENTRIES;
         if place == 0 {
             chunk = self.allocate(chunk);
             let bucket = number % BUCKETS;
@@ -261,7 +261,7 @@ impl Wheel {
         self.buckets[number] = Bucket { chunk, len };
     }
 
-    fn empty(&mut self, number: usize) -> Bucket {
+    fn clear_bucket(&mut self, number: usize) -> Bucket {
         let bucket = number % BUCKETS;
         self.occupied[number / BUCKETS][bucket / 64] &= !(1 << (bucket % 64));
         std::mem::replace(&mut self.buckets[number], EMPTY)
@@ -270,29 +270,34 @@ impl Wheel {
     /// Frees the chunks of a bucket and passes their entries to `take`. The chunk read last is reused first, because it
     /// is in a cache.
     #[inline]
-    fn gather(&mut self, mut chunk: u32, len: u32, mut take: impl FnMut(&mut Wheel, &[Entry])) {
-        let mut places = match len as usize % PLACES {
-            0 => PLACES,
+    fn drain_chunks(
+        &mut self,
+        mut chunk: u32,
+        len: u32,
+        mut take: impl FnMut(&mut Wheel, &[Entry]),
+    ) {
+        let mut places = match len as usize % CHUNK_ENTRIES {
+            0 => CHUNK_ENTRIES,
             rest => rest,
         };
-        while chunk != NONE {
+        while chunk != NO_CHUNK {
             let Chunk {
                 entries,
-                after,
-                beyond,
+                next: after,
+                next_but_one: beyond,
             } = self.chunks[chunk as usize].clone();
-            self.fetch(beyond);
-            self.chunks[chunk as usize].after = self.free;
-            self.free = chunk;
+            self.prefetch(beyond);
+            self.chunks[chunk as usize].next = self.free_chunk;
+            self.free_chunk = chunk;
             take(self, &entries[..places]);
-            places = PLACES;
+            places = CHUNK_ENTRIES;
             chunk = after;
         }
     }
 
     /// Prefetches both lines of a chunk.
     #[inline]
-    fn fetch(&self, chunk: u32) {
+    fn prefetch(&self, chunk: u32) {
         if let Some(chunk) = self.chunks.get(chunk as usize) {
             prefetch_index(chunk.entries.as_slice(), 0);
             prefetch_index(chunk.entries.as_slice(), 8);
@@ -301,21 +306,21 @@ impl Wheel {
 
     fn allocate(&mut self, after: u32) -> u32 {
         let beyond = self.chunks.get(after as usize);
-        let beyond = beyond.map_or(NONE, |chunk| chunk.after);
-        if let Some(chunk) = self.chunks.get_mut(self.free as usize) {
-            let number = self.free;
-            self.free = chunk.after;
-            (chunk.after, chunk.beyond) = (after, beyond);
+        let beyond = beyond.map_or(NO_CHUNK, |chunk| chunk.next);
+        if let Some(chunk) = self.chunks.get_mut(self.free_chunk as usize) {
+            let number = self.free_chunk;
+            self.free_chunk = chunk.next;
+            (chunk.next, chunk.next_but_one) = (after, beyond);
             return number;
         }
         let number = u32::try_from(self.chunks.len()).ok();
-        let number = number.filter(|&number| number < NONE);
+        let number = number.filter(|&number| number < NO_CHUNK);
         self.chunks.push(Chunk {
-            entries: [0; PLACES],
-            after,
-            beyond,
+            entries: [0; CHUNK_ENTRIES],
+            next: after,
+            next_but_one: beyond,
         });
-        number.expect("more timers than there are numbers for")
+        number.expect("the number of timers exceeds 32 bits")
     }
 }
 
@@ -324,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_is_two_cache_lines() {
+    fn chunk_fits_two_cache_lines() {
         assert_eq!(size_of::<Chunk>(), 128);
     }
 }

@@ -4,6 +4,6 @@
 
 fn main() {
     holdfast_lab::init_main();
-    eprintln!("holdfast-lab plays hidden roles for a lab; use `holdfast lab`");
+    eprintln!("holdfast-lab only runs internal processes of a lab; use `holdfast lab`");
     std::process::exit(2);
 }

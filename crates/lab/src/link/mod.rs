@@ -7,16 +7,16 @@
 //! The loss and jitter of the n-th packet depend on the seed and n alone: the same seed and number of packets give the
 //! same losses.
 
+mod program;
 mod random;
-mod shell;
 
 use std::{collections::VecDeque, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub use program::{DirectionCounters, DuplexCounters};
+pub(crate) use program::{LinkTask, SplicedLink, run};
 use random::SplitMix64;
-pub use shell::{DuplexCounters, PathCounters};
-pub(crate) use shell::{Splice, Task, run};
 
 /// Properties of one direction of a link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl Default for LinkConfig {
     }
 }
 
-/// Counters of one direction. `entered = lost + dropped + left + inside`.
+/// Counters of one direction. `entered = lost + dropped + delivered + in_flight`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Packets that entered.
@@ -67,11 +67,11 @@ pub struct Counters {
     /// Packets dropped because the queue was full.
     pub dropped: u64,
     /// Packets that left.
-    pub left: u64,
+    pub delivered: u64,
     /// Bytes of the packets that left.
-    pub left_bytes: u64,
+    pub delivered_bytes: u64,
     /// Packets that are queued or travelling.
-    pub inside: u64,
+    pub in_flight: u64,
 }
 
 impl std::iter::Sum for Counters {
@@ -80,9 +80,9 @@ impl std::iter::Sum for Counters {
             entered: sum.entered + one.entered,
             lost: sum.lost + one.lost,
             dropped: sum.dropped + one.dropped,
-            left: sum.left + one.left,
-            left_bytes: sum.left_bytes + one.left_bytes,
-            inside: sum.inside + one.inside,
+            delivered: sum.delivered + one.delivered,
+            delivered_bytes: sum.delivered_bytes + one.delivered_bytes,
+            in_flight: sum.in_flight + one.in_flight,
         })
     }
 }
@@ -93,11 +93,11 @@ pub struct Link<P> {
     config: LinkConfig,
     random: SplitMix64,
     /// Time at which the transmitter becomes idle.
-    idle_at: Duration,
+    transmitter_idle_at: Duration,
     /// Time at which each waiting packet's transmission ends.
-    transmissions: VecDeque<Duration>,
+    transmission_ends: VecDeque<Duration>,
     /// Travelling packets with their arrival times, which never decrease.
-    travelling: VecDeque<(Duration, P)>,
+    in_flight: VecDeque<(Duration, P)>,
     counters: Counters,
 }
 
@@ -108,9 +108,9 @@ impl<P: AsRef<[u8]>> Link<P> {
         Link {
             random: SplitMix64::new(config.seed),
             config,
-            idle_at: Duration::ZERO,
-            transmissions: VecDeque::new(),
-            travelling: VecDeque::new(),
+            transmitter_idle_at: Duration::ZERO,
+            transmission_ends: VecDeque::new(),
+            in_flight: VecDeque::new(),
             counters: Counters::default(),
         }
     }
@@ -124,19 +124,23 @@ impl<P: AsRef<[u8]>> Link<P> {
             self.counters.lost += 1;
             return;
         }
-        while self.transmissions.front().is_some_and(|end| *end <= now) {
-            self.transmissions.pop_front();
+        while self
+            .transmission_ends
+            .front()
+            .is_some_and(|end| *end <= now)
+        {
+            self.transmission_ends.pop_front();
         }
-        if self.transmissions.len() >= self.config.queue_packets.max(1) {
+        if self.transmission_ends.len() >= self.config.queue_packets.max(1) {
             self.counters.dropped += 1;
             return;
         }
         let bytes = packet.as_ref().len();
         let sent_at = self.transmit(now, bytes);
-        let arrives_at = sent_at + self.config.delay + self.jitter(jitter_draw);
-        let last = self.travelling.back().map_or(Duration::ZERO, |(at, _)| *at);
-        self.travelling.push_back((arrives_at.max(last), packet));
-        self.counters.inside += 1;
+        let arrives_at = sent_at + self.config.delay + self.jitter_from(jitter_draw);
+        let last = self.in_flight.back().map_or(Duration::ZERO, |(at, _)| *at);
+        self.in_flight.push_back((arrives_at.max(last), packet));
+        self.counters.in_flight += 1;
     }
 
     /// Returns the next packet that has arrived by `now`; call until none.
@@ -144,17 +148,17 @@ impl<P: AsRef<[u8]>> Link<P> {
         if self.poll_timeout()? > now {
             return None;
         }
-        let (_, packet) = self.travelling.pop_front()?;
-        self.counters.left += 1;
-        self.counters.left_bytes += packet.as_ref().len() as u64;
-        self.counters.inside -= 1;
+        let (_, packet) = self.in_flight.pop_front()?;
+        self.counters.delivered += 1;
+        self.counters.delivered_bytes += packet.as_ref().len() as u64;
+        self.counters.in_flight -= 1;
         Some(packet)
     }
 
     /// Returns the time at which `poll_packet` has its next packet.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
-        self.travelling.front().map(|(at, _)| *at)
+        self.in_flight.front().map(|(at, _)| *at)
     }
 
     /// Returns the counters.
@@ -169,13 +173,13 @@ impl<P: AsRef<[u8]>> Link<P> {
             return now;
         };
         let nanos = bytes as u128 * 8 * 1_000_000_000 / u128::from(rate.max(1));
-        let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        self.idle_at = self.idle_at.max(now) + takes;
-        self.transmissions.push_back(self.idle_at);
-        self.idle_at
+        let duration = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.transmitter_idle_at = self.transmitter_idle_at.max(now) + duration;
+        self.transmission_ends.push_back(self.transmitter_idle_at);
+        self.transmitter_idle_at
     }
 
-    fn jitter(&self, draw: u64) -> Duration {
+    fn jitter_from(&self, draw: u64) -> Duration {
         let nanos = self.config.jitter.as_nanos() * u128::from(draw) / u128::from(LOSS_ALWAYS);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gives_the_published_sequence() {
+    fn generator_matches_the_published_sequence() {
         let mut random = SplitMix64::new(1_234_567);
         let seen: Vec<u64> = (0..5).map(|_| random.next()).collect();
         assert_eq!(

@@ -8,7 +8,10 @@ const MS: Duration = Duration::from_millis(1);
 
 /// Sends `(time, size)` packets, numbered in their first bytes, through a link, and returns the time at which each
 /// left.
-fn pass(config: &LinkConfig, packets: &[(Duration, usize)]) -> (Vec<(usize, Duration)>, Counters) {
+fn send_through(
+    config: &LinkConfig,
+    packets: &[(Duration, usize)],
+) -> (Vec<(usize, Duration)>, Counters) {
     let mut link = Link::new(config.clone());
     let mut out = Vec::new();
     let mut drain = |link: &mut Link<Vec<u8>>, until: Option<Duration>| {
@@ -31,7 +34,7 @@ fn pass(config: &LinkConfig, packets: &[(Duration, usize)]) -> (Vec<(usize, Dura
     (out, link.counters())
 }
 
-fn every(step: Duration, count: u32, size: usize) -> Vec<(Duration, usize)> {
+fn periodic_packets(step: Duration, count: u32, size: usize) -> Vec<(Duration, usize)> {
     (0..count).map(|n| (step * n, size)).collect()
 }
 
@@ -41,17 +44,21 @@ fn delay_is_exact() {
         delay: 10 * MS,
         ..LinkConfig::default()
     };
-    let (out, counters) = pass(&config, &every(3 * MS, 100, 1000));
+    let (out, counters) = send_through(&config, &periodic_packets(3 * MS, 100, 1000));
     let expected: Vec<_> = (0..100).map(|n| (n, 3 * MS * n as u32 + 10 * MS)).collect();
     assert_eq!(out, expected);
     assert_eq!(
-        (counters.left, counters.left_bytes, counters.inside),
+        (
+            counters.delivered,
+            counters.delivered_bytes,
+            counters.in_flight
+        ),
         (100, 100_000, 0)
     );
 }
 
 #[test]
-fn nothing_comes_out_early() {
+fn packet_does_not_arrive_early() {
     let config = LinkConfig {
         delay: 10 * MS,
         ..LinkConfig::default()
@@ -72,7 +79,7 @@ fn rate_spaces_packets_by_their_size() {
         delay: 5 * MS,
         ..LinkConfig::default()
     };
-    let (out, _) = pass(
+    let (out, _) = send_through(
         &config,
         &[
             (Duration::ZERO, 1250),
@@ -94,7 +101,7 @@ fn rate_spaces_packets_by_their_size() {
 }
 
 #[test]
-fn a_full_queue_drops_what_comes_last() {
+fn full_queue_drops_newest_packets() {
     let config = LinkConfig {
         rate_bits: Some(10_000_000),
         queue_packets: 3,
@@ -104,30 +111,30 @@ fn a_full_queue_drops_what_comes_last() {
     let mut packets = vec![(Duration::ZERO, 1250); 5];
     packets.push((MS, 1250));
     packets.push((MS, 1250));
-    let (out, counters) = pass(&config, &packets);
+    let (out, counters) = send_through(&config, &packets);
     assert_eq!(out, [(0, MS), (1, 2 * MS), (2, 3 * MS), (5, 4 * MS)]);
     assert_eq!(
         (
             counters.entered,
             counters.dropped,
             counters.lost,
-            counters.left
+            counters.delivered
         ),
         (7, 3, 0, 4)
     );
 }
 
 #[test]
-fn loss_is_the_same_for_the_same_seed_and_about_what_was_asked() {
+fn loss_is_reproducible_and_near_configured_rate() {
     let config = |seed| LinkConfig {
         loss: LOSS_ALWAYS / 100,
         seed,
         ..LinkConfig::default()
     };
-    let packets = every(MS, 100_000, 100);
-    let (first, counters) = pass(&config(1), &packets);
-    assert_eq!(pass(&config(1), &packets).0, first);
-    assert_ne!(pass(&config(2), &packets).0, first);
+    let packets = periodic_packets(MS, 100_000, 100);
+    let (first, counters) = send_through(&config(1), &packets);
+    assert_eq!(send_through(&config(1), &packets).0, first);
+    assert_ne!(send_through(&config(2), &packets).0, first);
     // Mean 1000, standard deviation 31.5; the seed is fixed, so the test cannot fail by chance.
     assert!((850..1150).contains(&counters.lost), "{}", counters.lost);
     // The exact losses of this seed, which must never change.
@@ -154,20 +161,25 @@ fn loss_does_not_depend_on_time_size_or_queue() {
         jitter: MS,
         ..lossy.clone()
     };
-    let lost = pass(&lossy, &every(MS, 1000, 60)).1.lost;
-    let counters = pass(&slow, &every(MS / 100, 1000, 1500)).1;
+    let lost = send_through(&lossy, &periodic_packets(MS, 1000, 60)).1.lost;
+    let counters = send_through(&slow, &periodic_packets(MS / 100, 1000, 1500)).1;
     assert_eq!(counters.lost, lost);
     assert!(counters.dropped > 0);
 }
 
 #[test]
-fn always_and_never_are_exact() {
+fn loss_of_zero_and_one_is_exact() {
     for (loss, left) in [(0, 1000), (LOSS_ALWAYS, 0)] {
         let config = LinkConfig {
             loss,
             ..LinkConfig::default()
         };
-        assert_eq!(pass(&config, &every(MS, 1000, 60)).1.left, left);
+        assert_eq!(
+            send_through(&config, &periodic_packets(MS, 1000, 60))
+                .1
+                .delivered,
+            left
+        );
     }
 }
 
@@ -187,7 +199,7 @@ prop_compose! {
 
 prop_compose! {
     /// Packets with times that do not decrease.
-    fn traffic()(steps in proptest::collection::vec((0u64..3000, 4usize..1514), 0..200)) -> Vec<(Duration, usize)> {
+    fn packets_in_order()(steps in proptest::collection::vec((0u64..3000, 4usize..1514), 0..200)) -> Vec<(Duration, usize)> {
         let mut now = Duration::ZERO;
         steps.into_iter().map(|(step, size)| { now += Duration::from_micros(step); (now, size) }).collect()
     }
@@ -195,19 +207,19 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn order_is_kept_and_nothing_is_forgotten(config in configs(), packets in traffic()) {
-        let (out, counters) = pass(&config, &packets);
+    fn packets_stay_in_order_and_are_all_accounted_for(config in configs(), packets in packets_in_order()) {
+        let (out, counters) = send_through(&config, &packets);
         prop_assert!(out.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1));
         prop_assert_eq!(counters.entered, packets.len() as u64);
-        prop_assert_eq!(counters.left, out.len() as u64);
-        prop_assert_eq!(counters.entered, counters.left + counters.lost + counters.dropped);
-        prop_assert_eq!(counters.inside, 0);
-        prop_assert_eq!(counters.left_bytes, out.iter().map(|(n, _)| packets[*n].1 as u64).sum::<u64>());
+        prop_assert_eq!(counters.delivered, out.len() as u64);
+        prop_assert_eq!(counters.entered, counters.delivered + counters.lost + counters.dropped);
+        prop_assert_eq!(counters.in_flight, 0);
+        prop_assert_eq!(counters.delivered_bytes, out.iter().map(|(n, _)| packets[*n].1 as u64).sum::<u64>());
     }
 
     #[test]
-    fn no_packet_is_faster_than_the_link(config in configs(), packets in traffic()) {
-        let (out, _) = pass(&config, &packets);
+    fn packet_takes_at_least_the_link_delay(config in configs(), packets in packets_in_order()) {
+        let (out, _) = send_through(&config, &packets);
         for (n, at) in &out {
             let (entered, size) = packets[*n];
             let sending = config.rate_bits.map_or(0, |rate| size as u64 * 8 * 1_000_000_000 / rate);
@@ -220,9 +232,9 @@ proptest! {
     }
 
     #[test]
-    fn never_more_than_the_rate(config in configs(), packets in traffic()) {
+    fn link_does_not_exceed_its_rate(config in configs(), packets in packets_in_order()) {
         let config = LinkConfig { jitter: Duration::ZERO, ..config };
-        let (out, _) = pass(&config, &packets);
+        let (out, _) = send_through(&config, &packets);
         if let Some(rate) = config.rate_bits {
             for pair in out.windows(2) {
                 let gap = pair[1].1 - pair[0].1;
@@ -233,8 +245,8 @@ proptest! {
     }
 
     #[test]
-    fn the_queue_never_holds_more_than_its_length(config in configs(), packets in traffic()) {
-        let (out, _) = pass(&LinkConfig { jitter: Duration::ZERO, ..config.clone() }, &packets);
+    fn queue_does_not_exceed_its_limit(config in configs(), packets in packets_in_order()) {
+        let (out, _) = send_through(&LinkConfig { jitter: Duration::ZERO, ..config.clone() }, &packets);
         for (entered, _) in &packets {
             // Waiting or being sent at that moment, including the new packet.
             let waiting = out.iter().filter(|(n, at)| packets[*n].0 <= *entered && *at - config.delay > *entered).count();

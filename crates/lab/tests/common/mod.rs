@@ -33,7 +33,7 @@ pub fn sh(lab: &Lab, host: &str, script: &str) -> Output {
 
 /// Returns the output of a shell script inside a host; the script must succeed.
 #[track_caller]
-pub fn ask(lab: &Lab, host: &str, script: &str) -> String {
+pub fn output_of(lab: &Lab, host: &str, script: &str) -> String {
     let output = sh(lab, host, script);
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
@@ -48,7 +48,7 @@ pub fn ask(lab: &Lab, host: &str, script: &str) -> String {
 }
 
 /// Returns true if the machine lists a process with `text` in its command line.
-pub fn runs(text: &str) -> bool {
+pub fn is_running(text: &str) -> bool {
     let output = Command::new("ps").args(["-eo", "args"]).output().unwrap();
     String::from_utf8_lossy(&output.stdout)
         .lines()

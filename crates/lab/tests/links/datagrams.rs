@@ -8,18 +8,18 @@ use std::{
 
 use holdfast_lab::{
     Lab,
-    link::{DuplexCounters, PathCounters},
+    link::{DirectionCounters, DuplexCounters},
 };
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::common::{self, ask};
+use crate::common::{self, output_of};
 
 /// Returns a socket in c1 that sends to one in n1. Afterwards c1 sends nothing else, so the link's counters count
 /// only these datagrams.
-pub fn datagrams(lab: &Lab) -> (UdpSocket, UdpSocket) {
+pub fn socket_pair(lab: &Lab) -> (UdpSocket, UdpSocket) {
     let (target, _) = lab.address("n1").unwrap();
     let mac = lab.host("n1").unwrap().mac;
-    ask(
+    output_of(
         lab,
         "c1",
         &format!(
@@ -41,12 +41,12 @@ pub fn datagrams(lab: &Lab) -> (UdpSocket, UdpSocket) {
     sender.connect((target, 7)).unwrap();
     // A link enforced by the kernel has no counters.
     if counters(lab).is_some() {
-        settled(lab);
+        counters_when_idle(lab);
     }
     (sender, receiver)
 }
 
-pub fn up(lab: &Lab) -> PathCounters {
+pub fn up_counters(lab: &Lab) -> DirectionCounters {
     counters(lab).unwrap().up
 }
 
@@ -61,22 +61,22 @@ fn counters(lab: &Lab) -> Option<DuplexCounters> {
 }
 
 /// Returns the counters of the upward direction when nothing is moving.
-pub fn settled(lab: &Lab) -> PathCounters {
-    settled_after(lab, 0)
+pub fn counters_when_idle(lab: &Lab) -> DirectionCounters {
+    counters_after(lab, 0)
 }
 
 /// Returns the counters when nothing is moving, after this many packets have entered since the lab came up.
-pub fn settled_after(lab: &Lab, entered: u64) -> PathCounters {
+pub fn counters_after(lab: &Lab, entered: u64) -> DirectionCounters {
     let deadline = Instant::now() + Duration::from_secs(60);
-    let (mut last, mut same) = (up(lab), 0);
+    let (mut last, mut same) = (up_counters(lab), 0);
     // Counters are written within 100 ms of a change, later if the machine stalls; hence 25 equal polls (500 ms).
-    while last.link.entered < entered || last.link.inside > 0 || same < 25 {
+    while last.link.entered < entered || last.link.in_flight > 0 || same < 25 {
         assert!(
             Instant::now() < deadline,
-            "exceeded time: the link does not come to rest: {last:?}"
+            "exceeded time: the link does not become idle: {last:?}"
         );
         thread::sleep(Duration::from_millis(20));
-        let seen = up(lab);
+        let seen = up_counters(lab);
         same = if seen == last { same + 1 } else { 0 };
         last = seen;
     }
@@ -84,7 +84,7 @@ pub fn settled_after(lab: &Lab, entered: u64) -> PathCounters {
 }
 
 /// Receives datagrams until the number is at least `last`: returns the numbers and arrival times.
-pub fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
+pub fn receive_until(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
     let mut buffer = [0; 2048];
     let mut seen = Vec::new();
     loop {
@@ -98,7 +98,7 @@ pub fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
 }
 
 /// Returns the numbers of this many datagrams that have left the link; checks that there are no more.
-pub fn received(receiver: &UdpSocket, count: usize) -> Vec<u32> {
+pub fn receive_exactly(receiver: &UdpSocket, count: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut number = || {
         common::receive(receiver, &mut buffer)?;
@@ -108,24 +108,24 @@ pub fn received(receiver: &UdpSocket, count: usize) -> Vec<u32> {
     let numbers = (0..count).map(|_| number().expect("a datagram within the limit"));
     let numbers = numbers.collect();
     receiver.set_nonblocking(true).unwrap();
-    assert!(number().is_err(), "more came than {count}");
+    assert!(number().is_err(), "more than {count} datagrams arrived");
     numbers
 }
 
 /// Waits until this many packets have entered the upward direction since the lab came up.
-pub fn entered(lab: &Lab, count: u64) {
+pub fn wait_for_entered(lab: &Lab, count: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while up(lab).link.entered < count {
+    while up_counters(lab).link.entered < count {
         assert!(
             Instant::now() < deadline,
-            "exceeded time: not all enter: {:?}",
-            up(lab)
+            "exceeded time: not all datagrams entered the link: {:?}",
+            up_counters(lab)
         );
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-pub fn numbered(number: u32, size: usize) -> Vec<u8> {
+pub fn numbered_datagram(number: u32, size: usize) -> Vec<u8> {
     let mut datagram = vec![0; size];
     datagram[..4].copy_from_slice(&number.to_be_bytes());
     datagram

@@ -14,42 +14,45 @@ use holdfast_lab::{Direction, Lab, LinkEntry, Topology, link::Link};
 mod common;
 mod datagrams;
 
-use common::{ask, is_root, spec};
-use datagrams::{datagrams, entered, numbered, receive, received, settled, settled_after};
+use common::{is_root, output_of, spec};
+use datagrams::{
+    counters_after, counters_when_idle, numbered_datagram, receive_exactly, receive_until,
+    socket_pair, wait_for_entered,
+};
 
 /// Number of datagrams that fit every queue of the kernel.
-const LOT: u32 = 200;
+const BATCH: u32 = 200;
 
 /// Size of the Ethernet, IPv4 and UDP headers of a datagram, in bytes.
-const HEADERS: usize = 42;
+const HEADER_BYTES: usize = 42;
 
 /// Returns a lab with n1 and c1, and one entry about c1.
 fn lab(test: &str, entry: LinkEntry) -> Lab {
-    Lab::up(&spec(test).topology(Topology::default().with(entry))).unwrap()
+    Lab::up(&spec(test).topology(Topology::default().with_entry(entry))).unwrap()
 }
 
 #[test]
-fn delay_is_never_less_and_seldom_much_more() {
+fn delay_is_never_short_and_rarely_long() {
     if !is_root() {
         return;
     }
-    let asked = Duration::from_millis(20);
+    let configured_delay = Duration::from_millis(20);
     let lab = lab(
         "delay",
         LinkEntry {
             delay_ms: Some(20.0),
             direction: Direction::Up,
-            ..LinkEntry::of("c1")
+            ..LinkEntry::for_host("c1")
         },
     );
-    let (sender, receiver) = datagrams(&lab);
+    let (sender, receiver) = socket_pair(&lab);
     let count = 300;
     let sent: Vec<_> = thread::scope(|scope| {
-        let received = scope.spawn(|| receive(&receiver, count - 1));
+        let received = scope.spawn(|| receive_until(&receiver, count - 1));
         let sent: Vec<_> = (0..count)
             .map(|number| {
                 let at = Instant::now();
-                sender.send(&numbered(number, 100)).unwrap();
+                sender.send(&numbered_datagram(number, 100)).unwrap();
                 thread::sleep(Duration::from_millis(3));
                 at
             })
@@ -69,13 +72,18 @@ fn delay_is_never_less_and_seldom_much_more() {
         delays[delays.len() / 2],
         delays[delays.len() - 1],
     );
-    eprintln!("delay asked {asked:?}: least {least:?}, median {median:?}, most {most:?}");
-    assert!(least >= asked, "{least:?}");
-    assert!(median < asked + Duration::from_millis(5), "{median:?}");
+    eprintln!(
+        "configured delay {configured_delay:?}: lowest {least:?}, median {median:?}, highest {most:?}"
+    );
+    assert!(least >= configured_delay, "{least:?}");
+    assert!(
+        median < configured_delay + Duration::from_millis(5),
+        "{median:?}"
+    );
 }
 
 #[test]
-fn rate_is_met() {
+fn link_program_meets_rate() {
     if !is_root() {
         return;
     }
@@ -86,19 +94,22 @@ fn rate_is_met() {
                 rate_mbit: Some(rate_mbit),
                 queue_packets: Some(100_000),
                 direction: Direction::Up,
-                ..LinkEntry::of("c1")
+                ..LinkEntry::for_host("c1")
             },
         );
-        let count = in_three_seconds(rate_mbit);
-        let before = settled(&lab).link;
+        let count = datagrams_in_three_seconds(rate_mbit);
+        let before = counters_when_idle(&lab).link;
         measure_rate(&lab, rate_mbit, 0);
-        let after = settled_after(&lab, before.entered + u64::from(count)).link;
-        assert!(after.left - before.left >= u64::from(count), "{after:?}");
+        let after = counters_after(&lab, before.entered + u64::from(count)).link;
+        assert!(
+            after.delivered - before.delivered >= u64::from(count),
+            "{after:?}"
+        );
     }
 }
 
 #[test]
-fn the_kernel_meets_a_rate() {
+fn kernel_link_meets_rate() {
     if !is_root() {
         return;
     }
@@ -109,7 +120,7 @@ fn the_kernel_meets_a_rate() {
                 rate_mbit: Some(100.0),
                 queue_packets: Some(100_000),
                 kernel: Some(true),
-                ..LinkEntry::of(host)
+                ..LinkEntry::for_host(host)
             },
         );
         // The bucket lets its size in bytes pass at once.
@@ -121,41 +132,45 @@ fn the_kernel_meets_a_rate() {
 }
 
 /// Payload size of a datagram, in bytes.
-const SIZE: usize = 1400;
+const PAYLOAD_BYTES: usize = 1400;
 
 /// Returns the number of datagrams that pass in three seconds.
-fn in_three_seconds(rate_mbit: f64) -> u32 {
-    (rate_mbit * 1e6 * 3.0 / 8.0 / (SIZE + HEADERS) as f64) as u32
+fn datagrams_in_three_seconds(rate_mbit: f64) -> u32 {
+    (rate_mbit * 1e6 * 3.0 / 8.0 / (PAYLOAD_BYTES + HEADER_BYTES) as f64) as u32
 }
 
 /// Sends datagrams at full speed and checks that none arrives earlier than the rate allows, except for `at_once` bytes.
 fn measure_rate(lab: &Lab, rate_mbit: f64, at_once: usize) {
-    let (sender, receiver) = datagrams(lab);
-    let count = in_three_seconds(rate_mbit);
+    let (sender, receiver) = socket_pair(lab);
+    let count = datagrams_in_three_seconds(rate_mbit);
     let began = Instant::now();
     let received = thread::scope(|scope| {
-        let received = scope.spawn(|| receive(&receiver, count));
+        let received = scope.spawn(|| receive_until(&receiver, count));
         for number in 0..count {
-            sender.send(&numbered(number, SIZE)).unwrap();
+            sender
+                .send(&numbered_datagram(number, PAYLOAD_BYTES))
+                .unwrap();
         }
         // The kernel may drop a part of a burst after the link: one of these arrives.
         for number in count.. {
             if received.is_finished() {
                 break;
             }
-            sender.send(&numbered(number, SIZE)).unwrap();
+            sender
+                .send(&numbered_datagram(number, PAYLOAD_BYTES))
+                .unwrap();
             thread::sleep(Duration::from_millis(20));
         }
         received.join().unwrap()
     });
     let bits = |bytes: usize| (bytes * 8) as f64 / (rate_mbit * 1e6);
-    let each = bits(SIZE + HEADERS);
+    let each = bits(PAYLOAD_BYTES + HEADER_BYTES);
     for (number, at) in &received {
         let took = (*at - began).as_secs_f64();
         let least = f64::from(number + 1) * each - bits(at_once);
         assert!(
             took > least * 0.9999,
-            "{number} after {took} s, not {least}"
+            "datagram {number} arrived after {took} s, expected after {least} s"
         );
     }
     // Other processes delay some datagrams, not all.
@@ -166,15 +181,15 @@ fn measure_rate(lab: &Lab, rate_mbit: f64, at_once: usize) {
     let tenths = received.chunks_exact(received.len() / 10).map(span);
     let fastest = tenths.fold(f64::INFINITY, f64::min);
     let measured = rate_mbit * each / fastest;
-    eprintln!("rate asked {rate_mbit} Mbit/s: {measured:.3} in the fastest tenth");
+    eprintln!("configured rate {rate_mbit} Mbit/s: {measured:.3} in the fastest tenth");
     assert!(
         measured > rate_mbit * 0.95,
-        "{measured} instead of {rate_mbit}"
+        "{measured} instead of {rate_mbit} Mbit/s"
     );
 }
 
 #[test]
-fn losses_are_those_of_the_seed() {
+fn losses_follow_the_seed() {
     if !is_root() {
         return;
     }
@@ -183,20 +198,20 @@ fn losses_are_those_of_the_seed() {
         let entry = LinkEntry {
             loss_pct: Some(10.0),
             seed: Some(seed),
-            ..LinkEntry::of("c1")
+            ..LinkEntry::for_host("c1")
         };
         let lab = lab("loss", entry);
-        let (sender, receiver) = datagrams(&lab);
-        let before = settled(&lab).link;
+        let (sender, receiver) = socket_pair(&lab);
+        let before = counters_when_idle(&lab).link;
         let count = 2000;
         // Send in lots, because a queue in the kernel may be too short for all.
-        for lot in 0..count / LOT {
-            for number in lot * LOT..(lot + 1) * LOT {
-                sender.send(&numbered(number, 60)).unwrap();
+        for lot in 0..count / BATCH {
+            for number in lot * BATCH..(lot + 1) * BATCH {
+                sender.send(&numbered_datagram(number, 60)).unwrap();
             }
-            entered(&lab, before.entered + u64::from((lot + 1) * LOT));
+            wait_for_entered(&lab, before.entered + u64::from((lot + 1) * BATCH));
         }
-        let after = settled(&lab);
+        let after = counters_when_idle(&lab);
         assert_eq!(after.link.entered - before.entered, u64::from(count));
         assert_eq!((after.refused, after.link.dropped), (0, 0));
         // Compare with the model of the link, given the same number of earlier packets.
@@ -207,21 +222,24 @@ fn losses_are_those_of_the_seed() {
         }
         while model.poll_packet(Duration::MAX).is_some() {}
         for number in 0..count {
-            model.handle_packet(Duration::ZERO, numbered(number, 4));
+            model.handle_packet(Duration::ZERO, numbered_datagram(number, 4));
         }
         let expected: BTreeSet<_> = std::iter::from_fn(|| model.poll_packet(Duration::MAX))
             .map(|packet| u32::from_be_bytes([packet[0], packet[1], packet[2], packet[3]]))
             .collect();
-        let arrived = received(&receiver, expected.len());
+        let arrived = receive_exactly(&receiver, expected.len());
         let arrived: BTreeSet<_> = arrived.into_iter().collect();
         assert_eq!(arrived, expected, "seed {seed}");
         losses.push((before.entered, arrived));
     }
-    assert!(losses[0] != losses[2], "another seed, other losses");
+    assert!(
+        losses[0] != losses[2],
+        "another seed must lose other datagrams"
+    );
 }
 
 #[test]
-fn a_full_queue_drops_and_counts() {
+fn full_queue_drops_are_counted() {
     if !is_root() {
         return;
     }
@@ -231,23 +249,28 @@ fn a_full_queue_drops_and_counts() {
             rate_mbit: Some(1.0),
             queue_packets: Some(10),
             direction: Direction::Up,
-            ..LinkEntry::of("c1")
+            ..LinkEntry::for_host("c1")
         },
     );
-    let (sender, receiver) = datagrams(&lab);
-    let before = settled(&lab).link;
+    let (sender, receiver) = socket_pair(&lab);
+    let before = counters_when_idle(&lab).link;
     // Each datagram takes 10 ms; all are sent within a few milliseconds.
     for number in 0..100 {
-        sender.send(&numbered(number, 1250 - HEADERS)).unwrap();
+        sender
+            .send(&numbered_datagram(number, 1250 - HEADER_BYTES))
+            .unwrap();
     }
-    let after = settled_after(&lab, before.entered + 100).link;
-    let (dropped, left) = (after.dropped - before.dropped, after.left - before.left);
+    let after = counters_after(&lab, before.entered + 100).link;
+    let (dropped, left) = (
+        after.dropped - before.dropped,
+        after.delivered - before.delivered,
+    );
     assert_eq!(dropped + left, 100);
     assert!(
         left >= 10 && dropped > 0,
         "{left} passed, {dropped} dropped"
     );
-    received(&receiver, left as usize);
+    receive_exactly(&receiver, left as usize);
 }
 
 /// Returns bytes that differ at every position over a long distance.
@@ -258,7 +281,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_stream_is_whole_both_ways_in_both_families() {
+fn stream_is_intact_in_both_directions_and_families() {
     if !is_root() {
         return;
     }
@@ -267,7 +290,7 @@ fn a_stream_is_whole_both_ways_in_both_families() {
         delay_ms: Some(2.0),
         rate_mbit: Some(200.0),
         loss_pct: Some(0.2),
-        ..LinkEntry::of("all")
+        ..LinkEntry::for_host("all")
     };
     let lab = lab("stream", entry);
     let (v4, v6) = lab.address("n1").unwrap();
@@ -282,7 +305,10 @@ fn a_stream_is_whole_both_ways_in_both_families() {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut received = vec![0; data.len()];
                 stream.read_exact(&mut received).unwrap();
-                assert!(received == data, "what arrived is not what was sent");
+                assert!(
+                    received == data,
+                    "the received data differ from the sent data"
+                );
                 stream.write_all(&received).unwrap();
             });
             let mut stream = lab
@@ -295,24 +321,24 @@ fn a_stream_is_whole_both_ways_in_both_families() {
             stream.write_all(&data).unwrap();
             let mut back = vec![0; data.len()];
             stream.read_exact(&mut back).unwrap();
-            assert!(back == data, "what came back is not what was sent");
+            assert!(back == data, "the returned data differ from the sent data");
         });
     }
-    let counters = settled(&lab);
+    let counters = counters_when_idle(&lab);
     // A packet above the MTU would be refused at the end of the link.
     assert_eq!(counters.refused, 0);
     assert!(counters.link.lost > 0);
 }
 
 #[test]
-fn every_packet_has_a_whole_checksum() {
+fn every_packet_has_a_full_checksum() {
     if !is_root() {
         return;
     }
     // Packets from c1 must be complete on the wire even without a link program: n1 sees them as if from a network card.
     for topology in [
         Topology::default(),
-        Topology::default().with(LinkEntry::of("all")),
+        Topology::default().with_entry(LinkEntry::for_host("all")),
     ] {
         let lab = Lab::up(&spec("checksum").topology(topology)).unwrap();
         let (v4, _) = lab.address("n1").unwrap();
@@ -356,14 +382,14 @@ fn every_packet_has_a_whole_checksum() {
 }
 
 #[test]
-fn links_give_a_connection_to_one_processor() {
+fn links_steer_each_connection_to_one_cpu() {
     if !is_root() {
         return;
     }
     let lab = Lab::up(&spec("order").nodes(1).clients(1)).unwrap();
     for host in ["n1", "c1", "sw"] {
-        let masks = ask(&lab, host, "cat /sys/class/net/*/queues/rx-*/rps_cpus");
-        assert!(!masks.is_empty(), "{host} has no queue");
+        let masks = output_of(&lab, host, "cat /sys/class/net/*/queues/rx-*/rps_cpus");
+        assert!(!masks.is_empty(), "{host} has no receive queue");
         let steered = |mask: &str| mask.chars().any(|digit| digit != '0' && digit != ',');
         assert!(masks.lines().all(steered), "{host}: {masks}");
     }

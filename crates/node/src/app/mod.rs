@@ -23,15 +23,15 @@ use nix::sys::socket::{getsockopt, sockopt};
 use tokio::task::JoinHandle;
 
 use crate::config::AppConfig;
+use crate::polled_socket::PolledSocket;
 use crate::queue::{Queue, Receiver, queue};
-use crate::ready::Ready;
-use crate::socket_path::{Access, SocketPath, take};
+use crate::socket_path::{Access, SocketPath, acquire};
 use session::Session;
 
 /// Maximum number of sessions of one user, and of connections that have not sent `Open`; further connections are
 /// refused.
-const SESSIONS_OF_USER: usize = 1024;
-const UNOPENED_OF_USER: usize = 256;
+const SESSIONS_PER_USER_MAX: usize = 1024;
+const UNOPENED_PER_USER_MAX: usize = 256;
 
 /// Reason for failing a request whose descriptors the kernel could not give to this process.
 pub(crate) const NO_DESCRIPTOR: &str =
@@ -85,7 +85,7 @@ pub enum AppSendError {
 pub struct AppServer {
     table: Rc<Table>,
     events: Receiver<AppEvent>,
-    accepting: JoinHandle<()>,
+    accept_task: JoinHandle<()>,
     _path: SocketPath,
 }
 
@@ -95,7 +95,7 @@ struct Table {
     allowed_uids: Vec<u32>,
     events: Rc<Queue<AppEvent>>,
     sessions: RefCell<BTreeMap<SessionId, Rc<Session>>>,
-    next: Cell<u64>,
+    next_session_id: Cell<u64>,
 }
 
 impl AppServer {
@@ -111,22 +111,22 @@ impl AppServer {
             },
             group: config.group.as_deref().map(group_id).transpose()?,
         };
-        let (listener, path) = take(path, access, |path| Listener::bind(path))?;
+        let (listener, path) = acquire(path, access, |path| Listener::bind(path))?;
         listener.set_nonblocking(true)?;
-        let listener = Ready::new(listener)?;
+        let listener = PolledSocket::new(listener)?;
         let (sender, events) = queue();
         let table = Rc::new(Table {
             node: node.to_owned(),
             allowed_uids: config.allowed_uids.clone(),
             events: sender,
             sessions: RefCell::default(),
-            next: Cell::new(1),
+            next_session_id: Cell::new(1),
         });
         let accepting = tokio::task::spawn_local(accept(table.clone(), listener));
         Ok(AppServer {
             table,
             events,
-            accepting,
+            accept_task: accepting,
             _path: path,
         })
     }
@@ -153,18 +153,20 @@ impl AppServer {
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), AppSendError> {
         let sessions = self.table.sessions.borrow();
-        let found = sessions.get(&session);
-        let found = found.ok_or(AppSendError::Closed(session))?;
-        match found.send(encode(message)?, descriptors) {
+        let session_found = sessions.get(&session);
+        let session_found = session_found.ok_or(AppSendError::Closed(session))?;
+        match session_found.send(encode(message)?, descriptors) {
             true => Ok(()),
             false => Err(AppSendError::Closed(session)),
         }
     }
 
     /// Returns the number of messages that the program has yet to read.
-    pub fn queued(&self, session: SessionId) -> usize {
+    pub fn queued_messages(&self, session: SessionId) -> usize {
         let sessions = self.table.sessions.borrow();
-        sessions.get(&session).map_or(0, |session| session.queued())
+        sessions
+            .get(&session)
+            .map_or(0, |session| session.queued_messages())
     }
 
     /// Ends a session; `Closed` follows.
@@ -177,18 +179,18 @@ impl AppServer {
 
 impl Drop for AppServer {
     fn drop(&mut self) {
-        self.accepting.abort();
+        self.accept_task.abort();
         for session in self.table.sessions.take().into_values() {
-            session.close("the daemon ends".to_owned());
+            session.close("the daemon is stopping".to_owned());
         }
     }
 }
 
-async fn accept(table: Rc<Table>, listener: Ready<Listener>) {
+async fn accept(table: Rc<Table>, listener: PolledSocket<Listener>) {
     loop {
         match listener.read(Listener::accept).await {
             Ok(channel) => {
-                if let Err(error) = open(&table, channel) {
+                if let Err(error) = open_session(&table, channel) {
                     tracing::warn!(%error, "refused a server program");
                 }
             }
@@ -200,22 +202,22 @@ async fn accept(table: Rc<Table>, listener: Ready<Listener>) {
     }
 }
 
-fn open(table: &Rc<Table>, channel: Channel) -> io::Result<()> {
+fn open_session(table: &Rc<Table>, channel: Channel) -> io::Result<()> {
     // The process id is 0 if the program is in a PID namespace that this process cannot see into.
     let credentials = getsockopt(&channel, sockopt::PeerCredentials)?;
     let (uid, pid) = (credentials.uid(), credentials.pid().unsigned_abs());
     channel.set_nonblocking(true)?;
     if !table.admits(uid) {
         let text = format!("user {uid} may not open sessions; add it to [app] allowed_uids");
-        session::refuse(&channel, &text);
+        session::send_refusal(&channel, &text);
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
-    if let Some(text) = table.crowded(uid) {
-        session::refuse(&channel, &text);
+    if let Some(text) = table.exceeded_limit(uid) {
+        session::send_refusal(&channel, &text);
         return Err(io::Error::new(io::ErrorKind::QuotaExceeded, text));
     }
-    let id = SessionId(table.next.get());
-    table.next.set(id.0 + 1);
+    let id = SessionId(table.next_session_id.get());
+    table.next_session_id.set(id.0 + 1);
     let session = Rc::new(Session::new(channel, uid)?);
     table.sessions.borrow_mut().insert(id, session.clone());
     let table = table.clone();
@@ -231,15 +233,17 @@ impl Table {
 
 impl Table {
     /// Returns the reason why a user may open no more sessions, if any.
-    fn crowded(&self, uid: u32) -> Option<String> {
+    fn exceeded_limit(&self, uid: u32) -> Option<String> {
         let sessions = self.sessions.borrow();
-        let of_user = || sessions.values().filter(|session| session.uid == uid);
-        let unopened = of_user().filter(|session| !session.opened.get());
-        if of_user().count() >= SESSIONS_OF_USER {
-            Some(format!("user {uid} has {SESSIONS_OF_USER} sessions"))
-        } else if unopened.count() >= UNOPENED_OF_USER {
+        let user_sessions = || sessions.values().filter(|session| session.uid == uid);
+        let unopened = user_sessions().filter(|session| !session.opened.get());
+        if user_sessions().count() >= SESSIONS_PER_USER_MAX {
             Some(format!(
-                "user {uid} has {UNOPENED_OF_USER} connections that do not begin a session"
+                "user {uid} has the maximum of {SESSIONS_PER_USER_MAX} sessions"
+            ))
+        } else if unopened.count() >= UNOPENED_PER_USER_MAX {
+            Some(format!(
+                "user {uid} has {UNOPENED_PER_USER_MAX} connections without an open session"
             ))
         } else {
             None
@@ -252,7 +256,7 @@ fn group_id(name: &str) -> io::Result<u32> {
         Some(group) => Ok(group.gid.as_raw()),
         None => Err(io::Error::new(
             io::ErrorKind::NotFound,
-            format!("there is no group `{name}`; make it, or correct [app] group"),
+            format!("there is no group `{name}`; create it, or correct [app] group"),
         )),
     }
 }

@@ -10,7 +10,7 @@ use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
 use tokio::sync::Notify;
 
 use super::{AppEvent, NO_DESCRIPTOR, SessionId, Table};
-use crate::ready::Ready;
+use crate::polled_socket::PolledSocket;
 
 /// Maximum queue for a program that does not read. Beyond it the session is closed; the program keeps its connections.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
@@ -18,17 +18,17 @@ const QUEUED_DESCRIPTORS_MAX: usize = 32_768;
 
 /// Retry interval. The kernel limits the descriptors in unread messages, and does not signal when the limit permits
 /// more.
-const DESCRIPTORS_RETRY: Duration = Duration::from_millis(1);
+const DESCRIPTOR_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Time limit for a program from connecting to its first message.
-const OPEN_MAX: Duration = Duration::from_secs(10);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Session {
     /// User that runs the program.
     pub(super) uid: u32,
     /// True if the first message has arrived.
     pub(super) opened: Cell<bool>,
-    channel: Ready<Channel>,
+    channel: PolledSocket<Channel>,
     queue: RefCell<VecDeque<(Vec<u8>, Vec<OwnedFd>)>>,
     queued_bytes: Cell<usize>,
     queued_descriptors: Cell<usize>,
@@ -42,7 +42,7 @@ impl Session {
         Ok(Session {
             uid,
             opened: Cell::new(false),
-            channel: Ready::new(channel)?,
+            channel: PolledSocket::new(channel)?,
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
             queued_descriptors: Cell::new(0),
@@ -52,7 +52,7 @@ impl Session {
         })
     }
 
-    pub(super) fn queued(&self) -> usize {
+    pub(super) fn queued_messages(&self) -> usize {
         self.queue.borrow().len()
     }
 
@@ -71,7 +71,7 @@ impl Session {
                 }
             }
         }
-        self.count(bytes.len() as isize, descriptors.len() as isize);
+        self.add_to_queue_size(bytes.len() as isize, descriptors.len() as isize);
         self.queue.borrow_mut().push_back((bytes, descriptors));
         self.stall_begins.notify_one();
         if self.queued_bytes.get() > QUEUED_BYTES_MAX
@@ -83,7 +83,7 @@ impl Session {
         true
     }
 
-    fn count(&self, bytes: isize, descriptors: isize) {
+    fn add_to_queue_size(&self, bytes: isize, descriptors: isize) {
         let queued = self.queued_bytes.get();
         self.queued_bytes.set(queued.saturating_add_signed(bytes));
         let queued = self.queued_descriptors.get();
@@ -100,7 +100,9 @@ impl Session {
             }
             match self.channel.write(|channel| self.send_first(channel)).await {
                 Ok(()) => {}
-                Err(error) if is_full(&error) => tokio::time::sleep(DESCRIPTORS_RETRY).await,
+                Err(error) if is_full(&error) => {
+                    tokio::time::sleep(DESCRIPTOR_RETRY_INTERVAL).await
+                }
                 Err(error) => return error,
             }
         }
@@ -112,7 +114,7 @@ impl Session {
             return Ok(());
         };
         send(channel, bytes, descriptors)?;
-        self.count(-(bytes.len() as isize), -(descriptors.len() as isize));
+        self.add_to_queue_size(-(bytes.len() as isize), -(descriptors.len() as isize));
         queue.pop_front();
         Ok(())
     }
@@ -121,15 +123,15 @@ impl Session {
         self.channel.read(Channel::receive).await
     }
 
-    pub(super) fn close(&self, why: String) {
-        self.closing.borrow_mut().get_or_insert(why);
+    pub(super) fn close(&self, reason: String) {
+        self.closing.borrow_mut().get_or_insert(reason);
         self.close_begins.notify_one();
     }
 
-    async fn closed(&self) -> String {
+    async fn wait_closed(&self) -> String {
         loop {
-            if let Some(why) = self.closing.borrow().clone() {
-                return why;
+            if let Some(reason) = self.closing.borrow().clone() {
+                return reason;
             }
             self.close_begins.notified().await;
         }
@@ -138,20 +140,20 @@ impl Session {
 
 /// Serves a session until it ends.
 pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Session) {
-    let until = tokio::time::Instant::now() + OPEN_MAX;
-    let why = loop {
+    let until = tokio::time::Instant::now() + OPEN_TIMEOUT;
+    let reason = loop {
         let packet = tokio::select! {
             packet = session.receive() => packet,
             error = session.drain() => Err(error),
-            why = session.closed() => break Some(why),
+            reason = session.wait_closed() => break Some(reason),
             () = tokio::time::sleep_until(until), if !session.opened.get() => {
-                let text = format!("no session was begun within {OPEN_MAX:?}");
-                refuse(session.channel.get(), &text);
+                let text = format!("no session was opened within {OPEN_TIMEOUT:?}");
+                send_refusal(session.channel.get(), &text);
                 break Some(text);
             }
         };
         let message = match packet {
-            Ok(Some(packet)) => understand(packet, session.opened.get()),
+            Ok(Some(packet)) => decode_packet(packet, session.opened.get()),
             Ok(None) => break None,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
             Err(error) => break Some(error.to_string()),
@@ -164,39 +166,39 @@ pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Sessio
                     session.send(answer, Vec::new());
                 }
                 let session = id;
-                table.events.put(AppEvent::Opened { session, name, pid });
+                table.events.push(AppEvent::Opened { session, name, pid });
             }
-            Ok((message, descriptors)) => table.events.put(AppEvent::Message {
+            Ok((message, descriptors)) => table.events.push(AppEvent::Message {
                 session: id,
                 message,
                 descriptors,
             }),
             Err(text) => {
-                refuse(session.channel.get(), &text);
+                send_refusal(session.channel.get(), &text);
                 break Some(text);
             }
         }
         tokio::select! {
-            () = table.events.room() => {}
-            why = session.closed() => break Some(why),
+            () = table.events.wait_room() => {}
+            reason = session.wait_closed() => break Some(reason),
         }
     };
-    if let Some(why) = why {
+    if let Some(reason) = reason {
         tracing::warn!(
             session = id.0,
             pid,
-            why,
+            reason,
             "closed a server program's session"
         );
     }
     table.sessions.borrow_mut().remove(&id);
     if session.opened.get() {
-        table.events.put(AppEvent::Closed { session: id });
+        table.events.push(AppEvent::Closed { session: id });
     }
 }
 
 /// Decodes a packet and checks the properties that the engine relies on.
-fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), String> {
+fn decode_packet(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), String> {
     let Packet {
         bytes,
         descriptors,
@@ -204,30 +206,30 @@ fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), 
     } = packet;
     let message: ToDaemon = decode(&bytes).map_err(|error| error.to_string())?;
     match (&message, opened) {
-        (ToDaemon::Open { .. }, true) => return Err("the session is open already".to_owned()),
+        (ToDaemon::Open { .. }, true) => return Err("the session is already open".to_owned()),
         (ToDaemon::Open { .. }, false) | (_, true) => {}
-        (_, false) => return Err("the first message of a session is Open".to_owned()),
+        (_, false) => return Err("the first message of a session must be Open".to_owned()),
     }
-    let named = match &message {
+    let named_descriptors = match &message {
         ToDaemon::HandOff { items, .. } => items.iter().filter(|item| item.descriptor).count(),
         ToDaemon::Reclaim { items } => items.iter().filter(|item| item.descriptor).count(),
         _ => 0,
     };
-    let is_lacking = descriptors_lost && descriptors.len() < named;
+    let is_lacking = descriptors_lost && descriptors.len() < named_descriptors;
     match (&message, is_lacking) {
         (ToDaemon::HandOff { .. }, true) => Ok((message, descriptors)),
         // The program keeps its descriptors and repeats the message in its next session.
         (_, true) => Err(NO_DESCRIPTOR.to_owned()),
-        (_, false) if descriptors.len() == named => Ok((message, descriptors)),
+        (_, false) if descriptors.len() == named_descriptors => Ok((message, descriptors)),
         (_, false) => Err(format!(
-            "a message that speaks of {named} descriptors came with {}",
+            "a message that names {named_descriptors} descriptors arrived with {}",
             descriptors.len()
         )),
     }
 }
 
 /// Sends the reason for the session's end to the program, in case it reads.
-pub(super) fn refuse(channel: &Channel, text: &str) {
+pub(super) fn send_refusal(channel: &Channel, text: &str) {
     let text = format!("{text}; the session is closed");
     if let Ok(bytes) = encode(&FromDaemon::Error { text }) {
         let _ = channel.send(&bytes, &[]);

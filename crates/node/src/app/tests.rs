@@ -32,10 +32,10 @@ impl Server {
     /// Connects a program and opens its session.
     async fn open(&self, name: &'static str) -> (SessionId, Channel) {
         let path = self.path();
-        let channel = aside(move || {
+        let channel = run_blocking(move || {
             let channel = Channel::connect(path).unwrap();
-            say(&channel, &open_as(name));
-            assert!(matches!(hear(&channel), Some(FromDaemon::Opened { node }) if node == "n1"));
+            send_message(&channel, &open_message(name));
+            assert!(matches!(receive_message(&channel), Some(FromDaemon::Opened { node }) if node == "n1"));
             channel
         })
         .await;
@@ -61,25 +61,25 @@ fn run(test: impl Future<Output = ()>) {
     tokio::task::LocalSet::new().block_on(&runtime, test);
 }
 
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }
 
-fn open_as(name: &str) -> ToDaemon {
+fn open_message(name: &str) -> ToDaemon {
     let name = name.to_owned();
     ToDaemon::Open { name }
 }
 
-fn say(channel: &Channel, message: &ToDaemon) {
+fn send_message(channel: &Channel, message: &ToDaemon) {
     channel.send(&encode(message).unwrap(), &[]).unwrap();
 }
 
-fn hear(channel: &Channel) -> Option<FromDaemon> {
+fn receive_message(channel: &Channel) -> Option<FromDaemon> {
     let packet = channel.receive().unwrap()?;
     Some(decode(&packet.bytes).unwrap())
 }
 
-fn hand_off(descriptor: bool) -> ToDaemon {
+fn hand_off_message(descriptor: bool) -> ToDaemon {
     ToDaemon::HandOff {
         batch: 1,
         to: "n2".to_owned(),
@@ -93,7 +93,7 @@ fn hand_off(descriptor: bool) -> ToDaemon {
     }
 }
 
-fn kept(reason: usize) -> FromDaemon {
+fn kept_message(reason: usize) -> FromDaemon {
     FromDaemon::Kept {
         flows: vec![FLOW.parse().unwrap()],
         reason: reason.to_string(),
@@ -101,7 +101,7 @@ fn kept(reason: usize) -> FromDaemon {
 }
 
 #[test]
-fn messages_and_descriptors_go_both_ways() {
+fn messages_and_descriptors_pass_both_ways() {
     run(async {
         let server = Server::start(&AppConfig::default());
         let mode = fs::metadata(server.path()).unwrap().permissions().mode();
@@ -109,7 +109,7 @@ fn messages_and_descriptors_go_both_ways() {
         let (session, program) = server.open("fileserver").await;
 
         let (mine, theirs) = UnixStream::pair().unwrap();
-        let bytes = encode(&hand_off(true)).unwrap();
+        let bytes = encode(&hand_off_message(true)).unwrap();
         program.send(&bytes, &[theirs.as_fd()]).unwrap();
         drop(theirs);
         match server.server.recv().await {
@@ -118,7 +118,7 @@ fn messages_and_descriptors_go_both_ways() {
                 message,
                 descriptors,
             } => {
-                assert_eq!((from, message), (session, hand_off(true)));
+                assert_eq!((from, message), (session, hand_off_message(true)));
                 let [given] = <[OwnedFd; 1]>::try_from(descriptors).unwrap();
                 UnixStream::from(given).write_all(b"through").unwrap();
             }
@@ -128,24 +128,29 @@ fn messages_and_descriptors_go_both_ways() {
         (&mine).read_to_string(&mut got).unwrap();
         assert_eq!(got, "through");
 
-        let sent = server.server.send(session, &kept(1), vec![mine.into()]);
+        let sent = server
+            .server
+            .send(session, &kept_message(1), vec![mine.into()]);
         sent.unwrap();
-        let packet = aside(move || program.receive().unwrap().unwrap()).await;
-        assert_eq!(decode::<FromDaemon>(&packet.bytes).unwrap(), kept(1));
+        let packet = run_blocking(move || program.receive().unwrap().unwrap()).await;
+        assert_eq!(
+            decode::<FromDaemon>(&packet.bytes).unwrap(),
+            kept_message(1)
+        );
         assert_eq!(packet.descriptors.len(), 1);
         // The closure that read the packet also dropped the program's end of the session.
         assert!(
             matches!(server.server.recv().await, AppEvent::Closed { session: s } if s == session)
         );
-        let late = server.server.send(session, &kept(2), Vec::new());
-        assert!(matches!(late, Err(AppSendError::Closed(s)) if s == session));
+        let send_after_close = server.server.send(session, &kept_message(2), Vec::new());
+        assert!(matches!(send_after_close, Err(AppSendError::Closed(s)) if s == session));
     });
 }
 
 /// Checks that `packets` end their own session with an error that contains `text`.
-async fn refused(server: &Server, packets: Vec<(Vec<u8>, usize)>, text: &'static str) {
+async fn assert_refused(server: &Server, packets: Vec<(Vec<u8>, usize)>, text: &'static str) {
     let path = server.path();
-    aside(move || {
+    run_blocking(move || {
         let channel = Channel::connect(path).unwrap();
         let stdin = std::io::stdin();
         for (packet, descriptors) in packets {
@@ -154,7 +159,7 @@ async fn refused(server: &Server, packets: Vec<(Vec<u8>, usize)>, text: &'static
             let _ = channel.send(&packet, &descriptors);
         }
         loop {
-            match hear(&channel) {
+            match receive_message(&channel) {
                 Some(FromDaemon::Opened { .. }) => {}
                 Some(FromDaemon::Error { text: told }) => {
                     assert!(told.contains(text), "{told}");
@@ -163,7 +168,7 @@ async fn refused(server: &Server, packets: Vec<(Vec<u8>, usize)>, text: &'static
                 other => panic!("{other:?}"),
             }
         }
-        assert!(hear(&channel).is_none());
+        assert!(receive_message(&channel).is_none());
     })
     .await;
 }
@@ -173,26 +178,26 @@ fn a_malformed_message_ends_its_own_session_only() {
     run(async {
         let server = Server::start(&AppConfig::default());
         let (session, program) = server.open("good").await;
-        let open = || (encode(&open_as("bad")).unwrap(), 0);
+        let open = || (encode(&open_message("bad")).unwrap(), 0);
         let garbage = vec![PROTOCOL_VERSION, 0xff, 0xff];
         let version = vec![PROTOCOL_VERSION + 1, 0];
-        let early = encode(&hand_off(false)).unwrap();
+        let early = encode(&hand_off_message(false)).unwrap();
 
-        refused(&server, vec![(garbage.clone(), 0)], "malformed").await;
-        refused(&server, vec![(version, 0)], "update the older side").await;
-        refused(&server, vec![(early.clone(), 0)], "is Open").await;
+        assert_refused(&server, vec![(garbage.clone(), 0)], "malformed").await;
+        assert_refused(&server, vec![(version, 0)], "update the older side").await;
+        assert_refused(&server, vec![(early.clone(), 0)], "must be Open").await;
         let mut opened = 0;
         for (packet, text) in [
             ((garbage, 0), "malformed"),
-            (open(), "open already"),
-            ((early.clone(), 1), "speaks of 0 descriptors came with 1"),
+            (open(), "already open"),
+            ((early.clone(), 1), "names 0 descriptors arrived with 1"),
             (
-                (encode(&hand_off(true)).unwrap(), 0),
-                "speaks of 1 descriptors came with 0",
+                (encode(&hand_off_message(true)).unwrap(), 0),
+                "names 1 descriptors arrived with 0",
             ),
         ] {
             opened += 1;
-            refused(&server, vec![open(), packet], text).await;
+            assert_refused(&server, vec![open(), packet], text).await;
         }
 
         // Each opened session is closed; the others cause no event.
@@ -206,7 +211,7 @@ fn a_malformed_message_ends_its_own_session_only() {
                 "{closed:?}"
             );
         }
-        say(&program, &ToDaemon::Withdraw { service: 3 });
+        send_message(&program, &ToDaemon::Withdraw { service: 3 });
         let message = server.server.recv().await;
         assert!(
             matches!(message, AppEvent::Message { session: s, message: ToDaemon::Withdraw { service: 3 }, .. } if s == session),
@@ -217,18 +222,18 @@ fn a_malformed_message_ends_its_own_session_only() {
 }
 
 #[test]
-fn connections_that_begin_no_session_are_bounded() {
+fn unopened_connections_are_limited() {
     run(async {
         let server = Server::start(&AppConfig::default());
         let (session, program) = server.open("good").await;
         let path = server.path();
-        let idle = aside(move || {
-            let idle = (0..UNOPENED_OF_USER).map(|_| Channel::connect(&path).unwrap());
+        let idle = run_blocking(move || {
+            let idle = (0..UNOPENED_PER_USER_MAX).map(|_| Channel::connect(&path).unwrap());
             let idle: Vec<Channel> = idle.collect();
             let further = Channel::connect(&path).unwrap();
-            match hear(&further) {
+            match receive_message(&further) {
                 Some(FromDaemon::Error { text }) => {
-                    assert!(text.contains("do not begin a session"), "{text}");
+                    assert!(text.contains("without an open session"), "{text}");
                 }
                 other => panic!("{other:?}"),
             }
@@ -236,7 +241,7 @@ fn connections_that_begin_no_session_are_bounded() {
         })
         .await;
         // Open sessions continue, and new ones are accepted once the idle connections are closed.
-        say(&program, &ToDaemon::Withdraw { service: 3 });
+        send_message(&program, &ToDaemon::Withdraw { service: 3 });
         let message = server.server.recv().await;
         assert!(
             matches!(message, AppEvent::Message { session: s, .. } if s == session),
@@ -251,7 +256,7 @@ fn connections_that_begin_no_session_are_bounded() {
 }
 
 #[test]
-fn what_a_slow_program_does_not_read_waits_in_order() {
+fn unread_messages_are_queued_in_order() {
     run(async {
         let server = Server::start(&AppConfig::default());
         let (session, program) = server.open("slow").await;
@@ -265,37 +270,40 @@ fn what_a_slow_program_does_not_read_waits_in_order() {
             };
             server
                 .server
-                .send(session, &kept(number), descriptors)
+                .send(session, &kept_message(number), descriptors)
                 .unwrap();
         }
-        assert!(server.server.queued(session) > 0);
-        aside(move || {
+        assert!(server.server.queued_messages(session) > 0);
+        run_blocking(move || {
             for number in 0..MESSAGES {
                 let packet = program.receive().unwrap().unwrap();
-                assert_eq!(decode::<FromDaemon>(&packet.bytes).unwrap(), kept(number));
+                assert_eq!(
+                    decode::<FromDaemon>(&packet.bytes).unwrap(),
+                    kept_message(number)
+                );
                 assert_eq!(packet.descriptors.len(), usize::from(number % 10 == 0));
             }
             program
         })
         .await;
-        assert_eq!(server.server.queued(session), 0);
+        assert_eq!(server.server.queued_messages(session), 0);
     });
 }
 
 #[test]
-fn a_program_that_never_reads_is_given_up() {
+fn session_of_program_that_never_reads_is_closed() {
     run(async {
         let server = Server::start(&AppConfig::default());
         let (session, _program) = server.open("stuck").await;
         let big = FromDaemon::Error {
             text: "x".repeat(50_000),
         };
-        let mut taken = 0;
+        let mut queued = 0;
         while server.server.send(session, &big, Vec::new()).is_ok() {
-            taken += 1;
-            assert!(taken < 4_000, "{taken} messages taken");
+            queued += 1;
+            assert!(queued < 4_000, "{queued} messages taken");
         }
-        assert!(taken > 1_000, "{taken}");
+        assert!(queued > 1_000, "{queued}");
         assert!(
             matches!(server.server.recv().await, AppEvent::Closed { session: s } if s == session)
         );
@@ -311,12 +319,12 @@ fn the_daemon_can_close_a_session() {
         assert!(
             matches!(server.server.recv().await, AppEvent::Closed { session: s } if s == session)
         );
-        aside(move || assert!(hear(&program).is_none())).await;
+        run_blocking(move || assert!(receive_message(&program).is_none())).await;
     });
 }
 
 #[test]
-fn users_not_named_are_refused() {
+fn users_outside_allowed_uids_are_refused() {
     run(async {
         const NOBODY: u32 = 65_534;
         const SOMEBODY: u32 = 65_533;
@@ -327,7 +335,7 @@ fn users_not_named_are_refused() {
         let mode = fs::metadata(server.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o666);
         let answer = |uid: u32, path: PathBuf| {
-            aside(move || {
+            run_blocking(move || {
                 // Applies to this thread only, which then ends. Without root, the test's own user is a stranger anyway.
                 let connect = move || {
                     if rustix::process::getuid().is_root() {
@@ -335,8 +343,8 @@ fn users_not_named_are_refused() {
                         rustix::thread::set_thread_uid(uid).unwrap();
                     }
                     let channel = Channel::connect(path).unwrap();
-                    let _ = channel.send(&encode(&open_as("x")).unwrap(), &[]);
-                    hear(&channel)
+                    let _ = channel.send(&encode(&open_message("x")).unwrap(), &[]);
+                    receive_message(&channel)
                 };
                 std::thread::spawn(connect).join().unwrap()
             })
@@ -357,7 +365,7 @@ fn users_not_named_are_refused() {
 }
 
 #[test]
-fn a_group_must_exist() {
+fn unknown_socket_group_is_refused() {
     run(async {
         let dir = tempfile::tempdir().unwrap();
         let config = AppConfig {
@@ -375,17 +383,17 @@ fn a_group_must_exist() {
 }
 
 #[test]
-fn programs_can_come_again_after_a_restart() {
+fn programs_reconnect_after_restart() {
     run(async {
         let Server { dir, server } = Server::start(&AppConfig::default());
         let path = dir.path().join("app.sock");
-        let taken = AppServer::bind(&path, &AppConfig::default(), "n1");
-        assert_eq!(taken.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        let second_bind = AppServer::bind(&path, &AppConfig::default(), "n1");
+        assert_eq!(second_bind.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         let server = Server { dir, server };
         let (_, program) = server.open("first").await;
         let Server { dir, server } = server;
         drop(server);
-        aside(move || assert!(hear(&program).is_none())).await;
+        run_blocking(move || assert!(receive_message(&program).is_none())).await;
         let server = AppServer::bind(&path, &AppConfig::default(), "n1").unwrap();
         Server { dir, server }.open("second").await;
     });

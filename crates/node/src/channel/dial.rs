@@ -25,19 +25,19 @@ pub(super) async fn run(table: Rc<Table>, id: NodeId) {
     loop {
         match connect(&table, &peer).await {
             Ok((link, boot)) => {
-                let rises = peer.rises();
+                let up_count = peer.up_count();
                 peer.attach(Direction::Outgoing, link.clone(), boot);
-                let why = serve::run(&table, &peer, &link, Direction::Outgoing).await;
-                table.count(&why);
-                if peer.rises() != rises {
+                let reason = serve::run(&table, &peer, &link, Direction::Outgoing).await;
+                table.count_rejection(&reason);
+                if peer.up_count() != up_count {
                     backoff = BACKOFF_MIN;
                 }
-                peer.troubled(&why);
-                peer.detach(Direction::Outgoing, &link, why);
+                peer.record_problem(&reason);
+                peer.detach(Direction::Outgoing, &link, reason);
             }
-            Err(why) => {
-                table.count(&why);
-                peer.troubled(&why);
+            Err(reason) => {
+                table.count_rejection(&reason);
+                peer.record_problem(&reason);
             }
         }
         tokio::select! {
@@ -58,10 +58,13 @@ async fn connect(table: &Table, peer: &Peer) -> Result<(Rc<Link>, u64), LinkErro
         .map_err(|source| LinkError::Connect { address, source })?;
     let tls = table.tls().dial(&peer.config.name)?;
     let link = Rc::new(Link::new(socket, tls.into()));
-    let limit = serve::GREETING_MAX;
-    let boot = timeout(limit, greet::dialled(options, &link, peer.config.id))
-        .await
-        .unwrap_or(Err(LinkError::Late(limit)))?;
+    let limit = serve::GREETING_TIMEOUT;
+    let boot = timeout(
+        limit,
+        greet::greet_as_dialler(options, &link, peer.config.id),
+    )
+    .await
+    .unwrap_or(Err(LinkError::GreetingTimeout(limit)))?;
     Ok((link, boot))
 }
 

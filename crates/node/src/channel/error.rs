@@ -12,7 +12,7 @@ use rustls::AlertDescription;
 pub enum LinkError {
     /// The peer's daemon does not run, or cannot be reached.
     #[error(
-        "connecting to {address} failed: {source}; is its holdfastd running, is the address right?"
+        "connecting to {address} failed: {source}; check that its holdfastd runs and the address is right"
     )]
     Connect {
         /// Address of the peer.
@@ -36,9 +36,9 @@ pub enum LinkError {
     Frame(#[from] FrameError),
     /// The peer belongs to another group.
     #[error(
-        "it is of group `{theirs}`, this node of `{ours}`; correct [group] name or the address"
+        "the peer belongs to group `{theirs}`, this node to `{ours}`; correct [group] name or the address"
     )]
-    Group {
+    WrongGroup {
         /// Group of this node.
         ours: String,
         /// Group of the peer.
@@ -46,32 +46,32 @@ pub enum LinkError {
     },
     /// The certificate belongs to another node than the greeting claims.
     #[error(
-        "it claims to be node {claimed} with the certificate of {certificate}; make [[peer]] the same on all nodes"
+        "the peer claims to be node {claimed} with the certificate of {certificate}; use the same [[peer]] on all nodes"
     )]
-    Node {
+    WrongNode {
         /// Node id in the greeting.
         claimed: NodeId,
         /// Owner of the certificate, in words.
         certificate: String,
     },
     /// A frame of this kind is not allowed at this point.
-    #[error("a {0} frame has no place there; run the same release on both nodes")]
-    Unexpected(&'static str),
+    #[error("received an unexpected {0} frame; run the same release on both nodes")]
+    UnexpectedFrame(&'static str),
     /// The greeting did not arrive in time.
-    #[error("no greeting within {0:?}; is it a holdfastd, is it overloaded?")]
-    Late(Duration),
+    #[error("no greeting within {0:?}; check that the peer is a holdfastd and not overloaded")]
+    GreetingTimeout(Duration),
     /// Too many connections from the same address are in their greeting.
-    #[error("too many connections from its address have not ended their greeting")]
-    Crowded,
+    #[error("too many connections from the peer's address have not completed their greeting")]
+    TooManyGreetings,
     /// The other side closed the connection.
     #[error("the other side closed the connection; its log says why")]
     Closed,
     /// No data arrived for too long.
-    #[error("nothing heard for {0:?}; is the node down or cut off?")]
-    Silent(Duration),
+    #[error("received nothing for {0:?}; check that the peer runs and is reachable")]
+    IdleTimeout(Duration),
     /// The connection in the other direction ended.
     #[error("the connection in the other direction ended")]
-    Partner,
+    OtherDirectionEnded,
     /// The peer replaced the connection by another one.
     #[error("the peer opened a new connection")]
     Replaced,
@@ -79,16 +79,16 @@ pub enum LinkError {
     #[error("the peer's daemon has been restarted")]
     Restarted,
     /// The peer's certificate has been revoked or is otherwise refused.
-    #[error("its certificate is not admitted any more: {0}; issue a new one")]
+    #[error("the peer's certificate is no longer accepted: {0}; issue a new one")]
     Revoked(rustls::Error),
     /// This daemon is ending.
-    #[error("this daemon ends")]
+    #[error("this daemon is stopping")]
     Shutdown,
 }
 
 impl LinkError {
     /// Returns the reason for the counter of rejections; `None` if the other side's data is not to blame.
-    pub fn rejection(&self) -> Option<&'static str> {
+    pub fn rejection_reason(&self) -> Option<&'static str> {
         Some(match self {
             LinkError::Certificate(_) | LinkError::Revoked(_) => "certificate",
             LinkError::Tls(_) => "tls",
@@ -96,11 +96,11 @@ impl LinkError {
             LinkError::Frame(FrameError::TooLong(_)) => "oversized",
             LinkError::Frame(FrameError::Malformed { .. }) => "malformed",
             LinkError::Frame(FrameError::Truncated { .. }) => "truncated",
-            LinkError::Group { .. } => "group",
-            LinkError::Node { .. } => "node",
-            LinkError::Unexpected(_) => "unexpected",
-            LinkError::Late(_) => "late",
-            LinkError::Crowded => "crowded",
+            LinkError::WrongGroup { .. } => "group",
+            LinkError::WrongNode { .. } => "node",
+            LinkError::UnexpectedFrame(_) => "unexpected",
+            LinkError::GreetingTimeout(_) => "late",
+            LinkError::TooManyGreetings => "crowded",
             _ => return None,
         })
     }
@@ -137,8 +137,8 @@ pub enum SendError {
     #[error("node {0} is not connected")]
     NotConnected(NodeId),
     /// The peer's queue is full.
-    #[error("{queued_bytes} bytes wait for node {peer} already; wait until it has room")]
-    Full {
+    #[error("the send queue to node {peer} is full ({queued_bytes} bytes); wait until it has room")]
+    QueueFull {
         /// The peer.
         peer: NodeId,
         /// Bytes in the queue.

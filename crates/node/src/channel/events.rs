@@ -26,7 +26,7 @@ pub enum PeerEvent {
         /// The peer.
         peer: NodeId,
         /// The reason.
-        why: LinkError,
+        reason: LinkError,
     },
 }
 
@@ -34,4 +34,4 @@ pub enum PeerEvent {
 pub type PeerEvents = crate::queue::Receiver<PeerEvent>;
 
 /// The end of the queue into which the channel's tasks put events.
-pub(super) type Queue = crate::queue::Queue<PeerEvent>;
+pub(super) type EventQueue = crate::queue::Queue<PeerEvent>;

@@ -8,18 +8,18 @@ use super::{LinkError, Options};
 use crate::tls::node_name;
 
 /// Greets the node that was dialled as `peer`. Returns its boot id.
-pub(super) async fn dialled(
+pub(super) async fn greet_as_dialler(
     options: &Options,
     link: &Link,
     peer: NodeId,
 ) -> Result<u64, LinkError> {
     link.send(&hello(options))?;
-    let (node, boot) = hello_from(options, link.next_frame().await?)?;
+    let (node, boot) = parse_hello(options, link.next_frame().await?)?;
     if node != peer {
         // TLS has already checked that the certificate is that of the dialled node.
         let certificate = certificate_owner(link);
         let claimed = node;
-        return Err(LinkError::Node {
+        return Err(LinkError::WrongNode {
             claimed,
             certificate,
         });
@@ -28,13 +28,16 @@ pub(super) async fn dialled(
 }
 
 /// Receives and answers the greeting of a node that dialled this one. Returns its node id and boot id.
-pub(super) async fn accepted(table: &Table, link: &Link) -> Result<(NodeId, u64), LinkError> {
+pub(super) async fn greet_as_listener(
+    table: &Table,
+    link: &Link,
+) -> Result<(NodeId, u64), LinkError> {
     let options = &table.options;
-    let (node, boot) = hello_from(options, link.next_frame().await?)?;
+    let (node, boot) = parse_hello(options, link.next_frame().await?)?;
     let name = link.certificates().first().and_then(node_name);
-    let known = options.peers.iter().find(|peer| peer.id == node);
-    if known.is_none_or(|peer| Some(&peer.name) != name.as_ref()) {
-        return Err(LinkError::Node {
+    let peer = options.peers.iter().find(|peer| peer.id == node);
+    if peer.is_none_or(|peer| Some(&peer.name) != name.as_ref()) {
+        return Err(LinkError::WrongNode {
             claimed: node,
             certificate: certificate_owner(link),
         });
@@ -51,14 +54,14 @@ fn hello(options: &Options) -> Frame {
     }
 }
 
-fn hello_from(options: &Options, frame: Frame) -> Result<(NodeId, u64), LinkError> {
+fn parse_hello(options: &Options, frame: Frame) -> Result<(NodeId, u64), LinkError> {
     match frame {
         Frame::Hello { node, boot, group } if group == options.group => Ok((node, boot)),
-        Frame::Hello { group, .. } => Err(LinkError::Group {
+        Frame::Hello { group, .. } => Err(LinkError::WrongGroup {
             ours: options.group.clone(),
             theirs: group,
         }),
-        other => Err(LinkError::Unexpected(other.name())),
+        other => Err(LinkError::UnexpectedFrame(other.name())),
     }
 }
 

@@ -1,6 +1,6 @@
 //! One connection: a socket, TLS over it, and frames inside.
 //!
-//! Only `readable`, `drained`, `next_frame`, `farewell` and `closed` wait. Sending and reading are plain calls, so that
+//! Only `readable`, `drained`, `next_frame`, `linger` and `wait_closed` wait. Sending and reading are plain calls, so that
 //! a frame travels from `send` to the socket, and from the socket to a decoded frame, within one task.
 
 use std::cell::{Cell, RefCell};
@@ -25,8 +25,8 @@ const READ_BYTES: usize = 128 * 1024;
 const CHUNK_BYTES: usize = 128 * 1024;
 
 /// Maximum time and number of bytes for which a refused connection is still read.
-const FAREWELL_MAX: Duration = Duration::from_secs(1);
-const FAREWELL_BYTES: usize = 256 * 1024;
+const LINGER_MAX: Duration = Duration::from_secs(1);
+const LINGER_BYTES_MAX: usize = 256 * 1024;
 
 thread_local! {
     /// Shared by all connections of the thread, because each uses it only within a call.
@@ -39,7 +39,7 @@ pub(super) struct Link {
     backlog: RefCell<Backlog>,
     decoder: RefCell<Decoder>,
     /// True if the socket was full and the rest is still to be written.
-    stalled: Cell<bool>,
+    is_stalled: Cell<bool>,
     stall_begins: Notify,
     ended_by_peer: Cell<bool>,
     closing: RefCell<Option<LinkError>>,
@@ -57,21 +57,24 @@ struct Backlog {
 }
 
 /// An encoded frame, in parts.
-pub(super) struct Encoded {
-    front: Vec<u8>,
-    rest: Bytes,
+pub(super) struct EncodedFrame {
+    head: Vec<u8>,
+    tail: Bytes,
 }
 
-impl Encoded {
+impl EncodedFrame {
     /// Encodes a frame, if it can be sent at all.
-    pub(super) fn new(frame: &Frame) -> Result<Encoded, FrameError> {
+    pub(super) fn new(frame: &Frame) -> Result<EncodedFrame, FrameError> {
         let (front, rest) = encode_in_parts(frame)?;
-        Ok(Encoded { front, rest })
+        Ok(EncodedFrame {
+            head: front,
+            tail: rest,
+        })
     }
 
     /// Returns the number of bytes.
     pub(super) fn len(&self) -> usize {
-        self.front.len() + self.rest.len()
+        self.head.len() + self.tail.len()
     }
 }
 
@@ -84,7 +87,7 @@ impl Link {
             tls: RefCell::new(tls),
             backlog: RefCell::default(),
             decoder: RefCell::default(),
-            stalled: Cell::new(false),
+            is_stalled: Cell::new(false),
             stall_begins: Notify::new(),
             ended_by_peer: Cell::new(false),
             closing: RefCell::default(),
@@ -97,12 +100,12 @@ impl Link {
 
     /// Encodes, encrypts and writes as much as the socket accepts; the connection's task writes the rest.
     pub(super) fn send(&self, frame: &Frame) -> Result<(), LinkError> {
-        self.send_encoded(Encoded::new(frame)?)
+        self.send_encoded(EncodedFrame::new(frame)?)
     }
 
-    pub(super) fn send_encoded(&self, frame: Encoded) -> Result<(), LinkError> {
-        self.backlog.borrow_mut().put(frame);
-        match self.stalled.get() {
+    pub(super) fn send_encoded(&self, frame: EncodedFrame) -> Result<(), LinkError> {
+        self.backlog.borrow_mut().push(frame);
+        match self.is_stalled.get() {
             true => Ok(()),
             false => self.flush(),
         }
@@ -122,8 +125,8 @@ impl Link {
                 match tls.write_tls(&mut Socket(&self.socket)) {
                     Ok(bytes) => self.sent_bytes.set(self.sent_bytes.get() + bytes as u64),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        self.rate.stalled(self.sent_bytes.get());
-                        self.stalled.set(true);
+                        self.rate.on_stall(self.sent_bytes.get());
+                        self.is_stalled.set(true);
                         self.stall_begins.notify_one();
                         return Ok(());
                     }
@@ -132,16 +135,16 @@ impl Link {
             }
             // Frames wait for the end of the handshake, because TLS would keep them in a buffer that is not counted.
             if tls.is_handshaking() || !backlog.move_into(&mut tls)? {
-                self.stalled.set(false);
-                self.rate.flowing(self.sent_bytes.get());
+                self.is_stalled.set(false);
+                self.rate.on_drained(self.sent_bytes.get());
                 return Ok(());
             }
         }
     }
 
     /// Waits until the full socket is writable again, and continues to write.
-    pub(super) async fn drained(&self) -> Result<(), LinkError> {
-        if !self.stalled.get() {
+    pub(super) async fn drain(&self) -> Result<(), LinkError> {
+        if !self.is_stalled.get() {
             self.stall_begins.notified().await;
         }
         self.socket.writable().await.map_err(LinkError::Io)?;
@@ -149,11 +152,11 @@ impl Link {
     }
 
     /// Waits until there is data to read.
-    pub(super) async fn readable(&self) -> Result<(), LinkError> {
+    pub(super) async fn wait_readable(&self) -> Result<(), LinkError> {
         self.socket.readable().await.map_err(LinkError::Io)
     }
 
-    /// Reads from the socket (up to a limit) and decrypts the data. [`Link::decoded`] then returns the frames.
+    /// Reads from the socket (up to a limit) and decrypts the data. [`Link::pop_frame`] then returns the frames.
     pub(super) fn read(&self) -> Result<(), LinkError> {
         READ_BUFFER.with_borrow_mut(|buffer| match self.socket.try_read(buffer) {
             Ok(0) => {
@@ -199,14 +202,14 @@ impl Link {
         }
         drop((tls, decoder));
         // The handshake and a key update produce answers.
-        match self.stalled.get() {
+        match self.is_stalled.get() {
             true => Ok(()),
             false => self.flush(),
         }
     }
 
     /// Returns the next complete frame. If there is none and the other side has closed, returns an error.
-    pub(super) fn decoded(&self) -> Result<Option<Frame>, LinkError> {
+    pub(super) fn pop_frame(&self) -> Result<Option<Frame>, LinkError> {
         let mut decoder = self.decoder.borrow_mut();
         match decoder.next_frame()? {
             None if self.ended_by_peer.get() => {
@@ -221,34 +224,34 @@ impl Link {
     pub(super) async fn next_frame(&self) -> Result<Frame, LinkError> {
         self.flush()?;
         loop {
-            if let Some(frame) = self.decoded()? {
+            if let Some(frame) = self.pop_frame()? {
                 return Ok(frame);
             }
             tokio::select! {
-                ready = self.readable() => { ready?; self.read()?; }
-                done = self.drained() => done?,
-                why = self.closed() => return Err(why),
+                ready = self.wait_readable() => { ready?; self.read()?; }
+                done = self.drain() => done?,
+                reason = self.wait_closed() => return Err(reason),
             }
         }
     }
 
     /// Gives the other side time to read the reason for a refusal: closing a socket with unread bytes resets the
     /// connection, and the reset may overtake the alert.
-    pub(super) async fn farewell(&self) {
+    pub(super) async fn linger(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
         let drained = async {
-            let mut rest = [0; 4096];
-            let mut left = FAREWELL_BYTES;
-            while left > 0 && self.socket.readable().await.is_ok() {
-                match self.socket.try_read(&mut rest) {
+            let mut buffer = [0; 4096];
+            let mut bytes_left = LINGER_BYTES_MAX;
+            while bytes_left > 0 && self.socket.readable().await.is_ok() {
+                match self.socket.try_read(&mut buffer) {
                     Ok(0) => return,
-                    Ok(length) => left = left.saturating_sub(length),
+                    Ok(length) => bytes_left = bytes_left.saturating_sub(length),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(_) => return,
                 }
             }
         };
-        let _ = tokio::time::timeout(FAREWELL_MAX, drained).await;
+        let _ = tokio::time::timeout(LINGER_MAX, drained).await;
     }
 
     /// Returns the certificates of the other side, its own first.
@@ -259,17 +262,17 @@ impl Link {
             .unwrap_or_default()
     }
 
-    /// Ends the connection; its task returns `why`.
-    pub(super) fn close(&self, why: LinkError) {
-        self.closing.borrow_mut().get_or_insert(why);
+    /// Ends the connection; its task returns `reason`.
+    pub(super) fn close(&self, reason: LinkError) {
+        self.closing.borrow_mut().get_or_insert(reason);
         self.close_begins.notify_one();
     }
 
     /// Waits until [`Link::close`] is called. Only one task at a time may wait.
-    pub(super) async fn closed(&self) -> LinkError {
+    pub(super) async fn wait_closed(&self) -> LinkError {
         loop {
-            if let Some(why) = self.closing.borrow_mut().take() {
-                return why;
+            if let Some(reason) = self.closing.borrow_mut().take() {
+                return reason;
             }
             self.close_begins.notified().await;
         }
@@ -286,7 +289,13 @@ impl Drop for Link {
 }
 
 impl Backlog {
-    fn put(&mut self, Encoded { front, rest }: Encoded) {
+    fn push(
+        &mut self,
+        EncodedFrame {
+            head: front,
+            tail: rest,
+        }: EncodedFrame,
+    ) {
         self.bytes += front.len() + rest.len();
         let parts = [Bytes::from(front), rest];
         let parts = parts.into_iter().filter(|part| !part.is_empty());

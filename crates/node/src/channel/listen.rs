@@ -18,10 +18,10 @@ use super::{LinkError, greet, serve};
 use crate::config::Peer;
 
 /// Connections in their greeting from an address, for each peer with that address.
-const GREETING_OF_PEER: usize = 4;
+const GREETINGS_PER_PEER_MAX: usize = 4;
 /// Connections in their greeting from addresses of no peer: in total, and from one address.
-const GREETING_OF_STRANGERS: usize = 32;
-const GREETING_OF_STRANGER: usize = 2;
+const UNKNOWN_GREETINGS_MAX: usize = 32;
+const UNKNOWN_GREETINGS_PER_ADDRESS_MAX: usize = 2;
 const BACKLOG: u32 = 1024;
 
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
@@ -37,42 +37,46 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// Counts of connections in their greeting, by source address. Excess connections from an address are closed at once,
 /// so that silent connections cannot use up a peer's slots.
 #[derive(Default)]
-struct Greeting {
+struct GreetingCounts {
     by_source: RefCell<HashMap<IpAddr, usize>>,
 }
 
 /// A slot for a connection in its greeting.
-struct Place {
-    greeting: Rc<Greeting>,
+struct GreetingSlot {
+    counts: Rc<GreetingCounts>,
     source: IpAddr,
 }
 
-impl Greeting {
+impl GreetingCounts {
     /// Returns a slot for a connection from `source`, or `None` if the limit for that address is reached.
-    fn place(self: &Rc<Self>, source: IpAddr, peers: &[Peer]) -> Option<Place> {
+    fn reserve_slot(self: &Rc<Self>, source: IpAddr, peers: &[Peer]) -> Option<GreetingSlot> {
         let source = source.to_canonical();
         let peers_at = |ip: &IpAddr| peers.iter().filter(|peer| peer.address.ip() == *ip).count();
         let mut by_source = self.by_source.borrow_mut();
-        let here = by_source.get(&source).copied().unwrap_or(0);
-        let admitted = match peers_at(&source) {
+        let source_count = by_source.get(&source).copied().unwrap_or(0);
+        let is_admitted = match peers_at(&source) {
             0 => {
-                let of_strangers = by_source.iter().filter(|(ip, _)| peers_at(ip) == 0);
-                let strangers: usize = of_strangers.map(|(_, count)| count).sum();
-                here < GREETING_OF_STRANGER && strangers < GREETING_OF_STRANGERS
+                let unknown_count = by_source.iter().filter(|(ip, _)| peers_at(ip) == 0);
+                let unknown_sources: usize = unknown_count.map(|(_, count)| count).sum();
+                source_count < UNKNOWN_GREETINGS_PER_ADDRESS_MAX
+                    && unknown_sources < UNKNOWN_GREETINGS_MAX
             }
-            peers => here < peers * GREETING_OF_PEER,
+            peers => source_count < peers * GREETINGS_PER_PEER_MAX,
         };
-        admitted.then(|| {
-            by_source.insert(source, here + 1);
+        is_admitted.then(|| {
+            by_source.insert(source, source_count + 1);
             let greeting = self.clone();
-            Place { greeting, source }
+            GreetingSlot {
+                counts: greeting,
+                source,
+            }
         })
     }
 }
 
-impl Drop for Place {
+impl Drop for GreetingSlot {
     fn drop(&mut self) {
-        let mut by_source = self.greeting.by_source.borrow_mut();
+        let mut by_source = self.counts.by_source.borrow_mut();
         if let Some(count) = by_source.get_mut(&self.source) {
             *count -= 1;
             if *count == 0 {
@@ -84,7 +88,7 @@ impl Drop for Place {
 
 /// Accepts connections, forever.
 pub(super) async fn run(table: Rc<Table>, listener: TcpListener) {
-    let greeting = Rc::new(Greeting::default());
+    let greeting = Rc::new(GreetingCounts::default());
     let mut links = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -92,11 +96,11 @@ pub(super) async fn run(table: Rc<Table>, listener: TcpListener) {
             Some(_) = links.join_next() => continue,
         };
         match accepted {
-            Ok((socket, from)) => match greeting.place(from.ip(), &table.options.peers) {
+            Ok((socket, from)) => match greeting.reserve_slot(from.ip(), &table.options.peers) {
                 Some(place) => {
-                    links.spawn_local(link(table.clone(), socket, from, place));
+                    links.spawn_local(serve_connection(table.clone(), socket, from, place));
                 }
-                None => table.count(&LinkError::Crowded),
+                None => table.count_rejection(&LinkError::TooManyGreetings),
             },
             Err(error) => {
                 // Most likely the descriptors are used up; existing connections continue.
@@ -107,37 +111,42 @@ pub(super) async fn run(table: Rc<Table>, listener: TcpListener) {
     }
 }
 
-async fn link(table: Rc<Table>, socket: TcpStream, from: SocketAddr, place: Place) {
-    let why = match greeted(&table, socket).await {
+async fn serve_connection(
+    table: Rc<Table>,
+    socket: TcpStream,
+    from: SocketAddr,
+    slot: GreetingSlot,
+) {
+    let reason = match accept_greeting(&table, socket).await {
         Ok((peer, link, boot)) => {
-            drop(place);
+            drop(slot);
             peer.attach(Direction::Incoming, link.clone(), boot);
-            let why = serve::run(&table, &peer, &link, Direction::Incoming).await;
-            table.count(&why);
-            peer.detach(Direction::Incoming, &link, why);
+            let reason = serve::run(&table, &peer, &link, Direction::Incoming).await;
+            table.count_rejection(&reason);
+            peer.detach(Direction::Incoming, &link, reason);
             return;
         }
-        Err(why) => why,
+        Err(reason) => reason,
     };
-    table.count(&why);
-    if table.strangers.admits() {
-        tracing::warn!(%from, %why, "refused a connection between nodes");
+    table.count_rejection(&reason);
+    if table.unknown_peer_log.admits() {
+        tracing::warn!(%from, %reason, "refused a connection between nodes");
     } else {
-        tracing::debug!(%from, %why, "refused a connection between nodes");
+        tracing::debug!(%from, %reason, "refused a connection between nodes");
     }
 }
 
-type Greeted = (Rc<super::peer::Peer>, Rc<Link>, u64);
+type GreetedPeer = (Rc<super::peer::Peer>, Rc<Link>, u64);
 
-async fn greeted(table: &Table, socket: TcpStream) -> Result<Greeted, LinkError> {
+async fn accept_greeting(table: &Table, socket: TcpStream) -> Result<GreetedPeer, LinkError> {
     socket.set_nodelay(true).map_err(LinkError::Io)?;
     let link = Rc::new(Link::new(socket, table.tls().accept()?.into()));
-    let limit = serve::GREETING_MAX;
-    let greeting = timeout(limit, greet::accepted(table, &link))
+    let limit = serve::GREETING_TIMEOUT;
+    let greeting = timeout(limit, greet::greet_as_listener(table, &link))
         .await
-        .unwrap_or(Err(LinkError::Late(limit)));
+        .unwrap_or(Err(LinkError::GreetingTimeout(limit)));
     if greeting.is_err() {
-        link.farewell().await;
+        link.linger().await;
     }
     let (node, boot) = greeting?;
     let peer = table.get(node).ok_or(LinkError::Closed)?;

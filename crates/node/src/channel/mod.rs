@@ -94,7 +94,7 @@ impl Channel {
         for id in table.ids() {
             tasks.push(tokio::task::spawn_local(dial::run(table.clone(), id)));
         }
-        table.own(tasks.iter().map(|task| task.abort_handle()).collect());
+        table.add_tasks(tasks.iter().map(|task| task.abort_handle()).collect());
         Ok((Peers::new(table), receiver))
     }
 }

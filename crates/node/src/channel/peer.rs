@@ -7,15 +7,15 @@ use std::time::Duration;
 use holdfast_wire::{Frame, NodeId};
 use tokio::sync::Notify;
 
-use super::events::{PeerEvent, Queue};
-use super::link::{Encoded, Link};
+use super::events::{EventQueue, PeerEvent};
+use super::link::{EncodedFrame, Link};
 use super::stats::{PeerStats, Smoothed};
 use super::{LinkError, SendError};
 use crate::config;
 use crate::metrics::Metrics;
 
 /// Maximum number of frames received on one connection while the other is still in its greeting.
-const EARLY_MAX: usize = 1024;
+const EARLY_FRAMES_MAX: usize = 1024;
 
 /// Direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,30 +28,30 @@ pub(super) enum Direction {
 
 pub(super) struct Peer {
     pub(super) config: config::Peer,
-    events: Rc<Queue>,
+    events: Rc<EventQueue>,
     metrics: Metrics,
-    outgoing: RefCell<Option<Greeted>>,
-    incoming: RefCell<Option<Greeted>>,
+    outgoing: RefCell<Option<GreetedLink>>,
+    incoming: RefCell<Option<GreetedLink>>,
     up: Cell<bool>,
-    rises: Cell<u64>,
-    early: RefCell<Vec<Frame>>,
+    up_count: Cell<u64>,
+    early_frames: RefCell<Vec<Frame>>,
     /// Wakes the dialling task without a delay, because the peer has connected.
     pub(super) dial_now: Notify,
     problem: RefCell<Option<String>>,
     round_trip: Smoothed<8>,
     round_trip_last: Cell<Option<Duration>>,
     /// Byte counts of connections that have ended.
-    sent_before: Cell<u64>,
-    received_before: Cell<u64>,
+    closed_sent_bytes: Cell<u64>,
+    closed_received_bytes: Cell<u64>,
 }
 
-struct Greeted {
+struct GreetedLink {
     link: Rc<Link>,
     boot: u64,
 }
 
 impl Peer {
-    pub(super) fn new(config: config::Peer, events: Rc<Queue>, metrics: Metrics) -> Peer {
+    pub(super) fn new(config: config::Peer, events: Rc<EventQueue>, metrics: Metrics) -> Peer {
         metrics.set_connected(&config.name, false);
         Peer {
             config,
@@ -60,14 +60,14 @@ impl Peer {
             outgoing: RefCell::default(),
             incoming: RefCell::default(),
             up: Cell::new(false),
-            rises: Cell::new(0),
-            early: RefCell::default(),
+            up_count: Cell::new(0),
+            early_frames: RefCell::default(),
             dial_now: Notify::new(),
             problem: RefCell::default(),
             round_trip: Smoothed::default(),
             round_trip_last: Cell::default(),
-            sent_before: Cell::default(),
-            received_before: Cell::default(),
+            closed_sent_bytes: Cell::default(),
+            closed_received_bytes: Cell::default(),
         }
     }
 
@@ -75,7 +75,7 @@ impl Peer {
         self.config.id
     }
 
-    fn slot(&self, direction: Direction) -> &RefCell<Option<Greeted>> {
+    fn slot(&self, direction: Direction) -> &RefCell<Option<GreetedLink>> {
         match direction {
             Direction::Outgoing => &self.outgoing,
             Direction::Incoming => &self.incoming,
@@ -87,35 +87,37 @@ impl Peer {
     }
 
     /// Returns how often the peer has come up.
-    pub(super) fn rises(&self) -> u64 {
-        self.rises.get()
+    pub(super) fn up_count(&self) -> u64 {
+        self.up_count.get()
     }
 
     /// Sends a frame on the dialled connection.
-    pub(super) fn send(&self, frame: Encoded, queue_bytes: usize) -> Result<(), SendError> {
+    pub(super) fn send(&self, frame: EncodedFrame, queue_bytes: usize) -> Result<(), SendError> {
         let peer = self.id();
         let outgoing = self.outgoing.borrow();
-        let Some(Greeted { link, .. }) = outgoing.as_ref().filter(|_| self.up.get()) else {
+        let Some(GreetedLink { link, .. }) = outgoing.as_ref().filter(|_| self.up.get()) else {
             return Err(SendError::NotConnected(peer));
         };
         let queued_bytes = link.queued_bytes();
         if queued_bytes > 0 && queued_bytes + frame.len() > queue_bytes {
-            return Err(SendError::Full { peer, queued_bytes });
+            return Err(SendError::QueueFull { peer, queued_bytes });
         }
-        link.send_encoded(frame).map_err(|why| {
+        link.send_encoded(frame).map_err(|reason| {
             // The connection's task reports the loss, because the event must not be raised from within the caller's
             // call.
-            link.close(why);
+            link.close(reason);
             SendError::NotConnected(peer)
         })
     }
 
     /// Adds a greeted connection. With the second one the peer is up.
     pub(super) fn attach(&self, direction: Direction, link: Rc<Link>, boot: u64) {
-        let old = self.slot(direction).replace(Some(Greeted { link, boot }));
+        let old = self
+            .slot(direction)
+            .replace(Some(GreetedLink { link, boot }));
         if let Some(old) = old {
-            self.ended(old, LinkError::Replaced);
-            self.lose(LinkError::Replaced);
+            self.close_link(old, LinkError::Replaced);
+            self.mark_lost(LinkError::Replaced);
         }
         let other = match direction {
             Direction::Outgoing => &self.incoming,
@@ -125,19 +127,19 @@ impl Peer {
         if partner_boot.is_some_and(|partner| partner != boot) {
             // The newer connection is right: the older one leads to a daemon that has ended.
             if let Some(stale) = other.take() {
-                self.ended(stale, LinkError::Restarted);
-                self.lose(LinkError::Restarted);
+                self.close_link(stale, LinkError::Restarted);
+                self.mark_lost(LinkError::Restarted);
             }
         }
         if other.borrow().is_some() {
-            self.rise(boot);
+            self.mark_up(boot);
         } else if direction == Direction::Incoming {
             self.dial_now.notify_one();
         }
     }
 
     /// Removes a connection whose task has ended. A peer that was up is lost, and its other connection closed.
-    pub(super) fn detach(&self, direction: Direction, link: &Rc<Link>, why: LinkError) {
+    pub(super) fn detach(&self, direction: Direction, link: &Rc<Link>, reason: LinkError) {
         let current = self
             .slot(direction)
             .borrow_mut()
@@ -145,16 +147,16 @@ impl Peer {
         let Some(current) = current else {
             return;
         };
-        self.count(&current.link);
+        self.add_closed_bytes(&current.link);
         if self.up.get() {
             for slot in [&self.outgoing, &self.incoming] {
                 if let Some(partner) = slot.take() {
-                    self.ended(partner, LinkError::Partner);
+                    self.close_link(partner, LinkError::OtherDirectionEnded);
                 }
             }
-            self.lose(why);
+            self.mark_lost(reason);
         } else if direction == Direction::Incoming {
-            self.early.take();
+            self.early_frames.take();
         }
     }
 
@@ -162,56 +164,56 @@ impl Peer {
     pub(super) fn deliver(&self, frame: Frame) -> Result<(), LinkError> {
         if self.up.get() {
             let from = self.id();
-            self.events.put(PeerEvent::Frame { from, frame });
+            self.events.push(PeerEvent::Frame { from, frame });
             return Ok(());
         }
         // The peer has seen both greetings, this node only one.
-        let mut early = self.early.borrow_mut();
-        if early.len() == EARLY_MAX {
-            return Err(LinkError::Unexpected(frame.name()));
+        let mut early = self.early_frames.borrow_mut();
+        if early.len() == EARLY_FRAMES_MAX {
+            return Err(LinkError::UnexpectedFrame(frame.name()));
         }
         early.push(frame);
         Ok(())
     }
 
-    fn rise(&self, boot: u64) {
+    fn mark_up(&self, boot: u64) {
         let peer = self.id();
         self.up.set(true);
-        self.rises.set(self.rises.get() + 1);
+        self.up_count.set(self.up_count.get() + 1);
         self.problem.take();
         self.metrics.set_connected(&self.config.name, true);
         tracing::info!(peer = self.config.name, boot, "peer is up");
-        self.events.put(PeerEvent::Up { peer, boot });
-        for frame in self.early.take() {
-            self.events.put(PeerEvent::Frame { from: peer, frame });
+        self.events.push(PeerEvent::Up { peer, boot });
+        for frame in self.early_frames.take() {
+            self.events.push(PeerEvent::Frame { from: peer, frame });
         }
     }
 
-    fn lose(&self, why: LinkError) {
-        self.early.take();
+    fn mark_lost(&self, reason: LinkError) {
+        self.early_frames.take();
         if self.up.replace(false) {
             self.metrics.set_connected(&self.config.name, false);
-            tracing::warn!(peer = self.config.name, %why, "peer is lost");
-            self.problem.replace(Some(why.to_string()));
+            tracing::warn!(peer = self.config.name, %reason, "peer is lost");
+            self.problem.replace(Some(reason.to_string()));
             let peer = self.id();
-            self.events.put(PeerEvent::Lost { peer, why });
+            self.events.push(PeerEvent::Lost { peer, reason });
         }
     }
 
-    fn ended(&self, greeted: Greeted, why: LinkError) {
-        self.count(&greeted.link);
-        greeted.link.close(why);
+    fn close_link(&self, greeted: GreetedLink, reason: LinkError) {
+        self.add_closed_bytes(&greeted.link);
+        greeted.link.close(reason);
     }
 
-    fn count(&self, link: &Link) {
-        let sent = self.sent_before.get() + link.sent_bytes.get();
-        self.sent_before.set(sent);
-        let received = self.received_before.get() + link.received_bytes.get();
-        self.received_before.set(received);
+    fn add_closed_bytes(&self, link: &Link) {
+        let sent = self.closed_sent_bytes.get() + link.sent_bytes.get();
+        self.closed_sent_bytes.set(sent);
+        let received = self.closed_received_bytes.get() + link.received_bytes.get();
+        self.closed_received_bytes.set(received);
     }
 
     /// Records the round trip of a ping.
-    pub(super) fn measured(&self, round_trip: Duration) {
+    pub(super) fn record_round_trip(&self, round_trip: Duration) {
         self.round_trip.sample(round_trip.as_secs_f64());
         self.round_trip_last.set(Some(round_trip));
         if let Some(smoothed) = self.round_trip.get() {
@@ -221,16 +223,16 @@ impl Peer {
     }
 
     /// Records a failed attempt to connect, or a refusal of the peer. Each reason is logged once.
-    pub(super) fn troubled(&self, why: &LinkError) {
+    pub(super) fn record_problem(&self, reason: &LinkError) {
         if self.up.get() {
             return;
         }
-        let text = why.to_string();
+        let text = reason.to_string();
         let mut problem = self.problem.borrow_mut();
         if problem.as_ref() == Some(&text) {
-            tracing::debug!(peer = self.config.name, %why, "peer is still not connected");
+            tracing::debug!(peer = self.config.name, %reason, "peer is still not connected");
         } else {
-            tracing::warn!(peer = self.config.name, %why, "peer is not connected");
+            tracing::warn!(peer = self.config.name, %reason, "peer is not connected");
             *problem = Some(text);
         }
     }
@@ -255,17 +257,17 @@ impl Peer {
             up: self.up.get(),
             round_trip: self.round_trip.get().map(Duration::from_secs_f64),
             round_trip_last: self.round_trip_last.get(),
-            sent_bytes: self.sent_before.get(),
-            received_bytes: self.received_before.get(),
+            sent_bytes: self.closed_sent_bytes.get(),
+            received_bytes: self.closed_received_bytes.get(),
             ..PeerStats::default()
         };
         for slot in [&self.outgoing, &self.incoming] {
-            if let Some(Greeted { link, .. }) = slot.borrow().as_ref() {
+            if let Some(GreetedLink { link, .. }) = slot.borrow().as_ref() {
                 stats.sent_bytes += link.sent_bytes.get();
                 stats.received_bytes += link.received_bytes.get();
             }
         }
-        if let Some(Greeted { link, .. }) = self.outgoing.borrow().as_ref() {
+        if let Some(GreetedLink { link, .. }) = self.outgoing.borrow().as_ref() {
             stats.queued_bytes = link.queued_bytes();
             stats.bytes_per_second = link.rate.bytes_per_second();
         }
@@ -273,12 +275,12 @@ impl Peer {
     }
 
     /// Closes both connections; a peer that was up is lost.
-    pub(super) fn shut(&self) {
+    pub(super) fn close(&self) {
         for slot in [&self.outgoing, &self.incoming] {
             if let Some(greeted) = slot.take() {
-                self.ended(greeted, LinkError::Shutdown);
+                self.close_link(greeted, LinkError::Shutdown);
             }
         }
-        self.lose(LinkError::Shutdown);
+        self.mark_lost(LinkError::Shutdown);
     }
 }

@@ -8,11 +8,11 @@ use std::rc::Rc;
 use holdfast_wire::{Frame, NodeId};
 use tokio::task::AbortHandle;
 
-use super::events::Queue;
-use super::link::Encoded;
+use super::events::EventQueue;
+use super::link::EncodedFrame;
 use super::peer::Peer;
 use super::{LinkError, Options, PeerStats, SendError};
-use crate::limit::LogLimit;
+use crate::log_limit::LogLimit;
 use crate::metrics::Metrics;
 use crate::tls::Tls;
 
@@ -25,9 +25,9 @@ pub struct Peers {
 /// State shared by the channel's tasks.
 pub(super) struct Table {
     pub(super) options: Options,
-    pub(super) events: Rc<Queue>,
+    pub(super) events: Rc<EventQueue>,
     pub(super) metrics: Metrics,
-    pub(super) strangers: LogLimit,
+    pub(super) unknown_peer_log: LogLimit,
     address: SocketAddr,
     tls: RefCell<Tls>,
     peers: BTreeMap<NodeId, Rc<Peer>>,
@@ -49,7 +49,10 @@ impl Peers {
         if !peer.is_up() {
             return Err(SendError::NotConnected(to));
         }
-        peer.send(Encoded::new(frame)?, self.table.options.timing.queue_bytes)
+        peer.send(
+            EncodedFrame::new(frame)?,
+            self.table.options.timing.queue_bytes,
+        )
     }
 
     /// Returns true if both directions to `peer` work.
@@ -96,7 +99,7 @@ impl Peers {
             task.abort();
         }
         for peer in self.table.peers.values() {
-            peer.shut();
+            peer.close();
         }
     }
 
@@ -112,7 +115,7 @@ impl Table {
         address: SocketAddr,
         tls: Tls,
         metrics: Metrics,
-        events: Rc<Queue>,
+        events: Rc<EventQueue>,
     ) -> Table {
         let peers = options.peers.iter().map(|config| {
             let peer = Peer::new(config.clone(), events.clone(), metrics.clone());
@@ -120,7 +123,7 @@ impl Table {
         });
         Table {
             peers: peers.collect(),
-            strangers: LogLimit::default(),
+            unknown_peer_log: LogLimit::default(),
             tasks: RefCell::default(),
             tls: RefCell::new(tls),
             options,
@@ -143,14 +146,14 @@ impl Table {
     }
 
     /// Adds tasks for the shutdown to stop.
-    pub(super) fn own(&self, tasks: Vec<AbortHandle>) {
+    pub(super) fn add_tasks(&self, tasks: Vec<AbortHandle>) {
         self.tasks.borrow_mut().extend(tasks);
     }
 
     /// Counts a connection that was closed because of the other side's data.
-    pub(super) fn count(&self, why: &LinkError) {
-        if let Some(reason) = why.rejection() {
-            self.metrics.frame_rejected(reason);
+    pub(super) fn count_rejection(&self, error: &LinkError) {
+        if let Some(reason) = error.rejection_reason() {
+            self.metrics.count_rejection(reason);
         }
     }
 }

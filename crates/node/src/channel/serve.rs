@@ -12,7 +12,7 @@ use super::peer::{Direction, Peer};
 use super::peers::Table;
 
 /// Time limit from the first byte to the end of the greeting.
-pub(super) const GREETING_MAX: Duration = Duration::from_secs(5);
+pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves `link` until it ends. Returns the reason.
 pub(super) async fn run(
@@ -22,29 +22,29 @@ pub(super) async fn run(
     direction: Direction,
 ) -> LinkError {
     let pings = Pings::default();
-    let mut watch = Watch::new(table);
+    let mut watch = SilenceWatch::new(table);
     let mut ticks = interval(table.options.timing.ping_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if let Err(why) = take_frames(peer, link, direction, &pings) {
-            return why;
+        if let Err(reason) = take_frames(peer, link, direction, &pings) {
+            return reason;
         }
         if !table.events.has_room() {
             tokio::select! {
-                () = table.events.room() => {}
-                why = link.closed() => return why,
+                () = table.events.wait_room() => {}
+                why = link.wait_closed() => return why,
             }
         }
         // Received data is handled before a tick that would count as silence.
         let step = tokio::select! {
             biased;
-            ready = link.readable() => ready.and_then(|()| link.read()),
-            done = link.drained() => done,
-            why = link.closed() => Err(why),
+            ready = link.wait_readable() => ready.and_then(|()| link.read()),
+            done = link.drain() => done,
+            reason = link.wait_closed() => Err(reason),
             _ = ticks.tick() => tick(link, direction, &pings, &mut watch),
         };
-        if let Err(why) = step {
-            return why;
+        if let Err(reason) = step {
+            return reason;
         }
     }
 }
@@ -55,16 +55,16 @@ fn take_frames(
     direction: Direction,
     pings: &Pings,
 ) -> Result<(), LinkError> {
-    while let Some(frame) = link.decoded()? {
+    while let Some(frame) = link.pop_frame()? {
         match (direction, frame) {
             (Direction::Incoming, Frame::Ping { token }) => link.send(&Frame::Pong { token })?,
             (Direction::Outgoing, Frame::Pong { token }) => {
-                if let Some(round_trip) = pings.answered(token) {
-                    peer.measured(round_trip);
+                if let Some(round_trip) = pings.on_pong(token) {
+                    peer.record_round_trip(round_trip);
                 }
             }
             (Direction::Incoming, frame) if is_for_engine(&frame) => peer.deliver(frame)?,
-            (_, frame) => return Err(LinkError::Unexpected(frame.name())),
+            (_, frame) => return Err(LinkError::UnexpectedFrame(frame.name())),
         }
     }
     Ok(())
@@ -81,12 +81,12 @@ fn tick(
     link: &Link,
     direction: Direction,
     pings: &Pings,
-    watch: &mut Watch,
+    watch: &mut SilenceWatch,
 ) -> Result<(), LinkError> {
     watch.tick(link)?;
     // A ping behind a backlog would measure the backlog.
     if direction == Direction::Outgoing && link.queued_bytes() == 0 {
-        link.send(&pings.next())?;
+        link.send(&pings.next_ping())?;
     }
     Ok(())
 }
@@ -95,43 +95,43 @@ fn tick(
 #[derive(Default)]
 struct Pings {
     token: Cell<u64>,
-    sent: Cell<Option<Instant>>,
+    sent_at: Cell<Option<Instant>>,
 }
 
 impl Pings {
-    fn next(&self) -> Frame {
+    fn next_ping(&self) -> Frame {
         let token = self.token.get() + 1;
         self.token.set(token);
-        self.sent.set(Some(Instant::now()));
+        self.sent_at.set(Some(Instant::now()));
         Frame::Ping { token }
     }
 
-    fn answered(&self, token: u64) -> Option<Duration> {
+    fn on_pong(&self, token: u64) -> Option<Duration> {
         // An answer to an earlier ping is late, not fast.
         if token != self.token.get() {
             return None;
         }
-        self.sent.take().map(|sent| sent.elapsed())
+        self.sent_at.take().map(|sent| sent.elapsed())
     }
 }
 
 /// Counts the ticks without a sign of life.
-struct Watch {
+struct SilenceWatch {
     dead_after: Duration,
-    silent_max: u32,
-    silent: u32,
+    silent_ticks_max: u32,
+    silent_ticks: u32,
     received_bytes: u64,
     sent_bytes: u64,
 }
 
-impl Watch {
-    fn new(table: &Table) -> Watch {
+impl SilenceWatch {
+    fn new(table: &Table) -> SilenceWatch {
         let timing = &table.options.timing;
         let ticks = timing.dead_after.as_micros() / timing.ping_interval.as_micros().max(1);
-        Watch {
+        SilenceWatch {
             dead_after: timing.dead_after,
-            silent_max: u32::try_from(ticks).unwrap_or(u32::MAX).max(2),
-            silent: 0,
+            silent_ticks_max: u32::try_from(ticks).unwrap_or(u32::MAX).max(2),
+            silent_ticks: 0,
             received_bytes: 0,
             sent_bytes: 0,
         }
@@ -140,16 +140,16 @@ impl Watch {
     fn tick(&mut self, link: &Link) -> Result<(), LinkError> {
         let received = link.received_bytes.get();
         let sent = link.sent_bytes.get();
-        let heard = std::mem::replace(&mut self.received_bytes, received) != received;
-        let took = std::mem::replace(&mut self.sent_bytes, sent) != sent;
+        let has_received = std::mem::replace(&mut self.received_bytes, received) != received;
+        let has_sent = std::mem::replace(&mut self.sent_bytes, sent) != sent;
         // Data that the socket accepts while frames wait is a sign of life too, because no ping is sent then.
-        if heard || took && link.queued_bytes() > 0 {
-            self.silent = 0;
+        if has_received || has_sent && link.queued_bytes() > 0 {
+            self.silent_ticks = 0;
             return Ok(());
         }
-        self.silent += 1;
-        match self.silent >= self.silent_max {
-            true => Err(LinkError::Silent(self.dead_after)),
+        self.silent_ticks += 1;
+        match self.silent_ticks >= self.silent_ticks_max {
+            true => Err(LinkError::IdleTimeout(self.dead_after)),
             false => Ok(()),
         }
     }

@@ -44,36 +44,36 @@ impl<const WEIGHT: u32> Smoothed<WEIGHT> {
 /// Rate of the path, measured between the moments when the socket was full and when it was not.
 #[derive(Debug, Default)]
 pub(super) struct Rate {
-    since: Cell<Option<(Instant, u64)>>,
+    measured_since: Cell<Option<(Instant, u64)>>,
     smoothed: Smoothed<4>,
 }
 
 impl Rate {
     /// Records that the socket is full, after `sent` bytes in all.
-    pub(super) fn stalled(&self, sent: u64) {
-        match self.since.get() {
-            None => self.since.set(Some((Instant::now(), sent))),
+    pub(super) fn on_stall(&self, sent: u64) {
+        match self.measured_since.get() {
+            None => self.measured_since.set(Some((Instant::now(), sent))),
             Some(_) => self.sample(sent),
         }
     }
 
     /// Records that no data waits, after `sent` bytes in all.
-    pub(super) fn flowing(&self, sent: u64) {
-        if self.since.get().is_some() {
+    pub(super) fn on_drained(&self, sent: u64) {
+        if self.measured_since.get().is_some() {
             self.sample(sent);
-            self.since.set(None);
+            self.measured_since.set(None);
         }
     }
 
     fn sample(&self, sent: u64) {
-        let Some((began, before)) = self.since.get() else {
+        let Some((began, before)) = self.measured_since.get() else {
             return;
         };
         let elapsed = began.elapsed();
         if elapsed >= STALL_MIN {
             let bytes = sent.saturating_sub(before) as f64;
             self.smoothed.sample(bytes / elapsed.as_secs_f64());
-            self.since.set(Some((Instant::now(), sent)));
+            self.measured_since.set(Some((Instant::now(), sent)));
         }
     }
 
@@ -99,11 +99,11 @@ mod tests {
     #[test]
     fn a_rate_needs_a_stall() {
         let rate = Rate::default();
-        rate.flowing(1_000_000);
+        rate.on_drained(1_000_000);
         assert_eq!(rate.bytes_per_second(), None);
-        rate.stalled(1_000_000);
+        rate.on_stall(1_000_000);
         std::thread::sleep(STALL_MIN);
-        rate.flowing(2_000_000);
+        rate.on_drained(2_000_000);
         // At least 5 ms for a megabyte: at most 200 MB/s, however slow this machine is.
         let measured = rate.bytes_per_second().unwrap();
         assert!(measured > 0.0 && measured <= 200e6, "{measured}");

@@ -28,7 +28,7 @@ const WEIGHT_MAX: u32 = 1000;
 const INTERFACE_LENGTH_MAX: usize = 15;
 
 /// The file under check, for locating errors.
-pub(super) struct Check<'a> {
+pub(super) struct Checker<'a> {
     file: &'a Path,
     text: &'a str,
 }
@@ -36,9 +36,9 @@ pub(super) struct Check<'a> {
 /// Numbers of all nodes of the group by name, including this one.
 type Ids = BTreeMap<String, NodeId>;
 
-impl<'a> Check<'a> {
+impl<'a> Checker<'a> {
     pub(super) fn new(file: &'a Path, text: &'a str) -> Self {
-        Check { file, text }
+        Checker { file, text }
     }
 
     pub(super) fn config(&self, raw: Raw) -> Result<Config, ConfigError> {
@@ -56,7 +56,7 @@ impl<'a> Check<'a> {
         let group = self.group(&raw.group, &ids)?;
         let services = self.services(&raw.service, &ids, &node, &peers)?;
         Ok(Config {
-            tls: raw.tls.beside(self.file),
+            tls: raw.tls.resolve_paths(self.file),
             channel: self.channel(&raw.channel)?,
             app: AppConfig {
                 group: raw.app.group,
@@ -90,16 +90,20 @@ impl<'a> Check<'a> {
             let address = SocketAddr::new(self.host(&peer.address)?, self.port(&peer.port)?);
             if !names.insert(name.clone()) {
                 let problem = format!("peer `{name}` appears twice");
-                return Err(self.fail(&peer.name, problem, "give every node one [[peer]]"));
+                return Err(self.error_for(&peer.name, problem, "give every node one [[peer]]"));
             }
             if !ids.insert(id) {
-                let problem = format!("peer `{name}` has number {}, as another has", id.0);
+                let problem = format!("peer `{name}` has id {}, as another peer has", id.0);
                 let span = peer.id.as_ref().map_or(peer.name.span(), Spanned::span);
-                return Err(self.fail_at(span, problem, "set `id` on every peer, or on none"));
+                return Err(self.error_at(span, problem, "set `id` on every peer, or on none"));
             }
             if !addresses.insert(address) {
-                let problem = format!("peer `{name}` has address {address}, as another has");
-                return Err(self.fail(&peer.address, problem, "give each its own"));
+                let problem = format!("peer `{name}` has address {address}, as another peer has");
+                return Err(self.error_for(
+                    &peer.address,
+                    problem,
+                    "give each peer its own address",
+                ));
             }
             peers.push(Peer { name, id, address });
         }
@@ -108,31 +112,31 @@ impl<'a> Check<'a> {
 
     fn node(&self, raw: &RawNode, listed: &[Peer]) -> Result<NodeConfig, ConfigError> {
         let name = self.name(&raw.name)?;
-        let own = listed.iter().find(|peer| peer.name == name);
-        let id = self.own_id(raw, own, listed)?;
-        let address = match (&raw.address, own) {
+        let own_entry = listed.iter().find(|peer| peer.name == name);
+        let id = self.own_id(raw, own_entry, listed)?;
+        let address = match (&raw.address, own_entry) {
             (Some(address), _) => self.host(address)?,
             (None, Some(own)) => own.address.ip(),
             (None, None) => {
                 let problem = "address is missing".to_owned();
                 let advice = "set node.address, or list this node as a [[peer]] too";
-                return Err(self.fail(&raw.name, problem, advice));
+                return Err(self.error_for(&raw.name, problem, advice));
             }
         };
-        let port = match (&raw.port, own) {
+        let port = match (&raw.port, own_entry) {
             (None, Some(own)) => own.address.port(),
             _ => self.port(&raw.port)?,
         };
-        if let Some(own) = own.filter(|own| own.address != SocketAddr::new(address, port)) {
+        if let Some(own) = own_entry.filter(|own| own.address != SocketAddr::new(address, port)) {
             let problem = format!(
-                "{} is not what its [[peer]] says, {}",
+                "{} differs from this node's [[peer]] entry, {}",
                 SocketAddr::new(address, port),
                 own.address
             );
             let span = raw.address.as_ref().map(Spanned::span);
             let span = span.or(raw.port.as_ref().map(Spanned::span));
             let advice = "leave address and port out of [node], or make them equal";
-            return Err(self.fail_at(span.unwrap_or(raw.name.span()), problem, advice));
+            return Err(self.error_at(span.unwrap_or(raw.name.span()), problem, advice));
         }
         Ok(NodeConfig {
             interface: self.interface(&raw.interface)?,
@@ -140,7 +144,7 @@ impl<'a> Check<'a> {
             run_dir: path_or(&raw.run_dir, "/run/holdfast"),
             bpffs: path_or(&raw.bpffs, "/sys/fs/bpf/holdfast"),
             cgroup: raw.cgroup.clone(),
-            capacity: self.within(&raw.capacity, CAPACITY_DEFAULT, 1..=CAPACITY_MAX)?,
+            capacity: self.in_range(&raw.capacity, CAPACITY_DEFAULT, 1..=CAPACITY_MAX)?,
             realtime: raw.realtime.unwrap_or(true),
             name,
             id,
@@ -152,25 +156,25 @@ impl<'a> Check<'a> {
     fn own_id(
         &self,
         raw: &RawNode,
-        own: Option<&Peer>,
+        own_entry: Option<&Peer>,
         listed: &[Peer],
     ) -> Result<NodeId, ConfigError> {
         let Some(id) = &raw.id else {
-            return own.map(|own| own.id).ok_or_else(|| {
+            return own_entry.map(|own| own.id).ok_or_else(|| {
                 let problem = "id is missing".to_owned();
                 let advice = "set node.id, or list this node as a [[peer]] too";
-                self.fail(&raw.name, problem, advice)
+                self.error_for(&raw.name, problem, advice)
             });
         };
         let number = self.id(id)?;
         match listed.iter().find(|peer| peer.id == number) {
             Some(taken) if taken.name != *raw.name.get_ref() => {
-                let problem = format!("number {} belongs to peer `{}`", number.0, taken.name);
-                Err(self.fail(id, problem, "use another"))
+                let problem = format!("id {} belongs to peer `{}`", number.0, taken.name);
+                Err(self.error_for(id, problem, "use another id"))
             }
-            None if own.is_some() => {
-                let problem = format!("number {} is not what its [[peer]] says", number.0);
-                Err(self.fail(id, problem, "leave id out of [node], or make them equal"))
+            None if own_entry.is_some() => {
+                let problem = format!("id {} differs from this node's [[peer]] entry", number.0);
+                Err(self.error_for(id, problem, "leave id out of [node], or make them equal"))
             }
             _ => Ok(number),
         }
@@ -180,8 +184,8 @@ impl<'a> Check<'a> {
         let reach = match (*raw.reach.get_ref(), &raw.shared_mac) {
             (RawReach::Steer, None) => Reach::Steer,
             (RawReach::Steer, Some(mac)) => {
-                let problem = "reach `steer` has no shared link address".to_owned();
-                return Err(self.fail(
+                let problem = "reach `steer` does not use shared_mac".to_owned();
+                return Err(self.error_for(
                     mac,
                     problem,
                     "remove the key, or set reach = \"broadcast\"",
@@ -190,7 +194,7 @@ impl<'a> Check<'a> {
             (RawReach::Broadcast, None) => {
                 let problem = "reach `broadcast` needs shared_mac".to_owned();
                 let advice = "add one, such as \"02:00:5e:00:00:01\", the same on every node";
-                return Err(self.fail(&raw.reach, problem, advice));
+                return Err(self.error_for(&raw.reach, problem, advice));
             }
             (RawReach::Broadcast, Some(mac)) => Reach::Broadcast {
                 shared_mac: self.mac(mac)?,
@@ -199,7 +203,7 @@ impl<'a> Check<'a> {
         Ok(GroupConfig {
             name: self.name(&raw.name)?,
             reach,
-            contact: self.known(raw.contact.get_ref(), raw.contact.span(), ids)?,
+            contact: self.resolve_node(raw.contact.get_ref(), raw.contact.span(), ids)?,
         })
     }
 
@@ -210,7 +214,7 @@ impl<'a> Check<'a> {
         node: &NodeConfig,
         peers: &[Peer],
     ) -> Result<Vec<Service>, ConfigError> {
-        let mut taken = BTreeSet::new();
+        let mut taken_addresses = BTreeSet::new();
         let mut services = Vec::with_capacity(raw.len());
         for service in raw {
             let checked = self.service(service, ids)?;
@@ -218,12 +222,12 @@ impl<'a> Check<'a> {
             if ip == node.address || peers.iter().any(|peer| peer.address.ip() == ip) {
                 let problem = format!("{ip} is a node's own address");
                 let advice = "a service address belongs to the group; use one that no host has";
-                return Err(self.fail(&service.address, problem, advice));
+                return Err(self.error_for(&service.address, problem, advice));
             }
             let is_tcp = matches!(service.protocol, RawProtocol::Tcp);
-            if !taken.insert((is_tcp, checked.address)) {
+            if !taken_addresses.insert((is_tcp, checked.address)) {
                 let problem = format!("{} appears twice", checked.address);
-                return Err(self.fail(&service.port, problem, "keep one [[service]]"));
+                return Err(self.error_for(&service.port, problem, "keep one [[service]]"));
             }
             services.push(checked);
         }
@@ -233,15 +237,15 @@ impl<'a> Check<'a> {
     fn service(&self, raw: &RawService, ids: &Ids) -> Result<Service, ConfigError> {
         let mut weights: BTreeMap<NodeId, u32> = ids.values().map(|id| (*id, 1)).collect();
         for (name, weight) in &raw.weights {
-            let id = self.known(name, weight.span(), ids)?;
-            weights.insert(id, self.within(&Some(weight.clone()), 1, 0..=WEIGHT_MAX)?);
+            let id = self.resolve_node(name, weight.span(), ids)?;
+            weights.insert(id, self.in_range(&Some(weight.clone()), 1, 0..=WEIGHT_MAX)?);
         }
         if weights.values().all(|weight| *weight == 0) {
             let problem = "every node's weight is 0".to_owned();
-            return Err(self.fail(&raw.name, problem, "give one node at least 1"));
+            return Err(self.error_for(&raw.name, problem, "give one node at least 1"));
         }
         let drain = raw.drain_ms.as_ref().map(|drain| {
-            self.within(&Some(drain.clone()), 0, 0..=600_000)
+            self.in_range(&Some(drain.clone()), 0, 0..=600_000)
                 .map(Duration::from_millis)
         });
         Ok(Service {
@@ -264,17 +268,17 @@ impl<'a> Check<'a> {
     }
 
     fn channel(&self, raw: &RawChannel) -> Result<ChannelConfig, ConfigError> {
-        let ping_ms = self.within(&raw.ping_interval_ms, 250, 10..=60_000)?;
-        let dead_ms = self.within(&raw.dead_after_ms, ping_ms.max(250) * 4, 20..=600_000)?;
+        let ping_ms = self.in_range(&raw.ping_interval_ms, 250, 10..=60_000)?;
+        let dead_ms = self.in_range(&raw.dead_after_ms, ping_ms.max(250) * 4, 20..=600_000)?;
         if dead_ms < 2 * ping_ms {
             let problem = format!("{dead_ms} ms is less than two ping intervals of {ping_ms} ms");
             let keys = [&raw.dead_after_ms, &raw.ping_interval_ms];
             let span = keys.iter().find_map(|key| key.as_ref()).map(Spanned::span);
             let advice = "raise dead_after_ms or lower ping_interval_ms";
-            return Err(self.fail_at(span.unwrap_or_default(), problem, advice));
+            return Err(self.error_at(span.unwrap_or_default(), problem, advice));
         }
         // Two frames of maximum size must fit, or one could block the next forever.
-        let queue_mib = self.within(&raw.queue_mib, 64, 32..=4096)?;
+        let queue_mib = self.in_range(&raw.queue_mib, 64, 32..=4096)?;
         Ok(ChannelConfig {
             ping_interval: Duration::from_millis(ping_ms),
             dead_after: Duration::from_millis(dead_ms),
@@ -286,12 +290,15 @@ impl<'a> Check<'a> {
     fn name(&self, name: &Spanned<String>) -> Result<String, ConfigError> {
         let text = name.get_ref();
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let outside = text.starts_with('-') || text.ends_with('-');
-        if text.is_empty() || text.len() > NAME_LENGTH_MAX || !text.chars().all(allowed) || outside
+        let outside_allowed = text.starts_with('-') || text.ends_with('-');
+        if text.is_empty()
+            || text.len() > NAME_LENGTH_MAX
+            || !text.chars().all(allowed)
+            || outside_allowed
         {
             let problem = format!("`{text}` is not a name");
             let advice = "use 1 to 40 lower-case letters, digits and inner hyphens";
-            return Err(self.fail(name, problem, advice));
+            return Err(self.error_for(name, problem, advice));
         }
         Ok(text.clone())
     }
@@ -300,36 +307,45 @@ impl<'a> Check<'a> {
         let text = name.get_ref();
         let bad = |c: char| c.is_whitespace() || c == '/';
         if text.is_empty() || text.len() > INTERFACE_LENGTH_MAX || text.contains(bad) {
-            let problem = format!("`{text}` cannot be a network device");
-            return Err(self.fail(name, problem, "use a name that `ip link` shows"));
+            let problem = format!("`{text}` is not a valid interface name");
+            return Err(self.error_for(name, problem, "use a name that `ip link` shows"));
         }
         Ok(text.clone())
     }
 
-    fn known(&self, name: &str, span: Range<usize>, ids: &Ids) -> Result<NodeId, ConfigError> {
+    fn resolve_node(
+        &self,
+        name: &str,
+        span: Range<usize>,
+        ids: &Ids,
+    ) -> Result<NodeId, ConfigError> {
         ids.get(name).copied().ok_or_else(|| {
-            let all: Vec<&str> = ids.keys().map(String::as_str).collect();
+            let known_names: Vec<&str> = ids.keys().map(String::as_str).collect();
             let problem = format!("no node is called `{name}`");
-            self.fail_at(span, problem, &format!("use one of {}", all.join(", ")))
+            self.error_at(
+                span,
+                problem,
+                &format!("use one of {}", known_names.join(", ")),
+            )
         })
     }
 
     fn id(&self, id: &Spanned<u16>) -> Result<NodeId, ConfigError> {
         match id.get_ref() {
-            0 => Err(self.fail(id, "0 is no node's number".to_owned(), "count from 1")),
+            0 => Err(self.error_for(id, "0 is not a valid id".to_owned(), "use 1 or more")),
             number => Ok(NodeId(*number)),
         }
     }
 
     fn port(&self, port: &Option<Spanned<u16>>) -> Result<u16, ConfigError> {
-        self.within(port, DEFAULT_PORT, 1..=u16::MAX)
+        self.in_range(port, DEFAULT_PORT, 1..=u16::MAX)
     }
 
     fn host(&self, address: &Spanned<IpAddr>) -> Result<IpAddr, ConfigError> {
         let ip = *address.get_ref();
         if ip.is_unspecified() || ip.is_multicast() {
-            let problem = format!("{ip} is not the address of one host");
-            return Err(self.fail(address, problem, "use a unicast address"));
+            let problem = format!("{ip} is not a unicast address");
+            return Err(self.error_for(address, problem, "use the address of one host"));
         }
         Ok(ip)
     }
@@ -347,12 +363,12 @@ impl<'a> Check<'a> {
         let mac: Option<[u8; 6]> = bytes.and_then(|bytes| bytes.try_into().ok());
         mac.filter(|mac| *mac != [0; 6] && *mac != [0xff; 6])
             .ok_or_else(|| {
-                let problem = format!("`{}` is not a link address", text.get_ref());
-                self.fail(text, problem, "write six pairs, such as 02:00:5e:00:00:01")
+                let problem = format!("`{}` is not a MAC address", text.get_ref());
+                self.error_for(text, problem, "write six pairs, such as 02:00:5e:00:00:01")
             })
     }
 
-    fn within<T>(
+    fn in_range<T>(
         &self,
         value: &Option<Spanned<T>>,
         default: T,
@@ -369,14 +385,14 @@ impl<'a> Check<'a> {
         }
         let problem = format!("{} is out of range", value.get_ref());
         let advice = format!("use {} to {}", range.start(), range.end());
-        Err(self.fail(value, problem, &advice))
+        Err(self.error_for(value, problem, &advice))
     }
 
-    fn fail<T>(&self, at: &Spanned<T>, problem: String, what_to_do: &str) -> ConfigError {
-        self.fail_at(at.span(), problem, what_to_do)
+    fn error_for<T>(&self, value: &Spanned<T>, problem: String, what_to_do: &str) -> ConfigError {
+        self.error_at(value.span(), problem, what_to_do)
     }
 
-    fn fail_at(&self, span: Range<usize>, problem: String, what_to_do: &str) -> ConfigError {
+    fn error_at(&self, span: Range<usize>, problem: String, what_to_do: &str) -> ConfigError {
         ConfigError::at(self.file, self.text, span, problem, what_to_do)
     }
 }

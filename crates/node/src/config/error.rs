@@ -35,7 +35,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl ConfigError {
-    pub(super) fn whole_file(file: &Path, problem: String, what_to_do: &str) -> ConfigError {
+    pub(super) fn for_file(file: &Path, problem: String, what_to_do: &str) -> ConfigError {
         ConfigError {
             file: file.to_owned(),
             line: None,
@@ -56,7 +56,7 @@ impl ConfigError {
         ConfigError {
             line: Some(line_of(text, span.start)),
             key: key_at(text, span.start),
-            ..ConfigError::whole_file(file, problem, what_to_do)
+            ..ConfigError::for_file(file, problem, what_to_do)
         }
     }
 
@@ -64,16 +64,16 @@ impl ConfigError {
     pub(super) fn from_toml(file: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
         let message = error.message().trim();
         let what_to_do = match message {
-            m if m.starts_with("unknown field") => "remove the key or use one of those named",
+            m if m.starts_with("unknown field") => "remove the key or use one of those listed",
             m if m.starts_with("missing field") => {
                 "add the key; docs/configuration.md describes it"
             }
-            m if m.starts_with("unknown variant") => "use one of the values named",
-            _ => "docs/configuration.md shows the form",
+            m if m.starts_with("unknown variant") => "use one of the values listed",
+            _ => "docs/configuration.md describes the format",
         };
         match error.span() {
             Some(span) => ConfigError::at(file, text, span, message.to_owned(), what_to_do),
-            None => ConfigError::whole_file(file, message.to_owned(), what_to_do),
+            None => ConfigError::for_file(file, message.to_owned(), what_to_do),
         }
     }
 }

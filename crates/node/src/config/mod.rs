@@ -248,13 +248,13 @@ pub enum LogFormat {
 }
 
 /// Remedy for an optional file that is named but cannot be read.
-const IF_NONE_IS_NEEDED: &str =
-    "name an existing file with --config, or leave that out: every key has a default";
+const UNREADABLE_FILE_REMEDY: &str =
+    "name an existing file with --config, or omit --config: every key has a default";
 
 /// Returns the text of a configuration file.
 fn read(path: &Path, what_to_do: &str) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|error| {
-        ConfigError::whole_file(path, format!("cannot be read: {error}"), what_to_do)
+        ConfigError::for_file(path, format!("cannot be read: {error}"), what_to_do)
     })
 }
 
@@ -278,7 +278,7 @@ impl Config {
     pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         let raw: raw::Raw =
             toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
-        check::Check::new(path, text).config(raw)
+        check::Checker::new(path, text).config(raw)
     }
 
     /// Returns the number of the node called `name`; may be this node.
@@ -297,15 +297,16 @@ impl Config {
 
     /// Returns number and name of every node of the group: this one first, then the others in the order of the file.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &str)> {
-        let own = (self.node.id, self.node.name.as_str());
-        std::iter::once(own).chain(self.peers.iter().map(|peer| (peer.id, peer.name.as_str())))
+        let this_node = (self.node.id, self.node.name.as_str());
+        std::iter::once(this_node)
+            .chain(self.peers.iter().map(|peer| (peer.id, peer.name.as_str())))
     }
 
     /// Returns address and number of every node of the group.
     pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, NodeId)> {
-        let own = (self.node.address, self.node.id);
+        let this_node = (self.node.address, self.node.id);
         let peers = self.peers.iter();
-        std::iter::once(own).chain(peers.map(|peer| (peer.address.ip(), peer.id)))
+        std::iter::once(this_node).chain(peers.map(|peer| (peer.address.ip(), peer.id)))
     }
 
     /// Returns true if this node holds the steering table.
@@ -344,7 +345,7 @@ impl NodeConfig {
         }
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
         cgroup2_root(&mounts).ok_or_else(|| {
-            ConfigError::whole_file(
+            ConfigError::for_file(
                 Path::new("/proc/mounts"),
                 "no cgroup2 file system is mounted".to_owned(),
                 "mount one (mount -t cgroup2 none DIR), or set node.cgroup or HOLDFAST_CGROUP",

@@ -74,13 +74,13 @@ pub(super) struct RawTls {
 
 impl RawTls {
     /// Returns the files, with relative paths resolved against the directory of `path`.
-    pub(super) fn beside(self, path: &Path) -> TlsConfig {
-        let beside = |file: PathBuf| path.parent().unwrap_or(Path::new("")).join(file);
+    pub(super) fn resolve_paths(self, path: &Path) -> TlsConfig {
+        let resolve = |file: PathBuf| path.parent().unwrap_or(Path::new("")).join(file);
         TlsConfig {
-            ca: beside(self.ca),
-            cert: beside(self.cert),
-            key: beside(self.key),
-            crl: self.crl.map(beside),
+            ca: resolve(self.ca),
+            cert: resolve(self.cert),
+            key: resolve(self.key),
+            crl: self.crl.map(resolve),
         }
     }
 }

@@ -7,7 +7,7 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
 }
 
 /// Parses the example with `from` replaced by `to`, which must make it invalid. Returns the error.
-fn broken(from: &str, to: &str) -> ConfigError {
+fn error_after_replacing(from: &str, to: &str) -> ConfigError {
     assert!(EXAMPLE.contains(from), "the example lacks {from:?}");
     parse(&EXAMPLE.replacen(from, to, 1)).expect_err(to)
 }
@@ -18,10 +18,10 @@ fn assert_at(error: &ConfigError, key: &str, problem: &str) {
     assert_eq!(error.key.as_deref(), Some(key), "{error}");
     assert!(error.problem.contains(problem), "{error}");
     assert!(!error.what_to_do.is_empty(), "{error}");
-    let shown = error.to_string();
+    let error_text = error.to_string();
     assert!(
-        shown.starts_with(&format!("/etc/holdfast/holdfast.toml:{line}: {key}: ")),
-        "{shown}"
+        error_text.starts_with(&format!("/etc/holdfast/holdfast.toml:{line}: {key}: ")),
+        "{error_text}"
     );
 }
 
@@ -71,76 +71,80 @@ fn every_key_of_the_example_is_described() {
 
 #[test]
 fn unknown_missing_and_mistyped_keys_are_named() {
-    let error = broken("queue_mib = 64", "queue_mb = 64");
+    let error = error_after_replacing("queue_mib = 64", "queue_mb = 64");
     assert_at(&error, "channel.queue_mb", "unknown field `queue_mb`");
-    let error = broken("contact = \"n1\"", "");
+    let error = error_after_replacing("contact = \"n1\"", "");
     assert_at(&error, "group", "missing field `contact`");
-    let error = broken("port = 7400", "port = \"7400\"");
+    let error = error_after_replacing("port = 7400", "port = \"7400\"");
     assert_at(&error, "peer.port", "invalid type");
-    let error = broken("reach = \"steer\"", "reach = \"mobile\"");
+    let error = error_after_replacing("reach = \"steer\"", "reach = \"mobile\"");
     assert_at(&error, "group.reach", "unknown variant `mobile`");
-    let error = broken("[app]", "[app");
+    let error = error_after_replacing("[app]", "[app");
     assert!(error.line.is_some(), "{error}");
 }
 
 #[test]
 fn names_and_references_are_checked() {
-    let error = broken("contact = \"n1\"", "contact = \"n9\"");
+    let error = error_after_replacing("contact = \"n1\"", "contact = \"n9\"");
     assert_at(&error, "group.contact", "no node is called `n9`");
     assert!(error.what_to_do.contains("n1, n2, n3"), "{error}");
-    let error = broken("n3 = 2 }", "n4 = 2 }");
+    let error = error_after_replacing("n3 = 2 }", "n4 = 2 }");
     assert_at(&error, "service.weights", "no node is called `n4`");
-    let error = broken("name = \"n2\"", "name = \"N2\"");
+    let error = error_after_replacing("name = \"n2\"", "name = \"N2\"");
     assert_at(&error, "peer.name", "`N2` is not a name");
-    let error = broken("name = \"n2\"", "name = \"n1\"");
+    let error = error_after_replacing("name = \"n2\"", "name = \"n1\"");
     assert_at(&error, "peer.name", "appears twice");
-    let error = broken("id = 3", "id = 2");
-    assert_at(&error, "peer.id", "has number 2");
-    let error = broken("id = 3", "id = 0");
-    assert_at(&error, "peer.id", "0 is no node's number");
-    let error = broken("interface = \"eth0\"", "interface = \"eth 0\"");
-    assert_at(&error, "node.interface", "cannot be a network device");
+    let error = error_after_replacing("id = 3", "id = 2");
+    assert_at(&error, "peer.id", "has id 2");
+    let error = error_after_replacing("id = 3", "id = 0");
+    assert_at(&error, "peer.id", "0 is not a valid id");
+    let error = error_after_replacing("interface = \"eth0\"", "interface = \"eth 0\"");
+    assert_at(&error, "node.interface", "not a valid interface name");
 }
 
 #[test]
 fn addresses_are_checked() {
-    let error = broken("address = \"10.0.0.12\"", "address = \"10.0.0.11\"");
-    assert_at(&error, "peer.address", "as another has");
-    let error = broken("address = \"10.0.0.12\"", "address = \"10.0.0.256\"");
+    let error = error_after_replacing("address = \"10.0.0.12\"", "address = \"10.0.0.11\"");
+    assert_at(&error, "peer.address", "as another peer has");
+    let error = error_after_replacing("address = \"10.0.0.12\"", "address = \"10.0.0.256\"");
     assert_at(&error, "peer.address", "");
-    let error = broken("address = \"10.0.0.12\"", "address = \"224.0.0.1\"");
-    assert_at(&error, "peer.address", "not the address of one host");
-    let error = broken("address = \"192.0.2.80\"", "address = \"10.0.0.12\"");
+    let error = error_after_replacing("address = \"10.0.0.12\"", "address = \"224.0.0.1\"");
+    assert_at(&error, "peer.address", "not a unicast address");
+    let error = error_after_replacing("address = \"192.0.2.80\"", "address = \"10.0.0.12\"");
     assert_at(&error, "service.address", "a node's own address");
-    let error = broken(
+    let error = error_after_replacing(
         "address = \"2001:db8::80\"\nport = 80",
         "address = \"192.0.2.80\"\nport = 80",
     );
     assert_at(&error, "service.port", "appears twice");
-    let error = broken("name = \"n1\"  ", "name = \"n1\"\naddress = \"10.0.0.99\"");
-    assert_at(&error, "node.address", "not what its [[peer]] says");
+    let error = error_after_replacing("name = \"n1\"  ", "name = \"n1\"\naddress = \"10.0.0.99\"");
+    assert_at(
+        &error,
+        "node.address",
+        "differs from this node's [[peer]] entry",
+    );
 }
 
 #[test]
 fn ranges_and_contradictions_are_checked() {
-    let error = broken("capacity = 131072", "capacity = 0");
+    let error = error_after_replacing("capacity = 131072", "capacity = 0");
     assert_at(&error, "node.capacity", "out of range");
-    let error = broken("dead_after_ms = 1000", "dead_after_ms = 400");
+    let error = error_after_replacing("dead_after_ms = 1000", "dead_after_ms = 400");
     assert_at(
         &error,
         "channel.dead_after_ms",
         "less than two ping intervals",
     );
-    let error = broken("reach = \"steer\"", "reach = \"broadcast\"");
+    let error = error_after_replacing("reach = \"steer\"", "reach = \"broadcast\"");
     assert_at(&error, "group.reach", "needs shared_mac");
-    let error = broken("# shared_mac", "shared_mac");
-    assert_at(&error, "group.shared_mac", "no shared link address");
-    let error = broken("{ n1 = 1, n2 = 2, n3 = 2 }", "{ n1 = 0, n2 = 0, n3 = 0 }");
+    let error = error_after_replacing("# shared_mac", "shared_mac");
+    assert_at(&error, "group.shared_mac", "does not use shared_mac");
+    let error = error_after_replacing("{ n1 = 1, n2 = 2, n3 = 2 }", "{ n1 = 0, n2 = 0, n3 = 0 }");
     assert_at(&error, "service.name", "every node's weight is 0");
 }
 
 #[test]
-fn broadcast_takes_a_link_address() {
+fn broadcast_requires_shared_mac() {
     let text = EXAMPLE
         .replace("reach = \"steer\"", "reach = \"broadcast\"")
         .replace("# shared_mac", "shared_mac");
@@ -156,12 +160,12 @@ fn broadcast_takes_a_link_address() {
         "2:0:5e:0:0:1",
     ] {
         let error = parse(&text.replace("02:00:5e:00:00:01", bad)).unwrap_err();
-        assert_at(&error, "group.shared_mac", "not a link address");
+        assert_at(&error, "group.shared_mac", "not a MAC address");
     }
 }
 
 #[test]
-fn a_node_that_is_not_listed_needs_number_and_address() {
+fn unlisted_node_needs_id_and_address() {
     let alone = "[node]\nname = \"n9\"\ninterface = \"eth0\"\n[group]\nname = \"g\"\nreach = \"steer\"\n\
                  contact = \"n9\"\n[tls]\nca = \"a\"\ncert = \"b\"\nkey = \"c\"\n";
     assert_at(&parse(alone).unwrap_err(), "node.name", "id is missing");
@@ -181,10 +185,10 @@ fn a_node_that_is_not_listed_needs_number_and_address() {
 #[test]
 fn a_missing_file_is_named() {
     let error = Config::load(Path::new("/nonexistent/holdfast.toml")).unwrap_err();
-    let shown = error.to_string();
+    let error_text = error.to_string();
     assert!(
-        shown.starts_with("/nonexistent/holdfast.toml: cannot be read"),
-        "{shown}"
+        error_text.starts_with("/nonexistent/holdfast.toml: cannot be read"),
+        "{error_text}"
     );
 }
 
@@ -199,7 +203,7 @@ fn the_cgroup_root_is_read_from_the_mounts() {
 /// Parses the example with bytes changed and parts removed, doubled and cut. The result must be a configuration, or an
 /// error with a remedy.
 #[test]
-fn mutated_text_is_refused_or_read() {
+fn mutated_text_is_refused_or_parsed() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |end: usize| {
         seed ^= seed << 13;
@@ -246,7 +250,7 @@ fn mutated_text_is_refused_or_read() {
 }
 
 #[test]
-fn what_processes_that_come_may_have_is_checked() {
+fn migration_settings_are_checked() {
     let config = parse(EXAMPLE).unwrap().migration;
     assert_eq!(config.files, [Path::new("/var/log/game")]);
     assert_eq!(
@@ -260,8 +264,8 @@ fn what_processes_that_come_may_have_is_checked() {
     let left_out = EXAMPLE.replacen("families = ", "# families = ", 1);
     let config = parse(&left_out).unwrap().migration;
     assert_eq!(config.families, SocketFamily::ALL.into());
-    let error = broken("\"ipv6\"]", "\"ipx\"]");
+    let error = error_after_replacing("\"ipv6\"]", "\"ipx\"]");
     assert_at(&error, "migration.families", "ipx");
-    let error = broken("files = [\"/var", "files = [\"var");
+    let error = error_after_replacing("files = [\"/var", "files = [\"var");
     assert_at(&error, "migration.files", "not an absolute path");
 }

@@ -32,24 +32,24 @@ pub(crate) fn response<T: Serialize>(
 }
 
 /// Answers a request for an unknown path.
-pub(crate) async fn unknown() -> Refusal {
+pub(crate) async fn not_found() -> Refusal {
     let error = "there is no such path".to_owned();
-    Refusal(StatusCode::NOT_FOUND, body_of(error))
+    Refusal(StatusCode::NOT_FOUND, error_body(error))
 }
 
 /// Answers a request with a method that the path does not have.
-pub(crate) async fn wrong_method() -> Refusal {
+pub(crate) async fn method_not_allowed() -> Refusal {
     let error = "the path has no such method".to_owned();
-    Refusal(StatusCode::METHOD_NOT_ALLOWED, body_of(error))
+    Refusal(StatusCode::METHOD_NOT_ALLOWED, error_body(error))
 }
 
 /// Answers a malformed request.
 pub(crate) fn bad_request(error: String) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, body_of(error))
+    Refusal(StatusCode::BAD_REQUEST, error_body(error))
 }
 
 /// Returns the body of an error that refers to the API description.
-pub(super) fn body_of(error: String) -> ErrorBody {
+pub(super) fn error_body(error: String) -> ErrorBody {
     ErrorBody {
         error,
         what_to_do: "GET /openapi.json describes every request".to_owned(),

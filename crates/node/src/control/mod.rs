@@ -4,7 +4,7 @@
 //! and the types are `holdfast_api::control`.
 
 pub(crate) mod answer;
-pub(crate) mod bounded;
+pub(crate) mod limited_listener;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -24,11 +24,11 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use bounded::{Bounded, Limits, Source};
+use limited_listener::{LimitedListener, ListenerLimits, Source};
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::socket_path::{Access, SocketPath, take};
+use crate::socket_path::{Access, SocketPath, acquire};
 
 /// Maximum number of requests that wait for the engine; further ones wait in their connections.
 const WAITING_MAX: usize = 64;
@@ -90,7 +90,7 @@ impl ControlServer {
             mode: 0o600,
             group: None,
         };
-        let (listener, path) = take(&config.control_socket(), access, |path| {
+        let (listener, path) = acquire(&config.control_socket(), access, |path| {
             UnixListener::bind(path)
         })?;
         let (sender, requests) = mpsc::channel(WAITING_MAX);
@@ -131,7 +131,7 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router)
 where
     L::Addr: Source + std::fmt::Debug,
 {
-    let listener = Bounded::new(listener, Limits::default());
+    let listener = LimitedListener::new(listener, ListenerLimits::default());
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "the control API has ended");
     }

@@ -13,25 +13,27 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
-use super::answer::{METRICS_TYPE, Refusal, bad_request, body_of, response, unknown, wrong_method};
+use super::answer::{
+    METRICS_TYPE, Refusal, bad_request, error_body, method_not_allowed, not_found, response,
+};
 use super::{ControlRequest, Reply};
 use crate::metrics::Metrics;
 
 /// Maximum length of a body: a handoff may name tens of thousands of flows, at up to 100 bytes each.
 const BODY_BYTES_MAX: usize = 16 << 20;
 
-type Sender = mpsc::Sender<ControlRequest>;
-type Engine = State<Sender>;
+type RequestSender = mpsc::Sender<ControlRequest>;
+type Engine = State<RequestSender>;
 
 /// Returns the router for all of `holdfast_api::control::ROUTES`.
-pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
+pub(super) fn router(engine: RequestSender, metrics: Metrics) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/flows", get(flows))
         .route("/v1/flows/{flow}", get(flow))
         .route("/v1/handoffs", get(handoffs).post(start_handoff))
         .route("/v1/handoffs/{id}", get(handoff))
-        .merge(moves())
+        .merge(migration_routes())
         .route("/v1/nodes", get(nodes))
         .route("/v1/drops", get(drops))
         .route("/v1/placement", get(placement).post(set_placement))
@@ -39,12 +41,12 @@ pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(engine)
         .merge(metrics_only(metrics))
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
 }
 
 /// Returns the routes about processes.
-fn moves() -> Router<Sender> {
+fn migration_routes() -> Router<RequestSender> {
     Router::new()
         .route("/v1/units/{unit}", get(unit))
         .route("/v1/processes/{pid}/check", get(check))
@@ -60,7 +62,7 @@ pub(super) fn metrics_only(metrics: Metrics) -> Router {
 }
 
 async fn status(State(engine): Engine) -> Response {
-    ask(&engine, ControlRequest::Status, StatusCode::CONFLICT).await
+    ask_engine(&engine, ControlRequest::Status, StatusCode::CONFLICT).await
 }
 
 async fn flows(State(engine): Engine, query: Result<Query<FlowQuery>, QueryRejection>) -> Response {
@@ -69,7 +71,7 @@ async fn flows(State(engine): Engine, query: Result<Query<FlowQuery>, QueryRejec
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
     };
     let request = |reply| ControlRequest::Flows(query, reply);
-    ask(&engine, request, StatusCode::CONFLICT).await
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 
 async fn flow(State(engine): Engine, Path(text): Path<String>) -> Response {
@@ -78,16 +80,16 @@ async fn flow(State(engine): Engine, Path(text): Path<String>) -> Response {
         Err(error) => return bad_request(format!("`{text}`: {error}")).into_response(),
     };
     let request = |reply| ControlRequest::Flow(flow, reply);
-    ask(&engine, request, StatusCode::NOT_FOUND).await
+    ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
 async fn start_handoff(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
-    let wanted = match read(body) {
+    let body = match read_json(body) {
         Ok(wanted) => wanted,
         Err(refusal) => return refusal.into_response(),
     };
-    let request = |reply| ControlRequest::StartHandoff(wanted, reply);
-    let answer = ask(&engine, request, StatusCode::CONFLICT).await;
+    let request = |reply| ControlRequest::StartHandoff(body, reply);
+    let answer = ask_engine(&engine, request, StatusCode::CONFLICT).await;
     match answer.status() {
         StatusCode::OK => (StatusCode::ACCEPTED, answer).into_response(),
         _ => answer,
@@ -95,7 +97,7 @@ async fn start_handoff(State(engine): Engine, body: Result<Bytes, BytesRejection
 }
 
 async fn handoffs(State(engine): Engine) -> Response {
-    ask(&engine, ControlRequest::Handoffs, StatusCode::CONFLICT).await
+    ask_engine(&engine, ControlRequest::Handoffs, StatusCode::CONFLICT).await
 }
 
 async fn handoff(State(engine): Engine, Path(text): Path<String>) -> Response {
@@ -103,12 +105,12 @@ async fn handoff(State(engine): Engine, Path(text): Path<String>) -> Response {
         return bad_request(format!("`{text}` is not the number of a handoff")).into_response();
     };
     let request = |reply| ControlRequest::Handoff(id, reply);
-    ask(&engine, request, StatusCode::NOT_FOUND).await
+    ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
 async fn unit(State(engine): Engine, Path(name): Path<String>) -> Response {
     let request = |reply| ControlRequest::Unit(name, reply);
-    ask(&engine, request, StatusCode::NOT_FOUND).await
+    ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
 async fn check(
@@ -124,16 +126,16 @@ async fn check(
         return bad_request(format!("`{text}` is not a PID")).into_response();
     };
     let request = |reply| ControlRequest::Check(pid, query, reply);
-    ask(&engine, request, StatusCode::NOT_FOUND).await
+    ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
 async fn start_migration(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
-    let wanted = match read(body) {
+    let body = match read_json(body) {
         Ok(wanted) => wanted,
         Err(refusal) => return refusal.into_response(),
     };
-    let request = |reply| ControlRequest::StartMigration(wanted, reply);
-    let answer = ask(&engine, request, StatusCode::CONFLICT).await;
+    let request = |reply| ControlRequest::StartMigration(body, reply);
+    let answer = ask_engine(&engine, request, StatusCode::CONFLICT).await;
     match answer.status() {
         StatusCode::OK => (StatusCode::ACCEPTED, answer).into_response(),
         _ => answer,
@@ -141,52 +143,52 @@ async fn start_migration(State(engine): Engine, body: Result<Bytes, BytesRejecti
 }
 
 async fn migrations(State(engine): Engine) -> Response {
-    ask(&engine, ControlRequest::Migrations, StatusCode::CONFLICT).await
+    ask_engine(&engine, ControlRequest::Migrations, StatusCode::CONFLICT).await
 }
 
 async fn migration(State(engine): Engine, Path(text): Path<String>) -> Response {
-    about_migration(&engine, &text, ControlRequest::Migration).await
+    ask_about_migration(&engine, &text, ControlRequest::Migration).await
 }
 
 async fn cancel_migration(State(engine): Engine, Path(text): Path<String>) -> Response {
-    about_migration(&engine, &text, ControlRequest::CancelMigration).await
+    ask_about_migration(&engine, &text, ControlRequest::CancelMigration).await
 }
 
-async fn about_migration(
-    engine: &Sender,
+async fn ask_about_migration(
+    engine: &RequestSender,
     text: &str,
     request: fn(u64, Reply<MigrationStatus>) -> ControlRequest,
 ) -> Response {
     let Ok(id) = text.parse() else {
         return bad_request(format!("`{text}` is not the number of a migration")).into_response();
     };
-    ask(engine, |reply| request(id, reply), StatusCode::NOT_FOUND).await
+    ask_engine(engine, |reply| request(id, reply), StatusCode::NOT_FOUND).await
 }
 
 async fn nodes(State(engine): Engine) -> Response {
-    ask(&engine, ControlRequest::Nodes, StatusCode::CONFLICT).await
+    ask_engine(&engine, ControlRequest::Nodes, StatusCode::CONFLICT).await
 }
 
 async fn drops(State(engine): Engine) -> Response {
-    ask(&engine, ControlRequest::Drops, StatusCode::CONFLICT).await
+    ask_engine(&engine, ControlRequest::Drops, StatusCode::CONFLICT).await
 }
 
 async fn placement(State(engine): Engine) -> Response {
-    ask(&engine, ControlRequest::Placement, StatusCode::CONFLICT).await
+    ask_engine(&engine, ControlRequest::Placement, StatusCode::CONFLICT).await
 }
 
 async fn set_placement(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
-    let wanted = match read(body) {
+    let body = match read_json(body) {
         Ok(wanted) => wanted,
         Err(refusal) => return refusal.into_response(),
     };
-    let request = |reply| ControlRequest::SetPlacement(wanted, reply);
-    ask(&engine, request, StatusCode::CONFLICT).await
+    let request = |reply| ControlRequest::SetPlacement(body, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 
 /// Passes a request to the engine. A refusal has the status `refused`.
-async fn ask<T: Serialize>(
-    engine: &Sender,
+async fn ask_engine<T: Serialize>(
+    engine: &RequestSender,
     request: impl FnOnce(Reply<T>) -> ControlRequest,
     refused: StatusCode,
 ) -> Response {
@@ -200,8 +202,9 @@ async fn ask<T: Serialize>(
 }
 
 /// Reads a JSON body, regardless of its content type.
-fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+fn read_json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
     let bytes =
-        body.map_err(|rejection| Refusal(rejection.status(), body_of(rejection.body_text())))?;
-    serde_json::from_slice(&bytes).map_err(|error| bad_request(format!("the body: {error}")))
+        body.map_err(|rejection| Refusal(rejection.status(), error_body(rejection.body_text())))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| bad_request(format!("cannot parse the body: {error}")))
 }

@@ -20,7 +20,7 @@ fn config(dir: &Path) -> Config {
     Config::parse(Path::new("/holdfast.toml"), &text).unwrap()
 }
 
-fn refusal() -> ErrorBody {
+fn refusal_body() -> ErrorBody {
     ErrorBody {
         error: "no".to_owned(),
         what_to_do: "something else".to_owned(),
@@ -32,7 +32,7 @@ fn refusal() -> ErrorBody {
 async fn engine(mut server: ControlServer) {
     loop {
         match server.recv().await {
-            ControlRequest::Status(reply) => drop(reply.send(Ok(a_status()))),
+            ControlRequest::Status(reply) => drop(reply.send(Ok(sample_status()))),
             ControlRequest::Flows(query, reply) => {
                 let total = query.limit.unwrap_or(0);
                 let next = query.after;
@@ -40,7 +40,7 @@ async fn engine(mut server: ControlServer) {
                 let list = FlowList { flows, total, next };
                 drop(reply.send(Ok(list)));
             }
-            ControlRequest::Flow(_, reply) => drop(reply.send(Err(refusal()))),
+            ControlRequest::Flow(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::StartHandoff(request, reply) => {
                 let answer = match (request.to.as_str(), request.selection) {
                     ("n2", Selection::Flows(flows)) => {
@@ -48,12 +48,12 @@ async fn engine(mut server: ControlServer) {
                         Ok(HandoffAccepted { id: 7, flows })
                     }
                     ("n3", _) => continue,
-                    _ => Err(refusal()),
+                    _ => Err(refusal_body()),
                 };
                 drop(reply.send(answer));
             }
             ControlRequest::Handoffs(reply) => drop(reply.send(Ok(HandoffList::default()))),
-            ControlRequest::Handoff(_, reply) => drop(reply.send(Err(refusal()))),
+            ControlRequest::Handoff(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::Nodes(reply) => drop(reply.send(Ok(NodeList::default()))),
             ControlRequest::Drops(reply) => drop(reply.send(Ok(DropList::default()))),
             ControlRequest::Placement(reply) => drop(reply.send(Ok(Placement::default()))),
@@ -61,24 +61,24 @@ async fn engine(mut server: ControlServer) {
                 let (weights, epoch) = (request.weights, 2);
                 drop(reply.send(Ok(Placement { weights, epoch })));
             }
-            ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal()))),
-            ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal()))),
+            ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal_body()))),
+            ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::StartMigration(request, reply) => {
                 let answer = match request.to.as_str() {
                     "n2" => Ok(MigrationAccepted { id: 7 }),
-                    _ => Err(refusal()),
+                    _ => Err(refusal_body()),
                 };
                 drop(reply.send(answer));
             }
             ControlRequest::Migrations(reply) => drop(reply.send(Ok(MigrationList::default()))),
             ControlRequest::Migration(_, reply) | ControlRequest::CancelMigration(_, reply) => {
-                drop(reply.send(Err(refusal())));
+                drop(reply.send(Err(refusal_body())));
             }
         }
     }
 }
 
-fn a_status() -> Status {
+fn sample_status() -> Status {
     serde_json::from_value(json!({
         "node": "n1", "node_id": 1, "group": "g", "version": "0", "uptime_s": 0, "reach": "steer",
         "contact_node": "n1", "services": [], "programs": [],
@@ -133,7 +133,7 @@ where
     (status, body.to_owned())
 }
 
-fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, ErrorBody) {
+fn expect_refusal(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, ErrorBody) {
     match result {
         Err(ClientError::Refused { status, body }) => (status, body),
         other => panic!("{other:?}"),
@@ -141,10 +141,10 @@ fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, ErrorBody
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn the_client_gets_what_the_engine_says() {
+async fn client_returns_engine_answers() {
     let daemon = Daemon::start();
     let client = Client::new(&daemon.socket);
-    assert_eq!(client.status().await.unwrap(), a_status());
+    assert_eq!(client.status().await.unwrap(), sample_status());
     let flow: FlowText = FLOW.parse().unwrap();
     let query = FlowQuery {
         limit: Some(9),
@@ -153,14 +153,23 @@ async fn the_client_gets_what_the_engine_says() {
     };
     let list = client.flows(&query).await.unwrap();
     assert_eq!((list.total, list.next), (9, Some(flow)));
-    assert_eq!(refused(client.flow(&flow).await), (404, refusal()));
-    assert_eq!(refused(client.handoff(8).await), (404, refusal()));
+    assert_eq!(
+        expect_refusal(client.flow(&flow).await),
+        (404, refusal_body())
+    );
+    assert_eq!(
+        expect_refusal(client.handoff(8).await),
+        (404, refusal_body())
+    );
     assert_eq!(client.nodes().await.unwrap(), NodeList::default());
     assert_eq!(client.drops().await.unwrap(), DropList::default());
     assert_eq!(client.handoffs().await.unwrap(), HandoffList::default());
     assert_eq!(client.placement().await.unwrap(), Placement::default());
     let weights = [("n2".to_owned(), 3)].into();
-    let placed = client.place(&PlacementRequest { weights }).await.unwrap();
+    let placed = client
+        .set_placement(&PlacementRequest { weights })
+        .await
+        .unwrap();
     assert_eq!((placed.epoch, placed.weights["n2"]), (2, 3));
 }
 
@@ -182,9 +191,12 @@ async fn handoffs_are_accepted_refused_or_cut_off() {
         }
     );
     request.selection = Selection::AllOf(FlowFilter::default());
-    assert_eq!(refused(client.hand_off(&request).await), (409, refusal()));
+    assert_eq!(
+        expect_refusal(client.hand_off(&request).await),
+        (409, refusal_body())
+    );
     request.to = "n3".to_owned();
-    let (status, body) = refused(client.hand_off(&request).await);
+    let (status, body) = expect_refusal(client.hand_off(&request).await);
     assert_eq!(
         (status, body.error.as_str()),
         (503, "the daemon is stopping")
@@ -212,13 +224,16 @@ async fn every_route_is_served_with_its_status() {
         };
         assert_eq!(status, expected, "{} {path}: {body}", route.method);
         if expected == 404 {
-            assert_eq!(serde_json::from_str::<ErrorBody>(&body).unwrap(), refusal());
+            assert_eq!(
+                serde_json::from_str::<ErrorBody>(&body).unwrap(),
+                refusal_body()
+            );
         }
     }
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn bad_requests_say_what_to_do() {
+async fn bad_requests_get_a_remedy() {
     let daemon = Daemon::start();
     for (method, path, body, status, text) in [
         ("GET", "/v1/nothing", "", 404, "no such path"),
@@ -264,7 +279,7 @@ async fn description_and_metrics_are_served() {
     let (_, description) = daemon.raw("GET", "/openapi.json", "").await;
     let description: Value = serde_json::from_str(&description).unwrap();
     assert_eq!(description, holdfast_api::control::openapi(ROUTES));
-    daemon.metrics.handoff_ended("moved");
+    daemon.metrics.count_handoff("moved");
     let text = Client::new(&daemon.socket).metrics().await.unwrap();
     assert!(
         text.contains("holdfast_handoffs_total{outcome=\"moved\"} 1"),
@@ -273,17 +288,20 @@ async fn description_and_metrics_are_served() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn metrics_are_served_over_tcp_where_wanted_and_nothing_else_is() {
+async fn tcp_listener_serves_only_metrics() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     // An address that only this process uses.
     let [high, low] = (std::process::id() as u16 | 0x0100).to_be_bytes();
     let address = SocketAddr::from(([127, high, low, 9], 9400));
-    let taken_by_other = std::net::TcpListener::bind(address).unwrap();
+    let occupied = std::net::TcpListener::bind(address).unwrap();
     config.metrics_listen = Some(address);
-    let taken = ControlServer::bind(&config, Metrics::new()).err().unwrap();
-    assert!(taken.to_string().contains("[metrics] listen"), "{taken}");
-    drop(taken_by_other);
+    let second_bind = ControlServer::bind(&config, Metrics::new()).err().unwrap();
+    assert!(
+        second_bind.to_string().contains("[metrics] listen"),
+        "{second_bind}"
+    );
+    drop(occupied);
     let _server = ControlServer::bind(&config, Metrics::new()).unwrap();
     for (path, expected) in [("/metrics", 200), ("/v1/status", 404)] {
         let stream = TcpStream::connect(address).await.unwrap();

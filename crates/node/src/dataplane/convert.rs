@@ -5,13 +5,13 @@ use holdfast_wire::{Flow, NodeId, Protocol, Record, RecordState};
 
 /// Returns the map key of a flow.
 #[must_use]
-pub fn key_of(flow: &Flow) -> FlowKey {
+pub fn flow_key(flow: &Flow) -> FlowKey {
     FlowKey::new(flow.protocol.number(), flow.local, flow.remote)
 }
 
 /// Returns the flow of a map key; `None` for a protocol that no program writes.
 #[must_use]
-pub fn flow_of(key: &FlowKey) -> Option<Flow> {
+pub fn flow_from_key(key: &FlowKey) -> Option<Flow> {
     Flow::new(
         Protocol::from_number(key.protocol)?,
         key.local(),
@@ -20,10 +20,10 @@ pub fn flow_of(key: &FlowKey) -> Option<Flow> {
     .ok()
 }
 
-/// Converts the holder's record for the steering table. Packets in transit go to the acceptor, or with `by_donor` to
+/// Converts the holder's record for the steering table. Packets in transit go to the acceptor, or with `via_donor` to
 /// the donor.
 #[must_use]
-pub fn record_to_map(record: &Record, by_donor: bool) -> MapRecord {
+pub fn record_to_map(record: &Record, via_donor: bool) -> MapRecord {
     let (state, owner, acceptor) = match record.state {
         RecordState::Owned { owner } => (RECORD_OWNED, owner, NodeId(0)),
         RecordState::Transit { donor, acceptor } => (RECORD_TRANSIT, donor, acceptor),
@@ -33,7 +33,7 @@ pub fn record_to_map(record: &Record, by_donor: bool) -> MapRecord {
         owner: owner.0,
         acceptor: acceptor.0,
         state,
-        by_donor: u8::from(by_donor && state == RECORD_TRANSIT),
+        via_donor: u8::from(via_donor && state == RECORD_TRANSIT),
         pad: [0; 2],
     }
 }

@@ -1,21 +1,21 @@
 //! Descriptors of processes from the kernel's iterator, converted to the types of `sys`.
 
-use holdfast_bpf::files::{Descriptor, Lister, bits};
-use holdfast_sys::process::files::{FdInfo, Listed, Listing, Watches};
+use holdfast_bpf::descriptors::{Descriptor, DescriptorLister, bits};
+use holdfast_sys::process::files::{FdInfo, ListedDescriptor, Listing, WatchDigest};
 use rustix::fs::OFlags;
 
 /// Lists all descriptors of a process in one pass, if the kernel supports it.
 pub struct Descriptors {
-    lister: Option<Lister>,
+    lister: Option<DescriptorLister>,
 }
 
 impl Descriptors {
     /// Loads the iterator. A kernel without support only costs time, because `/proc` is read instead.
     #[must_use]
     pub fn new() -> Self {
-        let lister = Lister::load();
+        let lister = DescriptorLister::load();
         if let Err(error) = &lister {
-            tracing::warn!(%error, "descriptors cannot be listed many at once: freezes of processes take longer");
+            tracing::warn!(%error, "cannot list descriptors in bulk: freezes of processes take longer");
         }
         Self {
             lister: lister.ok(),
@@ -32,7 +32,7 @@ impl Descriptors {
         match listings.collect::<Result<_, holdfast_bpf::Error>>() {
             Ok(listings) => Some(listings),
             Err(error) => {
-                tracing::debug!(%error, "descriptors are read from /proc");
+                tracing::debug!(%error, "cannot list descriptors in bulk: reading /proc");
                 None
             }
         }
@@ -45,30 +45,31 @@ impl Default for Descriptors {
     }
 }
 
-fn listing(pid: i32, seen: &[Descriptor]) -> Listing {
-    let is_own = |one: &&Descriptor| one.bits & bits::THREAD == 0;
+fn listing(pid: i32, observed: &[Descriptor]) -> Listing {
+    let is_own_table = |descriptor: &&Descriptor| descriptor.bits & bits::THREAD_TABLE == 0;
     Listing {
         pid,
-        thread_tables: !seen.iter().all(|one| is_own(&one)),
-        table: seen.iter().find(is_own).map(|one| one.table),
-        descriptors: seen.iter().filter(is_own).map(listed).collect(),
+        thread_tables: !observed.iter().all(|one| is_own_table(&one)),
+        table: observed.iter().find(is_own_table).map(|one| one.table),
+        descriptors: observed.iter().filter(is_own_table).map(convert).collect(),
     }
 }
 
-fn listed(seen: &Descriptor) -> Listed {
-    Listed {
-        number: seen.fd,
-        file: seen.file,
+fn convert(observed: &Descriptor) -> ListedDescriptor {
+    ListedDescriptor {
+        number: observed.fd,
+        file: observed.file,
         info: FdInfo {
-            offset: u64::try_from(seen.position).unwrap_or(0),
-            flags: seen.flags & !OFlags::CLOEXEC.bits(),
-            close_on_exec: seen.bits & bits::CLOSE_ON_EXEC != 0,
-            mount: seen.mount,
-            inode: seen.inode,
-            owned: seen.bits & bits::OWNER != 0,
-            rest: String::new(),
+            offset: u64::try_from(observed.position).unwrap_or(0),
+            flags: observed.flags & !OFlags::CLOEXEC.bits(),
+            close_on_exec: observed.bits & bits::CLOSE_ON_EXEC != 0,
+            mount: observed.mount,
+            inode: observed.inode,
+            has_owner: observed.bits & bits::HAS_OWNER != 0,
+            kind_lines: String::new(),
         },
-        has_more: seen.bits & bits::MORE != 0,
-        watches: (seen.bits & bits::DIGEST != 0).then_some(Watches(seen.digest)),
+        has_extra_lines: observed.bits & bits::HAS_FDINFO != 0,
+        watch_digest: (observed.bits & bits::HAS_DIGEST != 0)
+            .then_some(WatchDigest(observed.digest)),
     }
 }

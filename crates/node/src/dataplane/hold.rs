@@ -4,15 +4,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use holdfast_sys::packet::udp_packet;
-use holdfast_sys::tun::{MAX_PACKET, Tun, VNET_HEADER, VnetHeader};
-use holdfast_wire::{Flow, Inbound};
+use holdfast_sys::tun::{PACKET_LEN_MAX, Tun, VNET_HEADER_LEN, VnetHeader};
+use holdfast_wire::{Flow, InboundPacket};
 
 use super::HeldPacket;
 
 /// Reason why the hold could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot make the TUN that holds packets in transit: {0}. Is /dev/net/tun there, and the daemon root?"
+    "cannot create the TUN device for held packets: {0}. Check that /dev/net/tun exists and the daemon is root"
 )]
 pub struct HoldError(io::Error);
 
@@ -31,7 +31,7 @@ impl Hold {
         let tun = Tun::open(name).map_err(HoldError)?;
         Ok(Self {
             tun,
-            buffer: vec![0; MAX_PACKET],
+            buffer: vec![0; PACKET_LEN_MAX],
         })
     }
 
@@ -44,11 +44,11 @@ impl Hold {
     pub fn read(&mut self) -> Option<(Flow, HeldPacket)> {
         loop {
             let (header, packet) = self.tun.read(&mut self.buffer).ok()?;
-            let Some(inbound) = Inbound::parse(packet) else {
+            let Some(inbound) = InboundPacket::parse(packet) else {
                 continue;
             };
             let header = header.for_reinjection(packet);
-            let mut bytes = Vec::with_capacity(VNET_HEADER + packet.len());
+            let mut bytes = Vec::with_capacity(VNET_HEADER_LEN + packet.len());
             bytes.extend_from_slice(&header.to_bytes());
             bytes.extend_from_slice(packet);
             return Some((
@@ -66,14 +66,14 @@ impl Hold {
         let Some(header) = VnetHeader::parse(bytes) else {
             return;
         };
-        if let Err(error) = self.tun.write(header, &bytes[VNET_HEADER..]) {
-            tracing::debug!(%error, "a held packet was not taken back");
+        if let Err(error) = self.tun.write(header, &bytes[VNET_HEADER_LEN..]) {
+            tracing::debug!(%error, "cannot replay a held packet");
         }
     }
 
     /// Gives a packet that another node held to the stack, if the packet belongs to `flow`.
-    pub fn replay_for(&self, flow: &Flow, bytes: &[u8]) {
-        let inbound = bytes.get(VNET_HEADER..).and_then(Inbound::parse);
+    pub fn replay_if_of_flow(&self, flow: &Flow, bytes: &[u8]) {
+        let inbound = bytes.get(VNET_HEADER_LEN..).and_then(InboundPacket::parse);
         if inbound.is_some_and(|inbound| inbound.flow == *flow) {
             self.replay(bytes);
         } else {
@@ -84,7 +84,7 @@ impl Hold {
     /// Gives a packet made by the daemon, with full checksums, to the stack.
     pub fn inject(&self, packet: &[u8]) {
         if let Err(error) = self.tun.write(VnetHeader::default(), packet) {
-            tracing::debug!(%error, "a packet was not taken");
+            tracing::debug!(%error, "cannot inject a packet");
         }
     }
 
@@ -92,7 +92,7 @@ impl Hold {
     pub fn inject_datagram(&self, flow: &Flow, payload: &[u8]) {
         match udp_packet(flow.remote, flow.local, payload) {
             Some(packet) => self.inject(&packet),
-            None => tracing::warn!(%flow, "a datagram is too long to be delivered"),
+            None => tracing::warn!(%flow, "cannot deliver a datagram that is too long"),
         }
     }
 }

@@ -2,26 +2,26 @@
 //!
 //! This module decides nothing about ownership; it writes the states that the machine of `proto::handoff` commands.
 
+mod config_maps;
 mod convert;
-mod convoys;
 mod descriptors;
-mod followed;
-mod group;
+mod flow_groups;
 mod hold;
-mod observe;
-mod order;
 mod placement;
+mod replay_order;
+pub mod retransmission_timeouts;
 pub mod shared_ports;
-pub mod timeouts;
+mod socket_observer;
+mod tcp_observer;
 
-pub use convert::{flow_of, key_of, record_from_map, record_to_map};
-pub use convoys::Convoy;
+pub use config_maps::NodePath;
+pub use convert::{flow_from_key, flow_key, record_from_map, record_to_map};
 pub use descriptors::Descriptors;
-pub use followed::{Followed, Look, Sight};
-pub use group::NodePath;
+pub use flow_groups::FlowGroup;
 pub use hold::{Hold, HoldError};
-pub use observe::Sockets;
-pub use order::{HeldPacket, in_order};
+pub use replay_order::{HeldPacket, sort_for_replay};
+pub use socket_observer::SocketObserver;
+pub use tcp_observer::{Observation, Snapshot, TcpObserver};
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -36,18 +36,18 @@ pub struct Dataplane {
     /// The loaded programs and their maps.
     pub programs: Programs,
     /// Snapshots of many sockets in one pass.
-    pub sockets: Sockets,
+    pub sockets: SocketObserver,
     generations: BTreeMap<u16, u8>,
     /// Rows of the placement table, by service.
-    rows: HashMap<(Protocol, SocketAddr), u16>,
+    service_rows: HashMap<(Protocol, SocketAddr), u16>,
     /// The node's own address; set if processes move.
-    home: Option<IpAddr>,
-    convoys: convoys::Numbers,
+    own_address: Option<IpAddr>,
+    free_group_numbers: flow_groups::FreeGroupNumbers,
 }
 
 /// State of one flow for the ingress and egress filters.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry {
+pub struct FilterEntry {
     /// The flow.
     pub flow: Flow,
     /// Epoch of the flow.
@@ -64,53 +64,53 @@ impl Dataplane {
     /// # Errors
     /// The kernel refuses the programs.
     pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
-        shared_ports::keep_at(pins);
+        shared_ports::set_pin_directory(pins);
         let dataplane = Self {
             programs: Programs::load(pins, flows_max)?,
-            sockets: Sockets::new(),
+            sockets: SocketObserver::new(),
             generations: BTreeMap::new(),
-            rows: HashMap::new(),
-            home: None,
-            convoys: convoys::Numbers::new(),
+            service_rows: HashMap::new(),
+            own_address: None,
+            free_group_numbers: flow_groups::FreeGroupNumbers::new(),
         };
-        dataplane.dissolve_all()?;
+        dataplane.reset_all_groups()?;
         Ok(dataplane)
     }
 
     /// Sets the node's own address. A flow at this address is never left to another node: see [`Dataplane::forget`].
-    pub fn set_home(&mut self, address: IpAddr) {
-        self.home = Some(address);
+    pub fn set_own_address(&mut self, address: IpAddr) {
+        self.own_address = Some(address);
     }
 
     /// Puts flows into `state` with few system calls.
     ///
     /// # Errors
     /// The flow table is full, or the kernel refuses the change.
-    pub fn set_flows(&self, entries: &[Entry], state: FlowState) -> Result<(), Error> {
-        self.set_flows_in(entries, state, Convoy::NONE)
+    pub fn set_flows(&self, entries: &[FilterEntry], state: FlowState) -> Result<(), Error> {
+        self.set_flows_in_group(entries, state, FlowGroup::NONE)
     }
 
     /// Puts flows into `state` and adds them to a flow group.
     ///
     /// # Errors
     /// The flow table is full, or the kernel refuses the change.
-    pub fn set_flows_in(
+    pub fn set_flows_in_group(
         &self,
-        entries: &[Entry],
+        entries: &[FilterEntry],
         state: FlowState,
-        convoy: Convoy,
+        group: FlowGroup,
     ) -> Result<(), Error> {
-        let seen_s = monotonic_s();
-        let keys: Vec<FlowKey> = entries.iter().map(|entry| key_of(&entry.flow)).collect();
+        let now_s = monotonic_s();
+        let keys: Vec<FlowKey> = entries.iter().map(|entry| flow_key(&entry.flow)).collect();
         let values: Vec<FlowValue> = entries
             .iter()
             .map(|entry| FlowValue {
                 epoch: entry.epoch,
                 state: state as u8,
-                convoy: convoy.number(),
+                flow_group: group.number(),
                 peer: entry.peer.0,
                 hold_slot: entry.hold_slot,
-                seen_s,
+                last_packet_s: now_s,
             })
             .collect();
         self.programs.set_flows(&keys, &values)
@@ -119,18 +119,18 @@ impl Dataplane {
     /// Returns the filters' entry for a flow.
     #[must_use]
     pub fn flow(&self, flow: &Flow) -> Option<(FlowState, FlowValue)> {
-        let value = self.programs.flows.get(&key_of(flow)).ok()??;
-        let value = self.standing(value);
+        let value = self.programs.flows.get(&flow_key(flow)).ok()??;
+        let value = self.effective_value(value);
         Some((FlowState::from_raw(value.state)?, value))
     }
 
     /// Returns true if this node owns the flow, so that its packets belong to the stack.
     #[must_use]
-    pub fn is_ours(&self, flow: &Flow) -> bool {
-        use FlowState::{Closing, Flushing, Leaving, Owned, Prepared};
+    pub fn is_owned_here(&self, flow: &Flow) -> bool {
+        use FlowState::{Closing, Flushing, Owned, Prepared, RedirectingData};
         matches!(
             self.flow(flow),
-            Some((Owned | Prepared | Leaving | Flushing | Closing, _))
+            Some((Owned | Prepared | RedirectingData | Flushing | Closing, _))
         )
     }
 
@@ -140,25 +140,25 @@ impl Dataplane {
     /// # Errors
     /// The kernel refuses the change.
     pub fn forget(&self, flow: &Flow) -> Result<(), Error> {
-        if self.home == Some(flow.local.ip())
+        if self.own_address == Some(flow.local.ip())
             && let Some((FlowState::TransitIn, value)) = self.flow(flow)
         {
-            let entry = Entry {
+            let entry = FilterEntry {
                 hold_slot: 0,
-                ..Entry::of(*flow, &value)
+                ..FilterEntry::from_value(*flow, &value)
             };
             return self.set_flows(&[entry], FlowState::Moved);
         }
-        self.programs.flows.remove(&key_of(flow))?;
-        if let Some(row) = self.row(flow) {
-            self.programs.room.freed(row);
+        self.programs.flows.remove(&flow_key(flow))?;
+        if let Some(row) = self.service_row(flow) {
+            self.programs.flow_quota.release_flow(row);
         }
         Ok(())
     }
 
     /// Returns the row of the flow's service.
-    pub fn row(&self, flow: &Flow) -> Option<u16> {
-        self.rows.get(&(flow.protocol, flow.local)).copied()
+    pub fn service_row(&self, flow: &Flow) -> Option<u16> {
+        self.service_rows.get(&(flow.protocol, flow.local)).copied()
     }
 
     /// Returns all flows with an entry.
@@ -169,17 +169,21 @@ impl Dataplane {
             .entries()
             .into_iter()
             .filter_map(|(key, value)| {
-                let value = self.standing(value);
-                Some((flow_of(&key)?, FlowState::from_raw(value.state)?, value))
+                let value = self.effective_value(value);
+                Some((
+                    flow_from_key(&key)?,
+                    FlowState::from_raw(value.state)?,
+                    value,
+                ))
             })
             .collect()
     }
 }
 
-impl Entry {
+impl FilterEntry {
     /// Returns a flow's entry as the filters have it.
     #[must_use]
-    pub fn of(flow: Flow, value: &FlowValue) -> Self {
+    pub fn from_value(flow: Flow, value: &FlowValue) -> Self {
         Self {
             flow,
             epoch: value.epoch,

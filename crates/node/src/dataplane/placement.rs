@@ -43,8 +43,9 @@ fn mix(mut x: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn weights(of: &[(u16, u32)]) -> BTreeMap<NodeId, u32> {
-        of.iter()
+    fn weights(pairs: &[(u16, u32)]) -> BTreeMap<NodeId, u32> {
+        pairs
+            .iter()
             .map(|(node, weight)| (NodeId(*node), *weight))
             .collect()
     }
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_leaves_moves_only_its_own_slots() {
+    fn removed_node_moves_only_its_slots() {
         let before = table(&weights(&[(1, 1), (2, 1), (3, 1)]));
         let after = table(&weights(&[(1, 1), (3, 1)]));
         for (old, new) in before.iter().zip(after) {
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn without_weight_nobody_is_chosen() {
+    fn zero_weights_choose_no_node() {
         assert_eq!(table(&weights(&[(1, 0)])), [0; PLACEMENT_SLOTS]);
     }
 }

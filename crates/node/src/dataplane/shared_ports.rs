@@ -8,44 +8,44 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use holdfast_bpf::Error;
-use holdfast_bpf::shared_port::{Choice, SharedPorts, Sharing};
+use holdfast_bpf::reuseport::{ReuseportGroups, ReuseportSocket, Selector};
 use holdfast_wire::{Flow, Protocol};
 
-use super::key_of;
+use super::flow_key;
 
 /// Maximum number of flows recorded for the sockets of a process; the kernel selects the socket of further flows.
 const FLOWS_MAX: usize = 1 << 16;
 
 static PINS: OnceLock<PathBuf> = OnceLock::new();
-static PORTS: OnceLock<Option<SharedPorts>> = OnceLock::new();
+static SHARED_PORTS: OnceLock<Option<ReuseportGroups>> = OnceLock::new();
 
 /// Sets the directory in which sockets and clients outlive the daemon.
-pub fn keep_at(pins: &Path) {
+pub fn set_pin_directory(pins: &Path) {
     // A process has only one data plane, so a second call changes nothing.
     let _ = PINS.set(pins.to_owned());
 }
 
 /// Loads the programs once. If the kernel refuses them, logs the consequence.
-pub fn load() -> Option<&'static SharedPorts> {
+pub fn load() -> Option<&'static ReuseportGroups> {
     let load = || {
-        let loaded = SharedPorts::load(PINS.get()?);
+        let loaded = ReuseportGroups::load(PINS.get()?);
         let report = |error: &_| {
-            tracing::warn!(%error, "clients of UDP sockets that share a port may come to another of them after a move");
+            tracing::warn!(%error, "after a move, clients of UDP sockets that share a port may reach another socket");
         };
         loaded.inspect_err(report).ok()
     };
-    PORTS.get_or_init(load).as_ref()
+    SHARED_PORTS.get_or_init(load).as_ref()
 }
 
 /// Reasons why a group cannot exist at another node.
-const UNREADABLE: &str = "a program chooses among the sockets of its port (SO_ATTACH_REUSEPORT_EBPF), which the kernel does not give out: \
-                          use a classic one (SO_ATTACH_REUSEPORT_CBPF), or none";
-const OTHER_ORDER: &str = "a program chooses among the sockets of its port by their order (SO_ATTACH_REUSEPORT_CBPF), and they were bound in \
-                           another order than that of their descriptors: bind them in that order";
+const EBPF_SELECTOR_REASON: &str = "an eBPF program selects the port's socket (SO_ATTACH_REUSEPORT_EBPF), \
+                          and cannot be read from the kernel: use a classic one (SO_ATTACH_REUSEPORT_CBPF), or none";
+const BIND_ORDER_REASON: &str = "a program selects the port's socket by binding order (SO_ATTACH_REUSEPORT_CBPF), \
+                           but the sockets were not bound in the order of their descriptors: bind them so";
 
 /// A socket that may share its port with others.
 #[derive(Clone, Copy, Debug)]
-pub struct Member<'a, Id> {
+pub struct PortMember<'a, Id> {
     /// Id of the socket in the image.
     pub id: Id,
     /// The socket.
@@ -56,9 +56,9 @@ pub struct Member<'a, Id> {
     pub local: SocketAddr,
 }
 
-impl<Id> Member<'_, Id> {
+impl<Id> PortMember<'_, Id> {
     /// Returns true if datagrams of this flow may reach the socket.
-    pub fn may_have(&self, flow: &Flow) -> bool {
+    pub fn may_receive(&self, flow: &Flow) -> bool {
         let any = self.local.ip().is_unspecified();
         flow.protocol == Protocol::Udp
             && self.protocol == Protocol::Udp
@@ -69,14 +69,14 @@ impl<Id> Member<'_, Id> {
 
 /// State of sockets that share ports, besides their options.
 #[derive(Debug)]
-pub struct Shared<Id> {
+pub struct SharedPortState<Id> {
     /// Flows of UDP sockets.
     pub clients: BTreeMap<Id, Vec<Flow>>,
     /// Instructions of the groups' programs, each keyed by one member.
     pub programs: BTreeMap<Id, Vec<u64>>,
 }
 
-impl<Id> Default for Shared<Id> {
+impl<Id> Default for SharedPortState<Id> {
     fn default() -> Self {
         Self {
             clients: BTreeMap::new(),
@@ -89,32 +89,34 @@ impl<Id> Default for Shared<Id> {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn obstacles(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
-    let mut found = Vec::new();
+pub fn blockers(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
+    let mut blockers_found = Vec::new();
     let Some(ports) = load() else {
-        return Ok(found);
+        return Ok(blockers_found);
     };
     // Last index found in each group.
-    let mut places: BTreeMap<u64, Option<u32>> = BTreeMap::new();
-    let mut known = std::collections::BTreeSet::new();
+    let mut endpoints: BTreeMap<u64, Option<u32>> = BTreeMap::new();
+    let mut known_sockets = std::collections::BTreeSet::new();
     for pid in pids {
         for sharing in ports.list(*pid)? {
-            if !known.insert(sharing.cookie) {
+            if !known_sockets.insert(sharing.cookie) {
                 continue;
             }
-            let last = places.insert(sharing.group, sharing.place);
-            match sharing.choice {
-                Choice::Kernel => {}
-                Choice::Unreadable => found.push((*pid, sharing.fd, UNREADABLE)),
-                Choice::Classic(_) => {
-                    if sharing.place.is_none() || last.is_some_and(|last| last > sharing.place) {
-                        found.push((*pid, sharing.fd, OTHER_ORDER));
+            let last = endpoints.insert(sharing.group, sharing.index);
+            match sharing.selector {
+                Selector::KernelHash => {}
+                Selector::Unreadable => {
+                    blockers_found.push((*pid, sharing.fd, EBPF_SELECTOR_REASON))
+                }
+                Selector::ClassicBpf(_) => {
+                    if sharing.index.is_none() || last.is_some_and(|last| last > sharing.index) {
+                        blockers_found.push((*pid, sharing.fd, BIND_ORDER_REASON));
                     }
                 }
             }
         }
     }
-    Ok(found)
+    Ok(blockers_found)
 }
 
 /// Returns the shared-port state of `members`, sockets of stopped processes: among `flows` the clients of each UDP
@@ -122,12 +124,12 @@ pub fn obstacles(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
 ///
 /// # Errors
 /// A group cannot exist at another node.
-pub fn read<'a, Id: Copy + Ord>(
-    members: Vec<Member<'_, Id>>,
+pub fn extract<'a, Id: Copy + Ord>(
+    members: Vec<PortMember<'_, Id>>,
     pids: &[i32],
     flows: impl Iterator<Item = &'a Flow>,
-) -> Result<Shared<Id>, String> {
-    let mut shared = Shared::default();
+) -> Result<SharedPortState<Id>, String> {
+    let mut shared = SharedPortState::default();
     if members.is_empty() {
         return Ok(shared);
     }
@@ -135,17 +137,20 @@ pub fn read<'a, Id: Copy + Ord>(
         return Ok(shared);
     };
     let text = |error: Error| error.to_string();
-    let mut sharing: BTreeMap<u64, Sharing> = BTreeMap::new();
+    let mut sharing: BTreeMap<u64, ReuseportSocket> = BTreeMap::new();
     for pid in pids {
         let list = ports.list(*pid).map_err(text)?;
         sharing.extend(list.into_iter().map(|one| (one.cookie, one)));
     }
-    let mut groups: BTreeMap<u64, Vec<(Member<'_, Id>, Sharing)>> = BTreeMap::new();
+    let mut groups: BTreeMap<u64, Vec<(PortMember<'_, Id>, ReuseportSocket)>> = BTreeMap::new();
     for member in members {
-        let cookie = holdfast_bpf::shared_port::cookie(member.socket).map_err(text)?;
+        let cookie = holdfast_bpf::reuseport::cookie(member.socket).map_err(text)?;
         // A socket that is not bound to a port yet is in no group.
-        if let Some(one) = sharing.remove(&cookie) {
-            groups.entry(one.group).or_default().push((member, one));
+        if let Some(sharing_socket) = sharing.remove(&cookie) {
+            groups
+                .entry(sharing_socket.group)
+                .or_default()
+                .push((member, sharing_socket));
         }
     }
     let flows: Vec<Flow> = flows
@@ -156,32 +161,37 @@ pub fn read<'a, Id: Copy + Ord>(
     for mut group in groups.into_values() {
         // The order in which the other node creates the sockets.
         group.sort_by_key(|(member, _)| member.id);
-        let (first, Sharing { choice, .. }) = &group[0];
+        let (
+            first,
+            ReuseportSocket {
+                selector: choice, ..
+            },
+        ) = &group[0];
         match choice {
-            Choice::Unreadable => return Err(UNREADABLE.to_owned()),
-            Choice::Classic(code) => {
-                let places = group.iter().map(|(_, sharing)| sharing.place);
-                if !places.is_sorted() || group.iter().any(|(_, one)| one.place.is_none()) {
-                    return Err(OTHER_ORDER.to_owned());
+            Selector::Unreadable => return Err(EBPF_SELECTOR_REASON.to_owned()),
+            Selector::ClassicBpf(code) => {
+                let places = group.iter().map(|(_, sharing)| sharing.index);
+                if !places.is_sorted() || group.iter().any(|(_, sharing)| sharing.index.is_none()) {
+                    return Err(BIND_ORDER_REASON.to_owned());
                 }
                 shared.programs.insert(first.id, code.clone());
             }
-            Choice::Kernel if group.len() > 1 => {
-                let its: Vec<Flow> = flows
+            Selector::KernelHash if group.len() > 1 => {
+                let member_flows: Vec<Flow> = flows
                     .iter()
-                    .filter(|flow| first.may_have(flow))
+                    .filter(|flow| first.may_receive(flow))
                     .copied()
                     .collect();
-                let keys: Vec<_> = its.iter().map(key_of).collect();
+                let keys: Vec<_> = member_flows.iter().map(flow_key).collect();
                 let sockets: Vec<_> = group.iter().map(|(member, _)| member.socket).collect();
-                let places = ports.ask(&sockets, &keys).map_err(text)?;
-                for (flow, place) in its.into_iter().zip(places) {
+                let places = ports.query_receivers(&sockets, &keys).map_err(text)?;
+                for (flow, place) in member_flows.into_iter().zip(places) {
                     if let Some((member, _)) = place.and_then(|place| group.get(place)) {
                         shared.clients.entry(member.id).or_default().push(flow);
                     }
                 }
             }
-            Choice::Kernel => {}
+            Selector::KernelHash => {}
         }
     }
     Ok(shared)
@@ -191,22 +201,25 @@ pub fn read<'a, Id: Copy + Ord>(
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn give<Id: Copy + Ord>(members: &[Member<'_, Id>], shared: &Shared<Id>) -> Result<(), String> {
+pub fn restore<Id: Copy + Ord>(
+    members: &[PortMember<'_, Id>],
+    shared: &SharedPortState<Id>,
+) -> Result<(), String> {
     if shared.clients.is_empty() && shared.programs.is_empty() {
         return Ok(());
     }
     let Some(ports) = load() else {
-        return Err("this kernel cannot give sockets of a shared port their clients and programs; the log says why".to_owned());
+        return Err("this kernel cannot restore the clients and programs of a shared port; the log says why".to_owned());
     };
     for member in members {
         if let Some(code) = shared.programs.get(&member.id) {
-            let set = ports.set_classic(member.socket, code);
+            let set = ports.attach_classic(member.socket, code);
             set.map_err(|error| error.to_string())?;
         }
         if let Some(flows) = shared.clients.get(&member.id) {
-            let its = flows.iter().filter(|flow| member.may_have(flow));
-            let keys: Vec<_> = its.take(FLOWS_MAX).map(key_of).collect();
-            let named = ports.name(member.socket, &keys);
+            let member_flows = flows.iter().filter(|flow| member.may_receive(flow));
+            let keys: Vec<_> = member_flows.take(FLOWS_MAX).map(flow_key).collect();
+            let named = ports.assign(member.socket, &keys);
             named.map_err(|error| error.to_string())?;
         }
     }

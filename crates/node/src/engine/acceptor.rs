@@ -13,15 +13,15 @@ use holdfast_wire::{Flow, NodeId};
 
 use super::blob::{DynamicBlob, StaticBlob, decode};
 use super::recover::Verdict;
-use super::{Engine, text_of};
+use super::{Engine, flow_text};
 use crate::app::SessionId;
-use crate::dataplane::{Entry, HeldPacket};
+use crate::dataplane::{FilterEntry, HeldPacket};
 
 /// Time limit for a program to take its arrivals. Shorter than the donor's limit, so that the donor learns the reason.
-const TAKE_MAX: Duration = Duration::from_millis(1500);
+const PROGRAM_TAKE_MAX: Duration = Duration::from_millis(1500);
 
 /// Maximum number of ids in a `Go` or `Cancel` message; at most 10 bytes each, so that the message fits.
-pub(super) const IDS_MAX: usize = 4096;
+pub(super) const IDS_PER_MESSAGE: usize = 4096;
 
 /// A connection that is being handed off to this node.
 pub struct Arrival {
@@ -30,27 +30,27 @@ pub struct Arrival {
     /// Id of the arrival on this node.
     pub id: u64,
     /// True if the program has received descriptor and state.
-    pub received: bool,
+    pub is_received: bool,
     /// Progress of the socket.
-    pub socket: Socket,
+    pub socket: ArrivalSocket,
     /// Options of the socket, as read by the donor.
-    pub fixed: Option<TcpStatic>,
+    pub static_state: Option<TcpStatic>,
     /// State of the socket; default until the donor has sent it.
-    pub state: DynamicBlob,
+    pub dynamic_state: DynamicBlob,
     /// Slot of the hold counters.
     pub slot: u32,
     /// Packets held for the connection so far.
-    pub held: Vec<HeldPacket>,
+    pub held_packets: Vec<HeldPacket>,
     /// True if packets are given to the stack instead of being held.
     pub released: bool,
     /// True if the congestion map has an entry for the connection.
-    pub congestion: bool,
+    pub has_congestion_entry: bool,
 }
 
 /// Progress of an arriving connection's socket.
-pub enum Socket {
+pub enum ArrivalSocket {
     /// No socket of its own: a flow of the program's shared UDP socket.
-    Shared,
+    SharedUdp,
     /// No socket yet: the commit makes it in the listener's accept queue.
     Queued,
     /// Bound, in repair mode.
@@ -60,18 +60,18 @@ pub enum Socket {
     /// Restored by an earlier daemon, which may already have activated it.
     Reclaimed(OwnedFd),
     /// Active.
-    Live(OwnedFd),
+    Active(OwnedFd),
     /// Failed and closed.
-    Gone,
+    Closed,
 }
 
 /// A `PrepareSockets` command that waits for programs to take descriptors and state.
-pub struct Preparing {
+pub struct PendingPrepare {
     token: Token,
     flows: Vec<Flow>,
     results: Vec<Result<(), String>>,
     /// Deadline; arrivals not taken by then are given up.
-    pub(super) until: Duration,
+    pub(super) deadline: Duration,
 }
 
 impl Engine {
@@ -84,83 +84,89 @@ impl Engine {
     ) {
         for (flow, result) in flows.iter().zip(&results) {
             if result.is_err() {
-                self.undo(flow);
+                self.remove_arrival(flow);
             }
         }
-        let until = self.now() + TAKE_MAX;
-        self.preparing.push(Preparing {
+        let deadline = self.now() + PROGRAM_TAKE_MAX;
+        self.pending_prepares.push(PendingPrepare {
             token,
             flows,
             results,
-            until,
+            deadline,
         });
-        self.poll_preparing();
+        self.poll_prepares();
     }
 
-    pub(super) fn prepare_one(
+    pub(super) fn prepare_flow(
         &mut self,
         donor: NodeId,
-        of: &PrepareFlow,
-    ) -> Result<(Entry, Vec<u8>), String> {
-        self.refuse_own(&of.flow)?;
-        let epoch = of.epoch.checked_add(1).ok_or("its epoch is the last")?;
-        let blob: StaticBlob = decode(&of.static_state)?;
-        let (session, service) = self.taker(&of.flow, blob.unaccepted)?;
+        prepare: &PrepareFlow,
+    ) -> Result<(FilterEntry, Vec<u8>), String> {
+        self.refuse_owned_flow(&prepare.flow)?;
+        let epoch = prepare
+            .epoch
+            .checked_add(1)
+            .ok_or("the flow's epoch cannot be incremented")?;
+        let blob: StaticBlob = decode(&prepare.static_state)?;
+        let (session, service) = self.program_or_queue_for(&prepare.flow, blob.is_unaccepted)?;
         let socket = match &blob.tcp {
-            _ if blob.unaccepted => Socket::Queued,
-            Some(fixed) if fixed.local == of.flow.local && fixed.remote == of.flow.remote => {
-                Socket::Prepared(
+            _ if blob.is_unaccepted => ArrivalSocket::Queued,
+            Some(static_state)
+                if static_state.local == prepare.flow.local
+                    && static_state.remote == prepare.flow.remote =>
+            {
+                ArrivalSocket::Prepared(
                     self.preparer
-                        .prepare(fixed)
+                        .prepare(static_state)
                         .map_err(|error| error.to_string())?,
                 )
             }
-            Some(_) => return Err("its state is another flow's".into()),
-            None => Socket::Shared,
+            Some(_) => return Err("the received state belongs to another flow".into()),
+            None => ArrivalSocket::SharedUdp,
         };
         let slot = self
-            .slots
+            .hold_slots
             .take()
             .ok_or("too many connections are in transit here; try again")?;
-        self.dataplane.programs.holds.reset(slot);
+        self.dataplane.programs.hold_counters.reset(slot);
         let id = self.next_arrival;
         self.next_arrival += 1;
         let arrival = Arrival {
             session,
             id,
-            received: blob.unaccepted,
+            is_received: blob.is_unaccepted,
             socket,
-            fixed: blob.tcp,
-            state: DynamicBlob::default(),
+            static_state: blob.tcp,
+            dynamic_state: DynamicBlob::default(),
             slot,
-            held: Vec::new(),
+            held_packets: Vec::new(),
             released: false,
-            congestion: false,
+            has_congestion_entry: false,
         };
-        if let Some(older) = self.arrivals.insert(of.flow, arrival) {
-            self.slots.give_back(older.slot);
+        if let Some(previous) = self.arrivals.insert(prepare.flow, arrival) {
+            self.hold_slots.release(previous.slot);
         }
-        self.arrival_ids.insert(id, (of.flow, service));
+        self.arrival_ids.insert(id, (prepare.flow, service));
         Ok((
-            Entry {
-                flow: of.flow,
+            FilterEntry {
+                flow: prepare.flow,
                 epoch,
                 peer: donor,
                 hold_slot: slot,
             },
-            blob.application.into_vec(),
+            blob.application_state.into_vec(),
         ))
     }
 
     /// Refuses a flow that this node owns, since no other node may give it. A flow that the holder refused to record
     /// as this node's is accepted, since another node may own it.
-    pub(super) fn refuse_own(&self, flow: &Flow) -> Result<(), String> {
-        use FlowState::{Flushing, Leaving, Owned, Prepared, TransitOut};
+    pub(super) fn refuse_owned_flow(&self, flow: &Flow) -> Result<(), String> {
+        use FlowState::{Flushing, Owned, Prepared, RedirectingData, TransitOut};
         match self.dataplane.flow(flow) {
-            Some((Owned | Prepared | Leaving | Flushing | TransitOut, _))
+            Some((Owned | Prepared | RedirectingData | Flushing | TransitOut, _))
                 if !self.unrecorded.has(flow) =>
             {
-                Err("the acceptor owns it".into())
+                Err("the acceptor already owns the flow".into())
             }
             _ => Ok(()),
         }
@@ -168,7 +174,10 @@ impl Engine {
 
     /// Sends descriptors and application state to the programs that take the flows. Returns the flows whose descriptors
     /// could not be copied, with the error.
-    pub(super) fn offer(&mut self, states: Vec<(Flow, Vec<u8>)>) -> BTreeMap<Flow, String> {
+    pub(super) fn offer_to_programs(
+        &mut self,
+        states: Vec<(Flow, Vec<u8>)>,
+    ) -> BTreeMap<Flow, String> {
         let mut failed = BTreeMap::new();
         let mut by_session: BTreeMap<SessionId, (Vec<Flow>, Vec<StateItem>)> = BTreeMap::new();
         for (flow, application_state) in states {
@@ -184,7 +193,7 @@ impl Engine {
         }
         for (session, (flows, items)) in by_session {
             for flows in flows.chunks(DESCRIPTORS_MAX) {
-                failed.extend(self.offer_some(session, flows));
+                failed.extend(self.offer_to_program(session, flows));
             }
             let mut items = items;
             let is_offered = |item: &StateItem| {
@@ -193,13 +202,13 @@ impl Engine {
             };
             items.retain(is_offered);
             for items in split(items, usize::MAX) {
-                self.tell(session, &states_message(items), Vec::new());
+                self.send_to_program(session, &states_message(items), Vec::new());
             }
         }
         failed
     }
 
-    fn offer_some(&mut self, session: SessionId, flows: &[Flow]) -> Vec<(Flow, String)> {
+    fn offer_to_program(&mut self, session: SessionId, flows: &[Flow]) -> Vec<(Flow, String)> {
         let mut failed = Vec::new();
         let mut descriptors: Vec<OwnedFd> = Vec::with_capacity(flows.len());
         let mut items = Vec::with_capacity(flows.len());
@@ -212,10 +221,13 @@ impl Engine {
                 .get(&arrival.id)
                 .map_or(0, |(_, service)| *service);
             let duplicate = match &arrival.socket {
-                Socket::Prepared(socket) => match socket.as_fd().try_clone_to_owned() {
+                ArrivalSocket::Prepared(socket) => match socket.as_fd().try_clone_to_owned() {
                     Ok(duplicate) => Some(duplicate),
                     Err(error) => {
-                        failed.push((*flow, format!("its descriptor cannot be copied: {error}")));
+                        failed.push((
+                            *flow,
+                            format!("cannot copy the socket's descriptor: {error}"),
+                        ));
                         continue;
                     }
                 },
@@ -224,134 +236,159 @@ impl Engine {
             items.push(IncomingItem {
                 id: arrival.id,
                 service,
-                flow: text_of(flow),
+                flow: flow_text(flow),
                 descriptor: duplicate.is_some(),
             });
             descriptors.extend(duplicate);
         }
         if !items.is_empty() {
-            self.tell(session, &FromDaemon::Incoming { items }, descriptors);
+            self.send_to_program(session, &FromDaemon::Incoming { items }, descriptors);
         }
         failed
     }
 
     /// Handles a program's `Received`: the program has descriptor and state of these arrivals.
-    pub(super) fn received(&mut self, ids: &[u64]) {
+    pub(super) fn on_received(&mut self, ids: &[u64]) {
         for id in ids {
             if let Some((flow, _)) = self.arrival_ids.get(id)
                 && let Some(arrival) = self.arrivals.get_mut(flow)
                 && arrival.id == *id
             {
-                arrival.received = true;
+                arrival.is_received = true;
             }
         }
-        self.poll_preparing();
+        self.poll_prepares();
     }
 
     /// Handles a program's `Refused`: the program does not take these arrivals.
-    pub(super) fn refused(&mut self, ids: &[u64], reason: &str) {
+    pub(super) fn on_refused(&mut self, ids: &[u64], reason: &str) {
         for id in ids {
             let Some((flow, _)) = self.arrival_ids.get(id) else {
                 continue;
             };
-            for preparing in &mut self.preparing {
-                for (of, result) in preparing.flows.iter().zip(&mut preparing.results) {
-                    if of == flow && result.is_ok() {
-                        *result = Err(format!("its server program refused: {reason}"));
+            for prepare in &mut self.pending_prepares {
+                for (prepared_flow, result) in prepare.flows.iter().zip(&mut prepare.results) {
+                    if prepared_flow == flow && result.is_ok() {
+                        *result = Err(format!("the acceptor's server program refused: {reason}"));
                     }
                 }
             }
         }
-        self.poll_preparing();
+        self.poll_prepares();
     }
 
     /// Completes the prepare commands for which every program has answered, has ended, or is late.
-    pub(super) fn poll_preparing(&mut self) {
+    pub(super) fn poll_prepares(&mut self) {
         let now = self.now();
-        let mut late = Vec::new();
-        for mut preparing in std::mem::take(&mut self.preparing) {
+        let mut overdue = Vec::new();
+        for mut prepare in std::mem::take(&mut self.pending_prepares) {
             let mut waiting = false;
-            for (flow, result) in preparing.flows.iter().zip(&mut preparing.results) {
+            for (flow, result) in prepare.flows.iter().zip(&mut prepare.results) {
                 if result.is_err() {
                     continue;
                 }
                 match self.arrivals.get(flow) {
-                    Some(arrival) if self.has_ended(arrival.session) => {
-                        *result = Err("the server program that was to take it has ended".into());
+                    Some(arrival) if self.program_has_ended(arrival.session) => {
+                        *result = Err("the acceptor's server program has ended".into());
                     }
-                    Some(arrival) if !arrival.received && preparing.until <= now => {
-                        late.push((arrival.session, arrival.id));
+                    Some(arrival) if !arrival.is_received && prepare.deadline <= now => {
+                        overdue.push((arrival.session, arrival.id));
                         *result = Err(format!(
-                            "its server program did not take it within {} ms",
-                            TAKE_MAX.as_millis()
+                            "the acceptor's server program did not take the flow within {} ms",
+                            PROGRAM_TAKE_MAX.as_millis()
                         ));
                     }
-                    Some(arrival) if !arrival.received => waiting = true,
+                    Some(arrival) if !arrival.is_received => waiting = true,
                     Some(_) => {}
-                    None => *result = Err("it was given up meanwhile".into()),
+                    None => *result = Err("the handoff was given up meanwhile".into()),
                 }
             }
             if waiting {
-                self.preparing.push(preparing);
+                self.pending_prepares.push(prepare);
                 continue;
             }
-            for (flow, result) in preparing.flows.iter().zip(&preparing.results) {
+            for (flow, result) in prepare.flows.iter().zip(&prepare.results) {
                 if result.is_err() {
-                    self.undo(flow);
+                    self.remove_arrival(flow);
                 }
             }
-            let results = Results::PreparedSockets(preparing.results);
-            self.done(Completion {
-                token: preparing.token,
+            let results = Results::PreparedSockets(prepare.results);
+            self.complete(Completion {
+                token: prepare.token,
                 results,
             });
         }
-        for (session, id) in late {
+        for (session, id) in overdue {
             let cancel = FromDaemon::Cancel {
                 ids: vec![id],
-                reason: "it was not taken in time".into(),
+                reason: "the flow was not taken in time".into(),
             };
-            self.tell(session, &cancel, Vec::new());
+            self.send_to_program(session, &cancel, Vec::new());
         }
     }
 
     pub(super) fn restore(&mut self, token: Token, batch: BatchId, flows: &[RestoreFlow]) {
-        let results = flows.iter().map(|of| self.restore_one(of)).collect();
-        self.journal.restored(batch, flows);
-        self.done(Completion {
+        let results = flows
+            .iter()
+            .map(|restore| self.restore_flow(restore))
+            .collect();
+        self.journal.record_dynamic(batch, flows);
+        self.complete(Completion {
             token,
             results: Results::Restored(results),
         });
     }
 
-    fn restore_one(&mut self, of: &RestoreFlow) -> Result<(), String> {
-        let session = self.arrivals.get(&of.flow).map(|arrival| arrival.session);
-        if self.has_ended(session.ok_or("it was never prepared")?) {
-            return Err("the server program that was to take it has ended".into());
+    fn restore_flow(&mut self, restore: &RestoreFlow) -> Result<(), String> {
+        let session = self
+            .arrivals
+            .get(&restore.flow)
+            .map(|arrival| arrival.session);
+        if self.program_has_ended(session.ok_or("the flow was never prepared")?) {
+            return Err("the acceptor's server program has ended".into());
         }
-        let arrival = self.arrivals.get_mut(&of.flow);
-        let arrival = arrival.ok_or("it was never prepared")?;
-        arrival.state = decode(&of.dynamic)?;
-        match std::mem::replace(&mut arrival.socket, Socket::Gone) {
-            Socket::Prepared(prepared) => {
-                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
-                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
-                let socket = tcp_repair::restore(prepared, fixed, state)
+        let arrival = self.arrivals.get_mut(&restore.flow);
+        let arrival = arrival.ok_or("the flow was never prepared")?;
+        arrival.dynamic_state = decode(&restore.dynamic)?;
+        match std::mem::replace(&mut arrival.socket, ArrivalSocket::Closed) {
+            ArrivalSocket::Prepared(prepared) => {
+                let static_state = arrival
+                    .static_state
+                    .as_ref()
+                    .ok_or("the flow's socket options are missing")?;
+                let state = arrival
+                    .dynamic_state
+                    .tcp
+                    .as_ref()
+                    .ok_or("the flow's TCP state is missing")?;
+                let socket = tcp_repair::restore(prepared, static_state, state)
                     .map_err(|error| error.to_string())?;
-                let with = (fixed, state);
-                let give = &self.congestion;
-                arrival.congestion = give.give(&self.dataplane, &of.flow, socket.as_fd(), with);
-                arrival.socket = Socket::Restored(socket);
+                let states = (static_state, state);
+                let congestion = &self.congestion;
+                arrival.has_congestion_entry =
+                    congestion.restore(&self.dataplane, &restore.flow, socket.as_fd(), states);
+                arrival.socket = ArrivalSocket::Restored(socket);
             }
-            Socket::Shared => arrival.socket = Socket::Shared,
-            Socket::Queued => {
-                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
-                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
-                tcp_repair::queued(fixed, state).map_err(|error| error.to_string())?;
-                arrival.socket = Socket::Queued;
+            ArrivalSocket::SharedUdp => arrival.socket = ArrivalSocket::SharedUdp,
+            ArrivalSocket::Queued => {
+                let static_state = arrival
+                    .static_state
+                    .as_ref()
+                    .ok_or("the flow's socket options are missing")?;
+                let state = arrival
+                    .dynamic_state
+                    .tcp
+                    .as_ref()
+                    .ok_or("the flow's TCP state is missing")?;
+                tcp_repair::unaccepted_connection(static_state, state)
+                    .map_err(|error| error.to_string())?;
+                arrival.socket = ArrivalSocket::Queued;
             }
-            Socket::Restored(_) | Socket::Reclaimed(_) | Socket::Live(_) | Socket::Gone => {
-                return Err("it was restored before".into());
+            ArrivalSocket::Restored(_)
+            | ArrivalSocket::Reclaimed(_)
+            | ArrivalSocket::Active(_)
+            | ArrivalSocket::Closed => {
+                return Err("the flow was already restored".into());
             }
         }
         Ok(())
@@ -360,19 +397,19 @@ impl Engine {
     pub(super) fn discard(&mut self, token: Token, flows: &[Flow]) {
         let reason = "the handoff was given up";
         for (session, ids) in self.ids_by_session(flows.iter().copied()) {
-            for ids in ids.chunks(IDS_MAX) {
+            for ids in ids.chunks(IDS_PER_MESSAGE) {
                 let cancel = FromDaemon::Cancel {
                     ids: ids.to_vec(),
                     reason: reason.into(),
                 };
-                self.tell(session, &cancel, Vec::new());
+                self.send_to_program(session, &cancel, Vec::new());
             }
         }
         for flow in flows {
-            self.undo(flow);
-            self.decided(flow, Verdict::Cancelled);
+            self.remove_arrival(flow);
+            self.on_verdict(flow, Verdict::Cancelled);
         }
-        self.done(Completion {
+        self.complete(Completion {
             token,
             results: Results::Discarded,
         });
@@ -381,22 +418,22 @@ impl Engine {
 
 impl Engine {
     /// Removes all state of an arrival.
-    fn undo(&mut self, flow: &Flow) {
+    fn remove_arrival(&mut self, flow: &Flow) {
         if let Some(arrival) = self.arrivals.remove(flow) {
             self.arrival_ids.remove(&arrival.id);
-            self.slots.give_back(arrival.slot);
-            if arrival.congestion {
+            self.hold_slots.release(arrival.slot);
+            if arrival.has_congestion_entry {
                 self.congestion.forget(&self.dataplane, flow);
             }
-            silence(&arrival.socket);
+            close_silently(&arrival.socket);
         }
-        self.journal.ended(flow);
+        self.journal.remove(flow);
         // Only an entry in transit to this node is removed: the flow may have become owned or a tombstone in another
         // way.
         if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
             && let Err(error) = self.dataplane.forget(flow)
         {
-            tracing::warn!(%flow, %error, "a flow that is not coming stays in the table");
+            tracing::warn!(%flow, %error, "cannot remove a flow that did not arrive from the flow table");
         }
     }
 }
@@ -413,22 +450,22 @@ fn states_message(mut items: Vec<StateItem>) -> FromDaemon {
             unread: Vec::new(),
             last: true,
         },
-        last => {
-            items.extend(last);
+        single => {
+            items.extend(single);
             FromDaemon::States { items }
         }
     }
 }
 
 /// Closes a socket of a failed arrival silently, even if the program has a duplicate.
-pub(super) fn silence(socket: &Socket) {
+pub(super) fn close_silently(socket: &ArrivalSocket) {
     let descriptor: Option<BorrowedFd<'_>> = match socket {
-        Socket::Prepared(socket) => Some(socket.as_fd()),
-        Socket::Restored(socket) => Some(socket.as_fd()),
-        Socket::Live(socket) | Socket::Reclaimed(socket) => Some(socket.as_fd()),
-        Socket::Shared | Socket::Queued | Socket::Gone => None,
+        ArrivalSocket::Prepared(socket) => Some(socket.as_fd()),
+        ArrivalSocket::Restored(socket) => Some(socket.as_fd()),
+        ArrivalSocket::Active(socket) | ArrivalSocket::Reclaimed(socket) => Some(socket.as_fd()),
+        ArrivalSocket::SharedUdp | ArrivalSocket::Queued | ArrivalSocket::Closed => None,
     };
     if let Some(Err(error)) = descriptor.map(tcp_repair::abandon) {
-        tracing::warn!(%error, "a socket that is not to live could not be ended");
+        tracing::warn!(%error, "cannot close a discarded socket");
     }
 }

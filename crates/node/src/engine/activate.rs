@@ -9,40 +9,44 @@ use holdfast_sys::tcp_repair::{self, WindowProbe};
 use holdfast_wire::{Flow, NodeId};
 
 use super::Engine;
-use super::acceptor::{Arrival, IDS_MAX, Socket};
+use super::acceptor::{Arrival, ArrivalSocket, IDS_PER_MESSAGE};
 use crate::app::SessionId;
-use crate::dataplane::{Entry, in_order, monotonic_ns};
+use crate::dataplane::{FilterEntry, monotonic_ns, sort_for_replay};
 
 impl Engine {
     pub(super) fn activate(&mut self, token: Token, flows: &[FlowEpoch]) {
-        let results = match self.activate_all(flows) {
+        let results = match self.activate_flows(flows) {
             Ok(results) => results,
             Err(error) => {
                 let failed = flows.iter().map(|_| Err(error.clone())).collect();
-                return self.done(Completion {
+                return self.complete(Completion {
                     token,
                     results: Results::Activated(failed),
                 });
             }
         };
         // The donor can be answered before the remaining steps.
-        self.done(Completion {
+        self.complete(Completion {
             token,
             results: Results::Activated(results),
         });
         self.finish_activation(flows);
     }
 
-    fn entries(&self, flows: &[FlowEpoch], slot: impl Fn(&Arrival) -> u32) -> Vec<Entry> {
-        let entry = |of: &FlowEpoch| {
-            let arrival = self.arrivals.get(&of.flow)?;
+    fn arrival_entries(
+        &self,
+        flows: &[FlowEpoch],
+        slot: impl Fn(&Arrival) -> u32,
+    ) -> Vec<FilterEntry> {
+        let entry = |flow_epoch: &FlowEpoch| {
+            let arrival = self.arrivals.get(&flow_epoch.flow)?;
             // A connection without a socket must not receive packets yet.
-            if matches!(arrival.socket, Socket::Queued) {
+            if matches!(arrival.socket, ArrivalSocket::Queued) {
                 return None;
             }
-            Some(Entry {
-                flow: of.flow,
-                epoch: of.epoch,
+            Some(FilterEntry {
+                flow: flow_epoch.flow,
+                epoch: flow_epoch.epoch,
                 peer: NodeId(0),
                 hold_slot: slot(arrival),
             })
@@ -51,22 +55,26 @@ impl Engine {
     }
 
     /// Activates the sockets. Fails if the flow table refuses the change, in which case no socket becomes active.
-    pub(super) fn activate_all(
+    pub(super) fn activate_flows(
         &mut self,
         flows: &[FlowEpoch],
     ) -> Result<Vec<Result<(), String>>, String> {
-        let entries = self.entries(flows, |arrival| arrival.slot);
+        let entries = self.arrival_entries(flows, |arrival| arrival.slot);
         self.dataplane
             .set_flows(&entries, FlowState::Flushing)
             .map_err(|error| error.to_string())?;
-        let activate = |of: &FlowEpoch| {
-            match self.arrivals.get(&of.flow).map(|arrival| &arrival.socket) {
-                None => return self.decided_ours(of),
-                Some(Socket::Queued) => return self.queue_up(of),
+        let activate = |flow_epoch: &FlowEpoch| {
+            match self
+                .arrivals
+                .get(&flow_epoch.flow)
+                .map(|arrival| &arrival.socket)
+            {
+                None => return self.on_owned_verdict(flow_epoch),
+                Some(ArrivalSocket::Queued) => return self.create_or_wait(flow_epoch),
                 Some(_) => {}
             }
-            self.activate_one(&of.flow)?;
-            self.taken_at_ns.insert(of.flow, monotonic_ns());
+            self.activate_flow(&flow_epoch.flow)?;
+            self.taken_at_ns.insert(flow_epoch.flow, monotonic_ns());
             Ok(())
         };
         Ok(flows.iter().map(activate).collect())
@@ -74,54 +82,84 @@ impl Engine {
 
     /// Notifies the programs, replays held packets, and releases the arrivals' resources.
     pub(super) fn finish_activation(&mut self, flows: &[FlowEpoch]) {
-        self.go(flows);
-        self.flush(flows);
-        let settled = self.entries(flows, |_| 0);
-        if let Err(error) = self.dataplane.set_flows(&settled, FlowState::Owned) {
-            tracing::error!(%error, "flows stay in the hold's care");
+        self.send_go(flows);
+        self.replay_held(flows);
+        let owned_entries = self.arrival_entries(flows, |_| 0);
+        if let Err(error) = self.dataplane.set_flows(&owned_entries, FlowState::Owned) {
+            tracing::error!(%error, "cannot mark flows as owned: their packets stay held");
         }
         // Packets can enter the hold between the last read and the state change.
         self.read_hold();
-        self.settle(flows);
+        self.release_arrivals(flows);
     }
 
-    fn activate_one(&mut self, flow: &Flow) -> Result<(), String> {
-        let arrival = self.arrivals.get_mut(flow).ok_or("it is not here")?;
-        match std::mem::replace(&mut arrival.socket, Socket::Gone) {
-            Socket::Restored(socket) => {
-                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
-                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
-                if let Some(packet) = tcp_repair::injection(fixed, state) {
+    fn activate_flow(&mut self, flow: &Flow) -> Result<(), String> {
+        let arrival = self
+            .arrivals
+            .get_mut(flow)
+            .ok_or("the flow is not arriving here")?;
+        match std::mem::replace(&mut arrival.socket, ArrivalSocket::Closed) {
+            ArrivalSocket::Restored(socket) => {
+                let static_state = arrival
+                    .static_state
+                    .as_ref()
+                    .ok_or("the flow's socket options are missing")?;
+                let state = arrival
+                    .dynamic_state
+                    .tcp
+                    .as_ref()
+                    .ok_or("the flow's TCP state is missing")?;
+                if let Some(packet) = tcp_repair::state_injection(static_state, state) {
                     self.hold.inject(&packet);
                 }
-                for packet in &arrival.state.packets {
-                    self.hold.replay_for(flow, packet);
+                for packet in &arrival.dynamic_state.packets {
+                    self.hold.replay_if_of_flow(flow, packet);
                 }
-                let live = tcp_repair::activate(socket, fixed, state, WindowProbe::Unacknowledged);
-                arrival.socket = Socket::Live(live.map_err(|error| error.to_string())?);
+                let active = tcp_repair::activate(
+                    socket,
+                    static_state,
+                    state,
+                    WindowProbe::IfUnacknowledged,
+                );
+                arrival.socket = ArrivalSocket::Active(active.map_err(|error| error.to_string())?);
             }
-            Socket::Reclaimed(socket) => {
-                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
-                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
-                let live = tcp_repair::activate_again(socket, fixed, state);
-                arrival.socket = Socket::Live(live.map_err(|error| error.to_string())?);
+            ArrivalSocket::Reclaimed(socket) => {
+                let static_state = arrival
+                    .static_state
+                    .as_ref()
+                    .ok_or("the flow's socket options are missing")?;
+                let state = arrival
+                    .dynamic_state
+                    .tcp
+                    .as_ref()
+                    .ok_or("the flow's TCP state is missing")?;
+                let active = tcp_repair::activate_again(socket, static_state, state);
+                arrival.socket = ArrivalSocket::Active(active.map_err(|error| error.to_string())?);
             }
-            Socket::Shared => {
-                for datagram in &arrival.state.packets {
+            ArrivalSocket::SharedUdp => {
+                for datagram in &arrival.dynamic_state.packets {
                     self.hold.inject_datagram(flow, datagram);
                 }
             }
-            Socket::Prepared(_) | Socket::Queued => return Err("it was never restored".into()),
-            live @ (Socket::Live(_) | Socket::Gone) => arrival.socket = live,
+            ArrivalSocket::Prepared(_) | ArrivalSocket::Queued => {
+                return Err("the flow was never restored".into());
+            }
+            unchanged @ (ArrivalSocket::Active(_) | ArrivalSocket::Closed) => {
+                arrival.socket = unchanged
+            }
         }
         Ok(())
     }
 
     /// Notifies the programs that the flows are theirs.
-    fn go(&mut self, flows: &[FlowEpoch]) {
-        for (session, ids) in self.ids_by_session(flows.iter().map(|of| of.flow)) {
-            for ids in ids.chunks(IDS_MAX) {
-                self.tell(session, &FromDaemon::Go { ids: ids.to_vec() }, Vec::new());
+    fn send_go(&mut self, flows: &[FlowEpoch]) {
+        for (session, ids) in self.ids_by_session(flows.iter().map(|flow_epoch| flow_epoch.flow)) {
+            for ids in ids.chunks(IDS_PER_MESSAGE) {
+                self.send_to_program(
+                    session,
+                    &FromDaemon::Activate { ids: ids.to_vec() },
+                    Vec::new(),
+                );
             }
         }
     }
@@ -140,42 +178,44 @@ impl Engine {
     }
 
     /// Replays held packets in order.
-    fn flush(&mut self, flows: &[FlowEpoch]) {
+    fn replay_held(&mut self, flows: &[FlowEpoch]) {
         self.read_hold();
-        for of in flows {
-            let Some(arrival) = self.arrivals.get_mut(&of.flow) else {
+        for flow_epoch in flows {
+            let Some(arrival) = self.arrivals.get_mut(&flow_epoch.flow) else {
                 continue;
             };
             arrival.released = true;
-            let mut held = std::mem::take(&mut arrival.held);
-            let (slot, count) = (arrival.slot, held.len());
-            in_order(&mut held);
-            for packet in &held {
+            let mut packets = std::mem::take(&mut arrival.held_packets);
+            let (slot, count) = (arrival.slot, packets.len());
+            sort_for_replay(&mut packets);
+            for packet in &packets {
                 self.hold.replay(&packet.bytes);
             }
             for _ in 0..count {
-                self.dataplane.programs.holds.replayed(slot);
+                self.dataplane.programs.hold_counters.count_replayed(slot);
             }
         }
         self.read_hold();
     }
 
     /// Sets the deferred socket options and releases the arrivals' slots and map entries.
-    fn settle(&mut self, flows: &[FlowEpoch]) {
+    fn release_arrivals(&mut self, flows: &[FlowEpoch]) {
         let now = self.now();
-        for of in flows {
-            let Some(arrival) = self.arrivals.remove(&of.flow) else {
+        for flow_epoch in flows {
+            let Some(arrival) = self.arrivals.remove(&flow_epoch.flow) else {
                 continue;
             };
             self.arrival_ids.remove(&arrival.id);
-            if let (Socket::Live(socket), Some(fixed)) = (arrival.socket, arrival.fixed) {
-                self.settling.settle(now, socket, &fixed);
+            if let (ArrivalSocket::Active(socket), Some(static_state)) =
+                (arrival.socket, arrival.static_state)
+            {
+                self.deferred_options.apply(now, socket, &static_state);
             }
-            self.programs.has(arrival.session, of.flow);
-            if arrival.congestion {
-                self.congestion.forget(&self.dataplane, &of.flow);
+            self.programs.set_owner(arrival.session, flow_epoch.flow);
+            if arrival.has_congestion_entry {
+                self.congestion.forget(&self.dataplane, &flow_epoch.flow);
             }
-            self.slots.give_back(arrival.slot);
+            self.hold_slots.release(arrival.slot);
         }
     }
 }

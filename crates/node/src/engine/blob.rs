@@ -12,9 +12,9 @@ pub struct StaticBlob {
     /// Options of the socket; `None` for a flow of a shared UDP socket.
     pub tcp: Option<TcpStatic>,
     /// Application state for the program at the acceptor.
-    pub application: ByteBuf,
+    pub application_state: ByteBuf,
     /// True if no program has the connection: it waits to be accepted.
-    pub unaccepted: bool,
+    pub is_unaccepted: bool,
 }
 
 /// State that the donor extracts in the freeze.

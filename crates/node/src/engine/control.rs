@@ -9,7 +9,7 @@ impl Engine {
         // Send errors are ignored: a client that has disconnected needs no answer.
         match request {
             ControlRequest::Status(reply) => drop(reply.send(Ok(self.status()))),
-            ControlRequest::Flows(query, reply) => drop(reply.send(Ok(self.flows(query)))),
+            ControlRequest::Flows(query, reply) => drop(reply.send(Ok(self.list_flows(query)))),
             ControlRequest::Flow(flow, reply) => drop(reply.send(self.flow_detail(&flow))),
             ControlRequest::StartHandoff(request, reply) => {
                 drop(reply.send(self.start_handoff(request)))
@@ -22,16 +22,16 @@ impl Engine {
             ControlRequest::SetPlacement(request, reply) => {
                 drop(reply.send(self.set_placement(request)))
             }
-            ControlRequest::Unit(name, reply) => drop(reply.send(self.moves.unit(&name))),
+            ControlRequest::Unit(name, reply) => drop(reply.send(self.migrations.unit(&name))),
             ControlRequest::Check(pid, query, reply) => self.check_process(pid, query, reply),
             ControlRequest::StartMigration(request, reply) => {
                 drop(reply.send(self.start_migration(&request)))
             }
-            ControlRequest::Migrations(reply) => drop(reply.send(Ok(self.moves.list()))),
-            ControlRequest::Migration(id, reply) => drop(reply.send(self.moves.status(id))),
+            ControlRequest::Migrations(reply) => drop(reply.send(Ok(self.migrations.list()))),
+            ControlRequest::Migration(id, reply) => drop(reply.send(self.migrations.status(id))),
             ControlRequest::CancelMigration(id, reply) => {
                 let now = self.now();
-                drop(reply.send(self.moves.cancel(now, id)))
+                drop(reply.send(self.migrations.cancel(now, id)))
             }
         }
     }
@@ -41,9 +41,11 @@ impl Engine {
         match Tls::load(&self.config) {
             Ok(tls) => {
                 self.peers.set_tls(tls);
-                tracing::info!("certificates and revocation list read anew");
+                tracing::info!("reloaded certificates and revocation list");
             }
-            Err(error) => tracing::error!(%error, "the certificates stay as they were"),
+            Err(error) => {
+                tracing::error!(%error, "cannot reload the certificates: the current ones stay in use")
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use holdfast_api::app::{FromDaemon, Piece};
+use holdfast_api::app::{DatagramPiece, FromDaemon};
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Completion, FlowEpoch, FrozenFlow, Results, SendQueueInfo, Token};
 use holdfast_sys::tcp_repair::{self, TcpStatic};
@@ -11,12 +11,12 @@ use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
 use super::blob::{DynamicBlob, encode};
-use super::read::send_queue;
+use super::read_static::send_queue;
 use super::recover::Verdict;
 use super::tombstones::Tombstone;
-use super::{Engine, text_of};
+use super::{Engine, flow_text};
 use crate::app::SessionId;
-use crate::dataplane::{Entry, HeldPacket, monotonic_ns, monotonic_s};
+use crate::dataplane::{FilterEntry, HeldPacket, monotonic_ns, monotonic_s};
 
 /// Polling interval of a send queue that drains.
 const DRAIN_POLL: Duration = Duration::from_micros(500);
@@ -32,23 +32,23 @@ pub struct Donation {
     /// Duplicate of the program's descriptor; none for a flow of a shared UDP socket.
     pub socket: Option<OwnedFd>,
     /// Application state for the program at the acceptor.
-    pub application: Vec<u8>,
+    pub application_state: Vec<u8>,
     /// Options of the socket, read in *prepare*.
-    pub fixed: Option<TcpStatic>,
+    pub static_state: Option<TcpStatic>,
     /// Copies of the packets received out of order since *prepare*.
     pub out_of_order: Vec<HeldPacket>,
     /// UDP: pieces of unread datagrams that the program has returned so far.
-    pub pieces: Vec<Piece>,
+    pub unread_pieces: Vec<DatagramPiece>,
     /// UDP: datagrams that the program had not read; `None` until the program has answered.
-    pub unread: Option<Vec<ByteBuf>>,
+    pub unread_datagrams: Option<Vec<ByteBuf>>,
     /// Monotonic time of the freeze.
     pub frozen_at_ns: Option<u64>,
     /// Bytes in the send queue at the freeze.
-    pub queued: usize,
+    pub send_queue_bytes: usize,
     /// True while the holder's answer to the diversion is outstanding.
     pub in_doubt: bool,
     /// True if the program was notified that it keeps the connection.
-    pub told: bool,
+    pub is_notified: bool,
 }
 
 impl Donation {
@@ -57,37 +57,37 @@ impl Donation {
         Self {
             session,
             socket,
-            application,
-            fixed: None,
+            application_state: application,
+            static_state: None,
             out_of_order: Vec::new(),
-            pieces: Vec::new(),
-            unread: None,
+            unread_pieces: Vec::new(),
+            unread_datagrams: None,
             frozen_at_ns: None,
-            queued: 0,
+            send_queue_bytes: 0,
             in_doubt: false,
-            told: false,
+            is_notified: false,
         }
     }
 }
 
 /// A `Drain` command in progress.
-pub struct Draining {
+pub struct PendingDrain {
     token: Token,
     flows: Vec<Flow>,
     deadline: Duration,
 }
 
 /// A UDP `Freeze` command that waits for the program to empty its socket.
-pub struct Collecting {
+pub struct PendingCollect {
     pub(super) token: Token,
     pub(super) flows: Vec<FlowEpoch>,
     /// Deadline; the freeze continues then without the missing answers.
-    pub(super) until: Duration,
+    pub(super) deadline: Duration,
 }
 
 impl Engine {
     pub(super) fn drain(&mut self, token: Token, flows: Vec<Flow>, deadline: Duration) {
-        self.draining.push(Draining {
+        self.pending_drains.push(PendingDrain {
             token,
             flows,
             deadline,
@@ -98,25 +98,28 @@ impl Engine {
     /// Completes the drain commands whose queues are empty or whose deadline has passed.
     pub(super) fn poll_drains(&mut self) {
         let now = self.now();
-        for drain in std::mem::take(&mut self.draining) {
-            let queues: Vec<SendQueueInfo> =
-                drain.flows.iter().map(|flow| self.queue_of(flow)).collect();
+        for drain in std::mem::take(&mut self.pending_drains) {
+            let queues: Vec<SendQueueInfo> = drain
+                .flows
+                .iter()
+                .map(|flow| self.flow_send_queue(flow))
+                .collect();
             let empty = queues
                 .iter()
                 .all(|queue| queue.unsent == 0 && queue.unacked == 0);
             if empty || now >= drain.deadline {
-                self.done(Completion {
+                self.complete(Completion {
                     token: drain.token,
                     results: Results::Drained(queues),
                 });
             } else {
-                self.draining.push(drain);
+                self.pending_drains.push(drain);
             }
         }
-        self.drain_poll_at = (!self.draining.is_empty()).then_some(now + DRAIN_POLL);
+        self.drain_poll_at = (!self.pending_drains.is_empty()).then_some(now + DRAIN_POLL);
     }
 
-    fn queue_of(&self, flow: &Flow) -> SendQueueInfo {
+    fn flow_send_queue(&self, flow: &Flow) -> SendQueueInfo {
         let socket = self
             .donations
             .get(flow)
@@ -126,31 +129,31 @@ impl Engine {
 
     pub(super) fn freeze(&mut self, token: Token, acceptor: NodeId, flows: Vec<FlowEpoch>) {
         let frozen_at_ns = monotonic_ns();
-        let entries: Vec<Entry> = flows
+        let entries: Vec<FilterEntry> = flows
             .iter()
-            .map(|of| Entry {
-                flow: of.flow,
-                epoch: of.epoch,
+            .map(|flow_epoch| FilterEntry {
+                flow: flow_epoch.flow,
+                epoch: flow_epoch.epoch,
                 peer: acceptor,
                 hold_slot: 0,
             })
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitOut) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion {
+            return self.complete(Completion {
                 token,
                 results: Results::Frozen(failed),
             });
         }
-        for of in &flows {
-            if let Some(donation) = self.donations.get_mut(&of.flow) {
+        for flow_epoch in &flows {
+            if let Some(donation) = self.donations.get_mut(&flow_epoch.flow) {
                 donation.frozen_at_ns = Some(frozen_at_ns);
             }
         }
         self.read_hold();
         let datagrams: Vec<Flow> = flows
             .iter()
-            .map(|of| of.flow)
+            .map(|flow_epoch| flow_epoch.flow)
             .filter(|flow| flow.protocol == Protocol::Udp)
             .collect();
         if datagrams.is_empty() {
@@ -159,58 +162,64 @@ impl Engine {
         for flow in datagrams {
             if let Some(donation) = self.donations.get(&flow) {
                 let session = donation.session;
-                self.tell(
+                self.send_to_program(
                     session,
                     &FromDaemon::Collect {
-                        flows: vec![text_of(&flow)],
+                        flows: vec![flow_text(&flow)],
                     },
                     Vec::new(),
                 );
             }
         }
-        let until = self.now() + COLLECT_MAX;
-        self.collecting.push(Collecting {
+        let deadline = self.now() + COLLECT_MAX;
+        self.pending_collects.push(PendingCollect {
             token,
             flows,
-            until,
+            deadline,
         });
-        self.poll_collecting();
+        self.poll_collects();
     }
 
     /// Completes the freeze commands whose programs have emptied their sockets or whose deadline has passed.
-    pub(super) fn poll_collecting(&mut self) {
+    pub(super) fn poll_collects(&mut self) {
         let now = self.now();
-        for collecting in std::mem::take(&mut self.collecting) {
-            let ready = collecting.flows.iter().all(|of| {
-                of.flow.protocol == Protocol::Tcp
+        for collect in std::mem::take(&mut self.pending_collects) {
+            let ready = collect.flows.iter().all(|flow_epoch| {
+                flow_epoch.flow.protocol == Protocol::Tcp
                     || self
                         .donations
-                        .get(&of.flow)
-                        .is_none_or(|donation| donation.unread.is_some())
+                        .get(&flow_epoch.flow)
+                        .is_none_or(|donation| donation.unread_datagrams.is_some())
             });
-            if ready || collecting.until <= now {
-                self.finish_freeze(collecting.token, &collecting.flows);
+            if ready || collect.deadline <= now {
+                self.finish_freeze(collect.token, &collect.flows);
             } else {
-                self.collecting.push(collecting);
+                self.pending_collects.push(collect);
             }
         }
     }
 
     fn finish_freeze(&mut self, token: Token, flows: &[FlowEpoch]) {
-        let results = flows.iter().map(|of| self.extract(&of.flow)).collect();
-        self.done(Completion {
+        let results = flows
+            .iter()
+            .map(|flow_epoch| self.extract(&flow_epoch.flow))
+            .collect();
+        self.complete(Completion {
             token,
             results: Results::Frozen(results),
         });
     }
 
     fn extract(&mut self, flow: &Flow) -> Result<FrozenFlow, String> {
-        let donation = self.donations.get_mut(flow).ok_or("its program is gone")?;
+        let donation = self
+            .donations
+            .get_mut(flow)
+            .ok_or("the flow's server program has ended")?;
         let mut blob = DynamicBlob::default();
-        if let (Some(socket), Some(fixed)) = (&donation.socket, &donation.fixed) {
-            let state =
-                tcp_repair::extract(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
-            let missing = |packet: &HeldPacket| {
+        if let (Some(socket), Some(static_state)) = (&donation.socket, &donation.static_state) {
+            let state = tcp_repair::extract(socket.as_fd(), static_state)
+                .map_err(|error| error.to_string())?;
+            let is_missing = |packet: &HeldPacket| {
                 packet.segment.is_some_and(|segment| {
                     segment
                         .sequence
@@ -223,15 +232,16 @@ impl Engine {
             let copies = std::mem::take(&mut donation.out_of_order);
             blob.packets = copies
                 .into_iter()
-                .filter(missing)
+                .filter(is_missing)
                 .map(|packet| ByteBuf::from(packet.bytes))
                 .collect();
-            donation.queued = state.outgoing.len();
+            donation.send_queue_bytes = state.outgoing.len();
             blob.tcp = Some(state);
         }
         if flow.protocol == Protocol::Udp {
-            let unread = donation.unread.take();
-            blob.packets = unread.ok_or("its server program did not say what it had not read")?;
+            let unread = donation.unread_datagrams.take();
+            blob.packets =
+                unread.ok_or("the server program did not return its unread datagrams")?;
         }
         Ok(FrozenFlow {
             dynamic: encode(&blob)?,
@@ -242,22 +252,22 @@ impl Engine {
     pub(super) fn resume(&mut self, token: Token, flows: &[FlowEpoch], in_doubt: bool) {
         let results = flows
             .iter()
-            .map(|of| self.resume_one(of, in_doubt))
+            .map(|flow_epoch| self.resume_flow(flow_epoch, in_doubt))
             .collect();
-        self.done(Completion {
+        self.complete(Completion {
             token,
             results: Results::Resumed(results),
         });
     }
 
-    fn resume_one(&mut self, of: &FlowEpoch, in_doubt: bool) -> Result<(), String> {
-        match self.dataplane.flow(&of.flow) {
-            Some((_, value)) if value.epoch > of.epoch => return Ok(()),
+    fn resume_flow(&mut self, flow_epoch: &FlowEpoch, in_doubt: bool) -> Result<(), String> {
+        match self.dataplane.flow(&flow_epoch.flow) {
+            Some((_, value)) if value.epoch > flow_epoch.epoch => return Ok(()),
             // The flow was closed during the handoff, so nothing resumes.
             None | Some((FlowState::Closing | FlowState::Moved, _)) => {
                 if !in_doubt {
-                    self.decided(&of.flow, Verdict::Kept);
-                    self.donations.remove(&of.flow);
+                    self.on_verdict(&flow_epoch.flow, Verdict::Kept);
+                    self.donations.remove(&flow_epoch.flow);
                 }
                 return Ok(());
             }
@@ -269,79 +279,82 @@ impl Engine {
             FlowState::Owned
         };
         // The filters are set first, because packets that the resumed socket sends must pass.
-        let entry = Entry {
-            flow: of.flow,
-            epoch: of.epoch,
+        let entry = FilterEntry {
+            flow: flow_epoch.flow,
+            epoch: flow_epoch.epoch,
             peer: NodeId(0),
             hold_slot: 0,
         };
         self.dataplane
             .set_flows(&[entry], state)
             .map_err(|error| error.to_string())?;
-        self.decided(&of.flow, Verdict::Kept);
-        let Some(donation) = self.donations.get_mut(&of.flow) else {
+        self.on_verdict(&flow_epoch.flow, Verdict::Kept);
+        let Some(donation) = self.donations.get_mut(&flow_epoch.flow) else {
             return Ok(());
         };
         donation.in_doubt = in_doubt;
         if let (Some(socket), Some(_)) = (&donation.socket, donation.frozen_at_ns.take()) {
-            let fixed = donation.fixed.as_ref().ok_or("it was never read")?;
-            tcp_repair::resume(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
+            let static_state = donation
+                .static_state
+                .as_ref()
+                .ok_or("the flow's state was never read")?;
+            tcp_repair::resume(socket.as_fd(), static_state).map_err(|error| error.to_string())?;
         }
-        if donation.told && !in_doubt {
-            self.donations.remove(&of.flow);
+        if donation.is_notified && !in_doubt {
+            self.donations.remove(&flow_epoch.flow);
         }
         Ok(())
     }
 
     pub(super) fn close(&mut self, token: Token, acceptor: NodeId, flows: &[FlowEpoch]) {
-        let entries: Vec<Entry> = flows
+        let entries: Vec<FilterEntry> = flows
             .iter()
-            .map(|of| Entry {
-                flow: of.flow,
-                epoch: of.epoch,
+            .map(|flow_epoch| FilterEntry {
+                flow: flow_epoch.flow,
+                epoch: flow_epoch.epoch,
                 peer: acceptor,
                 hold_slot: 0,
             })
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Moved) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion {
+            return self.complete(Completion {
                 token,
                 results: Results::Closed(failed),
             });
         }
-        let to = self.name_of(acceptor);
+        let acceptor_name = self.node_name(acceptor);
         let results = flows
             .iter()
-            .map(|of| self.close_one(&of.flow, of.epoch, &to))
+            .map(|flow_epoch| self.close_flow(&flow_epoch.flow, flow_epoch.epoch, &acceptor_name))
             .collect();
-        self.done(Completion {
+        self.complete(Completion {
             token,
             results: Results::Closed(results),
         });
     }
 
-    fn close_one(&mut self, flow: &Flow, epoch: u32, to: &str) -> Result<(), String> {
+    fn close_flow(&mut self, flow: &Flow, epoch: u32, to: &str) -> Result<(), String> {
         let tombstone = Tombstone { flow: *flow, epoch };
         self.tombstones.add(monotonic_s(), tombstone);
-        self.programs.lost(flow);
+        self.programs.clear_owner(flow);
         self.taken_at_ns.remove(flow);
         let Some(donation) = self.donations.remove(flow) else {
             let to = to.to_owned();
-            self.decided(flow, Verdict::Gone { to });
+            self.on_verdict(flow, Verdict::Moved { to });
             return Ok(());
         };
         if let Some(frozen_at_ns) = donation.frozen_at_ns {
             self.operations
-                .frozen(flow, frozen_at_ns, donation.queued as u64);
+                .on_frozen(flow, frozen_at_ns, donation.send_queue_bytes as u64);
         }
         if let Some(socket) = &donation.socket {
             tcp_repair::abandon(socket.as_fd()).map_err(|error| error.to_string())?;
         }
-        self.gone
+        self.gone_messages
             .entry((donation.session, to.to_owned()))
             .or_default()
-            .push(text_of(flow));
+            .push(flow_text(flow));
         Ok(())
     }
 }

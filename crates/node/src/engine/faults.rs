@@ -11,7 +11,7 @@ use holdfast_proto::handoff::Command;
 
 /// Time of a fault relative to its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum FaultTime {
     /// Before any part of the command.
     Before,
     /// After the whole command, but before its completion is reported.
@@ -26,42 +26,42 @@ pub struct Faults {
 impl Faults {
     /// Reads faults from this directory if the environment variable is set.
     pub fn new(run_dir: &Path) -> Self {
-        let tested = std::env::var_os("HOLDFAST_TEST_FAULTS").is_some();
+        let is_enabled = std::env::var_os("HOLDFAST_TEST_FAULTS").is_some();
         Self {
-            file: tested.then(|| run_dir.join("fault")),
+            file: is_enabled.then(|| run_dir.join("fault")),
         }
     }
 
     /// Triggers the fault if the file names this point and at most this number of flows.
-    pub fn at(&self, name: &str, moment: Moment, flows: usize) {
+    pub fn trigger(&self, name: &str, time: FaultTime, flows: usize) {
         let Some(file) = &self.file else { return };
         let Ok(text) = std::fs::read_to_string(file) else {
             return;
         };
         let mut words: Vec<&str> = text.split_whitespace().collect();
-        if let [.., "with", least] = words[..] {
-            if least.parse().is_ok_and(|least: usize| flows < least) {
+        if let [.., "with", min_flows] = words[..] {
+            if min_flows.parse().is_ok_and(|least: usize| flows < least) {
                 return;
             }
             words.truncate(words.len() - 2);
         }
-        let here = if moment == Moment::Before {
+        let time_name = if time == FaultTime::Before {
             "before"
         } else {
             "after"
         };
         match words[..] {
-            [command, when, "die"] if command == name && when == here => {
+            [command, when, "die"] if command == name && when == time_name => {
                 let _ = std::fs::remove_file(file);
-                tracing::warn!(name, ?moment, flows, "dying, for a test");
+                tracing::warn!(name, ?time, flows, "dying, for a test");
                 let _ = rustix::process::kill_process(
                     rustix::process::getpid(),
                     rustix::process::Signal::KILL,
                 );
             }
-            [command, when, "pause", milliseconds] if command == name && when == here => {
+            [command, when, "pause", milliseconds] if command == name && when == time_name => {
                 let _ = std::fs::remove_file(file);
-                tracing::warn!(name, ?moment, flows, milliseconds, "pausing, for a test");
+                tracing::warn!(name, ?time, flows, milliseconds, "pausing, for a test");
                 std::thread::sleep(Duration::from_millis(milliseconds.parse().unwrap_or(0)));
             }
             _ => {}
@@ -71,15 +71,15 @@ impl Faults {
 
 /// Returns the predicted freeze limit that a test sets, which allows larger batches than this machine would otherwise
 /// form.
-pub fn freeze_max() -> Option<Duration> {
+pub fn test_freeze_max() -> Option<Duration> {
     let milliseconds = std::env::var("HOLDFAST_TEST_FREEZE_MS").ok()?;
     let freeze = Duration::from_millis(milliseconds.parse().ok()?);
-    tracing::warn!(?freeze, "batches may freeze for so long, for a test");
+    tracing::warn!(?freeze, "a test overrides the freeze limit of batches");
     Some(freeze)
 }
 
 /// Returns the number of flows (or changes) in a command.
-pub fn count_of(command: &Command) -> usize {
+pub fn flow_count(command: &Command) -> usize {
     match command {
         Command::ReadStatic { flows, .. }
         | Command::Drain { flows, .. }
@@ -96,7 +96,7 @@ pub fn count_of(command: &Command) -> usize {
 }
 
 /// Returns a command's name in the fault file.
-pub fn name_of(command: &Command) -> &'static str {
+pub fn command_name(command: &Command) -> &'static str {
     match command {
         Command::ReadStatic { .. } => "read",
         Command::Drain { .. } => "drain",

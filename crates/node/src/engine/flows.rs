@@ -12,47 +12,52 @@ use holdfast_sys::sock_diag;
 use holdfast_wire::{Flow, NodeId, Record, RecordState};
 
 use super::holder::Holder;
-use super::query::error;
-use super::{Engine, flow_of, protocol_of, text_of};
+use super::query::error_body;
+use super::{Engine, flow_from_text, flow_text, wire_protocol};
 use crate::config::Service;
 
 /// Default number of flows in one answer.
 const FLOWS_PER_ANSWER: u64 = 1000;
 
 /// Rough freeze of one connection in µs, for `flow show`: three frames between nodes and the work at both ends.
-const FREEZE_US: u64 = 400;
+const TYPICAL_FREEZE_US: u64 = 400;
 
 impl Engine {
     /// Returns all flows that this node knows; at the holder, all flows of the group.
-    fn known(&self) -> BTreeMap<Flow, (ApiState, u32)> {
-        let own = self.config.node.name.as_str();
-        let mut known: BTreeMap<Flow, (ApiState, u32)> = self
+    fn known_flows(&self) -> BTreeMap<Flow, (ApiState, u32)> {
+        let own_name = self.config.node.name.as_str();
+        let mut known_flows: BTreeMap<Flow, (ApiState, u32)> = self
             .dataplane
             .flows()
             .iter()
             .filter(|(_, state, _)| *state != FlowState::Closing)
-            .map(|(flow, state, value)| (*flow, (self.api_state(own, *state, value), value.epoch)))
+            .map(|(flow, state, value)| {
+                (
+                    *flow,
+                    (self.api_state(own_name, *state, value), value.epoch),
+                )
+            })
             .collect();
         for (flow, record) in Holder::records(&self.dataplane.programs) {
-            known.insert(flow, (self.record_state(&record), record.epoch));
+            known_flows.insert(flow, (self.record_state(&record), record.epoch));
         }
-        known
+        known_flows
     }
 
-    fn api_state(&self, own: &str, state: FlowState, value: &FlowValue) -> ApiState {
-        let peer = self.name_of(NodeId(value.peer));
+    fn api_state(&self, own_name: &str, state: FlowState, value: &FlowValue) -> ApiState {
+        let peer = self.node_name(NodeId(value.peer));
         match state {
             FlowState::TransitOut => ApiState::Transit {
-                donor: own.to_owned(),
+                donor: own_name.to_owned(),
                 acceptor: peer,
             },
             FlowState::TransitIn => ApiState::Transit {
                 donor: peer,
-                acceptor: own.to_owned(),
+                acceptor: own_name.to_owned(),
             },
             FlowState::Moved => ApiState::Owned { owner: peer },
             _ => ApiState::Owned {
-                owner: own.to_owned(),
+                owner: own_name.to_owned(),
             },
         }
     }
@@ -60,11 +65,11 @@ impl Engine {
     fn record_state(&self, record: &Record) -> ApiState {
         match record.state {
             RecordState::Owned { owner } => ApiState::Owned {
-                owner: self.name_of(owner),
+                owner: self.node_name(owner),
             },
             RecordState::Transit { donor, acceptor } => ApiState::Transit {
-                donor: self.name_of(donor),
-                acceptor: self.name_of(acceptor),
+                donor: self.node_name(donor),
+                acceptor: self.node_name(acceptor),
             },
         }
     }
@@ -85,14 +90,14 @@ impl Engine {
         }
     }
 
-    fn entry(&self, flow: &Flow, state: ApiState, epoch: u32) -> FlowEntry {
+    fn flow_entry(&self, flow: &Flow, state: ApiState, epoch: u32) -> FlowEntry {
         let service = self.service_of(flow);
         let program = self
             .programs
             .owner(flow)
             .and_then(|session| self.programs.get(session));
         FlowEntry {
-            flow: text_of(flow),
+            flow: flow_text(flow),
             state,
             epoch,
             pool: service.map(|service| service.pool.clone()),
@@ -102,13 +107,13 @@ impl Engine {
     }
 
     /// Returns the flows that match a filter, with state and epoch.
-    fn matching<'a>(
+    fn matching_flows<'a>(
         &'a self,
         filter: &'a FlowFilter,
     ) -> impl Iterator<Item = (Flow, ApiState, u32)> + 'a {
-        let known = self.known().into_iter();
-        let known = known.map(|(flow, (state, epoch))| (flow, state, epoch));
-        known.filter(move |(flow, state, _)| {
+        let known_flows = self.known_flows().into_iter();
+        let known_flows = known_flows.map(|(flow, (state, epoch))| (flow, state, epoch));
+        known_flows.filter(move |(flow, state, _)| {
             let pool = || self.service_of(flow).map(|service| &service.pool);
             filter
                 .pool
@@ -116,7 +121,7 @@ impl Engine {
                 .is_none_or(|wanted| pool() == Some(wanted))
                 && filter
                     .protocol
-                    .is_none_or(|protocol| protocol_of(protocol) == flow.protocol)
+                    .is_none_or(|protocol| wire_protocol(protocol) == flow.protocol)
                 && filter.owner.as_ref().is_none_or(
                     |owner| matches!(state, ApiState::Owned { owner: has } if has == owner),
                 )
@@ -124,44 +129,47 @@ impl Engine {
     }
 
     fn service_of(&self, flow: &Flow) -> Option<&Service> {
-        let row = usize::from(self.dataplane.row(flow)?);
+        let row = usize::from(self.dataplane.service_row(flow)?);
         self.config.services.get(row)
     }
 
-    pub(super) fn flows(&self, query: FlowQuery) -> FlowList {
+    pub(super) fn list_flows(&self, query: FlowQuery) -> FlowList {
         let filter = FlowFilter {
             pool: query.pool,
             owner: query.owner,
             protocol: query.protocol,
             limit: None,
         };
-        let after = query.after.as_ref().and_then(flow_of);
+        let after = query.after.as_ref().and_then(flow_from_text);
         let limit = usize::try_from(query.limit.unwrap_or(FLOWS_PER_ANSWER)).unwrap_or(usize::MAX);
-        let (mut flows, mut total, mut rest) = (Vec::new(), 0, false);
-        for (flow, state, epoch) in self.matching(&filter) {
+        let (mut flows, mut total, mut has_more) = (Vec::new(), 0, false);
+        for (flow, state, epoch) in self.matching_flows(&filter) {
             total += 1;
             if after.is_some_and(|after| flow <= after) {
                 continue;
             }
             match flows.len() < limit {
-                true => flows.push(self.entry(&flow, state, epoch)),
-                false => rest = true,
+                true => flows.push(self.flow_entry(&flow, state, epoch)),
+                false => has_more = true,
             }
         }
         let last = flows.last().map(|entry| entry.flow);
-        let next = last.filter(|_| rest);
+        let next = last.filter(|_| has_more);
         FlowList { flows, total, next }
     }
 
     pub(super) fn flow_detail(&self, text: &FlowText) -> Result<FlowDetail, ErrorBody> {
-        let unknown = || {
-            error(
+        let unknown_flow_error = || {
+            error_body(
                 format!("there is no flow {text} on this node"),
-                "`holdfast flow list` shows those there are; the contact node knows all of the group",
+                "`holdfast flow list` shows this node's flows, and on the contact node all flows of the group",
             )
         };
-        let flow = flow_of(text).ok_or_else(unknown)?;
-        let (state, epoch) = self.known().remove(&flow).ok_or_else(unknown)?;
+        let flow = flow_from_text(text).ok_or_else(unknown_flow_error)?;
+        let (state, epoch) = self
+            .known_flows()
+            .remove(&flow)
+            .ok_or_else(unknown_flow_error)?;
         let connections = sock_diag::tcp_connections(Some(flow.local.ip()), flow.local.port())
             .unwrap_or_default();
         let connection = connections
@@ -184,43 +192,45 @@ impl Engine {
             })
         });
         let mut blockers = Vec::new();
-        if self.programs.owner(&flow).is_none() && self.is_own(&state) {
+        if self.programs.owner(&flow).is_none() && self.is_owned_here(&state) {
             blockers.push(
-                "no server program with a Holdfast session has it, so nobody can hand it off"
+                "no server program with a Holdfast session has the flow, so it cannot be handed off"
                     .to_owned(),
             );
         }
-        let predicted_freeze_us = (blockers.is_empty() && self.is_own(&state)).then_some(FREEZE_US);
+        let predicted_freeze_us =
+            (blockers.is_empty() && self.is_owned_here(&state)).then_some(TYPICAL_FREEZE_US);
         Ok(FlowDetail {
-            entry: self.entry(&flow, state, epoch),
+            entry: self.flow_entry(&flow, state, epoch),
             tcp,
             blockers,
             predicted_freeze_us,
         })
     }
 
-    fn is_own(&self, state: &ApiState) -> bool {
+    fn is_owned_here(&self, state: &ApiState) -> bool {
         matches!(state, ApiState::Owned { owner } if *owner == self.config.node.name)
     }
 
     /// Returns the flows of this node that a handoff request selects.
-    fn selected(&self, selection: Selection) -> Vec<Flow> {
+    fn select_flows(&self, selection: Selection) -> Vec<Flow> {
         match selection {
             // A flow that is named twice moves once.
             Selection::Flows(flows) => {
-                let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_of).collect();
+                let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_from_text).collect();
                 flows.into_iter().collect()
             }
             Selection::AllOf(filter) => {
                 let limit = filter.limit.map_or(usize::MAX, |limit| {
                     usize::try_from(limit).unwrap_or(usize::MAX)
                 });
-                let of_node = FlowFilter {
+                let own_filter = FlowFilter {
                     owner: Some(self.config.node.name.clone()),
                     ..filter
                 };
-                let own = self.matching(&of_node).map(|(flow, ..)| flow);
-                own.filter(|flow| self.programs.owner(flow).is_some())
+                let own_flows = self.matching_flows(&own_filter).map(|(flow, ..)| flow);
+                own_flows
+                    .filter(|flow| self.programs.owner(flow).is_some())
                     .take(limit)
                     .collect()
             }
@@ -238,28 +248,28 @@ impl Engine {
         } = request;
         match self.config.id_of(&to) {
             None => {
-                return Err(error(
+                return Err(error_body(
                     format!("there is no node {to} in this group"),
                     "`holdfast status` shows those there are",
                 ));
             }
             Some(id) if id == self.config.node.id => {
-                return Err(error(
+                return Err(error_body(
                     format!("{to} is this node"),
-                    "name another node, or ask on the node that owns the flow",
+                    "name another node, or send the request to the node that owns the flow",
                 ));
             }
             Some(_) => {}
         }
-        let flows = self.selected(selection);
+        let flows = self.select_flows(selection);
         if flows.is_empty() {
-            return Err(error(
+            return Err(error_body(
                 "no flow of this node matches",
                 "`holdfast flow list` shows those there are",
             ));
         }
-        if let Some(flow) = flows.iter().find(|flow| self.operations.has(flow)) {
-            return Err(error(
+        if let Some(flow) = flows.iter().find(|flow| self.operations.has_flow(flow)) {
+            return Err(error_body(
                 format!("{flow} is moving already"),
                 "try again when that has ended",
             ));
@@ -267,14 +277,14 @@ impl Engine {
         if let [flow] = flows[..]
             && self.programs.owner(&flow).is_none()
         {
-            return Err(error(
+            return Err(error_body(
                 format!("{flow} cannot be handed off from here"),
-                self.no_owner(&flow),
+                self.no_owner_reason(&flow),
             ));
         }
         let count = flows.len() as u64;
         let id = self.operations.begin(flows, to, drain, true);
-        self.ask_programs(id);
+        self.request_next_flows(id);
         Ok(HandoffAccepted { id, flows: count })
     }
 }

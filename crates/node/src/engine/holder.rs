@@ -5,77 +5,77 @@ use std::net::SocketAddr;
 
 use foldhash::fast::RandomState;
 use holdfast_bpf::shared::{FlowKey, Record as MapRecord};
-use holdfast_bpf::{Dataplane as Programs, guaranteed};
+use holdfast_bpf::{Dataplane as Programs, guaranteed_flows};
 use holdfast_proto::handoff::{Completion, Results, Token};
-use holdfast_proto::ownership::{Floors, Together, apply};
+use holdfast_proto::ownership::{EpochFloors, ProcessTransits, apply_change};
 use holdfast_wire::{
     Change, ChangeKind, Epoch, Flow, NodeId, Protocol, Record, RecordState, Refusal,
 };
 
 use super::Engine;
 use crate::config::{Config, Service};
-use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
+use crate::dataplane::{flow_from_key, flow_key, record_from_map, record_to_map};
 
 /// Reads and changes ownership records. Only this daemon writes the table, so a read followed by a write is atomic.
 pub struct Holder {
     node: NodeId,
-    floors: Floors,
+    floors: EpochFloors,
     /// Copies of the records of flows in transit. A commit or rollback is urgent, and reading the records one by one
     /// from the table is slow.
     transits: HashMap<Flow, Record, RandomState>,
-    together: Together,
+    group_commit: ProcessTransits,
     /// The last committed process whose flow records are not written yet, and the node that asked.
-    unwritten: Option<(Change, NodeId)>,
-    shares: Shares,
+    uncommitted_process: Option<(Change, NodeId)>,
+    record_counts: RecordCounts,
 }
 
 /// Number of records of each service in the steering table. No service may use up capacity that is guaranteed to
 /// another.
 #[derive(Default)]
-struct Shares {
-    rows: HashMap<(Protocol, SocketAddr), usize>,
+struct RecordCounts {
+    service_index: HashMap<(Protocol, SocketAddr), usize>,
     records: Vec<u32>,
     capacity: u32,
 }
 
-impl Shares {
+impl RecordCounts {
     fn new(services: &[Service], capacity: u32) -> Self {
-        let address = |of: &Service| (of.protocol, of.address);
+        let address = |service: &Service| (service.protocol, service.address);
         let rows = services.iter().map(address).zip(0..).collect();
         let records = vec![0; services.len()];
         Self {
-            rows,
+            service_index: rows,
             records,
             capacity,
         }
     }
 
-    fn of(&mut self, flow: &Flow) -> Option<&mut u32> {
-        let row = *self.rows.get(&(flow.protocol, flow.local))?;
+    fn count_of(&mut self, flow: &Flow) -> Option<&mut u32> {
+        let row = *self.service_index.get(&(flow.protocol, flow.local))?;
         self.records.get_mut(row)
     }
 
     /// Returns true if the flow's service may have one more record.
     fn has_room(&mut self, flow: &Flow) -> bool {
         let services = u32::try_from(self.records.len()).unwrap_or(u32::MAX);
-        let guaranteed = guaranteed(services, self.capacity);
-        match self.of(flow) {
+        let guaranteed = guaranteed_flows(services, self.capacity);
+        match self.count_of(flow) {
             Some(records) if *records >= guaranteed => {
-                let taken = self.records.iter().map(|records| records.max(&guaranteed));
-                taken.map(|records| u64::from(*records)).sum::<u64>() < u64::from(self.capacity)
+                let used = self.records.iter().map(|records| records.max(&guaranteed));
+                used.map(|records| u64::from(*records)).sum::<u64>() < u64::from(self.capacity)
             }
             _ => true,
         }
     }
 
-    fn took(&mut self, flow: &Flow) {
-        if let Some(records) = self.of(flow) {
+    fn record_added(&mut self, flow: &Flow) {
+        if let Some(records) = self.count_of(flow) {
             *records += 1;
         }
     }
 
-    fn freed(&mut self, flow: &Flow) {
-        if let Some(records) = self.of(flow) {
+    fn record_removed(&mut self, flow: &Flow) {
+        if let Some(records) = self.count_of(flow) {
             *records = records.saturating_sub(1);
         }
     }
@@ -86,19 +86,19 @@ impl Holder {
     pub fn new(programs: &Programs, config: &Config, seconds_since_2020: Epoch) -> Self {
         let entries = programs.steering.entries();
         let highest = entries.iter().map(|(_, record)| record.epoch).max();
-        let mut shares = Shares::new(&config.services, config.node.capacity);
-        let flows = entries.iter().filter_map(|(key, _)| flow_of(key));
-        flows.for_each(|flow| shares.took(&flow));
-        let least = highest
+        let mut shares = RecordCounts::new(&config.services, config.node.capacity);
+        let flows = entries.iter().filter_map(|(key, _)| flow_from_key(key));
+        flows.for_each(|flow| shares.record_added(&flow));
+        let floor = highest
             .map_or(1, |epoch| epoch.saturating_add(1))
             .max(seconds_since_2020);
         Self {
             node: config.node.id,
-            floors: Floors::new(least),
-            shares,
+            floors: EpochFloors::new(floor),
+            record_counts: shares,
             transits: HashMap::default(),
-            together: Together::default(),
-            unwritten: None,
+            group_commit: ProcessTransits::default(),
+            uncommitted_process: None,
         }
     }
 
@@ -106,7 +106,7 @@ impl Holder {
     pub fn lookup(programs: &Programs, flow: &Flow) -> Option<Record> {
         programs
             .steering
-            .get(&key_of(flow))
+            .get(&flow_key(flow))
             .ok()
             .flatten()
             .as_ref()
@@ -119,7 +119,7 @@ impl Holder {
             .steering
             .entries()
             .iter()
-            .filter_map(|(key, record)| Some((flow_of(key)?, record_from_map(record)?)))
+            .filter_map(|(key, record)| Some((flow_from_key(key)?, record_from_map(record)?)))
             .filter(|(flow, _)| !flow.is_process())
             .collect()
     }
@@ -133,49 +133,49 @@ impl Holder {
     ) -> Vec<Result<Option<Record>, Refusal>> {
         self.write_behind(programs);
         let mut results = Vec::with_capacity(changes.len());
-        let mut unstored = Unstored::of(self.node, changes);
+        let mut batch = WriteBatch::for_request(self.node, changes);
         // Refusing a process's record also refuses the flows named after it.
-        let mut refused = false;
+        let mut is_refused = false;
         for change in changes {
-            if refused && !change.flow.is_process() {
-                let current = self.current(programs, &change.flow);
+            if is_refused && !change.flow.is_process() {
+                let current = self.current_record(programs, &change.flow);
                 results.push(Err(Refusal { current }));
                 continue;
             }
-            let all = matches!(change.kind, ChangeKind::CommitAll { .. });
+            let commits_all = matches!(change.kind, ChangeKind::CommitAll { .. });
             // One request may name a flow twice.
-            if all || unstored.has(&change.flow) {
-                self.store(programs, &mut unstored, &mut results);
+            if commits_all || batch.has(&change.flow) {
+                self.store_batch(programs, &mut batch, &mut results);
             }
-            let current = self.current(programs, &change.flow);
-            let mut result = self.decide(current, asker, change);
+            let current = self.current_record(programs, &change.flow);
+            let mut result = self.apply_change(current, asker, change);
             match result {
-                Ok(Some(record)) if all => {
+                Ok(Some(record)) if commits_all => {
                     result = self.commit_all(programs, asker, change, (current, record));
                 }
-                Ok(Some(_)) if current.is_none() && !self.shares.has_room(&change.flow) => {
+                Ok(Some(_)) if current.is_none() && !self.record_counts.has_room(&change.flow) => {
                     result = Err(Refusal { current });
                 }
                 Ok(Some(record)) => {
                     if current.is_none() {
-                        self.shares.took(&change.flow);
+                        self.record_counts.record_added(&change.flow);
                     }
-                    unstored.put(results.len(), change.flow, record, current);
+                    batch.push(results.len(), change.flow, record, current);
                 }
-                Ok(None) => result = self.remove(programs, &change.flow, current),
+                Ok(None) => result = self.remove_record(programs, &change.flow, current),
                 Err(_) => {}
             }
             if change.flow.is_process() {
-                refused = result.is_err();
+                is_refused = result.is_err();
             }
             results.push(result);
         }
-        self.store(programs, &mut unstored, &mut results);
-        self.together.answered(changes, &results);
+        self.store_batch(programs, &mut batch, &mut results);
+        self.group_commit.record_results(changes, &results);
         results
     }
 
-    fn current(&self, programs: &Programs, flow: &Flow) -> Option<Record> {
+    fn current_record(&self, programs: &Programs, flow: &Flow) -> Option<Record> {
         let in_transit = self.transits.get(flow).copied();
         in_transit.or_else(|| Self::lookup(programs, flow))
     }
@@ -194,49 +194,59 @@ impl Holder {
         if current == Some(record) {
             return Ok(current);
         }
-        if !self.together.can_commit(change) {
+        if !self.group_commit.can_commit(change) {
             return Err(Refusal { current });
         }
-        let key = key_of(&change.flow);
+        let key = flow_key(&change.flow);
         if let Err(error) = programs.steering.set(&key, &record_to_map(&record, false)) {
-            tracing::error!(%error, "the steering table does not take a process's record");
+            tracing::error!(%error, "cannot write a process's record to the steering table");
             return Err(Refusal { current });
         }
         self.transits.remove(&change.flow);
-        self.unwritten = Some((*change, asker));
+        self.uncommitted_process = Some((*change, asker));
         Ok(Some(record))
     }
 
     /// Writes the decided flow records into the table. Until then packets of these flows go to the donor, which
     /// forwards them.
     pub fn write_behind(&mut self, programs: &Programs) {
-        let Some((change, asker)) = self.unwritten.take() else {
+        let Some((change, asker)) = self.uncommitted_process.take() else {
             return;
         };
         let transit = |flow: &Flow| self.transits.get(flow).copied();
-        let Some(all) = self.together.committed(&change, asker, transit) else {
-            return tracing::error!(process = %change.flow, "flows are not what was committed with it");
+        let Some(flow_records) = self
+            .group_commit
+            .records_after_commit(&change, asker, transit)
+        else {
+            return tracing::error!(process = %change.flow, "flows of a process differ from those committed with it");
         };
-        let keys: Vec<FlowKey> = all.iter().map(|(flow, _)| key_of(flow)).collect();
-        let records = all.iter().map(|(_, record)| record_to_map(record, false));
+        let keys: Vec<FlowKey> = flow_records
+            .iter()
+            .map(|(flow, _)| flow_key(flow))
+            .collect();
+        let records = flow_records
+            .iter()
+            .map(|(_, record)| record_to_map(record, false));
         let records: Vec<MapRecord> = records.collect();
         if let Err(error) = programs.steering.set_many(&keys, &records) {
-            tracing::error!(%error, "the steering table lacks records of a process");
+            tracing::error!(%error, "cannot write a process's flow records to the steering table");
         }
-        for (flow, _) in &all {
+        for (flow, _) in &flow_records {
             self.transits.remove(flow);
         }
     }
 
-    fn store(
+    fn store_batch(
         &mut self,
         programs: &Programs,
-        unstored: &mut Unstored,
+        batch: &mut WriteBatch,
         results: &mut [Result<Option<Record>, Refusal>],
     ) {
-        let (taken, refused) = unstored.store(programs, results);
-        refused.iter().for_each(|flow| self.shares.freed(flow));
-        for (flow, record) in taken {
+        let (stored, refused) = batch.store(programs, results);
+        refused
+            .iter()
+            .for_each(|flow| self.record_counts.record_removed(flow));
+        for (flow, record) in stored {
             match record.state {
                 RecordState::Transit { .. } => drop(self.transits.insert(flow, record)),
                 RecordState::Owned { .. } => drop(self.transits.remove(&flow)),
@@ -244,7 +254,7 @@ impl Holder {
         }
     }
 
-    fn decide(
+    fn apply_change(
         &mut self,
         current: Option<Record>,
         asker: NodeId,
@@ -252,25 +262,25 @@ impl Holder {
     ) -> Result<Option<Record>, Refusal> {
         let mut change = *change;
         if change.kind == ChangeKind::Establish {
-            change.epoch = self.floors.at_least(&change.flow, change.epoch);
+            change.epoch = self.floors.start_epoch(&change.flow, change.epoch);
         }
-        apply(current, &change, asker)
+        apply_change(current, &change, asker)
     }
 
-    fn remove(
+    fn remove_record(
         &mut self,
         programs: &Programs,
         flow: &Flow,
         current: Option<Record>,
     ) -> Result<Option<Record>, Refusal> {
-        if let Err(error) = programs.steering.remove(&key_of(flow)) {
-            tracing::error!(%flow, %error, "a record stays in the steering table");
+        if let Err(error) = programs.steering.remove(&flow_key(flow)) {
+            tracing::error!(%flow, %error, "cannot remove a record from the steering table");
             return Err(Refusal { current });
         }
         self.transits.remove(flow);
         if let Some(old) = current {
-            self.shares.freed(flow);
-            self.floors.removed(flow, old.epoch);
+            self.record_counts.record_removed(flow);
+            self.floors.raise(flow, old.epoch);
         }
         Ok(None)
     }
@@ -278,32 +288,32 @@ impl Holder {
 
 /// Decided records that are not yet in the table; written in one batch.
 #[derive(Default)]
-struct Unstored {
+struct WriteBatch {
     flows: HashSet<Flow, RandomState>,
-    decided: Vec<Decided>,
+    pending: Vec<PendingRecord>,
     /// Route in-transit packets via the donor. False if the holder is the acceptor, because the detour via the donor
     /// does not lead to the holder.
-    by_donor: bool,
+    via_donor: bool,
 }
 
-struct Decided {
+struct PendingRecord {
     flow: Flow,
     record: Record,
     /// Index of the result, and the record to return if the table refuses.
-    place: usize,
+    result_index: usize,
     current: Option<Record>,
 }
 
-impl Unstored {
+impl WriteBatch {
     /// Prepares the batch for a request.
-    fn of(holder: NodeId, changes: &[Change]) -> Self {
-        let of_process = changes.iter().take_while(|change| change.flow.is_process());
-        let by_donor = of_process.into_iter().any(|change| match change.kind {
+    fn for_request(holder: NodeId, changes: &[Change]) -> Self {
+        let process_changes = changes.iter().take_while(|change| change.flow.is_process());
+        let via_donor = process_changes.into_iter().any(|change| match change.kind {
             ChangeKind::Divert { acceptor } => acceptor != holder,
             _ => false,
         });
         Self {
-            by_donor,
+            via_donor,
             ..Self::default()
         }
     }
@@ -312,12 +322,12 @@ impl Unstored {
         self.flows.contains(flow)
     }
 
-    fn put(&mut self, place: usize, flow: Flow, record: Record, current: Option<Record>) {
+    fn push(&mut self, result_index: usize, flow: Flow, record: Record, current: Option<Record>) {
         self.flows.insert(flow);
-        self.decided.push(Decided {
+        self.pending.push(PendingRecord {
             flow,
             record,
-            place,
+            result_index,
             current,
         });
     }
@@ -329,47 +339,50 @@ impl Unstored {
         programs: &Programs,
         results: &mut [Result<Option<Record>, Refusal>],
     ) -> (Vec<(Flow, Record)>, Vec<Flow>) {
-        let (decided, by_donor) = (std::mem::take(&mut self.decided), self.by_donor);
+        let (decided, via_donor) = (std::mem::take(&mut self.pending), self.via_donor);
         self.flows.clear();
-        let keys: Vec<FlowKey> = decided.iter().map(|one| key_of(&one.flow)).collect();
-        let records: Vec<MapRecord> = (decided.iter())
-            .map(|one| record_to_map(&one.record, by_donor))
+        let keys: Vec<FlowKey> = decided
+            .iter()
+            .map(|record| flow_key(&record.flow))
             .collect();
-        let stored = |one: &Decided| (one.flow, one.record);
+        let records: Vec<MapRecord> = (decided.iter())
+            .map(|pending| record_to_map(&pending.record, via_donor))
+            .collect();
+        let to_stored = |pending: &PendingRecord| (pending.flow, pending.record);
         if programs.steering.set_many(&keys, &records).is_ok() {
-            return (decided.iter().map(stored).collect(), Vec::new());
+            return (decided.iter().map(to_stored).collect(), Vec::new());
         }
         // A failed batch is partly stored, so each record is stored singly.
-        let (mut taken, mut refused) = (Vec::new(), Vec::new());
+        let (mut written, mut refused) = (Vec::new(), Vec::new());
         for (one, (key, record)) in decided.iter().zip(keys.iter().zip(&records)) {
             match programs.steering.set(key, record) {
-                Ok(()) => taken.push(stored(one)),
+                Ok(()) => written.push(to_stored(one)),
                 Err(error) => {
                     if refused.is_empty() {
-                        tracing::error!(%error, "the steering table does not take a record");
+                        tracing::error!(%error, "cannot write a record to the steering table");
                     }
                     if one.current.is_none() {
                         refused.push(one.flow);
                     }
-                    results[one.place] = Err(Refusal {
+                    results[one.result_index] = Err(Refusal {
                         current: one.current,
                     });
                 }
             }
         }
-        (taken, refused)
+        (written, refused)
     }
 }
 
 impl Engine {
     pub(super) fn arbitrate(&mut self, token: Token, asker: NodeId, changes: &[Change]) {
         let results = Results::Arbitrated(self.decide(asker, changes));
-        self.done(Completion { token, results });
+        self.complete(Completion { token, results });
     }
 
     pub(super) fn look_up(&mut self, token: Token, flows: &[Flow]) {
         let results = Results::LookedUp(self.records_of(flows));
-        self.done(Completion { token, results });
+        self.complete(Completion { token, results });
     }
 
     /// Decides as the holder. Any other node refuses all changes.

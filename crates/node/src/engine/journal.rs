@@ -19,28 +19,28 @@ use crate::private_files::{self, private_directory};
 
 /// A journal entry.
 #[derive(Debug, Serialize, Deserialize)]
-enum Entry {
+enum JournalEntry {
     Static { flow: Flow, blob: ByteBuf },
     Dynamic { flow: Flow, blob: ByteBuf },
 }
 
 /// Journaled state of a flow.
 #[derive(Debug, Default, Clone)]
-pub struct Journaled {
+pub struct JournaledFlow {
     /// An encoded `StaticBlob`.
-    pub fixed: Vec<u8>,
+    pub static_blob: Vec<u8>,
     /// An encoded `DynamicBlob`; empty if the donor had not sent it.
-    pub state: Vec<u8>,
+    pub dynamic_blob: Vec<u8>,
 }
 
 /// The journal of arrivals.
 pub struct Journal {
     directory: PathBuf,
     /// Number of flows that need each file, by file name.
-    files: HashMap<Rc<str>, usize>,
+    file_users: HashMap<Rc<str>, usize>,
     file_of: HashMap<Flow, Rc<str>>,
     /// State written by an earlier daemon.
-    found: BTreeMap<Flow, Journaled>,
+    earlier: BTreeMap<Flow, JournaledFlow>,
 }
 
 impl Journal {
@@ -53,108 +53,108 @@ impl Journal {
         private_directory(&directory)?;
         let mut journal = Self {
             directory: directory.clone(),
-            files: HashMap::new(),
+            file_users: HashMap::new(),
             file_of: HashMap::new(),
-            found: BTreeMap::new(),
+            earlier: BTreeMap::new(),
         };
         for file in std::fs::read_dir(&directory)?.flatten() {
             let mut found = BTreeMap::new();
-            read(&file.path(), &mut found);
+            read_entries(&file.path(), &mut found);
             let name: Rc<str> = file.file_name().into_string().unwrap_or_default().into();
             if found.is_empty() {
                 let _ = std::fs::remove_file(file.path());
             }
             // The files stay until their flows have ended, because this daemon may die too.
-            for (flow, of) in found {
-                journal.ended(&flow);
-                journal.needs(flow, &name);
-                journal.found.insert(flow, of);
+            for (flow, journaled) in found {
+                journal.remove(&flow);
+                journal.add_file_user(flow, &name);
+                journal.earlier.insert(flow, journaled);
             }
         }
         Ok(journal)
     }
 
     /// Returns the flows of an earlier daemon.
-    pub fn flows(&self) -> Vec<Flow> {
-        self.found.keys().copied().collect()
+    pub fn earlier_flows(&self) -> Vec<Flow> {
+        self.earlier.keys().copied().collect()
     }
 
     /// Returns true if an earlier daemon wrote an entry for this flow.
-    pub fn has(&self, flow: &Flow) -> bool {
-        self.found.contains_key(flow)
+    pub fn has_earlier(&self, flow: &Flow) -> bool {
+        self.earlier.contains_key(flow)
     }
 
     /// Returns an earlier daemon's entry for a flow, without taking it.
-    pub fn peek(&self, flow: &Flow) -> Option<&Journaled> {
-        self.found.get(flow)
+    pub fn peek(&self, flow: &Flow) -> Option<&JournaledFlow> {
+        self.earlier.get(flow)
     }
 
     /// Takes an earlier daemon's entry for a flow.
-    pub fn take(&mut self, flow: &Flow) -> Journaled {
-        self.found.remove(flow).unwrap_or_default()
+    pub fn take(&mut self, flow: &Flow) -> JournaledFlow {
+        self.earlier.remove(flow).unwrap_or_default()
     }
 
-    fn needs(&mut self, flow: Flow, file: &Rc<str>) {
+    fn add_file_user(&mut self, flow: Flow, file: &Rc<str>) {
         self.file_of.insert(flow, file.clone());
-        *self.files.entry(file.clone()).or_default() += 1;
+        *self.file_users.entry(file.clone()).or_default() += 1;
     }
 
     /// Records the static state of prepared sockets.
-    pub fn prepared(&mut self, batch: BatchId, flows: &[PrepareFlow]) {
-        let entries = flows.iter().map(|of| Entry::Static {
-            flow: of.flow,
-            blob: ByteBuf::from(of.static_state.to_vec()),
+    pub fn record_static(&mut self, batch: BatchId, flows: &[PrepareFlow]) {
+        let entries = flows.iter().map(|prepare| JournalEntry::Static {
+            flow: prepare.flow,
+            blob: ByteBuf::from(prepare.static_state.to_vec()),
         });
         self.append(batch, entries);
         let file: Rc<str> = batch.to_string().into();
-        for of in flows {
-            self.ended(&of.flow);
-            self.needs(of.flow, &file);
+        for prepare in flows {
+            self.remove(&prepare.flow);
+            self.add_file_user(prepare.flow, &file);
         }
     }
 
     /// Records the dynamic state of restored sockets.
-    pub fn restored(&mut self, batch: BatchId, flows: &[RestoreFlow]) {
-        let entries = flows.iter().map(|of| Entry::Dynamic {
-            flow: of.flow,
-            blob: ByteBuf::from(of.dynamic.to_vec()),
+    pub fn record_dynamic(&mut self, batch: BatchId, flows: &[RestoreFlow]) {
+        let entries = flows.iter().map(|restore| JournalEntry::Dynamic {
+            flow: restore.flow,
+            blob: ByteBuf::from(restore.dynamic.to_vec()),
         });
         self.append(batch, entries);
     }
 
     /// Drops a flow's entry. Its file is deleted with the last flow.
-    pub fn ended(&mut self, flow: &Flow) {
+    pub fn remove(&mut self, flow: &Flow) {
         let Some(file) = self.file_of.remove(flow) else {
             return;
         };
-        let Some(left) = self.files.get_mut(&file) else {
+        let Some(users) = self.file_users.get_mut(&file) else {
             return;
         };
-        *left -= 1;
-        if *left == 0 {
+        *users -= 1;
+        if *users == 0 {
             let _ = std::fs::remove_file(self.directory.join(&*file));
-            self.files.remove(&file);
+            self.file_users.remove(&file);
         }
     }
 
-    fn path(&self, batch: BatchId) -> PathBuf {
+    fn batch_path(&self, batch: BatchId) -> PathBuf {
         self.directory.join(batch.to_string())
     }
 
     /// Appends entries to a batch's file. A failed write matters only if the daemon dies within the next few
     /// milliseconds.
-    fn append(&self, batch: BatchId, entries: impl Iterator<Item = Entry>) {
+    fn append(&self, batch: BatchId, entries: impl Iterator<Item = JournalEntry>) {
         let mut bytes = Vec::new();
         for entry in entries {
             match postcard::to_stdvec_cobs(&entry) {
-                Ok(line) => bytes.extend(line),
-                Err(error) => tracing::warn!(%error, "a flow is not in the journal"),
+                Ok(encoded) => bytes.extend(encoded),
+                Err(error) => tracing::warn!(%error, "cannot encode a flow for the journal"),
             }
         }
-        let file = private_files::options()
+        let file = private_files::private_options()
             .create(true)
             .append(true)
-            .open(self.path(batch));
+            .open(self.batch_path(batch));
         if let Err(error) = file.and_then(|mut file| file.write_all(&bytes)) {
             tracing::warn!(%batch, %error, "the journal of arrivals cannot be written; free space in the run directory");
         }
@@ -162,23 +162,23 @@ impl Journal {
 }
 
 /// Reads the complete entries of a file, whose end may be cut off.
-fn read(path: &Path, found: &mut BTreeMap<Flow, Journaled>) {
+fn read_entries(path: &Path, found: &mut BTreeMap<Flow, JournaledFlow>) {
     let mut bytes = Vec::new();
-    let opened = private_files::options().read(true).open(path);
+    let opened = private_files::private_options().read(true).open(path);
     if opened
         .and_then(|mut file| file.read_to_end(&mut bytes))
         .is_err()
     {
         return;
     }
-    for line in bytes.split_mut(|byte| *byte == 0) {
+    for encoded in bytes.split_mut(|byte| *byte == 0) {
         // The split removed the terminating zero, and the decoder works without it.
-        match postcard::from_bytes_cobs::<Entry>(line) {
-            Ok(Entry::Static { flow, blob }) => {
-                found.entry(flow).or_default().fixed = blob.into_vec()
+        match postcard::from_bytes_cobs::<JournalEntry>(encoded) {
+            Ok(JournalEntry::Static { flow, blob }) => {
+                found.entry(flow).or_default().static_blob = blob.into_vec()
             }
-            Ok(Entry::Dynamic { flow, blob }) => {
-                found.entry(flow).or_default().state = blob.into_vec()
+            Ok(JournalEntry::Dynamic { flow, blob }) => {
+                found.entry(flow).or_default().dynamic_blob = blob.into_vec()
             }
             Err(_) => {}
         }

@@ -4,41 +4,41 @@
 //! One task on one thread: each input is handled to its end, including every command that follows from it, before the
 //! next input.
 
+mod accept_queue;
 mod acceptor;
 mod activate;
+mod background_work;
 mod blob;
 mod congestion;
 mod control;
+mod cpu_pressure;
+mod deferred_options;
 mod donor;
+mod event_loop;
 mod events;
 mod faults;
-mod fences;
 mod flows;
-mod fullness;
+mod hold_slots;
 mod holder;
 mod journal;
-mod moves;
+mod migrations;
 mod network;
 mod operations;
-mod pressure;
-mod private;
+mod private_flows;
+mod process_flows;
 mod programs;
 mod query;
-mod queued;
-mod read;
+mod read_static;
 mod reclaim;
 mod recover;
-mod run;
 mod sessions;
-mod settling;
 mod setup;
-mod slots;
 mod successors;
+mod table_overflow;
 mod tombstones;
-mod unaccepted;
-mod unrecorded;
+mod unaccepted_connections;
+mod unrecorded_flows;
 mod upkeep;
-mod work;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -51,7 +51,7 @@ use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
-pub(crate) use fences::Turn;
+pub(crate) use process_flows::Redirect;
 pub use setup::{SetupError, check_capabilities, start};
 
 use crate::app::{AppServer, SessionId};
@@ -59,28 +59,28 @@ use crate::channel::Peers;
 use crate::config::Config;
 use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
-use crate::migration::Moves;
-use acceptor::{Arrival, Preparing};
-use congestion::Congestion;
-use donor::{Collecting, Donation, Draining};
-use faults::{Faults, Moment};
-use fences::{Coming, Fences, Leaving};
-use fullness::Fullness;
+use crate::migration::Migrations;
+use accept_queue::NO_SESSION;
+use acceptor::{Arrival, PendingPrepare};
+use background_work::BackgroundWork;
+use congestion::CongestionRestorer;
+use cpu_pressure::CpuPressure;
+use deferred_options::DeferredOptions;
+use donor::{Donation, PendingCollect, PendingDrain};
+use faults::{FaultTime, Faults};
+use hold_slots::HoldSlots;
 use holder::Holder;
 use journal::Journal;
 use operations::Operations;
-use pressure::Pressure;
-use private::Private;
+use private_flows::PrivateFlows;
+use process_flows::{HeldFlows, InboundProcess, OutboundProcess};
 use programs::Programs;
-use queued::NOBODY;
-use recover::Recovered;
-use settling::Settling;
-use slots::Slots;
+use recover::UnreclaimedFlow;
 use successors::Successors;
+use table_overflow::TableOverflow;
 use tombstones::Tombstones;
-use unaccepted::Unaccepted;
-use unrecorded::Unrecorded;
-use work::Work;
+use unaccepted_connections::UnacceptedConnections;
+use unrecorded_flows::UnrecordedFlows;
 
 /// State of the daemon.
 pub struct Engine {
@@ -90,15 +90,15 @@ pub struct Engine {
     hold: Hold,
     machine: Handoff,
     /// Processor contention on this host.
-    pressure: Pressure,
-    moves: Moves,
-    fences: Fences,
+    cpu_pressure: CpuPressure,
+    migrations: Migrations,
+    held_flows: HeldFlows,
     /// Flows of processes that are being moved to this node.
-    coming: BTreeMap<MoveId, Coming>,
+    inbound: BTreeMap<MoveId, InboundProcess>,
     /// Flows of processes that are about to stop here and move away.
-    leaving: BTreeMap<MoveId, Leaving>,
+    outbound: BTreeMap<MoveId, OutboundProcess>,
     /// Datagram flows that began here since the last pre-copy round of each move.
-    newcomers: BTreeMap<MoveId, Vec<Flow>>,
+    new_datagram_flows: BTreeMap<MoveId, Vec<Flow>>,
     holder: Option<Holder>,
     peers: Peers,
     apps: AppServer,
@@ -106,45 +106,45 @@ pub struct Engine {
     preparer: Preparer,
     static_reader: StaticReader,
     /// Time at which moved sockets get their longest retransmission timeouts back.
-    settling: Settling,
-    congestion: Congestion,
+    deferred_options: DeferredOptions,
+    congestion: CongestionRestorer,
     programs: Programs,
     donations: HashMap<Flow, Donation>,
     arrivals: HashMap<Flow, Arrival>,
     arrival_ids: HashMap<u64, (Flow, u32)>,
     next_arrival: u64,
-    slots: Slots,
+    hold_slots: HoldSlots,
     journal: Journal,
     drain_poll_at: Option<Duration>,
-    preparing: Vec<Preparing>,
-    draining: Vec<Draining>,
-    collecting: Vec<Collecting>,
-    unaccepted: Unaccepted,
-    /// `Gone` messages that the current command has produced so far; sent together.
-    gone: BTreeMap<(SessionId, String), Vec<FlowText>>,
-    /// `Asked` messages that the current input has produced so far; sent together.
-    asked: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
+    pending_prepares: Vec<PendingPrepare>,
+    pending_drains: Vec<PendingDrain>,
+    pending_collects: Vec<PendingCollect>,
+    unaccepted: UnacceptedConnections,
+    /// `Moved` messages that the current command has produced so far; sent together.
+    gone_messages: BTreeMap<(SessionId, String), Vec<FlowText>>,
+    /// `HandoffRequested` messages that the current input has produced so far; sent together.
+    asked_messages: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
     operations: Operations,
     tombstones: Tombstones,
     /// Flows of this node that the holder has refused to record.
-    unrecorded: Unrecorded,
+    unrecorded: UnrecordedFlows,
     successors: Successors,
-    fullness: Fullness,
+    table_overflow: TableOverflow,
     /// Number of lost kernel-program events at the last reading of the counter.
     events_lost: u64,
-    private: Private,
+    private_flows: PrivateFlows,
     /// Flows that an earlier daemon left in transit, until their server programs reclaim them.
-    recovered: HashMap<Flow, Recovered>,
+    unreclaimed: HashMap<Flow, UnreclaimedFlow>,
     weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,
     placement_epoch: u32,
-    counts: HandoffCounts,
+    handoff_counts: HandoffCounts,
     /// Monotonic time at which a flow received by handoff became active; kept until the flow ends here.
     taken_at_ns: HashMap<Flow, u64>,
     problems: Vec<String>,
     /// Test setting: number of ticks by which this node's TCP clock is moved ahead (all namespaces share one clock).
     clock_shift: Option<u32>,
     faults: Faults,
-    work: Work,
+    background_work: BackgroundWork,
 }
 
 impl Engine {
@@ -153,22 +153,22 @@ impl Engine {
         self.started.elapsed()
     }
 
-    fn done(&mut self, completion: Completion) {
+    fn complete(&mut self, completion: Completion) {
         let now = self.now();
-        self.machine.handle_done(now, completion);
+        self.machine.handle_completion(now, completion);
     }
 
     /// Carries out all pending commands of the machines.
-    fn pump(&mut self) {
-        self.pump_handoffs();
-        while self.pump_moves() {
-            self.pump_handoffs();
+    fn run_machines(&mut self) {
+        self.run_handoff_machine();
+        while self.run_migration_machine() {
+            self.run_handoff_machine();
         }
-        self.tell_gone();
-        self.tell_asked();
+        self.send_gone_messages();
+        self.send_asked_messages();
     }
 
-    fn pump_handoffs(&mut self) {
+    fn run_handoff_machine(&mut self) {
         while let Some(output) = self.machine.poll_output() {
             match output {
                 Output::Send { to, frame } => {
@@ -178,29 +178,29 @@ impl Engine {
                         self.machine.handle_peer_lost(now, to);
                     }
                 }
-                Output::Do(command) => self.carry_out(command),
+                Output::Execute(command) => self.execute_with_faults(command),
                 Output::Event(event) => self.handle_event(event),
             }
         }
     }
 
-    fn carry_out(&mut self, command: Command) {
-        let name = faults::name_of(&command);
-        let count = faults::count_of(&command);
-        self.faults.at(name, Moment::Before, count);
-        let in_slices = matches!(
+    fn execute_with_faults(&mut self, command: Command) {
+        let name = faults::command_name(&command);
+        let count = faults::flow_count(&command);
+        self.faults.trigger(name, FaultTime::Before, count);
+        let runs_in_slices = matches!(
             command,
             Command::ReadStatic { .. } | Command::PrepareSockets { .. }
         );
         self.execute(command);
-        if !in_slices {
-            self.faults.at(name, Moment::After, count);
+        if !runs_in_slices {
+            self.faults.trigger(name, FaultTime::After, count);
         }
     }
 
     fn execute(&mut self, command: Command) {
         if matches!(command, Command::Resume { .. } | Command::Discard { .. }) {
-            self.finish_work();
+            self.finish_background_work();
         }
         match command {
             Command::ReadStatic { token, flows } => self.read_static(token, flows),
@@ -245,24 +245,29 @@ impl Engine {
         }
     }
 
-    fn tell(&mut self, session: SessionId, message: &FromDaemon, descriptors: Vec<OwnedFd>) {
-        if session == NOBODY {
-            return self.tell_leftovers(message);
+    fn send_to_program(
+        &mut self,
+        session: SessionId,
+        message: &FromDaemon,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        if session == NO_SESSION {
+            return self.on_unaccepted_message(message);
         }
         if let Err(error) = self.apps.send(session, message, descriptors) {
-            tracing::debug!(?session, %error, "a server program was not told");
+            tracing::debug!(?session, %error, "cannot send a message to a server program");
         }
     }
 
-    /// Sends the collected `Gone` messages, in chunks that fit one message.
-    fn tell_gone(&mut self) {
-        for ((session, to), flows) in std::mem::take(&mut self.gone) {
+    /// Sends the collected `Moved` messages, in chunks that fit one message.
+    fn send_gone_messages(&mut self) {
+        for ((session, to), flows) in std::mem::take(&mut self.gone_messages) {
             for flows in flows.chunks(FLOWS_PER_MESSAGE) {
-                let gone = FromDaemon::Gone {
+                let message = FromDaemon::Moved {
                     flows: flows.to_vec(),
                     to: to.clone(),
                 };
-                self.tell(session, &gone, Vec::new());
+                self.send_to_program(session, &message, Vec::new());
             }
         }
     }
@@ -270,25 +275,28 @@ impl Engine {
     /// Dispatches held packets: to the arriving flow, to the donated flow, or to the stack.
     fn read_hold(&mut self) {
         while let Some((flow, packet)) = self.hold.read() {
-            let Some(packet) = self.held(&flow, packet) else {
+            let Some(packet) = self.hold_or_replay(&flow, packet) else {
                 continue;
             };
             if let Some(arrival) = self.arrivals.get_mut(&flow) {
                 if arrival.released {
                     self.hold.replay(&packet.bytes);
-                    self.dataplane.programs.holds.replayed(arrival.slot);
+                    self.dataplane
+                        .programs
+                        .hold_counters
+                        .count_replayed(arrival.slot);
                 } else {
-                    arrival.held.push(packet);
+                    arrival.held_packets.push(packet);
                 }
             } else if let Some(donation) = self.donations.get_mut(&flow) {
                 donation.out_of_order.push(packet);
-            } else if self.dataplane.is_ours(&flow) {
+            } else if self.dataplane.is_owned_here(&flow) {
                 self.hold.replay(&packet.bytes);
             }
         }
     }
 
-    fn name_of(&self, node: NodeId) -> String {
+    fn node_name(&self, node: NodeId) -> String {
         self.config
             .name_of(node)
             .map_or_else(|| format!("node {node}"), str::to_owned)
@@ -299,7 +307,7 @@ impl Engine {
 const FLOWS_PER_MESSAGE: usize = 1024;
 
 /// Converts a flow to the API's type.
-fn text_of(flow: &Flow) -> FlowText {
+fn flow_text(flow: &Flow) -> FlowText {
     let protocol = api_protocol(flow.protocol);
     // Both types have the same rule about address families, so the conversion cannot fail.
     FlowText::new(protocol, flow.local, flow.remote).expect("a flow has one family")
@@ -311,16 +319,16 @@ fn api_protocol(protocol: Protocol) -> holdfast_api::Protocol {
     match protocol {
         Protocol::Tcp => holdfast_api::Protocol::Tcp,
         Protocol::Udp => holdfast_api::Protocol::Udp,
-        Protocol::Process => unreachable!("a process is no flow"),
+        Protocol::Process => unreachable!("a process is not a flow"),
     }
 }
 
 /// Converts a flow of the API to the wire type.
-fn flow_of(text: &FlowText) -> Option<Flow> {
-    Flow::new(protocol_of(text.protocol()), text.local(), text.remote()).ok()
+fn flow_from_text(text: &FlowText) -> Option<Flow> {
+    Flow::new(wire_protocol(text.protocol()), text.local(), text.remote()).ok()
 }
 
-fn protocol_of(protocol: holdfast_api::Protocol) -> Protocol {
+fn wire_protocol(protocol: holdfast_api::Protocol) -> Protocol {
     match protocol {
         holdfast_api::Protocol::Tcp => Protocol::Tcp,
         holdfast_api::Protocol::Udp => Protocol::Udp,

@@ -5,22 +5,22 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use holdfast_bpf::shared::{Config as MapConfig, PRIVATE_MARK, REACH_BROADCAST, REACH_STEER};
-use holdfast_sys::delivery::deliver_here;
+use holdfast_sys::local_delivery::deliver_locally;
 use holdfast_sys::net::{self, Interface};
 use holdfast_sys::sysctl;
 
-use super::setup::{SetupError, other, system};
+use super::setup::{SetupError, other_error, system_error};
 use crate::config::{Config, Reach};
 use crate::dataplane::{Dataplane, Hold, NodePath};
 
 /// Name of the TUN device that holds packets.
-pub(super) const HOLD: &str = "hf-hold";
+pub(super) const HOLD_DEVICE: &str = "hf-hold";
 
 /// Routing table of marked packets that this host receives under any address; also the priority of its rules.
-const TABLE: u32 = 18_534;
+const ROUTING_TABLE: u32 = 18_534;
 
 /// Maximum wait for a neighbour's answer at start-up; later refreshes find a slower neighbour.
-const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(300);
+const NEIGHBOUR_WAIT_MAX: Duration = Duration::from_millis(300);
 
 /// Writes nodes and settings to the maps; services only if `ready`, until which the programs fail closed.
 pub(super) fn configure(
@@ -30,30 +30,33 @@ pub(super) fn configure(
     dataplane: &mut Dataplane,
     ready: bool,
 ) -> Result<(), SetupError> {
-    let paths = paths(config, interface);
+    let paths = node_paths(config, interface);
     for (id, path) in &paths {
         let is_holder = *id == config.group.contact;
-        dataplane.set_node(*id, path, is_holder).map_err(other)?;
+        dataplane
+            .set_node(*id, path, is_holder)
+            .map_err(other_error)?;
     }
     if ready {
         for (index, service) in (0u16..).zip(&config.services) {
-            dataplane.set_service(index, service).map_err(other)?;
+            dataplane.set_service(index, service).map_err(other_error)?;
         }
         let services = u32::try_from(config.services.len()).unwrap_or(u32::MAX);
-        (dataplane.programs.room).share(services, config.node.capacity);
+        (dataplane.programs.flow_quota).divide(services, config.node.capacity);
     }
-    let outer = paths
+    let outer_header = paths
         .iter()
         .filter(|(_, path)| path.routed)
-        .map(|(_, path)| header(path.address))
+        .map(|(_, path)| outer_header_length(path.address))
         .max();
-    let clamp =
-        |headers: u16| outer.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers));
+    let clamp = |headers: u16| {
+        outer_header.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers))
+    };
     let (reach, shared_link) = match config.group.reach {
         Reach::Steer => (REACH_STEER, [0; 6]),
         Reach::Broadcast { shared_mac } => (REACH_BROADCAST, shared_mac),
     };
-    let map = MapConfig {
+    let map_config = MapConfig {
         own_id: config.node.id.0,
         reach,
         holder: u8::from(config.is_holder()),
@@ -64,15 +67,18 @@ pub(super) fn configure(
         shared_link,
         ready: u32::from(ready),
     };
-    dataplane.programs.set_config(&map).map_err(other)
+    dataplane
+        .programs
+        .set_config(&map_config)
+        .map_err(other_error)
 }
 
 /// Delivers private-flow packets for this host to its stack: where processes move, connections keep their addresses.
-pub(super) fn deliver_private(config: &Config) -> Result<(), SetupError> {
+pub(super) fn deliver_private_flows(config: &Config) -> Result<(), SetupError> {
     if !config.migration.enabled {
         return Ok(());
     }
-    deliver_here(PRIVATE_MARK, HOLD, TABLE).map_err(system("routing rules"))
+    deliver_locally(PRIVATE_MARK, HOLD_DEVICE, ROUTING_TABLE).map_err(system_error("routing rules"))
 }
 
 fn mtu(interface: &Interface) -> u16 {
@@ -80,16 +86,16 @@ fn mtu(interface: &Interface) -> u16 {
 }
 
 /// Returns the length of an outer header in bytes.
-fn header(address: IpAddr) -> u16 {
+fn outer_header_length(address: IpAddr) -> u16 {
     if address.is_ipv6() { 40 } else { 20 }
 }
 
 /// Returns the path to each node. A node that does not answer is found by a later refresh.
-pub(super) fn paths(
+pub(super) fn node_paths(
     config: &Config,
     interface: &Interface,
 ) -> Vec<(holdfast_wire::NodeId, NodePath)> {
-    let own = NodePath {
+    let own_path = NodePath {
         address: config.node.address,
         link: interface.mac,
         own_link: interface.mac,
@@ -99,36 +105,36 @@ pub(super) fn paths(
     let peers = config
         .peers
         .iter()
-        .filter_map(|peer| match path_to(peer.address.ip()) {
+        .filter_map(|peer| match resolve_path(peer.address.ip()) {
             Ok(path) => Some((peer.id, path)),
             Err(error) => {
-                tracing::debug!(peer = peer.name, %error, "not reached yet");
+                tracing::debug!(peer = peer.name, %error, "the path to a peer is not resolved yet");
                 None
             }
         });
-    std::iter::once((config.node.id, own))
+    std::iter::once((config.node.id, own_path))
         .chain(peers)
         .collect()
 }
 
-fn path_to(address: IpAddr) -> std::io::Result<NodePath> {
+fn resolve_path(address: IpAddr) -> std::io::Result<NodePath> {
     let route = net::route_to(address)?;
     net::resolve_neighbour(
         route.interface,
         route.gateway.unwrap_or(address),
-        NEIGHBOUR_PATIENCE,
+        NEIGHBOUR_WAIT_MAX,
     )?;
     known_path(address)?.ok_or_else(|| std::io::ErrorKind::HostUnreachable.into())
 }
 
 /// Refreshes the paths to the other nodes, without waiting for nodes that do not answer.
-pub(super) fn refresh(config: &Config, dataplane: &Dataplane) {
+pub(super) fn refresh_paths(config: &Config, dataplane: &Dataplane) {
     for peer in &config.peers {
         if let Ok(Some(path)) = known_path(peer.address.ip())
             && let is_holder = peer.id == config.group.contact
             && let Err(error) = dataplane.set_node(peer.id, &path, is_holder)
         {
-            tracing::warn!(peer = peer.name, %error, "its path is not known to the filters");
+            tracing::warn!(peer = peer.name, %error, "cannot update a peer's path in the filters");
         }
     }
 }
@@ -138,11 +144,11 @@ fn known_path(address: IpAddr) -> std::io::Result<Option<NodePath>> {
     let Some(link) = net::neighbour(route.interface, route.gateway.unwrap_or(address))? else {
         return Ok(None);
     };
-    let own = Interface::by_index(route.interface)?;
+    let own_interface = Interface::by_index(route.interface)?;
     Ok(Some(NodePath {
         address,
         link,
-        own_link: own.mac,
+        own_link: own_interface.mac,
         ifindex: route.interface,
         routed: route.gateway.is_some(),
     }))
@@ -154,13 +160,13 @@ pub(super) fn add_addresses(config: &Config, interface: &Interface) -> Result<()
     let name = &config.node.interface;
     for (setting, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {
         sysctl::write(&format!("net/ipv4/conf/{name}/{setting}"), value)
-            .map_err(system(format!("net.ipv4.conf.{name}.{setting}")))?;
+            .map_err(system_error(format!("net.ipv4.conf.{name}.{setting}")))?;
     }
-    let here = config.is_holder() && config.group.reach == Reach::Steer;
-    let on = if here {
+    let on_interface = config.is_holder() && config.group.reach == Reach::Steer;
+    let ifindex = if on_interface {
         interface.index
     } else {
-        Interface::find("lo").map_err(system("lo"))?.index
+        Interface::find("lo").map_err(system_error("lo"))?.index
     };
     let addresses: BTreeSet<IpAddr> = config
         .services
@@ -169,8 +175,8 @@ pub(super) fn add_addresses(config: &Config, interface: &Interface) -> Result<()
         .collect();
     for address in addresses {
         let prefix = if address.is_ipv6() { 128 } else { 32 };
-        net::add_address(on, address, prefix)
-            .map_err(system(format!("service address {address}")))?;
+        net::add_address(ifindex, address, prefix)
+            .map_err(system_error(format!("service address {address}")))?;
     }
     Ok(())
 }

@@ -7,23 +7,23 @@ use holdfast_api::Drain;
 use holdfast_api::control::{
     FlowOutcome, FlowResult, HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
 };
-use holdfast_proto::handoff::{Outcome, Phases, Reason};
+use holdfast_proto::handoff::{KeepReason, Outcome, PhaseTimes};
 use holdfast_wire::Flow;
 use holdfast_wire::frame::BatchId;
 
-use super::text_of;
+use super::flow_text;
 use crate::dataplane::monotonic_ns;
 
 /// Number of finished handoffs that are remembered.
-const REMEMBERED: usize = 64;
+const FINISHED_MAX: usize = 64;
 
 /// Batches of one handoff that may be requested from programs without an outcome: one in its freeze and one in
 /// preparation. No program serves a connection after its request, so more batches would lengthen the outage.
-const BATCHES_ASKED: usize = 2;
+const REQUESTED_BATCHES_MAX: usize = 2;
 
 /// Connections of one handoff that may be requested at once if send queues drain first, because draining takes longer
 /// than a batch.
-const DRAINING: usize = 192;
+const DRAINING_FLOWS_MAX: usize = 192;
 
 /// Time limit for a server program to reach a safe point after a request.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -33,8 +33,8 @@ struct Operation {
     status: HandoffStatus,
     index: HashMap<Flow, usize>,
     /// Flows not yet requested from their programs.
-    waiting: VecDeque<Flow>,
-    asked: usize,
+    unrequested: VecDeque<Flow>,
+    outstanding: usize,
     drain: Drain,
 }
 
@@ -48,20 +48,20 @@ impl Operation {
 #[derive(Default)]
 pub struct Operations {
     operations: BTreeMap<u64, Operation>,
-    last: u64,
+    last_id: u64,
     by_flow: HashMap<Flow, u64>,
     by_batch: HashMap<BatchId, Vec<(u64, usize)>>,
     /// Requested flows without an answer, with the time of the request.
     unanswered: HashMap<Flow, Duration>,
     /// Flows whose programs missed the deadline, with the destination. A late answer moves nothing.
-    lapsed: HashMap<Flow, String>,
+    timed_out: HashMap<Flow, String>,
 }
 
 impl Operations {
-    /// Begins a handoff. [`Operations::next_to_ask`] selects the flows to request.
+    /// Begins a handoff. [`Operations::next_requests`] selects the flows to request.
     pub fn begin(&mut self, flows: Vec<Flow>, to: String, drain: Drain, by_operator: bool) -> u64 {
-        self.last += 1;
-        let id = self.last;
+        self.last_id += 1;
+        let id = self.last_id;
         let index = flows
             .iter()
             .enumerate()
@@ -73,7 +73,7 @@ impl Operations {
         let summary = HandoffSummary {
             id,
             to,
-            asked_by_operator: by_operator,
+            requested_by_operator: by_operator,
             state: HandoffState::Running,
             total: flows.len() as u64,
             moved: 0,
@@ -81,9 +81,9 @@ impl Operations {
             started_at_ns: monotonic_ns(),
             finished_at_ns: None,
         };
-        let results = flows.iter().map(pending).collect();
+        let results = flows.iter().map(pending_result).collect();
         let status = HandoffStatus { summary, results };
-        let (waiting, asked) = if by_operator {
+        let (unrequested, outstanding) = if by_operator {
             (flows.into(), 0)
         } else {
             (VecDeque::new(), flows.len())
@@ -93,78 +93,80 @@ impl Operations {
             Operation {
                 status,
                 index,
-                waiting,
-                asked,
+                unrequested,
+                outstanding,
                 drain,
             },
         );
-        self.forget_old();
+        self.remove_old();
         id
     }
 
     /// Returns true if a running handoff names this flow.
-    pub fn has(&self, flow: &Flow) -> bool {
+    pub fn has_flow(&self, flow: &Flow) -> bool {
         self.by_flow.contains_key(flow)
     }
 
     /// Returns the flows to request next from their programs, with the acceptor's name, for a given batch size.
-    pub fn next_to_ask(&mut self, id: u64, batch_size: usize) -> (Vec<Flow>, String, Drain) {
+    pub fn next_requests(&mut self, id: u64, batch_size: usize) -> (Vec<Flow>, String, Drain) {
         let Some(operation) = self.operations.get_mut(&id) else {
             return (Vec::new(), String::new(), Drain::default());
         };
-        let most = match operation.drain {
-            Drain::None => BATCHES_ASKED * batch_size,
-            Drain::First { .. } => DRAINING,
+        let limit = match operation.drain {
+            Drain::None => REQUESTED_BATCHES_MAX * batch_size,
+            Drain::First { .. } => DRAINING_FLOWS_MAX,
         };
-        let room = most
-            .saturating_sub(operation.asked)
-            .min(operation.waiting.len());
+        let room = limit
+            .saturating_sub(operation.outstanding)
+            .min(operation.unrequested.len());
         // Few free places would make small batches, so the next request waits until there are enough for a full one.
-        if room < operation.waiting.len().min(batch_size) {
+        if room < operation.unrequested.len().min(batch_size) {
             return (Vec::new(), String::new(), Drain::default());
         }
-        operation.asked += room;
-        let flows = operation.waiting.drain(..room).collect();
+        operation.outstanding += room;
+        let flows = operation.unrequested.drain(..room).collect();
         (flows, operation.status.summary.to.clone(), operation.drain)
     }
 
     /// Records that a flow is requested from its program.
-    pub fn ask(&mut self, flow: &Flow, now: Duration) {
-        self.lapsed.remove(flow);
+    pub fn on_request(&mut self, flow: &Flow, now: Duration) {
+        self.timed_out.remove(flow);
         self.unanswered.insert(*flow, now);
     }
 
     /// Records that a flow's program hands it off, or has ended. Returns true if the answer is too late, because the
     /// operator was notified that the flow stays.
-    pub fn answered(&mut self, flow: &Flow, to: &str) -> bool {
+    pub fn on_answer(&mut self, flow: &Flow, to: &str) -> bool {
         self.unanswered.remove(flow);
-        self.lapsed.remove(flow).is_some_and(|lapsed| lapsed == to)
+        self.timed_out
+            .remove(flow)
+            .is_some_and(|lapsed| lapsed == to)
     }
 
     /// Takes the flows that were requested more than [`ANSWER_MAX`] ago.
-    pub fn overdue(&mut self, now: Duration) -> Vec<Flow> {
+    pub fn take_overdue(&mut self, now: Duration) -> Vec<Flow> {
         let unanswered = self.unanswered.iter();
-        let late = unanswered.filter(|(_, since)| now.saturating_sub(**since) >= ANSWER_MAX);
-        let late: Vec<Flow> = late.map(|(flow, _)| *flow).collect();
-        for flow in &late {
+        let overdue = unanswered.filter(|(_, since)| now.saturating_sub(**since) >= ANSWER_MAX);
+        let overdue: Vec<Flow> = overdue.map(|(flow, _)| *flow).collect();
+        for flow in &overdue {
             self.unanswered.remove(flow);
             let id = self.by_flow.get(flow);
             if let Some(operation) = id.and_then(|id| self.operations.get(id)) {
                 let to = operation.status.summary.to.clone();
-                self.lapsed.insert(*flow, to);
+                self.timed_out.insert(*flow, to);
             }
         }
-        late
+        overdue
     }
 
     /// Forgets a flow that its program has closed. Returns true if a request was unanswered.
-    pub fn forget(&mut self, flow: &Flow) -> bool {
-        self.lapsed.remove(flow);
+    pub fn forget_flow(&mut self, flow: &Flow) -> bool {
+        self.timed_out.remove(flow);
         self.unanswered.remove(flow).is_some()
     }
 
     /// Records the time of a flow's freeze and the bytes in its send queue.
-    pub fn frozen(&mut self, flow: &Flow, at_ns: u64, send_queue_bytes: u64) {
+    pub fn on_frozen(&mut self, flow: &Flow, at_ns: u64, send_queue_bytes: u64) {
         if let Some(result) = self.result(flow) {
             result.frozen_at_ns = Some(at_ns);
             result.send_queue_bytes = send_queue_bytes;
@@ -178,7 +180,12 @@ impl Operations {
     }
 
     /// Records the end of a flow's handoff. Returns the id of the operation.
-    pub fn ended(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) -> Option<u64> {
+    pub fn on_flow_end(
+        &mut self,
+        batch: Option<BatchId>,
+        flow: &Flow,
+        outcome: &Outcome,
+    ) -> Option<u64> {
         self.unanswered.remove(flow);
         let id = self.by_flow.remove(flow)?;
         let operation = self.operations.get_mut(&id)?;
@@ -189,8 +196,8 @@ impl Operations {
             Outcome::Kept { reason } => FlowOutcome::Kept {
                 reason: reason.to_string(),
             },
-            Outcome::Gone => FlowOutcome::Kept {
-                reason: "it was closed meanwhile".into(),
+            Outcome::Closed => FlowOutcome::Kept {
+                reason: "the flow was closed meanwhile".into(),
             },
         };
         let summary = &mut operation.status.summary;
@@ -198,7 +205,7 @@ impl Operations {
             FlowOutcome::Moved => summary.moved += 1,
             _ => summary.kept += 1,
         }
-        operation.asked = operation.asked.saturating_sub(1);
+        operation.outstanding = operation.outstanding.saturating_sub(1);
         if summary.moved + summary.kept == summary.total {
             summary.state = HandoffState::Finished;
             summary.finished_at_ns = Some(monotonic_ns());
@@ -210,9 +217,9 @@ impl Operations {
     }
 
     /// Records that a flow was refused before it reached the machine. Returns the id of the operation.
-    pub fn refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
-        let reason = Reason::Unmovable(why.to_owned());
-        let id = self.ended(None, flow, &Outcome::Kept { reason })?;
+    pub fn on_refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
+        let reason = KeepReason::Unmovable(why.to_owned());
+        let id = self.on_flow_end(None, flow, &Outcome::Kept { reason })?;
         if let Some(result) = self
             .operations
             .get_mut(&id)
@@ -226,7 +233,7 @@ impl Operations {
     }
 
     /// Records a finished batch. Its phases apply to each of its flows.
-    pub fn batch_ended(&mut self, batch: BatchId, bytes: usize, phases: &Phases) {
+    pub fn on_batch_end(&mut self, batch: BatchId, bytes: usize, phases: &PhaseTimes) {
         let us = |duration: Duration| duration.as_secs_f64() * 1e6;
         let members = self.by_batch.remove(&batch).unwrap_or_default();
         let share = bytes as u64 / members.len().max(1) as u64;
@@ -266,8 +273,8 @@ impl Operations {
             .collect()
     }
 
-    fn forget_old(&mut self) {
-        while self.operations.len() > REMEMBERED {
+    fn remove_old(&mut self) {
+        while self.operations.len() > FINISHED_MAX {
             let finished =
                 |operation: &Operation| operation.status.summary.state == HandoffState::Finished;
             let Some(id) = self
@@ -283,9 +290,9 @@ impl Operations {
     }
 }
 
-fn pending(flow: &Flow) -> FlowResult {
+fn pending_result(flow: &Flow) -> FlowResult {
     FlowResult {
-        flow: text_of(flow),
+        flow: flow_text(flow),
         outcome: FlowOutcome::Pending,
         freeze_us: None,
         phases_us: PhasesUs::default(),

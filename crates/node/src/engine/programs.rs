@@ -14,12 +14,12 @@ pub struct Program {
     pub name: String,
     /// Process id as reported by the kernel.
     pub pid: u32,
-    services: BTreeMap<u32, Served>,
+    services: BTreeMap<u32, ServedService>,
     flows: HashSet<Flow>,
 }
 
 #[derive(Debug)]
-struct Served {
+struct ServedService {
     pool: String,
     protocol: Protocol,
     addresses: Vec<SocketAddr>,
@@ -34,7 +34,7 @@ pub struct Programs {
 
 impl Programs {
     /// Adds a program that has opened a session.
-    pub fn opened(&mut self, session: SessionId, name: String, pid: u32) {
+    pub fn add(&mut self, session: SessionId, name: String, pid: u32) {
         self.programs.insert(
             session,
             Program {
@@ -46,7 +46,7 @@ impl Programs {
     }
 
     /// Removes a program whose session has closed. Returns its flows.
-    pub fn closed(&mut self, session: SessionId) -> Vec<Flow> {
+    pub fn remove(&mut self, session: SessionId) -> Vec<Flow> {
         let Some(program) = self.programs.remove(&session) else {
             return Vec::new();
         };
@@ -59,7 +59,7 @@ impl Programs {
     }
 
     /// Records that a program takes flows of a service.
-    pub fn serve(
+    pub fn add_service(
         &mut self,
         session: SessionId,
         service: u32,
@@ -69,7 +69,7 @@ impl Programs {
         if let Some(program) = self.programs.get_mut(&session) {
             program.services.insert(
                 service,
-                Served {
+                ServedService {
                     pool,
                     protocol,
                     addresses,
@@ -79,14 +79,14 @@ impl Programs {
     }
 
     /// Records that a program takes no more flows of a service.
-    pub fn withdraw(&mut self, session: SessionId, service: u32) {
+    pub fn remove_service(&mut self, session: SessionId, service: u32) {
         if let Some(program) = self.programs.get_mut(&session) {
             program.services.remove(&service);
         }
     }
 
     /// Records that a program has this flow.
-    pub fn has(&mut self, session: SessionId, flow: Flow) {
+    pub fn set_owner(&mut self, session: SessionId, flow: Flow) {
         if let Some(program) = self.programs.get_mut(&session) {
             program.flows.insert(flow);
             self.owners.insert(flow, session);
@@ -94,7 +94,7 @@ impl Programs {
     }
 
     /// Records that no program has this flow.
-    pub fn lost(&mut self, flow: &Flow) {
+    pub fn clear_owner(&mut self, flow: &Flow) {
         if let Some(session) = self.owners.remove(flow)
             && let Some(program) = self.programs.get_mut(&session)
         {
@@ -119,15 +119,15 @@ impl Programs {
 
     /// Returns the program that takes this flow, and the program's number for the service; of several, the one with the
     /// fewest flows.
-    pub fn taker(&self, flow: &Flow) -> Option<(SessionId, u32)> {
+    pub fn program_for(&self, flow: &Flow) -> Option<(SessionId, u32)> {
         self.programs
             .iter()
             .flat_map(|(session, program)| {
-                let served = program
+                let accepting = program
                     .services
                     .iter()
-                    .filter(|(_, served)| served.takes(flow));
-                served.map(move |(service, _)| (program.flows.len(), *session, *service))
+                    .filter(|(_, served)| served.accepts(flow));
+                accepting.map(move |(service, _)| (program.flows.len(), *session, *service))
             })
             .min()
             .map(|(_, session, service)| (session, service))
@@ -147,12 +147,12 @@ impl Program {
     }
 }
 
-impl Served {
-    fn takes(&self, flow: &Flow) -> bool {
-        let fits = |address: &SocketAddr| {
+impl ServedService {
+    fn accepts(&self, flow: &Flow) -> bool {
+        let is_match = |address: &SocketAddr| {
             address.port() == flow.local.port()
                 && (address.ip().is_unspecified() || address.ip().to_canonical() == flow.local.ip())
         };
-        self.protocol == flow.protocol && self.addresses.iter().any(fits)
+        self.protocol == flow.protocol && self.addresses.iter().any(is_match)
     }
 }

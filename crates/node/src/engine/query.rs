@@ -14,7 +14,7 @@ use super::holder::Holder;
 use crate::config::Reach;
 
 /// Returns an error body with a remedy.
-pub(super) fn error(error: impl Into<String>, what_to_do: impl Into<String>) -> ErrorBody {
+pub(super) fn error_body(error: impl Into<String>, what_to_do: impl Into<String>) -> ErrorBody {
     ErrorBody {
         error: error.into(),
         what_to_do: what_to_do.into(),
@@ -28,7 +28,7 @@ impl Engine {
             match state {
                 FlowState::Owned
                 | FlowState::Prepared
-                | FlowState::Leaving
+                | FlowState::RedirectingData
                 | FlowState::Flushing => flows.owned += 1,
                 FlowState::TransitIn | FlowState::TransitOut => flows.transit += 1,
                 FlowState::Moved => flows.moved += 1,
@@ -61,16 +61,16 @@ impl Engine {
                 Reach::Steer => "steer".into(),
                 Reach::Broadcast { .. } => "broadcast".into(),
             },
-            contact_node: self.name_of(self.config.group.contact),
+            contact_node: self.node_name(self.config.group.contact),
             services: services.collect(),
             programs: programs.collect(),
             flows,
-            handoffs: self.counts,
-            residents: self.moves.residents(),
+            handoffs: self.handoff_counts,
+            residents: self.migrations.residents(),
             peers_connected: u32::try_from(connected).unwrap_or(u32::MAX),
             peers_total: u32::try_from(self.config.peers.len()).unwrap_or(u32::MAX),
             problems: (self.problems.iter().cloned())
-                .chain(self.fullness.problem(self.config.node.capacity))
+                .chain(self.table_overflow.problem(self.config.node.capacity))
                 .collect(),
         }
     }
@@ -87,7 +87,7 @@ impl Engine {
             .config
             .nodes()
             .map(|(id, name)| {
-                let here = id == self.config.node.id;
+                let is_self = id == self.config.node.id;
                 let address = self
                     .config
                     .peers
@@ -99,9 +99,9 @@ impl Engine {
                     name: name.to_owned(),
                     id: id.0,
                     address: address.unwrap_or_else(|| self.peers.address()).to_string(),
-                    here,
-                    contact: id == self.config.group.contact,
-                    connected: here || self.peers.is_up(id),
+                    this_node: is_self,
+                    contact_node: id == self.config.group.contact,
+                    connected: is_self || self.peers.is_up(id),
                     rtt_us: stats
                         .and_then(|stats| stats.round_trip)
                         .map(|rtt| rtt.as_secs_f64() * 1e6),
@@ -110,7 +110,11 @@ impl Engine {
                         .config
                         .is_holder()
                         .then(|| owned.get(&id).copied().unwrap_or(0)),
-                    problem: if here { None } else { self.peers.problem(id) },
+                    problem: if is_self {
+                        None
+                    } else {
+                        self.peers.problem(id)
+                    },
                 }
             })
             .collect();
@@ -120,9 +124,9 @@ impl Engine {
 
     pub(super) fn handoff_status(&self, id: u64) -> Result<HandoffStatus, ErrorBody> {
         self.operations.get(id).cloned().ok_or_else(|| {
-            error(
+            error_body(
                 format!("there is no handoff {id}"),
-                "finished handoffs are remembered for a while only; list them",
+                "finished handoffs are kept for a limited time; list the handoffs to see them",
             )
         })
     }
@@ -150,7 +154,7 @@ impl Engine {
         let weights = self.weights.get(&0).cloned().unwrap_or_default();
         let named = weights
             .iter()
-            .map(|(id, weight)| (self.name_of(*id), *weight))
+            .map(|(id, weight)| (self.node_name(*id), *weight))
             .collect();
         Placement {
             weights: named,
@@ -163,18 +167,18 @@ impl Engine {
         request: PlacementRequest,
     ) -> Result<Placement, ErrorBody> {
         if self.config.group.reach != Reach::Steer || !self.config.is_holder() {
-            let contact = self.name_of(self.config.group.contact);
-            return Err(error(
+            let contact = self.node_name(self.config.group.contact);
+            return Err(error_body(
                 "only the contact node of a group with reach steer places new flows at run time",
                 format!(
-                    "ask on {contact}; with broadcast, change the weights in every node's configuration"
+                    "send the request to {contact}; with broadcast, change the weights in every node's configuration"
                 ),
             ));
         }
         let mut changes = BTreeMap::new();
         for (name, weight) in &request.weights {
             let id = self.config.id_of(name).ok_or_else(|| {
-                error(
+                error_body(
                     format!("there is no node {name} in this group"),
                     "`holdfast status` shows those there are",
                 )
@@ -185,14 +189,14 @@ impl Engine {
             let weights = self.weights.entry(index).or_default();
             weights.extend(changes.iter().map(|(id, weight)| (*id, *weight)));
             if weights.values().all(|weight| *weight == 0) {
-                return Err(error(
+                return Err(error_body(
                     "no node would take new flows",
                     "leave at least one weight above 0",
                 ));
             }
             self.dataplane
                 .set_weights(index, service, weights)
-                .map_err(|refused| error(refused.to_string(), "look at the daemon's log"))?;
+                .map_err(|refused| error_body(refused.to_string(), "look at the daemon's log"))?;
         }
         self.placement_epoch += 1;
         Ok(self.placement())

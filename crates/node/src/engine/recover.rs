@@ -14,21 +14,21 @@ use holdfast_sys::sock_diag;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol};
 
 use super::Engine;
-use crate::dataplane::Entry;
+use crate::dataplane::FilterEntry;
 
 /// Time for a server program to reclaim its flows after their fate is known.
-const COME_BACK: Duration = Duration::from_secs(30);
+const RECLAIM_MAX: Duration = Duration::from_secs(30);
 
 /// A flow that an earlier daemon left in the middle of a handoff, until its server program reclaims it.
 #[derive(Debug, Default)]
-pub struct Recovered {
+pub struct UnreclaimedFlow {
     /// Slot of the hold counters; 0 for a donated flow.
     pub slot: u32,
     /// Fate of the flow, once known.
     pub verdict: Option<Verdict>,
     /// True if the program already uses the flow and will not reclaim it.
     pub in_use: bool,
-    until: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 /// Fate of a recovered flow.
@@ -37,12 +37,12 @@ pub enum Verdict {
     /// Donated here, and stays.
     Kept,
     /// Donated here, and moved to another node.
-    Gone {
+    Moved {
         /// Name of that node.
         to: String,
     },
     /// Received here, and owned by this node at this epoch.
-    Ours(Epoch),
+    Owned(Epoch),
     /// Received here, and given up.
     Cancelled,
 }
@@ -50,41 +50,46 @@ pub enum Verdict {
 impl Engine {
     /// Reports the state of the maps to the machine.
     pub(super) fn recover(&mut self) {
-        let mut moving = Vec::new();
+        let mut in_handoff = Vec::new();
         let mut changes = Vec::new();
-        let of_moves = self.moves.written_flows();
-        self.flush_left();
+        let migrating_flows = self.migrations.recorded_flows();
+        self.deliver_flushing_flows();
         for (flow, state, value) in self.dataplane.flows() {
-            let found = recovered(&flow, state, &value);
-            if let Some(found) = found.filter(|_| !of_moves.contains(&flow)) {
-                let slot = match found.role {
-                    RecoveredRole::Acceptor => self.hold_again(&found),
+            let recovered_flow = to_recovered_flow(&flow, state, &value);
+            if let Some(recovered_flow) =
+                recovered_flow.filter(|_| !migrating_flows.contains(&flow))
+            {
+                let slot = match recovered_flow.role {
+                    RecoveredRole::Acceptor => self.hold_recovered(&recovered_flow),
                     _ => 0,
                 };
-                let of = Recovered {
+                let unreclaimed = UnreclaimedFlow {
                     slot,
-                    ..Recovered::default()
+                    ..UnreclaimedFlow::default()
                 };
-                self.recovered.insert(flow, of);
-                moving.push(found);
+                self.unreclaimed.insert(flow, unreclaimed);
+                in_handoff.push(recovered_flow);
             }
             // The holder may have missed the flow's report; it ignores known flows.
-            changes.extend(self.reportable(flow, state, value.epoch));
+            changes.extend(self.missed_change(flow, state, value.epoch));
         }
-        changes.extend(self.closed_meanwhile());
-        let moving_flows: BTreeSet<Flow> = moving.iter().map(|of| of.flow).collect();
-        for flow in self.journal.flows() {
-            if !moving_flows.contains(&flow) {
-                self.journal.ended(&flow);
+        changes.extend(self.remove_closed_flows());
+        let handoff_flows: BTreeSet<Flow> = in_handoff
+            .iter()
+            .map(|recovered_flow| recovered_flow.flow)
+            .collect();
+        for flow in self.journal.earlier_flows() {
+            if !handoff_flows.contains(&flow) {
+                self.journal.remove(&flow);
             }
         }
         let now = self.now();
-        if !moving.is_empty() {
+        if !in_handoff.is_empty() {
             tracing::warn!(
-                flows = moving.len(),
-                "an earlier daemon left flows in the middle of a handoff"
+                flows = in_handoff.len(),
+                "recovering flows from handoffs of an earlier daemon"
             );
-            self.machine.handle_recovered(now, moving);
+            self.machine.handle_recovered(now, in_handoff);
         }
         if !changes.is_empty() {
             self.machine.handle_changes(now, changes);
@@ -93,41 +98,41 @@ impl Engine {
 
     /// Delivers packets to running processes whose packets an earlier daemon was still holding. The packets it held are
     /// lost.
-    fn flush_left(&self) {
-        let flushing = |flow: &Flow| match self.dataplane.flow(flow)? {
-            (FlowState::Flushing, value) => Some(Entry {
+    fn deliver_flushing_flows(&self) {
+        let flushing_entry = |flow: &Flow| match self.dataplane.flow(flow)? {
+            (FlowState::Flushing, value) => Some(FilterEntry {
                 hold_slot: 0,
-                ..Entry::of(*flow, &value)
+                ..FilterEntry::from_value(*flow, &value)
             }),
             _ => None,
         };
-        let running = self.moves.running_flows();
-        let entries: Vec<Entry> = running.iter().filter_map(flushing).collect();
+        let running_flows = self.migrations.running_flows();
+        let entries: Vec<FilterEntry> = running_flows.iter().filter_map(flushing_entry).collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Owned) {
-            tracing::error!(%error, "flows stay in the hold's care");
+            tracing::error!(%error, "cannot mark flows as owned: their packets stay held");
         }
     }
 
     /// Takes a new hold slot, since the earlier daemon's slot may be given to another flow. The flow stays silent until
     /// its fate is known, even if its hold was being flushed.
-    fn hold_again(&mut self, of: &RecoveredFlow) -> u32 {
-        let slot = self.slots.take().unwrap_or(0);
-        self.dataplane.programs.holds.reset(slot);
-        let entry = Entry {
-            flow: of.flow,
-            epoch: of.epoch,
-            peer: of.peer,
+    fn hold_recovered(&mut self, recovered_flow: &RecoveredFlow) -> u32 {
+        let slot = self.hold_slots.take().unwrap_or(0);
+        self.dataplane.programs.hold_counters.reset(slot);
+        let entry = FilterEntry {
+            flow: recovered_flow.flow,
+            epoch: recovered_flow.epoch,
+            peer: recovered_flow.peer,
             hold_slot: slot,
         };
         if let Err(error) = self.dataplane.set_flows(&[entry], FlowState::TransitIn) {
-            tracing::warn!(flow = %of.flow, %error, "its hold is another's");
+            tracing::warn!(flow = %recovered_flow.flow, %error, "cannot assign a hold slot to a recovered flow");
         }
         slot
     }
 
     /// Removes flows that closed while no daemon ran and whose sockets no longer exist. The other closing flows are
     /// removed when the last packets of their connections can no longer arrive.
-    fn closed_meanwhile(&mut self) -> Vec<Change> {
+    fn remove_closed_flows(&mut self) -> Vec<Change> {
         let closing: Vec<Flow> = self
             .dataplane
             .flows()
@@ -141,30 +146,37 @@ impl Engine {
         let mut sockets = BTreeSet::new();
         for port in ports {
             match sock_diag::tcp_connections(None, port) {
-                Ok(found) => sockets.extend(found.into_iter().map(|of| (of.local, of.remote))),
+                Ok(found) => sockets.extend(
+                    found
+                        .into_iter()
+                        .map(|connection| (connection.local, connection.remote)),
+                ),
                 Err(error) => {
-                    tracing::warn!(%error, "sockets cannot be listed");
+                    tracing::warn!(%error, "cannot list sockets");
                     return Vec::new();
                 }
             }
         }
-        let gone = closing
+        let closed = closing
             .iter()
             .filter(|flow| !sockets.contains(&(flow.local, flow.remote)));
-        gone.filter_map(|flow| self.removal(flow)).collect()
+        closed
+            .filter_map(|flow| self.remove_closed_flow(flow))
+            .collect()
     }
 
     /// Records a flow's fate. Returns true if its program has yet to reclaim it.
-    pub(super) fn decided(&mut self, flow: &Flow, verdict: Verdict) -> bool {
-        let until = self.now() + COME_BACK;
-        match self.recovered.get_mut(flow) {
-            Some(of) => {
+    pub(super) fn on_verdict(&mut self, flow: &Flow, verdict: Verdict) -> bool {
+        let deadline = self.now() + RECLAIM_MAX;
+        match self.unreclaimed.get_mut(flow) {
+            Some(unreclaimed) => {
                 // No packet will be held for the flow again.
                 if verdict == Verdict::Cancelled {
-                    self.slots.give_back(std::mem::take(&mut of.slot));
+                    self.hold_slots
+                        .release(std::mem::take(&mut unreclaimed.slot));
                 }
-                of.verdict = Some(verdict);
-                of.until = Some(until);
+                unreclaimed.verdict = Some(verdict);
+                unreclaimed.deadline = Some(deadline);
                 true
             }
             None => false,
@@ -172,81 +184,85 @@ impl Engine {
     }
 
     /// Handles a recovered flow that this node owns and its program has not reclaimed.
-    pub(super) fn decided_ours(&mut self, of: &FlowEpoch) -> Result<(), String> {
-        if self.recovered.get(&of.flow).is_some_and(|of| of.in_use) {
-            return self.use_recovered(of);
+    pub(super) fn on_owned_verdict(&mut self, flow_epoch: &FlowEpoch) -> Result<(), String> {
+        if self
+            .unreclaimed
+            .get(&flow_epoch.flow)
+            .is_some_and(|unreclaimed| unreclaimed.in_use)
+        {
+            return self.set_recovered_owned(flow_epoch);
         }
-        if self.queue_up_recovered(of) {
+        if self.create_recovered_or_wait(flow_epoch) {
             return Ok(());
         }
-        self.decided(&of.flow, Verdict::Ours(of.epoch));
+        self.on_verdict(&flow_epoch.flow, Verdict::Owned(flow_epoch.epoch));
         Ok(())
     }
 
     /// Handles a program's statement that it uses a flow.
-    pub(super) fn in_use(&mut self, flow: &Flow) {
-        let Some(of) = self.recovered.get_mut(flow) else {
+    pub(super) fn on_in_use(&mut self, flow: &Flow) {
+        let Some(unreclaimed) = self.unreclaimed.get_mut(flow) else {
             return;
         };
-        of.in_use = true;
-        let verdict = of.verdict.clone();
+        unreclaimed.in_use = true;
+        let verdict = unreclaimed.verdict.clone();
         match verdict {
-            Some(Verdict::Ours(epoch)) => {
+            Some(Verdict::Owned(epoch)) => {
                 let flow = *flow;
-                if let Err(error) = self.use_recovered(&FlowEpoch { flow, epoch }) {
-                    tracing::warn!(%flow, %error, "a flow that is ours stays silent");
+                if let Err(error) = self.set_recovered_owned(&FlowEpoch { flow, epoch }) {
+                    tracing::warn!(%flow, %error, "cannot resume a flow that this node owns");
                 }
             }
-            Some(_) => drop(self.recovered.remove(flow)),
+            Some(_) => drop(self.unreclaimed.remove(flow)),
             None => {}
         }
     }
 
     /// Takes a flow into use whose program was notified before the earlier daemon died: only the map entry is missing.
-    fn use_recovered(&mut self, of: &FlowEpoch) -> Result<(), String> {
-        let entry = Entry {
-            flow: of.flow,
-            epoch: of.epoch,
+    fn set_recovered_owned(&mut self, flow_epoch: &FlowEpoch) -> Result<(), String> {
+        let entry = FilterEntry {
+            flow: flow_epoch.flow,
+            epoch: flow_epoch.epoch,
             peer: NodeId(0),
             hold_slot: 0,
         };
         self.dataplane
             .set_flows(&[entry], FlowState::Owned)
             .map_err(|error| error.to_string())?;
-        if let Some(had) = self.recovered.remove(&of.flow) {
-            self.slots.give_back(had.slot);
+        if let Some(unreclaimed) = self.unreclaimed.remove(&flow_epoch.flow) {
+            self.hold_slots.release(unreclaimed.slot);
         }
-        self.journal.ended(&of.flow);
+        self.journal.remove(&flow_epoch.flow);
         Ok(())
     }
 
     /// Gives up flows whose programs did not reclaim them in time.
     pub(super) fn give_up_recovered(&mut self) {
         let now = self.now();
-        let late: Vec<Flow> = self
-            .recovered
+        let overdue: Vec<Flow> = self
+            .unreclaimed
             .iter()
-            .filter(|(_, of)| of.until.is_some_and(|until| until <= now))
+            .filter(|(_, unreclaimed)| unreclaimed.deadline.is_some_and(|until| until <= now))
             .map(|(flow, _)| *flow)
             .collect();
         let mut changes = Vec::new();
-        for flow in late {
-            let Some(of) = self.recovered.remove(&flow) else {
+        for flow in overdue {
+            let Some(unreclaimed) = self.unreclaimed.remove(&flow) else {
                 continue;
             };
-            self.slots.give_back(of.slot);
-            self.journal.ended(&flow);
-            let is_ours = matches!(of.verdict, Some(Verdict::Kept | Verdict::Ours(_)));
-            if !is_ours || self.programs.owner(&flow).is_some() {
+            self.hold_slots.release(unreclaimed.slot);
+            self.journal.remove(&flow);
+            let is_owned = matches!(unreclaimed.verdict, Some(Verdict::Kept | Verdict::Owned(_)));
+            if !is_owned || self.programs.owner(&flow).is_some() {
                 continue;
             }
-            tracing::warn!(%flow, "its server program did not come back");
-            let epoch = match of.verdict {
-                Some(Verdict::Ours(epoch)) => Some(epoch),
+            tracing::warn!(%flow, "the flow's server program did not reconnect");
+            let epoch = match unreclaimed.verdict {
+                Some(Verdict::Owned(epoch)) => Some(epoch),
                 _ => self.dataplane.flow(&flow).map(|(_, value)| value.epoch),
             };
             if let Err(error) = self.dataplane.forget(&flow) {
-                tracing::warn!(%flow, %error, "it stays in the table");
+                tracing::warn!(%flow, %error, "cannot remove a flow from the flow table");
             }
             changes.extend(epoch.map(|epoch| Change {
                 flow,
@@ -260,13 +276,13 @@ impl Engine {
     }
 }
 
-fn recovered(flow: &Flow, state: FlowState, value: &FlowValue) -> Option<RecoveredFlow> {
+fn to_recovered_flow(flow: &Flow, state: FlowState, value: &FlowValue) -> Option<RecoveredFlow> {
     let (role, epoch) = match state {
         FlowState::Prepared => (RecoveredRole::DonorPrepared, value.epoch),
         FlowState::TransitOut => (RecoveredRole::Donor, value.epoch),
         FlowState::TransitIn => (RecoveredRole::Acceptor, value.epoch),
         FlowState::Flushing => (RecoveredRole::Acceptor, value.epoch.saturating_sub(1)),
-        FlowState::Owned | FlowState::Leaving | FlowState::Moved | FlowState::Closing => {
+        FlowState::Owned | FlowState::RedirectingData | FlowState::Moved | FlowState::Closing => {
             return None;
         }
     };

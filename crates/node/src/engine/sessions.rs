@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use holdfast_api::Drain;
 use holdfast_api::FlowText;
 use holdfast_api::app::{
-    APPLICATION_STATE_BYTES_MAX, FromDaemon, HandOffItem, Piece, ToDaemon, join_pieces,
+    APPLICATION_STATE_BYTES_MAX, DatagramPiece, FromDaemon, HandOffItem, ToDaemon, join_pieces,
 };
 use holdfast_proto::handoff::{Drain as MachineDrain, Request};
 use holdfast_wire::Flow;
@@ -14,59 +14,63 @@ use serde_bytes::ByteBuf;
 
 use super::donor::Donation;
 use super::operations::ANSWER_MAX;
-use super::{Engine, flow_of, protocol_of, text_of};
+use super::{Engine, flow_from_text, flow_text, wire_protocol};
 use crate::app::{AppEvent, NO_DESCRIPTOR, SessionId};
 use crate::channel::PeerEvent;
 
 impl Engine {
-    pub(super) fn handle_peer(&mut self, event: PeerEvent) {
+    pub(super) fn handle_peer_event(&mut self, event: PeerEvent) {
         let now = self.now();
         match event {
             PeerEvent::Up { peer, boot } => {
-                tracing::info!(%peer, boot, "connected");
+                tracing::info!(%peer, boot, "a peer connected");
                 self.machine.handle_peer_connected(now, peer);
-                self.moves.machine().handle_peer_connected(now, peer);
+                self.migrations.machine().handle_peer_connected(now, peer);
             }
-            PeerEvent::Frame { from, frame } if Self::is_of_a_move(&frame) => {
-                self.moves.handle_frame(now, from, frame);
+            PeerEvent::Frame { from, frame } if Self::is_migration_frame(&frame) => {
+                self.migrations.handle_frame(now, from, frame);
             }
             PeerEvent::Frame { from, frame } => {
-                if let Some(frame) = self.private_answer(from, frame) {
+                if let Some(frame) = self.on_query_answer(from, frame) {
                     self.machine.handle_frame(now, from, frame);
                 }
             }
-            PeerEvent::Lost { peer, why } => {
-                tracing::warn!(%peer, %why, "lost");
+            PeerEvent::Lost { peer, reason: why } => {
+                tracing::warn!(%peer, %why, "lost the connection to a peer");
                 self.machine.handle_peer_lost(now, peer);
-                self.moves.handle_peer_lost(now, peer);
+                self.migrations.handle_peer_lost(now, peer);
             }
         }
     }
 
-    pub(super) fn handle_time(&mut self) {
+    pub(super) fn handle_timeout(&mut self) {
         let now = self.now();
         self.machine.handle_timeout(now);
-        self.moves.machine().handle_timeout(now);
+        self.migrations.machine().handle_timeout(now);
         if self.drain_poll_at.is_some_and(|at| at <= now) {
             self.poll_drains();
         }
-        if self.settling.next_wake().is_some_and(|at| at <= now) {
-            self.settling.poll(now);
+        if self
+            .deferred_options
+            .next_wake()
+            .is_some_and(|at| at <= now)
+        {
+            self.deferred_options.poll(now);
         }
-        if self.programs_due().is_some_and(|at| at <= now) {
-            self.poll_preparing();
-            self.poll_collecting();
+        if self.answers_deadline().is_some_and(|at| at <= now) {
+            self.poll_prepares();
+            self.poll_collects();
         }
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let machine = self.machine.poll_timeout();
-        let programs = self.programs_due();
+        let programs = self.answers_deadline();
         let next = [
             machine,
-            self.moves.wake(),
+            self.migrations.next_wake(),
             self.drain_poll_at,
-            self.settling.next_wake(),
+            self.deferred_options.next_wake(),
             programs,
         ]
         .into_iter()
@@ -76,40 +80,50 @@ impl Engine {
     }
 
     /// Returns the earliest deadline of the program answers that a handoff in progress waits for.
-    fn programs_due(&self) -> Option<Duration> {
-        let preparing = self.preparing.iter().map(|preparing| preparing.until);
-        let collecting = self.collecting.iter().map(|collecting| collecting.until);
+    fn answers_deadline(&self) -> Option<Duration> {
+        let preparing = self
+            .pending_prepares
+            .iter()
+            .map(|preparing| preparing.deadline);
+        let collecting = self
+            .pending_collects
+            .iter()
+            .map(|collecting| collecting.deadline);
         preparing.chain(collecting).min()
     }
 
-    pub(super) fn handle_app(&mut self, event: AppEvent) {
+    pub(super) fn handle_app_event(&mut self, event: AppEvent) {
         match event {
             AppEvent::Opened { session, name, pid } => {
-                tracing::info!(?session, name, pid, "a server program has come");
-                self.programs.opened(session, name, pid);
+                tracing::info!(?session, name, pid, "a server program opened a session");
+                self.programs.add(session, name, pid);
             }
             AppEvent::Message {
                 session,
                 message,
                 descriptors,
             } => self.handle_message(session, message, descriptors),
-            AppEvent::Closed { session } => self.program_gone(session),
+            AppEvent::Closed { session } => self.on_program_end(session),
         }
     }
 
-    fn program_gone(&mut self, session: SessionId) {
-        let flows = self.programs.closed(session);
-        tracing::info!(?session, flows = flows.len(), "a server program has gone");
+    fn on_program_end(&mut self, session: SessionId) {
+        let flows = self.programs.remove(session);
+        tracing::info!(
+            ?session,
+            flows = flows.len(),
+            "a server program's session ended"
+        );
         for flow in flows {
-            self.nobody_to_ask(&flow, "its server program has ended");
+            self.cancel_request(&flow, "the flow's server program has ended");
         }
         // Unread datagrams of a shared socket are lost with the program.
         let donations = self.donations.values_mut();
         for donation in donations.filter(|donation| donation.session == session) {
-            donation.unread.get_or_insert_default();
+            donation.unread_datagrams.get_or_insert_default();
         }
-        self.poll_preparing();
-        self.poll_collecting();
+        self.poll_prepares();
+        self.poll_collects();
     }
 
     fn handle_message(&mut self, session: SessionId, message: ToDaemon, descriptors: Vec<OwnedFd>) {
@@ -121,29 +135,33 @@ impl Engine {
                 protocol,
                 addresses,
             } => {
-                self.programs
-                    .serve(session, service, (pool, protocol_of(protocol)), addresses);
+                self.programs.add_service(
+                    session,
+                    service,
+                    (pool, wire_protocol(protocol)),
+                    addresses,
+                );
             }
-            ToDaemon::Withdraw { service } => self.programs.withdraw(session, service),
+            ToDaemon::Withdraw { service } => self.programs.remove_service(session, service),
             ToDaemon::Accepted { flows, .. } => {
-                for flow in flows.iter().filter_map(flow_of) {
-                    self.programs.has(session, flow);
-                    self.in_use(&flow);
+                for flow in flows.iter().filter_map(flow_from_text) {
+                    self.programs.set_owner(session, flow);
+                    self.on_in_use(&flow);
                 }
             }
             ToDaemon::Closed { flows } => {
-                for flow in flows.iter().filter_map(flow_of) {
-                    self.programs.lost(&flow);
-                    self.nobody_to_ask(&flow, "it was closed meanwhile");
+                for flow in flows.iter().filter_map(flow_from_text) {
+                    self.programs.clear_owner(&flow);
+                    self.cancel_request(&flow, "the flow was closed meanwhile");
                 }
             }
             ToDaemon::HandOff {
                 to, drain, items, ..
             } => self.hand_off(session, &to, drain, items, descriptors),
-            ToDaemon::Declined { flows, reason } => self.declined(&flows, &reason),
-            ToDaemon::Collected { flow, unread, last } => self.collected(&flow, unread, last),
-            ToDaemon::Received { ids } => self.received(&ids),
-            ToDaemon::Refused { ids, reason } => self.refused(&ids, &reason),
+            ToDaemon::Declined { flows, reason } => self.on_declined(&flows, &reason),
+            ToDaemon::Collected { flow, unread, last } => self.on_collected(&flow, unread, last),
+            ToDaemon::Received { ids } => self.on_received(&ids),
+            ToDaemon::Refused { ids, reason } => self.on_refused(&ids, &reason),
             ToDaemon::Reclaim { items } => {
                 let mut descriptors = descriptors.into_iter();
                 for item in items {
@@ -174,37 +192,38 @@ impl Engine {
             } else {
                 None
             };
-            let Some(flow) = flow_of(&item.flow) else {
+            let Some(flow) = flow_from_text(&item.flow) else {
                 continue;
             };
-            if let Some(why) = self.not_to_give(session, &flow, to, &item.application_state) {
-                self.keep(session, &[flow], why);
+            if let Some(why) = self.handoff_obstacle(session, &flow, to, &item.application_state) {
+                self.send_kept(session, &[flow], why);
                 continue;
             }
             if item.descriptor && socket.is_none() {
-                if let Some(operation) = self.operations.refused(&flow, NO_DESCRIPTOR) {
-                    self.ask_programs(operation);
+                if let Some(operation) = self.operations.on_refused(&flow, NO_DESCRIPTOR) {
+                    self.request_next_flows(operation);
                 }
-                self.keep(session, &[flow], NO_DESCRIPTOR);
+                self.send_kept(session, &[flow], NO_DESCRIPTOR);
                 continue;
             }
             let donation = Donation::new(session, socket, item.application_state);
             self.donations.insert(flow, donation);
             flows.push(flow);
         }
-        let unasked: Vec<Flow> = flows
+        let program_initiated: Vec<Flow> = flows
             .iter()
-            .filter(|flow| !self.operations.has(flow))
+            .filter(|flow| !self.operations.has_flow(flow))
             .copied()
             .collect();
-        if !unasked.is_empty() {
-            self.operations.begin(unasked, to.to_owned(), drain, false);
+        if !program_initiated.is_empty() {
+            self.operations
+                .begin(program_initiated, to.to_owned(), drain, false);
         }
-        self.request(session, flows, to, drain);
+        self.request_handoff(session, flows, to, drain);
     }
 
     /// Returns the reason why a program's handoff of a flow must not begin, if any.
-    pub(super) fn not_to_give(
+    pub(super) fn handoff_obstacle(
         &mut self,
         session: SessionId,
         flow: &Flow,
@@ -212,18 +231,18 @@ impl Engine {
         state: &[u8],
     ) -> Option<&'static str> {
         if self.donations.contains_key(flow) {
-            return Some("it is moving already");
+            return Some("the flow is moving already");
         }
         if self.programs.owner(flow).is_some_and(|has| has != session) {
-            return Some("another server program has it");
+            return Some("another server program has the flow");
         }
-        if self.operations.answered(flow, to) {
-            return Some("the program answered too late; ask again");
+        if self.operations.on_answer(flow, to) {
+            return Some("the server program answered too late; request the handoff again");
         }
         if state.len() > APPLICATION_STATE_BYTES_MAX {
-            let why = "it has more than 48 KiB of application state";
-            if let Some(operation) = self.operations.refused(flow, why) {
-                self.ask_programs(operation);
+            let why = "the flow has more than 48 KiB of application state";
+            if let Some(operation) = self.operations.on_refused(flow, why) {
+                self.request_next_flows(operation);
             }
             return Some(why);
         }
@@ -231,29 +250,35 @@ impl Engine {
     }
 
     /// Ends the pending request for a flow whose program will not answer.
-    pub(super) fn nobody_to_ask(&mut self, flow: &Flow, why: &str) {
-        if self.operations.forget(flow)
-            && let Some(operation) = self.operations.refused(flow, why)
+    pub(super) fn cancel_request(&mut self, flow: &Flow, why: &str) {
+        if self.operations.forget_flow(flow)
+            && let Some(operation) = self.operations.on_refused(flow, why)
         {
-            self.ask_programs(operation);
+            self.request_next_flows(operation);
         }
     }
 
     /// Gives up on requests that programs have not answered in time.
-    pub(super) fn give_up_asked(&mut self) {
+    pub(super) fn give_up_unanswered(&mut self) {
         let now = self.now();
-        for flow in self.operations.overdue(now) {
+        for flow in self.operations.take_overdue(now) {
             let why = format!(
-                "its server program did not answer within {} s: it has come to no safe point",
+                "the flow's server program did not reach a safe point within {} s",
                 ANSWER_MAX.as_secs()
             );
-            if let Some(operation) = self.operations.refused(&flow, &why) {
-                self.ask_programs(operation);
+            if let Some(operation) = self.operations.on_refused(&flow, &why) {
+                self.request_next_flows(operation);
             }
         }
     }
 
-    pub(super) fn request(&mut self, session: SessionId, flows: Vec<Flow>, to: &str, drain: Drain) {
+    pub(super) fn request_handoff(
+        &mut self,
+        session: SessionId,
+        flows: Vec<Flow>,
+        to: &str,
+        drain: Drain,
+    ) {
         if flows.is_empty() {
             return;
         }
@@ -261,7 +286,7 @@ impl Engine {
             let why = format!(
                 "there is no node {to} in this group; `holdfast status` shows those there are"
             );
-            return self.refuse(session, &flows, &why);
+            return self.refuse_handoff(session, &flows, &why);
         };
         let drain = match drain {
             Drain::None => MachineDrain::No,
@@ -276,22 +301,22 @@ impl Engine {
             drain,
         };
         if let Err(error) = self.machine.handle_request(now, request) {
-            self.refuse(session, &flows, &error.to_string());
+            self.refuse_handoff(session, &flows, &error.to_string());
         }
     }
 
     /// Refuses a handoff that the machine did not begin.
-    fn refuse(&mut self, session: SessionId, flows: &[Flow], why: &str) {
+    fn refuse_handoff(&mut self, session: SessionId, flows: &[Flow], why: &str) {
         for flow in flows {
             self.donations.remove(flow);
-            self.operations.refused(flow, why);
+            self.operations.on_refused(flow, why);
         }
-        self.keep(session, flows, why);
+        self.send_kept(session, flows, why);
     }
 
-    pub(super) fn keep(&mut self, session: SessionId, flows: &[Flow], why: &str) {
-        let flows = flows.iter().map(text_of).collect();
-        self.tell(
+    pub(super) fn send_kept(&mut self, session: SessionId, flows: &[Flow], why: &str) {
+        let flows = flows.iter().map(flow_text).collect();
+        self.send_to_program(
             session,
             &FromDaemon::Kept {
                 flows,
@@ -301,78 +326,81 @@ impl Engine {
         );
     }
 
-    fn declined(&mut self, flows: &[FlowText], reason: &str) {
-        for flow in flows.iter().filter_map(flow_of) {
-            let why = format!("its server program declined: {reason}");
-            if let Some(operation) = self.operations.refused(&flow, &why) {
-                self.ask_programs(operation);
+    fn on_declined(&mut self, flows: &[FlowText], reason: &str) {
+        for flow in flows.iter().filter_map(flow_from_text) {
+            let why = format!("the flow's server program declined: {reason}");
+            if let Some(operation) = self.operations.on_refused(&flow, &why) {
+                self.request_next_flows(operation);
             }
         }
     }
 
-    fn collected(&mut self, flow: &FlowText, unread: Vec<Piece>, last: bool) {
-        let Some(flow) = flow_of(flow) else { return };
+    fn on_collected(&mut self, flow: &FlowText, unread: Vec<DatagramPiece>, last: bool) {
+        let Some(flow) = flow_from_text(flow) else {
+            return;
+        };
         if let Some(donation) = self.donations.get_mut(&flow) {
-            donation.pieces.extend(unread);
+            donation.unread_pieces.extend(unread);
             if last {
                 let datagrams =
-                    join_pieces(std::mem::take(&mut donation.pieces)).unwrap_or_default();
-                donation.unread = Some(datagrams.into_iter().map(ByteBuf::from).collect());
+                    join_pieces(std::mem::take(&mut donation.unread_pieces)).unwrap_or_default();
+                donation.unread_datagrams =
+                    Some(datagrams.into_iter().map(ByteBuf::from).collect());
             }
         }
-        self.poll_collecting();
+        self.poll_collects();
     }
 
     /// Requests the next flows of a handoff from their server programs.
-    pub(super) fn ask_programs(&mut self, operation: u64) {
+    pub(super) fn request_next_flows(&mut self, operation: u64) {
         loop {
             let (flows, to, drain) = self
                 .operations
-                .next_to_ask(operation, self.machine.batch_size());
+                .next_requests(operation, self.machine.batch_size());
             if flows.is_empty() {
                 return;
             }
             for flow in flows {
                 let Some(session) = self.programs.owner(&flow) else {
-                    let why = self.no_owner(&flow);
-                    self.operations.refused(&flow, &why);
+                    let why = self.no_owner_reason(&flow);
+                    self.operations.on_refused(&flow, &why);
                     continue;
                 };
                 let now = self.now();
-                self.operations.ask(&flow, now);
-                self.asked
+                self.operations.on_request(&flow, now);
+                self.asked_messages
                     .entry((session, to.clone(), drain))
                     .or_default()
-                    .push(text_of(&flow));
+                    .push(flow_text(&flow));
             }
         }
     }
 
-    pub(super) fn no_owner(&self, flow: &Flow) -> String {
+    pub(super) fn no_owner_reason(&self, flow: &Flow) -> String {
         match self.owner_of(flow) {
             Some(owner) if owner != self.config.node.name => {
-                format!("node {owner} owns it; ask there (holdfast handoff on {owner})")
+                format!("node {owner} owns the flow; run `holdfast handoff` on {owner}")
             }
             None if self.dataplane.flow(flow).is_none() => format!(
-                "this node knows no such flow; `holdfast flow list` on {} shows all of the group",
-                self.name_of(self.config.group.contact)
+                "this node has no such flow; `holdfast flow list` on {} shows all flows of the group",
+                self.node_name(self.config.group.contact)
             ),
             _ => {
-                "no server program with a session has it; start it with the daemon's socket".into()
+                "no server program with a session has the flow; let the program connect to the daemon's socket".into()
             }
         }
     }
 
     /// Sends the collected requests.
-    pub(super) fn tell_asked(&mut self) {
-        for ((session, to, drain), flows) in std::mem::take(&mut self.asked) {
+    pub(super) fn send_asked_messages(&mut self) {
+        for ((session, to, drain), flows) in std::mem::take(&mut self.asked_messages) {
             for flows in flows.chunks(super::FLOWS_PER_MESSAGE) {
-                let asked = FromDaemon::Asked {
+                let message = FromDaemon::HandoffRequested {
                     flows: flows.to_vec(),
                     to: to.clone(),
                     drain,
                 };
-                self.tell(session, &asked, Vec::new());
+                self.send_to_program(session, &message, Vec::new());
             }
         }
     }

@@ -7,38 +7,38 @@ use holdfast_api::control::HandoffCounts;
 use holdfast_bpf::shared::Event as KernelEvent;
 use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
 use holdfast_proto::migration::Config as MoveConfig;
-use holdfast_sys::caps::{Capability, keep_only, limit_to, missing};
+use holdfast_sys::caps::{Capability, keep_only, keep_only_except_bounding, missing};
 use holdfast_sys::net::Interface;
-use holdfast_sys::priority::be_realtime;
+use holdfast_sys::priority::become_realtime;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
 use holdfast_wire::NodeId;
 
 use super::Engine;
-use super::congestion::Congestion;
+use super::background_work::BackgroundWork;
+use super::congestion::CongestionRestorer;
+use super::cpu_pressure::CpuPressure;
+use super::deferred_options::DeferredOptions;
+use super::event_loop::{Inputs, run};
 use super::faults::Faults;
-use super::fullness::Fullness;
+use super::hold_slots::HoldSlots;
 use super::holder::Holder;
 use super::journal::Journal;
-use super::network::{HOLD, add_addresses, configure, deliver_private};
+use super::network::{HOLD_DEVICE, add_addresses, configure, deliver_private_flows};
 use super::operations::Operations;
-use super::pressure::Pressure;
-use super::private::Private;
+use super::private_flows::PrivateFlows;
 use super::programs::Programs;
-use super::run::{Inputs, run};
-use super::settling::Settling;
-use super::slots::Slots;
 use super::successors::Successors;
+use super::table_overflow::TableOverflow;
 use super::tombstones::Tombstones;
-use super::unaccepted::Unaccepted;
-use super::unrecorded::Unrecorded;
-use super::work::Work;
+use super::unaccepted_connections::UnacceptedConnections;
+use super::unrecorded_flows::UnrecordedFlows;
 use crate::app::AppServer;
 use crate::channel::{Channel, Options};
 use crate::config::Config;
 use crate::control::ControlServer;
 use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
-use crate::migration::Moves;
+use crate::migration::Migrations;
 use crate::tls::Tls;
 
 /// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
@@ -68,7 +68,8 @@ pub const MIGRATION_CAPABILITIES: [Capability; 11] = [
 ];
 
 /// Capabilities kept for migration if present: for raising limits and priorities of restored processes.
-const MIGRATION_WISHES: [Capability; 2] = [Capability::SysNice, Capability::SysResource];
+const MIGRATION_OPTIONAL_CAPABILITIES: [Capability; 2] =
+    [Capability::SysNice, Capability::SysResource];
 
 /// 2020-01-01 in seconds since 1970.
 const YEAR_2020: u64 = 1_577_836_800;
@@ -94,12 +95,12 @@ pub enum SetupError {
     Other(#[from] Box<dyn std::error::Error>),
 }
 
-pub(super) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> SetupError {
+pub(super) fn system_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> SetupError {
     let what = what.into();
     move |source| SetupError::System { what, source }
 }
 
-pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
+pub(super) fn other_error(error: impl std::error::Error + 'static) -> SetupError {
     SetupError::Other(Box::new(error))
 }
 
@@ -108,23 +109,25 @@ pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
 /// # Errors
 /// The node cannot start.
 pub async fn start(config: Config) -> Result<(), SetupError> {
-    let (mut engine, inputs) = assemble(config)?;
+    let (mut engine, inputs) = build_engine(config)?;
     engine.recover();
-    engine.all_servers_drained();
+    engine.end_handshake_redirects();
     let now = engine.now();
-    engine.moves.recover(now);
-    engine.pump();
+    engine.migrations.recover(now);
+    engine.run_machines();
     if engine.config.node.realtime
-        && let Err(error) = be_realtime()
+        && let Err(error) = become_realtime()
     {
         tracing::warn!(%error, "no real-time priority: freezes are longer when this host is busy (node.realtime)");
     }
-    let needed = needed(&engine.config);
-    let dropped = match engine.config.migration.enabled {
-        true => limit_to(&[&needed[..], &MIGRATION_WISHES].concat()),
+    let needed = needed_capabilities(&engine.config);
+    let result = match engine.config.migration.enabled {
+        true => {
+            keep_only_except_bounding(&[&needed[..], &MIGRATION_OPTIONAL_CAPABILITIES].concat())
+        }
         false => keep_only(&needed),
     };
-    dropped.map_err(system("dropping capabilities"))?;
+    result.map_err(system_error("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
     let sink = kernel_events.clone();
     // The reader borrows nothing from the engine, because it has its own handle of the map.
@@ -132,7 +135,7 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
         .dataplane
         .programs
         .events(move |event| sink.borrow_mut().push(event))
-        .map_err(other)?;
+        .map_err(other_error)?;
     tracing::info!(node = engine.config.node.name, "ready");
     run(engine, inputs, ring, kernel_events).await
 }
@@ -142,7 +145,8 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
 /// # Errors
 /// [`SetupError::Capabilities`] names the missing ones.
 pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
-    let lacking = missing(&needed(config)).map_err(system("reading capabilities"))?;
+    let lacking =
+        missing(&needed_capabilities(config)).map_err(system_error("reading capabilities"))?;
     if lacking.is_empty() {
         return Ok(());
     }
@@ -151,7 +155,7 @@ pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
 }
 
 /// Returns the capabilities that this configuration needs.
-fn needed(config: &Config) -> Vec<Capability> {
+fn needed_capabilities(config: &Config) -> Vec<Capability> {
     let mut needed = CAPABILITIES.to_vec();
     if config.migration.enabled {
         needed.extend(MIGRATION_CAPABILITIES);
@@ -159,45 +163,49 @@ fn needed(config: &Config) -> Vec<Capability> {
     needed
 }
 
-fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
-    let interface = Interface::find(&config.node.interface).map_err(system(format!(
+fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
+    let interface = Interface::find(&config.node.interface).map_err(system_error(format!(
         "interface {} (node.interface)",
         config.node.interface
     )))?;
-    let (dataplane, hold) = attach(&config, &interface)?;
-    let (boot, floor) = boot_and_floor();
-    let (machine, moving) = machines(&config, boot, floor);
+    let (dataplane, hold) = attach_dataplane(&config, &interface)?;
+    let (boot, floor) = boot_id_and_epoch_floor();
+    let (machine, move_config) = machine_configs(&config, boot, floor);
     let metrics = Metrics::new();
-    let tls = Tls::load(&config).map_err(other)?;
-    let (peers, peer_events) = Channel::start(Options::new(&config, boot), tls, metrics.clone())
-        .map_err(system(format!("listening on {}", config.node.address)))?;
+    let tls = Tls::load(&config).map_err(other_error)?;
+    let (peers, peer_events) =
+        Channel::start(Options::new(&config, boot), tls, metrics.clone()).map_err(system_error(
+            format!("listening on {}", config.node.address),
+        ))?;
     let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name)
-        .map_err(system("the socket of server programs"))?;
-    let control =
-        ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
-    let (moves, movers) = Moves::open(moving, &config).map_err(system("the records of moves"))?;
-    let journal = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
+        .map_err(system_error("the socket of server programs"))?;
+    let control = ControlServer::bind(&config, metrics.clone())
+        .map_err(system_error("the control socket"))?;
+    let (moves, worker_events) =
+        Migrations::open(move_config, &config).map_err(system_error("the records of moves"))?;
+    let journal =
+        Journal::open(&config.node.run_dir).map_err(system_error("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
     let holder = config
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, &config, floor));
     let engine = Engine {
         machine: Handoff::new(machine),
-        pressure: Pressure::new(),
-        moves,
-        fences: HashMap::default(),
-        coming: BTreeMap::new(),
-        leaving: BTreeMap::new(),
-        newcomers: BTreeMap::new(),
-        preparer: Preparer::new().map_err(other)?,
-        static_reader: StaticReader::new().map_err(other)?,
-        settling: Settling::default(),
+        cpu_pressure: CpuPressure::new(),
+        migrations: moves,
+        held_flows: HashMap::default(),
+        inbound: BTreeMap::new(),
+        outbound: BTreeMap::new(),
+        new_datagram_flows: BTreeMap::new(),
+        preparer: Preparer::new().map_err(other_error)?,
+        static_reader: StaticReader::new().map_err(other_error)?,
+        deferred_options: DeferredOptions::default(),
         drain_poll_at: None,
         weights: weights(&config),
         config,
         started: Instant::now(),
-        congestion: Congestion::new(&dataplane),
-        unaccepted: Unaccepted::new(&dataplane, &hold),
+        congestion: CongestionRestorer::new(&dataplane),
+        unaccepted: UnacceptedConnections::new(&dataplane, &hold),
         dataplane,
         hold,
         holder,
@@ -209,33 +217,33 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         arrivals: HashMap::new(),
         arrival_ids: HashMap::new(),
         next_arrival: boot,
-        slots: Slots::new(),
+        hold_slots: HoldSlots::new(),
         journal,
-        preparing: Vec::new(),
-        draining: Vec::new(),
-        collecting: Vec::new(),
-        gone: BTreeMap::new(),
-        asked: HashMap::new(),
+        pending_prepares: Vec::new(),
+        pending_drains: Vec::new(),
+        pending_collects: Vec::new(),
+        gone_messages: BTreeMap::new(),
+        asked_messages: HashMap::new(),
         operations: Operations::default(),
         tombstones: Tombstones::default(),
-        unrecorded: Unrecorded::default(),
+        unrecorded: UnrecordedFlows::default(),
         successors: Successors::default(),
-        fullness: Fullness::default(),
+        table_overflow: TableOverflow::default(),
         events_lost: 0,
-        private: Private::default(),
-        recovered: HashMap::new(),
+        private_flows: PrivateFlows::default(),
+        unreclaimed: HashMap::new(),
         placement_epoch: 0,
-        counts: HandoffCounts::default(),
+        handoff_counts: HandoffCounts::default(),
         taken_at_ns: HashMap::new(),
         problems: Vec::new(),
         clock_shift: clock_shift(),
         faults: Faults::new(&run_dir),
-        work: Work::default(),
+        background_work: BackgroundWork::default(),
     };
     let inputs = Inputs {
         peers: peer_events,
         control,
-        movers,
+        worker_events,
     };
     Ok((engine, inputs))
 }
@@ -250,7 +258,7 @@ fn weights(config: &Config) -> BTreeMap<u16, BTreeMap<NodeId, u32>> {
 
 /// Returns the boot id, which distinguishes this run of the daemon from earlier ones, and the epoch at which flows
 /// begin.
-fn boot_and_floor() -> (u64, u32) {
+fn boot_id_and_epoch_floor() -> (u64, u32) {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -260,33 +268,37 @@ fn boot_and_floor() -> (u64, u32) {
 }
 
 /// Builds the configurations of the handoff machine and the migration machine.
-fn machines(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfig) {
+fn machine_configs(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfig) {
     let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
     let (node, contact) = (config.node.id, config.group.contact);
-    let moving = MoveConfig::new(node, boot, contact, ids.iter().copied());
+    let move_config = MoveConfig::new(node, boot, contact, ids.iter().copied());
     let mut machine = MachineConfig::new(node, boot, contact, ids);
-    machine.epoch_floor = floor;
-    machine.freeze_max = super::faults::freeze_max().unwrap_or(machine.freeze_max);
-    (machine, moving)
+    machine.new_flow_epoch_min = floor;
+    machine.freeze_max = super::faults::test_freeze_max().unwrap_or(machine.freeze_max);
+    (machine, move_config)
 }
 
 /// Attaches filters before adding addresses, so that from the first packet on no packet of another node's flow reaches
 /// the stack.
-fn attach(config: &Config, interface: &Interface) -> Result<(Dataplane, Hold), SetupError> {
-    let mut dataplane = Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other)?;
-    dataplane.set_home(config.node.address);
-    let hold = Hold::new(HOLD).map_err(other)?;
+fn attach_dataplane(
+    config: &Config,
+    interface: &Interface,
+) -> Result<(Dataplane, Hold), SetupError> {
+    let mut dataplane =
+        Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other_error)?;
+    dataplane.set_own_address(config.node.address);
+    let hold = Hold::new(HOLD_DEVICE).map_err(other_error)?;
     configure(config, interface, &hold, &mut dataplane, false)?;
     dataplane
         .programs
         .attach_interface(interface.index, true)
-        .map_err(other)?;
+        .map_err(other_error)?;
     dataplane
         .programs
-        .attach_cgroup(&config.node.cgroup().map_err(other)?)
-        .map_err(other)?;
+        .attach_cgroup(&config.node.cgroup().map_err(other_error)?)
+        .map_err(other_error)?;
     add_addresses(config, interface)?;
-    deliver_private(config)?;
+    deliver_private_flows(config)?;
     configure(config, interface, &hold, &mut dataplane, true)?;
     Ok((dataplane, hold))
 }
@@ -299,7 +311,7 @@ fn clock_shift() -> Option<u32> {
         .ok()?;
     tracing::warn!(
         ticks,
-        "TCP clocks of connections given away run ahead, for a test"
+        "a test shifts the TCP timestamp clocks of connections that leave this node"
     );
     Some(ticks)
 }

@@ -26,10 +26,10 @@ impl Tombstones {
     }
 
     /// Takes the tombstones whose time is over.
-    pub fn due(&mut self, now_s: u32) -> Vec<Tombstone> {
-        let due = self.0.partition_point(|(until_s, _)| *until_s <= now_s);
+    pub fn take_expired(&mut self, now_s: u32) -> Vec<Tombstone> {
+        let expired = self.0.partition_point(|(until_s, _)| *until_s <= now_s);
         self.0
-            .drain(..due)
+            .drain(..expired)
             .map(|(_, tombstone)| tombstone)
             .collect()
     }
@@ -38,7 +38,7 @@ impl Tombstones {
 impl Tombstone {
     /// Returns true if a flow's entry is this tombstone's. The flow may have moved back meanwhile, and away
     /// again, which makes another tombstone with its own time.
-    pub fn is(&self, state: FlowState, epoch: u32) -> bool {
+    pub fn matches_entry(&self, state: FlowState, epoch: u32) -> bool {
         state == FlowState::Moved && epoch == self.epoch
     }
 }
@@ -47,30 +47,33 @@ impl Tombstone {
 mod tests {
     use super::*;
 
-    fn left(epoch: u32) -> Tombstone {
+    fn tombstone(epoch: u32) -> Tombstone {
         let flow = "tcp:10.0.0.1:80-10.0.0.2:5000".parse().expect("a flow");
         Tombstone { flow, epoch }
     }
 
     #[test]
-    fn a_flow_that_leaves_again_is_forwarded_as_long_as_the_first_time() {
+    fn flow_that_moves_twice_is_forwarded_for_full_time() {
         let mut tombstones = Tombstones::default();
-        tombstones.add(100, left(1));
-        tombstones.add(120, left(3));
-        assert_eq!(tombstones.due(129), []);
-        let [first] = tombstones.due(130)[..] else {
+        tombstones.add(100, tombstone(1));
+        tombstones.add(120, tombstone(3));
+        assert_eq!(tombstones.take_expired(129), []);
+        let [first] = tombstones.take_expired(130)[..] else {
             panic!("one is due");
         };
-        assert!(!first.is(FlowState::Moved, 3), "the later one stays");
-        let [second] = tombstones.due(150)[..] else {
+        assert!(
+            !first.matches_entry(FlowState::Moved, 3),
+            "the later one stays"
+        );
+        let [second] = tombstones.take_expired(150)[..] else {
             panic!("one is due");
         };
-        assert!(second.is(FlowState::Moved, 3));
+        assert!(second.matches_entry(FlowState::Moved, 3));
     }
 
     #[test]
-    fn a_flow_that_came_back_stays() {
-        assert!(!left(1).is(FlowState::Owned, 2));
-        assert!(!left(1).is(FlowState::Owned, 1));
+    fn returned_flow_is_not_removed() {
+        assert!(!tombstone(1).matches_entry(FlowState::Owned, 2));
+        assert!(!tombstone(1).matches_entry(FlowState::Owned, 1));
     }
 }

@@ -10,45 +10,45 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use bytes::Bytes;
-use holdfast_proto::migration::{Completion, Results, Token, Went};
+use holdfast_proto::migration::{Completion, Results, ResumeReport, Token};
 use holdfast_sys::cgroup::{Group, Groups};
-use holdfast_sys::priority::Hurry;
+use holdfast_sys::priority::RealtimeGuard;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::digest::Digest;
-use holdfast_sys::process::donor::Held;
-use holdfast_sys::process::following::Following;
-use holdfast_sys::process::image::{Clocks, Frozen, Missing, Tree, decode};
-use holdfast_sys::process::judge::Conversation;
+use holdfast_sys::process::donor::ProcessRef;
+use holdfast_sys::process::image::{Clocks, FrozenTree, MissingPages, Tree, decode};
+use holdfast_sys::process::judge::MessageSequence;
+use holdfast_sys::process::postcopy::LazyPages;
 use holdfast_sys::process::sockets::Sockets;
 use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
-use self::locks::Handover;
-use super::beginnings::{listen, offsets};
+use self::locks::LockHandover;
+use super::compression::decompress_message;
 use super::connections;
-use super::follow::Follower;
-use super::pack::unpack;
-use super::pieces::{Incoming, Kind, Message};
-use super::places::servers;
+use super::image_messages::{Message, MessageAssembler, MessageKind};
 use super::policy::Policy;
-use super::records::{Entry, Record};
-use super::residents::Came;
-use super::steps::Steps;
-use super::told::{Teller, Told};
-use crate::dataplane::timeouts;
+use super::postcopy_receiver::PostcopyReceiver;
+use super::records::{Record, RecordEntry};
+use super::residents::ProcessInfo;
+use super::restore_setup::{bind_adoption_socket, clock_offsets};
+use super::socket_endpoints::listening_endpoints;
+use super::step_timer::StepTimer;
+use super::worker_events::{EventSender, WorkerEvent};
+use crate::dataplane::retransmission_timeouts;
 
 /// Command-line argument that starts `holdfastd` as a restorer.
-pub const RESTORER: &str = "restorer";
+pub const RESTORER_ARG: &str = "restorer";
 
 /// Number of threads that restore sockets.
-const RESTORERS: usize = 2;
+const RESTORE_THREADS: usize = 2;
 
 /// Maximum number of reasons for a refusal.
 const REFUSALS_MAX: usize = 64;
 
 /// Path of this program, valid even if its file has been replaced.
-const PROGRAM: &str = "/proc/self/exe";
+const SELF_EXE: &str = "/proc/self/exe";
 
 /// Job of an acceptor's thread.
 #[derive(Debug)]
@@ -63,14 +63,14 @@ pub(super) enum Job {
     },
     /// The donor violates the protocol.
     Refuse(String),
-    Restore(Token, Entry),
+    Restore(Token, RecordEntry),
     Go(Token),
     Discard(Token),
 }
 
 /// A move to this node, with its running thread.
 pub(super) struct Acceptor {
-    jobs: Sender<Job>,
+    job_sender: Sender<Job>,
     /// Event descriptor, readable if there is a job.
     wake: Arc<OwnedFd>,
 }
@@ -80,59 +80,62 @@ impl Acceptor {
     pub(super) fn start(
         id: MoveId,
         policy: Policy,
-        (record, way_back): (Record, PathBuf),
-        (came, copies, group, hurries): (Came, bool, Option<(Groups, Group)>, bool),
-        teller: Teller,
+        (record, adoption_socket): (Record, PathBuf),
+        (info, is_clone, group, realtime): (ProcessInfo, bool, Option<(Groups, Group)>, bool),
+        events: EventSender,
     ) -> std::io::Result<Acceptor> {
         let (jobs, inbox) = mpsc::channel();
-        let wake = Arc::new(alarm()?);
-        let taking = Taking {
+        let wake = Arc::new(wake_event()?);
+        let worker = AcceptorWorker {
             id,
             policy,
             record,
-            way_back,
-            teller,
-            incoming: Incoming::default(),
-            conversation: Conversation::default(),
-            came,
-            copies,
+            adoption_socket,
+            events,
+            assembler: MessageAssembler::default(),
+            conversation: MessageSequence::default(),
+            info,
+            is_clone,
             group,
             restorer: None,
-            held: None,
+            restorer_ref: None,
             sockets: None,
-            building: None,
-            handover: Handover::default(),
+            build_token: None,
+            lock_handover: LockHandover::default(),
             problem: None,
             refusals: Vec::new(),
             is_judged: false,
-            steps: Steps::begin(),
-            hurries,
-            following: None,
+            steps: StepTimer::begin(),
+            realtime,
+            fault_handler: None,
             wake: wake.clone(),
         };
         std::thread::Builder::new()
-            .name("take".to_owned())
-            .spawn(move || taking.run(&inbox))?;
-        Ok(Acceptor { jobs, wake })
+            .name("move-acceptor".to_owned())
+            .spawn(move || worker.run(&inbox))?;
+        Ok(Acceptor {
+            job_sender: jobs,
+            wake,
+        })
     }
 
     /// Starts a thread that receives the remaining pages of a process which an earlier daemon restored.
-    pub(super) fn follow(follower: Follower) -> std::io::Result<Acceptor> {
+    pub(super) fn start_postcopy_receiver(follower: PostcopyReceiver) -> std::io::Result<Acceptor> {
         let (jobs, inbox) = mpsc::channel();
-        let wake = Arc::new(alarm()?);
+        let wake = Arc::new(wake_event()?);
         let acceptor = Acceptor {
-            jobs,
+            job_sender: jobs,
             wake: wake.clone(),
         };
         std::thread::Builder::new()
-            .name("take".to_owned())
+            .name("move-acceptor".to_owned())
             .spawn(move || follower.run(&inbox, &wake))?;
         Ok(acceptor)
     }
 
     /// Passes a job to the thread. Returns false if the thread has ended.
-    pub(super) fn job(&self, job: Job) -> bool {
-        let sent = self.jobs.send(job).is_ok();
+    pub(super) fn send_job(&self, job: Job) -> bool {
+        let sent = self.job_sender.send(job).is_ok();
         // A write fails only if the descriptor is already readable.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         sent
@@ -140,78 +143,82 @@ impl Acceptor {
 }
 
 /// State of the thread.
-struct Taking {
+struct AcceptorWorker {
     id: MoveId,
     policy: Policy,
     record: Record,
-    way_back: PathBuf,
-    teller: Teller,
-    incoming: Incoming,
+    adoption_socket: PathBuf,
+    events: EventSender,
+    assembler: MessageAssembler,
     /// Messages received so far.
-    conversation: Conversation,
-    came: Came,
+    conversation: MessageSequence,
+    info: ProcessInfo,
     /// True if the process is a copy whose original continues.
-    copies: bool,
+    is_clone: bool,
     /// Control group made for the process.
     group: Option<(Groups, Group)>,
     restorer: Option<Restorer>,
     /// Reference to the restorer, as written in the record.
-    held: Option<Held>,
+    restorer_ref: Option<ProcessRef>,
     sockets: Option<Sockets>,
     /// Token of the `Build` command, until the first tree image is restored.
-    building: Option<Token>,
+    build_token: Option<Token>,
     /// Hand-over of locks that the donor has.
-    handover: Handover,
+    lock_handover: LockHandover,
     /// Reason for taking no more messages.
     problem: Option<String>,
     /// Reasons for refusing the process, until the verdict is sent.
     refusals: Vec<String>,
     is_judged: bool,
     /// Durations of the steps since the freeze was announced.
-    steps: Steps,
+    steps: StepTimer,
     /// True if the thread is to run at real-time priority once packets are held.
-    hurries: bool,
+    realtime: bool,
     /// Receiver of the remaining pages (post-copy).
-    following: Option<Following>,
+    fault_handler: Option<LazyPages>,
     wake: Arc<OwnedFd>,
 }
 
-impl Taking {
+impl AcceptorWorker {
     /// Runs until the process runs or the move is given up. If the event loop ends first, a restorer that has the
     /// complete process waits for the next daemon; any other restorer ends with its channel.
     fn run(mut self, inbox: &Receiver<Job>) {
         // Set for this thread only, so processes that it starts do not inherit the priority.
-        let mut hurry = None;
+        let mut priority_boost = None;
         while let Some(job) = self.next_job(inbox) {
             match job {
                 // Raised before the freeze: later, other threads could run before this one sees the message that the
                 // tree is stopped.
-                Job::Armed => hurry = hurry.or_else(|| self.hurries.then(Hurry::begin)?),
-                Job::Build(token) => self.building = Some(token),
-                Job::Piece { kind, more, bytes } => self.piece(kind, more, bytes),
-                Job::Restore(token, entry) if self.handover.is_awaited() => {
-                    self.handover.restoring = Some((token, entry));
+                Job::Armed => {
+                    priority_boost =
+                        priority_boost.or_else(|| self.realtime.then(RealtimeGuard::begin)?)
                 }
-                Job::Restore(token, entry) => self.restored(token, &entry),
+                Job::Build(token) => self.build_token = Some(token),
+                Job::Piece { kind, more, bytes } => self.on_piece(kind, more, bytes),
+                Job::Restore(token, entry) if self.lock_handover.is_awaiting_donor() => {
+                    self.lock_handover.pending_restore = Some((token, entry));
+                }
+                Job::Restore(token, entry) => self.complete_restore(token, &entry),
                 Job::Go(token) => {
-                    let locked = self.take_locks(inbox);
-                    let result = locked.and_then(|()| self.go());
-                    let runs = result.is_ok();
-                    let since = *result.as_ref().unwrap_or(&Instant::now());
-                    let results = Results::Gone(result.map(|_| Went {
+                    let locks_result = self.take_locks(inbox);
+                    let result = locks_result.and_then(|()| self.resume_process());
+                    let is_running = result.is_ok();
+                    let resumed_at = *result.as_ref().unwrap_or(&Instant::now());
+                    let results = Results::Resumed(result.map(|_| ResumeReport {
                         steps: self.steps.list(),
-                        ..Went::default()
+                        ..ResumeReport::default()
                     }));
                     let completion = Completion { token, results };
-                    self.teller.done_since(Some(self.id), completion, since);
-                    if runs {
-                        drop(hurry);
-                        return self.after(inbox);
+                    self.events
+                        .command_done_since(Some(self.id), completion, resumed_at);
+                    if is_running {
+                        drop(priority_boost);
+                        return self.run_after_resume(inbox);
                     }
                 }
                 Job::Refuse(why) => {
                     self.refuse(why.clone());
-                    self.teller.tell(Told::Took {
+                    self.events.send(WorkerEvent::ReportTaken {
                         id: self.id,
                         bytes: 0,
                         busy_us: 0,
@@ -219,34 +226,34 @@ impl Taking {
                     });
                 }
                 Job::Discard(token) => {
-                    self.remove_made();
-                    self.built(Err("it was given up".to_owned()));
+                    self.discard_partial();
+                    self.complete_build(Err("the move was given up".to_owned()));
                     self.record.remove();
-                    return self.done(token, Results::Discarded);
+                    return self.complete(token, Results::Discarded);
                 }
             }
         }
     }
 
-    fn done(&self, token: Token, results: Results) {
-        self.teller
-            .done(Some(self.id), Completion { token, results });
+    fn complete(&self, token: Token, results: Results) {
+        self.events
+            .command_done(Some(self.id), Completion { token, results });
     }
 
     /// Handles a piece. After a problem only its bytes are counted.
-    fn piece(&mut self, kind: u8, more: bool, bytes: Bytes) {
-        let (began, mut problem) = (Instant::now(), None);
+    fn on_piece(&mut self, kind: u8, more: bool, bytes: Bytes) {
+        let (started_at, mut problem) = (Instant::now(), None);
         let count = bytes.len() as u64;
         if self.problem.is_none()
-            && let Err(why) = self.take(kind, more, bytes)
+            && let Err(why) = self.take_piece(kind, more, bytes)
         {
             problem = Some(why.clone());
             self.refuse(why);
         }
-        self.teller.tell(Told::Took {
+        self.events.send(WorkerEvent::ReportTaken {
             id: self.id,
             bytes: count,
-            busy_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
+            busy_us: u64::try_from(started_at.elapsed().as_micros()).unwrap_or(u64::MAX),
             problem,
         });
     }
@@ -256,51 +263,51 @@ impl Taking {
         if self.problem.is_some() {
             return;
         }
-        self.remove_made();
-        self.built(Err(why.clone()));
-        if let Some(token) = self.handover.give_up() {
-            self.done(token, Results::Restored(Err(why.clone())));
+        self.discard_partial();
+        self.complete_build(Err(why.clone()));
+        if let Some(token) = self.lock_handover.give_up() {
+            self.complete(token, Results::Restored(Err(why.clone())));
         }
         self.problem = Some(why);
     }
 
     /// Ends the restorer with all its processes, and removes sockets, control group and the adoption socket.
-    fn remove_made(&mut self) {
+    fn discard_partial(&mut self) {
         (self.restorer, self.sockets) = (None, None);
         if let Some((groups, group)) = &self.group {
             groups.remove(group.path());
         }
-        let _ = std::fs::remove_file(&self.way_back);
+        let _ = std::fs::remove_file(&self.adoption_socket);
     }
 
-    fn take(&mut self, kind: u8, more: bool, bytes: Bytes) -> Result<(), String> {
-        let Some((kind, message)) = self.incoming.take(kind, more, bytes)? else {
+    fn take_piece(&mut self, kind: u8, more: bool, bytes: Bytes) -> Result<(), String> {
+        let Some((kind, message)) = self.assembler.add_piece(kind, more, bytes)? else {
             return Ok(());
         };
-        self.conversation.take(kind.message())?;
-        if !(self.refusals.is_empty() || is_judged_whole(kind)) {
+        self.conversation.accept(kind.conversation_message())?;
+        if !(self.refusals.is_empty() || is_judged_up_front(kind)) {
             return Err(self.refusals.join("; "));
         }
         match kind {
-            Kind::Freezing => self.steps = Steps::begin(),
-            _ => self.steps.done("wait"),
+            MessageKind::FreezeNotice => self.steps = StepTimer::begin(),
+            _ => self.steps.mark("wait"),
         }
-        let taken = self.take_message(kind, message);
+        let result = self.handle_message(kind, message);
         match kind {
             // The donor gets all refusals together, in the verdict.
-            Kind::Tree | Kind::Descriptors if !self.is_judged => {
-                taken.or_else(|why| self.object(why))?;
+            MessageKind::Tree | MessageKind::Descriptors if !self.is_judged => {
+                result.or_else(|why| self.add_refusal(why))?;
             }
-            _ => taken?,
+            _ => result?,
         }
-        self.steps.done(kind.name());
+        self.steps.mark(kind.name());
         Ok(())
     }
 
     /// Adds a reason for refusing the process.
-    fn object(&mut self, why: String) -> Result<(), String> {
+    fn add_refusal(&mut self, why: String) -> Result<(), String> {
         if self.refusals.len() >= REFUSALS_MAX {
-            return Err("its donor does not ask whether it is taken".to_owned());
+            return Err("the donor does not ask for the acceptor's verdict".to_owned());
         }
         if !self.refusals.contains(&why) {
             self.refusals.push(why);
@@ -309,220 +316,244 @@ impl Taking {
     }
 
     /// Judges the preview of the process's state, and sends the verdict to the donor.
-    fn judge(&mut self, message: &[u8]) -> Result<(), String> {
-        let outlook: Frozen = decode(message).map_err(text)?;
-        if let Err(why) = self.policy.judge().frozen(&outlook) {
-            self.object(why)?;
+    fn judge_preview(&mut self, message: &[u8]) -> Result<(), String> {
+        let preview: FrozenTree = decode(message).map_err(error_text)?;
+        if let Err(why) = self.policy.judge().check_state(&preview) {
+            self.add_refusal(why)?;
         } else if self.refusals.is_empty()
-            && let Err(error) = self.there()?.outlook(&outlook)
+            && let Err(error) = self.restorer()?.check_state_preview(&preview)
         {
-            self.object(text(error))?;
+            self.add_refusal(error_text(error))?;
         }
         self.is_judged = true;
         let refusals = self.refusals.clone();
-        self.teller.tell(Told::Judged {
+        self.events.send(WorkerEvent::SendVerdict {
             id: self.id,
             refusals,
         });
         if !self.refusals.is_empty() {
-            self.remove_made();
+            self.discard_partial();
             self.problem = Some(self.refusals.join("; "));
         }
         Ok(())
     }
 
-    fn take_message(&mut self, kind: Kind, message: Message) -> Result<(), String> {
-        if kind == Kind::Pages {
-            return self.there()?.pages_message(&message.0).map_err(text);
+    fn handle_message(&mut self, kind: MessageKind, message: Message) -> Result<(), String> {
+        if kind == MessageKind::Pages {
+            return self
+                .restorer()?
+                .write_pages_message(&message.0)
+                .map_err(error_text);
         }
-        let message = &message.whole();
+        let message = &message.into_bytes();
         match kind {
-            Kind::Tree => {
-                let tree: Tree = decode(message).map_err(text)?;
-                self.policy.judge().tree(&tree)?;
+            MessageKind::Tree => {
+                let tree: Tree = decode(message).map_err(error_text)?;
+                self.policy.judge().check_tree(&tree)?;
                 if !self.refusals.is_empty() {
                     return Ok(());
                 }
-                self.restorer(tree.clocks)?.tree(&tree).map_err(text)?;
-                self.built(Ok(()));
+                self.start_restorer(tree.clocks)?
+                    .update_tree(&tree)
+                    .map_err(error_text)?;
+                self.complete_build(Ok(()));
             }
-            Kind::Pages | Kind::PackedPages => {
-                let pages = unpack(message)?;
-                self.there()?.pages_message(&[pages]).map_err(text)?;
+            MessageKind::Pages | MessageKind::CompressedPages => {
+                let pages = decompress_message(message)?;
+                self.restorer()?
+                    .write_pages_message(&[pages])
+                    .map_err(error_text)?;
             }
-            Kind::Descriptors | Kind::LastDescriptors => self.descriptors(kind, message)?,
-            Kind::Seen | Kind::Sockets | Kind::LastSockets => {
-                self.give_states(kind, connections::decode(message)?)?;
+            MessageKind::Descriptors | MessageKind::LastDescriptors => {
+                self.restore_descriptors(kind, message)?
             }
-            Kind::Freezing => {
-                if self.hurries {
-                    self.there()?.hurry().map_err(text)?;
+            MessageKind::Snapshots | MessageKind::Sockets | MessageKind::LastSockets => {
+                self.restore_socket_states(kind, connections::decode(message)?)?;
+            }
+            MessageKind::FreezeNotice => {
+                if self.realtime {
+                    self.restorer()?.raise_priority().map_err(error_text)?;
                 }
                 // The process still runs at the donor.
                 if let Some(sockets) = &mut self.sockets {
-                    let awake = sockets.awaken(1);
-                    awake.map_err(|error| error.to_string())?;
+                    let exited = sockets.leave_repair(1);
+                    exited.map_err(|error| error.to_string())?;
                 }
             }
-            Kind::Frozen => {
-                let frozen: Frozen = decode(message).map_err(text)?;
-                self.policy.judge().frozen(&frozen)?;
-                let contended = self.there()?.frozen(&frozen).map_err(text)?;
-                self.contended(contended)?;
+            MessageKind::Frozen => {
+                let frozen: FrozenTree = decode(message).map_err(error_text)?;
+                self.policy.judge().check_state(&frozen)?;
+                let contended = self
+                    .restorer()?
+                    .restore_state(&frozen)
+                    .map_err(error_text)?;
+                self.hand_over_locks(contended)?;
             }
-            Kind::Outlook => self.judge(message)?,
-            Kind::Locks => self.shared(message)?,
-            Kind::Missing => {
-                let missing: Missing = decode(message).map_err(text)?;
-                self.there()?.missing(&missing).map_err(text)?;
+            MessageKind::StatePreview => self.judge_preview(message)?,
+            MessageKind::Locks => self.on_locks_shared(message)?,
+            MessageKind::MissingPages => {
+                let missing: MissingPages = decode(message).map_err(error_text)?;
+                self.restorer()?
+                    .announce_missing(&missing)
+                    .map_err(error_text)?;
             }
-            Kind::Follows | Kind::Lost => return Err("memory followed too soon".to_owned()),
-            Kind::Digest => {
-                let original: Digest = decode(message).map_err(text)?;
-                self.there()?.compare(&original).map_err(text)?;
+            MessageKind::PostcopyPages | MessageKind::PostcopyFailed => {
+                return Err("received post-copy pages before the process resumed".to_owned());
+            }
+            MessageKind::Digest => {
+                let original: Digest = decode(message).map_err(error_text)?;
+                self.restorer()?.compare(&original).map_err(error_text)?;
             }
         }
         Ok(())
     }
 
     /// Completes the `Build` command with the result of the first tree image.
-    fn built(&mut self, result: Result<(), String>) {
-        if let Some(token) = self.building.take() {
-            self.done(token, Results::Built(result));
+    fn complete_build(&mut self, result: Result<(), String>) {
+        if let Some(token) = self.build_token.take() {
+            self.complete(token, Results::Built(result));
         }
     }
 
-    fn there(&mut self) -> Result<&mut Restorer, String> {
-        let missing = || "memory came before the shape of its tree".to_owned();
-        self.restorer.as_mut().ok_or_else(missing)
+    fn restorer(&mut self) -> Result<&mut Restorer, String> {
+        let no_restorer = || "received memory before the process tree".to_owned();
+        self.restorer.as_mut().ok_or_else(no_restorer)
     }
 
     /// Returns the restorer; starts it for the first tree image.
-    fn restorer(&mut self, clocks: Clocks) -> Result<&mut Restorer, String> {
+    fn start_restorer(&mut self, clocks: Clocks) -> Result<&mut Restorer, String> {
         if self.restorer.is_none() {
-            let back = listen(&self.way_back).map_err(|error| {
-                let path = self.way_back.display();
+            let listener = bind_adoption_socket(&self.adoption_socket).map_err(|error| {
+                let path = self.adoption_socket.display();
                 format!("{path}: {error}")
             })?;
-            let offsets = offsets(clocks);
-            let program = Path::new(PROGRAM);
-            let restorer = Restorer::start_adoptable(program, &[RESTORER], offsets, &back);
-            let mut restorer = restorer.map_err(text)?;
-            restorer.rights(self.policy.rights()).map_err(text)?;
-            let held = Held::of(restorer.pid()).map_err(text)?;
-            self.record.write(&Entry::Restorer(held))?;
-            self.held = Some(held);
+            let offsets = clock_offsets(clocks);
+            let program = Path::new(SELF_EXE);
+            let restorer = Restorer::start_adoptable(program, &[RESTORER_ARG], offsets, &listener);
+            let mut restorer = restorer.map_err(error_text)?;
+            restorer
+                .set_rights(self.policy.rights())
+                .map_err(error_text)?;
+            let restorer_ref = ProcessRef::of(restorer.pid()).map_err(error_text)?;
+            self.record.write(&RecordEntry::Restorer(restorer_ref))?;
+            self.restorer_ref = Some(restorer_ref);
             // The restored processes inherit the group from the restorer.
             if let Some((groups, group)) = &self.group {
-                groups.make(group, restorer.pid())?;
+                groups.create(group, restorer.pid())?;
             }
             self.restorer = Some(restorer);
         }
-        self.there()
+        self.restorer()
     }
 
     /// Completes the `Restore` command.
-    fn restored(&mut self, token: Token, entry: &Entry) {
+    fn complete_restore(&mut self, token: Token, entry: &RecordEntry) {
         let result = self.restore(entry);
-        self.done(token, Results::Restored(result));
-        self.settle();
+        self.complete(token, Results::Restored(result));
+        self.apply_deferred_options();
     }
 
     /// Checks that the process is complete, and writes the record. The donor's messages all precede this job.
-    fn restore(&mut self, entry: &Entry) -> Result<(), String> {
+    fn restore(&mut self, entry: &RecordEntry) -> Result<(), String> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
         }
         if !self.conversation.is_complete() {
-            return Err("not all of it came".to_owned());
+            return Err("the process image is incomplete".to_owned());
         }
         let unfinished = self.sockets.as_ref().map(Sockets::unfinished);
         if let Some(unfinished) = unfinished.filter(|some| !some.is_empty()) {
-            self.record.write(&Entry::Unfinished(unfinished))?;
+            self.record
+                .write(&RecordEntry::UnfinishedConnections(unfinished))?;
         }
-        self.steps.done("wait");
+        self.steps.mark("wait");
         self.record.write(entry)?;
-        self.steps.done("record");
+        self.steps.mark("record");
         Ok(())
     }
 
     /// Sets the deferred options of connections while the holder decides about the commit.
-    fn settle(&mut self) {
+    fn apply_deferred_options(&mut self) {
         if let Some(sockets) = &mut self.sockets {
-            sockets.settle_awake();
-            let order = |(socket, longest_ms)| timeouts::order(socket, longest_ms);
-            let ordered = sockets.capped().all(order);
+            sockets.finish_active_options();
+            let request_restore =
+                |(socket, longest_ms)| retransmission_timeouts::record(socket, longest_ms);
+            let ordered = sockets.capped_timeouts().all(request_restore);
             if !ordered {
-                sockets.uncap();
+                sockets.raise_timeouts();
             }
         }
     }
 
     /// Resumes the process. Returns the time from which it runs.
-    fn go(&mut self) -> Result<Instant, String> {
-        self.steps.done("commit");
+    fn resume_process(&mut self) -> Result<Instant, String> {
+        self.steps.mark("commit");
         if let Some(sockets) = &mut self.sockets {
-            let activated = sockets.activate(WindowProbe::No, RESTORERS);
+            let activated = sockets.activate(WindowProbe::Never, RESTORE_THREADS);
             activated.map_err(|error| error.to_string())?;
         }
-        self.steps.done("activate");
+        self.steps.mark("activate");
         // Closed before the process runs, because a descriptor that stays open here would keep a socket open that the
         // process closes.
-        let servers = servers(self.sockets.as_ref());
+        let listeners = listening_endpoints(self.sockets.as_ref());
         self.sockets.take().into_iter().for_each(Sockets::close);
-        self.steps.done("close");
-        self.following = self.there()?.follow().map_err(text)?;
-        if self.following.is_some() {
-            self.teller.tell(Told::Follows { id: self.id });
+        self.steps.mark("close");
+        self.fault_handler = self.restorer()?.open_lazy_pages().map_err(error_text)?;
+        if self.fault_handler.is_some() {
+            self.events
+                .send(WorkerEvent::PostcopyStarted { id: self.id });
         }
-        for lock in self.there()?.go().map_err(text)? {
-            tracing::warn!(id = %self.id, lock, "a lock of a process that came is somebody else's here");
+        for lock in self.restorer()?.resume().map_err(error_text)? {
+            tracing::warn!(id = %self.id, lock, "another process on this node has a lock of an arrived process");
         }
-        let runs = Instant::now();
-        self.steps.done("go");
-        let _ = std::fs::remove_file(&self.way_back);
-        self.record.write(&Entry::Runs)?;
-        self.steps.done("record");
-        tracing::debug!(id = %self.id, steps = %self.steps, "it runs");
-        if let (Some(restorer), Some(held)) = (self.restorer.take(), self.held) {
-            self.teller.tell(Told::Runs {
+        let resumed_at = Instant::now();
+        self.steps.mark("resume");
+        let _ = std::fs::remove_file(&self.adoption_socket);
+        self.record.write(&RecordEntry::Running)?;
+        self.steps.mark("record");
+        tracing::debug!(id = %self.id, steps = %self.steps, "the process runs");
+        if let (Some(restorer), Some(restorer_ref)) = (self.restorer.take(), self.restorer_ref) {
+            self.events.send(WorkerEvent::ProcessRuns {
                 id: self.id,
                 restorer,
-                held,
-                came: std::mem::take(&mut self.came),
-                servers,
+                restorer_ref,
+                info: std::mem::take(&mut self.info),
+                listeners,
             });
         }
-        Ok(runs)
+        Ok(resumed_at)
     }
 }
 
-impl Taking {
+impl AcceptorWorker {
     /// Continues after the process runs: restores timeouts and receives the remaining pages.
-    fn after(mut self, inbox: &Receiver<Job>) {
-        let give_back = || {
-            std::thread::sleep(timeouts::AFTER);
-            timeouts::give_back();
+    fn run_after_resume(mut self, inbox: &Receiver<Job>) {
+        let restore_timeouts = || {
+            std::thread::sleep(retransmission_timeouts::CAP_DURATION);
+            retransmission_timeouts::restore_recorded();
         };
-        let Some(following) = self.following.take() else {
-            return give_back();
+        let Some(following) = self.fault_handler.take() else {
+            return restore_timeouts();
         };
-        std::thread::spawn(give_back);
-        Follower::new(self.id, following, self.teller).run(inbox, &self.wake);
+        std::thread::spawn(restore_timeouts);
+        PostcopyReceiver::new(self.id, following, self.events).run(inbox, &self.wake);
     }
 }
 
 /// Returns true if a message is part of the image that is judged as a whole before any memory is sent.
-fn is_judged_whole(kind: Kind) -> bool {
-    matches!(kind, Kind::Tree | Kind::Descriptors | Kind::Outlook)
+fn is_judged_up_front(kind: MessageKind) -> bool {
+    matches!(
+        kind,
+        MessageKind::Tree | MessageKind::Descriptors | MessageKind::StatePreview
+    )
 }
 
 /// Returns an event descriptor.
-fn alarm() -> std::io::Result<OwnedFd> {
+fn wake_event() -> std::io::Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     Ok(rustix::event::eventfd(0, flags)?)
 }
 
-fn text(error: holdfast_sys::process::error::Error) -> String {
+fn error_text(error: holdfast_sys::process::error::Error) -> String {
     error.to_string()
 }

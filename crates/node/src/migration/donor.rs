@@ -2,7 +2,7 @@
 
 mod freeze;
 mod locks;
-pub(super) mod serve;
+pub(super) mod postcopy_sender;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,34 +11,34 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_proto::migration::{Completion, Results, RoundReport, Shape, Token};
-use holdfast_sys::process::donor::{Behind, Tracker};
+use holdfast_proto::migration::{Completion, ProcessTree, Results, RoundReport, Token};
+use holdfast_sys::process::donor::{PageSource, Tracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Descriptors, Missing, Process, Tree, encode};
-use holdfast_wire::migration::Wanted;
+use holdfast_sys::process::image::{Descriptors, MissingPages, Process, Tree, encode};
+use holdfast_wire::migration::PageRequest;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
-use self::serve::{Interrupted, Serving};
+use self::postcopy_sender::{LoopEnded, PostcopySender};
 use super::check;
-use super::connections::{self, Connections, Ways};
-use super::left;
-use super::leftovers::Leftovers;
-use super::pieces::{Kind, Outgoing, Window};
-use super::places::{Addresses, Places};
+use super::connections::{self, MoveOptions, TrackedConnections};
+use super::crash_recovery;
+use super::donor_state::DonorState;
+use super::image_messages::{ImageSender, MessageKind, Window};
+use super::lingering_listeners::LingeringListeners;
 use super::records::Record;
-use super::state::State;
-use super::steps::Steps;
-use super::told::Teller;
+use super::socket_endpoints::{Addresses, TreeSockets};
+use super::step_timer::StepTimer;
+use super::worker_events::EventSender;
 
 /// Bytes of memory in one message.
-const PAGES_BYTES: u64 = 1 << 20;
+const PAGES_MESSAGE_BYTES: u64 = 1 << 20;
 
 /// Maximum number of touch-ups (short copies of dirty pages) in a round.
-const TOUCHES_MAX: u32 = 16;
+const TOUCH_UPS_MAX: u32 = 16;
 /// Another touch-up is worthwhile if the last one found less than this fraction of the previous one.
-const SHRINKS: f64 = 0.8;
+const WORTHWHILE_RATIO: f64 = 0.8;
 /// Number of dirty bytes below which another touch-up is not worthwhile.
-const FEW_BYTES: u64 = 128 << 10;
+const FEW_DIRTY_BYTES: u64 = 128 << 10;
 
 /// Job of a donor's thread.
 #[derive(Debug)]
@@ -50,20 +50,20 @@ pub(super) enum Job {
     Thaw(Token),
     Release(Token),
     /// The acceptor asks for remaining pages.
-    Wanted(Wanted),
+    PagesRequested(PageRequest),
     /// The acceptor has taken some of the remaining pages.
-    Taken,
+    PagesTaken,
     /// The acceptor asks for the next step of the hand-over of locks.
     Locks(Bytes),
 }
 
 /// A move from this node, with its running thread.
 pub(super) struct Donor {
-    jobs: Sender<Job>,
+    job_sender: Sender<Job>,
     window: Arc<Window>,
     /// True if post-copy is in progress and the thread must be told of taken bytes.
-    follows: Arc<AtomicBool>,
-    pub(super) to: NodeId,
+    is_postcopy: Arc<AtomicBool>,
+    pub(super) acceptor: NodeId,
 }
 
 impl Donor {
@@ -73,88 +73,88 @@ impl Donor {
         root: i32,
         to: NodeId,
         (record, addresses): (Record, Addresses),
-        ways: Ways,
-        teller: Teller,
+        options: MoveOptions,
+        events: EventSender,
     ) -> std::io::Result<Donor> {
         let (jobs, inbox) = mpsc::channel();
-        let (outgoing, window) = Outgoing::new(id, to, teller.clone());
-        let follows = Arc::new(AtomicBool::new(false));
-        let giving = Giving {
+        let (outgoing, window) = ImageSender::new(id, to, events.clone());
+        let is_postcopy = Arc::new(AtomicBool::new(false));
+        let worker = DonorWorker {
             id,
             root,
             to,
-            outgoing,
+            sender: outgoing,
             record,
             addresses,
-            places: Places::default(),
-            ways,
+            sockets: TreeSockets::default(),
+            options,
             connections: None,
-            fenced: BTreeSet::new(),
-            teller,
-            steps: Steps::begin(),
-            follows: follows.clone(),
-            may_follow: false,
-            serving: None,
+            held_flows: BTreeSet::new(),
+            events,
+            steps: StepTimer::begin(),
+            is_postcopy: is_postcopy.clone(),
+            may_postcopy: false,
+            postcopy_sender: None,
         };
         std::thread::Builder::new()
-            .name("give".to_owned())
-            .spawn(move || giving.run(&inbox))?;
+            .name("move-donor".to_owned())
+            .spawn(move || worker.run(&inbox))?;
         Ok(Donor {
-            jobs,
+            job_sender: jobs,
             window,
-            follows,
-            to,
+            is_postcopy,
+            acceptor: to,
         })
     }
 
     /// Starts a thread that sends the remaining pages of a process which an earlier daemon left stopped, and then
     /// ends that process.
-    pub(super) fn resume(
+    pub(super) fn start_postcopy_sender(
         (id, to): (MoveId, NodeId),
         pids: Vec<Option<i32>>,
         record: Record,
         token: Token,
-        teller: Teller,
+        events: EventSender,
     ) -> std::io::Result<Donor> {
         let (jobs, inbox) = mpsc::channel();
-        let (mut outgoing, window) = Outgoing::new(id, to, teller.clone());
+        let (mut outgoing, window) = ImageSender::new(id, to, events.clone());
         let run = move || {
             // Only the acceptor knows the missing pages.
-            if let Ok(behind) = Behind::new(&pids, &Missing::default()) {
-                let serving = Serving::new((id, to), behind);
-                if serving.run(&mut outgoing, &inbox, &teller).is_err() {
+            if let Ok(page_source) = PageSource::new(&pids, &MissingPages::default()) {
+                let sender = PostcopySender::new((id, to), page_source);
+                if sender.run(&mut outgoing, &inbox, &events).is_err() {
                     return;
                 }
             }
-            let results = Results::Released(left::release(&record.read()));
-            teller.done(Some(id), Completion { token, results });
+            let results = Results::Released(crash_recovery::release(&record.read()));
+            events.command_done(Some(id), Completion { token, results });
         };
         std::thread::Builder::new()
-            .name("give".to_owned())
+            .name("move-donor".to_owned())
             .spawn(run)?;
-        let follows = Arc::new(AtomicBool::new(true));
+        let is_postcopy = Arc::new(AtomicBool::new(true));
         Ok(Donor {
-            jobs,
+            job_sender: jobs,
             window,
-            follows,
-            to,
+            is_postcopy,
+            acceptor: to,
         })
     }
 
     /// Passes a job to the thread. Returns false if the thread has ended.
-    pub(super) fn job(&self, job: Job) -> bool {
+    pub(super) fn send_job(&self, job: Job) -> bool {
         if let Job::Thaw(_) = job {
             self.window.close("the move was given up");
         }
-        self.jobs.send(job).is_ok()
+        self.job_sender.send(job).is_ok()
     }
 
     /// Records that the acceptor has taken bytes, after `busy_us` microseconds of work, or the reason why it takes no
     /// more.
-    pub(super) fn took(&self, (bytes, busy_us): (u64, u64), problem: Option<&str>) {
-        self.window.taken(bytes, Duration::from_micros(busy_us));
-        if self.follows.load(Ordering::Relaxed) {
-            let _ = self.jobs.send(Job::Taken);
+    pub(super) fn on_taken(&self, (bytes, busy_us): (u64, u64), problem: Option<&str>) {
+        self.window.on_taken(bytes, Duration::from_micros(busy_us));
+        if self.is_postcopy.load(Ordering::Relaxed) {
+            let _ = self.job_sender.send(Job::PagesTaken);
         }
         if let Some(problem) = problem {
             self.window.close(problem);
@@ -162,87 +162,92 @@ impl Donor {
     }
 
     /// Records the acceptor's verdict; without refusals it takes the process.
-    pub(super) fn judged(&self, refusals: Vec<String>) {
-        self.window.judged(refusals);
+    pub(super) fn on_judged(&self, refusals: Vec<String>) {
+        self.window.set_verdict(refusals);
     }
 
     /// Stops sending, because the acceptor cannot be reached.
-    pub(super) fn lost(&self) {
+    pub(super) fn on_channel_lost(&self) {
         self.window.close("the channel to the acceptor was lost");
     }
 }
 
 /// State of the thread.
-struct Giving {
+struct DonorWorker {
     id: MoveId,
     root: i32,
     to: NodeId,
-    outgoing: Outgoing,
+    sender: ImageSender,
     record: Record,
     addresses: Addresses,
-    places: Places,
+    sockets: TreeSockets,
     /// Options of the move.
-    ways: Ways,
+    options: MoveOptions,
     /// Followed sockets; set in the first round.
-    connections: Option<Connections>,
+    connections: Option<TrackedConnections>,
     /// Flows whose packets are held at the acceptor.
-    fenced: BTreeSet<Flow>,
-    teller: Teller,
+    held_flows: BTreeSet<Flow>,
+    events: EventSender,
     /// Durations of the steps of the freeze.
-    steps: Steps,
-    follows: Arc<AtomicBool>,
+    steps: StepTimer,
+    is_postcopy: Arc<AtomicBool>,
     /// True if pages that are dirty in the freeze may be sent later (post-copy).
-    may_follow: bool,
+    may_postcopy: bool,
     /// Sender of the remaining pages.
-    serving: Option<Serving>,
+    postcopy_sender: Option<PostcopySender>,
 }
 
-impl Giving {
+impl DonorWorker {
     /// Runs until the move or the event loop has ended. If the loop ends first, the kernel resumes a stopped tree when
     /// its tracer exits, unless the tree is held.
     fn run(mut self, inbox: &Receiver<Job>) {
-        let mut state = State::New;
+        let mut state = DonorState::New;
         while let Ok(job) = inbox.recv() {
-            let mut since = None;
-            let (next, token, results) = match job {
+            let mut effective_at = None;
+            let (next_state, token, results) = match job {
                 Job::Round(token) => {
-                    let (next, result) = self.round(state);
-                    (next, token, Results::Copied(result))
+                    let (next_state, result) = self.copy_round(state);
+                    (next_state, token, Results::Copied(result))
                 }
                 Job::Freeze(token, flows, may_follow) => {
-                    self.fenced.extend(flows);
-                    self.may_follow = may_follow;
-                    let (next, result) = self.freeze(state);
-                    since = Some(self.steps.began());
-                    (next, token, Results::Frozen(result))
+                    self.held_flows.extend(flows);
+                    self.may_postcopy = may_follow;
+                    let (next_state, result) = self.freeze(state);
+                    effective_at = Some(self.steps.started_at());
+                    (next_state, token, Results::Frozen(result))
                 }
-                Job::Thaw(token) => (State::Ended, token, Results::Thawed(state.thaw(self.id))),
+                Job::Thaw(token) => (
+                    DonorState::Ended,
+                    token,
+                    Results::Thawed(state.thaw(self.id)),
+                ),
                 Job::Release(token) => {
                     let Ok(released) = self.release(state, inbox) else {
                         return;
                     };
-                    (State::Ended, token, Results::Released(released))
+                    (DonorState::Ended, token, Results::Released(released))
                 }
                 // The process may already run at the acceptor before this node knows of the commit.
-                Job::Wanted(wanted) => {
-                    if let Some(serving) = &mut self.serving {
-                        serving.hear_early(wanted, &mut self.outgoing);
+                Job::PagesRequested(request) => {
+                    if let Some(serving) = &mut self.postcopy_sender {
+                        serving.handle_early_request(request, &mut self.sender);
                     }
                     continue;
                 }
-                Job::Taken => continue,
+                Job::PagesTaken => continue,
                 Job::Locks(bytes) => {
-                    if let State::Stopped(stopped) = &mut state {
-                        self.give_locks(stopped, &bytes);
+                    if let DonorState::Stopped(stopped) = &mut state {
+                        self.on_lock_request(stopped, &bytes);
                     }
                     continue;
                 }
             };
-            state = next;
+            state = next_state;
             let completion = Completion { token, results };
-            let since = since.unwrap_or_else(Instant::now);
-            self.teller.done_since(Some(self.id), completion, since);
-            if let State::Ended = state {
+            let effective_at = effective_at.unwrap_or_else(Instant::now);
+            self.events
+                .command_done_since(Some(self.id), completion, effective_at);
+            if let DonorState::Ended = state {
                 return;
             }
         }
@@ -252,101 +257,104 @@ impl Giving {
     /// Ends the process here, once all its memory is at the acceptor.
     fn release(
         &mut self,
-        state: State,
+        state: DonorState,
         inbox: &Receiver<Job>,
-    ) -> Result<Result<(), String>, Interrupted> {
-        let mut leftovers = state.leftovers();
-        if let Some(serving) = self.serving.take() {
+    ) -> Result<Result<(), String>, LoopEnded> {
+        let mut listeners = state.lingering_listeners();
+        if let Some(serving) = self.postcopy_sender.take() {
             // Waiting clients are handed off first, since sending the remaining pages takes longer.
-            leftovers
+            listeners
                 .take()
                 .into_iter()
-                .for_each(|leftovers| self.leave(leftovers));
-            if let Err(interrupted) = serving.run(&mut self.outgoing, inbox, &self.teller) {
+                .for_each(|leftovers| self.hand_off_unaccepted(leftovers));
+            if let Err(interrupted) = serving.run(&mut self.sender, inbox, &self.events) {
                 state.abandon();
                 return Err(interrupted);
             }
         }
         let released = state.release();
         if released.is_ok() {
-            leftovers
+            listeners
                 .into_iter()
-                .for_each(|leftovers| self.leave(leftovers));
+                .for_each(|leftovers| self.hand_off_unaccepted(leftovers));
         }
         Ok(released)
     }
 
     /// Hands unaccepted connections off after the process.
-    fn leave(&self, leftovers: Leftovers) {
-        let with = (self.addresses.clone(), self.teller.clone());
-        leftovers.follow(self.id, self.to, with);
+    fn hand_off_unaccepted(&self, listeners: LingeringListeners) {
+        let context = (self.addresses.clone(), self.events.clone());
+        listeners.hand_off_all(self.id, self.to, context);
     }
 
-    fn round(&mut self, state: State) -> (State, Result<RoundReport, String>) {
+    fn copy_round(&mut self, state: DonorState) -> (DonorState, Result<RoundReport, String>) {
         let tracker = match state {
-            State::New => Tracker::start(self.root).map(Box::new).map_err(text),
-            State::Watched(tracker) => Ok(tracker),
-            other => return (other, Err("it is stopped already".to_owned())),
+            DonorState::New => Tracker::start(self.root).map(Box::new).map_err(error_text),
+            DonorState::Tracked(tracker) => Ok(tracker),
+            other => return (other, Err("the process is already stopped".to_owned())),
         };
         let mut tracker = match tracker {
             Ok(tracker) => tracker,
-            Err(why) => return (State::New, Err(why)),
+            Err(why) => return (DonorState::New, Err(why)),
         };
-        let result = self.copy(&mut tracker);
-        (State::Watched(tracker), result)
+        let result = self.copy_and_report(&mut tracker);
+        (DonorState::Tracked(tracker), result)
     }
 
-    fn copy(&mut self, tracker: &mut Tracker) -> Result<RoundReport, String> {
-        let (began, before) = (Instant::now(), self.outgoing.counts());
+    fn copy_and_report(&mut self, tracker: &mut Tracker) -> Result<RoundReport, String> {
+        let (started_at, counts_before) = (Instant::now(), self.sender.byte_counts());
         let is_first = self.connections.is_none();
         let mut connections = match self.connections.take() {
             Some(connections) => connections,
-            None => Connections::new(self.ways),
+            None => TrackedConnections::new(self.options),
         };
-        let mut round = tracker.round().map_err(text)?;
+        let mut round = tracker.next_round().map_err(error_text)?;
         self.send_tree(&round.tree)?;
-        let mut found = None;
+        let mut first_descriptors = None;
         if is_first {
-            found = Some(self.send_descriptors(tracker, &mut connections)?);
-            self.outgoing.send(
-                Kind::Outlook,
-                encode(&tracker.outlook().map_err(text)?).map_err(text)?,
+            first_descriptors = Some(self.send_descriptors(tracker, &mut connections)?);
+            self.sender.send(
+                MessageKind::StatePreview,
+                encode(&tracker.preview_state().map_err(error_text)?).map_err(error_text)?,
             )?;
-            let refusals = self.outgoing.verdict()?;
-            if self.ways.rehearsal || !refusals.is_empty() {
+            let refusals = self.sender.wait_for_verdict()?;
+            if self.options.rehearsal || !refusals.is_empty() {
                 return Ok(RoundReport {
                     refusals,
                     ..RoundReport::default()
                 });
             }
         }
-        while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
-            self.outgoing.send_pages(pages)?;
+        while let Some(pages) = tracker
+            .read(&mut round, PAGES_MESSAGE_BYTES)
+            .map_err(error_text)?
+        {
+            self.sender.send_pages(pages)?;
         }
         check::refuse_hidden_state(self.root)?;
-        let found = match found {
+        let descriptors = match first_descriptors {
             Some(found) => found,
             None => self.send_descriptors(tracker, &mut connections)?,
         };
-        let seen = connections.look(tracker, &found);
-        if let Some(seen) = seen.map_err(|error| error.to_string())? {
-            self.outgoing
-                .send(Kind::Seen, connections::encode(&seen)?)?;
+        let states = connections.snapshot_round(tracker, &descriptors);
+        if let Some(states) = states.map_err(|error| error.to_string())? {
+            self.sender
+                .send(MessageKind::Snapshots, connections::encode(&states)?)?;
         }
-        connections.expect(tracker);
+        connections.prepare_listing(tracker);
         self.connections = Some(connections);
-        self.outgoing.taken()?;
-        self.tell_sockets();
-        let (dirty, dirtied_in) = self.touch_up(tracker, began)?;
-        let duration = began.elapsed();
+        self.sender.wait_until_taken()?;
+        self.report_sockets();
+        let (dirty, dirtied_in) = self.touch_up(tracker, started_at)?;
+        let duration = started_at.elapsed();
         Ok(RoundReport {
-            copied: self.outgoing.sent - before.0,
-            saved: self.outgoing.saved - before.1,
-            dirty,
-            dirtied_in,
+            sent_bytes: self.sender.sent_bytes - counts_before.0,
+            saved_bytes: self.sender.saved_bytes - counts_before.1,
+            dirty_bytes: dirty,
+            dirty_interval: dirtied_in,
             duration,
-            shape: shape(&round.tree, tracker),
-            sockets: u32::try_from(self.places.list().len()).unwrap_or(u32::MAX),
+            tree: freeze_shape(&round.tree, tracker),
+            sockets: u32::try_from(self.sockets.list().len()).unwrap_or(u32::MAX),
             ..RoundReport::default()
         })
     }
@@ -355,62 +363,69 @@ impl Giving {
     fn send_descriptors(
         &mut self,
         tracker: &mut Tracker,
-        connections: &mut Connections,
+        connections: &mut TrackedConnections,
     ) -> Result<Descriptors, String> {
-        connections.options_are_read();
-        let found = connections.there(tracker.descriptors().map_err(text)?);
-        self.addresses.check(&found)?;
-        self.places.follow(&found);
-        self.outgoing
-            .send(Kind::Descriptors, encode(&found).map_err(text)?)?;
-        Ok(found)
+        connections.before_options_read();
+        let descriptors =
+            connections.descriptors_at_acceptor(tracker.read_descriptors().map_err(error_text)?);
+        self.addresses.check_descriptors(&descriptors)?;
+        self.sockets.update(&descriptors);
+        self.sender.send(
+            MessageKind::Descriptors,
+            encode(&descriptors).map_err(error_text)?,
+        )?;
+        Ok(descriptors)
     }
 
-    /// Copies pages dirtied since the round `began`, and repeats this as long as each pass finds less: passes get
+    /// Copies pages dirtied since the round `started_at`, and repeats this as long as each pass finds less: passes get
     /// shorter, whereas a whole round stays long. Returns an estimate of the bytes dirtied since the last pass, and the
     /// time since then.
     fn touch_up(
         &mut self,
         tracker: &mut Tracker,
-        began: Instant,
+        round_started_at: Instant,
     ) -> Result<(u64, Duration), String> {
-        let (mut before, mut last) = (began, u64::MAX);
-        for _ in 0..TOUCHES_MAX {
-            let looked = Instant::now();
-            let mut round = tracker.touch_up();
+        let (mut previous_at, mut previous_bytes) = (round_started_at, u64::MAX);
+        for _ in 0..TOUCH_UPS_MAX {
+            let pass_at = Instant::now();
+            let mut round = tracker.update_changed();
             let changed = round.bytes();
-            while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
-                self.outgoing.send_pages(pages)?;
+            while let Some(pages) = tracker
+                .read(&mut round, PAGES_MESSAGE_BYTES)
+                .map_err(error_text)?
+            {
+                self.sender.send_pages(pages)?;
             }
-            self.outgoing.taken()?;
-            let rate = changed as f64 / (looked - before).as_secs_f64().max(1e-6);
-            let less = (changed as f64) < last as f64 * SHRINKS;
-            (before, last) = (looked, changed);
-            let since = looked.elapsed();
-            if !less || changed < FEW_BYTES {
-                return Ok(((rate * since.as_secs_f64()) as u64, since));
+            self.sender.wait_until_taken()?;
+            let rate = changed as f64 / (pass_at - previous_at).as_secs_f64().max(1e-6);
+            let is_less = (changed as f64) < previous_bytes as f64 * WORTHWHILE_RATIO;
+            (previous_at, previous_bytes) = (pass_at, changed);
+            let elapsed = pass_at.elapsed();
+            if !is_less || changed < FEW_DIRTY_BYTES {
+                return Ok(((rate * elapsed.as_secs_f64()) as u64, elapsed));
             }
         }
-        Ok((last, before.elapsed()))
+        Ok((previous_bytes, previous_at.elapsed()))
     }
 
     fn send_tree(&mut self, tree: &Tree) -> Result<(), String> {
-        self.outgoing.send(Kind::Tree, encode(tree).map_err(text)?)
+        self.sender
+            .send(MessageKind::Tree, encode(tree).map_err(error_text)?)
     }
 }
 
 /// Returns the counts that determine the duration of a freeze.
-fn shape(tree: &Tree, tracker: &Tracker) -> Shape {
-    let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
-    let sum = |of: fn(&Process) -> usize| count(tree.processes.iter().map(of).sum());
-    Shape {
+fn freeze_shape(tree: &Tree, tracker: &Tracker) -> ProcessTree {
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let sum = |length_of: fn(&Process) -> usize| count(tree.processes.iter().map(length_of).sum());
+    ProcessTree {
         processes: count(tree.processes.len()),
         threads: sum(|process| process.threads.len()),
         mappings: sum(|process| process.mappings.len()),
-        shared: tracker.shared_bytes(),
+        shared_bytes: tracker.shared_bytes(),
     }
 }
 
-fn text(error: Error) -> String {
+fn error_text(error: Error) -> String {
     error.to_string()
 }

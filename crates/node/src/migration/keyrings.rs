@@ -2,29 +2,30 @@
 
 use std::sync::OnceLock;
 
-use holdfast_bpf::keyrings::{Keyring, Keyrings};
+use holdfast_bpf::keyrings::{KeyDetector, Keyring};
 
-static KEYRINGS: OnceLock<Result<Keyrings, String>> = OnceLock::new();
+static KEYRINGS: OnceLock<Result<KeyDetector, String>> = OnceLock::new();
 
 /// Returns the first of these processes that has keys, with the reason for a refusal.
-pub(super) fn find(pids: &[i32]) -> Option<(i32, String)> {
-    let keyrings = KEYRINGS.get_or_init(|| Keyrings::load().map_err(|error| error.to_string()));
-    let unknown = |error: &str| format!("whether it has keys (keyctl) cannot be told: {error}");
+pub(super) fn find_with_keys(pids: &[i32]) -> Option<(i32, String)> {
+    let keyrings = KEYRINGS.get_or_init(|| KeyDetector::load().map_err(|error| error.to_string()));
+    let unknown_keys =
+        |error: &str| format!("cannot check whether the process has keys (keyctl): {error}");
     pids.iter().find_map(|pid| {
         let why = match keyrings {
-            Err(error) => unknown(error),
-            Ok(keyrings) => match keyrings.with_keys(*pid) {
+            Err(error) => unknown_keys(error),
+            Ok(keyrings) => match keyrings.keyring_with_keys(*pid) {
                 Ok(None) => return None,
-                Ok(Some(Keyring::Own)) => {
-                    "it has keys in a keyring of its own (keyctl), which would be lost: let it remove them"
+                Ok(Some(Keyring::ThreadOrProcess)) => {
+                    "the process has keys in its own keyring (keyctl), which would be lost: let it remove them"
                         .into()
                 }
                 Ok(Some(Keyring::Session)) => {
-                    "its session keyring has keys (keyctl), which would be lost: start it in a session without \
-                     (`keyctl session - COMMAND`), or remove them"
+                    "the session keyring has keys (keyctl), which would be lost: start the process \
+                     in a session without (`keyctl session - COMMAND`), or remove them"
                         .into()
                 }
-                Err(error) => unknown(&error.to_string()),
+                Err(error) => unknown_keys(&error.to_string()),
             },
         };
         Some((*pid, why))

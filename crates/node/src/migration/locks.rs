@@ -8,23 +8,27 @@ use std::time::{Duration, Instant};
 
 use holdfast_proto::migration::{Completion, Results, Token};
 use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::GivenLock;
+use holdfast_sys::process::donor::LockHandover;
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::files::{LockStep, WantedLock};
 use holdfast_wire::MoveId;
 use serde::{Deserialize, Serialize};
 
-use super::told::{Teller, Told};
+use super::worker_events::{EventSender, WorkerEvent};
 
 /// Pause between attempts to take a contended lock: at first, and at most.
-const AGAIN_MIN: Duration = Duration::from_micros(500);
-const AGAIN_MAX: Duration = Duration::from_millis(100);
+const RETRY_PAUSE_MIN: Duration = Duration::from_micros(500);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Wait for a lock after which the log has a warning, and time for which errors are treated as temporary.
-const WARN: Duration = Duration::from_secs(2);
-const ERRORS_MAX: Duration = Duration::from_secs(30);
+const WARN_AFTER: Duration = Duration::from_secs(2);
+const ERRORS_TOLERATED_FOR: Duration = Duration::from_secs(30);
 
 /// Steps after the commit.
-pub(super) const AFTER_COMMIT: [LockStep; 3] = [LockStep::Rest, LockStep::First, LockStep::Last];
+pub(super) const AFTER_COMMIT: [LockStep; 3] = [
+    LockStep::MoveRemainder,
+    LockStep::ShareFirstByte,
+    LockStep::MoveFirstByte,
+];
 
 /// The acceptor's request for the next step.
 #[derive(Debug, Serialize, Deserialize)]
@@ -42,10 +46,10 @@ pub(super) struct LockAnswer {
 }
 
 impl LockRequest {
-    pub(super) fn tell(&self, id: MoveId, teller: &Teller) {
+    pub(super) fn send(&self, id: MoveId, events: &EventSender) {
         // Encoding plain numbers and bytes cannot fail.
         let bytes = postcard::to_stdvec(self).unwrap_or_default().into();
-        teller.tell(Told::Locks { id, bytes });
+        events.send(WorkerEvent::RequestLocks { id, bytes });
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<LockRequest> {
@@ -66,111 +70,114 @@ impl LockAnswer {
 /// Returns true if a step concerns any of these locks.
 pub(super) fn concerns(step: LockStep, locks: &[WantedLock]) -> bool {
     match step {
-        LockStep::Share | LockStep::Rest => !locks.is_empty(),
-        LockStep::First | LockStep::Last => locks.iter().any(WantedLock::has_two_parts),
+        LockStep::ShareRemainder | LockStep::MoveRemainder => !locks.is_empty(),
+        LockStep::ShareFirstByte | LockStep::MoveFirstByte => {
+            locks.iter().any(WantedLock::has_two_parts)
+        }
     }
 }
 
 /// Waits between attempts, and logs a warning if the waiting takes long.
-pub(super) struct Patience {
-    began: Instant,
+pub(super) struct LockRetry {
+    started_at: Instant,
     pause: Duration,
-    warned: bool,
+    has_warned: bool,
 }
 
-impl Patience {
-    pub(super) fn new() -> Patience {
-        Patience {
-            began: Instant::now(),
-            pause: AGAIN_MIN,
-            warned: false,
+impl LockRetry {
+    pub(super) fn new() -> LockRetry {
+        LockRetry {
+            started_at: Instant::now(),
+            pause: RETRY_PAUSE_MIN,
+            has_warned: false,
         }
     }
 
     pub(super) fn wait(&mut self, id: MoveId) {
-        if self.began.elapsed() > WARN && !std::mem::replace(&mut self.warned, true) {
+        if self.started_at.elapsed() > WARN_AFTER && !std::mem::replace(&mut self.has_warned, true)
+        {
             tracing::warn!(
                 %id,
-                "a process stands still until nobody else has a lock on a file which it has an exclusive lock on; `/proc/locks` shows who"
+                "a process waits until another process unlocks a file; `/proc/locks` shows which"
             );
         }
         std::thread::sleep(self.pause);
-        self.pause = (self.pause * 2).min(AGAIN_MAX);
+        self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
     }
 
     /// Returns true while an error is still treated as temporary.
-    pub(super) fn bears(&self, id: MoveId, error: &Error) -> bool {
-        let bears = self.began.elapsed() < ERRORS_MAX;
-        match bears {
-            true => tracing::debug!(%id, %error, "a lock could not be taken; trying again"),
-            false => tracing::error!(%id, %error, "a lock could not be taken"),
+    pub(super) fn tolerates(&self, id: MoveId, error: &Error) -> bool {
+        let is_tolerated = self.started_at.elapsed() < ERRORS_TOLERATED_FOR;
+        match is_tolerated {
+            true => tracing::debug!(%id, %error, "cannot take a lock; trying again"),
+            false => tracing::error!(%id, %error, "cannot take a lock"),
         }
-        bears
+        is_tolerated
     }
 }
 
 /// Retries until the original has all its locks again, or has ended.
-pub(super) fn regain(id: MoveId, regain: impl Fn() -> Result<bool, Error>) {
-    let mut patience = Patience::new();
+pub(super) fn retry_regain(id: MoveId, regain: impl Fn() -> Result<bool, Error>) {
+    let mut retry = LockRetry::new();
     loop {
         match regain() {
-            Ok(true) | Err(Error::Gone(_)) => return,
-            Err(error) if !patience.bears(id, &error) => return,
-            Ok(false) | Err(_) => patience.wait(id),
+            Ok(true) | Err(Error::ProcessEnded(_)) => return,
+            Err(error) if !retry.tolerates(id, &error) => return,
+            Ok(false) | Err(_) => retry.wait(id),
         }
     }
 }
 
 /// Resumes processes that an earlier daemon stopped, by `thaw`, once they have their locks again.
-pub(super) fn resume(
+pub(super) fn regain_then_thaw(
     (id, token): (MoveId, Token),
-    given: Vec<GivenLock>,
+    given_locks: Vec<LockHandover>,
     thaw: impl FnOnce() -> Result<(), String> + Send + 'static,
-    teller: Teller,
+    events: EventSender,
 ) -> std::io::Result<()> {
     let run = move || {
-        regain(id, || GivenLock::regain(&given));
+        retry_regain(id, || LockHandover::regain(&given_locks));
         let results = Results::Thawed(thaw());
-        teller.done(Some(id), Completion { token, results });
+        events.command_done(Some(id), Completion { token, results });
     };
-    let builder = std::thread::Builder::new().name("give".to_owned());
+    let builder = std::thread::Builder::new().name("regain-locks".to_owned());
     builder.spawn(run).map(drop)
 }
 
 /// Acquires the missing locks of a process that an earlier daemon restored.
-pub(super) fn complete(
+pub(super) fn acquire_then_report(
     (id, token): (MoveId, Token),
     mut restorer: Restorer,
     locks: Vec<WantedLock>,
-    teller: Teller,
+    events: EventSender,
 ) -> std::io::Result<()> {
     let run = move || {
         for step in AFTER_COMMIT {
-            let mut patience = Patience::new();
+            let mut retry = LockRetry::new();
             while concerns(step, &locks) {
                 let request = LockRequest {
                     step,
                     locks: Vec::new(),
                 };
-                request.tell(id, &teller);
-                patience.wait(id);
+                request.send(id, &events);
+                retry.wait(id);
                 match restorer.advance_locks(step) {
                     Ok(excluded) if excluded.is_empty() => break,
                     Err(error) if restorer.has_ended() => {
-                        let results = Results::Gone(Err(error.to_string()));
-                        return teller.done(Some(id), Completion { token, results });
+                        let results = Results::Resumed(Err(error.to_string()));
+                        return events.command_done(Some(id), Completion { token, results });
                     }
-                    Err(error) if !patience.bears(id, &error) => break,
+                    Err(error) if !retry.tolerates(id, &error) => break,
                     Ok(_) | Err(_) => {}
                 }
             }
         }
-        teller.tell(Told::Locked {
+        events.send(WorkerEvent::LocksAcquired {
             id,
             token,
             restorer,
         });
     };
-    let builder = std::thread::Builder::new().name("take".to_owned());
+    let builder = std::thread::Builder::new().name("acquire-locks".to_owned());
     builder.spawn(run).map(drop)
 }

@@ -2,37 +2,37 @@
 //! [`crate::engine`].
 //!
 //! Each move has a thread of its own, because a tracer must stay on one thread and copying memory takes time: a donor's
-//! thread (`donor`) or an acceptor's thread (`acceptor`). The threads report to the event loop (`told`) messages to
+//! thread (`donor`) or an acceptor's thread (`acceptor`). The threads report to the event loop (`worker_events`) messages to
 //! send and completed commands. State that must outlive the daemon is first written to a record (`records`).
 
 mod acceptor;
-mod asked;
-mod beginnings;
-mod carry;
 mod check;
+mod command_names;
+mod commands;
+mod compression;
 mod connections;
-mod domains;
+mod control_requests;
+mod crash_recovery;
 mod donor;
-mod follow;
-mod heard;
+mod donor_state;
+mod event_handlers;
+mod image_messages;
 mod keyrings;
-mod left;
-mod leftovers;
+mod landlock_domains;
+mod lingering_listeners;
 mod locks;
-mod names;
 mod operations;
-mod pack;
-mod pieces;
-mod places;
 mod policy;
+mod postcopy_receiver;
 mod records;
 mod rehearsals;
 mod residents;
-mod sights;
-mod state;
-mod steps;
-mod told;
-mod units;
+mod restore_setup;
+mod socket_endpoints;
+mod step_timer;
+mod systemd_units;
+mod tcp_snapshots;
+mod worker_events;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -42,28 +42,28 @@ use holdfast_proto::migration::{
     Completion, Config as MachineConfig, Event, Migration, Output, RecoveredRole,
 };
 use holdfast_sys::cgroup::Groups;
-use holdfast_wire::migration::{FlowAt, MoveFrame};
+use holdfast_wire::migration::{DonorFlow, MoveFrame};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
-pub use acceptor::RESTORER;
-pub(crate) use names::{name_of_command, name_of_results, token_of};
-pub(crate) use told::{Listener, Told};
+pub use acceptor::RESTORER_ARG;
+pub(crate) use command_names::{name_of_command, name_of_results, token_of};
+pub(crate) use worker_events::{EventReceiver, WorkerEvent};
 
 use crate::config::{Config, Reach};
 use acceptor::Acceptor;
 use donor::Donor;
+use image_messages::WINDOW_BYTES;
 use operations::Operations;
-use pieces::WINDOW_BYTES;
-pub(crate) use places::{Addresses, Place};
 use policy::Policy;
 use records::Records;
 pub(crate) use rehearsals::Inquiry;
 use rehearsals::Rehearsals;
 use residents::Residents;
-use told::Teller;
+pub(crate) use socket_endpoints::{Addresses, SocketEndpoint};
+use worker_events::EventSender;
 
-/// State of all moves. The owner carries out the results of [`Moves::next`] and passes in frames and events.
-pub(crate) struct Moves {
+/// State of all moves. The owner carries out the results of [`Migrations::next_output`] and passes in frames and events.
+pub(crate) struct Migrations {
     machine: Migration,
     enabled: bool,
     policy: Policy,
@@ -74,38 +74,38 @@ pub(crate) struct Moves {
     donors: BTreeMap<MoveId, Donor>,
     acceptors: BTreeMap<MoveId, Acceptor>,
     /// Flows whose packets are held for processes being moved here, sorted.
-    armed: BTreeMap<MoveId, Vec<FlowAt>>,
+    armed_flows: BTreeMap<MoveId, Vec<DonorFlow>>,
     /// Processes that run here while their remaining pages are still being sent (post-copy).
-    following: BTreeSet<MoveId>,
+    in_postcopy: BTreeSet<MoveId>,
     /// Bytes of pieces that the acceptors' threads have not consumed yet.
-    untaken: BTreeMap<MoveId, usize>,
+    unconsumed_bytes: BTreeMap<MoveId, usize>,
     /// Sockets of moving processes.
-    places: BTreeMap<MoveId, Vec<Place>>,
+    endpoints: BTreeMap<MoveId, Vec<SocketEndpoint>>,
     /// Packets to give to this node's stack before the sockets of a restored process become active.
     packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
     addresses: Addresses,
     /// Control groups of this node.
-    groups: Groups,
+    cgroups: Groups,
     /// True if every node receives every packet.
-    broadcast: bool,
+    is_broadcast: bool,
     /// True if freezes run at real-time priority.
-    hurries: bool,
+    realtime: bool,
     /// Names of the nodes.
-    nodes: BTreeMap<NodeId, String>,
-    teller: Teller,
+    node_names: BTreeMap<NodeId, String>,
+    events: EventSender,
 }
 
 /// Work that only the owner can do.
-pub(crate) enum Next {
+pub(crate) enum MachineOutput {
     /// Send a frame. A failure means that the peer is lost.
     Send(NodeId, Frame),
-    /// Carry out the command (see [`Moves::execute`]).
-    Do(Box<holdfast_proto::migration::Command>),
+    /// Carry out the command (see [`Migrations::execute`]).
+    Execute(Box<holdfast_proto::migration::Command>),
     /// Report the changes to the holder by way of the handoff machine.
     Report(Vec<holdfast_wire::Change>),
 }
 
-impl Moves {
+impl Migrations {
     /// Opens the state, with the records of an earlier daemon.
     ///
     /// # Errors
@@ -113,11 +113,11 @@ impl Moves {
     pub(crate) fn open(
         machine: MachineConfig,
         config: &Config,
-    ) -> std::io::Result<(Moves, Listener)> {
-        let groups = config.node.cgroup().map_err(std::io::Error::other)?;
-        let groups = Groups::new(groups);
+    ) -> std::io::Result<(Migrations, EventReceiver)> {
+        let cgroup_path = config.node.cgroup().map_err(std::io::Error::other)?;
+        let cgroups = Groups::new(cgroup_path);
         let records = Records::open(&config.node.run_dir)?;
-        let (teller, listener) = told::way();
+        let (events, listener) = worker_events::channel();
         let nodes = config
             .nodes()
             .map(|(id, name)| (id, name.to_owned()))
@@ -126,7 +126,7 @@ impl Moves {
             config.services.iter().map(|service| service.address.ip()),
             config.addresses(),
         );
-        let moves = Moves {
+        let moves = Migrations {
             machine: Migration::new(machine),
             enabled: config.migration.enabled,
             policy: Policy::new(
@@ -134,32 +134,32 @@ impl Moves {
                 addresses.clone(),
                 (config.services.iter()).map(|service| service.address.port()),
             ),
-            residents: Residents::open(records.residents(), groups.clone()),
+            residents: Residents::open(records.residents_file(), cgroups.clone()),
             records,
             operations: Operations::default(),
             rehearsals: Rehearsals::default(),
             donors: BTreeMap::new(),
             acceptors: BTreeMap::new(),
-            armed: BTreeMap::new(),
-            following: BTreeSet::new(),
-            untaken: BTreeMap::new(),
-            places: BTreeMap::new(),
+            armed_flows: BTreeMap::new(),
+            in_postcopy: BTreeSet::new(),
+            unconsumed_bytes: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
             packets: BTreeMap::new(),
             addresses,
-            groups,
-            hurries: config.node.realtime,
-            broadcast: matches!(config.group.reach, Reach::Broadcast { .. }),
-            nodes,
-            teller,
+            cgroups,
+            realtime: config.node.realtime,
+            is_broadcast: matches!(config.group.reach, Reach::Broadcast { .. }),
+            node_names: nodes,
+            events,
         };
         Ok((moves, listener))
     }
 
     /// Reports an earlier daemon's records to the machine. Must be called first.
     pub(crate) fn recover(&mut self, now: Duration) {
-        let found = self.records.found();
-        for of in &found {
-            tracing::warn!(id = %of.id, role = ?of.role, "a move that an earlier daemon left");
+        let found = self.records.recovered_moves();
+        for recovered in &found {
+            tracing::warn!(id = %recovered.id, role = ?recovered.role, "recovering a move of an earlier daemon");
         }
         self.machine.handle_recovered(now, found);
     }
@@ -170,58 +170,68 @@ impl Moves {
     }
 
     /// Returns the time of the machine's next timeout.
-    pub(crate) fn wake(&self) -> Option<Duration> {
+    pub(crate) fn next_wake(&self) -> Option<Duration> {
         self.machine.poll_timeout()
     }
 
     /// Returns the next piece of work; `None` if there is none.
-    pub(crate) fn next(&mut self) -> Option<Next> {
+    pub(crate) fn next_output(&mut self) -> Option<MachineOutput> {
         loop {
             return Some(match self.machine.poll_output()? {
-                Output::Send { to, frame } => Next::Send(to, frame),
-                Output::Do(command) => Next::Do(Box::new(command)),
-                Output::Event(Event::Report { changes }) => Next::Report(changes),
+                Output::Send { to, frame } => MachineOutput::Send(to, frame),
+                Output::Execute(command) => MachineOutput::Execute(Box::new(command)),
+                Output::Event(Event::ReportChanges { changes }) => MachineOutput::Report(changes),
                 Output::Event(event) => {
-                    self.event(&event);
+                    self.on_event(&event);
                     continue;
                 }
             });
         }
     }
 
-    fn event(&mut self, event: &Event) {
-        self.operations.event(event);
+    fn on_event(&mut self, event: &Event) {
+        self.operations.on_event(event);
         match event {
             Event::Outcome {
                 id,
                 outcome,
                 summary,
             } => {
-                if self.rehearsals.end(*id, outcome) {
+                if self.rehearsals.on_move_end(*id, outcome) {
                     return;
                 }
                 let freeze_us = summary.phases.freeze().as_micros();
-                tracing::info!(%id, ?outcome, freeze_us, bytes = summary.bytes, "a move has ended");
+                tracing::info!(%id, ?outcome, freeze_us, bytes = summary.freeze_bytes, "a move has ended");
             }
-            Event::Accepted { id, flows } => {
-                tracing::info!(%id, flows = flows.len(), "a process has come");
+            Event::ProcessAccepted { id, flows } => {
+                tracing::info!(%id, flows = flows.len(), "a process has arrived");
             }
-            Event::Discarded { id, why } => tracing::warn!(%id, why, "given up as acceptor"),
+            Event::ProcessDiscarded { id, reason: why } => {
+                tracing::warn!(%id, why, "discarded an arriving process")
+            }
             Event::HolderSilent { holder } => {
                 tracing::warn!(%holder, "the holder does not answer; asking again");
             }
-            Event::HolderForgot { id } => {
-                tracing::warn!(%id, "the holder does not know a move any more; asking the acceptor");
+            Event::HolderLostTable { id } => {
+                tracing::warn!(%id, "the holder no longer knows a move; asking the acceptor");
             }
-            Event::Failed { id, command, why } => {
-                tracing::error!(%id, command, why, "could not be carried out");
+            Event::CommandFailed {
+                id,
+                command,
+                error: why,
+            } => {
+                tracing::error!(%id, command, why, "a command failed");
             }
-            Event::Ignored { from, what, why } => tracing::debug!(%from, what, why, "ignored"),
-            Event::Round { .. }
-            | Event::Forwarded { .. }
-            | Event::Follows { .. }
-            | Event::Report { .. } => {
-                tracing::debug!(?event, "a move goes on");
+            Event::Ignored {
+                from,
+                frame: what,
+                reason: why,
+            } => tracing::debug!(%from, what, why, "ignored a frame"),
+            Event::RoundEnded { .. }
+            | Event::ConnectionsForwarded { .. }
+            | Event::PostCopyStarted { .. }
+            | Event::ReportChanges { .. } => {
+                tracing::debug!(?event, "progress of a move");
             }
         }
     }
@@ -232,77 +242,77 @@ impl Moves {
             Frame::Move {
                 id,
                 frame: MoveFrame::Piece { kind, more, bytes },
-            } if id.donor == from => self.piece(id, kind, more, bytes),
+            } if id.donor == from => self.on_piece(id, kind, more, bytes),
             Frame::Move {
                 id,
                 frame:
-                    MoveFrame::Took {
+                    MoveFrame::PiecesProcessed {
                         bytes,
                         busy_us,
                         problem,
                     },
             } => {
-                let donor = self.donors.get(&id).filter(|donor| donor.to == from);
+                let donor = self.donors.get(&id).filter(|donor| donor.acceptor == from);
                 if let Some(donor) = donor {
-                    donor.took((bytes, busy_us), problem.as_deref());
+                    donor.on_taken((bytes, busy_us), problem.as_deref());
                 }
             }
             Frame::Move {
                 id,
-                frame: MoveFrame::Judged { refusals },
+                frame: MoveFrame::CheckResult { refusals },
             } => {
-                let donor = self.donors.get(&id).filter(|donor| donor.to == from);
+                let donor = self.donors.get(&id).filter(|donor| donor.acceptor == from);
                 donor
                     .into_iter()
-                    .for_each(|donor| donor.judged(refusals.clone()));
+                    .for_each(|donor| donor.on_judged(refusals.clone()));
             }
             Frame::Move {
                 id,
-                frame: MoveFrame::Wanted(wanted),
-            } => self.wanted(from, id, wanted),
+                frame: MoveFrame::PageRequest(request),
+            } => self.on_pages_requested(from, id, request),
             Frame::Move {
                 id,
-                frame: MoveFrame::Locks { bytes },
+                frame: MoveFrame::LockHandover { bytes },
             } => {
-                let donor = self.donors.get(&id).filter(|donor| donor.to == from);
+                let donor = self.donors.get(&id).filter(|donor| donor.acceptor == from);
                 if let Some(donor) = donor {
-                    donor.job(donor::Job::Locks(bytes));
+                    donor.send_job(donor::Job::Locks(bytes));
                 }
             }
             frame => self.machine.handle_frame(now, from, frame),
         }
     }
 
-    fn piece(&mut self, id: MoveId, kind: u8, more: bool, bytes: bytes::Bytes) {
+    fn on_piece(&mut self, id: MoveId, kind: u8, more: bool, bytes: bytes::Bytes) {
         let Some(acceptor) = self.acceptors.get(&id) else {
-            return self.unknown_piece(id, kind);
+            return self.on_unknown_piece(id, kind);
         };
-        let untaken = self.untaken.entry(id).or_default();
-        *untaken += bytes.len();
+        let unconsumed = self.unconsumed_bytes.entry(id).or_default();
+        *unconsumed += bytes.len();
         // A donor that observes the window never has more in transit.
-        let before = *untaken - bytes.len();
-        if *untaken > 2 * WINDOW_BYTES {
+        let before = *unconsumed - bytes.len();
+        if *unconsumed > 2 * WINDOW_BYTES {
             // The problem is reported once; further pieces are ignored.
             if before <= 2 * WINDOW_BYTES {
-                let why = "the donor does not wait until its pieces are taken";
-                acceptor.job(acceptor::Job::Refuse(why.to_owned()));
+                let why = "the donor sends more than the window allows";
+                acceptor.send_job(acceptor::Job::Refuse(why.to_owned()));
             }
             return;
         }
-        acceptor.job(acceptor::Job::Piece { kind, more, bytes });
+        acceptor.send_job(acceptor::Job::Piece { kind, more, bytes });
     }
 
     /// Handles the loss of a peer.
     pub(crate) fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
-        for donor in self.donors.values().filter(|donor| donor.to == peer) {
-            donor.lost();
+        for donor in self.donors.values().filter(|donor| donor.acceptor == peer) {
+            donor.on_channel_lost();
         }
         self.machine.handle_peer_lost(now, peer);
     }
 
     /// Reports a completed command to the machine.
-    pub(crate) fn done(&mut self, now: Duration, completion: Completion) {
-        self.machine.handle_done(now, completion);
+    pub(crate) fn on_completion(&mut self, now: Duration, completion: Completion) {
+        self.machine.handle_completion(now, completion);
     }
 
     /// Returns the service and node addresses.
@@ -311,13 +321,13 @@ impl Moves {
     }
 
     /// Returns the sockets of a moving process, as of the last round.
-    pub(crate) fn places(&self, id: MoveId) -> &[Place] {
-        self.places.get(&id).map_or(&[], Vec::as_slice)
+    pub(crate) fn endpoints(&self, id: MoveId) -> &[SocketEndpoint] {
+        self.endpoints.get(&id).map_or(&[], Vec::as_slice)
     }
 
     /// Takes the sockets of a process that was restored here.
-    pub(crate) fn take_places(&mut self, id: MoveId) -> Vec<Place> {
-        self.places.remove(&id).unwrap_or_default()
+    pub(crate) fn take_endpoints(&mut self, id: MoveId) -> Vec<SocketEndpoint> {
+        self.endpoints.remove(&id).unwrap_or_default()
     }
 
     /// Takes the packets to give to the stack before the sockets of a restored process become active.
@@ -327,45 +337,47 @@ impl Moves {
 
     /// Returns the node to which a process moves.
     pub(crate) fn acceptor_of(&self, id: MoveId) -> Option<NodeId> {
-        self.donors.get(&id).map(|donor| donor.to)
+        self.donors.get(&id).map(|donor| donor.acceptor)
     }
 
     /// Returns the flows of moves in an earlier daemon's records; none of them belongs to a handoff.
-    pub(crate) fn written_flows(&self) -> BTreeSet<Flow> {
+    pub(crate) fn recorded_flows(&self) -> BTreeSet<Flow> {
         let lists = self
             .records
-            .found()
+            .recovered_moves()
             .into_iter()
-            .filter_map(|of| match of.role {
-                RecoveredRole::Donor { noted, .. } => noted,
+            .filter_map(|recovered| match recovered.role {
+                RecoveredRole::Donor {
+                    saved_flows: noted, ..
+                } => noted,
                 RecoveredRole::Acceptor { restored, .. } => restored,
                 RecoveredRole::Peer { .. } => None,
             });
         lists
             .flat_map(|(flows, _)| flows)
-            .map(|of| of.flow)
+            .map(|flow_at| flow_at.flow)
             .collect()
     }
 
     /// Returns the flows of processes that run here but whose moves an earlier daemon did not finish.
     pub(crate) fn running_flows(&self) -> BTreeSet<Flow> {
-        let found = self.records.found().into_iter();
-        let lists = found.filter_map(|of| match of.role {
+        let found = self.records.recovered_moves().into_iter();
+        let lists = found.filter_map(|recovered| match recovered.role {
             RecoveredRole::Acceptor {
                 restored,
-                gone: true,
+                resumed: true,
             } => restored,
             _ => None,
         });
         lists
             .flat_map(|(flows, _)| flows)
-            .map(|of| of.flow)
+            .map(|flow_at| flow_at.flow)
             .collect()
     }
 
     /// Does the periodic work, once a second.
     pub(crate) fn upkeep(&mut self) {
-        self.residents.look();
+        self.residents.remove_ended();
     }
 
     /// Returns the processes that were moved here.

@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_api::control::{
-    FollowedMemory, MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs,
-    MigrationStepsUs, RoundEntry,
+    MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs, MigrationStepsUs,
+    PostCopyMemory, RoundEntry,
 };
 use holdfast_proto::migration::{Event, Outcome, Summary};
 use holdfast_wire::MoveId;
 use holdfast_wire::migration::StepTime;
 
 /// Number of finished migrations that are remembered.
-const REMEMBERED: usize = 64;
+const FINISHED_MAX: usize = 64;
 
 /// All remembered migrations.
 #[derive(Default)]
 pub(super) struct Operations {
     by_number: BTreeMap<u64, MigrationStatus>,
     numbers: BTreeMap<MoveId, u64>,
-    last: u64,
+    last_number: u64,
 }
 
 impl Operations {
@@ -31,9 +31,9 @@ impl Operations {
         name: String,
         (to, clone): (String, bool),
     ) -> u64 {
-        self.last += 1;
+        self.last_number += 1;
         let status = MigrationStatus {
-            id: self.last,
+            id: self.last_number,
             pid,
             name,
             to,
@@ -46,35 +46,35 @@ impl Operations {
             predicted_freeze_us: None,
             freeze_us: None,
             forwarded: Vec::new(),
-            followed: None,
+            post_copy: None,
             phases_us: MigrationPhasesUs::default(),
             steps_us: MigrationStepsUs::default(),
         };
-        self.by_number.insert(self.last, status);
-        self.numbers.insert(id, self.last);
-        self.forget_old();
-        self.last
+        self.by_number.insert(self.last_number, status);
+        self.numbers.insert(id, self.last_number);
+        self.remove_old();
+        self.last_number
     }
 
     /// Handles an event of the machine.
-    pub(super) fn event(&mut self, event: &Event) {
+    pub(super) fn on_event(&mut self, event: &Event) {
         match event {
-            Event::Round {
+            Event::RoundEnded {
                 id,
                 round,
-                copied,
-                saved,
-                dirty,
+                sent_bytes: copied,
+                saved_bytes: saved,
+                dirty_bytes: dirty,
                 dirty_rate,
-                rate,
+                send_rate: rate,
                 predicted,
             } => {
-                let Some(status) = self.status(*id) else {
+                let Some(status) = self.running_status(*id) else {
                     return;
                 };
                 status.copied_bytes += copied;
                 status.saved_bytes += saved;
-                status.predicted_freeze_us = Some(us(*predicted));
+                status.predicted_freeze_us = Some(micros(*predicted));
                 status.round = Some(RoundEntry {
                     number: *round,
                     copied_bytes: *copied,
@@ -82,22 +82,22 @@ impl Operations {
                     dirty_bytes: *dirty,
                     dirty_bytes_per_s: *dirty_rate,
                     rate_bytes_per_s: *rate,
-                    predicted_freeze_us: us(*predicted),
+                    predicted_freeze_us: micros(*predicted),
                 });
             }
-            Event::Forwarded { id, connections } => {
-                if let Some(status) = self.status(*id) {
+            Event::ConnectionsForwarded { id, connections } => {
+                if let Some(status) = self.running_status(*id) {
                     let flows = connections.iter().map(ToString::to_string);
                     status.forwarded.extend(flows);
                 }
             }
-            Event::Follows { id, bytes } => {
+            Event::PostCopyStarted { id, bytes } => {
                 let bytes = *bytes;
-                self.followed(
+                self.update_postcopy(
                     *id,
-                    FollowedMemory {
+                    PostCopyMemory {
                         bytes,
-                        ..FollowedMemory::default()
+                        ..PostCopyMemory::default()
                     },
                 );
             }
@@ -106,8 +106,8 @@ impl Operations {
                 outcome,
                 summary,
             } => {
-                if let Some(status) = self.status(*id) {
-                    end(status, outcome, summary);
+                if let Some(status) = self.running_status(*id) {
+                    set_outcome(status, outcome, summary);
                 }
                 self.numbers.remove(id);
             }
@@ -116,13 +116,13 @@ impl Operations {
     }
 
     /// Updates the progress of a migration's post-copy.
-    pub(super) fn followed(&mut self, id: MoveId, memory: FollowedMemory) {
-        if let Some(status) = self.status(id) {
-            status.followed = Some(memory);
+    pub(super) fn update_postcopy(&mut self, id: MoveId, memory: PostCopyMemory) {
+        if let Some(status) = self.running_status(id) {
+            status.post_copy = Some(memory);
         }
     }
 
-    fn status(&mut self, id: MoveId) -> Option<&mut MigrationStatus> {
+    fn running_status(&mut self, id: MoveId) -> Option<&mut MigrationStatus> {
         self.by_number.get_mut(self.numbers.get(&id)?)
     }
 
@@ -132,9 +132,11 @@ impl Operations {
     }
 
     /// Returns the move with this number, while it is in progress.
-    pub(super) fn move_of(&self, number: u64) -> Option<MoveId> {
+    pub(super) fn move_id(&self, number: u64) -> Option<MoveId> {
         let mut moves = self.numbers.iter();
-        moves.find(|(_, of)| **of == number).map(|(id, _)| *id)
+        moves
+            .find(|(_, number_of)| **number_of == number)
+            .map(|(id, _)| *id)
     }
 
     /// Returns all migrations, the oldest first.
@@ -142,18 +144,22 @@ impl Operations {
         self.by_number.values().cloned().collect()
     }
 
-    fn forget_old(&mut self) {
-        let running = |number: &u64| self.numbers.values().any(|of| of == number);
+    fn remove_old(&mut self) {
+        let running = |number: &u64| {
+            self.numbers
+                .values()
+                .any(|running_number| running_number == number)
+        };
         let finished = self.by_number.keys().copied();
         let finished: Vec<u64> = finished.filter(|number| !running(number)).collect();
-        let surplus = finished.len().saturating_sub(REMEMBERED);
+        let surplus = finished.len().saturating_sub(FINISHED_MAX);
         for number in &finished[..surplus] {
             self.by_number.remove(number);
         }
     }
 }
 
-fn end(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
+fn set_outcome(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
     status.outcome = match outcome {
         Outcome::Moved => MigrationOutcome::Moved,
         Outcome::Cloned => MigrationOutcome::Cloned,
@@ -163,42 +169,42 @@ fn end(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
     };
     let phases = &summary.phases;
     status.freeze_us = match outcome {
-        Outcome::Moved => Some(us(phases.freeze())),
+        Outcome::Moved => Some(micros(phases.freeze())),
         // The original resumed before the copy was restored.
-        Outcome::Cloned => Some(us(phases.extract)),
+        Outcome::Cloned => Some(micros(phases.extract)),
         Outcome::Kept { .. } => None,
     };
     if summary.post_copy {
         // The rounds predicted the freeze for sending all memory.
-        status.predicted_freeze_us = Some(us(summary.predicted));
+        status.predicted_freeze_us = Some(micros(summary.predicted));
     }
-    status.freeze_bytes = summary.bytes;
-    status.copied_bytes = summary.copied;
-    status.saved_bytes = summary.saved;
+    status.freeze_bytes = summary.freeze_bytes;
+    status.copied_bytes = summary.copied_bytes;
+    status.saved_bytes = summary.saved_bytes;
     status.phases_us = MigrationPhasesUs {
-        copy: us(phases.copy),
-        arm: us(phases.arm),
-        divert: us(phases.divert),
-        extract: us(phases.extract),
-        transfer: us(phases.transfer),
-        restore: us(phases.restore),
-        commit: us(phases.commit),
+        copy: micros(phases.copy),
+        arm: micros(phases.arm),
+        divert: micros(phases.divert),
+        extract: micros(phases.extract),
+        transfer: micros(phases.transfer),
+        restore: micros(phases.restore),
+        commit: micros(phases.commit),
     };
     let [donor, acceptor] = &*summary.steps;
     status.steps_us = MigrationStepsUs {
-        donor: steps(donor),
-        acceptor: steps(acceptor),
+        donor: step_entries(donor),
+        acceptor: step_entries(acceptor),
     };
 }
 
-fn steps(of: &[StepTime]) -> Vec<MigrationStepUs> {
-    let step = |of: &StepTime| MigrationStepUs {
-        step: of.name.clone(),
-        us: of.us,
+fn step_entries(step_times: &[StepTime]) -> Vec<MigrationStepUs> {
+    let step = |step_time: &StepTime| MigrationStepUs {
+        step: step_time.name.clone(),
+        duration_us: step_time.us,
     };
-    of.iter().map(step).collect()
+    step_times.iter().map(step).collect()
 }
 
-fn us(duration: Duration) -> f64 {
+fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }

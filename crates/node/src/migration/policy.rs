@@ -10,39 +10,39 @@ use holdfast_sys::cgroup::Group;
 use holdfast_sys::process::files::RiskyLock;
 use holdfast_sys::process::files::image::Kind;
 use holdfast_sys::process::image::Descriptors;
-use holdfast_sys::process::judge::{Allowed, Here, Judge};
+use holdfast_sys::process::judge::{ImagePolicy, Judge, NodeLimits};
 use holdfast_sys::process::procfs::Status;
-use holdfast_sys::process::rights::{Identity, Rights};
+use holdfast_sys::process::rights::{FileRights, UserIdentity};
 use serde::{Deserialize, Serialize};
 
-use super::places::Addresses;
+use super::socket_endpoints::Addresses;
 use crate::config::{MigrationConfig, SocketFamily};
 
 /// A donor's description of a process, sent with the offer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Description {
+pub(super) struct ProcessDescription {
     /// Name of the process.
     pub(super) name: String,
     /// Users of its processes.
     pub(super) users: BTreeSet<u32>,
     /// Identities with which the processes open files.
-    pub(super) identities: BTreeSet<Identity>,
+    pub(super) identities: BTreeSet<UserIdentity>,
     /// Programs that the processes run.
     pub(super) programs: BTreeSet<String>,
     /// Control group that moves with the process, if it is a unit's.
     pub(super) group: Option<Group>,
     /// Exclusive locks on shared files that cannot be handed over.
-    pub(super) locks: Vec<RiskyLock>,
+    pub(super) risky_locks: Vec<RiskyLock>,
 }
 
-impl Description {
+impl ProcessDescription {
     /// Describes the tree of these processes, without processes that have ended.
-    pub(super) fn read(pids: &[i32]) -> Description {
-        let mut description = Description::default();
+    pub(super) fn read(pids: &[i32]) -> ProcessDescription {
+        let mut description = ProcessDescription::default();
         for pid in pids {
             if let Ok(status) = Status::read(*pid, *pid) {
                 description.users.extend(status.uids);
-                description.identities.insert(Identity {
+                description.identities.insert(UserIdentity {
                     user: status.uids[3],
                     group: status.gids[3],
                     groups: status.groups,
@@ -53,8 +53,10 @@ impl Description {
                 description.programs.insert(program);
             }
         }
-        description.locks = RiskyLock::find(pids);
-        description.name = pids.first().map_or_else(String::new, |root| name_of(*root));
+        description.risky_locks = RiskyLock::find(pids);
+        description.name = pids
+            .first()
+            .map_or_else(String::new, |root| process_name(*root));
         description
     }
 
@@ -63,15 +65,15 @@ impl Description {
         postcard::to_stdvec(self).unwrap_or_default()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Description, String> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<ProcessDescription, String> {
         postcard::from_bytes(bytes).map_err(|error| {
-            format!("its description cannot be read ({error}): run the same release on both nodes")
+            format!("cannot decode the process's description ({error}): run the same release on both nodes")
         })
     }
 }
 
 /// Returns the name of a process; empty if the process does not exist.
-pub(super) fn name_of(pid: i32) -> String {
+pub(super) fn process_name(pid: i32) -> String {
     // The name may contain any bytes.
     let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(&comm).trim_end().to_owned()
@@ -84,7 +86,7 @@ pub(super) struct Policy {
     judge: Judge,
     addresses: Addresses,
     /// Files that the restored process may open.
-    rights: Rights,
+    rights: FileRights,
 }
 
 impl Policy {
@@ -94,7 +96,7 @@ impl Policy {
         addresses: Addresses,
         ports: impl IntoIterator<Item = u16>,
     ) -> Policy {
-        let allowed = Allowed {
+        let allowed = ImagePolicy {
             users: config.users.clone(),
             groups: config.groups.clone(),
             programs: config.paths.clone(),
@@ -102,23 +104,23 @@ impl Policy {
         };
         Policy {
             config: config.clone(),
-            judge: Judge::new(allowed, Here::read()),
+            judge: Judge::new(allowed, NodeLimits::read()),
             addresses,
-            rights: Rights::Of {
-                whose: BTreeSet::new(),
-                files: Vec::new(),
+            rights: FileRights::Limited {
+                identities: BTreeSet::new(),
+                directories: Vec::new(),
             },
         }
     }
 
     /// Returns the policy for an accepted offer: the process may open the files that its users could open. If processes
     /// of root are allowed, every file may be opened, because such a process could open every file anyway.
-    pub(super) fn of(&self, description: &Description) -> Policy {
+    pub(super) fn for_process(&self, description: &ProcessDescription) -> Policy {
         let rights = match self.has_root() {
-            true => Rights::All,
-            false => Rights::Of {
-                whose: description.identities.clone(),
-                files: self.config.files.clone(),
+            true => FileRights::Root,
+            false => FileRights::Limited {
+                identities: description.identities.clone(),
+                directories: self.config.files.clone(),
             },
         };
         Policy {
@@ -128,7 +130,7 @@ impl Policy {
     }
 
     /// Returns the files that the restored process may open.
-    pub(super) fn rights(&self) -> &Rights {
+    pub(super) fn rights(&self) -> &FileRights {
         &self.rights
     }
 
@@ -144,64 +146,70 @@ impl Policy {
 
     /// Checks received descriptors: sockets must be of the configured families and have addresses that can move.
     pub(super) fn check_descriptors(&self, found: &Descriptors) -> Result<(), String> {
-        self.judge.descriptors(found)?;
-        let internet = |is_v6: bool| match is_v6 {
+        self.judge.check_descriptors(found)?;
+        let ip_family = |is_v6: bool| match is_v6 {
             true => SocketFamily::Ipv6,
             false => SocketFamily::Ipv4,
         };
-        for file in found.files.new_ones() {
+        for file in found.files.new_files() {
             match &file.kind {
-                Kind::Unix(_) => self.family(SocketFamily::Unix)?,
-                Kind::Netlink(_) => self.family(SocketFamily::Netlink)?,
+                Kind::Unix(_) => self.check_family(SocketFamily::Unix)?,
+                Kind::Netlink(_) => self.check_family(SocketFamily::Netlink)?,
                 _ => {}
             }
         }
         for socket in found.sockets.values() {
-            self.family(internet(socket.is_v6()))?;
+            self.check_family(ip_family(socket.is_v6()))?;
         }
-        self.addresses.check(found)
+        self.addresses.check_descriptors(found)
     }
 
-    fn family(&self, family: SocketFamily) -> Result<(), String> {
+    fn check_family(&self, family: SocketFamily) -> Result<(), String> {
         match self.config.families.contains(&family) {
             true => Ok(()),
             false => Err(format!(
-                "it has a socket of family {family}, which is not in its list [migration] families"
+                "the process has a socket of family {family}, which is not in the acceptor's [migration] families"
             )),
         }
     }
 
     /// Returns the reasons for refusing an offered process; empty if it is accepted.
-    pub(super) fn refusals(&self, description: &Description, memory: u64) -> Vec<String> {
+    pub(super) fn refusals(&self, description: &ProcessDescription, memory: u64) -> Vec<String> {
         if !self.config.enabled {
-            let text = "it takes no processes: [migration] enabled is not set in its configuration";
+            let text = "the acceptor takes no processes: set enabled = true in [migration] of its configuration";
             return vec![text.to_owned()];
         }
         let identities = &description.identities;
         let mut users = description.users.clone();
-        users.extend(identities.iter().map(|who| who.user));
+        users.extend(identities.iter().map(|identity| identity.user));
         let users = users.into_iter();
         let mut refusals: Vec<String> = users
-            .filter_map(|user| self.judge.user(user).err())
+            .filter_map(|user| self.judge.check_user(user).err())
             .collect();
-        let of_groups = |who: &Identity| {
-            let groups = std::iter::once(&who.group).chain(&who.groups);
-            self.judge.groups(groups).err()
+        let group_refusal = |identity: &UserIdentity| {
+            let groups = std::iter::once(&identity.group).chain(&identity.groups);
+            self.judge.check_groups(groups).err()
         };
-        refusals.extend(identities.iter().filter_map(of_groups));
+        refusals.extend(identities.iter().filter_map(group_refusal));
         let programs = description.programs.iter();
-        refusals
-            .extend(programs.filter_map(|program| self.judge.program(Path::new(program)).err()));
+        refusals.extend(
+            programs.filter_map(|program| self.judge.check_program(Path::new(program)).err()),
+        );
         let group = description.group.iter();
-        refusals.extend(group.filter_map(|group| self.judge.group(group).err()));
-        refusals.extend(description.locks.iter().filter_map(RiskyLock::refusal));
-        refusals.extend(too_large(memory));
+        refusals.extend(group.filter_map(|group| self.judge.check_control_group(group).err()));
+        refusals.extend(
+            description
+                .risky_locks
+                .iter()
+                .filter_map(RiskyLock::refusal),
+        );
+        refusals.extend(memory_refusal(memory));
         refusals
     }
 }
 
 /// Returns the reason for a refusal if the host lacks the memory.
-fn too_large(memory: u64) -> Option<String> {
+fn memory_refusal(memory: u64) -> Option<String> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()
@@ -209,8 +217,8 @@ fn too_large(memory: u64) -> Option<String> {
     let available: u64 = line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024;
     (memory > available).then(|| {
         let mib = |bytes: u64| bytes >> 20;
-        let (needs, has) = (mib(memory), mib(available));
-        format!("it needs {needs} MiB of memory, {has} MiB are available there")
+        let (needed_mib, available_mib) = (mib(memory), mib(available));
+        format!("the process needs {needed_mib} MiB of memory, the acceptor has {available_mib} MiB available")
     })
 }
 

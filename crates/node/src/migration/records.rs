@@ -1,16 +1,16 @@
 //! Records of moves, for a later daemon: a file for each move and role below the run directory (in memory, on a usual
 //! host), with one entry a line.
 //!
-//! A stopped process outlives its daemon ([`holdfast_sys::process::donor::Held`]), and so does a complete process at
+//! A stopped process outlives its daemon ([`holdfast_sys::process::donor::HeldProcesses`]), and so does a complete process at
 //! its acceptor. The record and the holder's answer decide the fate of both.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
-use holdfast_sys::process::donor::{GivenLock, Held};
+use holdfast_sys::process::donor::{LockHandover, ProcessRef};
 use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
-use holdfast_wire::migration::{FlowAt, PeerConnections};
+use holdfast_wire::migration::{DonorFlow, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +18,9 @@ use crate::private_files::{self, private_directory};
 
 /// An entry of a record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) enum Entry {
+pub(super) enum RecordEntry {
     /// This node is the donor of a process.
-    Gives {
+    Donor {
         process: u64,
         name: String,
         to: NodeId,
@@ -28,20 +28,20 @@ pub(super) enum Entry {
         hops: u32,
     },
     /// From this entry on the process's flows may be diverted.
-    Noted {
-        flows: Vec<FlowAt>,
+    MayDivert {
+        flows: Vec<DonorFlow>,
         peers: Vec<PeerConnections>,
     },
     /// From this entry on the process may be stopped.
-    Freezes,
+    MayFreeze,
     /// Processes with remaining pages to send, by index in the tree.
-    Follows(Vec<Option<i32>>),
+    PostcopyPids(Vec<Option<i32>>),
     /// The process is held; its state may have been sent.
-    Held(Vec<Held>),
+    HeldProcesses(Vec<ProcessRef>),
     /// Locks that the process may lack, because they are being handed over to the acceptor.
-    Locks(Vec<GivenLock>),
+    GivenLocks(Vec<LockHandover>),
     /// This node is the acceptor of a process.
-    Takes {
+    Acceptor {
         name: String,
         hops: u32,
         /// Control group made for the process.
@@ -49,26 +49,26 @@ pub(super) enum Entry {
         group: Option<String>,
     },
     /// The restorer of the process.
-    Restorer(Held),
+    Restorer(ProcessRef),
     /// State that the process's connections need before they resume.
-    Unfinished(Vec<(TcpStatic, TcpDynamic)>),
+    UnfinishedConnections(Vec<(TcpStatic, TcpDynamic)>),
     /// Packets of these flows are held for the process.
-    Armed(Vec<FlowAt>),
+    ArmedFlows(Vec<DonorFlow>),
     /// The process is complete; the commit may have been requested.
     Restored {
         /// `None` if equal to the armed flows: writing them takes time, during which the process is stopped.
-        flows: Option<Vec<FlowAt>>,
+        flows: Option<Vec<DonorFlow>>,
         peers: Vec<PeerConnections>,
     },
     /// The process runs.
-    Runs,
+    Running,
 }
 
 /// Role of this node in a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    Gives,
-    Takes,
+    Donor,
+    Acceptor,
 }
 
 /// Directory of all records.
@@ -91,10 +91,10 @@ impl Records {
     }
 
     /// Returns the record of a move and role, whether it exists or not.
-    pub(super) fn of(&self, id: MoveId, role: Role) -> Record {
+    pub(super) fn record_of(&self, id: MoveId, role: Role) -> Record {
         let role = match role {
-            Role::Gives => "gives",
-            Role::Takes => "takes",
+            Role::Donor => "gives",
+            Role::Acceptor => "takes",
         };
         Record {
             path: self.directory.join(format!("{id}.{role}")),
@@ -102,34 +102,35 @@ impl Records {
     }
 
     /// Returns the socket at which a restorer waits for a later daemon.
-    pub(super) fn way_back(&self, id: MoveId) -> PathBuf {
+    pub(super) fn adoption_socket(&self, id: MoveId) -> PathBuf {
         self.directory.join(format!("{id}.sock"))
     }
 
     /// Returns the file that lists the processes moved here.
-    pub(super) fn residents(&self) -> PathBuf {
+    pub(super) fn residents_file(&self) -> PathBuf {
         self.directory.join("residents.json")
     }
 
     /// Returns the moves in an earlier daemon's records.
-    pub(super) fn found(&self) -> Vec<RecoveredMove> {
+    pub(super) fn recovered_moves(&self) -> Vec<RecoveredMove> {
         let files = std::fs::read_dir(&self.directory).into_iter().flatten();
         let names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
-        let mut found: Vec<RecoveredMove> = names.filter_map(|name| self.recover(&name)).collect();
-        found.sort_by_key(|of| of.id);
-        found
+        let mut moves: Vec<RecoveredMove> =
+            names.filter_map(|name| self.recover_move(&name)).collect();
+        moves.sort_by_key(|recovered| recovered.id);
+        moves
     }
 
-    fn recover(&self, name: &str) -> Option<RecoveredMove> {
+    fn recover_move(&self, name: &str) -> Option<RecoveredMove> {
         let (id, role) = name.rsplit_once('.')?;
         let id: MoveId = id.parse().ok()?;
         let role = match role {
-            "gives" => Role::Gives,
-            "takes" => Role::Takes,
+            "gives" => Role::Donor,
+            "takes" => Role::Acceptor,
             _ => return None,
         };
-        let record = self.of(id, role);
-        let recovered = recovered(id, &record.read());
+        let record = self.record_of(id, role);
+        let recovered = to_recovered_move(id, &record.read());
         if recovered.is_none() {
             // The first line is incomplete, so the move had not begun.
             record.remove();
@@ -139,21 +140,21 @@ impl Records {
 }
 
 /// Summarizes a record for the machine.
-fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
+fn to_recovered_move(id: MoveId, entries: &[RecordEntry]) -> Option<RecoveredMove> {
     let noted = entries.iter().rev().find_map(|entry| match entry {
-        Entry::Noted { flows, peers } => Some((flows.clone(), peers.clone())),
+        RecordEntry::MayDivert { flows, peers } => Some((flows.clone(), peers.clone())),
         _ => None,
     });
     let restored = entries.iter().rev().find_map(|entry| match entry {
-        Entry::Restored { flows, peers } => {
-            let flows = flows.clone().unwrap_or_else(|| armed(entries));
+        RecordEntry::Restored { flows, peers } => {
+            let flows = flows.clone().unwrap_or_else(|| armed_flows(entries));
             Some((flows, peers.clone()))
         }
         _ => None,
     });
-    let has = |wanted: fn(&Entry) -> bool| entries.iter().any(wanted);
+    let has_entry = |is_wanted: fn(&RecordEntry) -> bool| entries.iter().any(is_wanted);
     match entries.first()? {
-        Entry::Gives {
+        RecordEntry::Donor {
             process,
             to,
             clone,
@@ -166,16 +167,16 @@ fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
                 process: ProcessId(*process),
                 to: *to,
                 clone: *clone,
-                noted,
-                frozen: has(|entry| matches!(entry, Entry::Freezes)),
+                saved_flows: noted,
+                maybe_stopped: has_entry(|entry| matches!(entry, RecordEntry::MayFreeze)),
             },
         }),
-        Entry::Takes { hops, .. } => Some(RecoveredMove {
+        RecordEntry::Acceptor { hops, .. } => Some(RecoveredMove {
             id,
             hops: *hops,
             role: RecoveredRole::Acceptor {
                 restored,
-                gone: has(|entry| matches!(entry, Entry::Runs)),
+                resumed: has_entry(|entry| matches!(entry, RecordEntry::Running)),
             },
         }),
         _ => None,
@@ -183,9 +184,9 @@ fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
 }
 
 /// Returns all flows whose packets are held.
-fn armed(entries: &[Entry]) -> Vec<FlowAt> {
+fn armed_flows(entries: &[RecordEntry]) -> Vec<DonorFlow> {
     let parts = entries.iter().filter_map(|entry| match entry {
-        Entry::Armed(flows) => Some(flows),
+        RecordEntry::ArmedFlows(flows) => Some(flows),
         _ => None,
     });
     parts.flatten().copied().collect()
@@ -193,31 +194,31 @@ fn armed(entries: &[Entry]) -> Vec<FlowAt> {
 
 impl Record {
     /// Appends an entry.
-    pub(super) fn write(&self, entry: &Entry) -> Result<(), String> {
-        let mut line = serde_json::to_vec(entry).map_err(|error| self.failed(&error))?;
+    pub(super) fn write(&self, entry: &RecordEntry) -> Result<(), String> {
+        let mut line = serde_json::to_vec(entry).map_err(|error| self.write_error(&error))?;
         line.push(b'\n');
-        private_files::options()
+        private_files::private_options()
             .create(true)
             .append(true)
             .open(&self.path)
             .and_then(|mut file| file.write_all(&line))
-            .map_err(|error| self.failed(&error))
+            .map_err(|error| self.write_error(&error))
     }
 
     /// Replaces all entries.
-    pub(super) fn replace(&self, entries: &[Entry]) -> Result<(), String> {
-        let next = Record {
+    pub(super) fn replace(&self, entries: &[RecordEntry]) -> Result<(), String> {
+        let replacement = Record {
             path: self.path.with_extension("next"),
         };
-        next.remove();
+        replacement.remove();
         for entry in entries {
-            next.write(entry)?;
+            replacement.write(entry)?;
         }
-        std::fs::rename(&next.path, &self.path).map_err(|error| self.failed(&error))
+        std::fs::rename(&replacement.path, &self.path).map_err(|error| self.write_error(&error))
     }
 
     /// Returns all complete entries.
-    pub(super) fn read(&self) -> Vec<Entry> {
+    pub(super) fn read(&self) -> Vec<RecordEntry> {
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         text.lines()
             .map_while(|line| serde_json::from_str(line).ok())
@@ -229,7 +230,7 @@ impl Record {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    fn failed(&self, error: &dyn std::fmt::Display) -> String {
+    fn write_error(&self, error: &dyn std::fmt::Display) -> String {
         format!(
             "{}: {error}; free space in the run directory",
             self.path.display()
@@ -241,28 +242,28 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn expected_roles(flows: Vec<FlowAt>) -> [RecoveredRole; 3] {
+    fn expected_roles(flows: Vec<DonorFlow>) -> [RecoveredRole; 3] {
         [
             RecoveredRole::Donor {
                 process: ProcessId(4242),
                 to: NodeId(2),
                 clone: false,
-                noted: Some((flows.clone(), Vec::new())),
-                frozen: true,
+                saved_flows: Some((flows.clone(), Vec::new())),
+                maybe_stopped: true,
             },
             RecoveredRole::Acceptor {
                 restored: None,
-                gone: false,
+                resumed: false,
             },
             RecoveredRole::Acceptor {
                 restored: Some((flows, Vec::new())),
-                gone: false,
+                resumed: false,
             },
         ]
     }
 
-    fn takes_game() -> Entry {
-        Entry::Takes {
+    fn acceptor_entry() -> RecordEntry {
+        RecordEntry::Acceptor {
             name: "game".to_owned(),
             hops: 0,
             group: None,
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_down_is_found_again() {
+    fn written_records_are_recovered() {
         let directory = tempfile::tempdir().expect("a directory");
         let records = Records::open(directory.path()).expect("records");
         let id = |seq| MoveId {
@@ -278,46 +279,52 @@ mod tests {
             boot: 2,
             seq,
         };
-        let gives = records.of(id(1), Role::Gives);
+        let donor_record = records.record_of(id(1), Role::Donor);
         let flow = "udp:10.0.0.1:7-10.0.1.2:4242".parse().expect("a flow");
-        let flows = vec![FlowAt { flow, epoch: 5 }];
-        let began = Entry::Gives {
+        let flows = vec![DonorFlow { flow, epoch: 5 }];
+        let donor_entry = RecordEntry::Donor {
             process: 4242,
             name: "game".into(),
             to: NodeId(2),
             clone: false,
             hops: 3,
         };
-        let noted = Entry::Noted {
+        let may_divert = RecordEntry::MayDivert {
             flows: flows.clone(),
             peers: Vec::new(),
         };
-        for entry in [began, noted, Entry::Freezes] {
-            gives.write(&entry).expect("written");
+        for entry in [donor_entry, may_divert, RecordEntry::MayFreeze] {
+            donor_record.write(&entry).expect("written");
         }
-        let takes = records.of(id(2), Role::Takes);
-        takes.write(&takes_game()).expect("written");
-        let whole = records.of(id(4), Role::Takes);
-        let restored = Entry::Restored {
+        let acceptor_record = records.record_of(id(2), Role::Acceptor);
+        acceptor_record.write(&acceptor_entry()).expect("written");
+        let restored_record = records.record_of(id(4), Role::Acceptor);
+        let restored = RecordEntry::Restored {
             flows: None,
             peers: Vec::new(),
         };
-        for entry in [takes_game(), Entry::Armed(flows.clone()), restored] {
-            whole.write(&entry).expect("written");
+        for entry in [
+            acceptor_entry(),
+            RecordEntry::ArmedFlows(flows.clone()),
+            restored,
+        ] {
+            restored_record.write(&entry).expect("written");
         }
         // A daemon that died while writing its first line had begun nothing.
-        let cut_off = records.of(id(3), Role::Takes);
-        std::fs::write(&cut_off.path, "{\"Takes\":{\"na").expect("written");
+        let truncated_record = records.record_of(id(3), Role::Acceptor);
+        std::fs::write(&truncated_record.path, "{\"Takes\":{\"na").expect("written");
 
-        let found = Records::open(directory.path()).expect("records").found();
+        let found = Records::open(directory.path())
+            .expect("records")
+            .recovered_moves();
         let expected = expected_roles(flows);
-        let roles: Vec<&RecoveredRole> = found.iter().map(|of| &of.role).collect();
+        let roles: Vec<&RecoveredRole> = found.iter().map(|recovered| &recovered.role).collect();
         assert_eq!(roles, expected.iter().collect::<Vec<_>>());
         assert_eq!(found[0].hops, 3);
-        assert!(!cut_off.path.exists());
-        gives.remove();
-        takes.remove();
-        whole.remove();
-        assert_eq!(records.found(), []);
+        assert!(!truncated_record.path.exists());
+        donor_record.remove();
+        acceptor_record.remove();
+        restored_record.remove();
+        assert_eq!(records.recovered_moves(), []);
     }
 }

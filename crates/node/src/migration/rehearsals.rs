@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_api::control::{ErrorBody, ProcessCheck};
-use holdfast_proto::migration::{Options, Outcome, ProcessId, Reason, Request};
+use holdfast_proto::migration::{KeepReason, Options, Outcome, ProcessId, Request};
 use holdfast_wire::{MoveId, NodeId};
 
-use super::Moves;
+use super::Migrations;
 use crate::control::Reply;
 
 /// An operator's inquiry whether a process can move.
@@ -26,7 +26,7 @@ pub(super) struct Rehearsals(BTreeMap<MoveId, (ProcessCheck, Reply<ProcessCheck>
 
 impl Rehearsals {
     /// Answers the inquiry if the move was a rehearsal. Returns true in that case.
-    pub(super) fn end(&mut self, id: MoveId, outcome: &Outcome) -> bool {
+    pub(super) fn on_move_end(&mut self, id: MoveId, outcome: &Outcome) -> bool {
         let Some((mut check, reply)) = self.0.remove(&id) else {
             return false;
         };
@@ -34,16 +34,16 @@ impl Rehearsals {
             // A rehearsal never moves anything; the reply is dropped.
             return true;
         };
-        check.refusals = refusals(reason);
+        check.refusals = refusals_of(reason);
         check.movable = check.refusals.is_empty();
         let _ = reply.send(Ok(check));
         true
     }
 }
 
-impl Moves {
+impl Migrations {
     /// Continues an inquiry after this node's check: asks the named node, or answers.
-    pub(super) fn inspected(
+    pub(super) fn continue_inquiry(
         &mut self,
         now: Duration,
         check: Result<ProcessCheck, ErrorBody>,
@@ -77,10 +77,10 @@ impl Moves {
 }
 
 /// Returns the refusals with which a rehearsal ended.
-fn refusals(reason: &Reason) -> Vec<String> {
+fn refusals_of(reason: &KeepReason) -> Vec<String> {
     match reason {
-        Reason::Rehearsed => Vec::new(),
-        Reason::Refused { whys, .. } | Reason::Blocked(whys) => whys.clone(),
+        KeepReason::Rehearsed => Vec::new(),
+        KeepReason::Refused { whys, .. } | KeepReason::Blocked(whys) => whys.clone(),
         other => vec![other.to_string()],
     }
 }

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use holdfast_api::control::ResidentProcess;
 use holdfast_sys::cgroup::Groups;
 use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::Held;
+use holdfast_sys::process::donor::ProcessRef;
 use holdfast_sys::process::procfs;
 use serde::{Deserialize, Serialize};
 
 /// Facts about a process known before it is restored.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Came {
+pub(crate) struct ProcessInfo {
     pub(super) name: String,
     /// Number of its earlier moves.
     pub(super) hops: u32,
@@ -24,10 +24,10 @@ pub(crate) struct Came {
 #[derive(Debug, Serialize, Deserialize)]
 struct Resident {
     /// Init process of its PID namespace, which lives as long as the last process of the tree.
-    restorer: Held,
+    restorer: ProcessRef,
     name: String,
-    from: String,
-    moves: u32,
+    donor: String,
+    move_count: u32,
     /// Control group made for the process.
     #[serde(default)]
     group: Option<String>,
@@ -53,10 +53,10 @@ impl Resident {
 /// All residents, also written to a file for the next daemon.
 pub(super) struct Residents {
     file: PathBuf,
-    groups: Groups,
+    cgroups: Groups,
     /// Control groups made for processes that are ending.
-    left: Vec<String>,
-    list: Vec<Resident>,
+    ending_groups: Vec<String>,
+    residents: Vec<Resident>,
 }
 
 impl Residents {
@@ -66,88 +66,104 @@ impl Residents {
         let list = serde_json::from_slice(&text).unwrap_or_default();
         let mut residents = Residents {
             file,
-            groups,
-            left: Vec::new(),
-            list,
+            cgroups: groups,
+            ending_groups: Vec::new(),
+            residents: list,
         };
-        residents.look();
+        residents.remove_ended();
         residents
     }
 
     /// Adds a resident.
-    pub(super) fn came(
+    pub(super) fn add(
         &mut self,
-        restorer: Held,
+        restorer: ProcessRef,
         child: Option<Restorer>,
-        (came, from): (Came, String),
+        (info, donor): (ProcessInfo, String),
     ) {
-        if child.is_none() && self.list.iter().any(|of| of.restorer == restorer) {
+        if child.is_none()
+            && self
+                .residents
+                .iter()
+                .any(|resident| resident.restorer == restorer)
+        {
             return;
         }
-        self.list.retain(|resident| resident.restorer != restorer);
-        self.list.push(Resident {
+        self.residents
+            .retain(|resident| resident.restorer != restorer);
+        self.residents.push(Resident {
             restorer,
-            name: came.name,
-            from,
-            moves: came.hops + 1,
-            group: came.group,
+            name: info.name,
+            donor,
+            move_count: info.hops + 1,
+            group: info.group,
             child,
         });
-        self.write();
+        self.write_file();
     }
 
     /// Removes the residents that have ended.
-    pub(super) fn look(&mut self) {
-        let ended: Vec<Resident> = self.list.extract_if(.., |of| of.has_ended()).collect();
-        self.left
-            .extend(ended.iter().filter_map(|of| of.group.clone()));
-        self.left.retain(|group| !self.groups.remove(group));
+    pub(super) fn remove_ended(&mut self) {
+        let ended: Vec<Resident> = self
+            .residents
+            .extract_if(.., |resident| resident.has_ended())
+            .collect();
+        self.ending_groups
+            .extend(ended.iter().filter_map(|resident| resident.group.clone()));
+        self.ending_groups
+            .retain(|group| !self.cgroups.remove(group));
         if !ended.is_empty() {
-            self.write();
+            self.write_file();
         }
     }
 
     /// Removes a group made for a process that was given up, once its processes have ended.
-    pub(super) fn leave(&mut self, group: String) {
-        self.left.push(group);
-        self.look();
+    pub(super) fn remove_group_later(&mut self, group: String) {
+        self.ending_groups.push(group);
+        self.remove_ended();
     }
 
     /// Returns the PIDs of the restorers, the residents' parents.
     pub(super) fn restorers(&self) -> BTreeSet<i32> {
-        self.list.iter().map(|of| of.restorer.pid).collect()
+        self.residents
+            .iter()
+            .map(|resident| resident.restorer.pid)
+            .collect()
     }
 
     /// Returns the number of moves of a process.
-    pub(super) fn moves_of(&self, pid: i32) -> u32 {
-        let found = self.list.iter().find(|of| of.pid() == Some(pid));
-        found.map_or(0, |resident| resident.moves)
+    pub(super) fn move_count(&self, pid: i32) -> u32 {
+        let found = self
+            .residents
+            .iter()
+            .find(|resident| resident.pid() == Some(pid));
+        found.map_or(0, |resident| resident.move_count)
     }
 
     /// Returns the residents for the operator.
     pub(super) fn list(&self) -> Vec<ResidentProcess> {
-        let lives = self.list.iter();
-        lives
+        let residents = self.residents.iter();
+        residents
             .filter_map(|resident| {
                 Some(ResidentProcess {
                     pid: resident.pid()?,
                     name: resident.name.clone(),
-                    from: resident.from.clone(),
-                    moves: resident.moves,
+                    from: resident.donor.clone(),
+                    moves: resident.move_count,
                 })
             })
             .collect()
     }
 
-    fn write(&self) {
-        let next = self.file.with_extension("next");
-        let written = serde_json::to_vec(&self.list)
+    fn write_file(&self) {
+        let new_file = self.file.with_extension("next");
+        let written = serde_json::to_vec(&self.residents)
             .map_err(std::io::Error::other)
-            .and_then(|text| std::fs::write(&next, text))
-            .and_then(|()| std::fs::rename(&next, &self.file));
+            .and_then(|text| std::fs::write(&new_file, text))
+            .and_then(|()| std::fs::rename(&new_file, &self.file));
         if let Err(error) = written {
             let file = self.file.display();
-            tracing::warn!(%file, %error, "processes that came here are not known after a restart");
+            tracing::warn!(%file, %error, "cannot save the list of arrived processes, which a restart will lose");
         }
     }
 }

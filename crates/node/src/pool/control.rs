@@ -10,13 +10,13 @@ use holdfast_api::control::{POOL_ROUTES, ResolveQuery, UnreachableReport, openap
 use serde::Serialize;
 
 use super::requests::Request;
-use crate::control::answer::{bad_request, response, unknown, wrong_method};
+use crate::control::answer::{bad_request, method_not_allowed, not_found, response};
 use crate::mailbox::{Mailbox, Reply};
 
-type Loop = Mailbox<Request>;
+type RequestMailbox = Mailbox<Request>;
 
 /// Returns the router for all of [`POOL_ROUTES`].
-pub(super) fn router(to: Loop) -> Router {
+pub(super) fn router(mailbox: RequestMailbox) -> Router {
     let description = async || Json(openapi(POOL_ROUTES));
     Router::new()
         .route("/v1/pool", get(status))
@@ -25,29 +25,29 @@ pub(super) fn router(to: Loop) -> Router {
         .route("/v1/select/{handle}", get(select))
         .route("/v1/unreachable", post(unreachable))
         .route("/openapi.json", get(description))
-        .with_state(to)
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
+        .with_state(mailbox)
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
 }
 
-async fn answer<T: Serialize>(
-    to: &Loop,
+async fn ask_event_loop<T: Serialize>(
+    mailbox: &RequestMailbox,
     request: impl FnOnce(Reply<T>) -> Request,
     refused: StatusCode,
 ) -> Response {
-    response(to.ask(request).await, refused)
+    response(mailbox.ask(request).await, refused)
 }
 
-async fn status(State(to): State<Loop>) -> Response {
-    answer(&to, Request::Status, StatusCode::CONFLICT).await
+async fn status(State(to): State<RequestMailbox>) -> Response {
+    ask_event_loop(&to, Request::Status, StatusCode::CONFLICT).await
 }
 
-async fn elements(State(to): State<Loop>) -> Response {
-    answer(&to, Request::Elements, StatusCode::CONFLICT).await
+async fn elements(State(to): State<RequestMailbox>) -> Response {
+    ask_event_loop(&to, Request::Elements, StatusCode::CONFLICT).await
 }
 
 async fn resolve(
-    State(to): State<Loop>,
+    State(to): State<RequestMailbox>,
     Path(handle): Path<String>,
     query: Result<Query<ResolveQuery>, QueryRejection>,
 ) -> Response {
@@ -56,16 +56,16 @@ async fn resolve(
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
     };
     let request = |reply| Request::Resolve(handle, query, reply);
-    answer(&to, request, StatusCode::NOT_FOUND).await
+    ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }
 
-async fn select(State(to): State<Loop>, Path(handle): Path<String>) -> Response {
+async fn select(State(to): State<RequestMailbox>, Path(handle): Path<String>) -> Response {
     let request = |reply| Request::Select(handle, reply);
-    answer(&to, request, StatusCode::NOT_FOUND).await
+    ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }
 
 async fn unreachable(
-    State(to): State<Loop>,
+    State(to): State<RequestMailbox>,
     body: Result<Json<UnreachableReport>, JsonRejection>,
 ) -> Response {
     let Json(report) = match body {
@@ -73,5 +73,5 @@ async fn unreachable(
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
     };
     let request = |reply| Request::Unreachable(report, reply);
-    answer(&to, request, StatusCode::NOT_FOUND).await
+    ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }

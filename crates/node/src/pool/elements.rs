@@ -4,7 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use holdfast_api::control::PolicyDetail;
-use holdfast_api::pool::{Departure, ElementEvent, FromPool, Registration, Service as Wanted};
+use holdfast_api::pool::{
+    DeregistrationResult, ElementEvent, FromPool, Registration, Service as Wanted,
+};
 use holdfast_proto::pool_element::{
     self, Config, Event, HuntConfig, Link, PoolElement, SessionEvent, Sessions, SessionsConfig,
 };
@@ -15,11 +17,11 @@ use holdfast_wire::rserpool::{
 };
 
 use super::event_loop::Daemon;
-use super::links::{Owner, Place};
+use super::links::{AssociationKey, Owner};
 use super::policy;
-use crate::config::pool::{PoolConfig, RegistrarAt, cookie_keys};
-use crate::entries::handle_of;
-use crate::sctp::{data_transport, reached_at, source_towards};
+use crate::api_conversion::parse_handle;
+use crate::config::pool::{PoolConfig, RegistrarAddress, cookie_keys};
+use crate::sctp::{data_transport, reachable_addresses, source_towards};
 
 /// Maximum number of users of an element.
 const USERS_MAX: usize = 20_000;
@@ -29,9 +31,9 @@ pub(super) struct Element {
     pub(super) handle: PoolHandle,
     pub(super) machine: PoolElement,
     /// Identifier under which [`Names`](super::names::Names) lists the element; the machine may take another one.
-    pub(super) named: Option<ElementId>,
+    pub(super) indexed_id: Option<ElementId>,
     /// Transport address for its users.
-    pub(super) at: Transport,
+    pub(super) transport: Transport,
     /// Sessions with its users, if the daemon accepts them.
     pub(super) service: Option<Service>,
 }
@@ -47,27 +49,31 @@ pub(super) struct Service {
 
 impl Daemon {
     /// Registers a program as an element.
-    pub(super) fn register(&mut self, number: u64, wanted: Registration) -> Result<(), String> {
-        let handle = handle_of(&wanted.handle).map_err(|error| error.to_string())?;
-        let policy = policy::parse(&wanted.policy)?;
-        let life = wanted
+    pub(super) fn register(
+        &mut self,
+        number: u64,
+        registration: Registration,
+    ) -> Result<(), String> {
+        let handle = parse_handle(&registration.handle).map_err(|error| error.to_string())?;
+        let policy = policy::policy_from_detail(&registration.policy)?;
+        let life = registration
             .life_ms
             .map_or(self.config.life, Duration::from_millis);
         if life < Duration::from_secs(1) {
             return Err("a registration's life must be at least 1000 ms".to_owned());
         }
-        let (at, service) = self.serve_at(&wanted, &handle, policy)?;
-        let hunt = hunt(&self.config);
+        let (transport, service) = self.open_service(&registration, &handle, policy)?;
+        let hunt = hunt_config(&self.config);
         let seed = rand::random();
-        let mut config = Config::new(handle.clone(), at.clone(), policy, hunt, seed);
+        let mut config = Config::new(handle.clone(), transport.clone(), policy, hunt, seed);
         config.life = Some(life);
         config.life_unit = self.config.life_unit;
         config.update_interval = self.config.update_interval;
         let element = Element {
             handle,
             machine: PoolElement::new(config),
-            named: None,
-            at,
+            indexed_id: None,
+            transport,
             service,
         };
         let service = element.service.iter();
@@ -75,34 +81,36 @@ impl Daemon {
             .extend(service.flat_map(|service| &service.addresses));
         self.elements.insert(number, element);
         let now = self.now();
-        self.with_machine(number, |machine| machine.handle_register(now));
+        self.with_element(number, |machine| machine.handle_register(now));
         self.carry_out(Owner::Element(number));
         Ok(())
     }
 
-    fn serve_at(
+    fn open_service(
         &self,
-        wanted: &Registration,
+        registration: &Registration,
         handle: &PoolHandle,
         policy: Policy,
     ) -> Result<(Transport, Option<Service>), String> {
         let usage = TransportUse::DataOnly;
-        let at = match &wanted.service {
+        let transport = match &registration.service {
             Wanted::Tcp(at) => Transport::Tcp {
                 port: at.port(),
                 usage,
-                address: self.reached(at.ip())?,
+                address: self.user_address(at.ip())?,
             },
             Wanted::Udp(at) => Transport::Udp {
                 port: at.port(),
-                address: self.reached(at.ip())?,
+                address: self.user_address(at.ip())?,
             },
             Wanted::Sctp(at) => {
                 let port = at.first().ok_or("an SCTP service needs an address")?.port();
                 if at.iter().any(|at| at.port() != port) {
-                    return Err("an SCTP service has one port".to_owned());
+                    return Err(
+                        "all addresses of an SCTP service must have the same port".to_owned()
+                    );
                 }
-                let addresses = at.iter().map(|at| self.reached(at.ip()));
+                let addresses = at.iter().map(|at| self.user_address(at.ip()));
                 Transport::Sctp(SctpTransport {
                     port,
                     usage,
@@ -110,7 +118,7 @@ impl Daemon {
                 })
             }
             Wanted::Sessions { addresses, port } => {
-                let service = self.service(addresses, *port, wanted, handle, policy)?;
+                let service = self.service(addresses, *port, registration, handle, policy)?;
                 let port = service.addresses.first().map_or(0, SocketAddr::port);
                 let at = Transport::Sctp(SctpTransport {
                     port,
@@ -120,15 +128,15 @@ impl Daemon {
                 return Ok((at, Some(service)));
             }
         };
-        let (_, addresses) = crate::entries::transport(&at);
+        let (_, addresses) = crate::api_conversion::transport_entry(&transport);
         if addresses.iter().any(|at| at.port() == 0) {
             return Err("a service needs a port other than 0".to_owned());
         }
-        Ok((at, None))
+        Ok((transport, None))
     }
 
     /// Returns the address for users; replaces an unspecified one.
-    fn reached(&self, address: IpAddr) -> Result<IpAddr, String> {
+    fn user_address(&self, address: IpAddr) -> Result<IpAddr, String> {
         if !address.is_unspecified() {
             return Ok(address);
         }
@@ -137,21 +145,23 @@ impl Daemon {
 
     /// Returns this host's address that registrars see.
     fn own_address(&self) -> Result<IpAddr, String> {
-        let own = self
+        let own_addresses = self
             .config
             .listen
             .first()
             .filter(|own| !own.is_unspecified());
-        if let Some(own) = own {
+        if let Some(own) = own_addresses {
             return Ok(*own);
         }
         if let Some(first) = self.config.known_registrars().first() {
             return source_towards(first.address)
-                .map_err(|error| format!("no way to the registrar {first}: {error}"));
+                .map_err(|error| format!("no route to registrar {first}: {error}"));
         }
-        let own = reached_at(self.own.as_ref());
-        let own = own.map_err(|error| format!("{error}; name the service's address"))?;
-        own.first()
+        let own_addresses = reachable_addresses(self.own_endpoint.as_ref());
+        let own_addresses =
+            own_addresses.map_err(|error| format!("{error}; name the service's address"))?;
+        own_addresses
+            .first()
             .map(SocketAddr::ip)
             .ok_or_else(|| "this host has no address; name the service's".to_owned())
     }
@@ -160,7 +170,7 @@ impl Daemon {
         &self,
         addresses: &[IpAddr],
         port: u16,
-        wanted: &Registration,
+        registration: &Registration,
         handle: &PoolHandle,
         policy: Policy,
     ) -> Result<Service, String> {
@@ -168,13 +178,13 @@ impl Daemon {
             [] => vec![self.own_address()?],
             named => named
                 .iter()
-                .map(|address| self.reached(*address))
+                .map(|address| self.user_address(*address))
                 .collect::<Result<_, _>>()?,
         };
         let local = addresses.iter().map(|ip| SocketAddr::new(*ip, port));
         let config = EndpointConfig {
             raw: self.config.raw,
-            encapsulation: self.own.encapsulation_port(),
+            encapsulation: self.own_endpoint.encapsulation_port(),
             failure: self.config.failure,
             path_mtu: self.config.path_mtu,
             ..EndpointConfig::new(local.collect())
@@ -189,7 +199,7 @@ impl Daemon {
         let sessions = Sessions::new(SessionsConfig {
             handle: handle.clone(),
             policy,
-            keys: cookie_keys(wanted.cookie_keys.clone()),
+            keys: cookie_keys(registration.cookie_keys.clone()),
         });
         Ok(Service {
             endpoint,
@@ -201,14 +211,14 @@ impl Daemon {
 
     /// Updates an element's policy information.
     pub(super) fn set_policy(&mut self, number: u64, detail: &PolicyDetail) -> Result<(), String> {
-        let policy = policy::parse(detail)?;
+        let policy = policy::policy_from_detail(detail)?;
         let now = self.now();
         let Some(element) = self.elements.get_mut(&number) else {
             return Ok(());
         };
-        let told = element.machine.handle_policy(now, policy);
+        let updated = element.machine.handle_policy(now, policy);
         self.carry_out(Owner::Element(number));
-        told.map_err(|error| error.to_string())
+        updated.map_err(|error| error.to_string())
     }
 
     /// Takes an element out of its pool; its users' sessions end at once.
@@ -228,71 +238,76 @@ impl Daemon {
         self.carry_out(Owner::Element(number));
     }
 
-    /// Calls `what` with an element's machine, if the element exists.
-    pub(super) fn with_machine(&mut self, number: u64, what: impl FnOnce(&mut PoolElement)) {
+    /// Calls `action` with an element's machine, if the element exists.
+    pub(super) fn with_element(&mut self, number: u64, action: impl FnOnce(&mut PoolElement)) {
         if let Some(element) = self.elements.get_mut(&number) {
-            what(&mut element.machine);
+            action(&mut element.machine);
         }
     }
 
     /// Handles an event of an element's machine.
-    pub(super) fn element_event(&mut self, number: u64, event: Event) {
+    pub(super) fn on_element_event(&mut self, number: u64, event: Event) {
         let Some(element) = self.elements.get(&number) else {
             return;
         };
         let handle = &element.handle;
-        let words = |causes: &[Cause]| causes.iter().map(Cause::to_string).collect::<Vec<_>>();
-        let told = match event {
+        let texts = |causes: &[Cause]| causes.iter().map(Cause::to_string).collect::<Vec<_>>();
+        let report = match event {
             Event::Registered { id, warnings } => {
                 tracing::info!(%handle, %id, "registered");
                 ElementEvent::Registered {
                     id: id.to_string(),
-                    at: crate::entries::transport(&element.at).1,
-                    warnings: words(&warnings),
+                    addresses: crate::api_conversion::transport_entry(&element.transport).1,
+                    warnings: texts(&warnings),
                 }
             }
-            Event::Refused(refusal) => {
-                tracing::warn!(%handle, %refusal, "not registered");
+            Event::RegistrationRefused(refusal) => {
+                tracing::warn!(%handle, %refusal, "a registration was refused");
                 let reason = refusal.to_string();
-                return self.element_over(number, ElementEvent::Refused { reason });
+                return self.on_element_ended(number, ElementEvent::Refused { reason });
             }
-            Event::Left(departure) => {
+            Event::Deregistered(departure) => {
                 let departure = match departure {
-                    pool_element::Departure::Confirmed => Departure::Confirmed,
-                    pool_element::Departure::TimedOut => Departure::TimedOut,
-                    pool_element::Departure::Refused(causes) => Departure::Refused {
-                        reason: words(&causes).join(", "),
-                    },
+                    pool_element::DeregistrationResult::Confirmed => {
+                        DeregistrationResult::Confirmed
+                    }
+                    pool_element::DeregistrationResult::TimedOut => DeregistrationResult::TimedOut,
+                    pool_element::DeregistrationResult::Refused(causes) => {
+                        DeregistrationResult::Refused {
+                            reason: texts(&causes).join(", "),
+                        }
+                    }
                 };
-                tracing::info!(%handle, ?departure, "left");
-                return self.element_over(number, ElementEvent::Left(departure));
+                tracing::info!(%handle, ?departure, "deregistered");
+                return self.on_element_ended(number, ElementEvent::Deregistered(departure));
             }
-            Event::Expired => ElementEvent::Expired,
+            Event::RegistrationExpired => ElementEvent::Expired,
             Event::NewHome { registrar } => {
-                tracing::info!(%handle, ?registrar, "a home registrar");
+                tracing::info!(%handle, ?registrar, "found a home registrar");
                 let registrar = registrar.map(|id| id.to_string());
                 ElementEvent::Home { registrar }
             }
             Event::HomeLost => {
-                tracing::warn!(%handle, "the home registrar is lost");
+                tracing::warn!(%handle, "lost the home registrar");
                 ElementEvent::HomeLost
             }
             Event::NoRegistrar => ElementEvent::NoRegistrar,
             Event::Unanswered { attempts } => {
-                return tracing::warn!(%handle, attempts, "registrations without an answer");
+                return tracing::warn!(%handle, attempts, "no answer to registrations");
             }
-            Event::Reported(causes) => {
+            Event::ErrorReported(causes) => {
                 return tracing::warn!(%handle, ?causes, "a registrar reports errors");
             }
         };
-        self.programs.tell(number, &FromPool::Element(told));
+        self.programs.send(number, &FromPool::Element(report));
     }
 
-    fn element_over(&mut self, number: u64, last: ElementEvent) {
-        self.programs.tell_and_end(number, &FromPool::Element(last));
+    fn on_element_ended(&mut self, number: u64, last: ElementEvent) {
+        self.programs
+            .send_and_close(number, &FromPool::Element(last));
         // The element's endpoint is dropped too, and reports no more events of its associations.
         if let Some(element) = self.elements.remove(&number) {
-            self.forget_name(number, &element);
+            self.unindex_element(number, &element);
             let addresses = element
                 .service
                 .iter()
@@ -301,31 +316,31 @@ impl Daemon {
                 self.services.remove(address);
             }
         }
-        for place in self.links.places_of(number) {
-            self.stalled.remove(&place);
-            self.links.down(place);
+        for assoc_key in self.links.of_endpoint(number) {
+            self.stalled.remove(&assoc_key);
+            self.links.remove(assoc_key);
         }
     }
 
     /// Handles a new association of a user with an element.
-    pub(super) fn user_came(&mut self, place: Place, from: Vec<SocketAddr>) {
-        let number = place.endpoint;
+    pub(super) fn on_user_association(&mut self, assoc_key: AssociationKey, from: Vec<SocketAddr>) {
+        let number = assoc_key.endpoint;
         let owner = Owner::Service(number);
-        let Some(link) = self.links.name_for(owner, place) else {
+        let Some(link) = self.links.link_for(owner, assoc_key) else {
             return;
         };
         let Some(service) = self.service_of(number) else {
             return;
         };
         if service.users.len() >= USERS_MAX {
-            tracing::warn!(element = number, "more users than an element may have");
-            return self.abort(place);
+            tracing::warn!(element = number, "refused a user: the element has too many");
+            return self.abort(assoc_key);
         }
         service.users.insert(link);
         service.sessions.handle_connected(link);
         let session = session_number(link);
         let event = ElementEvent::Connected { session, from };
-        self.programs.tell(number, &FromPool::Element(event));
+        self.programs.send(number, &FromPool::Element(event));
         self.carry_out(owner);
     }
 
@@ -335,14 +350,14 @@ impl Daemon {
     }
 
     /// Handles a message on a user's control channel.
-    pub(super) fn session_message(&mut self, number: u64, link: Link, message: Message) {
+    pub(super) fn on_session_message(&mut self, number: u64, link: Link, message: Message) {
         if let Some(service) = self.service_of(number) {
             service.sessions.handle_message(link, message);
         }
     }
 
     /// Handles the end of a user's association.
-    pub(super) fn session_lost(&mut self, number: u64, link: Link) {
+    pub(super) fn on_session_lost(&mut self, number: u64, link: Link) {
         let Some(service) = self.service_of(number) else {
             return;
         };
@@ -350,35 +365,38 @@ impl Daemon {
         if service.users.remove(&link) {
             let session = session_number(link);
             let event = ElementEvent::Closed { session };
-            self.programs.tell(number, &FromPool::Element(event));
+            self.programs.send(number, &FromPool::Element(event));
         }
     }
 
     /// Handles an event of a control channel.
-    pub(super) fn service_event(&mut self, number: u64, event: SessionEvent) {
+    pub(super) fn on_service_event(&mut self, number: u64, event: SessionEvent) {
         match event {
             SessionEvent::Resumed { link, state } => {
                 let event = ElementEvent::Resumed {
                     session: session_number(link),
                     state: state.to_vec(),
                 };
-                self.programs.tell(number, &FromPool::Element(event));
+                self.programs.send(number, &FromPool::Element(event));
             }
-            SessionEvent::Disbelieved { link, error } => {
-                tracing::warn!(session = session_number(link), %error, "a user's state");
+            SessionEvent::CookieRejected { link, error } => {
+                tracing::warn!(session = session_number(link), %error, "rejected a user's cookie");
             }
-            SessionEvent::LateCookie { link } => {
-                tracing::debug!(session = session_number(link), "a second cookie");
+            SessionEvent::UnexpectedCookie { link } => {
+                tracing::debug!(
+                    session = session_number(link),
+                    "ignored an unexpected cookie"
+                );
             }
-            SessionEvent::PeerCard { .. } => {}
+            SessionEvent::BusinessCard { .. } => {}
         }
     }
 }
 
 /// Returns a machine's configuration for finding registrars.
-pub(super) fn hunt(config: &PoolConfig) -> HuntConfig {
-    let known = config.known_registrars();
-    let transport = |at: &RegistrarAt| match at.over {
+pub(super) fn hunt_config(config: &PoolConfig) -> HuntConfig {
+    let registrars = config.known_registrars();
+    let transport = |at: &RegistrarAddress| match at.transport {
         None => Transport::Sctp(data_transport(&[at.address])),
         // The daemon decides whether to use TLS.
         Some(_) => Transport::Tcp {
@@ -387,14 +405,14 @@ pub(super) fn hunt(config: &PoolConfig) -> HuntConfig {
             address: at.address.ip(),
         },
     };
-    let mut hunt = HuntConfig::new(known.iter().map(transport).collect());
-    hunt.trust_announces = config.announces.believed;
+    let mut hunt = HuntConfig::new(registrars.iter().map(transport).collect());
+    hunt.trust_announces = config.announces.trusted;
     hunt
 }
 
 /// Returns the number of a user's session for the element's program.
 pub(super) fn session_number(link: Link) -> u64 {
     match link {
-        Link::Ours(number) | Link::Theirs(number) => number,
+        Link::Initiated(number) | Link::Accepted(number) => number,
     }
 }

@@ -13,11 +13,11 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use tokio::runtime::Handle;
 
-use super::callers::Callers;
+use super::element_index::ElementIndex;
 use super::elements::Element;
-use super::links::{Links, Owner, Place};
-use super::machines::Input;
-use super::names::Names;
+use super::links::{AssociationKey, Links, Owner};
+use super::machine_io::Input;
+use super::pending_callers::PendingCallers;
 use super::probes::Probes;
 use super::requests::Request;
 use super::roles::Programs;
@@ -26,55 +26,55 @@ use super::users::Users;
 use crate::asap::Refusals;
 use crate::config::pool::PoolConfig;
 use crate::mailbox::{Inbox, Mailbox};
-use crate::multicast::Groups;
+use crate::multicast::MulticastGroups;
 
 /// Retry interval for messages without room in the buffer, for stacks that do not signal room.
-const RETRY: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Time limit for elements to leave their pools when the daemon ends.
-const LEAVE: Duration = Duration::from_secs(3);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A pool daemon with its sockets.
 pub(super) struct Daemon {
     pub(super) config: PoolConfig,
     pub(super) started: Instant,
     /// Endpoint towards registrars and elements.
-    pub(super) own: Box<dyn Endpoint>,
-    pub(super) groups: Groups<()>,
+    pub(super) own_endpoint: Box<dyn Endpoint>,
+    pub(super) groups: MulticastGroups<()>,
     pub(super) requests: Inbox<Request>,
     /// Mailbox for tasks of the other thread.
     pub(super) to_self: Mailbox<Request>,
-    pub(super) tasks: Handle,
+    pub(super) runtime: Handle,
     pub(super) user: PoolUser,
     pub(super) users: Users,
     pub(super) elements: BTreeMap<u64, Element>,
-    pub(super) names: Names,
+    pub(super) element_index: ElementIndex,
     /// Addresses of elements whose sessions this daemon accepts.
     pub(super) services: HashSet<SocketAddr>,
     pub(super) programs: Programs,
     pub(super) links: Links,
-    pub(super) callers: Callers,
+    pub(super) pending_callers: PendingCallers,
     pub(super) probes: Probes,
     pub(super) streams: HashMap<u64, StreamHandle>,
-    pub(super) streams_made: u64,
+    pub(super) streams_opened: u64,
     /// Hosts that could not be reached, and whether the next attempt is inside UDP.
-    pub(super) ways: HashMap<SocketAddr, bool>,
+    pub(super) next_inside_udp: HashMap<SocketAddr, bool>,
     /// Inputs for the machines.
     pub(super) inputs: VecDeque<Input>,
     /// Wake-up times of the machines.
     pub(super) wakes: BTreeSet<(Duration, Owner)>,
-    pub(super) woken_at: HashMap<Owner, Duration>,
+    pub(super) wake_time_of: HashMap<Owner, Duration>,
     /// Associations with messages for which the buffer had no room.
-    pub(super) stalled: BTreeSet<Place>,
+    pub(super) stalled: BTreeSet<AssociationKey>,
     /// Time at which the daemon ends even if elements are left.
-    pub(super) ends_at: Option<Duration>,
+    pub(super) stop_deadline: Option<Duration>,
     pub(super) events: Vec<Event>,
     /// Registrars over TCP that were not reached.
     pub(super) refusals: Refusals,
 }
 
 /// Descriptors that are ready.
-struct Ready {
-    own: bool,
+struct ReadyDescriptors {
+    own_endpoint: bool,
     requests: bool,
     groups: bool,
     services: Vec<u64>,
@@ -87,29 +87,29 @@ impl Daemon {
     /// The sockets of the transport are unusable.
     pub(super) fn run(&mut self) -> io::Result<()> {
         loop {
-            self.settle();
-            self.send_stalled();
+            self.process_inputs();
+            self.retry_stalled();
             self.flush()?;
             let now = self.now();
-            let over = self.ends_at.is_some_and(|at| at <= now);
-            if over || self.ends_at.is_some() && self.elements.is_empty() {
-                return self.leave();
+            let is_overdue = self.stop_deadline.is_some_and(|at| at <= now);
+            if is_overdue || self.stop_deadline.is_some() && self.elements.is_empty() {
+                return self.abort_all();
             }
             let ready = self.wait()?;
-            if ready.own {
+            if ready.own_endpoint {
                 self.receive(0)?;
             }
             for number in ready.services {
                 self.receive(number)?;
             }
             if ready.groups {
-                self.hear_announces();
+                self.receive_announces();
             }
             self.wake_machines();
-            self.end_callers();
-            self.end_guests();
+            self.expire_callers();
+            self.expire_guests();
             if ready.requests {
-                self.serve();
+                self.handle_requests();
             }
         }
     }
@@ -118,16 +118,20 @@ impl Daemon {
         self.started.elapsed()
     }
 
-    fn wait(&self) -> io::Result<Ready> {
-        let mut until = self.wakes.first().map(|(due, _)| *due);
-        let mut sooner = |at: Duration| until = Some(until.map_or(at, |until| until.min(at)));
+    fn wait(&self) -> io::Result<ReadyDescriptors> {
+        let mut deadline = self.wakes.first().map(|(due, _)| *due);
+        let mut wake_by =
+            |at: Duration| deadline = Some(deadline.map_or(at, |until| until.min(at)));
         if !self.stalled.is_empty() && provider() == Provider::Kernel {
-            sooner(self.now() + RETRY);
+            wake_by(self.now() + RETRY_INTERVAL);
         }
-        self.ends_at.into_iter().for_each(&mut sooner);
-        let looks = [self.callers.next(), self.probes.next()];
-        looks.into_iter().flatten().for_each(sooner);
-        let timeout = until.map(|at| TimeSpec::from(at.saturating_sub(self.now())));
+        self.stop_deadline.into_iter().for_each(&mut wake_by);
+        let check_times = [
+            self.pending_callers.next_deadline(),
+            self.probes.next_check(),
+        ];
+        check_times.into_iter().flatten().for_each(wake_by);
+        let timeout = deadline.map(|at| TimeSpec::from(at.saturating_sub(self.now())));
         let services: Vec<(u64, &dyn Endpoint)> = self
             .elements
             .iter()
@@ -136,7 +140,7 @@ impl Daemon {
             })
             .collect();
         let poll = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![poll(self.own.fd()), poll(self.requests.fd())];
+        let mut fds = vec![poll(self.own_endpoint.fd()), poll(self.requests.fd())];
         fds.extend(services.iter().map(|(_, endpoint)| poll(endpoint.fd())));
         fds.extend(self.groups.fds().map(poll));
         match ppoll(&mut fds, timeout, None) {
@@ -144,17 +148,17 @@ impl Daemon {
             Err(error) => return Err(error.into()),
         }
         let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
-        let behind = 2 + services.len();
+        let groups_start = 2 + services.len();
         let ready_services = services
             .iter()
             .zip(&fds[2..])
             .filter(|(_, fd)| is_ready(fd))
             .map(|((number, _), _)| *number);
-        Ok(Ready {
-            own: is_ready(&fds[0]),
+        Ok(ReadyDescriptors {
+            own_endpoint: is_ready(&fds[0]),
             requests: is_ready(&fds[1]),
             services: ready_services.collect(),
-            groups: fds[behind..].iter().any(is_ready),
+            groups: fds[groups_start..].iter().any(is_ready),
         })
     }
 
@@ -165,9 +169,9 @@ impl Daemon {
         };
         from.recv_batch(&mut events)?;
         for event in events.drain(..) {
-            self.take_in(endpoint, event);
+            self.on_endpoint_event(endpoint, event);
             // Settled after each event, because the next event may reuse an association's number.
-            self.settle();
+            self.process_inputs();
         }
         self.events = events;
         Ok(())
@@ -176,89 +180,92 @@ impl Daemon {
     /// Returns the endpoint with this number; 0 is the daemon's own.
     pub(super) fn endpoint(&mut self, number: u64) -> Option<&mut dyn Endpoint> {
         if number == 0 {
-            return Some(self.own.as_mut());
+            return Some(self.own_endpoint.as_mut());
         }
         let service = self.elements.get_mut(&number)?.service.as_mut()?;
         Some(service.endpoint.as_mut())
     }
 
-    pub(super) fn take_in(&mut self, endpoint: u64, event: Event) {
-        let at = |assoc| Place { endpoint, assoc };
+    pub(super) fn on_endpoint_event(&mut self, endpoint: u64, event: Event) {
+        let key_of = |assoc| AssociationKey { endpoint, assoc };
         match event {
             Event::Message { assoc, message } if message.ppid == asap::PPID => {
-                let place = at(assoc);
-                if !self.callers.park(place, &message.data) {
-                    self.control_came(place, &message.data);
+                let assoc_key = key_of(assoc);
+                if !self.pending_callers.hold_message(assoc_key, &message.data) {
+                    self.on_asap_message(assoc_key, &message.data);
                 }
             }
             // A guest must not send data.
-            Event::Message { assoc, .. } if self.probes.is_guest(at(assoc)) => {
-                self.abort(at(assoc))
+            Event::Message { assoc, .. } if self.probes.is_guest(key_of(assoc)) => {
+                self.abort(key_of(assoc))
             }
-            Event::Message { assoc, message } => self.data_came(at(assoc), &message.data),
-            Event::Up { assoc, .. } => self.up(at(assoc)),
+            Event::Message { assoc, message } => self.on_data(key_of(assoc), &message.data),
+            Event::Up { assoc, .. } => self.on_association_up(key_of(assoc)),
             Event::Restarted { assoc } => {
-                let owners = self.links.owners_end(at(assoc));
-                self.lost(owners);
-                self.up(at(assoc));
+                let owners = self.links.end_links(key_of(assoc));
+                self.push_lost(owners);
+                self.on_association_up(key_of(assoc));
             }
             Event::Down { assoc, reason } => {
-                let place = at(assoc);
-                self.remember_way(place);
-                self.stalled.remove(&place);
-                self.callers.forget(place);
-                self.probes.forget(place);
-                let owners = self.links.down(place);
+                let assoc_key = key_of(assoc);
+                self.toggle_encapsulation(assoc_key);
+                self.stalled.remove(&assoc_key);
+                self.pending_callers.forget(assoc_key);
+                self.probes.forget(assoc_key);
+                let owners = self.links.remove(assoc_key);
                 match reason {
-                    DownReason::Shutdown => self.ended(owners),
-                    DownReason::Lost | DownReason::NotStarted => self.lost(owners),
+                    DownReason::Shutdown => self.push_ended(owners),
+                    DownReason::Lost | DownReason::NotStarted => self.push_lost(owners),
                 }
             }
             Event::Path { assoc, state, .. } => {
                 use PathState::{Added, Confirmed, Removed};
                 if matches!(state, Added | Confirmed | Removed) {
-                    self.readdress(at(assoc));
+                    self.on_addresses_changed(key_of(assoc));
                 }
             }
             // Needs no action: either the association ends, or its registrar does not answer, and both are noticed.
             Event::SendFailed { .. } => {}
-            Event::Refused { remote, why } => self.refusals.tell(remote, &why),
+            Event::Refused {
+                remote,
+                reason: why,
+            } => self.refusals.record(remote, &why),
         }
     }
 
-    fn up(&mut self, place: Place) {
-        let Some(endpoint) = self.endpoint(place.endpoint) else {
+    fn on_association_up(&mut self, assoc_key: AssociationKey) {
+        let Some(endpoint) = self.endpoint(assoc_key.endpoint) else {
             return;
         };
         // An association without addresses is already gone, and an event will report it.
-        let Ok(addresses) = endpoint.confirmed_addresses(place.assoc) else {
+        let Ok(addresses) = endpoint.confirmed_addresses(assoc_key.assoc) else {
             return;
         };
-        match self.links.up(place, &addresses) {
+        match self.links.mark_up(assoc_key, &addresses) {
             Some(owners) => {
                 let connected = |(owner, link)| Input::Connected(owner, link);
                 self.inputs.extend(owners.into_iter().map(connected));
             }
-            None if place.endpoint != 0 => self.user_came(place, addresses),
-            None => self.called(place),
+            None if assoc_key.endpoint != 0 => self.on_user_association(assoc_key, addresses),
+            None => self.on_incoming_association(assoc_key),
         }
     }
 
-    fn lost(&mut self, owners: Vec<(Owner, Link)>) {
+    fn push_lost(&mut self, owners: Vec<(Owner, Link)>) {
         let lost = |(owner, link)| Input::Lost(owner, link);
         self.inputs.extend(owners.into_iter().map(lost));
     }
 
-    fn ended(&mut self, owners: Vec<(Owner, Link)>) {
+    fn push_ended(&mut self, owners: Vec<(Owner, Link)>) {
         let ended = |(owner, link)| Input::Ended(owner, link);
         self.inputs.extend(owners.into_iter().map(ended));
     }
 
-    fn hear_announces(&mut self) {
-        let mut came = Vec::new();
+    fn receive_announces(&mut self) {
+        let mut received = Vec::new();
         self.groups
-            .receive(|source, (), bytes| came.push((source, bytes.clone())));
-        for (source, bytes) in came {
+            .receive(|source, (), bytes| received.push((source, bytes.clone())));
+        for (source, bytes) in received {
             let Ok(parsed) = Message::parse(&bytes) else {
                 continue;
             };
@@ -267,39 +274,39 @@ impl Daemon {
                 transports,
             } = parsed.message
             {
-                self.announced(source, registrar, transports);
+                self.on_announce(source, registrar, transports);
             }
         }
     }
 
     /// Aborts an association.
-    pub(super) fn abort(&mut self, place: Place) {
-        if let Some(endpoint) = self.endpoint(place.endpoint) {
+    pub(super) fn abort(&mut self, assoc_key: AssociationKey) {
+        if let Some(endpoint) = self.endpoint(assoc_key.endpoint) {
             // If the association is already gone, an event reports it.
-            let _ = endpoint.abort(place.assoc);
+            let _ = endpoint.abort(assoc_key.assoc);
         }
     }
 
-    fn serve(&mut self) {
-        self.requests.clear();
-        while let Some(request) = self.requests.take() {
+    fn handle_requests(&mut self) {
+        self.requests.clear_wakeup();
+        while let Some(request) = self.requests.pop() {
             match request {
                 Request::Stop => {
                     let numbers: Vec<u64> = self.elements.keys().copied().collect();
                     for number in numbers {
                         self.deregister(number);
                     }
-                    self.ends_at = Some(self.now() + LEAVE);
+                    self.stop_deadline = Some(self.now() + LEAVE_TIMEOUT);
                 }
-                Request::Secure(security) => self.own.secure_anew(security),
-                request => self.answer(request),
+                Request::ReloadTls(security) => self.own_endpoint.replace_security(security),
+                request => self.handle_request(request),
             }
-            self.settle();
+            self.process_inputs();
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.own.flush()?;
+        self.own_endpoint.flush()?;
         for element in self.elements.values_mut() {
             if let Some(service) = &mut element.service {
                 service.endpoint.flush()?;
@@ -309,9 +316,9 @@ impl Daemon {
     }
 
     /// Aborts all associations, so that registrars and users learn of the end at once.
-    fn leave(&mut self) -> io::Result<()> {
-        for place in self.links.places() {
-            self.abort(place);
+    fn abort_all(&mut self) -> io::Result<()> {
+        for assoc_key in self.links.associations() {
+            self.abort(assoc_key);
         }
         self.flush()
     }

@@ -25,7 +25,7 @@ pub(super) enum Owner {
 /// An association or a registrar connection: its endpoint (0 is the daemon's own, otherwise that of the element
 /// with this number), and the endpoint's id for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place {
+pub(super) struct AssociationKey {
     pub(super) endpoint: u64,
     pub(super) assoc: AssocId,
 }
@@ -34,15 +34,15 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// An association.
-    Sctp(Place),
+    Sctp(AssociationKey),
     /// A stream or a UDP socket, by number.
     Stream(u64),
     /// This daemon itself, when its user probes its elements.
-    Own,
+    Local,
 }
 
 /// A message that waits for room in an association's buffer, with the permit for its program's unsent bytes.
-pub(super) type Waiting = (Message, Option<OwnedSemaphorePermit>);
+pub(super) type QueuedMessage = (Message, Option<OwnedSemaphorePermit>);
 
 #[derive(Debug)]
 struct Association {
@@ -51,16 +51,16 @@ struct Association {
     addresses: Vec<SocketAddr>,
     owners: Vec<(Owner, Link)>,
     /// True if other owners may find the association by its addresses.
-    shared: bool,
+    is_shared: bool,
     is_up: bool,
-    waiting: VecDeque<Waiting>,
+    queued: VecDeque<QueuedMessage>,
 }
 
 /// Result of giving up a link.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Detached {
     /// No other owner has the association, so it must be ended. The flag says whether it is up.
-    Last(Place, bool),
+    LastOwner(AssociationKey, bool),
     /// Other owners have the association.
     Shared,
     /// The link was a stream.
@@ -70,57 +70,63 @@ pub(super) enum Detached {
 /// All links.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    associations: BTreeMap<Place, Association>,
+    associations: BTreeMap<AssociationKey, Association>,
     /// Shared associations, by kind (true: TCP) and remote address.
-    by_address: HashMap<(bool, SocketAddr), Place>,
+    by_address: HashMap<(bool, SocketAddr), AssociationKey>,
     targets: HashMap<(Owner, Link), Target>,
     streams: HashMap<u64, (Owner, Link)>,
-    serials: u64,
+    last_serial: u64,
 }
 
 impl Links {
     /// Adds an association begun here. Only a `shared` one can be found by its addresses.
-    pub(super) fn begun(&mut self, place: Place, addresses: Vec<SocketAddr>, shared: bool) {
-        self.serials += 1;
+    pub(super) fn add(
+        &mut self,
+        assoc_key: AssociationKey,
+        addresses: Vec<SocketAddr>,
+        shared: bool,
+    ) {
+        self.last_serial += 1;
         let association = Association {
-            serial: self.serials,
+            serial: self.last_serial,
             addresses,
             owners: Vec::new(),
-            shared,
+            is_shared: shared,
             is_up: false,
-            waiting: VecDeque::new(),
+            queued: VecDeque::new(),
         };
-        self.associations.insert(place, association);
-        self.know(place);
+        self.associations.insert(assoc_key, association);
+        self.index_addresses(assoc_key);
     }
 
-    fn know(&mut self, place: Place) {
-        if let Some(association) = self.associations.get(&place)
-            && association.shared
+    fn index_addresses(&mut self, assoc_key: AssociationKey) {
+        if let Some(association) = self.associations.get(&assoc_key)
+            && association.is_shared
         {
-            let each = association.addresses.iter();
-            self.by_address
-                .extend(each.map(|address| ((place.assoc.is_stream(), *address), place)));
+            let addresses = association.addresses.iter();
+            self.by_address.extend(
+                addresses.map(|address| ((assoc_key.assoc.is_stream(), *address), assoc_key)),
+            );
         }
     }
 
-    fn forget(&mut self, place: Place) {
-        let Some(association) = self.associations.get(&place) else {
+    fn unindex_addresses(&mut self, assoc_key: AssociationKey) {
+        let Some(association) = self.associations.get(&assoc_key) else {
             return;
         };
         for address in &association.addresses {
-            let key = (place.assoc.is_stream(), *address);
-            if self.by_address.get(&key) == Some(&place) {
+            let key = (assoc_key.assoc.is_stream(), *address);
+            if self.by_address.get(&key) == Some(&assoc_key) {
                 self.by_address.remove(&key);
             }
         }
     }
 
     /// Binds a link to this association.
-    pub(super) fn attach(&mut self, owner: Owner, link: Link, place: Place) {
-        if let Some(association) = self.associations.get_mut(&place) {
+    pub(super) fn attach(&mut self, owner: Owner, link: Link, assoc_key: AssociationKey) {
+        if let Some(association) = self.associations.get_mut(&assoc_key) {
             association.owners.push((owner, link));
-            self.targets.insert((owner, link), Target::Sctp(place));
+            self.targets.insert((owner, link), Target::Sctp(assoc_key));
         }
     }
 
@@ -131,63 +137,64 @@ impl Links {
     }
 
     /// Binds a link to this daemon itself.
-    pub(super) fn attach_own(&mut self, owner: Owner, link: Link) {
-        self.targets.insert((owner, link), Target::Own);
+    pub(super) fn attach_local(&mut self, owner: Owner, link: Link) {
+        self.targets.insert((owner, link), Target::Local);
     }
 
     /// Returns a shared association with one of these addresses, and whether it is up.
-    pub(super) fn find(&self, addresses: &[SocketAddr]) -> Option<(Place, bool)> {
-        let known = |address: &SocketAddr| self.by_address.get(&(false, *address)).copied();
-        let place = addresses.iter().find_map(known)?;
-        Some((place, self.associations.get(&place)?.is_up))
+    pub(super) fn find(&self, addresses: &[SocketAddr]) -> Option<(AssociationKey, bool)> {
+        let key_of_address =
+            |address: &SocketAddr| self.by_address.get(&(false, *address)).copied();
+        let assoc_key = addresses.iter().find_map(key_of_address)?;
+        Some((assoc_key, self.associations.get(&assoc_key)?.is_up))
     }
 
     /// Returns a TCP connection to this address, and whether it is up.
-    pub(super) fn find_stream(&self, address: SocketAddr) -> Option<(Place, bool)> {
-        let place = *self.by_address.get(&(true, address))?;
-        Some((place, self.associations.get(&place)?.is_up))
+    pub(super) fn find_stream(&self, address: SocketAddr) -> Option<(AssociationKey, bool)> {
+        let assoc_key = *self.by_address.get(&(true, address))?;
+        Some((assoc_key, self.associations.get(&assoc_key)?.is_up))
     }
 
     /// Records that an association is up, with these remote addresses. Returns the links that it serves; `None` if the
     /// other end made it.
-    pub(super) fn up(
+    pub(super) fn mark_up(
         &mut self,
-        place: Place,
+        assoc_key: AssociationKey,
         addresses: &[SocketAddr],
     ) -> Option<Vec<(Owner, Link)>> {
-        let is_ours = self.associations.contains_key(&place);
-        if !is_ours {
-            self.begun(place, Vec::new(), place.endpoint == 0);
+        let was_begun_here = self.associations.contains_key(&assoc_key);
+        if !was_begun_here {
+            self.add(assoc_key, Vec::new(), assoc_key.endpoint == 0);
         }
-        self.readdress(place, addresses.to_vec());
-        let association = self.associations.get_mut(&place)?;
+        self.set_addresses(assoc_key, addresses.to_vec());
+        let association = self.associations.get_mut(&assoc_key)?;
         association.is_up = true;
-        is_ours.then(|| association.owners.clone())
+        was_begun_here.then(|| association.owners.clone())
     }
 
     /// Replaces the remote addresses of an association.
-    pub(super) fn readdress(&mut self, place: Place, addresses: Vec<SocketAddr>) {
-        self.forget(place);
-        if let Some(association) = self.associations.get_mut(&place) {
+    pub(super) fn set_addresses(&mut self, assoc_key: AssociationKey, addresses: Vec<SocketAddr>) {
+        self.unindex_addresses(assoc_key);
+        if let Some(association) = self.associations.get_mut(&assoc_key) {
             association.addresses = addresses;
         }
-        self.know(place);
+        self.index_addresses(assoc_key);
     }
 
     /// Removes an association. Returns the links that ended.
-    pub(super) fn down(&mut self, place: Place) -> Vec<(Owner, Link)> {
-        self.forget(place);
-        let owners = self.owners_end(place);
-        self.associations.remove(&place);
+    pub(super) fn remove(&mut self, assoc_key: AssociationKey) -> Vec<(Owner, Link)> {
+        self.unindex_addresses(assoc_key);
+        let owners = self.end_links(assoc_key);
+        self.associations.remove(&assoc_key);
         owners
     }
 
     /// Ends all links of an association that itself continues: data in transit is lost. Returns the links.
-    pub(super) fn owners_end(&mut self, place: Place) -> Vec<(Owner, Link)> {
-        let Some(association) = self.associations.get_mut(&place) else {
+    pub(super) fn end_links(&mut self, assoc_key: AssociationKey) -> Vec<(Owner, Link)> {
+        let Some(association) = self.associations.get_mut(&assoc_key) else {
             return Vec::new();
         };
-        association.waiting.clear();
+        association.queued.clear();
         let owners = std::mem::take(&mut association.owners);
         for owner in &owners {
             self.targets.remove(owner);
@@ -196,7 +203,7 @@ impl Links {
     }
 
     /// Removes a stream. Returns the link that ended.
-    pub(super) fn stream_down(&mut self, stream: u64) -> Option<(Owner, Link)> {
+    pub(super) fn remove_stream(&mut self, stream: u64) -> Option<(Owner, Link)> {
         let owner = self.streams.remove(&stream)?;
         self.targets.remove(&owner);
         Some(owner)
@@ -209,18 +216,18 @@ impl Links {
 
     /// Removes a link that a machine gives up.
     pub(super) fn detach(&mut self, owner: Owner, link: Link) -> Option<Detached> {
-        let place = match self.targets.remove(&(owner, link))? {
+        let assoc_key = match self.targets.remove(&(owner, link))? {
             Target::Stream(stream) => {
                 self.streams.remove(&stream);
                 return Some(Detached::Stream(stream));
             }
-            Target::Own => return None,
-            Target::Sctp(place) => place,
+            Target::Local => return None,
+            Target::Sctp(assoc_key) => assoc_key,
         };
-        let association = self.associations.get_mut(&place)?;
+        let association = self.associations.get_mut(&assoc_key)?;
         association.owners.retain(|own| *own != (owner, link));
         Some(match association.owners.is_empty() {
-            true => Detached::Last(place, association.is_up),
+            true => Detached::LastOwner(assoc_key, association.is_up),
             false => Detached::Shared,
         })
     }
@@ -231,39 +238,42 @@ impl Links {
     }
 
     /// Returns the link of `owner` for the association; creates one if necessary.
-    pub(super) fn name_for(&mut self, owner: Owner, place: Place) -> Option<Link> {
-        let association = self.associations.get(&place)?;
-        let own = |(by, _): &&(Owner, Link)| *by == owner;
-        if let Some((_, link)) = association.owners.iter().find(own) {
+    pub(super) fn link_for(&mut self, owner: Owner, assoc_key: AssociationKey) -> Option<Link> {
+        let association = self.associations.get(&assoc_key)?;
+        let is_of_owner = |(by, _): &&(Owner, Link)| *by == owner;
+        if let Some((_, link)) = association.owners.iter().find(is_of_owner) {
             return Some(*link);
         }
-        let link = Link::Theirs(association.serial);
-        self.attach(owner, link, place);
+        let link = Link::Accepted(association.serial);
+        self.attach(owner, link, assoc_key);
         Some(link)
     }
 
     /// Returns true if the association is up.
-    pub(super) fn is_up(&self, place: Place) -> bool {
-        let association = self.associations.get(&place);
+    pub(super) fn is_up(&self, assoc_key: AssociationKey) -> bool {
+        let association = self.associations.get(&assoc_key);
         association.is_some_and(|association| association.is_up)
     }
 
     /// Returns the links that the association serves.
-    pub(super) fn owners(&self, place: Place) -> &[(Owner, Link)] {
-        let association = self.associations.get(&place);
+    pub(super) fn owners(&self, assoc_key: AssociationKey) -> &[(Owner, Link)] {
+        let association = self.associations.get(&assoc_key);
         association.map_or(&[], |association| &association.owners)
     }
 
     /// Returns the remote addresses.
-    pub(super) fn addresses(&self, place: Place) -> &[SocketAddr] {
-        let association = self.associations.get(&place);
+    pub(super) fn addresses(&self, assoc_key: AssociationKey) -> &[SocketAddr] {
+        let association = self.associations.get(&assoc_key);
         association.map_or(&[], |association| &association.addresses)
     }
 
     /// Returns the messages that wait for room in the association's buffer.
-    pub(super) fn waiting(&mut self, place: Place) -> Option<&mut VecDeque<Waiting>> {
-        let association = self.associations.get_mut(&place)?;
-        Some(&mut association.waiting)
+    pub(super) fn queued(
+        &mut self,
+        assoc_key: AssociationKey,
+    ) -> Option<&mut VecDeque<QueuedMessage>> {
+        let association = self.associations.get_mut(&assoc_key)?;
+        Some(&mut association.queued)
     }
 
     /// Returns the number of associations.
@@ -272,17 +282,17 @@ impl Links {
     }
 
     /// Returns the associations of an endpoint.
-    pub(super) fn places_of(&self, endpoint: u64) -> Vec<Place> {
-        let at = |assoc| Place { endpoint, assoc };
-        let own = at(AssocId(0))..=at(AssocId(u64::MAX));
+    pub(super) fn of_endpoint(&self, endpoint: u64) -> Vec<AssociationKey> {
+        let at = |assoc| AssociationKey { endpoint, assoc };
+        let key_range = at(AssocId(0))..=at(AssocId(u64::MAX));
         self.associations
-            .range(own)
-            .map(|(place, _)| *place)
+            .range(key_range)
+            .map(|(assoc_key, _)| *assoc_key)
             .collect()
     }
 
     /// Returns all associations.
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn associations(&self) -> Vec<AssociationKey> {
         self.associations.keys().copied().collect()
     }
 }
@@ -291,64 +301,66 @@ impl Links {
 mod tests {
     use super::*;
 
-    fn at(text: &str) -> SocketAddr {
+    fn address(text: &str) -> SocketAddr {
         text.parse().expect("an address")
     }
 
-    fn place(endpoint: u64, assoc: u64) -> Place {
+    fn assoc_key(endpoint: u64, assoc: u64) -> AssociationKey {
         let assoc = AssocId(assoc);
-        Place { endpoint, assoc }
+        AssociationKey { endpoint, assoc }
     }
 
     #[test]
-    fn machines_share_an_association_and_the_last_one_ends_it() {
+    fn machines_share_an_association_that_ends_with_the_last() {
         let mut links = Links::default();
-        let (one, registrar) = (place(0, 7), at("10.0.0.1:3863"));
-        links.begun(one, vec![registrar], true);
-        links.attach(Owner::User, Link::Ours(1), one);
+        let (one, registrar) = (assoc_key(0, 7), address("10.0.0.1:3863"));
+        links.add(one, vec![registrar], true);
+        links.attach(Owner::User, Link::Initiated(1), one);
         assert_eq!(links.find(&[registrar]), Some((one, false)));
-        let other = at("10.1.0.1:3863");
-        let up = links.up(one, &[registrar, other]);
-        assert_eq!(up, Some(vec![(Owner::User, Link::Ours(1))]));
+        let other = address("10.1.0.1:3863");
+        let up = links.mark_up(one, &[registrar, other]);
+        assert_eq!(up, Some(vec![(Owner::User, Link::Initiated(1))]));
         assert_eq!(links.find(&[other]), Some((one, true)));
-        links.attach(Owner::Element(4), Link::Ours(1), one);
-        let shared = links.detach(Owner::User, Link::Ours(1));
+        links.attach(Owner::Element(4), Link::Initiated(1), one);
+        let shared = links.detach(Owner::User, Link::Initiated(1));
         assert_eq!(shared, Some(Detached::Shared));
-        let last = links.detach(Owner::Element(4), Link::Ours(1));
-        assert_eq!(last, Some(Detached::Last(one, true)));
-        links.down(one);
+        let last = links.detach(Owner::Element(4), Link::Initiated(1));
+        assert_eq!(last, Some(Detached::LastOwner(one, true)));
+        links.remove(one);
         assert_eq!((links.find(&[other]), links.len()), (None, 0));
     }
 
     #[test]
-    fn an_association_of_the_other_end_has_one_name_for_each_machine() {
+    fn incoming_association_has_one_link_per_machine() {
         let mut links = Links::default();
-        let one = place(0, 7);
-        assert_eq!(links.up(one, &[at("10.0.0.1:3863")]), None);
-        let name = links.name_for(Owner::Element(1), one).expect("a name");
-        assert_eq!(links.name_for(Owner::Element(1), one), Some(name));
+        let assoc_key = assoc_key(0, 7);
+        assert_eq!(links.mark_up(assoc_key, &[address("10.0.0.1:3863")]), None);
+        let name = links
+            .link_for(Owner::Element(1), assoc_key)
+            .expect("a name");
+        assert_eq!(links.link_for(Owner::Element(1), assoc_key), Some(name));
         let target = links.target(Owner::Element(1), name);
-        assert_eq!(target, Some(Target::Sctp(one)));
-        assert_eq!(links.down(one), [(Owner::Element(1), name)]);
+        assert_eq!(target, Some(Target::Sctp(assoc_key)));
+        assert_eq!(links.remove(assoc_key), [(Owner::Element(1), name)]);
         // The stack reuses the number; the name must differ.
-        links.up(one, &[at("10.0.0.2:3863")]);
-        assert_ne!(links.name_for(Owner::Element(1), one), Some(name));
+        links.mark_up(assoc_key, &[address("10.0.0.2:3863")]);
+        assert_ne!(links.link_for(Owner::Element(1), assoc_key), Some(name));
     }
 
     #[test]
-    fn an_association_of_a_session_is_not_found_by_others() {
+    fn session_association_is_not_shared() {
         let mut links = Links::default();
-        let (apart, element) = (place(0, 1 << 32), at("10.0.0.1:7"));
-        links.begun(apart, vec![element], false);
-        links.attach(Owner::User, Link::Ours(3), apart);
-        links.up(apart, &[element]);
+        let (apart, element) = (assoc_key(0, 1 << 32), address("10.0.0.1:7"));
+        links.add(apart, vec![element], false);
+        links.attach(Owner::User, Link::Initiated(3), apart);
+        links.mark_up(apart, &[element]);
         assert_eq!(links.find(&[element]), None);
-        links.begun(place(1, 0), Vec::new(), false);
-        assert_eq!(links.places_of(0), [apart]);
-        assert_eq!(links.places_of(1), [place(1, 0)]);
-        links.attach_stream(Owner::User, Link::Ours(4), 9);
+        links.add(assoc_key(1, 0), Vec::new(), false);
+        assert_eq!(links.of_endpoint(0), [apart]);
+        assert_eq!(links.of_endpoint(1), [assoc_key(1, 0)]);
+        links.attach_stream(Owner::User, Link::Initiated(4), 9);
         assert_eq!(
-            links.detach(Owner::User, Link::Ours(4)),
+            links.detach(Owner::User, Link::Initiated(4)),
             Some(Detached::Stream(9))
         );
     }

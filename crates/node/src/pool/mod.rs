@@ -4,20 +4,20 @@
 //! SCTP sockets ([`run`]). Another thread has the control API, the programs' channels and the sessions' TCP and UDP
 //! sockets, and sends requests and events to the first.
 
-mod callers;
 mod control;
-mod data;
+mod element_index;
 mod elements;
 mod event_loop;
 mod links;
-mod machines;
-mod names;
+mod machine_io;
+mod pending_callers;
 mod policy;
 mod probes;
 mod programs;
 mod requests;
 mod roles;
 mod server;
+mod session_data;
 mod setup;
 mod streams;
 mod users;

@@ -3,54 +3,54 @@
 use holdfast_api::control::PolicyDetail;
 use holdfast_wire::rserpool::{Policy, PolicyKind};
 
-use crate::entries;
+use crate::api_conversion;
 
 /// Returns the policy that a program requests. Missing parameters are 0, a missing weight is 1.
 ///
 /// # Errors
 /// Unknown policy, a share outside its range, or a parameter that the policy does not have; as text.
-pub(super) fn parse(detail: &PolicyDetail) -> Result<Policy, String> {
+pub(super) fn policy_from_detail(detail: &PolicyDetail) -> Result<Policy, String> {
     let kind: PolicyKind = detail
         .name
         .parse()
-        .map_err(|error| format!("{error}; {}", known()))?;
-    let policy = filled(kind, detail)?;
-    let shown = entries::policy(&policy);
+        .map_err(|error| format!("{error}; {}", known_policies()))?;
+    let policy = policy_of_kind(kind, detail)?;
+    let accepted = api_conversion::policy_detail(&policy);
     let figures = [
-        ("weight", detail.weight.is_some(), shown.weight.is_some()),
+        ("weight", detail.weight.is_some(), accepted.weight.is_some()),
         (
             "priority",
             detail.priority.is_some(),
-            shown.priority.is_some(),
+            accepted.priority.is_some(),
         ),
-        ("load", detail.load.is_some(), shown.load.is_some()),
+        ("load", detail.load.is_some(), accepted.load.is_some()),
         (
             "load degradation",
             detail.degradation.is_some(),
-            shown.degradation.is_some(),
+            accepted.degradation.is_some(),
         ),
         (
             "delay penalty",
             detail.delay_penalty.is_some(),
-            shown.delay_penalty.is_some(),
+            accepted.delay_penalty.is_some(),
         ),
     ];
-    match figures.iter().find(|(_, given, has)| *given && !has) {
+    match figures.iter().find(|(_, is_given, has)| *is_given && !has) {
         Some((figure, ..)) => Err(format!("policy {kind} has no {figure}; leave it out")),
         None => Ok(policy),
     }
 }
 
-fn known() -> String {
+fn known_policies() -> String {
     let names: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
-    format!("there are {}", names.join(", "))
+    format!("known policies: {}", names.join(", "))
 }
 
-fn filled(kind: PolicyKind, detail: &PolicyDetail) -> Result<Policy, String> {
+fn policy_of_kind(kind: PolicyKind, detail: &PolicyDetail) -> Result<Policy, String> {
     let (new_weight, new_priority) = (detail.weight.unwrap_or(1), detail.priority.unwrap_or(0));
-    let new_load = share("load", detail.load)?;
-    let new_degradation = share("load degradation", detail.degradation)?;
-    let new_dpf = share("delay penalty", detail.delay_penalty)?;
+    let new_load = parse_share("load", detail.load)?;
+    let new_degradation = parse_share("load degradation", detail.degradation)?;
+    let new_dpf = parse_share("delay penalty", detail.delay_penalty)?;
     let mut policy = kind.zeroed();
     match &mut policy {
         Policy::RoundRobin | Policy::Random => {}
@@ -93,10 +93,10 @@ fn filled(kind: PolicyKind, detail: &PolicyDetail) -> Result<Policy, String> {
     Ok(policy)
 }
 
-fn share(what: &str, value: Option<f64>) -> Result<u32, String> {
+fn parse_share(parameter: &str, value: Option<f64>) -> Result<u32, String> {
     let value = value.unwrap_or(0.0);
     if !(0.0..=1.0).contains(&value) {
-        return Err(format!("a {what} of {value} is none; it is from 0 to 1"));
+        return Err(format!("{parameter} {value} is out of range; use 0 to 1"));
     }
     Ok((value * f64::from(u32::MAX)).round() as u32)
 }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_policy_takes_its_figures_and_no_others() {
+    fn every_policy_accepts_only_its_parameters() {
         let all = PolicyDetail {
             weight: Some(7),
             priority: Some(9),
@@ -116,30 +116,32 @@ mod tests {
             ..PolicyDetail::default()
         };
         for kind in PolicyKind::ALL {
-            let shown = entries::policy(&kind.zeroed());
-            let own = PolicyDetail {
+            let accepted = api_conversion::policy_detail(&kind.zeroed());
+            let given = PolicyDetail {
                 name: kind.name().to_lowercase(),
-                weight: all.weight.filter(|_| shown.weight.is_some()),
-                priority: all.priority.filter(|_| shown.priority.is_some()),
-                load: all.load.filter(|_| shown.load.is_some()),
-                degradation: all.degradation.filter(|_| shown.degradation.is_some()),
-                delay_penalty: all.delay_penalty.filter(|_| shown.delay_penalty.is_some()),
+                weight: all.weight.filter(|_| accepted.weight.is_some()),
+                priority: all.priority.filter(|_| accepted.priority.is_some()),
+                load: all.load.filter(|_| accepted.load.is_some()),
+                degradation: all.degradation.filter(|_| accepted.degradation.is_some()),
+                delay_penalty: all
+                    .delay_penalty
+                    .filter(|_| accepted.delay_penalty.is_some()),
                 distance_ms: None,
             };
-            let parsed = parse(&own);
+            let parsed = policy_from_detail(&given);
             assert!(parsed.is_ok(), "{kind}: {parsed:?}");
-            let back = entries::policy(&parsed.unwrap());
-            assert_eq!(back.weight, own.weight);
-            assert_eq!(back.priority, own.priority);
-            let near = |one: Option<f64>, two: Option<f64>| match (one, two) {
+            let back = api_conversion::policy_detail(&parsed.unwrap());
+            assert_eq!(back.weight, given.weight);
+            assert_eq!(back.priority, given.priority);
+            let is_close = |one: Option<f64>, two: Option<f64>| match (one, two) {
                 (Some(one), Some(two)) => (one - two).abs() < 1e-9,
                 (one, two) => one == two,
             };
-            assert!(near(back.load, own.load), "{kind}");
-            assert!(near(back.degradation, own.degradation), "{kind}");
-            assert!(near(back.delay_penalty, own.delay_penalty), "{kind}");
+            assert!(is_close(back.load, given.load), "{kind}");
+            assert!(is_close(back.degradation, given.degradation), "{kind}");
+            assert!(is_close(back.delay_penalty, given.delay_penalty), "{kind}");
             let name = kind.name().to_owned();
-            let error = parse(&PolicyDetail {
+            let error = policy_from_detail(&PolicyDetail {
                 name,
                 ..all.clone()
             });
@@ -148,17 +150,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_policy_is_refused_in_words() {
-        let named = |name: &str| PolicyDetail {
+    fn invalid_policies_are_refused_by_name() {
+        let error_of = |name: &str| PolicyDetail {
             name: name.to_owned(),
             ..PolicyDetail::default()
         };
-        assert!(parse(&named("BEST")).expect_err("none").contains("LU-DPF"));
+        assert!(
+            policy_from_detail(&error_of("BEST"))
+                .expect_err("none")
+                .contains("LU-DPF")
+        );
         let load = Some(1.5);
         let heavy = PolicyDetail {
             load,
-            ..named("LU")
+            ..error_of("LU")
         };
-        assert!(parse(&heavy).expect_err("too much").contains("0 to 1"));
+        assert!(
+            policy_from_detail(&heavy)
+                .expect_err("too much")
+                .contains("0 to 1")
+        );
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A user's daemon connects to this daemon's own endpoint, like a registrar, and probes. An association prevents
 //! spoofed addresses, and an answer is about as long as its question, so probes cannot amplify traffic. A caller that
-//! is not a registrar is a *guest*: it may send probes and answers to probes, as often as [`Allowance`] permits, and
+//! is not a registrar is a *guest*: it may send probes and answers to probes, as often as [`ProbeAllowance`] permits, and
 //! nothing else.
 //!
 //! For an element whose sessions run through this daemon, the load is known from the sessions. For any other server
@@ -12,142 +12,149 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use holdfast_proto::choice::{Allowance, Verdict};
+use holdfast_proto::choice::{ProbeAllowance, ProbeVerdict};
 use holdfast_sys::sock_diag;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, Transport};
 
 use super::event_loop::Daemon;
-use super::links::Place;
+use super::links::AssociationKey;
 
 /// Maximum number of guests, in total and from one address.
 const GUESTS_MAX: usize = 1024;
 const GUESTS_PER_ADDRESS_MAX: usize = 64;
 /// Idle time after which a guest is disconnected; longer than a user's own idle time.
-const IDLE: Duration = Duration::from_secs(60);
+const GUEST_IDLE_MAX: Duration = Duration::from_secs(60);
 /// Minimum time for which a count of a server's connections is reused.
-const SEEN_FOR: Duration = Duration::from_millis(20);
+const COUNT_REUSE_MIN: Duration = Duration::from_millis(20);
 /// Reuse time in multiples of the counting time, so that counting takes at most 1/20 of the daemon's time.
-const LOOK_SHARE: u32 = 20;
+const COUNT_REUSE_FACTOR: u32 = 20;
 
 /// Probing hosts, and counted connections.
 #[derive(Default)]
 pub(super) struct Probes {
-    probers: BTreeMap<Place, Prober>,
+    probers: BTreeMap<AssociationKey, Prober>,
     /// Time of the next check for idle guests.
-    look: Option<Duration>,
-    seen: HashMap<u64, Seen>,
+    next_idle_check: Option<Duration>,
+    connection_counts: HashMap<u64, ConnectionCount>,
 }
 
 struct Prober {
     is_guest: bool,
-    asked: Duration,
-    allowance: Allowance,
+    last_probe: Duration,
+    allowance: ProbeAllowance,
 }
 
 /// Number of a server's connections.
-struct Seen {
-    until: Duration,
+struct ConnectionCount {
+    valid_until: Duration,
     count: Option<u32>,
 }
 
 impl Probes {
     /// Returns true if the association belongs to a guest.
-    pub(super) fn is_guest(&self, place: Place) -> bool {
-        let prober = self.probers.get(&place);
+    pub(super) fn is_guest(&self, assoc_key: AssociationKey) -> bool {
+        let prober = self.probers.get(&assoc_key);
         prober.is_some_and(|prober| prober.is_guest)
     }
 
     /// Removes an association that has ended.
-    pub(super) fn forget(&mut self, place: Place) {
-        self.probers.remove(&place);
+    pub(super) fn forget(&mut self, assoc_key: AssociationKey) {
+        self.probers.remove(&assoc_key);
     }
 
     /// Returns the time of the next check for idle guests.
-    pub(super) fn next(&self) -> Option<Duration> {
-        self.look
+    pub(super) fn next_check(&self) -> Option<Duration> {
+        self.next_idle_check
     }
 
-    fn add(&mut self, now: Duration, place: Place, is_guest: bool) -> &mut Prober {
-        self.look.get_or_insert(now + IDLE);
-        self.probers.entry(place).or_insert(Prober {
+    fn add(&mut self, now: Duration, assoc_key: AssociationKey, is_guest: bool) -> &mut Prober {
+        self.next_idle_check.get_or_insert(now + GUEST_IDLE_MAX);
+        self.probers.entry(assoc_key).or_insert(Prober {
             is_guest,
-            asked: now,
-            allowance: Allowance::default(),
+            last_probe: now,
+            allowance: ProbeAllowance::default(),
         })
     }
 }
 
 impl Daemon {
     /// Admits a guest. Returns false if a limit is reached or its address may not probe.
-    pub(super) fn admit_guest(&mut self, place: Place) -> bool {
-        let addresses = self.links.addresses(place);
+    pub(super) fn admit_guest(&mut self, assoc_key: AssociationKey) -> bool {
+        let addresses = self.links.addresses(assoc_key);
         let Some(first) = addresses.first().map(SocketAddr::ip) else {
             return false;
         };
         let guests = || self.probes.probers.iter().filter(|(_, one)| one.is_guest);
-        let is_there = |(place, _): &(&Place, &Prober)| {
-            let addresses = self.links.addresses(**place);
+        let is_same_address = |(assoc_key, _): &(&AssociationKey, &Prober)| {
+            let addresses = self.links.addresses(**assoc_key);
             addresses.iter().any(|address| address.ip() == first)
         };
         let admitted = self.config.admits_prober(addresses)
             && guests().count() < GUESTS_MAX
-            && guests().filter(is_there).count() < GUESTS_PER_ADDRESS_MAX;
+            && guests().filter(is_same_address).count() < GUESTS_PER_ADDRESS_MAX;
         if admitted {
             // The number may have belonged to an earlier association.
-            self.probes.forget(place);
-            self.probes.add(self.now(), place, true);
+            self.probes.forget(assoc_key);
+            self.probes.add(self.now(), assoc_key, true);
         }
         admitted
     }
 
     /// Disconnects idle guests, except those that this host's own users probe.
-    pub(super) fn end_guests(&mut self) {
+    pub(super) fn expire_guests(&mut self) {
         let now = self.now();
-        if self.probes.look.is_none_or(|look| look > now) {
+        if self.probes.next_idle_check.is_none_or(|due| due > now) {
             return;
         }
         let probers = self.probes.probers.iter();
-        let idle = probers.filter(|(_, prober)| prober.asked + IDLE <= now);
-        let idle: Vec<Place> = idle.map(|(place, _)| *place).collect();
-        for place in idle {
-            match self.probes.is_guest(place) {
+        let idle = probers.filter(|(_, prober)| prober.last_probe + GUEST_IDLE_MAX <= now);
+        let idle: Vec<AssociationKey> = idle.map(|(assoc_key, _)| *assoc_key).collect();
+        for assoc_key in idle {
+            match self.probes.is_guest(assoc_key) {
                 // A guest remains a guest until its association has ended.
-                true if self.links.owners(place).is_empty() => self.abort(place),
+                true if self.links.owners(assoc_key).is_empty() => self.abort(assoc_key),
                 true => {}
-                false => self.probes.forget(place),
+                false => self.probes.forget(assoc_key),
             }
         }
-        let are_left = !self.probes.probers.is_empty();
-        self.probes.look = are_left.then_some(now + IDLE);
+        let has_probers = !self.probes.probers.is_empty();
+        self.probes.next_idle_check = has_probers.then_some(now + GUEST_IDLE_MAX);
     }
 
     /// Handles a probe for an element.
-    pub(super) fn probed(&mut self, place: Place, handle: &PoolHandle, id: ElementId) {
-        if !self.config.admits_prober(self.links.addresses(place)) {
+    pub(super) fn on_probe(
+        &mut self,
+        assoc_key: AssociationKey,
+        handle: &PoolHandle,
+        id: ElementId,
+    ) {
+        if !self.config.admits_prober(self.links.addresses(assoc_key)) {
             return;
         }
         let now = self.now();
-        let prober = self.probes.add(now, place, false);
-        prober.asked = now;
-        match prober.allowance.ask(now) {
-            Verdict::Answered => {
+        let prober = self.probes.add(now, assoc_key, false);
+        prober.last_probe = now;
+        match prober.allowance.count_probe(now) {
+            ProbeVerdict::Answered => {
                 if let Some(answer) = self.answer_to_probe(handle, id) {
-                    self.say(place, &answer);
+                    self.send_asap(assoc_key, &answer);
                 }
             }
-            Verdict::Enough if prober.is_guest => {
-                tracing::warn!(addresses = ?self.links.addresses(place), "probes too much");
-                self.abort(place);
+            ProbeVerdict::Blocked if prober.is_guest => {
+                tracing::warn!(addresses = ?self.links.addresses(assoc_key), "a caller probes too often");
+                self.abort(assoc_key);
             }
-            Verdict::Enough | Verdict::Dropped => {}
+            ProbeVerdict::Blocked | ProbeVerdict::Dropped => {}
         }
     }
 
     /// Returns true if one of these addresses is the daemon's own endpoint.
-    pub(super) fn is_own(&self, addresses: &[SocketAddr]) -> bool {
-        let own = self.own.local_addresses().unwrap_or_default();
-        addresses.iter().any(|address| own.contains(address))
+    pub(super) fn is_own_endpoint(&self, addresses: &[SocketAddr]) -> bool {
+        let own_addresses = self.own_endpoint.local_addresses().unwrap_or_default();
+        addresses
+            .iter()
+            .any(|address| own_addresses.contains(address))
     }
 
     /// Returns the answer to a probe; `None` if the element is not on this host or its load is unknown.
@@ -156,13 +163,13 @@ impl Daemon {
         handle: &PoolHandle,
         id: ElementId,
     ) -> Option<Message> {
-        let number = *self.names.find(handle, Some(id)).first()?;
+        let number = *self.element_index.find(handle, Some(id)).first()?;
         let element = self.elements.get(&number)?;
-        let (in_flight, latency) = match (&element.service, &element.at) {
-            (Some(service), _) => service.sessions.report(),
+        let (in_flight, latency) = match (&element.service, &element.transport) {
+            (Some(service), _) => service.sessions.probe_report(),
             (None, Transport::Tcp { port, address, .. }) => {
-                let at = SocketAddr::new(*address, *port);
-                (self.connections_of(number, at)?, None)
+                let address = SocketAddr::new(*address, *port);
+                (self.connections_of(number, address)?, None)
             }
             _ => return None,
         };
@@ -176,23 +183,29 @@ impl Daemon {
     }
 
     /// Returns the recent number of connections of the server at this address; `None` if it cannot be seen from here.
-    fn connections_of(&mut self, number: u64, at: SocketAddr) -> Option<u32> {
-        let begun = self.now();
-        if let Some(seen) = self.probes.seen.get(&number)
-            && begun < seen.until
+    fn connections_of(&mut self, number: u64, address: SocketAddr) -> Option<u32> {
+        let start = self.now();
+        if let Some(last_count) = self.probes.connection_counts.get(&number)
+            && start < last_count.valid_until
         {
-            return seen.count;
+            return last_count.count;
         }
-        let count = sock_diag::tcp_service(at).unwrap_or_else(|error| {
-            tracing::debug!(%at, %error, "looking at a server's connections");
+        let count = sock_diag::tcp_service_connections(address).unwrap_or_else(|error| {
+            tracing::debug!(%address, %error, "cannot count a server's connections");
             None
         });
-        let ended = self.now();
-        let until = ended + SEEN_FOR.max((ended - begun) * LOOK_SHARE);
+        let end = self.now();
+        let until = end + COUNT_REUSE_MIN.max((end - start) * COUNT_REUSE_FACTOR);
         let elements = &self.elements;
-        let seen = &mut self.probes.seen;
-        seen.retain(|number, _| elements.contains_key(number));
-        seen.insert(number, Seen { until, count });
+        let counts = &mut self.probes.connection_counts;
+        counts.retain(|number, _| elements.contains_key(number));
+        counts.insert(
+            number,
+            ConnectionCount {
+                valid_until: until,
+                count,
+            },
+        );
         count
     }
 }

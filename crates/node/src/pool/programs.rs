@@ -11,14 +11,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::requests::{ProgramQueue, Request, program_queue};
 use crate::mailbox::Mailbox;
-use crate::ready::Ready;
+use crate::polled_socket::PolledSocket;
 
 /// Maximum number of a program's bytes in transit to its sessions, beyond which the daemon stops reading from the
 /// program.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
 
 /// Accepts programs, forever.
-pub(super) async fn accept(listener: Ready<Listener>, to: Mailbox<Request>) {
+pub(super) async fn accept_programs(listener: PolledSocket<Listener>, mailbox: Mailbox<Request>) {
     let numbers = AtomicU64::new(1);
     loop {
         match listener.read(Listener::accept).await {
@@ -26,10 +26,10 @@ pub(super) async fn accept(listener: Ready<Listener>, to: Mailbox<Request>) {
                 let number = numbers.fetch_add(1, Ordering::Relaxed);
                 let prepared = channel
                     .set_nonblocking(true)
-                    .and_then(|()| Ready::new(channel));
+                    .and_then(|()| PolledSocket::new(channel));
                 match prepared {
                     Ok(channel) => {
-                        tokio::spawn(serve(number, channel, to.clone()));
+                        tokio::spawn(serve(number, channel, mailbox.clone()));
                     }
                     Err(error) => tracing::warn!(%error, "refused a program"),
                 }
@@ -43,27 +43,30 @@ pub(super) async fn accept(listener: Ready<Listener>, to: Mailbox<Request>) {
 }
 
 /// Serves one program until the program or the event loop ends the channel.
-async fn serve(number: u64, channel: Ready<Channel>, to: Mailbox<Request>) {
+async fn serve(number: u64, channel: PolledSocket<Channel>, mailbox: Mailbox<Request>) {
     let (handle, queue) = program_queue();
-    if !to.send(Request::Came(number, handle)).await {
+    if !mailbox
+        .send(Request::ProgramConnected(number, handle))
+        .await
+    {
         return;
     }
     // The first to end ends both: the program's last message, or the loop's.
     tokio::select! {
-        read = read(number, &channel, &to) => {
-            if let Err(why) = read {
-                tracing::warn!(program = number, why, "a program broke the rules");
-                if let Ok(bytes) = encode(&FromPool::Error(why)) {
+        read = read(number, &channel, &mailbox) => {
+            if let Err(reason) = read {
+                tracing::warn!(program = number, reason, "a program violated the protocol");
+                if let Ok(bytes) = encode(&FromPool::Error(reason)) {
                     let _ = channel.get().send(&bytes, &[]);
                 }
             }
         }
         () = write(&channel, queue) => {}
     }
-    to.send(Request::Gone(number)).await;
+    mailbox.send(Request::ProgramClosed(number)).await;
 }
 
-async fn write(channel: &Ready<Channel>, mut queue: ProgramQueue) {
+async fn write(channel: &PolledSocket<Channel>, mut queue: ProgramQueue) {
     while let Some(bytes) = queue.next().await {
         let sent = channel.write(|channel| channel.send(&bytes, &[])).await;
         if sent.is_err() {
@@ -72,8 +75,12 @@ async fn write(channel: &Ready<Channel>, mut queue: ProgramQueue) {
     }
 }
 
-async fn read(number: u64, channel: &Ready<Channel>, to: &Mailbox<Request>) -> Result<(), String> {
-    let room = Arc::new(Semaphore::new(UNSENT_BYTES_MAX));
+async fn read(
+    number: u64,
+    channel: &PolledSocket<Channel>,
+    mailbox: &Mailbox<Request>,
+) -> Result<(), String> {
+    let permits = Arc::new(Semaphore::new(UNSENT_BYTES_MAX));
     loop {
         let packet = match channel.read(Channel::receive).await {
             Ok(Some(packet)) => packet,
@@ -84,30 +91,33 @@ async fn read(number: u64, channel: &Ready<Channel>, to: &Mailbox<Request>) -> R
             Err(_) => return Ok(()),
         };
         let message: ToPool = decode(&packet.bytes).map_err(|error| error.to_string())?;
-        let permit = room_for(&message, &room).await?;
-        if !to.send(Request::Said(number, message, permit)).await {
+        let permit = wait_permit(&message, &permits).await?;
+        if !mailbox
+            .send(Request::ProgramMessage(number, message, permit))
+            .await
+        {
             return Ok(());
         }
     }
 }
 
 /// Waits until the message's data fits the program's limit.
-async fn room_for(
+async fn wait_permit(
     message: &ToPool,
-    room: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
 ) -> Result<Option<OwnedSemaphorePermit>, String> {
     let length = match message {
         ToPool::Data { bytes, .. } => bytes.len(),
-        ToPool::Keep { state, .. } => state.len(),
+        ToPool::StoreState { state, .. } => state.len(),
         _ => return Ok(None),
     };
     if length > DATA_BYTES_MAX {
         return Err(format!(
-            "{length} bytes in one message; at most {DATA_BYTES_MAX} are taken, so split it"
+            "a message has {length} bytes, but at most {DATA_BYTES_MAX} are allowed; split it"
         ));
     }
     let length = u32::try_from(length).unwrap_or(u32::MAX);
-    let permit = room.clone().acquire_many_owned(length).await;
+    let permit = permits.clone().acquire_many_owned(length).await;
     // The semaphore is never closed.
     Ok(permit.ok())
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use holdfast_api::app::encode;
 use holdfast_api::control::{
-    OwnElementList, PoolDaemonStatus, Reported, Resolution, ResolveQuery, UnreachableReport,
+    OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
 };
 use holdfast_api::pool::{FromPool, ToPool};
 use holdfast_sys::transport::Security;
@@ -19,11 +19,11 @@ const QUEUED_BYTES_MAX: usize = 16 << 20;
 /// A request or event for the event loop.
 pub(super) enum Request {
     /// A program opened a channel, identified by this number.
-    Came(u64, ProgramHandle),
+    ProgramConnected(u64, ProgramHandle),
     /// A program sent a message, with the permit for its data.
-    Said(u64, ToPool, Option<OwnedSemaphorePermit>),
+    ProgramMessage(u64, ToPool, Option<OwnedSemaphorePermit>),
     /// A program's channel has ended.
-    Gone(u64),
+    ProgramClosed(u64),
     /// Event of a session's stream, by number.
     Stream(u64, StreamEvent),
     /// Return the daemon's status.
@@ -35,9 +35,9 @@ pub(super) enum Request {
     /// Select one element by the pool's policy.
     Select(String, Reply<Resolution>),
     /// Report an unreachable element.
-    Unreachable(UnreachableReport, Reply<Reported>),
+    Unreachable(UnreachableReport, Reply<ReportAccepted>),
     /// Use reloaded certificates.
-    Secure(Arc<dyn Security>),
+    ReloadTls(Arc<dyn Security>),
     /// Stop in order.
     Stop,
 }
@@ -57,17 +57,17 @@ pub(super) enum StreamEvent {
 
 /// Number of bytes queued for a program.
 #[derive(Default)]
-pub(super) struct Gauge {
+pub(super) struct ByteGauge {
     bytes: AtomicUsize,
-    less: Notify,
+    decreased: Notify,
 }
 
-impl Gauge {
+impl ByteGauge {
     /// Waits until at most `bytes` bytes are queued.
-    pub(super) async fn at_most(&self, bytes: usize) {
+    pub(super) async fn wait_at_most(&self, bytes: usize) {
         loop {
             // Registered before the check, so that a decrease in between is not missed.
-            let less = self.less.notified();
+            let less = self.decreased.notified();
             if self.bytes.load(Ordering::Relaxed) <= bytes {
                 return;
             }
@@ -82,31 +82,37 @@ impl Gauge {
 
     fn subtract(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.less.notify_waiters();
+        self.decreased.notify_waiters();
     }
 }
 
 /// Handle of a program's channel. Dropping it closes the channel once the queued messages are written.
 pub(super) struct ProgramHandle {
-    said: mpsc::UnboundedSender<Vec<u8>>,
-    queued: Arc<Gauge>,
+    messages: mpsc::UnboundedSender<Vec<u8>>,
+    queued: Arc<ByteGauge>,
 }
 
 /// The writer's end of a [`ProgramHandle`].
 pub(super) struct ProgramQueue {
-    said: mpsc::UnboundedReceiver<Vec<u8>>,
-    queued: Arc<Gauge>,
+    messages: mpsc::UnboundedReceiver<Vec<u8>>,
+    queued: Arc<ByteGauge>,
 }
 
 /// Creates both ends.
 pub(super) fn program_queue() -> (ProgramHandle, ProgramQueue) {
     let (sender, said) = mpsc::unbounded_channel();
-    let queued = Arc::new(Gauge::default());
+    let queued = Arc::new(ByteGauge::default());
     let handle = ProgramHandle {
-        said: sender,
+        messages: sender,
         queued: queued.clone(),
     };
-    (handle, ProgramQueue { said, queued })
+    (
+        handle,
+        ProgramQueue {
+            messages: said,
+            queued,
+        },
+    )
 }
 
 impl ProgramHandle {
@@ -116,28 +122,28 @@ impl ProgramHandle {
     }
 
     /// Returns the gauge of queued bytes, for waiting.
-    pub(super) fn gauge(&self) -> Arc<Gauge> {
+    pub(super) fn gauge(&self) -> Arc<ByteGauge> {
         self.queued.clone()
     }
 
     /// Sends a message. Returns false if the program is gone or does not read.
-    pub(super) fn tell(&self, message: &FromPool) -> bool {
+    pub(super) fn send(&self, message: &FromPool) -> bool {
         let bytes = match encode(message) {
             Ok(bytes) => bytes,
             Err(error) => {
-                tracing::error!(%error, "a message for a program");
+                tracing::error!(%error, "cannot encode a message to a program");
                 return true;
             }
         };
         let queued = self.queued.add(bytes.len());
-        queued <= QUEUED_BYTES_MAX && self.said.send(bytes).is_ok()
+        queued <= QUEUED_BYTES_MAX && self.messages.send(bytes).is_ok()
     }
 }
 
 impl ProgramQueue {
     /// Returns the next message to write; `None` if there will be no more.
     pub(super) async fn next(&mut self) -> Option<Vec<u8>> {
-        let bytes = self.said.recv().await?;
+        let bytes = self.messages.recv().await?;
         self.queued.subtract(bytes.len());
         Some(bytes)
     }

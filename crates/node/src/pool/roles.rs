@@ -8,8 +8,8 @@ use holdfast_proto::pool_user::SessionId;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::event_loop::Daemon;
-use super::requests::{Gauge, ProgramHandle, Request};
-use crate::entries::handle_of;
+use super::requests::{ByteGauge, ProgramHandle, Request};
+use crate::api_conversion::parse_handle;
 
 /// Role of a program's channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) enum Role {
     /// A session of a user.
     User(SessionId),
     /// The channel is closing.
-    Over,
+    Closing,
 }
 
 struct Program {
@@ -35,9 +35,9 @@ pub(super) struct Programs(HashMap<u64, Program>);
 
 impl Programs {
     /// Sends a message to a program, if it exists. A program that does not read is dropped.
-    pub(super) fn tell(&mut self, number: u64, message: &FromPool) {
+    pub(super) fn send(&mut self, number: u64, message: &FromPool) {
         if let Some(program) = self.0.get(&number)
-            && !program.handle.tell(message)
+            && !program.handle.send(message)
         {
             // Its channel ends, which is reported like any end.
             self.0.remove(&number);
@@ -51,21 +51,21 @@ impl Programs {
     }
 
     /// Returns the gauge of a program's queued bytes, for waiting; `None` if the program is gone.
-    pub(super) fn gauge(&self, number: u64) -> Option<Arc<Gauge>> {
+    pub(super) fn gauge(&self, number: u64) -> Option<Arc<ByteGauge>> {
         Some(self.0.get(&number)?.handle.gauge())
     }
 
     /// Sends a last message to a program and closes its channel.
-    pub(super) fn tell_and_end(&mut self, number: u64, message: &FromPool) {
+    pub(super) fn send_and_close(&mut self, number: u64, message: &FromPool) {
         if let Some(program) = self.0.remove(&number) {
-            program.handle.tell(message);
+            program.handle.send(message);
         }
     }
 
     fn role(&self, number: u64) -> Role {
         self.0
             .get(&number)
-            .map_or(Role::Over, |program| program.role)
+            .map_or(Role::Closing, |program| program.role)
     }
 
     fn set_role(&mut self, number: u64, role: Role) {
@@ -76,53 +76,54 @@ impl Programs {
 }
 
 impl Daemon {
-    /// Handles a request other than `Stop` and `Secure`.
-    pub(super) fn answer(&mut self, request: Request) {
+    /// Handles a request other than `Stop` and `ReloadTls`.
+    pub(super) fn handle_request(&mut self, request: Request) {
         match request {
-            Request::Came(number, handle) => {
+            Request::ProgramConnected(number, handle) => {
                 let role = Role::New;
                 self.programs.0.insert(number, Program { handle, role });
             }
-            Request::Said(number, message, room) => {
-                if let Err(why) = self.said(number, message, room) {
-                    self.programs.tell_and_end(number, &FromPool::Error(why));
-                    self.program_gone(number);
+            Request::ProgramMessage(number, message, room) => {
+                if let Err(reason) = self.on_program_message(number, message, room) {
+                    self.programs
+                        .send_and_close(number, &FromPool::Error(reason));
+                    self.on_program_closed(number);
                 }
             }
-            Request::Gone(number) => {
+            Request::ProgramClosed(number) => {
                 self.programs.0.remove(&number);
-                self.program_gone(number);
+                self.on_program_closed(number);
             }
-            Request::Stream(number, event) => self.stream_said(number, event),
-            Request::Status(reply) => send(reply, Ok(self.status())),
-            Request::Elements(reply) => send(reply, Ok(self.own_elements())),
+            Request::Stream(number, event) => self.on_stream_event(number, event),
+            Request::Status(reply) => send_reply(reply, Ok(self.status())),
+            Request::Elements(reply) => send_reply(reply, Ok(self.own_elements())),
             Request::Resolve(handle, query, reply) => self.resolve(&handle, &query, reply),
             Request::Select(handle, reply) => self.select(&handle, reply),
             Request::Unreachable(report, reply) => {
-                let answer = self.unreachable(&report);
-                send(reply, answer);
+                let answer = self.report_unreachable(&report);
+                send_reply(reply, answer);
             }
             // Handled by the event loop itself.
-            Request::Secure(_) | Request::Stop => {}
+            Request::ReloadTls(_) | Request::Stop => {}
         }
     }
 
-    fn said(
+    fn on_program_message(
         &mut self,
         number: u64,
         message: ToPool,
-        room: Option<OwnedSemaphorePermit>,
+        permit: Option<OwnedSemaphorePermit>,
     ) -> Result<(), String> {
         match (self.programs.role(number), message) {
             (Role::New, ToPool::Register(registration)) => {
-                if self.ends_at.is_some() {
+                if self.stop_deadline.is_some() {
                     return Err("the daemon is stopping".to_owned());
                 }
                 self.programs.set_role(number, Role::Element);
                 self.register(number, registration)
             }
             (Role::New, ToPool::Open { handle, options }) => {
-                let handle = handle_of(&handle).map_err(|error| error.to_string())?;
+                let handle = parse_handle(&handle).map_err(|error| error.to_string())?;
                 let session = self.open_session(number, handle, options);
                 self.programs.set_role(number, Role::User(session));
                 Ok(())
@@ -133,11 +134,11 @@ impl Daemon {
                 Ok(())
             }
             (Role::Element, ToPool::Data { session, bytes }) => {
-                self.send_to_user(number, session, bytes, room);
+                self.send_to_user(number, session, bytes, permit);
                 Ok(())
             }
-            (Role::Element, ToPool::Keep { session, state }) => {
-                self.give_state(number, session, &state);
+            (Role::Element, ToPool::StoreState { session, state }) => {
+                self.send_state(number, session, &state);
                 Ok(())
             }
             (Role::Element, ToPool::Close { session }) => {
@@ -145,26 +146,26 @@ impl Daemon {
                 Ok(())
             }
             (Role::User(id), ToPool::Data { session, bytes }) => {
-                self.send_to_element(id, session, bytes, room);
+                self.send_to_element(id, session, bytes, permit);
                 Ok(())
             }
             (Role::User(id), ToPool::Finish { connection }) => {
-                self.finish(id, connection);
+                self.finish_session(id, connection);
                 Ok(())
             }
-            (Role::User(id), ToPool::Fail { connection }) => {
+            (Role::User(id), ToPool::ReportFailure { connection }) => {
                 self.fail_session(id, connection);
                 Ok(())
             }
-            (Role::Over, _) => Ok(()),
-            (Role::New, _) => Err("say Register or Open first".to_owned()),
+            (Role::Closing, _) => Ok(()),
+            (Role::New, _) => Err("send Register or Open first".to_owned()),
             (Role::Element | Role::User(_), _) => {
-                Err("that is not said on a channel of this kind".to_owned())
+                Err("this message is not allowed on a channel of this kind".to_owned())
             }
         }
     }
 
-    fn program_gone(&mut self, number: u64) {
+    fn on_program_closed(&mut self, number: u64) {
         self.programs.0.remove(&number);
         self.deregister(number);
         self.close_session_of(number);
@@ -172,7 +173,7 @@ impl Daemon {
 }
 
 /// Sends an answer.
-pub(super) fn send<T>(
+pub(super) fn send_reply<T>(
     reply: crate::mailbox::Reply<T>,
     answer: Result<T, holdfast_api::control::ErrorBody>,
 ) {

@@ -13,14 +13,14 @@ use crate::asap::security;
 use crate::config::TlsConfig;
 use crate::config::pool::PoolConfig;
 use crate::control::serve;
-use crate::mailbox::{Mailbox, asked_to_stop};
-use crate::ready::Ready;
-use crate::socket_path::{Access, SocketPath, take};
+use crate::mailbox::{Mailbox, wait_stop_signal};
+use crate::polled_socket::PolledSocket;
+use crate::socket_path::{Access, SocketPath, acquire};
 
 /// Sockets of the thread, and the runtime that serves them.
 pub(super) struct Server {
     runtime: Runtime,
-    paths: [SocketPath; 2],
+    socket_paths: [SocketPath; 2],
 }
 
 impl Server {
@@ -31,37 +31,37 @@ impl Server {
     /// Another daemon has a socket, or its directory cannot be written.
     pub(super) fn bind(
         config: &PoolConfig,
-        to: &Mailbox<Request>,
+        mailbox: &Mailbox<Request>,
         with_parent: bool,
     ) -> io::Result<Server> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let inside = runtime.enter();
+        let runtime_guard = runtime.enter();
         let access = Access {
             mode: 0o600,
             group: None,
         };
         let bind = |path: &std::path::Path| UnixListener::bind(path);
-        let (listener, control_path) = take(&config.control_socket(), access, bind)?;
+        let (listener, control_path) = acquire(&config.control_socket(), access, bind)?;
         let bind = |path: &std::path::Path| Listener::bind(path);
-        let (programs, program_path) = take(&config.program_socket(), access, bind)?;
+        let (programs, program_path) = acquire(&config.program_socket(), access, bind)?;
         programs.set_nonblocking(true)?;
-        let programs = Ready::new(programs)?;
-        runtime.spawn(serve(listener, control::router(to.clone())));
-        runtime.spawn(programs::accept(programs, to.clone()));
-        runtime.spawn(stop_on_signal(to.clone()));
+        let programs = PolledSocket::new(programs)?;
+        runtime.spawn(serve(listener, control::router(mailbox.clone())));
+        runtime.spawn(programs::accept_programs(programs, mailbox.clone()));
+        runtime.spawn(stop_on_signal(mailbox.clone()));
         if let Some(tls) = config.tls.clone() {
-            runtime.spawn(secure_on_signal(to.clone(), tls));
+            runtime.spawn(reload_tls_on_signal(mailbox.clone(), tls));
         }
         if with_parent {
-            let to = to.clone();
+            let to = mailbox.clone();
             std::thread::Builder::new()
                 .name("parent".to_owned())
                 .spawn(move || stop_with_parent(&to))?;
         }
-        drop(inside);
+        drop(runtime_guard);
         Ok(Server {
             runtime,
-            paths: [control_path, program_path],
+            socket_paths: [control_path, program_path],
         })
     }
 
@@ -71,7 +71,10 @@ impl Server {
     /// # Errors
     /// The system cannot create a thread.
     pub(super) fn run(self) -> io::Result<([SocketPath; 2], Handle)> {
-        let Server { runtime, paths } = self;
+        let Server {
+            runtime,
+            socket_paths: paths,
+        } = self;
         let handle = runtime.handle().clone();
         std::thread::Builder::new()
             .name("control".to_owned())
@@ -80,34 +83,36 @@ impl Server {
     }
 }
 
-async fn stop_on_signal(to: Mailbox<Request>) {
-    asked_to_stop().await;
-    to.send(Request::Stop).await;
+async fn stop_on_signal(mailbox: Mailbox<Request>) {
+    wait_stop_signal().await;
+    mailbox.send(Request::Stop).await;
 }
 
 /// Reloads the certificates with each SIGHUP. An error in the files leaves the current certificates in use.
-async fn secure_on_signal(to: Mailbox<Request>, tls: TlsConfig) {
+async fn reload_tls_on_signal(mailbox: Mailbox<Request>, tls: TlsConfig) {
     let mut hangup = match signal(SignalKind::hangup()) {
         Ok(hangup) => hangup,
         Err(error) => {
-            tracing::error!(%error, "signals: certificates change with a restart only");
+            tracing::error!(%error, "cannot handle SIGHUP: certificates change only at a restart");
             return;
         }
     };
     while hangup.recv().await.is_some() {
         match security(Some(&tls)) {
             Ok(Some(security)) => {
-                tracing::info!("the certificates were read anew");
-                to.send(Request::Secure(security)).await;
+                tracing::info!("reloaded the certificates");
+                mailbox.send(Request::ReloadTls(security)).await;
             }
             Ok(None) => {}
-            Err(error) => tracing::error!(%error, "the certificates stay as they were"),
+            Err(error) => {
+                tracing::error!(%error, "cannot reload the certificates: the current ones stay in use")
+            }
         }
     }
 }
 
 /// Ends the daemon when the other end of its standard input is closed.
-fn stop_with_parent(to: &Mailbox<Request>) {
+fn stop_with_parent(mailbox: &Mailbox<Request>) {
     let mut input = io::stdin().lock();
     let mut buffer = [0; 64];
     loop {
@@ -118,5 +123,5 @@ fn stop_with_parent(to: &Mailbox<Request>) {
             Err(_) => break,
         }
     }
-    to.send_blocking(Request::Stop);
+    mailbox.send_blocking(Request::Stop);
 }

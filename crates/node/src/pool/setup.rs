@@ -8,129 +8,129 @@ use holdfast_proto::pool_user::{Config as UserConfig, PoolUser};
 use holdfast_sys::caps::keep_only;
 use holdfast_sys::confine::confine;
 use holdfast_sys::transport::{
-    self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint, Joined, Provider, StreamConfig,
-    StreamLimits, Streams, provider,
+    self, CombinedEndpoint, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint, Provider,
+    StreamConfig, StreamEndpoint, StreamLimits, provider,
 };
 use holdfast_wire::rserpool::LENGTH_MAX;
 use tokio::runtime::Handle;
 
-use super::callers::Callers;
-use super::elements::hunt;
+use super::element_index::ElementIndex;
+use super::elements::hunt_config;
 use super::event_loop::Daemon;
 use super::links::Links;
-use super::names::Names;
+use super::pending_callers::PendingCallers;
 use super::probes::Probes;
 use super::requests::Request;
 use super::roles::Programs;
 use super::server::Server;
 use super::users::Users;
-use crate::asap::{Refusals, rules, security};
+use crate::asap::{Refusals, framing_rules, security};
 use crate::config::pool::{Encapsulation, PoolConfig};
 use crate::mailbox::{Inbox, Mailbox, mailbox};
-use crate::multicast::Groups;
-use crate::start::{StartError, failed};
+use crate::multicast::MulticastGroups;
+use crate::start_error::{StartError, start_error};
 
 /// Runs a pool daemon until a signal stops it, or with `with_parent` until its standard input ends.
 ///
 /// # Errors
 /// The daemon cannot start, or the transport's sockets became unusable.
 pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
-    let (to_self, requests) = mailbox().map_err(failed("an event descriptor"))?;
-    let own = with_streams(config, open(config)?)?;
-    let wanted = [((), config.announces.group)];
-    let wanted = &wanted[..usize::from(config.announces.believed)];
-    let groups =
-        Groups::join(wanted, &config.announces.interfaces).map_err(failed("[multicast]"))?;
-    let server = Server::bind(config, &to_self, with_parent).map_err(failed("the sockets"))?;
+    let (to_self, requests) = mailbox().map_err(start_error("an event descriptor"))?;
+    let endpoint = add_streams(config, open_endpoint(config)?)?;
+    let announce_groups = [((), config.announces.group)];
+    let groups_to_join = &announce_groups[..usize::from(config.announces.trusted)];
+    let groups = MulticastGroups::join(groups_to_join, &config.announces.interfaces)
+        .map_err(start_error("[multicast]"))?;
+    let server = Server::bind(config, &to_self, with_parent).map_err(start_error("the sockets"))?;
     // Dropped before other threads start, so that these have no capabilities either.
-    keep_only(&[]).map_err(failed("dropping capabilities"))?;
-    if !confine().map_err(failed("giving up system calls"))? {
+    keep_only(&[]).map_err(start_error("dropping capabilities"))?;
+    if !confine().map_err(start_error("restricting system calls"))? {
         tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
     }
     // The socket files are removed when this value is dropped.
-    let (_paths, tasks) = server.run().map_err(failed("the control thread"))?;
+    let (_paths, tasks) = server.run().map_err(start_error("the control thread"))?;
     tracing::info!(
         registrars = ?config.known_registrars().iter().map(ToString::to_string).collect::<Vec<_>>(),
-        announces = config.announces.believed,
-        raw = own.is_raw(),
-        encapsulation_port = own.encapsulation_port(),
+        announces = config.announces.trusted,
+        raw = endpoint.is_raw(),
+        encapsulation_port = endpoint.encapsulation_port(),
         "starting"
     );
-    let mut daemon = Daemon::new(config, own, groups, (to_self, requests), tasks);
-    daemon.run().map_err(failed("the transport"))
+    let mut daemon = Daemon::new(config, endpoint, groups, (to_self, requests), tasks);
+    daemon.run().map_err(start_error("the transport"))
 }
 
 impl Daemon {
     /// Creates a daemon without programs; `mail` is its mailbox.
     pub(super) fn new(
         config: &PoolConfig,
-        own: Box<dyn Endpoint>,
-        groups: Groups<()>,
+        own_endpoint: Box<dyn Endpoint>,
+        groups: MulticastGroups<()>,
         (to_self, requests): (Mailbox<Request>, Inbox<Request>),
         tasks: Handle,
     ) -> Daemon {
-        let user = UserConfig::new(hunt(config), rand::random());
+        let user = UserConfig::new(hunt_config(config), rand::random());
         Daemon {
             config: config.clone(),
             started: Instant::now(),
-            own,
+            own_endpoint,
             groups,
             requests,
             to_self,
-            tasks,
+            runtime: tasks,
             user: PoolUser::new(user),
             users: Users::default(),
             elements: BTreeMap::new(),
-            names: Names::default(),
+            element_index: ElementIndex::default(),
             services: HashSet::new(),
             programs: Programs::default(),
             links: Links::default(),
-            callers: Callers::default(),
+            pending_callers: PendingCallers::default(),
             probes: Probes::default(),
             streams: HashMap::new(),
-            streams_made: 0,
-            ways: HashMap::new(),
+            streams_opened: 0,
+            next_inside_udp: HashMap::new(),
             inputs: VecDeque::new(),
             wakes: BTreeSet::new(),
-            woken_at: HashMap::new(),
+            wake_time_of: HashMap::new(),
             stalled: BTreeSet::new(),
-            ends_at: None,
+            stop_deadline: None,
             events: Vec::new(),
             refusals: Refusals::default(),
         }
     }
 }
 
-fn open(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {
+fn open_endpoint(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {
     let local = config
         .listen
         .iter()
         .map(|address| SocketAddr::new(*address, config.port));
     let endpoint = EndpointConfig {
         raw: config.raw,
-        encapsulation: encapsulation(config),
+        encapsulation: local_encapsulation(config),
         failure: config.failure,
         path_mtu: config.path_mtu,
         ..EndpointConfig::new(local.collect())
     };
-    let what = || format!("SCTP at {:?} (pool.listen)", endpoint.local);
-    transport::open(&endpoint).map_err(|error| failed(what())(error))
+    let operation = || format!("SCTP at {:?} (pool.listen)", endpoint.local);
+    transport::open(&endpoint).map_err(|error| start_error(operation())(error))
 }
 
 /// Adds registrars over TCP and TLS to the endpoint, if configured.
-fn with_streams(
+fn add_streams(
     config: &PoolConfig,
     sctp: Box<dyn Endpoint>,
 ) -> Result<Box<dyn Endpoint>, StartError> {
-    if config.registrars.iter().all(|at| at.over.is_none()) {
+    if config.registrars.iter().all(|at| at.transport.is_none()) {
         return Ok(sctp);
     }
-    let security = security(config.tls.as_ref()).map_err(failed("[tls]"))?;
+    let security = security(config.tls.as_ref()).map_err(start_error("[tls]"))?;
     let endpoint = StreamConfig {
         tcp: Vec::new(),
         tls: Vec::new(),
         source: config.listen.first().copied(),
-        rules: rules(LENGTH_MAX, security),
+        rules: framing_rules(LENGTH_MAX, security),
         limits: StreamLimits {
             connections: 0,
             connections_per_host: 0,
@@ -138,17 +138,18 @@ fn with_streams(
         },
         failure: config.failure,
     };
-    let streams = Streams::open(endpoint).map_err(failed("TCP"))?;
-    let joined = Joined::new(sctp, streams).map_err(failed("an event descriptor"))?;
+    let streams = StreamEndpoint::open(endpoint).map_err(start_error("TCP"))?;
+    let joined =
+        CombinedEndpoint::new(sctp, streams).map_err(start_error("an event descriptor"))?;
     Ok(Box::new(joined))
 }
 
-fn encapsulation(config: &PoolConfig) -> Option<u16> {
+fn local_encapsulation(config: &PoolConfig) -> Option<u16> {
     match config.encapsulation {
         Encapsulation::Off => None,
         Encapsulation::Port(port) => Some(port),
-        Encapsulation::Usual if provider() == Provider::Kernel => None,
-        Encapsulation::Usual => {
+        Encapsulation::Standard if provider() == Provider::Kernel => None,
+        Encapsulation::Standard => {
             let any: IpAddr = match config.listen.first() {
                 Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
                 _ => Ipv4Addr::UNSPECIFIED.into(),

@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::requests::{Gauge, Request, StreamEvent};
+use super::requests::{ByteGauge, Request, StreamEvent};
 use crate::mailbox::Mailbox;
 
 /// Maximum number of bytes queued for a session's program, beyond which nothing more is read. The transport then slows
@@ -19,13 +19,13 @@ const UNREAD_BYTES_MAX: usize = 1 << 20;
 
 /// Transport of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum StreamKind {
     Tcp,
     Udp,
 }
 
 /// Data or end to be sent.
-pub(super) enum Sent {
+pub(super) enum StreamOutput {
     /// Bytes, with the permit for their program's unsent bytes.
     Data(Bytes, Option<OwnedSemaphorePermit>),
     /// The end of the data.
@@ -33,69 +33,69 @@ pub(super) enum Sent {
 }
 
 /// Handle of a stream. Dropping it ends the stream.
-pub(super) type StreamHandle = mpsc::UnboundedSender<Sent>;
+pub(super) type StreamHandle = mpsc::UnboundedSender<StreamOutput>;
 
 /// Owner of a stream.
-pub(super) struct Ends {
+pub(super) struct StreamOwner {
     /// Number of the stream.
     pub(super) number: u64,
-    pub(super) to: Mailbox<Request>,
+    pub(super) mailbox: Mailbox<Request>,
     /// Bytes queued for its program.
-    pub(super) unread: Arc<Gauge>,
+    pub(super) unread: Arc<ByteGauge>,
 }
 
-impl Ends {
-    async fn tell(&self, event: StreamEvent) {
-        self.to.send(Request::Stream(self.number, event)).await;
+impl StreamOwner {
+    async fn send_event(&self, event: StreamEvent) {
+        self.mailbox.send(Request::Stream(self.number, event)).await;
     }
 
-    async fn tell_data(&self, mut bytes: Vec<u8>) {
+    async fn send_data(&self, mut bytes: Vec<u8>) {
         // Events may wait for long, and most reads are much shorter than the buffer.
         bytes.shrink_to_fit();
-        self.tell(StreamEvent::Data(bytes)).await;
+        self.send_event(StreamEvent::Data(bytes)).await;
     }
 }
 
 /// Connects, and transfers data both ways until either side ends the stream.
 pub(super) async fn run(
-    ends: Ends,
-    kind: Kind,
+    owner: StreamOwner,
+    kind: StreamKind,
     address: SocketAddr,
-    sent: mpsc::UnboundedReceiver<Sent>,
+    outputs: mpsc::UnboundedReceiver<StreamOutput>,
 ) {
     let ended = match kind {
-        Kind::Tcp => tcp(&ends, address, sent).await,
-        Kind::Udp => udp(&ends, address, sent).await,
+        StreamKind::Tcp => run_tcp(&owner, address, outputs).await,
+        StreamKind::Udp => run_udp(&owner, address, outputs).await,
     };
     if let Err(error) = &ended {
-        tracing::debug!(%address, %error, "a session's stream");
+        tracing::debug!(%address, %error, "a session's stream failed");
     }
     let in_order = ended.is_ok();
-    ends.tell(StreamEvent::Down { in_order }).await;
+    owner.send_event(StreamEvent::Down { in_order }).await;
 }
 
-async fn tcp(
-    ends: &Ends,
+async fn run_tcp(
+    owner: &StreamOwner,
     address: SocketAddr,
-    mut sent: mpsc::UnboundedReceiver<Sent>,
+    mut sent: mpsc::UnboundedReceiver<StreamOutput>,
 ) -> io::Result<()> {
     let stream = tokio::select! {
         stream = TcpStream::connect(address) => stream?,
         // The session moves to another element before the connection is up.
-        () = abandoned(&mut sent) => return Ok(()),
+        () = wait_abandoned(&mut sent) => return Ok(()),
     };
     stream.set_nodelay(true)?;
-    ends.tell(StreamEvent::Up).await;
+    owner.send_event(StreamEvent::Up).await;
     let (reader, mut writer) = stream.into_split();
     let read = async {
         loop {
-            ends.unread.at_most(UNREAD_BYTES_MAX).await;
+            owner.unread.wait_at_most(UNREAD_BYTES_MAX).await;
             // A buffer is allocated only once data is there, since most sessions are silent.
             reader.readable().await?;
             let mut bytes = Vec::with_capacity(DATA_BYTES_MAX);
             match reader.try_read_buf(&mut bytes) {
                 Ok(0) => return io::Result::Ok(()),
-                Ok(_) => ends.tell_data(bytes).await,
+                Ok(_) => owner.send_data(bytes).await,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -104,8 +104,8 @@ async fn tcp(
     let write = async {
         while let Some(next) = sent.recv().await {
             match next {
-                Sent::Data(bytes, _room) => writer.write_all(&bytes).await?,
-                Sent::Finish => writer.shutdown().await?,
+                StreamOutput::Data(bytes, _room) => writer.write_all(&bytes).await?,
+                StreamOutput::Finish => writer.shutdown().await?,
             }
         }
         io::Result::Ok(())
@@ -117,14 +117,14 @@ async fn tcp(
 }
 
 /// Ends when all senders are gone. Data sent before the stream is up is dropped.
-async fn abandoned(sent: &mut mpsc::UnboundedReceiver<Sent>) {
-    while sent.recv().await.is_some() {}
+async fn wait_abandoned(outputs: &mut mpsc::UnboundedReceiver<StreamOutput>) {
+    while outputs.recv().await.is_some() {}
 }
 
-async fn udp(
-    ends: &Ends,
+async fn run_udp(
+    owner: &StreamOwner,
     address: SocketAddr,
-    mut sent: mpsc::UnboundedReceiver<Sent>,
+    mut sent: mpsc::UnboundedReceiver<StreamOutput>,
 ) -> io::Result<()> {
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => ([0; 4], 0).into(),
@@ -132,17 +132,17 @@ async fn udp(
     };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(address).await?;
-    ends.tell(StreamEvent::Up).await;
+    owner.send_event(StreamEvent::Up).await;
     let read = async {
         loop {
-            ends.unread.at_most(UNREAD_BYTES_MAX).await;
+            owner.unread.wait_at_most(UNREAD_BYTES_MAX).await;
             socket.readable().await?;
             let mut bytes = Vec::with_capacity(usize::from(u16::MAX));
             match socket.try_recv_buf(&mut bytes) {
                 Ok(length) if length > DATA_BYTES_MAX => {
-                    tracing::warn!(%address, length, "a datagram longer than a session's messages is dropped");
+                    tracing::warn!(%address, length, "dropped a datagram that exceeds the message limit");
                 }
-                Ok(_) => ends.tell_data(bytes).await,
+                Ok(_) => owner.send_data(bytes).await,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return io::Result::Err(error),
             }
@@ -150,7 +150,7 @@ async fn udp(
     };
     let write = async {
         while let Some(next) = sent.recv().await {
-            if let Sent::Data(bytes, _room) = next {
+            if let StreamOutput::Data(bytes, _room) = next {
                 socket.send(&bytes).await?;
             }
         }

@@ -2,23 +2,27 @@
 
 use std::collections::HashMap;
 
-use holdfast_api::control::{ErrorBody, Reported, Resolution, ResolveQuery, UnreachableReport};
-use holdfast_api::pool::{Choose, FromPool, SessionEvent, SessionOptions};
+use holdfast_api::control::{
+    ErrorBody, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
+};
+use holdfast_api::pool::{FromPool, SelectionRule, SessionEvent, SessionOptions};
 use holdfast_proto::pool_element::Link;
-use holdfast_proto::pool_user::{Choose as ChosenBy, Event, RequestId, ResolveError, SessionId};
+use holdfast_proto::pool_user::{
+    ChoiceMethod as ChosenBy, Event, RequestId, ResolveError, SessionId,
+};
 use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, PoolHandle, Transport};
 
 use super::event_loop::Daemon;
 use super::links::Owner;
-use super::roles::send;
-use crate::entries::{self, element_entry, handle_of};
+use super::roles::send_reply;
+use crate::api_conversion::{self, element_entry, parse_handle};
 use crate::mailbox::Reply;
 
 /// Maximum number of elements in a resolution.
 const ITEMS_MAX: u32 = 4096;
 
 /// A caller that waits for the machine's answer.
-struct Asked {
+struct PendingResolution {
     reply: Reply<Resolution>,
     handle: PoolHandle,
     items: usize,
@@ -31,18 +35,18 @@ struct Session {
     /// Number of the last connection.
     connection: u64,
     /// True if the program has signalled the end of its data; if the element then ends too, the session has ended.
-    finishing: bool,
+    is_finishing: bool,
     /// True if the element ended the connection in order.
-    in_order: bool,
+    ended_in_order: bool,
 }
 
 /// Requests and sessions of the users.
 #[derive(Default)]
 pub(super) struct Users {
-    asked: HashMap<RequestId, Asked>,
+    pending: HashMap<RequestId, PendingResolution>,
     sessions: HashMap<SessionId, Session>,
     /// Transport addresses of sessions' links.
-    places: HashMap<Link, Transport>,
+    transports: HashMap<Link, Transport>,
 }
 
 impl Users {
@@ -52,13 +56,13 @@ impl Users {
     }
 
     /// Records the element that a session connects to.
-    pub(super) fn seeks(&mut self, link: Link, at: Transport) {
-        self.places.insert(link, at);
+    pub(super) fn set_transport(&mut self, link: Link, transport: Transport) {
+        self.transports.insert(link, transport);
     }
 
     /// Removes a link that a session has given up.
-    pub(super) fn left(&mut self, link: Link) {
-        self.places.remove(&link);
+    pub(super) fn remove_link(&mut self, link: Link) {
+        self.transports.remove(&link);
     }
 
     /// Returns the link of this connection of a session, if it is current.
@@ -76,54 +80,56 @@ impl Users {
 impl Daemon {
     /// Resolves a handle.
     pub(super) fn resolve(&mut self, text: &str, query: &ResolveQuery, reply: Reply<Resolution>) {
-        let handle = match handle_of(text) {
+        let handle = match parse_handle(text) {
             Ok(handle) => handle,
-            Err(error) => return send(reply, Err(error)),
+            Err(error) => return send_reply(reply, Err(error)),
         };
         let now = self.now();
         let items = query.items.map(|items| items.clamp(1, ITEMS_MAX));
         let request = match query.cached {
             Some(true) => self.user.handle_resolve(now, handle.clone()),
-            _ => self.user.handle_resolve_anew(now, handle.clone(), items),
+            _ => self
+                .user
+                .handle_resolve_uncached(now, handle.clone(), items),
         };
         let items = items.map_or(usize::MAX, |items| items as usize);
-        self.ask(request, handle, items, reply);
+        self.await_answer(request, handle, items, reply);
     }
 
     /// Selects an element.
     pub(super) fn select(&mut self, text: &str, reply: Reply<Resolution>) {
-        let handle = match handle_of(text) {
+        let handle = match parse_handle(text) {
             Ok(handle) => handle,
-            Err(error) => return send(reply, Err(error)),
+            Err(error) => return send_reply(reply, Err(error)),
         };
         let request = self.user.handle_select(self.now(), handle.clone());
-        self.ask(request, handle, 1, reply);
+        self.await_answer(request, handle, 1, reply);
     }
 
-    fn ask(
+    fn await_answer(
         &mut self,
         request: RequestId,
         handle: PoolHandle,
         items: usize,
         reply: Reply<Resolution>,
     ) {
-        let asked = Asked {
+        let pending = PendingResolution {
             reply,
             handle,
             items,
         };
-        self.users.asked.insert(request, asked);
+        self.users.pending.insert(request, pending);
         self.carry_out(Owner::User);
     }
 
     /// Handles a report of an unreachable element.
-    pub(super) fn unreachable(
+    pub(super) fn report_unreachable(
         &mut self,
         report: &UnreachableReport,
-    ) -> Result<Reported, ErrorBody> {
-        let handle = handle_of(&report.handle)?;
+    ) -> Result<ReportAccepted, ErrorBody> {
+        let handle = parse_handle(&report.handle)?;
         let id = u32::from_str_radix(&report.id, 16).map_err(|_| ErrorBody {
-            error: format!("`{}` is no element's number", report.id),
+            error: format!("`{}` is not an element's id", report.id),
             what_to_do: "write its eight hexadecimal digits, as `holdfast pool resolve` shows them"
                 .to_owned(),
         })?;
@@ -131,7 +137,7 @@ impl Daemon {
         let now = self.now();
         self.user.handle_unreachable(now, &handle, id);
         self.carry_out(Owner::User);
-        Ok(Reported { id: id.to_string() })
+        Ok(ReportAccepted { id: id.to_string() })
     }
 
     /// Opens a session for a program.
@@ -142,21 +148,21 @@ impl Daemon {
         options: SessionOptions,
     ) -> SessionId {
         let now = self.now();
-        if options.anew {
+        if options.ask_registrar {
             self.user.handle_purge(&handle);
         }
-        let choose = match options.choose {
-            Choose::Registrar => ChosenBy::Registrar,
-            Choose::P2c => ChosenBy::Latency,
-            Choose::Prequal => ChosenBy::Probes,
+        let choose = match options.rule {
+            SelectionRule::Registrar => ChosenBy::Registrar,
+            SelectionRule::PowerOfTwoChoices => ChosenBy::Latency,
+            SelectionRule::Prequal => ChosenBy::Probes,
         };
-        let id = self.user.handle_open_choosing(now, handle, None, choose);
+        let id = self.user.handle_open_with_method(now, handle, None, choose);
         let session = Session {
             program,
             link: None,
             connection: 0,
-            finishing: false,
-            in_order: false,
+            is_finishing: false,
+            ended_in_order: false,
         };
         self.users.sessions.insert(id, session);
         self.carry_out(Owner::User);
@@ -165,9 +171,14 @@ impl Daemon {
 
     /// Ends the session of a program that is gone.
     pub(super) fn close_session_of(&mut self, program: u64) {
-        let own = |(_, session): &(&SessionId, &Session)| session.program == program;
-        let found = self.users.sessions.iter().find(own).map(|(id, _)| *id);
-        if let Some(id) = found {
+        let is_of_program = |(_, session): &(&SessionId, &Session)| session.program == program;
+        let session = self
+            .users
+            .sessions
+            .iter()
+            .find(is_of_program)
+            .map(|(id, _)| *id);
+        if let Some(id) = session {
             self.end_session(id);
         }
     }
@@ -180,11 +191,11 @@ impl Daemon {
     }
 
     /// Handles a program's end of data.
-    pub(super) fn finish(&mut self, id: SessionId, connection: u64) {
+    pub(super) fn finish_session(&mut self, id: SessionId, connection: u64) {
         let link = self.users.link(id, connection);
         let finishing = link.is_some_and(|link| self.finish_stream(link));
         if let Some(session) = self.users.sessions.get_mut(&id) {
-            session.finishing |= finishing;
+            session.is_finishing |= finishing;
         }
     }
 
@@ -194,43 +205,46 @@ impl Daemon {
             return;
         }
         let now = self.now();
-        self.user.handle_failed(now, id);
+        self.user.handle_malfunction(now, id);
         self.carry_out(Owner::User);
     }
 
     /// Handles the end of a link of the user's machine. An orderly end of a finished session ends the session too.
-    pub(super) fn user_lost(&mut self, link: Link, in_order: bool) {
-        self.users.left(link);
+    pub(super) fn on_user_link_ended(&mut self, link: Link, in_order: bool) {
+        self.users.remove_link(link);
         let now = self.now();
         let id = self.user.session_of(link);
         let session = id.and_then(|id| Some((id, self.users.sessions.get_mut(&id)?)));
         let Some((id, session)) = session.filter(|_| in_order) else {
             return self.user.handle_lost(now, link);
         };
-        if !session.finishing || session.link != Some(link) {
-            session.in_order = session.link == Some(link);
-            return self.user.handle_ended(now, link);
+        if !session.is_finishing || session.link != Some(link) {
+            session.ended_in_order = session.link == Some(link);
+            return self.user.handle_closed(now, link);
         }
         let last = FromPool::Session(SessionEvent::Finished);
-        self.programs.tell_and_end(session.program, &last);
+        self.programs.send_and_close(session.program, &last);
         self.end_session(id);
     }
 
     /// Handles an event of the user's machine.
-    pub(super) fn user_event(&mut self, event: Event) {
+    pub(super) fn on_user_event(&mut self, event: Event) {
         match event {
             Event::Selected { request, element } => {
                 let policy = element.policy.kind();
-                self.resolved(request, policy, vec![element]);
+                self.on_resolved(request, policy, vec![element]);
             }
             Event::Resolved {
                 request,
                 policy,
                 elements,
-            } => self.resolved(request, policy, elements),
-            Event::Failed { request, error } => {
-                if let Some(asked) = self.users.asked.remove(&request) {
-                    send(asked.reply, Err(unresolved(&asked.handle, &error)));
+            } => self.on_resolved(request, policy, elements),
+            Event::RequestFailed { request, error } => {
+                if let Some(pending) = self.users.pending.remove(&request) {
+                    send_reply(
+                        pending.reply,
+                        Err(resolve_error_body(&pending.handle, &error)),
+                    );
                 }
             }
             Event::SessionUp {
@@ -238,46 +252,52 @@ impl Daemon {
                 link,
                 element,
                 resumed,
-            } => self.session_up(session, link, element, resumed),
+            } => self.on_session_up(session, link, element, resumed),
             Event::SessionBroken {
                 session, element, ..
             } => {
-                let Some(own) = self.users.sessions.get_mut(&session) else {
+                let Some(session_entry) = self.users.sessions.get_mut(&session) else {
                     return;
                 };
-                own.link = None;
-                own.finishing = false;
-                let broken = SessionEvent::Broken {
+                session_entry.link = None;
+                session_entry.is_finishing = false;
+                let broken = SessionEvent::ElementLost {
                     element: element.to_string(),
-                    in_order: std::mem::take(&mut own.in_order),
+                    closed_in_order: std::mem::take(&mut session_entry.ended_in_order),
                 };
-                self.tell_user(session, broken);
+                self.send_to_program(session, broken);
             }
             Event::SessionFailed { session, error } => {
-                if let Some(own) = self.users.sessions.remove(&session) {
+                if let Some(session_entry) = self.users.sessions.remove(&session) {
                     let reason = error.to_string();
                     let last = FromPool::Session(SessionEvent::Failed { reason });
-                    self.programs.tell_and_end(own.program, &last);
+                    self.programs.send_and_close(session_entry.program, &last);
                 }
             }
-            Event::NewHome { registrar } => tracing::info!(?registrar, "users ask a registrar"),
-            Event::HomeLost => tracing::warn!("the users' registrar is lost"),
-            Event::NoRegistrar => tracing::debug!("no registrar for users"),
-            Event::Reported(causes) => tracing::warn!(?causes, "a registrar reports errors"),
+            Event::NewHome { registrar } => {
+                tracing::info!(?registrar, "found a registrar for pool users")
+            }
+            Event::HomeLost => tracing::warn!("lost the registrar for pool users"),
+            Event::NoRegistrar => tracing::debug!("no registrar for pool users"),
+            Event::ErrorReported(causes) => tracing::warn!(?causes, "a registrar reports errors"),
             // No caller watches pools here.
-            Event::Changed { .. } => {}
+            Event::PoolChanged { .. } => {}
         }
     }
 
-    fn session_up(&mut self, session: SessionId, link: Link, element: ElementId, resumed: bool) {
-        let Some(own) = self.users.sessions.get_mut(&session) else {
+    fn on_session_up(&mut self, session: SessionId, link: Link, element: ElementId, resumed: bool) {
+        let Some(session_entry) = self.users.sessions.get_mut(&session) else {
             return;
         };
-        own.link = Some(link);
-        own.connection += 1;
-        let connection = own.connection;
-        let at = self.users.places.get(&link).map(entries::transport);
-        let (transport, addresses) = at.unwrap_or_default();
+        session_entry.link = Some(link);
+        session_entry.connection += 1;
+        let connection = session_entry.connection;
+        let transport = self
+            .users
+            .transports
+            .get(&link)
+            .map(api_conversion::transport_entry);
+        let (transport, addresses) = transport.unwrap_or_default();
         let event = SessionEvent::Up {
             connection,
             element: element.to_string(),
@@ -285,18 +305,18 @@ impl Daemon {
             addresses,
             resumed,
         };
-        self.tell_user(session, event);
+        self.send_to_program(session, event);
     }
 
     /// Sends an event to a session's program.
-    pub(super) fn tell_user(&mut self, session: SessionId, event: SessionEvent) {
+    pub(super) fn send_to_program(&mut self, session: SessionId, event: SessionEvent) {
         if let Some(program) = self.users.program(session) {
-            self.programs.tell(program, &FromPool::Session(event));
+            self.programs.send(program, &FromPool::Session(event));
         }
     }
 
-    fn resolved(&mut self, request: RequestId, policy: PolicyKind, elements: Vec<PoolElement>) {
-        let Some(asked) = self.users.asked.remove(&request) else {
+    fn on_resolved(&mut self, request: RequestId, policy: PolicyKind, elements: Vec<PoolElement>) {
+        let Some(asked) = self.users.pending.remove(&request) else {
             return;
         };
         let entries = elements.iter().take(asked.items).map(element_entry);
@@ -305,22 +325,22 @@ impl Daemon {
             policy: policy.to_string(),
             elements: entries.collect(),
         };
-        send(asked.reply, Ok(answer));
+        send_reply(asked.reply, Ok(answer));
     }
 }
 
-fn unresolved(handle: &PoolHandle, error: &ResolveError) -> ErrorBody {
+fn resolve_error_body(handle: &PoolHandle, error: &ResolveError) -> ErrorBody {
     let what_to_do = match error {
         ResolveError::UnknownPool => "register an element: `holdfast pool register --help`",
         ResolveError::NoElement => "look at the elements: `holdfast pool show`",
         ResolveError::NoRegistrar => {
-            "start one with `holdfast registrar`, or say where one is with --registrar ADDRESS"
+            "start one with `holdfast registrar`, or name one with --registrar ADDRESS"
         }
         ResolveError::Unanswered => {
-            "ask again; if it stays so, `holdfast pool peers` on the registrar's host shows whether that still answers, and its log \
-             why not: start it again, or name another with --registrar ADDRESS"
+            "try again; if that fails, see whether `holdfast pool peers` on the registrar's host answers, and \
+             read the registrar's log: restart the registrar, or name another with --registrar ADDRESS"
         }
-        ResolveError::Refused(_) => "look at [access] in the registrar's configuration",
+        ResolveError::Refused(_) => "check [access] in the registrar's configuration",
     };
     let error = match error {
         ResolveError::UnknownPool => format!("there is no pool `{handle}`"),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use holdfast_api::control::{OwnElement, OwnElementList, PoolDaemonStatus};
 
 use super::event_loop::Daemon;
-use crate::entries::{sctp_provider, transport};
+use crate::api_conversion::{sctp_provider, transport_entry};
 
 impl Daemon {
     /// Returns the daemon's status.
@@ -15,11 +15,11 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.now().as_secs(),
             sctp: sctp_provider(),
-            raw: self.own.is_raw(),
-            encapsulation_port: self.own.encapsulation_port(),
-            asap: self.own.local_addresses().unwrap_or_default(),
+            raw: self.own_endpoint.is_raw(),
+            encapsulation_port: self.own_endpoint.encapsulation_port(),
+            asap: self.own_endpoint.local_addresses().unwrap_or_default(),
             registrars: registrars.iter().map(ToString::to_string).collect(),
-            announces: self.config.announces.believed,
+            announces: self.config.announces.trusted,
             home: self.user.home().map(|id| id.to_string()),
             associations: self.links.len() as u64,
             elements: self.elements.len() as u64,
@@ -30,7 +30,8 @@ impl Daemon {
     /// Returns the elements of this host's programs.
     pub(super) fn own_elements(&self) -> OwnElementList {
         let elements = self.elements.values().map(|element| {
-            let (transport, addresses): (&str, Vec<SocketAddr>) = transport(&element.at);
+            let (transport, addresses): (&str, Vec<SocketAddr>) =
+                transport_entry(&element.transport);
             let service = element.service.as_ref();
             OwnElement {
                 handle: element.handle.to_string(),

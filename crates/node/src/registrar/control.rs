@@ -21,10 +21,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::metrics;
 use crate::asap::security;
 use crate::config::registrar::RegistrarConfig;
-use crate::control::answer::{METRICS_TYPE, bad_request, response, unknown, wrong_method};
+use crate::control::answer::{METRICS_TYPE, bad_request, method_not_allowed, not_found, response};
 use crate::control::{listen, serve};
-use crate::mailbox::{Mailbox, Reply, asked_to_stop};
-use crate::socket_path::{Access, SocketPath, take};
+use crate::mailbox::{Mailbox, Reply, wait_stop_signal};
+use crate::socket_path::{Access, SocketPath, acquire};
 
 /// A request to the event loop.
 pub(super) enum ControlRequest {
@@ -37,13 +37,13 @@ pub(super) enum ControlRequest {
     /// List the other registrars.
     Peers(Reply<PeerList>),
     /// Use reloaded settings, and certificates if there are any.
-    Reload(Box<Reread>),
+    Reload(Box<ReloadedConfig>),
     /// Stop.
     Stop,
 }
 
 /// Mailbox of the event loop.
-pub(super) type Loop = Mailbox<ControlRequest>;
+pub(super) type RequestMailbox = Mailbox<ControlRequest>;
 
 /// Sockets of the API, and the runtime that serves them.
 pub(super) struct Server {
@@ -56,7 +56,7 @@ impl Server {
     ///
     /// # Errors
     /// Another daemon has the socket, or an address cannot be listened on.
-    pub(super) fn bind(config: &RegistrarConfig, to: &Loop) -> io::Result<Server> {
+    pub(super) fn bind(config: &RegistrarConfig, mailbox: &RequestMailbox) -> io::Result<Server> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -66,14 +66,14 @@ impl Server {
             group: None,
         };
         let bind = |path: &std::path::Path| UnixListener::bind(path);
-        let (listener, path) = take(&config.control_socket(), access, bind)?;
-        runtime.spawn(serve(listener, router(to.clone())));
+        let (listener, path) = acquire(&config.control_socket(), access, bind)?;
+        runtime.spawn(serve(listener, router(mailbox.clone())));
         if let Some(address) = config.metrics_listen {
             let listener: TcpListener = listen(address)?;
-            runtime.spawn(serve(listener, metrics_only(to.clone())));
+            runtime.spawn(serve(listener, metrics_only(mailbox.clone())));
         }
-        runtime.spawn(stop_on_signal(to.clone()));
-        runtime.spawn(reload_on_signal(to.clone(), config.clone()));
+        runtime.spawn(stop_on_signal(mailbox.clone()));
+        runtime.spawn(reload_on_signal(mailbox.clone(), config.clone()));
         drop(inside);
         Ok(Server { runtime, path })
     }
@@ -91,48 +91,50 @@ impl Server {
     }
 }
 
-async fn stop_on_signal(to: Loop) {
-    asked_to_stop().await;
-    to.send(ControlRequest::Stop).await;
+async fn stop_on_signal(mailbox: RequestMailbox) {
+    wait_stop_signal().await;
+    mailbox.send(ControlRequest::Stop).await;
 }
 
 /// Reloads the configuration file with each SIGHUP. An error in the file leaves the current settings in use.
-async fn reload_on_signal(to: Loop, mut current: RegistrarConfig) {
+async fn reload_on_signal(mailbox: RequestMailbox, mut current: RegistrarConfig) {
     let mut hangup = match signal(SignalKind::hangup()) {
         Ok(hangup) => hangup,
         Err(error) => {
-            tracing::error!(%error, "signals: settings change with a restart only");
+            tracing::error!(%error, "cannot handle SIGHUP: settings change only at a restart");
             return;
         }
     };
     while hangup.recv().await.is_some() {
-        match reread(&current) {
+        match reload(&current) {
             Ok(Some(reread)) => {
                 current.settings = reread.0.clone();
-                to.send(ControlRequest::Reload(Box::new(reread))).await;
+                mailbox.send(ControlRequest::Reload(Box::new(reread))).await;
             }
-            Ok(None) => tracing::info!("no configuration file to read anew"),
-            Err(error) => tracing::error!(%error, "the settings stay as they were"),
+            Ok(None) => tracing::info!("no configuration file to reload"),
+            Err(error) => {
+                tracing::error!(%error, "cannot reload the settings: the current ones stay in use")
+            }
         }
     }
 }
 
 /// Settings, and certificates if there are any.
-pub(super) type Reread = (Settings, Option<Arc<dyn Security>>);
+pub(super) type ReloadedConfig = (Settings, Option<Arc<dyn Security>>);
 
 /// Returns the file's current settings; `None` if there is no file. TLS can only be enabled or disabled at the start.
-fn reread(current: &RegistrarConfig) -> Result<Option<Reread>, String> {
-    let Some(fresh) = current.reread().map_err(|error| error.to_string())? else {
+fn reload(current: &RegistrarConfig) -> Result<Option<ReloadedConfig>, String> {
+    let Some(reloaded) = current.reload().map_err(|error| error.to_string())? else {
         return Ok(None);
     };
     let tls = current.streams.tls.as_ref();
-    let tls = tls.and(fresh.streams.tls.as_ref());
+    let tls = tls.and(reloaded.streams.tls.as_ref());
     let security = security(tls).map_err(|error| error.to_string())?;
-    Ok(Some((fresh.settings, security)))
+    Ok(Some((reloaded.settings, security)))
 }
 
 /// Returns the router for all of `holdfast_api::control::REGISTRAR_ROUTES`.
-fn router(to: Loop) -> Router {
+fn router(mailbox: RequestMailbox) -> Router {
     let description = async || Json(openapi(REGISTRAR_ROUTES));
     Router::new()
         .route("/v1/registrar", get(status))
@@ -140,32 +142,32 @@ fn router(to: Loop) -> Router {
         .route("/v1/pools/{handle}", get(pool))
         .route("/v1/peers", get(peers))
         .route("/openapi.json", get(description))
-        .with_state(to.clone())
-        .merge(metrics_only(to))
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
+        .with_state(mailbox.clone())
+        .merge(metrics_only(mailbox))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
 }
 
-fn metrics_only(to: Loop) -> Router {
+fn metrics_only(mailbox: RequestMailbox) -> Router {
     Router::new()
-        .route("/metrics", get(exported))
-        .with_state(to)
+        .route("/metrics", get(get_metrics))
+        .with_state(mailbox)
 }
 
-async fn answer<T: Serialize>(
-    to: &Loop,
+async fn ask_event_loop<T: Serialize>(
+    mailbox: &RequestMailbox,
     request: impl FnOnce(Reply<T>) -> ControlRequest,
     refused: StatusCode,
 ) -> Response {
-    response(to.ask(request).await, refused)
+    response(mailbox.ask(request).await, refused)
 }
 
-async fn status(State(to): State<Loop>) -> Response {
-    answer(&to, ControlRequest::Status, StatusCode::CONFLICT).await
+async fn status(State(to): State<RequestMailbox>) -> Response {
+    ask_event_loop(&to, ControlRequest::Status, StatusCode::CONFLICT).await
 }
 
 async fn pools(
-    State(to): State<Loop>,
+    State(to): State<RequestMailbox>,
     query: Result<Query<PoolQuery>, QueryRejection>,
 ) -> Response {
     let Query(query) = match query {
@@ -173,19 +175,19 @@ async fn pools(
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
     };
     let request = |reply| ControlRequest::Pools(query, reply);
-    answer(&to, request, StatusCode::BAD_REQUEST).await
+    ask_event_loop(&to, request, StatusCode::BAD_REQUEST).await
 }
 
-async fn pool(State(to): State<Loop>, Path(handle): Path<String>) -> Response {
+async fn pool(State(to): State<RequestMailbox>, Path(handle): Path<String>) -> Response {
     let request = |reply| ControlRequest::Pool(handle, reply);
-    answer(&to, request, StatusCode::NOT_FOUND).await
+    ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }
 
-async fn peers(State(to): State<Loop>) -> Response {
-    answer(&to, ControlRequest::Peers, StatusCode::CONFLICT).await
+async fn peers(State(to): State<RequestMailbox>) -> Response {
+    ask_event_loop(&to, ControlRequest::Peers, StatusCode::CONFLICT).await
 }
 
-async fn exported(State(to): State<Loop>) -> Response {
+async fn get_metrics(State(to): State<RequestMailbox>) -> Response {
     let status = to.ask(ControlRequest::Status).await;
     let peers = to.ask(ControlRequest::Peers).await;
     match (status, peers) {

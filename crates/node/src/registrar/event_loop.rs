@@ -10,13 +10,13 @@ use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registr
 use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
 
 use super::backlog::Backlog;
-use super::control::{ControlRequest, Reread};
-use super::links::{Found, Links, number, of_number};
-use super::pace::Pace;
-use super::report::report;
-use super::streams::StreamsSeen;
+use super::control::{ControlRequest, ReloadedConfig};
+use super::event_log::log_event;
+use super::links::{LinkState, Links, association_id, endpoint_of};
+use super::pacer::Pacer;
+use super::streams::StreamsStatus;
 use crate::mailbox::Inbox;
-use crate::multicast::Groups;
+use crate::multicast::MulticastGroups;
 
 /// A registrar with its sockets.
 pub(super) struct Daemon {
@@ -24,20 +24,20 @@ pub(super) struct Daemon {
     pub(super) started: Instant,
     pub(super) asap: Box<dyn Endpoint>,
     pub(super) enrp: Box<dyn Endpoint>,
-    pub(super) groups: Groups<Protocol>,
+    pub(super) groups: MulticastGroups<Protocol>,
     pub(super) links: Links,
     /// UDP ports of peers with their own, and of all other hosts.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
     /// Messages to peers.
     pub(super) backlog: Backlog,
-    pub(super) pace: Pace,
+    pub(super) pacer: Pacer,
     pub(super) requests: Inbox<ControlRequest>,
     /// State of TCP and TLS of `asap`.
-    pub(super) streams: StreamsSeen,
+    pub(super) streams: StreamsStatus,
     /// Number of messages to elements and users for which an association's buffer had no room.
     pub(super) sends_refused: u64,
-    pub(super) next_round_trips: Duration,
+    pub(super) next_round_trip_check: Duration,
     /// Buffer that is reused.
     pub(super) events: Vec<Event>,
 }
@@ -50,11 +50,11 @@ impl Daemon {
     pub(super) fn run(&mut self) -> io::Result<()> {
         loop {
             self.carry_out();
-            self.hand_over();
+            self.send_backlog();
             self.asap.flush()?;
             self.enrp.flush()?;
-            let ready = match self.pace.pause(self.now()) {
-                Some(pause) => self.pause(pause)?,
+            let ready = match self.pacer.next_batch_delay(self.now()) {
+                Some(pause) => self.collect_requests(pause)?,
                 None => self.wait()?,
             };
             let now = self.now();
@@ -73,26 +73,26 @@ impl Daemon {
             if self.machine.poll_timeout().is_some_and(|at| at <= now) {
                 self.machine.handle_timeout(now);
             }
-            if self.next_round_trips <= now {
-                self.ask_round_trips(now);
+            if self.next_round_trip_check <= now {
+                self.measure_round_trips(now);
             }
-            if ready.wake && !self.serve() {
-                return self.leave();
+            if ready.wake && !self.handle_requests() {
+                return self.abort_all();
             }
         }
     }
 
     /// Sends messages to peers. A peer that does not take them loses its association, and resynchronises over the next
     /// one.
-    fn hand_over(&mut self) {
+    fn send_backlog(&mut self) {
         let now = self.now();
         let enrp = self.enrp.as_mut();
-        self.backlog.hand_over(now, &mut |assocs, messages, taken| {
+        self.backlog.send_due(now, &mut |assocs, messages, taken| {
             enrp.send_bundles(assocs, messages, taken);
         });
-        while let Some(stuck) = self.backlog.give_up(now) {
-            tracing::warn!("a registrar does not take its updates: its association ends");
-            self.abort(number(Protocol::Enrp, stuck));
+        while let Some(stuck) = self.backlog.pop_stuck_peer(now) {
+            tracing::warn!("a registrar does not take its updates: aborting its association");
+            self.abort(association_id(Protocol::Enrp, stuck));
         }
     }
 
@@ -100,7 +100,7 @@ impl Daemon {
         self.started.elapsed()
     }
 
-    pub(super) fn end(&mut self, protocol: Protocol) -> &mut dyn Endpoint {
+    pub(super) fn endpoint(&mut self, protocol: Protocol) -> &mut dyn Endpoint {
         match protocol {
             Protocol::Asap => self.asap.as_mut(),
             Protocol::Enrp => self.enrp.as_mut(),
@@ -109,36 +109,36 @@ impl Daemon {
 
     fn receive(&mut self, now: Duration, protocol: Protocol) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
-        self.end(protocol).recv_batch(&mut events)?;
-        let mut coming = events.drain(..);
-        for ahead in 0..Registrar::AHEAD {
-            self.expect(protocol, coming.as_slice().get(ahead));
+        self.endpoint(protocol).recv_batch(&mut events)?;
+        let mut remaining = events.drain(..);
+        for ahead in 0..Registrar::PREFETCH_DISTANCE {
+            self.prefetch(protocol, remaining.as_slice().get(ahead));
         }
-        while let Some(event) = coming.next() {
-            let ahead = coming.as_slice().get(Registrar::AHEAD - 1);
-            self.expect(protocol, ahead);
-            self.feed(now, protocol, event);
+        while let Some(event) = remaining.next() {
+            let ahead = remaining.as_slice().get(Registrar::PREFETCH_DISTANCE - 1);
+            self.prefetch(protocol, ahead);
+            self.handle_endpoint_event(now, protocol, event);
             // Carried out after each event, because the next event may reuse an association's number.
             self.carry_out();
         }
-        drop(coming);
+        drop(remaining);
         self.events = events;
         Ok(())
     }
 
-    fn expect(&mut self, protocol: Protocol, event: Option<&Event>) {
+    fn prefetch(&mut self, protocol: Protocol, event: Option<&Event>) {
         self.machine.expect(match event {
             Some(Event::Message { message, .. }) => Some((protocol, &message.data)),
             _ => None,
         });
     }
 
-    fn feed(&mut self, now: Duration, protocol: Protocol, event: Event) {
+    fn handle_endpoint_event(&mut self, now: Duration, protocol: Protocol, event: Event) {
         match event {
             Event::Message { assoc, message } => {
-                let from = number(protocol, assoc);
+                let from = association_id(protocol, assoc);
                 if protocol == Protocol::Asap {
-                    self.pace.heard(from);
+                    self.pacer.count_request(from);
                 }
                 match protocol {
                     _ if message.ppid != protocol.ppid() && message.ppid != 0 => {
@@ -148,95 +148,101 @@ impl Daemon {
                     Protocol::Enrp => self.machine.handle_enrp(now, from, &message.data),
                 }
             }
-            Event::Up { assoc, .. } => self.up(now, protocol, assoc),
+            Event::Up { assoc, .. } => self.on_up(now, protocol, assoc),
             Event::Restarted { assoc } => {
-                self.forget(protocol, assoc);
-                self.machine.handle_restarted(now, number(protocol, assoc));
+                self.drop_backlog(protocol, assoc);
+                self.machine
+                    .handle_restarted(now, association_id(protocol, assoc));
             }
             Event::Down { assoc, .. } => {
-                self.forget(protocol, assoc);
-                let id = number(protocol, assoc);
-                let (dials, was_up) = self.links.down(id);
+                self.drop_backlog(protocol, assoc);
+                let id = association_id(protocol, assoc);
+                let (dials, was_up) = self.links.remove(id);
                 if was_up {
-                    self.machine.handle_down(now, id);
+                    self.machine.handle_association_down(now, id);
                 }
                 for dial in dials {
                     self.machine.handle_dial_failed(now, dial);
                 }
             }
             Event::SendFailed { assoc, message, .. } => {
-                let to = number(protocol, assoc);
+                let to = association_id(protocol, assoc);
                 self.machine.handle_send_failed(to, protocol, &message.data);
             }
-            Event::Refused { remote, why } => self.streams.refusals.tell(remote, &why),
+            Event::Refused {
+                remote,
+                reason: why,
+            } => self.streams.refusals.record(remote, &why),
             Event::Path { assoc, state, .. } => {
                 use PathState::{Added, Confirmed, Removed};
                 if matches!(state, Added | Confirmed | Removed) {
-                    self.readdress(now, protocol, assoc);
+                    self.on_addresses_changed(now, protocol, assoc);
                 }
             }
         }
     }
 
     /// Drops messages for an association that has ended, so that its number's next user does not get them.
-    fn forget(&mut self, protocol: Protocol, assoc: AssocId) {
+    fn drop_backlog(&mut self, protocol: Protocol, assoc: AssocId) {
         if protocol == Protocol::Enrp {
             self.backlog.forget(assoc);
         }
     }
 
-    fn up(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+    fn on_up(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
         // An association without addresses is already gone, and an event will report it.
-        let Ok(addresses) = self.end(protocol).confirmed_addresses(assoc) else {
+        let Ok(addresses) = self.endpoint(protocol).confirmed_addresses(assoc) else {
             return;
         };
-        let id = number(protocol, assoc);
-        let dials = self.links.up(id, &addresses);
+        let id = association_id(protocol, assoc);
+        let dials = self.links.mark_up(id, &addresses);
         if dials.is_empty() {
-            self.machine.handle_up(now, id, protocol, &addresses, None);
+            self.machine
+                .handle_association_up(now, id, protocol, &addresses, None);
         }
         for dial in dials {
             let dial = Some(dial);
-            self.machine.handle_up(now, id, protocol, &addresses, dial);
+            self.machine
+                .handle_association_up(now, id, protocol, &addresses, dial);
         }
-        if let Some(name) = self.end(protocol).name(assoc) {
-            self.machine.handle_name(id, name);
+        if let Some(name) = self.endpoint(protocol).peer_name(assoc) {
+            self.machine.handle_certificate_name(id, name);
         }
         // The handshake's round trip counts for an element's first registration. Only the dialling side measured it
         // during the handshake; the accepting side starts a measurement.
-        self.tell_round_trip(now, protocol, assoc);
-        self.end(protocol).measure(assoc);
-        self.tell_addresses(now, protocol, assoc, &addresses);
+        self.report_round_trip(now, protocol, assoc);
+        self.endpoint(protocol).measure_round_trip(assoc);
+        self.report_addresses(now, protocol, assoc, &addresses);
     }
 
     /// Handles a change in an association's addresses.
-    fn readdress(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
-        let id = number(protocol, assoc);
+    fn on_addresses_changed(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+        let id = association_id(protocol, assoc);
         // An association that is not up yet reports its addresses when it is.
         if !self.links.is_up(id) {
             return;
         }
-        if let Ok(addresses) = self.end(protocol).confirmed_addresses(assoc) {
-            self.links.readdress(id, &addresses);
-            self.tell_addresses(now, protocol, assoc, &addresses);
+        if let Ok(addresses) = self.endpoint(protocol).confirmed_addresses(assoc) {
+            self.links.set_addresses(id, &addresses);
+            self.report_addresses(now, protocol, assoc, &addresses);
         }
     }
 
     /// Reports an association's addresses, with the confirmed ones, to the machine, if there are several.
-    fn tell_addresses(
+    fn report_addresses(
         &mut self,
         now: Duration,
         protocol: Protocol,
         assoc: AssocId,
         confirmed: &[SocketAddr],
     ) {
-        let Ok(mut claims) = self.end(protocol).remote_addresses(assoc) else {
+        let Ok(mut claimed) = self.endpoint(protocol).remote_addresses(assoc) else {
             return;
         };
-        if claims.len() > 1 {
-            claims.retain(|address| !confirmed.contains(address));
-            let id = number(protocol, assoc);
-            self.machine.handle_addresses(now, id, confirmed, &claims);
+        if claimed.len() > 1 {
+            claimed.retain(|address| !confirmed.contains(address));
+            let id = association_id(protocol, assoc);
+            self.machine.handle_addresses(now, id, confirmed, &claimed);
         }
     }
 
@@ -270,15 +276,15 @@ impl Daemon {
                     addresses,
                 } => self.connect(dial, protocol, addresses),
                 Output::Multicast { protocol, message } => self.groups.send(protocol, &message),
-                Output::Measure(id) => self.links.measure(id),
+                Output::Measure(id) => self.links.add_to_rota(id),
                 Output::Abort(id) => self.abort(id),
-                Output::Event(event) => report(&event),
+                Output::Event(event) => log_event(&event),
             }
         }
     }
 
     fn send(&mut self, to: AssociationId, protocol: Protocol, message: Bytes) {
-        let (_, assoc) = of_number(to);
+        let (_, assoc) = endpoint_of(to);
         let message = Message::new(protocol.ppid(), message);
         match protocol {
             Protocol::Asap => {
@@ -292,57 +298,64 @@ impl Daemon {
     fn connect(&mut self, dial: DialId, protocol: Protocol, addresses: Vec<SocketAddr>) {
         let now = self.now();
         match self.links.find(protocol, &addresses, dial) {
-            Found::Coming => return,
-            Found::Up(id, addresses) => {
+            LinkState::Connecting => return,
+            LinkState::Up(id, addresses) => {
                 let dial = Some(dial);
-                return self.machine.handle_up(now, id, protocol, &addresses, dial);
+                return self
+                    .machine
+                    .handle_association_up(now, id, protocol, &addresses, dial);
             }
-            Found::Nothing => {}
+            LinkState::Absent => {}
         }
-        let own = |address| self.encapsulations.get(address).copied();
-        let port = addresses.iter().find_map(own).or(self.remote_encapsulation);
-        match self.end(protocol).connect(&addresses, port) {
-            Ok(assoc) => self.links.begun(number(protocol, assoc), addresses, dial),
+        let own_port = |address| self.encapsulations.get(address).copied();
+        let port = addresses
+            .iter()
+            .find_map(own_port)
+            .or(self.remote_encapsulation);
+        match self.endpoint(protocol).connect(&addresses, port) {
+            Ok(assoc) => self
+                .links
+                .add(association_id(protocol, assoc), addresses, dial),
             Err(error) => {
-                tracing::debug!(%error, ?addresses, "connecting");
+                tracing::debug!(%error, ?addresses, "cannot connect");
                 self.machine.handle_dial_failed(now, dial);
             }
         }
     }
 
     fn abort(&mut self, id: AssociationId) {
-        let (protocol, assoc) = of_number(id);
+        let (protocol, assoc) = endpoint_of(id);
         // If the association is already gone, an event reports it.
-        let _ = self.end(protocol).abort(assoc);
+        let _ = self.endpoint(protocol).abort(assoc);
     }
 
     /// Answers operators' requests. Returns false for a stop request.
-    fn serve(&mut self) -> bool {
-        self.requests.clear();
-        while let Some(request) = self.requests.take() {
-            if !self.answer(request) {
+    fn handle_requests(&mut self) -> bool {
+        self.requests.clear_wakeup();
+        while let Some(request) = self.requests.pop() {
+            if !self.handle_request(request) {
                 return false;
             }
         }
         true
     }
 
-    pub(super) fn reload(&mut self, (settings, security): Reread) {
-        tracing::info!("the settings were read anew");
+    pub(super) fn reload(&mut self, (settings, security): ReloadedConfig) {
+        tracing::info!("reloaded the settings");
         if let Some(security) = security {
-            self.asap.secure_anew(security);
+            self.asap.replace_security(security);
         }
         self.machine.handle_settings(self.now(), settings);
     }
 
     /// Aborts all associations, so that elements, users and peers learn of the end at once.
-    fn leave(&mut self) -> io::Result<()> {
+    fn abort_all(&mut self) -> io::Result<()> {
         let enrp = self.enrp.as_mut();
-        self.backlog.finish(&mut |assocs, messages, taken| {
+        self.backlog.send_all(&mut |assocs, messages, taken| {
             enrp.send_bundles(assocs, messages, taken);
         });
-        let all: Vec<_> = self.links.each().collect();
-        for id in all {
+        let associations: Vec<_> = self.links.ids().collect();
+        for id in associations {
             self.abort(id);
         }
         self.asap.flush()?;

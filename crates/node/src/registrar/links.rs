@@ -7,7 +7,7 @@ use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
 use holdfast_sys::transport::AssocId;
 
 /// Returns the machine's number of an association, made of the endpoint's number and the endpoint.
-pub(super) fn number(protocol: Protocol, assoc: AssocId) -> AssociationId {
+pub(super) fn association_id(protocol: Protocol, assoc: AssocId) -> AssociationId {
     let endpoint = match protocol {
         Protocol::Asap => 0,
         Protocol::Enrp => 1,
@@ -17,7 +17,7 @@ pub(super) fn number(protocol: Protocol, assoc: AssocId) -> AssociationId {
 }
 
 /// Returns the endpoint of a machine's number, and the endpoint's own number.
-pub(super) fn of_number(id: AssociationId) -> (Protocol, AssocId) {
+pub(super) fn endpoint_of(id: AssociationId) -> (Protocol, AssocId) {
     let protocol = match id.0 & 1 {
         0 => Protocol::Asap,
         _ => Protocol::Enrp,
@@ -32,18 +32,18 @@ struct Link {
     dials: Vec<DialId>,
     is_up: bool,
     /// Turn in the rota, if it has one; a new number each time.
-    turn: Option<u64>,
+    rota_turn: Option<u64>,
 }
 
 /// Result of looking for an association to connect.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum LinkState {
     /// An association is up, with these addresses.
     Up(AssociationId, Vec<SocketAddr>),
     /// An association is coming up; the dial waits for it.
-    Coming,
+    Connecting,
     /// There is no association.
-    Nothing,
+    Absent,
 }
 
 /// Associations that are up or coming up.
@@ -53,18 +53,18 @@ pub(super) struct Links {
     by_address: HashMap<(Protocol, SocketAddr), AssociationId>,
     /// Associations whose round trip is measured, the next one first. An entry whose turn is not its link's is stale.
     rota: VecDeque<(AssociationId, u64)>,
-    turns: u64,
+    last_turn: u64,
 }
 
 impl Links {
     /// Adds an association begun here.
-    pub(super) fn begun(&mut self, id: AssociationId, addresses: Vec<SocketAddr>, dial: DialId) {
-        self.know(id, &addresses);
+    pub(super) fn add(&mut self, id: AssociationId, addresses: Vec<SocketAddr>, dial: DialId) {
+        self.index_addresses(id, &addresses);
         let link = Link {
             addresses,
             dials: vec![dial],
             is_up: false,
-            turn: None,
+            rota_turn: None,
         };
         self.links.insert(id, link);
     }
@@ -75,36 +75,37 @@ impl Links {
         protocol: Protocol,
         addresses: &[SocketAddr],
         dial: DialId,
-    ) -> Found {
-        let known = |address: &SocketAddr| self.by_address.get(&(protocol, *address)).copied();
-        let Some(id) = addresses.iter().find_map(known) else {
-            return Found::Nothing;
+    ) -> LinkState {
+        let association_at =
+            |address: &SocketAddr| self.by_address.get(&(protocol, *address)).copied();
+        let Some(id) = addresses.iter().find_map(association_at) else {
+            return LinkState::Absent;
         };
         match self.links.get_mut(&id) {
-            Some(link) if link.is_up => Found::Up(id, link.addresses.clone()),
+            Some(link) if link.is_up => LinkState::Up(id, link.addresses.clone()),
             Some(link) => {
                 link.dials.push(dial);
-                Found::Coming
+                LinkState::Connecting
             }
-            None => Found::Nothing,
+            None => LinkState::Absent,
         }
     }
 
     /// Records that an association is up, with these addresses. Returns the dials that waited for it.
-    pub(super) fn up(&mut self, id: AssociationId, addresses: &[SocketAddr]) -> Vec<DialId> {
+    pub(super) fn mark_up(&mut self, id: AssociationId, addresses: &[SocketAddr]) -> Vec<DialId> {
         let dials = match self.links.remove(&id) {
             Some(before) => {
-                self.forget(id, &before.addresses);
+                self.unindex_addresses(id, &before.addresses);
                 before.dials
             }
             None => Vec::new(),
         };
-        self.know(id, addresses);
+        self.index_addresses(id, addresses);
         let link = Link {
             addresses: addresses.to_vec(),
             dials: Vec::new(),
             is_up: true,
-            turn: None,
+            rota_turn: None,
         };
         self.links.insert(id, link);
         dials
@@ -116,20 +117,20 @@ impl Links {
     }
 
     /// Replaces the addresses of an association that is up.
-    pub(super) fn readdress(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
+    pub(super) fn set_addresses(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
         if let Some(link) = self.links.get_mut(&id) {
-            let before = std::mem::replace(&mut link.addresses, addresses.to_vec());
-            self.forget(id, &before);
-            self.know(id, addresses);
+            let old_addresses = std::mem::replace(&mut link.addresses, addresses.to_vec());
+            self.unindex_addresses(id, &old_addresses);
+            self.index_addresses(id, addresses);
         }
     }
 
     /// Removes an association. Returns the dials that waited for it, and whether it was up.
-    pub(super) fn down(&mut self, id: AssociationId) -> (Vec<DialId>, bool) {
+    pub(super) fn remove(&mut self, id: AssociationId) -> (Vec<DialId>, bool) {
         let Some(link) = self.links.remove(&id) else {
             return (Vec::new(), false);
         };
-        self.forget(id, &link.addresses);
+        self.unindex_addresses(id, &link.addresses);
         (link.dials, link.is_up)
     }
 
@@ -139,21 +140,25 @@ impl Links {
     }
 
     /// Returns all associations.
-    pub(super) fn each(&self) -> impl Iterator<Item = AssociationId> + '_ {
+    pub(super) fn ids(&self) -> impl Iterator<Item = AssociationId> + '_ {
         self.links.keys().copied()
     }
 
     /// Adds an association to the rota of round-trip measurements, at its front.
-    pub(super) fn measure(&mut self, id: AssociationId) {
-        if let Some(link) = self.links.get_mut(&id).filter(|link| link.turn.is_none()) {
-            self.turns += 1;
-            link.turn = Some(self.turns);
-            self.rota.push_front((id, self.turns));
+    pub(super) fn add_to_rota(&mut self, id: AssociationId) {
+        if let Some(link) = self
+            .links
+            .get_mut(&id)
+            .filter(|link| link.rota_turn.is_none())
+        {
+            self.last_turn += 1;
+            link.rota_turn = Some(self.last_turn);
+            self.rota.push_front((id, self.last_turn));
         }
     }
 
     /// Returns the length of the rota, including stale entries.
-    pub(super) fn measured(&self) -> usize {
+    pub(super) fn rota_len(&self) -> usize {
         self.rota.len()
     }
 
@@ -161,31 +166,31 @@ impl Links {
     /// no longer matter are removed.
     pub(super) fn next_in_rota(
         &mut self,
-        matters: impl Fn(AssociationId) -> bool,
+        is_measured: impl Fn(AssociationId) -> bool,
     ) -> Option<AssociationId> {
         while let Some((id, turn)) = self.rota.pop_front() {
             let link = self.links.get_mut(&id);
-            let Some(link) = link.filter(|link| link.turn == Some(turn)) else {
+            let Some(link) = link.filter(|link| link.rota_turn == Some(turn)) else {
                 continue;
             };
-            if matters(id) {
+            if is_measured(id) {
                 self.rota.push_back((id, turn));
                 return Some(id);
             }
-            link.turn = None;
+            link.rota_turn = None;
         }
         None
     }
 
-    fn know(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
-        let (protocol, _) = of_number(id);
+    fn index_addresses(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
+        let (protocol, _) = endpoint_of(id);
         for address in addresses {
             self.by_address.insert((protocol, *address), id);
         }
     }
 
-    fn forget(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
-        let (protocol, _) = of_number(id);
+    fn unindex_addresses(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
+        let (protocol, _) = endpoint_of(id);
         for address in addresses {
             let key = (protocol, *address);
             if self.by_address.get(&key) == Some(&id) {
@@ -199,86 +204,86 @@ impl Links {
 mod tests {
     use super::*;
 
-    fn at(text: &str) -> SocketAddr {
+    fn address(text: &str) -> SocketAddr {
         text.parse().expect("an address")
     }
 
     #[test]
-    fn a_number_tells_the_endpoint() {
+    fn association_id_encodes_the_endpoint() {
         let stream = 1 << 62 | 7;
         for (protocol, own) in [
             (Protocol::Asap, 7),
             (Protocol::Asap, stream),
             (Protocol::Enrp, 0xffff_fffe),
         ] {
-            let id = number(protocol, AssocId(own));
-            assert_eq!(of_number(id), (protocol, AssocId(own)));
+            let id = association_id(protocol, AssocId(own));
+            assert_eq!(endpoint_of(id), (protocol, AssocId(own)));
         }
     }
 
     #[test]
-    fn a_second_dial_waits_for_the_first_one_s_association() {
+    fn second_dial_waits_for_the_pending_association() {
         let mut links = Links::default();
-        let id = number(Protocol::Enrp, AssocId(1));
-        let (one, two) = (at("10.0.0.1:9901"), at("10.1.0.1:9901"));
-        links.begun(id, vec![one], DialId(1));
+        let id = association_id(Protocol::Enrp, AssocId(1));
+        let (one, two) = (address("10.0.0.1:9901"), address("10.1.0.1:9901"));
+        links.add(id, vec![one], DialId(1));
         assert_eq!(
             links.find(Protocol::Enrp, &[two, one], DialId(2)),
-            Found::Coming
+            LinkState::Connecting
         );
         assert_eq!(
             links.find(Protocol::Asap, &[one], DialId(3)),
-            Found::Nothing
+            LinkState::Absent
         );
-        assert_eq!(links.up(id, &[one, two]), [DialId(1), DialId(2)]);
-        let up = Found::Up(id, vec![one, two]);
+        assert_eq!(links.mark_up(id, &[one, two]), [DialId(1), DialId(2)]);
+        let up = LinkState::Up(id, vec![one, two]);
         assert_eq!(links.find(Protocol::Enrp, &[two], DialId(4)), up);
-        links.readdress(id, &[one]);
-        let gone = links.find(Protocol::Enrp, &[two], DialId(4));
-        assert_eq!(gone, Found::Nothing);
-        links.readdress(id, &[one, two]);
-        assert_eq!(links.down(id), (Vec::new(), true));
+        links.set_addresses(id, &[one]);
+        let link_after_end = links.find(Protocol::Enrp, &[two], DialId(4));
+        assert_eq!(link_after_end, LinkState::Absent);
+        links.set_addresses(id, &[one, two]);
+        assert_eq!(links.remove(id), (Vec::new(), true));
         assert_eq!(
             links.find(Protocol::Enrp, &[one, two], DialId(5)),
-            Found::Nothing
+            LinkState::Absent
         );
         assert_eq!(links.len(), 0);
     }
 
     #[test]
-    fn only_what_matters_is_measured() {
+    fn rota_drops_unmeasured_associations() {
         let mut links = Links::default();
         let [one, two, idle] = [2, 4, 6].map(AssociationId);
         for id in [one, two, idle] {
-            links.up(id, &[]);
+            links.mark_up(id, &[]);
         }
         assert_eq!(links.next_in_rota(|_| true), None);
         for id in [one, two, two] {
-            links.measure(id);
+            links.add_to_rota(id);
         }
         let round = |links: &mut Links| [(); 3].map(|()| links.next_in_rota(|_| true));
         assert_eq!(round(&mut links), [Some(two), Some(one), Some(two)]);
         // One association ends and its number is reused by another that is measured: it gets one turn only.
-        links.down(two);
-        links.up(two, &[]);
-        links.measure(two);
+        links.remove(two);
+        links.mark_up(two, &[]);
+        links.add_to_rota(two);
         assert_eq!(round(&mut links), [Some(two), Some(one), Some(two)]);
-        assert_eq!(links.measured(), 2);
+        assert_eq!(links.rota_len(), 2);
         assert_eq!(links.next_in_rota(|id| id == two), Some(two));
-        assert_eq!(links.measured(), 1);
-        links.measure(one);
+        assert_eq!(links.rota_len(), 1);
+        links.add_to_rota(one);
         assert_eq!(links.next_in_rota(|_| true), Some(one));
     }
 
     #[test]
-    fn an_address_belongs_to_the_association_that_came_last() {
+    fn address_belongs_to_the_newest_association() {
         let mut links = Links::default();
         let (old, new) = (AssociationId(2), AssociationId(4));
-        let one = at("10.0.0.1:3863");
-        links.up(old, &[one]);
-        links.up(new, &[one]);
-        links.down(old);
-        let found = links.find(Protocol::Asap, &[one], DialId(1));
-        assert_eq!(found, Found::Up(new, vec![one]));
+        let shared_address = address("10.0.0.1:3863");
+        links.mark_up(old, &[shared_address]);
+        links.mark_up(new, &[shared_address]);
+        links.remove(old);
+        let newest = links.find(Protocol::Asap, &[shared_address], DialId(1));
+        assert_eq!(newest, LinkState::Up(new, vec![shared_address]));
     }
 }

@@ -12,10 +12,14 @@ pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
     let active = peers.peers.iter().filter(|peer| peer.active).count() as u64;
     let gauges = [
         ("pools", "Pools", status.pools),
-        ("elements", "Elements, whoever's they are", status.elements),
+        (
+            "elements",
+            "Elements of all home registrars",
+            status.elements,
+        ),
         (
             "elements_own",
-            "Elements it is home of",
+            "Elements whose home registrar this is",
             status.own_elements,
         ),
         ("associations", "SCTP associations", status.associations),
@@ -26,7 +30,7 @@ pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         registry.register(name, help, gauge);
     }
-    for (name, help, value) in counters(status).into_iter().chain(refused(status)) {
+    for (name, help, value) in counters(status).into_iter().chain(refusal_counters(status)) {
         let counter: Counter = Counter::default();
         counter.inc_by(value);
         registry.register(name, help, counter);
@@ -47,13 +51,13 @@ fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15]
         ),
         (
             "reregistrations",
-            "Registrations anew",
+            "Repeated registrations",
             counted.reregistrations,
         ),
         ("refusals", "Registrations refused", counted.refusals),
         (
             "deregistrations",
-            "Elements that left",
+            "Deregistrations",
             counted.deregistrations,
         ),
         ("resolutions", "Resolutions answered", counted.resolutions),
@@ -80,7 +84,7 @@ fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15]
         ),
         (
             "resynchronisations",
-            "Handle tables asked for anew",
+            "Handle tables requested again",
             counted.resynchronisations,
         ),
         ("takeovers", "Registrars taken over", counted.takeovers),
@@ -88,30 +92,34 @@ fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15]
         (
             "limited",
             "Messages dropped by the rate limit",
-            counted.limited,
+            counted.rate_limited,
         ),
         (
             "sends_refused",
-            "Messages without room in a send buffer",
+            "Messages that found no room in a send buffer",
             counted.sends_refused,
         ),
     ]
 }
 
 /// Returns the counters of refused and ignored requests.
-fn refused(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 7] {
+fn refusal_counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 7] {
     let counted = &status.counters;
     [
-        ("denied", "Messages of who may not", counted.denied),
+        (
+            "denied",
+            "Messages refused by access rules",
+            counted.access_denied,
+        ),
         (
             "over_limit",
             "Registrations refused because of a limit",
-            counted.over_limit,
+            counted.limit_refusals,
         ),
         (
             "reports_unheeded",
-            "Reports that made nobody ask",
-            counted.reports_unheeded,
+            "Reports of unreachable elements that were ignored",
+            counted.reports_ignored,
         ),
         (
             "associations_refused",
@@ -120,18 +128,18 @@ fn refused(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 7] {
         ),
         (
             "connections_refused",
-            "Connections over TCP that were not let in",
+            "TCP connections refused",
             counted.connections_refused,
         ),
         (
             "aborted",
-            "Associations ended for what was sent, or that nothing was",
-            counted.aborted,
+            "Associations aborted because of bad messages or silence",
+            counted.associations_aborted,
         ),
         (
             "multicast_unheeded",
-            "Multicast datagrams not believed",
-            counted.multicast_unheeded,
+            "Multicast datagrams ignored",
+            counted.multicast_ignored,
         ),
     ]
 }

@@ -5,16 +5,16 @@
 
 mod backlog;
 mod control;
+mod event_log;
 mod event_loop;
 mod links;
 mod metrics;
-mod pace;
-mod ready;
-mod report;
+mod pacer;
 mod round_trips;
 mod setup;
 mod streams;
 mod view;
+mod wait;
 
-pub use crate::start::StartError;
+pub use crate::start_error::StartError;
 pub use setup::run;

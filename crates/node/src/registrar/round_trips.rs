@@ -6,34 +6,34 @@ use holdfast_proto::registrar::Protocol;
 use holdfast_sys::transport::AssocId;
 
 use super::event_loop::Daemon;
-use super::links::{number, of_number};
+use super::links::{association_id, endpoint_of};
 
 /// Interval between measurements of some associations, and number of intervals in which each measured association has
 /// one turn.
-const TURN: Duration = Duration::from_millis(250);
-const TURNS: usize = 20;
+const MEASURE_INTERVAL: Duration = Duration::from_millis(250);
+const INTERVALS_PER_ROUND: usize = 20;
 
 impl Daemon {
     /// Reports the measured round trips of some associations to the machine, and starts new measurements.
-    pub(super) fn ask_round_trips(&mut self, now: Duration) {
-        self.next_round_trips = now + TURN;
-        for _ in 0..self.links.measured().div_ceil(TURNS) {
+    pub(super) fn measure_round_trips(&mut self, now: Duration) {
+        self.next_round_trip_check = now + MEASURE_INTERVAL;
+        for _ in 0..self.links.rota_len().div_ceil(INTERVALS_PER_ROUND) {
             let machine = &self.machine;
-            let next = self.links.next_in_rota(|id| machine.measures(id));
+            let next = self.links.next_in_rota(|id| machine.needs_measurement(id));
             let Some(id) = next else {
                 return;
             };
-            let (protocol, assoc) = of_number(id);
-            self.tell_round_trip(now, protocol, assoc);
-            self.end(protocol).measure(assoc);
+            let (protocol, assoc) = endpoint_of(id);
+            self.report_round_trip(now, protocol, assoc);
+            self.endpoint(protocol).measure_round_trip(assoc);
         }
     }
 
-    pub(super) fn tell_round_trip(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
-        if let Ok(round_trip) = self.end(protocol).round_trip(assoc)
+    pub(super) fn report_round_trip(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+        if let Ok(round_trip) = self.endpoint(protocol).round_trip(assoc)
             && !round_trip.is_zero()
         {
-            let id = number(protocol, assoc);
+            let id = association_id(protocol, assoc);
             self.machine.handle_round_trip(now, id, round_trip);
         }
     }

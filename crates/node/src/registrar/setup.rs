@@ -14,44 +14,48 @@ use super::backlog::Backlog;
 use super::control::Server;
 use super::event_loop::Daemon;
 use super::links::Links;
-use super::pace::Pace;
+use super::pacer::Pacer;
 use super::streams;
 use crate::asap::security;
 use crate::config::registrar::RegistrarConfig;
 use crate::mailbox::mailbox;
-use crate::multicast::Groups;
-use crate::sctp::{data_transport, reached_at};
-use crate::start::{StartError, failed};
+use crate::multicast::MulticastGroups;
+use crate::sctp::{data_transport, reachable_addresses};
+use crate::start_error::{StartError, start_error};
 
 /// Runs a registrar until a signal stops it.
 ///
 /// # Errors
 /// The registrar cannot start, or the transport's sockets became unusable.
 pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
-    let (to, requests) = mailbox().map_err(failed("an event descriptor"))?;
-    let server = Server::bind(config, &to).map_err(failed("the control socket"))?;
-    let groups = join(config).map_err(failed("[multicast]"))?;
-    let security = security(config.streams.tls.as_ref()).map_err(failed("[tls]"))?;
-    let asap = open(config, config.asap_port)?;
-    let (asap, streams) = streams::join(config, asap, security)?;
-    let enrp = open(config, config.enrp_port)?;
+    let (mailbox, requests) = mailbox().map_err(start_error("an event descriptor"))?;
+    let server = Server::bind(config, &mailbox).map_err(start_error("the control socket"))?;
+    let groups = join_groups(config).map_err(start_error("[multicast]"))?;
+    let security = security(config.streams.tls.as_ref()).map_err(start_error("[tls]"))?;
+    let asap = open_endpoint(config, config.asap_port)?;
+    let (asap, streams) = streams::add_streams(config, asap, security)?;
+    let enrp = open_endpoint(config, config.enrp_port)?;
     // All sockets are open. Dropped before other threads start, so that these have no capabilities either.
-    keep_only(&[]).map_err(failed("dropping capabilities"))?;
-    if !confine().map_err(failed("giving up system calls"))? {
+    keep_only(&[]).map_err(start_error("dropping capabilities"))?;
+    if !confine().map_err(start_error("restricting system calls"))? {
         tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
     }
-    let at = |endpoint: &dyn Endpoint| {
-        reached_at(endpoint).map_err(failed("the transport's addresses (registrar.listen)"))
+    let local_addresses = |endpoint: &dyn Endpoint| {
+        reachable_addresses(endpoint)
+            .map_err(start_error("the transport's addresses (registrar.listen)"))
     };
-    let (asap_at, enrp_at) = (at(asap.as_ref())?, at(enrp.as_ref())?);
-    let otherwise = (!asap.is_raw()).then_some(ENCAPSULATION_PORT);
-    let machine = machine_config(config, &asap_at, &enrp_at);
+    let (asap_addresses, enrp_addresses) = (
+        local_addresses(asap.as_ref())?,
+        local_addresses(enrp.as_ref())?,
+    );
+    let default_port = (!asap.is_raw()).then_some(ENCAPSULATION_PORT);
+    let machine = machine_config(config, &asap_addresses, &enrp_addresses);
     tracing::info!(
         id = %machine.id,
-        asap = ?asap_at,
-        enrp = ?enrp_at,
-        tcp = ?streams.at.0,
-        tls = ?streams.at.1,
+        asap = ?asap_addresses,
+        enrp = ?enrp_addresses,
+        tcp = ?streams.addresses.0,
+        tls = ?streams.addresses.1,
         raw = asap.is_raw(),
         encapsulation_port = asap.encapsulation_port(),
         "starting"
@@ -59,26 +63,26 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let mut daemon = Daemon {
         machine: Registrar::new(Duration::ZERO, machine),
         started: Instant::now(),
-        remote_encapsulation: config.remote_encapsulation.or(otherwise),
+        remote_encapsulation: config.remote_encapsulation.or(default_port),
         asap,
         enrp,
         groups,
         links: Links::default(),
         encapsulations: config.encapsulations(),
-        backlog: Backlog::new(config.update_delay, config.one_send),
-        pace: Pace::new(config.pause),
+        backlog: Backlog::new(config.update_delay, config.send_to_all_at_once),
+        pacer: Pacer::new(config.batch_delay),
         requests,
         streams,
         sends_refused: 0,
-        next_round_trips: Duration::ZERO,
+        next_round_trip_check: Duration::ZERO,
         events: Vec::new(),
     };
     // The socket file is removed when this value is dropped.
-    let _path = server.run().map_err(failed("the control thread"))?;
-    daemon.run().map_err(failed("the transport"))
+    let _path = server.run().map_err(start_error("the control thread"))?;
+    daemon.run().map_err(start_error("the transport"))
 }
 
-fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartError> {
+fn open_endpoint(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartError> {
     let at = |address: &IpAddr| SocketAddr::new(*address, port);
     let endpoint = EndpointConfig {
         raw: config.raw,
@@ -89,26 +93,26 @@ fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartE
         outbound_streams: 1,
         ..EndpointConfig::new(config.listen.iter().map(at).collect())
     };
-    let what = || {
+    let operation = || {
         format!(
             "SCTP at {:?}, port {port} (registrar.listen)",
             config.listen
         )
     };
-    transport::open(&endpoint).map_err(|source| failed(what())(source))
+    transport::open(&endpoint).map_err(|source| start_error(operation())(source))
 }
 
 /// Joins the multicast groups that the configuration uses.
-fn join(config: &RegistrarConfig) -> io::Result<Groups<Protocol>> {
+fn join_groups(config: &RegistrarConfig) -> io::Result<MulticastGroups<Protocol>> {
     let (groups, settings) = (&config.multicast, &config.settings);
-    let mut wanted = Vec::new();
+    let mut groups_wanted = Vec::new();
     if settings.announce_cycle.is_some() {
-        wanted.push((Protocol::Asap, groups.asap_group));
+        groups_wanted.push((Protocol::Asap, groups.asap_group));
     }
     if settings.enrp_multicast {
-        wanted.push((Protocol::Enrp, groups.enrp_group));
+        groups_wanted.push((Protocol::Enrp, groups.enrp_group));
     }
-    Groups::join(&wanted, &groups.interfaces)
+    MulticastGroups::join(&groups_wanted, &groups.interfaces)
 }
 
 fn machine_config(
@@ -123,7 +127,7 @@ fn machine_config(
     let mut machine = MachineConfig::new(RegistrarId(id), rand::random(), transport);
     let mentors = config.peers.iter().map(|peer| peer.addresses.clone());
     machine.mentors = mentors.collect();
-    machine.announced = vec![Transport::Sctp(data_transport(asap))];
+    machine.announced_transports = vec![Transport::Sctp(data_transport(asap))];
     machine.settings = config.settings.clone();
     machine
 }

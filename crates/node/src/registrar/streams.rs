@@ -3,12 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use holdfast_sys::transport::{Endpoint, Joined, Rules, Security, StreamConfig, Streams};
+use holdfast_sys::transport::{
+    CombinedEndpoint, ConnectionRules, Endpoint, Security, StreamConfig, StreamEndpoint,
+};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::asap::{Refusals, rules};
+use crate::asap::{Refusals, framing_rules};
 use crate::config::registrar::RegistrarConfig;
-use crate::start::{StartError, failed};
+use crate::start_error::{StartError, start_error};
 
 /// Maximum length of a message from an element or user: several times the size of a registration.
 const MESSAGE_LEN_MAX: usize = 16 * 1024;
@@ -17,9 +19,9 @@ const OTHER_DESCRIPTORS: usize = 256;
 
 /// State of TCP and TLS for the operator.
 #[derive(Default)]
-pub(super) struct StreamsSeen {
+pub(super) struct StreamsStatus {
     /// Listening addresses: without TLS, and with TLS.
-    pub(super) at: (Vec<SocketAddr>, Vec<SocketAddr>),
+    pub(super) addresses: (Vec<SocketAddr>, Vec<SocketAddr>),
     /// Connections that were refused.
     pub(super) refusals: Refusals,
 }
@@ -28,64 +30,74 @@ pub(super) struct StreamsSeen {
 ///
 /// # Errors
 /// An address cannot be listened at.
-pub(super) fn join(
+pub(super) fn add_streams(
     config: &RegistrarConfig,
     sctp: Box<dyn Endpoint>,
     security: Option<Arc<dyn Security>>,
-) -> Result<(Box<dyn Endpoint>, StreamsSeen), StartError> {
+) -> Result<(Box<dyn Endpoint>, StreamsStatus), StartError> {
     let streams = &config.streams;
     if !streams.is_on() {
-        return Ok((sctp, StreamsSeen::default()));
+        return Ok((sctp, StreamsStatus::default()));
     }
-    let at = |port: u16| {
+    let addresses_at = |port: u16| {
         let each = config.listen.iter();
         each.map(move |address: &IpAddr| SocketAddr::new(*address, port))
     };
     let mut limits = streams.limits;
-    limits.connections = limits.connections.min(room_for(limits.connections));
+    limits.connections = limits
+        .connections
+        .min(connections_allowed(limits.connections));
     let endpoint = StreamConfig {
-        tcp: streams.tcp_port.into_iter().flat_map(at).collect(),
+        tcp: streams
+            .tcp_port
+            .into_iter()
+            .flat_map(addresses_at)
+            .collect(),
         tls: streams
             .tls
             .iter()
-            .flat_map(|_| at(streams.tls_port))
+            .flat_map(|_| addresses_at(streams.tls_port))
             .collect(),
         source: None,
-        rules: Rules {
-            handshake: streams.handshake,
-            message: streams.message,
-            ..rules(MESSAGE_LEN_MAX, security)
+        rules: ConnectionRules {
+            handshake_timeout: streams.handshake_timeout,
+            message_timeout: streams.message_timeout,
+            ..framing_rules(MESSAGE_LEN_MAX, security)
         },
         limits,
         failure: config.failure,
     };
-    let streams = Streams::open(endpoint).map_err(failed("TCP ([tcp], registrar.listen)"))?;
-    let seen = StreamsSeen {
-        at: streams.listens_at(),
-        ..StreamsSeen::default()
+    let streams =
+        StreamEndpoint::open(endpoint).map_err(start_error("TCP ([tcp], registrar.listen)"))?;
+    let status = StreamsStatus {
+        addresses: streams.listen_addresses(),
+        ..StreamsStatus::default()
     };
-    let joined = Joined::new(sctp, streams).map_err(failed("an event descriptor"))?;
-    Ok((Box::new(joined), seen))
+    let joined =
+        CombinedEndpoint::new(sctp, streams).map_err(start_error("an event descriptor"))?;
+    Ok((Box::new(joined), status))
 }
 
 /// Returns the number of connections for which the limit of open files suffices, after raising the limit if possible.
-fn room_for(connections: usize) -> usize {
-    let wanted = connections.saturating_add(OTHER_DESCRIPTORS) as u64;
+fn connections_allowed(connections: usize) -> usize {
+    let descriptors_needed = connections.saturating_add(OTHER_DESCRIPTORS) as u64;
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return connections;
     };
-    let reached = soft.max(wanted.min(hard));
-    if reached > soft && setrlimit(Resource::RLIMIT_NOFILE, reached, hard).is_err() {
+    let limit_reached = soft.max(descriptors_needed.min(hard));
+    if limit_reached > soft && setrlimit(Resource::RLIMIT_NOFILE, limit_reached, hard).is_err() {
         return usize::try_from(soft).map_or(connections, |soft| soft / 2);
     }
-    if reached < wanted {
+    if limit_reached < descriptors_needed {
         tracing::warn!(
             hard,
-            wanted,
-            "fewer connections over TCP than configured: raise the limit of open files (LimitNOFILE)"
+            descriptors_needed,
+            "fewer TCP connections are possible than configured: raise the limit of open files (LimitNOFILE)"
         );
     }
-    usize::try_from(reached).map_or(connections, |reached| {
-        reached.saturating_sub(OTHER_DESCRIPTORS).max(reached / 2)
+    usize::try_from(limit_reached).map_or(connections, |limit_reached| {
+        limit_reached
+            .saturating_sub(OTHER_DESCRIPTORS)
+            .max(limit_reached / 2)
     })
 }

@@ -10,25 +10,25 @@ use holdfast_handlespace::PoolRef;
 
 use super::control::ControlRequest;
 use super::event_loop::Daemon;
-use crate::entries::{element_entry, handle_of, sctp_addresses, sctp_provider};
+use crate::api_conversion::{element_entry, parse_handle, sctp_addresses, sctp_provider};
 use crate::mailbox::Reply;
 
 /// Default and maximum number of pools in an answer.
-const POOLS: usize = 1_000;
+const POOLS_DEFAULT: usize = 1_000;
 const POOLS_MAX: usize = 10_000;
 /// Maximum number of table slots inspected for one answer; a slot may be empty.
-const PLACES_MAX: usize = 100_000;
+const SLOTS_MAX: usize = 100_000;
 /// Maximum number of elements in an answer; an arbitrary selection if a pool has more.
 const ELEMENTS_MAX: usize = 10_000;
 
 impl Daemon {
     /// Answers a request. Returns false for a stop request.
-    pub(super) fn answer(&mut self, request: ControlRequest) -> bool {
+    pub(super) fn handle_request(&mut self, request: ControlRequest) -> bool {
         match request {
-            ControlRequest::Status(reply) => send(reply, self.status()),
-            ControlRequest::Pools(query, reply) => send(reply, self.pools(&query)),
-            ControlRequest::Pool(handle, reply) => send(reply, self.pool(&handle)),
-            ControlRequest::Peers(reply) => send(reply, Ok(self.peers())),
+            ControlRequest::Status(reply) => send_reply(reply, self.status()),
+            ControlRequest::Pools(query, reply) => send_reply(reply, self.pools(&query)),
+            ControlRequest::Pool(handle, reply) => send_reply(reply, self.pool(&handle)),
+            ControlRequest::Peers(reply) => send_reply(reply, Ok(self.peers())),
             ControlRequest::Reload(reread) => self.reload(*reread),
             ControlRequest::Stop => return false,
         }
@@ -38,8 +38,8 @@ impl Daemon {
     fn status(&self) -> Result<RegistrarStatus, ErrorBody> {
         let addresses = |addresses: std::io::Result<Vec<SocketAddr>>| {
             addresses.map_err(|error| ErrorBody {
-                error: format!("the transport's addresses: {error}"),
-                what_to_do: "look into the daemon's log".to_owned(),
+                error: format!("cannot read the transport's addresses: {error}"),
+                what_to_do: "look at the daemon's log".to_owned(),
             })
         };
         let machine = &self.machine;
@@ -52,8 +52,8 @@ impl Daemon {
             raw: self.asap.is_raw(),
             encapsulation_port: self.asap.encapsulation_port(),
             asap: addresses(self.asap.local_addresses())?,
-            tcp: self.streams.at.0.clone(),
-            tls: self.streams.at.1.clone(),
+            tcp: self.streams.addresses.0.clone(),
+            tls: self.streams.addresses.1.clone(),
             enrp: addresses(self.enrp.local_addresses())?,
             associations: self.links.len() as u64,
             pools: machine.pools() as u64,
@@ -80,28 +80,28 @@ impl Daemon {
             resynchronisations: counted.resynchronisations,
             takeovers: counted.takeovers,
             malformed: counted.malformed,
-            limited: counted.limited,
-            denied: counted.denied,
-            over_limit: counted.over_limit,
-            reports_unheeded: counted.reports_unheeded,
+            rate_limited: counted.rate_limited,
+            access_denied: counted.denied,
+            limit_refusals: counted.over_limit,
+            reports_ignored: counted.reports_ignored,
             associations_refused: counted.associations_refused,
             connections_refused: self.streams.refusals.count(),
-            aborted: counted.aborted,
-            multicast_unheeded: counted.multicast_unheeded,
+            associations_aborted: counted.aborted,
+            multicast_ignored: counted.multicast_ignored,
             sends_refused: self.sends_refused,
         }
     }
 
     fn pools(&self, query: &PoolQuery) -> Result<PoolList, ErrorBody> {
-        let limit = query.limit.map_or(POOLS, |limit| {
+        let limit = query.limit.map_or(POOLS_DEFAULT, |limit| {
             usize::try_from(limit)
                 .unwrap_or(POOLS_MAX)
                 .clamp(1, POOLS_MAX)
         });
         let from = query.after.as_deref().unwrap_or("0");
-        let mut place: usize = from.parse().map_err(|_| ErrorBody {
-            error: format!("`{from}` is no place to go on from"),
-            what_to_do: "give `after` the `next` of the answer before".to_owned(),
+        let mut slot: usize = from.parse().map_err(|_| ErrorBody {
+            error: format!("`{from}` is not a valid `after`"),
+            what_to_do: "set `after` to the `next` of the previous answer".to_owned(),
         })?;
         let mut pools = Vec::new();
         let mut entry = |pool: PoolRef<'_>| {
@@ -112,38 +112,39 @@ impl Daemon {
             });
         };
         // Inspects slots in steps that cannot exceed the limit, since slots of removed pools are empty.
-        let (mut shown, mut looked, mut next) = (0, 0, Some(place));
-        while let Some(at) = next.filter(|_| shown < limit && looked < PLACES_MAX) {
+        let (mut shown, mut inspected, mut next) = (0, 0, Some(slot));
+        while let Some(at) = next.filter(|_| shown < limit && inspected < SLOTS_MAX) {
             let step = limit - shown;
             next = self.machine.pools_from(at, step, |pool| {
                 shown += 1;
                 entry(pool);
             });
-            looked += step;
-            place = next.unwrap_or(place);
+            inspected += step;
+            slot = next.unwrap_or(slot);
         }
         Ok(PoolList {
-            next: next.map(|_| place.to_string()),
+            next: next.map(|_| slot.to_string()),
             pools,
             total: self.machine.pools() as u64,
         })
     }
 
     fn pool(&self, text: &str) -> Result<PoolDetail, ErrorBody> {
-        let wanted = handle_of(text)?;
-        let Some(pool) = self.machine.pool(&wanted) else {
+        let handle = parse_handle(text)?;
+        let Some(pool) = self.machine.pool(&handle) else {
             return Err(ErrorBody {
                 error: format!("there is no pool `{text}`"),
-                what_to_do: "`holdfast pool list` shows those that there are".to_owned(),
+                what_to_do: "`holdfast pool list` shows those there are".to_owned(),
             });
         };
         let mut elements = Vec::new();
-        self.machine.each_of(&wanted, ELEMENTS_MAX, |element| {
-            elements.push(element_entry(element));
-        });
+        self.machine
+            .visit_elements_of(&handle, ELEMENTS_MAX, |element| {
+                elements.push(element_entry(element));
+            });
         elements.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         Ok(PoolDetail {
-            handle: wanted.to_string(),
+            handle: handle.to_string(),
             policy: pool.policy.to_string(),
             total: pool.elements as u64,
             elements,
@@ -172,7 +173,7 @@ impl Daemon {
     }
 }
 
-fn send<T>(reply: Reply<T>, answer: Result<T, ErrorBody>) {
+fn send_reply<T>(reply: Reply<T>, answer: Result<T, ErrorBody>) {
     // A failure means that the caller has gone.
     let _ = reply.send(answer);
 }

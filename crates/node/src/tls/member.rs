@@ -19,7 +19,7 @@ use super::{Tls, node_name};
 #[derive(Debug)]
 pub(super) struct AnyMember(pub(super) Arc<WebPkiServerVerifier>);
 
-fn own_name(certificate: &CertificateDer<'_>) -> Result<ServerName<'static>, Error> {
+fn server_name(certificate: &CertificateDer<'_>) -> Result<ServerName<'static>, Error> {
     let name = node_name(certificate).map(|name| ServerName::try_from(node_dns_name(&name)));
     let name = name.and_then(Result::ok);
     name.ok_or(Error::InvalidCertificate(CertificateError::NotValidForName))
@@ -34,7 +34,7 @@ impl ServerCertVerifier for AnyMember {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let name = own_name(first)?;
+        let name = server_name(first)?;
         self.0
             .verify_server_cert(first, rest, &name, ocsp_response, now)
     }
@@ -65,19 +65,19 @@ impl ServerCertVerifier for AnyMember {
 }
 
 impl Security for Tls {
-    fn dial(&self) -> Result<ClientConnection, Error> {
+    fn client_session(&self) -> Result<ClientConnection, Error> {
         // The name is neither sent nor checked; see `AnyMember`.
         Tls::dial(self, "any")
     }
 
-    fn accept(&self) -> Result<ServerConnection, Error> {
+    fn server_session(&self) -> Result<ServerConnection, Error> {
         Tls::accept(self)
     }
 
-    fn name(&self, chain: &[CertificateDer<'_>]) -> Result<String, String> {
+    fn admitted_name(&self, chain: &[CertificateDer<'_>]) -> Result<String, String> {
         self.admits(chain).map_err(|error| error.to_string())?;
         let name = chain.first().and_then(node_name);
-        name.ok_or_else(|| "the certificate has no name of the group's".to_owned())
+        name.ok_or_else(|| "the certificate names no member of the group".to_owned())
     }
 }
 

@@ -19,7 +19,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Longest wait for any condition that must become true.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A pool daemon that ends with the test.
 struct Daemon {
@@ -34,7 +34,7 @@ impl Daemon {
     }
 
     /// Starts a daemon with a registrar at this address and UDP port.
-    fn with_registrar(at: &str, udp: u16) -> Self {
+    fn with_registrar(registrar: &str, udp: u16) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let config = directory.path().join("pool.toml");
         let text = format!(
@@ -44,7 +44,7 @@ listen = ["127.0.0.1"]
 raw = false
 encapsulation_port = 0
 remote_encapsulation_port = {udp}
-registrars = ["{at}"]
+registrars = ["{registrar}"]
 run_dir = "{}"
 "#,
             directory.path().display()
@@ -55,7 +55,7 @@ run_dir = "{}"
         command.arg(config).stdin(Stdio::piped());
         let child = command.spawn().expect("holdfastd");
         let daemon = Daemon { child, directory };
-        until("a daemon that answers", || {
+        wait_for("a daemon that answers", || {
             let programs = daemon.path("pool-app.sock").exists();
             (programs && daemon.path("pool.sock").exists()).then_some(())
         });
@@ -94,8 +94,8 @@ run_dir = "{}"
         serde_json::from_str(&body).expect("a status")
     }
 
-    fn ended(&mut self) {
-        let end = until("the daemon's end", || {
+    fn assert_clean_exit(&mut self) {
+        let end = wait_for("the daemon's end", || {
             self.child.try_wait().expect("a child")
         });
         assert!(end.success(), "{end}");
@@ -110,24 +110,24 @@ impl Drop for Daemon {
     }
 }
 
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+fn wait_for<T>(condition: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(Instant::now() < deadline, "exceeded time: {what}");
+        assert!(Instant::now() < deadline, "exceeded time: {condition}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 fn registration(port: u16) -> Registration {
-    let at = format!("127.0.0.1:{port}").parse().expect("an address");
-    Registration::new("web", Service::Tcp(at))
+    let address = format!("127.0.0.1:{port}").parse().expect("an address");
+    Registration::new("web", Service::Tcp(address))
 }
 
 #[test]
-fn the_control_api_is_as_described_and_says_what_to_do() {
+fn control_api_matches_openapi_and_errors_name_remedy() {
     let mut daemon = Daemon::start();
     let (_, description) = daemon.get("/openapi.json");
     let description: serde_json::Value = serde_json::from_str(&description).expect("JSON");
@@ -142,7 +142,7 @@ fn the_control_api_is_as_described_and_says_what_to_do() {
 
     // No registrar is there: the answer says so when the wait is over.
     let report = r#"{"handle": "web", "id": "12"}"#;
-    for (answer, status, words) in [
+    for (answer, status, expected_text) in [
         (daemon.get("/v1/resolve/web"), 404, "no registrar"),
         (
             daemon.get("/v1/resolve/%5Cq"),
@@ -155,42 +155,42 @@ fn the_control_api_is_as_described_and_says_what_to_do() {
         (
             daemon.post("/v1/unreachable", &report.replace("12", "xyz")),
             404,
-            "no element's number",
+            "not an element's id",
         ),
     ] {
-        let (got, body) = answer;
-        assert_eq!(got, status, "{body}");
+        let (actual_status, body) = answer;
+        assert_eq!(actual_status, status, "{body}");
         let body: ErrorBody = serde_json::from_str(&body).expect("an error");
         assert!(!body.what_to_do.is_empty(), "{body}");
-        assert!(body.error.contains(words), "{body}");
+        assert!(body.error.contains(expected_text), "{body}");
     }
     // A report about an element that no session was sent to is not forwarded to registrars, and is no error.
     assert_eq!(daemon.post("/v1/unreachable", report).0, 200);
 
     // The daemon ends when its standard input is closed.
     drop(daemon.child.stdin.take());
-    daemon.ended();
+    daemon.assert_clean_exit();
 }
 
 #[test]
-fn an_element_lives_as_long_as_its_program_s_channel() {
+fn element_is_deregistered_when_channel_closes() {
     let mut daemon = Daemon::start();
     let socket = daemon.path("pool-app.sock");
     let element = Element::register(&socket, registration(80)).expect("a channel");
-    until("an element", || {
+    wait_for("an element", || {
         (daemon.status().elements == 1).then_some(())
     });
     let (_, list) = daemon.get("/v1/elements");
     assert!(list.contains("127.0.0.1:80"), "{list}");
     assert!(list.contains(r#""registered":false"#), "{list}");
-    let told = element.next().expect("a channel").expect("an event");
-    assert_eq!(told, ElementEvent::NoRegistrar);
+    let event = element.next_event().expect("a channel").expect("an event");
+    assert_eq!(event, ElementEvent::NoRegistrar);
     let session = PoolSession::open(&socket, "web").expect("a channel");
-    until("a session", || {
+    wait_for("a session", || {
         (daemon.status().sessions == 1).then_some(())
     });
     drop((element, session));
-    until("their end", || {
+    wait_for("their end", || {
         let status = daemon.status();
         (status.elements + status.sessions == 0).then_some(())
     });
@@ -198,11 +198,11 @@ fn an_element_lives_as_long_as_its_program_s_channel() {
     let _element = Element::register(&socket, registration(81)).expect("a channel");
     let id = Pid::from_raw(daemon.child.id().cast_signed());
     kill(id, Signal::SIGTERM).expect("a signal");
-    daemon.ended();
+    daemon.assert_clean_exit();
 }
 
 /// Returns the daemon's last message in answer to these packets; none if the daemon only closes the channel.
-fn last_word(socket: &Path, packets: &[Vec<u8>]) -> Option<String> {
+fn last_error(socket: &Path, packets: &[Vec<u8>]) -> Option<String> {
     let channel = Channel::connect(socket).expect("a channel");
     for packet in packets {
         if channel.send(packet, &[]).is_err() {
@@ -219,31 +219,31 @@ fn last_word(socket: &Path, packets: &[Vec<u8>]) -> Option<String> {
 }
 
 #[test]
-fn programs_that_break_the_rules_are_told_so_and_others_do_not_notice() {
+fn invalid_message_is_refused_without_affecting_others() {
     let daemon = Daemon::start();
     let socket = daemon.path("pool-app.sock");
-    let good = Element::register(&socket, registration(80)).expect("a channel");
-    let say = |message: &ToPool| encode(message).expect("an encoding");
+    let valid_element = Element::register(&socket, registration(80)).expect("a channel");
+    let encoded = |message: &ToPool| encode(message).expect("an encoding");
     let register = |change: &dyn Fn(&mut Registration)| {
         let mut wanted = registration(80);
         change(&mut wanted);
-        say(&ToPool::Register(wanted))
+        encoded(&ToPool::Register(wanted))
     };
     let options = SessionOptions::default();
     let open = |handle: &str| {
         let handle = handle.to_owned();
-        say(&ToPool::Open { handle, options })
+        encoded(&ToPool::Open { handle, options })
     };
-    let finish = say(&ToPool::Finish { connection: 0 });
+    let finish = encoded(&ToPool::Finish { connection: 0 });
     let (session, bytes) = (0, vec![0; DATA_BYTES_MAX + 1]);
-    for (packets, words) in [
+    for (packets, expected_text) in [
         (vec![vec![PROTOCOL_VERSION, 250, 3]], "malformed"),
         (vec![vec![9]], "version"),
         (vec![finish], "Register or Open first"),
         (vec![open("\\q")], "pool handle"),
         (vec![open("web"), open("web")], "channel of this kind"),
         (
-            vec![open("web"), say(&ToPool::Data { session, bytes })],
+            vec![open("web"), encoded(&ToPool::Data { session, bytes })],
             "split it",
         ),
         (
@@ -268,14 +268,14 @@ fn programs_that_break_the_rules_are_told_so_and_others_do_not_notice() {
             "address",
         ),
     ] {
-        let said = last_word(&socket, &packets);
-        let said = said.unwrap_or_else(|| panic!("nothing was said of {words}"));
-        assert!(said.contains(words), "{words}: {said}");
+        let error = last_error(&socket, &packets);
+        let error = error.unwrap_or_else(|| panic!("no error about {expected_text}"));
+        assert!(error.contains(expected_text), "{expected_text}: {error}");
     }
-    until("the good one alone", || {
+    wait_for("only the valid element", || {
         let status = daemon.status();
         (status.elements == 1 && status.sessions == 0).then_some(())
     });
     let policy = registration(80).policy;
-    good.set_policy(policy).expect("a channel");
+    valid_element.set_policy(policy).expect("a channel");
 }

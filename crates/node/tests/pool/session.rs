@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use holdfast_api::control::BlockingClient;
 use holdfast_api::pool::{
-    Choose, DATA_BYTES_MAX, Element, ElementEvent, PoolSession, Registration, Service,
+    DATA_BYTES_MAX, Element, ElementEvent, PoolSession, Registration, SelectionRule, Service,
     SessionEvent, SessionOptions,
 };
 
-use crate::{Daemon, PATIENCE, until};
+use crate::{Daemon, TIMEOUT, wait_for};
 
 /// A registrar that ends with the test.
 struct Registrar(Child);
@@ -28,7 +28,7 @@ impl Drop for Registrar {
 }
 
 /// Starts a registrar in `directory`; returns its SCTP address and its UDP port.
-fn registrar(directory: &Path) -> (Registrar, String, u16) {
+fn start_registrar(directory: &Path) -> (Registrar, String, u16) {
     let config = directory.join("registrar.toml");
     let text = format!(
         r#"
@@ -49,7 +49,7 @@ run_dir = "{}"
         .arg(config);
     let child = Registrar(command.spawn().expect("holdfastd"));
     let client = BlockingClient::new(directory.join("registrar.sock")).expect("a client");
-    let status = until("a registrar that serves", || {
+    let status = wait_for("a registrar that serves", || {
         let status = client.run(|client| client.registrar()).ok()?;
         status.ready.then_some(status)
     });
@@ -58,12 +58,12 @@ run_dir = "{}"
 }
 
 /// Opens a user's session; another thread receives its events.
-fn open(socket: &Path) -> (Arc<PoolSession>, Receiver<SessionEvent>) {
+fn open_session(socket: &Path) -> (Arc<PoolSession>, Receiver<SessionEvent>) {
     let session = Arc::new(PoolSession::open(socket, "echo").expect("a channel"));
     let (sender, events) = channel();
     let source = session.clone();
     std::thread::spawn(move || {
-        while let Ok(Some(event)) = source.next() {
+        while let Ok(Some(event)) = source.next_event() {
             if sender.send(event).is_err() {
                 return;
             }
@@ -73,36 +73,41 @@ fn open(socket: &Path) -> (Arc<PoolSession>, Receiver<SessionEvent>) {
 }
 
 /// Waits until the session is up, and returns the number of the connection.
-fn is_up(events: &Receiver<SessionEvent>) -> u64 {
-    match events.recv_timeout(PATIENCE).expect("an event") {
+fn wait_until_up(events: &Receiver<SessionEvent>) -> u64 {
+    match events.recv_timeout(TIMEOUT).expect("an event") {
         SessionEvent::Up { connection, .. } => connection,
         other => panic!("{other:?}"),
     }
 }
 
-fn registered(socket: &Path, service: Service) -> Element {
+fn register_element(socket: &Path, service: Service) -> Element {
     let element = Element::register(socket, Registration::new("echo", service));
     let element = element.expect("a channel");
-    let registered =
-        || matches!(element.next(), Ok(Some(ElementEvent::Registered { .. }))).then_some(());
-    until("the registration", registered);
+    let registered = || {
+        matches!(
+            element.next_event(),
+            Ok(Some(ElementEvent::Registered { .. }))
+        )
+        .then_some(())
+    };
+    wait_for("the registration", registered);
     element
 }
 
 #[test]
-fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() {
+fn user_that_overruns_element_loses_only_its_session() {
     let directory = tempfile::tempdir().expect("a directory");
-    let (_registrar, at, udp) = registrar(directory.path());
+    let (_registrar, at, udp) = start_registrar(directory.path());
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
     let addresses = Vec::new();
-    let element = registered(&socket, Service::Sessions { addresses, port: 0 });
+    let element = register_element(&socket, Service::Sessions { addresses, port: 0 });
 
-    let (session, events) = open(&socket);
-    let connection = is_up(&events);
+    let (session, events) = open_session(&socket);
+    let connection = wait_until_up(&events);
     session.send(connection + 1, b"not yet").expect("sent");
     session.send(connection, b"hello").expect("sent");
-    let number = until("the message", || match element.next() {
+    let number = wait_for("the message", || match element.next_event() {
         Ok(Some(ElementEvent::Data { session, bytes })) => {
             assert_eq!(bytes, b"hello");
             Some(session)
@@ -111,20 +116,20 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
     });
     element.send(number, b"answer").expect("sent");
     let bytes = b"answer".to_vec();
-    let answer = events.recv_timeout(PATIENCE).expect("an answer");
+    let answer = events.recv_timeout(TIMEOUT).expect("an answer");
     assert_eq!(answer, SessionEvent::Data { bytes });
 
     // The element reads nothing, and the user keeps sending.
     let full = vec![7; DATA_BYTES_MAX];
-    let broken = until("the end of patience", || {
+    let broken = wait_for("the session's end", || {
         session.send(connection, &full).expect("sent");
         events.try_recv().ok()
     });
     assert!(
         matches!(
             broken,
-            SessionEvent::Broken {
-                in_order: false,
+            SessionEvent::ElementLost {
+                closed_in_order: false,
                 ..
             }
         ),
@@ -133,53 +138,57 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
     drop((session, events));
     // The element still receives the accepted data, followed by the end of the session; then it serves other users.
     let closed = |event: &ElementEvent| *event == ElementEvent::Closed { session: number };
-    until("the end of the session", || {
-        let event = element.next().expect("a channel").expect("an event");
+    wait_for("the end of the session", || {
+        let event = element.next_event().expect("a channel").expect("an event");
         closed(&event).then_some(())
     });
-    let (_session, events) = open(&socket);
-    is_up(&events);
+    let (_session, events) = open_session(&socket);
+    wait_until_up(&events);
 }
 
 /// Number of bytes far beyond the daemon's and the sockets' buffers.
-const MUCH: usize = 48 << 20;
+const MORE_THAN_BUFFERS: usize = 48 << 20;
 /// Time without progress after which the element counts as blocked.
-const PAUSE: Duration = Duration::from_millis(500);
+const BLOCKED_AFTER: Duration = Duration::from_millis(500);
 
 #[test]
-fn a_user_that_reads_late_slows_its_element_and_loses_nothing() {
+fn slow_reader_slows_element_without_loss() {
     let directory = tempfile::tempdir().expect("a directory");
-    let (_registrar, at, udp) = registrar(directory.path());
+    let (_registrar, at, udp) = start_registrar(directory.path());
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-    let own = listener.local_addr().expect("an address");
-    let _element = registered(&socket, Service::Tcp(own));
+    let element_address = listener.local_addr().expect("an address");
+    let _element = register_element(&socket, Service::Tcp(element_address));
     let session = PoolSession::open(&socket, "echo").expect("a channel");
     let (mut stream, _) = listener.accept().expect("a user");
     // The element sends until no data is accepted for a while; then the user begins to read.
-    stream.set_write_timeout(Some(PAUSE)).expect("a limit");
-    let (piece, mut said) = (vec![7; 64 << 10], 0);
-    while said < MUCH {
-        match stream.write(&piece[..piece.len().min(MUCH - said)]) {
-            Ok(length) => said += length,
+    stream
+        .set_write_timeout(Some(BLOCKED_AFTER))
+        .expect("a limit");
+    let (piece, mut sent_bytes) = (vec![7; 64 << 10], 0);
+    while sent_bytes < MORE_THAN_BUFFERS {
+        match stream.write(&piece[..piece.len().min(MORE_THAN_BUFFERS - sent_bytes)]) {
+            Ok(length) => sent_bytes += length,
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            Err(error) => panic!("after {said} bytes: {error}"),
+            Err(error) => panic!("after {sent_bytes} bytes: {error}"),
         }
     }
     let reader = std::thread::spawn(move || {
-        let mut heard = 0;
-        while heard < MUCH {
-            match session.next().expect("a channel").expect("an event") {
-                SessionEvent::Data { bytes } => heard += bytes.len(),
+        let mut received_bytes = 0;
+        while received_bytes < MORE_THAN_BUFFERS {
+            match session.next_event().expect("a channel").expect("an event") {
+                SessionEvent::Data { bytes } => received_bytes += bytes.len(),
                 SessionEvent::Up { connection, .. } => session.finish(connection).expect("said"),
-                other => panic!("after {heard} bytes: {other:?}"),
+                other => panic!("after {received_bytes} bytes: {other:?}"),
             }
         }
-        session.next().expect("a channel")
+        session.next_event().expect("a channel")
     });
     stream.set_write_timeout(None).expect("no limit");
-    stream.write_all(&vec![7; MUCH - said]).expect("taken");
+    stream
+        .write_all(&vec![7; MORE_THAN_BUFFERS - sent_bytes])
+        .expect("taken");
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).expect("the user's end");
     drop(stream);
@@ -189,45 +198,45 @@ fn a_user_that_reads_late_slows_its_element_and_loses_nothing() {
 
 /// Registers an element that answers each message with its name after a delay, or never; in the latter case it signals
 /// the first message. Returns the element's ID.
-fn answering(
+fn start_answering_element(
     socket: &Path,
     name: &'static [u8],
-    after: Option<Duration>,
+    delay: Option<Duration>,
 ) -> (String, Receiver<()>) {
     let addresses = Vec::new();
     let service = Service::Sessions { addresses, port: 0 };
     let element = Element::register(socket, Registration::new("two", service));
     let element = element.expect("a channel");
-    let id = until("the registration", || match element.next() {
+    let id = wait_for("the registration", || match element.next_event() {
         Ok(Some(ElementEvent::Registered { id, .. })) => Some(id),
         _ => None,
     });
-    let (tell, told) = channel();
+    let (request_sender, request_receiver) = channel();
     std::thread::spawn(move || {
-        while let Ok(Some(event)) = element.next() {
+        while let Ok(Some(event)) = element.next_event() {
             if let ElementEvent::Data { session, .. } = event {
                 // The test may have ended already.
-                let _ = match after {
+                let _ = match delay {
                     Some(after) => {
                         std::thread::sleep(after);
                         element.send(session, name).is_ok()
                     }
-                    None => tell.send(()).is_ok(),
+                    None => request_sender.send(()).is_ok(),
                 };
             }
         }
     });
-    (id, told)
+    (id, request_receiver)
 }
 
 /// Opens a session that has sent a request; returns the session and its element.
-fn asking(socket: &Path, choose: Choose) -> (PoolSession, String) {
+fn open_session_with_request(socket: &Path, choose: SelectionRule) -> (PoolSession, String) {
     let options = SessionOptions {
-        choose,
+        rule: choose,
         ..SessionOptions::default()
     };
     let session = PoolSession::open_with(socket, "two", options).expect("a channel");
-    match session.next().expect("a channel").expect("an event") {
+    match session.next_event().expect("a channel").expect("an event") {
         SessionEvent::Up {
             connection,
             element,
@@ -240,60 +249,64 @@ fn asking(socket: &Path, choose: Choose) -> (PoolSession, String) {
     }
 }
 
-fn answer(session: &PoolSession) -> Vec<u8> {
-    match session.next().expect("a channel").expect("an event") {
+fn receive_answer(session: &PoolSession) -> Vec<u8> {
+    match session.next_event().expect("a channel").expect("an event") {
         SessionEvent::Data { bytes } => bytes,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn users_who_choose_stay_with_the_element_that_answers_sooner() {
+fn power_of_two_choices_prefers_faster_element() {
     let directory = tempfile::tempdir().expect("a directory");
-    let (_registrar, at, udp) = registrar(directory.path());
+    let (_registrar, at, udp) = start_registrar(directory.path());
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
     // A delay far longer than a busy machine adds to the quick element.
-    answering(&socket, b"slow", Some(Duration::from_secs(4)));
-    answering(&socket, b"quick", Some(Duration::ZERO));
-    let ask = |_| answer(&asking(&socket, Choose::P2c).0);
+    start_answering_element(&socket, b"slow", Some(Duration::from_secs(4)));
+    start_answering_element(&socket, b"quick", Some(Duration::ZERO));
+    let ask =
+        |_| receive_answer(&open_session_with_request(&socket, SelectionRule::PowerOfTwoChoices).0);
     let answers: Vec<Vec<u8>> = (0..8).map(ask).collect();
     // Each element is tried once; by the pool's policy the two would alternate.
-    let slow = answers.iter().filter(|one| *one == b"slow").count();
+    let slow = answers.iter().filter(|reply| *reply == b"slow").count();
     assert_eq!(slow, 1, "{answers:?}");
 }
 
 /// Lifetime of answers to probes, plus a margin.
-const TOO_OLD: Duration = Duration::from_millis(1_100);
+const PROBE_EXPIRY: Duration = Duration::from_millis(1_100);
 
 #[test]
-fn users_who_probe_leave_an_element_alone_that_has_work() {
+fn probing_users_avoid_busy_element() {
     let directory = tempfile::tempdir().expect("a directory");
-    let (_registrar, at, udp) = registrar(directory.path());
+    let (_registrar, at, udp) = start_registrar(directory.path());
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
-    let (stuck, has_work) = answering(&socket, b"stuck", None);
-    answering(&socket, b"free", Some(Duration::ZERO));
+    let (stuck, requests) = start_answering_element(&socket, b"stuck", None);
+    start_answering_element(&socket, b"free", Some(Duration::ZERO));
     // Both elements are idle at first, so each is selected sooner or later.
-    let _waits = until("a session with the one that never answers", || {
-        let (session, element) = asking(&socket, Choose::Prequal);
+    let _waiting_session = wait_for("a session with the stuck element", || {
+        let (session, element) = open_session_with_request(&socket, SelectionRule::Prequal);
         if element == stuck {
             return Some(session);
         }
-        assert_eq!(answer(&session), b"free");
+        assert_eq!(receive_answer(&session), b"free");
         None
     });
-    has_work.recv_timeout(PATIENCE).expect("its work");
+    requests.recv_timeout(TIMEOUT).expect("a request");
     // Each selection waits for fresh probe answers: older knowledge also counts the daemon's own last selections.
-    let taken = |_| {
-        std::thread::sleep(TOO_OLD);
-        let (session, element) = asking(&socket, Choose::Prequal);
+    let is_stuck_selected = |_| {
+        std::thread::sleep(PROBE_EXPIRY);
+        let (session, element) = open_session_with_request(&socket, SelectionRule::Prequal);
         if element != stuck {
-            assert_eq!(answer(&session), b"free");
+            assert_eq!(receive_answer(&session), b"free");
         }
         usize::from(element == stuck)
     };
-    let taken: usize = (0..8).map(taken).sum();
+    let stuck_selections: usize = (0..8).map(is_stuck_selected).sum();
     // An answer that takes a second arrives too late, and the selection is random.
-    assert!(taken <= 2, "it was taken {taken} times with work");
+    assert!(
+        stuck_selections <= 2,
+        "the busy element was selected {stuck_selections} times"
+    );
 }

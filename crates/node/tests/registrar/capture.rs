@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// A capture that ends with the test.
 pub struct Capture(Child);
@@ -21,7 +21,7 @@ impl Capture {
         tcpdump.args(["-i", "any", "-U", "-Z", "root", "-w"]);
         tcpdump.arg(&file).args(["udp or ip proto 132"]);
         let capture = Self(tcpdump.spawn().expect("the program tcpdump"));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while std::fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
             assert!(
                 Instant::now() < deadline,

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 /// Returns the SCTP ports of the next registrar. Inside UDP each registrar has all SCTP ports to itself, and two
 /// registrars with equal ports chosen by the system would have one address.
-pub fn ports() -> (u16, u16) {
+pub fn next_ports() -> (u16, u16) {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let asap = NEXT.fetch_add(2, Ordering::Relaxed);
     (asap, asap + 1)
@@ -30,10 +30,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a registrar on loopback, on a UDP port chosen by the system, in `directory`, with `more` appended to its
-    /// configuration. `others` is the UDP port of hosts that are not configured peers.
-    pub fn start(directory: &Path, others: u16, more: &str) -> Self {
-        let (asap, enrp) = ports();
+    /// Starts a registrar on loopback, on a UDP port chosen by the system, in `directory`, with `extra_config` appended to its
+    /// configuration. `default_udp_port` is the UDP port of hosts that are not configured peers.
+    pub fn start(directory: &Path, default_udp_port: u16, extra_config: &str) -> Self {
+        let (asap, enrp) = next_ports();
         let text = format!(
             r#"
 [registrar]
@@ -42,7 +42,7 @@ asap_port = {asap}
 enrp_port = {enrp}
 raw = false
 encapsulation_port = 0
-remote_encapsulation_port = {others}
+remote_encapsulation_port = {default_udp_port}
 run_dir = "{}"
 keep_alive_interval_ms = 500
 heartbeat_cycle_ms = 500
@@ -51,14 +51,14 @@ last_heard_max_ms = 10000
 registrar = ["127.0.0.1"]
 [log]
 format = "json"
-{more}"#,
+{extra_config}"#,
             directory.display()
         );
-        Self::configured(directory, &text)
+        Self::start_configured(directory, &text)
     }
 
     /// Starts a registrar with this configuration and the run directory `directory`.
-    pub fn configured(directory: &Path, text: &str) -> Self {
+    pub fn start_configured(directory: &Path, text: &str) -> Self {
         std::fs::create_dir_all(directory).expect("a directory");
         let config = directory.join("registrar.toml");
         std::fs::write(&config, text).expect("a file");
@@ -76,7 +76,7 @@ format = "json"
     }
 
     /// Returns the configuration of another registrar that starts with this one as its peer.
-    pub fn as_peer(&self) -> String {
+    pub fn peer_configuration(&self) -> String {
         let status = self.status().expect("a registrar");
         let (at, udp) = (status.enrp[0], status.encapsulation_port.expect("a port"));
         let (ip, port) = (at.ip(), at.port());
@@ -85,27 +85,27 @@ format = "json"
 
     /// Returns the registrar's status; none as long as it does not answer.
     pub fn status(&self) -> Option<RegistrarStatus> {
-        self.ask(|client| Box::pin(client.registrar()))
+        self.request(|client| Box::pin(client.registrar()))
     }
 
     /// Returns a pool, if the registrar knows it.
     pub fn pool(&self, handle: &'static str) -> Option<PoolDetail> {
-        self.ask(|client| Box::pin(client.pool(handle)))
+        self.request(|client| Box::pin(client.pool(handle)))
     }
 
     /// Returns another registrar, if this one knows it.
     pub fn peer(&self, id: &str) -> Option<PeerEntry> {
-        let list = self.ask(|client| Box::pin(client.peers()))?;
+        let list = self.request(|client| Box::pin(client.peers()))?;
         list.peers.into_iter().find(|peer| peer.id == id)
     }
 
     /// Returns the registrar's metrics.
     pub fn metrics(&self) -> Option<String> {
-        self.ask(|client| Box::pin(client.metrics()))
+        self.request(|client| Box::pin(client.metrics()))
     }
 
     /// Sends `GET path`, and returns the status and body of the answer.
-    pub fn raw(&self, path: &str) -> (u16, String) {
+    pub fn get_raw(&self, path: &str) -> (u16, String) {
         let mut stream = UnixStream::connect(&self.socket).expect("a connection");
         let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).expect("a request");
@@ -146,7 +146,7 @@ format = "json"
         self.child.wait().expect("its end");
     }
 
-    fn ask<'a, T>(
+    fn request<'a, T>(
         &'a self,
         request: impl FnOnce(&'a Client) -> Pin<Box<dyn Future<Output = Result<T, ClientError>> + 'a>>,
     ) -> Option<T> {

@@ -6,36 +6,38 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use holdfast_api::control::RegistrarStatus;
-use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Failure, Message as Packet, open};
+use holdfast_sys::transport::{
+    AssocId, Config, Endpoint, Event, FailureDetection, Message as Packet, open,
+};
 use holdfast_wire::rserpool::asap::{Message, PPID};
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-pub struct Host {
+pub struct TestHost {
     address: IpAddr,
     endpoint: Box<dyn Endpoint>,
     events: Vec<Event>,
-    up: Vec<AssocId>,
+    associations: Vec<AssocId>,
     /// Received messages that no test has taken yet.
-    came: Vec<(AssocId, Message)>,
+    received: Vec<(AssocId, Message)>,
     /// For each element of this host, the registrar that claimed to be its home in the last keep-alive.
     pub homes: Vec<(ElementId, RegistrarId)>,
     elements: Vec<(PoolHandle, ElementId)>,
 }
 
-impl Host {
+impl TestHost {
     pub fn open(address: &str) -> Self {
         let address = address.parse().expect("an address");
         let config = Config {
             encapsulation: Some(0),
             raw: false,
-            failure: Failure {
+            failure: FailureDetection {
                 // A machine may be slow, and a registrar flooded, so associations must survive many losses.
                 path_retransmissions: 1000,
                 association_retransmissions: 1000,
-                ..Failure::default()
+                ..FailureDetection::default()
             },
             ..Config::new(vec![SocketAddr::new(address, 0)])
         };
@@ -43,8 +45,8 @@ impl Host {
             address,
             endpoint: open(&config).expect("an endpoint"),
             events: Vec::new(),
-            up: Vec::new(),
-            came: Vec::new(),
+            associations: Vec::new(),
+            received: Vec::new(),
             homes: Vec::new(),
             elements: Vec::new(),
         }
@@ -60,10 +62,10 @@ impl Host {
     }
 
     pub fn is_up(&self, assoc: AssocId) -> bool {
-        self.up.contains(&assoc)
+        self.associations.contains(&assoc)
     }
 
-    pub fn register(&mut self, at: AssocId, handle: &PoolHandle, id: ElementId) {
+    pub fn register(&mut self, assoc: AssocId, handle: &PoolHandle, id: ElementId) {
         let element = PoolElement {
             id,
             home: RegistrarId(0),
@@ -80,27 +82,31 @@ impl Host {
         if !self.elements.contains(&(handle.clone(), id)) {
             self.elements.push((handle.clone(), id));
         }
-        self.send(at, &Message::Registration { handle, element });
+        self.send(assoc, &Message::Registration { handle, element });
     }
 
-    pub fn resolve(&mut self, at: AssocId, handle: &PoolHandle) {
+    pub fn resolve(&mut self, assoc: AssocId, handle: &PoolHandle) {
         let message = Message::HandleResolution {
             updates: false,
             handle: handle.clone(),
-            items: None,
+            items_max: None,
         };
-        self.send(at, &message);
+        self.send(assoc, &message);
     }
 
     /// Returns the first message from this association for which `is_wanted` is true.
-    pub fn take(&mut self, from: AssocId, is_wanted: fn(&Message) -> bool) -> Option<Message> {
-        let wanted = |(at, message): &(AssocId, Message)| *at == from && is_wanted(message);
-        let found = self.came.iter().position(wanted)?;
-        Some(self.came.remove(found).1)
+    pub fn take_message(
+        &mut self,
+        from: AssocId,
+        is_wanted: fn(&Message) -> bool,
+    ) -> Option<Message> {
+        let is_match = |(at, message): &(AssocId, Message)| *at == from && is_wanted(message);
+        let found = self.received.iter().position(is_match)?;
+        Some(self.received.remove(found).1)
     }
 
     /// Receives for up to 20 ms.
-    pub fn turn(&mut self) {
+    pub fn receive(&mut self) {
         self.endpoint.flush().expect("a working transport");
         let fd = PollFd::new(self.endpoint.fd(), PollFlags::POLLIN);
         let timeout = PollTimeout::try_from(Duration::from_millis(20)).expect("a time");
@@ -111,9 +117,11 @@ impl Host {
             .expect("a working transport");
         for event in events.drain(..) {
             match event {
-                Event::Up { assoc, .. } => self.up.push(assoc),
-                Event::Down { assoc, .. } => self.up.retain(|up| *up != assoc),
-                Event::Message { assoc, message } => self.hear(assoc, &message),
+                Event::Up { assoc, .. } => self.associations.push(assoc),
+                Event::Down { assoc, .. } => self
+                    .associations
+                    .retain(|association| *association != assoc),
+                Event::Message { assoc, message } => self.handle_packet(assoc, &message),
                 _ => {}
             }
         }
@@ -121,7 +129,7 @@ impl Host {
         self.endpoint.flush().expect("a working transport");
     }
 
-    fn hear(&mut self, from: AssocId, packet: &Packet) {
+    fn handle_packet(&mut self, from: AssocId, packet: &Packet) {
         assert_eq!(packet.ppid, PPID);
         let message = Message::parse(&packet.data)
             .expect("an ASAP message")
@@ -133,16 +141,16 @@ impl Host {
             id,
         } = message
         else {
-            self.came.push((from, message));
+            self.received.push((from, message));
             return;
         };
-        let meant = |(own, number): &(PoolHandle, ElementId)| {
+        let is_meant = |(own, number): &(PoolHandle, ElementId)| {
             *own == handle && id.is_none_or(|id| id == *number)
         };
         let (_, id) = *self
             .elements
             .iter()
-            .find(|one| meant(one))
+            .find(|candidate| is_meant(candidate))
             .expect("an element of ours");
         if home {
             self.homes.retain(|(element, _)| *element != id);

@@ -18,14 +18,14 @@ use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 
 /// Environment variable with a flooder's order: kind, own address, ASAP address, ENRP address, UDP port.
-const ORDER: &str = "HOLDFAST_TEST_FLOOD";
+const FLOOD_ORDER: &str = "HOLDFAST_TEST_FLOOD";
 /// Number of messages between two reads of received data.
 const BURST: usize = 100;
 /// Number of associations that a flooder keeps idle.
-const IDLE: usize = 60;
+const IDLE_ASSOCIATIONS: usize = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FloodKind {
     /// Sends bytes over associations that are no message, or nearly one.
     Garbage,
     /// Sends datagrams that are no packet, and INIT chunks of associations that are never completed.
@@ -40,13 +40,13 @@ pub enum Kind {
     Multicast,
 }
 
-const KINDS: [Kind; 6] = [
-    Kind::Garbage,
-    Kind::Datagrams,
-    Kind::Registrations,
-    Kind::Reports,
-    Kind::Idle,
-    Kind::Multicast,
+const FLOOD_KINDS: [FloodKind; 6] = [
+    FloodKind::Garbage,
+    FloodKind::Datagrams,
+    FloodKind::Registrations,
+    FloodKind::Reports,
+    FloodKind::Idle,
+    FloodKind::Multicast,
 ];
 
 /// A flooder that ends with the test.
@@ -54,13 +54,13 @@ pub struct Flood(Child);
 
 impl Flood {
     /// Starts a flooder at the address `from`.
-    pub fn start(kind: Kind, from: &str, registrar: &RegistrarStatus) -> Self {
+    pub fn start(kind: FloodKind, from: &str, registrar: &RegistrarStatus) -> Self {
         let (asap, enrp) = (registrar.asap[0], registrar.enrp[0]);
         let udp = registrar.encapsulation_port.expect("a port");
         let order = format!("{kind:?} {from} {asap} {enrp} {udp}");
         let child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["flooder", "--exact"])
-            .env(ORDER, order)
+            .args(["flooder_process", "--exact"])
+            .env(FLOOD_ORDER, order)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn();
@@ -77,15 +77,15 @@ impl Drop for Flood {
 
 /// Addresses of a flood.
 struct Target {
-    own: IpAddr,
+    own_address: IpAddr,
     asap: SocketAddr,
     enrp: SocketAddr,
     udp: u16,
 }
 
 /// Floods if this process was started as a flooder.
-pub fn run_if_asked() {
-    let Ok(order) = std::env::var(ORDER) else {
+pub fn run_if_flooder() {
+    let Ok(order) = std::env::var(FLOOD_ORDER) else {
         return;
     };
     std::thread::spawn(|| {
@@ -96,31 +96,33 @@ pub fn run_if_asked() {
     let [kind, own, asap, enrp, udp] = words[..] else {
         panic!("an order of five words: {order}");
     };
-    let kind = KINDS.into_iter().find(|known| format!("{known:?}") == kind);
+    let kind = FLOOD_KINDS
+        .into_iter()
+        .find(|candidate| format!("{candidate:?}") == kind);
     let target = Target {
-        own: own.parse().expect("an address"),
+        own_address: own.parse().expect("an address"),
         asap: asap.parse().expect("an address"),
         enrp: enrp.parse().expect("an address"),
         udp: udp.parse().expect("a port"),
     };
     match kind.expect("a kind") {
-        Kind::Datagrams => datagrams(&target),
-        Kind::Multicast => multicast(&target),
-        Kind::Idle => idle(&target),
-        kind => Talker::new(&target).talk(kind),
+        FloodKind::Datagrams => flood_datagrams(&target),
+        FloodKind::Multicast => flood_multicast(&target),
+        FloodKind::Idle => flood_idle(&target),
+        kind => MessageFlooder::new(&target).run(kind),
     }
 }
 
-fn open_at(own: IpAddr) -> Box<dyn Endpoint> {
+fn open_endpoint(own_address: IpAddr) -> Box<dyn Endpoint> {
     let config = Config {
         encapsulation: Some(0),
         raw: false,
-        ..Config::new(vec![SocketAddr::new(own, 0)])
+        ..Config::new(vec![SocketAddr::new(own_address, 0)])
     };
     open(&config).expect("an endpoint")
 }
 
-fn turn(endpoint: &mut dyn Endpoint, events: &mut Vec<Event>) {
+fn poll_events(endpoint: &mut dyn Endpoint, events: &mut Vec<Event>) {
     // A transport error is ignored: a flooder may exhaust its own transport for a moment.
     let _ = endpoint.flush();
     let fd = PollFd::new(endpoint.fd(), PollFlags::POLLIN);
@@ -129,43 +131,47 @@ fn turn(endpoint: &mut dyn Endpoint, events: &mut Vec<Event>) {
 }
 
 /// Associations with both ports of the registrar, opened again when they end.
-struct Talker<'a> {
+struct MessageFlooder<'a> {
     target: &'a Target,
     endpoint: Box<dyn Endpoint>,
-    up: [Option<AssocId>; 2],
+    associations: [Option<AssocId>; 2],
     random: SmallRng,
     count: u32,
 }
 
-impl<'a> Talker<'a> {
+impl<'a> MessageFlooder<'a> {
     fn new(target: &'a Target) -> Self {
         Self {
             target,
-            endpoint: open_at(target.own),
-            up: [None; 2],
+            endpoint: open_endpoint(target.own_address),
+            associations: [None; 2],
             random: SmallRng::seed_from_u64(1),
             count: 0,
         }
     }
 
-    fn talk(&mut self, kind: Kind) -> ! {
+    fn run(&mut self, kind: FloodKind) -> ! {
         let mut events = Vec::new();
         loop {
-            let ends = [self.target.asap, self.target.enrp];
-            let wanted = if kind == Kind::Garbage { 2 } else { 1 };
-            for (index, end) in ends.iter().enumerate().take(wanted) {
-                match self.up[index] {
-                    Some(assoc) => self.burst(kind, index, assoc),
+            let addresses = [self.target.asap, self.target.enrp];
+            let wanted_count = if kind == FloodKind::Garbage { 2 } else { 1 };
+            for (index, end) in addresses.iter().enumerate().take(wanted_count) {
+                match self.associations[index] {
+                    Some(assoc) => self.send_burst(kind, index, assoc),
                     // An association that is being opened already is an error here, and is ignored.
                     None => drop(self.endpoint.connect(&[*end], Some(self.target.udp))),
                 }
             }
-            turn(self.endpoint.as_mut(), &mut events);
+            poll_events(self.endpoint.as_mut(), &mut events);
             for event in events.drain(..) {
                 match event {
-                    Event::Up { assoc, .. } => self.note(assoc),
+                    Event::Up { assoc, .. } => self.on_association_up(assoc),
                     Event::Down { assoc, .. } => {
-                        for up in self.up.iter_mut().filter(|up| **up == Some(assoc)) {
+                        for up in self
+                            .associations
+                            .iter_mut()
+                            .filter(|up| **up == Some(assoc))
+                        {
                             *up = None;
                         }
                     }
@@ -175,20 +181,20 @@ impl<'a> Talker<'a> {
         }
     }
 
-    fn note(&mut self, assoc: AssocId) {
+    fn on_association_up(&mut self, assoc: AssocId) {
         let Ok(addresses) = self.endpoint.remote_addresses(assoc) else {
             return;
         };
         let index = usize::from(addresses.contains(&self.target.enrp));
-        self.up[index] = Some(assoc);
+        self.associations[index] = Some(assoc);
     }
 
-    fn burst(&mut self, kind: Kind, index: usize, assoc: AssocId) {
+    fn send_burst(&mut self, kind: FloodKind, index: usize, assoc: AssocId) {
         for _ in 0..BURST {
             self.count += 1;
             let (ppid, data) = match kind {
-                Kind::Registrations => (asap::PPID, self.registration()),
-                Kind::Reports => (asap::PPID, report()),
+                FloodKind::Registrations => (asap::PPID, self.registration()),
+                FloodKind::Reports => (asap::PPID, unreachable_report()),
                 _ => self.garbage(index),
             };
             if self.endpoint.send(assoc, &Packet::new(ppid, data)).is_err() {
@@ -199,11 +205,11 @@ impl<'a> Talker<'a> {
 
     fn registration(&mut self) -> Bytes {
         // Every fifth handle is too long.
-        let long = self.count.is_multiple_of(5);
+        let is_long = self.count.is_multiple_of(5);
         let handle = format!(
             "flood-{}{}",
             self.count % 7,
-            "-".repeat(if long { 400 } else { 0 })
+            "-".repeat(if is_long { 400 } else { 0 })
         );
         let message = Message::Registration {
             handle: PoolHandle::from(handle.as_str()),
@@ -214,20 +220,20 @@ impl<'a> Talker<'a> {
                 user_transport: Transport::Tcp {
                     port: 80,
                     usage: TransportUse::DataOnly,
-                    address: self.target.own,
+                    address: self.target.own_address,
                 },
                 policy: Policy::RoundRobin,
                 asap_transport: None,
             },
         };
-        encoded(|buffer| message.encode(buffer))
+        encode(|buffer| message.encode(buffer))
     }
 
     /// Returns random bytes, or a message with some bytes changed, under the identifier of any protocol.
     fn garbage(&mut self, index: usize) -> (u32, Bytes) {
         let mut bytes = match self.count % 3 {
             0 => self.registration().to_vec(),
-            1 => presence(self.count).to_vec(),
+            1 => forged_presence(self.count).to_vec(),
             _ => vec![0; self.random.random_range(0..3000)],
         };
         if self.count % 3 == 2 {
@@ -239,30 +245,31 @@ impl<'a> Talker<'a> {
                 *byte = self.random.random();
             }
         }
-        let own = [asap::PPID, enrp::PPID][index];
-        let ppid = [own, own, own, 99, 0][self.random.random_range(0..5)];
+        let ppid_of_port = [asap::PPID, enrp::PPID][index];
+        let ppid =
+            [ppid_of_port, ppid_of_port, ppid_of_port, 99, 0][self.random.random_range(0..5)];
         // An empty message cannot be sent.
         bytes.push(0);
         (ppid, bytes.into())
     }
 }
 
-fn encoded<E: std::fmt::Debug>(write: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Bytes {
+fn encode<E: std::fmt::Debug>(write: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Bytes {
     let mut buffer = BytesMut::new();
     write(&mut buffer).expect("an encoding");
     buffer.freeze()
 }
 
-fn report() -> Bytes {
+fn unreachable_report() -> Bytes {
     let message = Message::EndpointUnreachable {
         handle: PoolHandle::from("echo"),
         id: crate::ELEMENT,
     };
-    encoded(|buffer| message.encode(buffer))
+    encode(|buffer| message.encode(buffer))
 }
 
 /// Returns a presence of a registrar that does not exist, at an address where one could be.
-fn presence(number: u32) -> Bytes {
+fn forged_presence(number: u32) -> Bytes {
     let id = RegistrarId(number.max(1));
     let message = enrp::Message {
         sender: id,
@@ -275,40 +282,40 @@ fn presence(number: u32) -> Bytes {
                 transport: SctpTransport {
                     port: number as u16,
                     usage: TransportUse::DataOnly,
-                    addresses: [crate::SECOND.parse().expect("an address")]
+                    addresses: [crate::SECOND_REGISTRAR.parse().expect("an address")]
                         .into_iter()
                         .collect(),
                 },
             }),
         },
     };
-    encoded(|buffer| message.encode(buffer))
+    encode(|buffer| message.encode(buffer))
 }
 
-fn idle(target: &Target) -> ! {
-    let mut endpoint = open_at(target.own);
+fn flood_idle(target: &Target) -> ! {
+    let mut endpoint = open_endpoint(target.own_address);
     let (mut events, mut open) = (Vec::new(), 0);
     loop {
-        if open < IDLE
+        if open < IDLE_ASSOCIATIONS
             && endpoint
-                .connect_apart(&[target.asap], Some(target.udp))
+                .connect_from_new_port(&[target.asap], Some(target.udp))
                 .is_ok()
         {
             open += 1;
         }
-        turn(endpoint.as_mut(), &mut events);
+        poll_events(endpoint.as_mut(), &mut events);
         let ended = events.drain(..);
         open -= ended.filter(|e| matches!(e, Event::Down { .. })).count();
     }
 }
 
-fn socket(own: IpAddr) -> UdpSocket {
-    UdpSocket::bind(SocketAddr::new(own, 0)).expect("a socket")
+fn open_socket(own_address: IpAddr) -> UdpSocket {
+    UdpSocket::bind(SocketAddr::new(own_address, 0)).expect("a socket")
 }
 
 /// Returns an INIT chunk (RFC 9260 section 3.3.2) in a packet of section 3.1: the only packet that a host without an
 /// association may send.
-fn init(random: &mut SmallRng, port: u16) -> Vec<u8> {
+fn init_packet(random: &mut SmallRng, port: u16) -> Vec<u8> {
     let mut packet = Vec::new();
     packet.extend(random.random::<u16>().to_be_bytes());
     packet.extend(port.to_be_bytes());
@@ -324,13 +331,13 @@ fn init(random: &mut SmallRng, port: u16) -> Vec<u8> {
     packet
 }
 
-fn datagrams(target: &Target) -> ! {
-    let socket = socket(target.own);
+fn flood_datagrams(target: &Target) -> ! {
+    let socket = open_socket(target.own_address);
     let to = SocketAddr::new(target.asap.ip(), target.udp);
     let mut random = SmallRng::seed_from_u64(2);
     loop {
         for _ in 0..BURST {
-            let mut bytes = init(&mut random, target.asap.port());
+            let mut bytes = init_packet(&mut random, target.asap.port());
             if random.random() {
                 let length = random.random_range(0..1400);
                 bytes.resize(length, 0);
@@ -342,8 +349,8 @@ fn datagrams(target: &Target) -> ! {
     }
 }
 
-fn multicast(target: &Target) -> ! {
-    let socket = socket(target.own);
+fn flood_multicast(target: &Target) -> ! {
+    let socket = open_socket(target.own_address);
     let mut number = 0;
     loop {
         for _ in 0..BURST {
@@ -352,9 +359,9 @@ fn multicast(target: &Target) -> ! {
                 registrar: RegistrarId(number),
                 transports: Vec::new(),
             };
-            let announce = encoded(|buffer| announce.encode(buffer));
+            let announce = encode(|buffer| announce.encode(buffer));
             let _ = socket.send_to(&announce, "239.0.0.50:3863");
-            let _ = socket.send_to(&presence(number), "239.0.0.51:9901");
+            let _ = socket.send_to(&forged_presence(number), "239.0.0.51:9901");
             let _ = socket.send_to(&[number as u8; 40], "239.0.0.51:9901");
         }
         std::thread::sleep(std::time::Duration::from_millis(5));

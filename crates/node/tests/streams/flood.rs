@@ -14,44 +14,44 @@ use nix::unistd::dup;
 use rand::{Rng, RngCore};
 
 use crate::daemon::Daemon as Registrar;
-use crate::group::{Pool, tcp_of, tls_of};
-use crate::{is_resolved, resolution, until};
+use crate::group::{PoolDaemon, tcp_address, tls_address};
+use crate::{resolution_request, wait_for, wait_until_resolved};
 
 /// Number of requests of the honest user during each flood.
-const ROUNDS: usize = 10;
+const REQUESTS_PER_FLOOD: usize = 10;
 /// Number of connections that a flooder keeps open.
-const MANY: usize = 200;
+const FLOOD_CONNECTIONS: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum FloodKind {
     /// Connections without any data.
     Idle,
     /// Random bytes.
     Garbage,
     /// Messages with valid framing and no meaning.
-    Nonsense,
+    Meaningless,
     /// Messages sent byte by byte, with pauses.
     Slow,
     /// Requests with answers that are never read.
-    Questions,
+    UnreadAnswers,
 }
 
 /// A flood that ends when dropped.
 struct Flood {
-    over: Arc<AtomicBool>,
+    is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Flood {
-    fn start(kind: Kind, from: &str, to: SocketAddr) -> Flood {
-        let over = Arc::new(AtomicBool::new(false));
-        let (seen, from) = (
-            over.clone(),
+    fn start(kind: FloodKind, from: &str, to: SocketAddr) -> Flood {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (is_over_in_thread, from) = (
+            is_over.clone(),
             format!("{from}:0").parse().expect("an address"),
         );
-        let thread = std::thread::spawn(move || run(kind, from, to, &seen));
+        let thread = std::thread::spawn(move || run_flood(kind, from, to, &is_over_in_thread));
         Flood {
-            over,
+            is_over,
             thread: Some(thread),
         }
     }
@@ -59,7 +59,7 @@ impl Flood {
 
 impl Drop for Flood {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -67,7 +67,7 @@ impl Drop for Flood {
 }
 
 /// Opens a connection from an address chosen by the caller.
-fn dial(from: SocketAddr, to: SocketAddr) -> Option<TcpStream> {
+fn connect_from(from: SocketAddr, to: SocketAddr) -> Option<TcpStream> {
     let (family, kind) = (AddressFamily::Inet, SockType::Stream);
     let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).ok()?;
     let number = std::os::fd::AsRawFd::as_raw_fd(&socket);
@@ -79,36 +79,39 @@ fn dial(from: SocketAddr, to: SocketAddr) -> Option<TcpStream> {
     Some(stream)
 }
 
-fn run(kind: Kind, from: SocketAddr, to: SocketAddr, over: &AtomicBool) {
+fn run_flood(kind: FloodKind, from: SocketAddr, to: SocketAddr, is_over: &AtomicBool) {
     let mut random = rand::rng();
     let mut streams: Vec<TcpStream> = Vec::new();
-    while !over.load(Ordering::Relaxed) {
-        while streams.len() < MANY
-            && let Some(stream) = dial(from, to)
+    while !is_over.load(Ordering::Relaxed) {
+        while streams.len() < FLOOD_CONNECTIONS
+            && let Some(stream) = connect_from(from, to)
         {
             streams.push(stream);
         }
         streams.retain_mut(|stream| {
             let bytes = match kind {
-                Kind::Idle => Vec::new(),
-                Kind::Garbage => {
+                FloodKind::Idle => Vec::new(),
+                FloodKind::Garbage => {
                     let mut bytes = vec![0; random.random_range(1..2000)];
                     random.fill_bytes(&mut bytes);
                     bytes
                 }
-                Kind::Nonsense => [random.random_range(1..9), 0, 0, 8, 9, 9, 9, 9].repeat(20),
-                Kind::Slow => vec![0],
-                Kind::Questions => resolution().repeat(20),
+                FloodKind::Meaningless => {
+                    [random.random_range(1..9), 0, 0, 8, 9, 9, 9, 9].repeat(20)
+                }
+                FloodKind::Slow => vec![0],
+                FloodKind::UnreadAnswers => resolution_request().repeat(20),
             };
-            let wrote = stream.write(&bytes);
-            let gone = wrote.is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock);
+            let result = stream.write(&bytes);
+            let is_closed =
+                result.is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock);
             // True if the other side has ended the connection.
-            let ended = kind != Kind::Questions
+            let ended = kind != FloodKind::UnreadAnswers
                 && match stream.read(&mut [0; 512]) {
                     Ok(read) => read == 0,
                     Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
                 };
-            !gone && !ended
+            !is_closed && !ended
         });
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -116,28 +119,44 @@ fn run(kind: Kind, from: SocketAddr, to: SocketAddr, over: &AtomicBool) {
 
 /// Runs one flood after another until the registrar has noticed each, and asserts that honest users are served during
 /// each, and new users during a combination.
-pub fn all(registrar: &Registrar, users: &Pool, late: &dyn Fn() -> Pool) {
-    let (tcp, tls) = (tcp_of(registrar), tls_of(registrar));
-    type Noticed = fn(&RegistrarCounters) -> u64;
-    let floods: [(Kind, SocketAddr, &str, Noticed); 8] = [
-        (Kind::Idle, tls, "127.0.0.66", |c| c.connections_refused),
-        (Kind::Idle, tcp, "127.0.0.66", |c| c.associations_refused),
-        (Kind::Idle, tcp, "127.0.0.67", |c| c.aborted),
-        (Kind::Garbage, tls, "127.0.0.66", |c| c.connections_refused),
-        (Kind::Garbage, tcp, "127.0.0.66", |c| c.malformed),
-        (Kind::Nonsense, tcp, "127.0.0.66", |c| c.malformed),
-        (Kind::Slow, tcp, "127.0.0.66", |c| c.associations_refused),
-        (Kind::Questions, tcp, "127.0.0.7", |c| c.limited),
+pub fn run_all_floods(
+    registrar: &Registrar,
+    users: &PoolDaemon,
+    start_user: &dyn Fn() -> PoolDaemon,
+) {
+    let (tcp, tls) = (tcp_address(registrar), tls_address(registrar));
+    type CounterOf = fn(&RegistrarCounters) -> u64;
+    let floods: [(FloodKind, SocketAddr, &str, CounterOf); 8] = [
+        (FloodKind::Idle, tls, "127.0.0.66", |c| {
+            c.connections_refused
+        }),
+        (FloodKind::Idle, tcp, "127.0.0.66", |c| {
+            c.associations_refused
+        }),
+        (FloodKind::Idle, tcp, "127.0.0.67", |c| {
+            c.associations_aborted
+        }),
+        (FloodKind::Garbage, tls, "127.0.0.66", |c| {
+            c.connections_refused
+        }),
+        (FloodKind::Garbage, tcp, "127.0.0.66", |c| c.malformed),
+        (FloodKind::Meaningless, tcp, "127.0.0.66", |c| c.malformed),
+        (FloodKind::Slow, tcp, "127.0.0.66", |c| {
+            c.associations_refused
+        }),
+        (FloodKind::UnreadAnswers, tcp, "127.0.0.7", |c| {
+            c.rate_limited
+        }),
     ];
-    for (kind, to, from, noticed) in floods {
+    for (kind, to, from, counter_of) in floods {
         let counters = || registrar.status().expect("a registrar").counters;
-        let before = noticed(&counters());
+        let before = counter_of(&counters());
         let flood = Flood::start(kind, from, to);
         let what = format!("{kind:?} from {from} at {to}");
-        until(&format!("{what}: noticed"), || {
-            (noticed(&counters()) > before).then_some(())
+        wait_for(&format!("{what}: noticed"), || {
+            (counter_of(&counters()) > before).then_some(())
         });
-        for _ in 0..ROUNDS {
+        for _ in 0..REQUESTS_PER_FLOOD {
             let found = users.resolve();
             let found = found.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_eq!(found.elements.len(), 1, "{what}");
@@ -146,9 +165,9 @@ pub fn all(registrar: &Registrar, users: &Pool, late: &dyn Fn() -> Pool) {
         println!("{what}: {:?}", counters());
     }
     let _floods = [
-        Flood::start(Kind::Idle, "127.0.0.66", tls),
-        Flood::start(Kind::Garbage, "127.0.0.67", tls),
-        Flood::start(Kind::Questions, "127.0.0.7", tcp),
+        Flood::start(FloodKind::Idle, "127.0.0.66", tls),
+        Flood::start(FloodKind::Garbage, "127.0.0.67", tls),
+        Flood::start(FloodKind::UnreadAnswers, "127.0.0.7", tcp),
     ];
-    is_resolved(&late(), "somebody who comes new during floods");
+    wait_until_resolved(&start_user(), "a new user during floods");
 }

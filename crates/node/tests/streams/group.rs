@@ -12,20 +12,20 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::daemon::{Daemon as Registrar, ports};
-use crate::until;
+use crate::daemon::{Daemon as Registrar, next_ports};
+use crate::wait_for;
 
 /// A certificate authority, and the directory of all files.
-pub struct Group {
+pub struct TestGroup {
     directory: TempDir,
     authority: Authority,
 }
 
-impl Group {
-    pub fn new() -> Group {
+impl TestGroup {
+    pub fn new() -> TestGroup {
         let directory = tempfile::tempdir().expect("a directory");
         let authority = Authority::init(&directory.path().join("ca"), "pools");
-        Group {
+        TestGroup {
             authority: authority.expect("an authority"),
             directory,
         }
@@ -56,7 +56,7 @@ impl Group {
     }
 
     /// Returns the `[tls]` section for the certificate of this name.
-    pub fn tls(&self, name: &str) -> String {
+    pub fn tls_section(&self, name: &str) -> String {
         let ca = self.path("ca");
         let file = |file: &str| ca.join(file).display().to_string();
         format!(
@@ -69,10 +69,10 @@ impl Group {
     }
 
     /// Starts a registrar with this certificate, on UDP and TCP ports chosen by the system.
-    pub fn registrar(&self, name: &str, more: &str) -> Registrar {
+    pub fn start_registrar(&self, name: &str, extra_config: &str) -> Registrar {
         self.issue(name);
-        let (asap, enrp) = ports();
-        let (tls, directory) = (self.tls(name), self.path(&format!("{name}.run")));
+        let (asap, enrp) = next_ports();
+        let (tls, directory) = (self.tls_section(name), self.path(&format!("{name}.run")));
         let text = format!(
             r#"
 [registrar]
@@ -94,39 +94,44 @@ port = 0
 tls_port = 0
 handshake_ms = 2000
 message_ms = 2000
-{tls}{more}"#
+{tls}{extra_config}"#
         );
-        let registrar = Registrar::configured(&directory, &text);
-        until("a registrar that serves", || {
+        let registrar = Registrar::start_configured(&directory, &text);
+        wait_for("a registrar that serves", || {
             registrar.status().filter(|status| status.ready).map(drop)
         });
         registrar
     }
 }
 
-/// Returns the address of a registrar for TLS; [`tcp_of`] returns the one for plain TCP.
-pub fn tls_of(registrar: &Registrar) -> SocketAddr {
+/// Returns the address of a registrar for TLS; [`tcp_address`] returns the one for plain TCP.
+pub fn tls_address(registrar: &Registrar) -> SocketAddr {
     registrar.status().expect("a registrar").tls[0]
 }
 
-pub fn tcp_of(registrar: &Registrar) -> SocketAddr {
+pub fn tcp_address(registrar: &Registrar) -> SocketAddr {
     registrar.status().expect("a registrar").tcp[0]
 }
 
 /// A pool daemon that ends with the test.
-pub struct Pool {
+pub struct PoolDaemon {
     child: Child,
     directory: PathBuf,
     client: BlockingClient,
 }
 
-impl Pool {
-    /// Starts a pool daemon at the address `listen` with these registrars; `more` contains its certificates.
-    pub fn start(directory: &Path, listen: &str, registrars: &[String], more: &str) -> Pool {
+impl PoolDaemon {
+    /// Starts a pool daemon at the address `listen` with these registrars; `extra_config` contains its certificates.
+    pub fn start(
+        directory: &Path,
+        listen: &str,
+        registrars: &[String],
+        extra_config: &str,
+    ) -> PoolDaemon {
         std::fs::create_dir_all(directory).expect("a directory");
         let config = directory.join("pool.toml");
         let text = format!(
-            "[pool]\nlisten = [\"{listen}\"]\nraw = false\nencapsulation_port = 0\nregistrars = {registrars:?}\nrun_dir = {directory:?}\n{more}"
+            "[pool]\nlisten = [\"{listen}\"]\nraw = false\nencapsulation_port = 0\nregistrars = {registrars:?}\nrun_dir = {directory:?}\n{extra_config}"
         );
         let mut file = std::fs::File::create(&config).expect("a file");
         file.write_all(text.as_bytes()).expect("a file");
@@ -136,20 +141,20 @@ impl Pool {
             .stdin(Stdio::piped())
             .spawn()
             .expect("holdfastd");
-        let pool = Pool {
+        let pool = PoolDaemon {
             child,
             directory: directory.to_owned(),
             client: BlockingClient::new(directory.join("pool.sock")).expect("a client"),
         };
-        until("a pool daemon", || {
-            let there = |name: &str| directory.join(name).exists();
-            (there("pool.sock") && there("pool-app.sock")).then_some(())
+        wait_for("a pool daemon", || {
+            let exists = |name: &str| directory.join(name).exists();
+            (exists("pool.sock") && exists("pool-app.sock")).then_some(())
         });
         pool
     }
 
-    pub fn register(&self, at: &str) -> Element {
-        let service = Service::Tcp(at.parse().expect("an address"));
+    pub fn register(&self, address: &str) -> Element {
+        let service = Service::Tcp(address.parse().expect("an address"));
         let registration = Registration::new("web", service);
         Element::register(self.directory.join("pool-app.sock"), registration).expect("a channel")
     }
@@ -161,13 +166,13 @@ impl Pool {
             .run(|client| Box::pin(async move { client.resolve("web", &query).await }))
     }
 
-    pub fn hang_up(&self) {
+    pub fn send_sighup(&self) {
         let id = Pid::from_raw(self.child.id().cast_signed());
         kill(id, Signal::SIGHUP).expect("a signal");
     }
 }
 
-impl Drop for Pool {
+impl Drop for PoolDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -4,38 +4,38 @@ use std::time::Duration;
 
 /// Allowed interval of probes, one a millisecond: enough for a user that makes 300 choices a second among this host's
 /// elements.
-const INTERVAL: Duration = Duration::from_millis(1);
+const PROBE_INTERVAL: Duration = Duration::from_millis(1);
 /// Allowed burst ahead of the rate: a thousand probes at once.
-const AHEAD_MAX: Duration = Duration::from_secs(1);
+const BURST_MAX: Duration = Duration::from_secs(1);
 /// Burst beyond which a prober is considered malicious.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MALICIOUS_BURST: Duration = Duration::from_secs(10);
 
 /// Remaining allowance of one prober.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Allowance {
+pub struct ProbeAllowance {
     /// Time at which the probes so far would have arrived at the allowed rate.
     used_until: Duration,
 }
 
 /// Decision about a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ProbeVerdict {
     /// The probe is answered.
     Answered,
     /// The probe is dropped: there were too many.
     Dropped,
     /// This probe and all later ones are dropped: there were far too many without a pause.
-    Enough,
+    Blocked,
 }
 
-impl Allowance {
+impl ProbeAllowance {
     /// Counts a probe, whatever the decision, and returns the decision.
-    pub fn ask(&mut self, now: Duration) -> Verdict {
-        self.used_until = self.used_until.max(now) + INTERVAL;
+    pub fn count_probe(&mut self, now: Duration) -> ProbeVerdict {
+        self.used_until = self.used_until.max(now) + PROBE_INTERVAL;
         match self.used_until - now {
-            ahead if ahead > PATIENCE => Verdict::Enough,
-            ahead if ahead > AHEAD_MAX => Verdict::Dropped,
-            _ => Verdict::Answered,
+            ahead if ahead > MALICIOUS_BURST => ProbeVerdict::Blocked,
+            ahead if ahead > BURST_MAX => ProbeVerdict::Dropped,
+            _ => ProbeVerdict::Answered,
         }
     }
 }
@@ -45,21 +45,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_too_often_is_not_answered_and_who_goes_on_is_left() {
-        let mut allowance = Allowance::default();
+    fn prober_above_rate_is_dropped_and_persistent_one_is_blocked() {
+        let mut allowance = ProbeAllowance::default();
         let mut now = Duration::from_secs(7);
-        let mut ask = |now, times: usize| {
-            let verdicts = (0..times).map(|_| allowance.ask(now));
-            let verdicts: Vec<Verdict> = verdicts.collect();
-            let of = |wanted| verdicts.iter().filter(|one| **one == wanted).count();
-            [Verdict::Answered, Verdict::Dropped, Verdict::Enough].map(of)
+        let mut count_probes = |now, times: usize| {
+            let verdicts = (0..times).map(|_| allowance.count_probe(now));
+            let verdicts: Vec<ProbeVerdict> = verdicts.collect();
+            let count = |wanted| verdicts.iter().filter(|one| **one == wanted).count();
+            [
+                ProbeVerdict::Answered,
+                ProbeVerdict::Dropped,
+                ProbeVerdict::Blocked,
+            ]
+            .map(count)
         };
-        assert_eq!(ask(now, 1_500), [1_000, 500, 0]);
+        assert_eq!(count_probes(now, 1_500), [1_000, 500, 0]);
         // A second later 500 of the 1,500 remain.
         now += Duration::from_secs(1);
-        assert_eq!(ask(now, 1_000), [500, 500, 0]);
-        assert_eq!(ask(now, 9_000), [0, 8_500, 500]);
+        assert_eq!(count_probes(now, 1_000), [500, 500, 0]);
+        assert_eq!(count_probes(now, 9_000), [0, 8_500, 500]);
         now += Duration::from_secs(60);
-        assert_eq!(ask(now, 1), [1, 0, 0]);
+        assert_eq!(count_probes(now, 1), [1, 0, 0]);
     }
 }

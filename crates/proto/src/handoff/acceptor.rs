@@ -1,6 +1,6 @@
 //! The acceptor role: prepares sockets, restores state, commits the flows at the holder, and only then activates them.
 
-use super::core::{Moving, Purpose, Timer};
+use super::core::{CommandPurpose, MovingFlow, Timer};
 use super::{Command, Handoff, RestoreFlow};
 use core::time::Duration;
 use holdfast_wire::frame::{AcceptorTimes, BatchId, PrepareFlow, StateFlow};
@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 /// State of the acceptor role.
 #[derive(Debug, Default)]
 pub(super) struct Acceptor {
-    pub batches: BTreeMap<BatchId, Taken>,
-    pub ended: VecDeque<BatchId>,
+    pub batches: BTreeMap<BatchId, InboundBatch>,
+    pub ended_batches: VecDeque<BatchId>,
 }
 
 /// Stage of a batch.
@@ -27,65 +27,69 @@ pub(super) enum Stage {
 
 /// A batch that this node takes.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct InboundBatch {
     pub donor: NodeId,
     pub stage: Stage,
     /// Start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
-    pub flows: Vec<TakenFlow>,
+    pub flows: Vec<InboundFlow>,
     /// Received state, by flow index.
     pub states: BTreeMap<usize, StateFlow>,
     pub times: AcceptorTimes,
     /// Reason for giving the batch up once its command is complete.
-    pub doomed: Option<String>,
+    pub pending_failure: Option<String>,
 }
 
 #[derive(Debug)]
-pub(super) struct TakenFlow {
+pub(super) struct InboundFlow {
     pub flow: Flow,
     /// Epoch at which the donor owned the flow.
     pub epoch: Epoch,
     /// Reason the flow is not taken; none while it moves with the batch.
-    pub refused: Option<String>,
+    pub refusal: Option<String>,
     /// Epoch at which this node owns the flow.
-    pub owned: Option<Epoch>,
+    pub owned_epoch: Option<Epoch>,
 }
 
-impl Taken {
+impl InboundBatch {
     /// Indices of the flows that still move with the batch.
-    pub(super) fn active(&self) -> Vec<usize> {
+    pub(super) fn active_indices(&self) -> Vec<usize> {
         let flows = self.flows.iter().enumerate();
         flows
-            .filter(|(_, flow)| flow.refused.is_none())
+            .filter(|(_, flow)| flow.refusal.is_none())
             .map(|(index, _)| index)
             .collect()
     }
 
     /// Enters `stage`; returns the duration of the previous one, in microseconds.
     pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> u32 {
-        let took = now.saturating_sub(self.since);
+        let elapsed = now.saturating_sub(self.since);
         self.since = now;
         self.stage = stage;
-        u32::try_from(took.as_micros()).unwrap_or(u32::MAX)
+        u32::try_from(elapsed.as_micros()).unwrap_or(u32::MAX)
     }
 
     /// Removes a flow from the batch.
-    pub(super) fn refuse(&mut self, index: usize, why: &str) -> Flow {
+    pub(super) fn refuse(&mut self, index: usize, reason: &str) -> Flow {
         let flow = &mut self.flows[index];
-        flow.refused = Some(why.to_owned());
+        flow.refusal = Some(reason.to_owned());
         flow.flow
     }
 }
 
 impl Handoff {
-    pub(super) fn taken_in(&mut self, batch: BatchId, stage: Stage) -> Option<&mut Taken> {
-        let taken = self.acceptor.batches.get_mut(&batch)?;
-        (taken.stage == stage).then_some(taken)
+    pub(super) fn inbound_in_stage(
+        &mut self,
+        batch: BatchId,
+        stage: Stage,
+    ) -> Option<&mut InboundBatch> {
+        let inbound = self.acceptor.batches.get_mut(&batch)?;
+        (inbound.stage == stage).then_some(inbound)
     }
 
     /// Handles `Prepare`: a donor wants sockets.
-    pub(super) fn prepare_asked(
+    pub(super) fn on_prepare(
         &mut self,
         now: Duration,
         from: NodeId,
@@ -95,12 +99,14 @@ impl Handoff {
         if batch.donor != from {
             return self
                 .core
-                .ignored(from, "Prepare", "the batch is another donor's");
+                .report_ignored(from, "Prepare", "the batch belongs to another donor");
         }
-        if self.acceptor.batches.contains_key(&batch) || self.acceptor.ended.contains(&batch) {
-            return self.core.ignored(from, "Prepare", "it is repeated");
+        if self.acceptor.batches.contains_key(&batch)
+            || self.acceptor.ended_batches.contains(&batch)
+        {
+            return self.core.report_ignored(from, "Prepare", "repeated frame");
         }
-        let mut taken = Taken {
+        let mut inbound = InboundBatch {
             donor: from,
             stage: Stage::Preparing,
             since: now,
@@ -108,83 +114,90 @@ impl Handoff {
             flows: Vec::with_capacity(flows.len()),
             states: BTreeMap::new(),
             times: AcceptorTimes::default(),
-            doomed: None,
+            pending_failure: None,
         };
         let mut accepted = Vec::with_capacity(flows.len());
         for flow in flows {
-            let refused = if flow.flow.is_process() {
-                Some("a process does not move as a connection")
-            } else if self.core.moving.contains_key(&flow.flow) {
-                Some("the flow takes part in another handoff there")
+            let refusal = if flow.flow.is_process() {
+                Some("the flow names a process, which cannot be handed off like a connection")
+            } else if self.core.moving_flows.contains_key(&flow.flow) {
+                Some("the flow takes part in another handoff on the acceptor")
             } else {
                 None
             };
-            taken.flows.push(TakenFlow {
+            inbound.flows.push(InboundFlow {
                 flow: flow.flow,
                 epoch: flow.epoch,
-                refused: refused.map(str::to_owned),
-                owned: None,
+                refusal: refusal.map(str::to_owned),
+                owned_epoch: None,
             });
-            if refused.is_none() {
-                self.core.moving.insert(flow.flow, Moving::default());
+            if refusal.is_none() {
+                self.core
+                    .moving_flows
+                    .insert(flow.flow, MovingFlow::default());
                 accepted.push(flow);
             }
         }
-        self.acceptor.batches.insert(batch, taken);
+        self.acceptor.batches.insert(batch, inbound);
         if accepted.is_empty() {
-            return self.sockets_prepared(now, batch, Vec::new());
+            return self.on_sockets_prepared(now, batch, Vec::new());
         }
         self.core
-            .command(Purpose::Prepare(batch), |token| Command::PrepareSockets {
-                token,
-                batch,
-                flows: accepted,
+            .push_command(CommandPurpose::Prepare(batch), |token| {
+                Command::PrepareSockets {
+                    token,
+                    batch,
+                    flows: accepted,
+                }
             });
     }
 
-    pub(super) fn sockets_prepared(
+    pub(super) fn on_sockets_prepared(
         &mut self,
         now: Duration,
         batch: BatchId,
         results: Vec<Result<(), String>>,
     ) {
-        let Some(taken) = self.taken_in(batch, Stage::Preparing) else {
+        let Some(inbound) = self.inbound_in_stage(batch, Stage::Preparing) else {
             return;
         };
-        taken.enter(now, Stage::Waiting);
-        let donor = taken.donor;
-        let doomed = taken.doomed.take();
-        let mut unprepared = Vec::new();
-        for (index, result) in taken.active().into_iter().zip(results) {
-            if let Err(why) = result {
-                unprepared.push(taken.refuse(index, &why));
+        inbound.enter(now, Stage::Waiting);
+        let donor = inbound.donor;
+        let doomed = inbound.pending_failure.take();
+        let mut unprepared_flows = Vec::new();
+        for (index, result) in inbound.active_indices().into_iter().zip(results) {
+            if let Err(error) = result {
+                unprepared_flows.push(inbound.refuse(index, &error));
             }
         }
-        let refusals = taken
+        let refusals = inbound
             .flows
             .iter()
-            .map(|flow| flow.refused.clone().map_or(Ok(()), Err));
+            .map(|flow| flow.refusal.clone().map_or(Ok(()), Err));
         let results = refusals.collect();
-        let nothing = taken.active().is_empty();
-        for flow in unprepared {
+        let is_empty = inbound.active_indices().is_empty();
+        for flow in unprepared_flows {
             self.core.end_move(&flow, None);
         }
-        if let Some(why) = doomed {
-            return self.drop_batch(batch, &why);
+        if let Some(reason) = doomed {
+            return self.discard_batch(batch, &reason);
         }
-        self.core.send(donor, Frame::Prepared { batch, results });
-        if nothing {
+        self.core
+            .send(donor, Frame::PrepareResponse { batch, results });
+        if is_empty {
             return self.end_batch(batch);
         }
         let deadline = now + self.core.config.state_timeout;
-        if let Some(taken) = self.acceptor.batches.get_mut(&batch) {
-            taken.deadline = Some(deadline);
+        if let Some(inbound) = self.acceptor.batches.get_mut(&batch) {
+            inbound.deadline = Some(deadline);
         }
-        self.core.timers.insert((deadline, Timer::Taken(batch)));
+        self.core
+            .timers
+            .insert((deadline, Timer::InboundBatch(batch)));
     }
 
     /// Handles a `State` frame. Flows without state in the last frame or before are given up.
-    pub(super) fn state_arrived(
+    pub(super) fn on_state(
         &mut self,
         now: Duration,
         from: NodeId,
@@ -195,65 +208,67 @@ impl Handoff {
         if batch.donor != from {
             return self
                 .core
-                .ignored(from, "State", "the batch is another donor's");
+                .report_ignored(from, "State", "the batch belongs to another donor");
         }
         if !self.acceptor.batches.contains_key(&batch) {
-            let reason = "the batch is not known, or was given up".to_owned();
+            let reason = "the batch is unknown or was aborted".to_owned();
             self.core.send(from, Frame::Abort { batch, reason });
-            return self.core.ignored(from, "State", "the batch is not known");
+            return self.core.report_ignored(from, "State", "unknown batch");
         }
-        let Some(taken) = self.taken_in(batch, Stage::Waiting) else {
+        let Some(inbound) = self.inbound_in_stage(batch, Stage::Waiting) else {
             return self
                 .core
-                .ignored(from, "State", "the batch does not wait for it");
+                .report_ignored(from, "State", "the batch is not waiting for state");
         };
         for state in states {
             let index = state.index as usize;
-            if taken
+            if inbound
                 .flows
                 .get(index)
-                .is_some_and(|flow| flow.refused.is_none())
+                .is_some_and(|flow| flow.refusal.is_none())
             {
-                taken.states.insert(index, state);
+                inbound.states.insert(index, state);
             }
         }
         if last {
-            self.restore(now, batch);
+            self.restore_batch(now, batch);
         }
     }
 
-    fn restore(&mut self, now: Duration, batch: BatchId) {
-        let Some(taken) = self.acceptor.batches.get_mut(&batch) else {
+    fn restore_batch(&mut self, now: Duration, batch: BatchId) {
+        let Some(inbound) = self.acceptor.batches.get_mut(&batch) else {
             return;
         };
-        taken.enter(now, Stage::Restoring);
-        if let Some(deadline) = taken.deadline.take() {
-            self.core.timers.remove(&(deadline, Timer::Taken(batch)));
+        inbound.enter(now, Stage::Restoring);
+        if let Some(deadline) = inbound.deadline.take() {
+            self.core
+                .timers
+                .remove(&(deadline, Timer::InboundBatch(batch)));
         }
         let mut missing = Vec::new();
-        for index in taken.active() {
-            if !taken.states.contains_key(&index) {
-                missing.push(taken.refuse(index, "its state did not come"));
+        for index in inbound.active_indices() {
+            if !inbound.states.contains_key(&index) {
+                missing.push(inbound.refuse(index, "the flow's state did not arrive"));
             }
         }
-        let flows: Vec<RestoreFlow> = std::mem::take(&mut taken.states)
+        let flows: Vec<RestoreFlow> = std::mem::take(&mut inbound.states)
             .into_iter()
             .map(|(index, state)| RestoreFlow {
-                flow: taken.flows[index].flow,
+                flow: inbound.flows[index].flow,
                 dynamic: state.dynamic,
                 application: state.application,
             })
             .collect();
         if flows.is_empty() {
-            self.discard(Some(batch), missing, "its state did not come");
-            return self.finish(now, batch);
+            self.discard(Some(batch), missing, "the flow's state did not arrive");
+            return self.send_done(now, batch);
         }
         self.core
-            .command(Purpose::Restore(batch), |token| Command::Restore {
+            .push_command(CommandPurpose::Restore(batch), |token| Command::Restore {
                 token,
                 batch,
                 flows,
             });
-        self.discard(Some(batch), missing, "its state did not come");
+        self.discard(Some(batch), missing, "the flow's state did not arrive");
     }
 }

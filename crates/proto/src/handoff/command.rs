@@ -20,7 +20,7 @@
 //! | `Arbitrate` | holder | per change: reads the record, applies [`crate::ownership::apply`], stores the result, all as one step |
 //! | `Lookup` | holder | reads records |
 
-use super::Reason;
+use super::KeepReason;
 use bytes::Bytes;
 use core::time::Duration;
 use holdfast_wire::frame::{BatchId, PrepareFlow};
@@ -117,7 +117,7 @@ pub enum Command {
 
 impl Command {
     /// Number of results the command must have.
-    pub(super) fn results(&self) -> usize {
+    pub(super) fn result_count(&self) -> usize {
         match self {
             Command::ReadStatic { flows, .. }
             | Command::Drain { flows, .. }
@@ -186,7 +186,7 @@ pub struct Completion {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Results {
-    ReadStatic(Vec<Result<StaticFlow, Reason>>),
+    ReadStatic(Vec<Result<StaticFlow, KeepReason>>),
     /// Queue contents after the wait.
     Drained(Vec<SendQueueInfo>),
     Frozen(Vec<Result<FrozenFlow, String>>),

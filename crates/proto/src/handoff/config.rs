@@ -15,8 +15,8 @@ pub struct Config {
     pub holder: NodeId,
     /// The other nodes of the group.
     pub peers: BTreeSet<NodeId>,
-    /// Epoch at which this node, as holder, starts new flows; see [`crate::ownership::Floors::new`].
-    pub epoch_floor: Epoch,
+    /// Epoch at which this node, as holder, starts new flows; see [`crate::ownership::EpochFloors::new`].
+    pub new_flow_epoch_min: Epoch,
     /// Longest predicted freeze of a batch (1.2 ms: DESIGN.md demands under 2 ms, and one batch in a hundred takes
     /// twice its prediction).
     pub freeze_max: Duration,
@@ -38,11 +38,11 @@ pub struct Config {
     /// Longest time an acceptor waits for the state after `Prepared` (30 s, more than any drain).
     pub state_timeout: Duration,
     /// Time until a request to the holder is first repeated (50 ms); the wait doubles each time.
-    pub ask_retry_min: Duration,
+    pub holder_retry_min: Duration,
     /// Longest wait between two repetitions (1 s).
-    pub ask_retry_max: Duration,
+    pub holder_retry_max: Duration,
     /// Time until a failed `Resume`, `Close` or `Activate` is retried (20 ms), up to five times.
-    pub command_retry: Duration,
+    pub command_retry_interval: Duration,
     /// Longest rest between two batches (20 ms).
     pub rest_max: Duration,
     /// Longest wait for a send queue to drain when the request names none (2 s).
@@ -64,7 +64,7 @@ impl Config {
             boot,
             holder,
             peers,
-            epoch_floor: 1,
+            new_flow_epoch_min: 1,
             freeze_max: Duration::from_micros(1_200),
             batch_flows_max: 512,
             batch_bytes_max: 4 << 20,
@@ -74,9 +74,9 @@ impl Config {
             divert_timeout: Duration::from_millis(500),
             transfer_timeout: Duration::from_secs(1),
             state_timeout: Duration::from_secs(30),
-            ask_retry_min: Duration::from_millis(50),
-            ask_retry_max: Duration::from_secs(1),
-            command_retry: Duration::from_millis(20),
+            holder_retry_min: Duration::from_millis(50),
+            holder_retry_max: Duration::from_secs(1),
+            command_retry_interval: Duration::from_millis(20),
             rest_max: Duration::from_millis(20),
             drain_wait_max: Duration::from_secs(2),
         }

@@ -1,11 +1,11 @@
 //! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
 use super::command::{Command, FlowEpoch, Token};
+use super::command_retry::Retryable;
 use super::config::Config;
+use super::crash_recovery::RecoveredInboundFlow;
+use super::donor_end::EndingFlow;
 use super::event::Event;
-use super::recover::RestartedTake;
-use super::repeat::Repeat;
-use super::settle::Settling;
 use super::{Output, RequestId};
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
@@ -16,35 +16,35 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     /// A batch given, by its number.
-    Given(u64),
+    OutboundBatch(u64),
     /// A batch taken.
-    Taken(BatchId),
+    InboundBatch(BatchId),
     /// A request to the holder, by its number.
-    Ask(u64),
+    HolderRequest(u64),
     /// A failed command to repeat.
-    Again(Token),
+    RetryCommand(Token),
     /// The end of the donor's rest.
-    Rest,
+    RestEnd,
 }
 
 /// Purpose of a command, kept until its completion.
 #[derive(Debug)]
-pub(super) enum Purpose {
+pub(super) enum CommandPurpose {
     /// Static state of a lane's next flows, requested at `since`.
-    Read {
+    ReadStatic {
         acceptor: NodeId,
         since: Duration,
     },
     Drain(u64),
     Freeze(u64),
-    Resume(Repeat<(Settling, FlowEpoch)>),
-    Close(Repeat<(Settling, FlowEpoch)>),
+    Resume(Retryable<(EndingFlow, FlowEpoch)>),
+    Close(Retryable<(EndingFlow, FlowEpoch)>),
     Prepare(BatchId),
     Restore(BatchId),
-    Activate(Option<BatchId>, Repeat<FlowEpoch>),
+    Activate(Option<BatchId>, Retryable<FlowEpoch>),
     Discard(Vec<Flow>),
     /// Requested by a peer.
-    ArbitrateFor {
+    ArbitrateForPeer {
         asker: NodeId,
         request: u64,
     },
@@ -60,28 +60,28 @@ pub(super) enum Purpose {
 
 /// An open request to the holder.
 #[derive(Debug)]
-pub(super) struct Ask {
+pub(super) struct HolderRequest {
     pub changes: Vec<Change>,
-    pub purpose: AskPurpose,
+    pub purpose: HolderRequestPurpose,
     /// Time of the next repetition, and the wait after that.
     pub due: Duration,
-    pub wait: Duration,
-    pub times: u32,
+    pub next_wait: Duration,
+    pub transmissions: u32,
 }
 
 /// Operation that waits for the holder's answer.
 #[derive(Debug)]
-pub(super) enum AskPurpose {
+pub(super) enum HolderRequestPurpose {
     Divert(u64),
-    Rollback(Vec<Settling>),
+    Rollback(Vec<EndingFlow>),
     Commit(BatchId),
-    Restarted(Vec<RestartedTake>),
+    Recovery(Vec<RecoveredInboundFlow>),
     Report,
 }
 
 /// A flow that takes part in a handoff here.
 #[derive(Debug, Default)]
-pub(super) struct Moving {
+pub(super) struct MovingFlow {
     /// Changes reported during the move; deferred until its end.
     pub deferred: Vec<Change>,
 }
@@ -92,16 +92,16 @@ pub(super) struct Core {
     pub config: Config,
     pub outputs: VecDeque<Output>,
     /// Open commands, each with its number of expected results.
-    pub commands: BTreeMap<Token, (Purpose, usize)>,
+    pub open_commands: BTreeMap<Token, (CommandPurpose, usize)>,
     /// Failed commands that wait for their repetition.
-    pub again: BTreeMap<Token, Purpose>,
-    pub asks: BTreeMap<u64, Ask>,
-    pub moving: BTreeMap<Flow, Moving>,
+    pub failed_commands: BTreeMap<Token, CommandPurpose>,
+    pub holder_requests: BTreeMap<u64, HolderRequest>,
+    pub moving_flows: BTreeMap<Flow, MovingFlow>,
     pub timers: BTreeSet<(Duration, Timer)>,
     /// Changes to report to the holder that are not part of an open request.
     pub reports: VecDeque<Change>,
-    pub report_asked: bool,
-    next: u64,
+    pub report_in_flight: bool,
+    last_number: u64,
 }
 
 impl Core {
@@ -109,53 +109,67 @@ impl Core {
         Core {
             config,
             outputs: VecDeque::new(),
-            commands: BTreeMap::new(),
-            again: BTreeMap::new(),
-            asks: BTreeMap::new(),
-            moving: BTreeMap::new(),
+            open_commands: BTreeMap::new(),
+            failed_commands: BTreeMap::new(),
+            holder_requests: BTreeMap::new(),
+            moving_flows: BTreeMap::new(),
             timers: BTreeSet::new(),
             reports: VecDeque::new(),
-            report_asked: false,
-            next: 0,
+            report_in_flight: false,
+            last_number: 0,
         }
     }
 
     /// Returns a number that this machine has not used: for tokens, requests and holder requests.
-    pub(super) fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
     }
 
-    pub(super) fn request_id(&mut self) -> RequestId {
-        RequestId(self.number())
+    pub(super) fn next_request_id(&mut self) -> RequestId {
+        RequestId(self.next_number())
     }
 
     pub(super) fn send(&mut self, to: NodeId, frame: Frame) {
         self.outputs.push_back(Output::Send { to, frame });
     }
 
-    pub(super) fn event(&mut self, event: Event) {
+    pub(super) fn push_event(&mut self, event: Event) {
         self.outputs.push_back(Output::Event(event));
     }
 
-    pub(super) fn ignored(&mut self, from: NodeId, what: &'static str, why: &'static str) {
-        self.event(Event::Ignored { from, what, why });
+    pub(super) fn report_ignored(
+        &mut self,
+        from: NodeId,
+        frame: &'static str,
+        reason: &'static str,
+    ) {
+        self.push_event(Event::Ignored {
+            from,
+            frame,
+            reason,
+        });
     }
 
     /// Emits a command; `make` gets its token.
-    pub(super) fn command(&mut self, purpose: Purpose, make: impl FnOnce(Token) -> Command) {
-        let token = Token(self.number());
+    pub(super) fn push_command(
+        &mut self,
+        purpose: CommandPurpose,
+        make: impl FnOnce(Token) -> Command,
+    ) {
+        let token = Token(self.next_number());
         let command = make(token);
-        self.commands.insert(token, (purpose, command.results()));
-        self.outputs.push_back(Output::Do(command));
+        self.open_commands
+            .insert(token, (purpose, command.result_count()));
+        self.outputs.push_back(Output::Execute(command));
     }
 
     /// Schedules a failed command for repetition.
-    pub(super) fn later(&mut self, now: Duration, purpose: Purpose) {
-        let token = Token(self.number());
-        self.again.insert(token, purpose);
-        let due = now + self.config.command_retry;
-        self.timers.insert((due, Timer::Again(token)));
+    pub(super) fn schedule_retry(&mut self, now: Duration, purpose: CommandPurpose) {
+        let token = Token(self.next_number());
+        self.failed_commands.insert(token, purpose);
+        let due = now + self.config.command_retry_interval;
+        self.timers.insert((due, Timer::RetryCommand(token)));
     }
 
     /// Ends the flow's move and reports its deferred changes.
@@ -163,13 +177,13 @@ impl Core {
     /// If this node owns the flow, at `epoch`, all of them are reported; if not (none), only the changes after its
     /// removal.
     pub(super) fn end_move(&mut self, flow: &Flow, epoch: Option<u32>) {
-        let Some(moving) = self.moving.remove(flow) else {
+        let Some(moving) = self.moving_flows.remove(flow) else {
             return;
         };
-        let mut ours = epoch;
+        let mut own_epoch = epoch;
         for mut change in moving.deferred {
             if change.kind == ChangeKind::Remove {
-                match ours.take() {
+                match own_epoch.take() {
                     Some(epoch) => change.epoch = epoch,
                     None => continue,
                 }
@@ -179,8 +193,8 @@ impl Core {
     }
 
     /// Ends the move of a flow that was not touched; its deferred changes are reported unchanged.
-    pub(super) fn end_unread(&mut self, flow: &Flow) {
-        if let Some(moving) = self.moving.remove(flow) {
+    pub(super) fn end_untouched_move(&mut self, flow: &Flow) {
+        if let Some(moving) = self.moving_flows.remove(flow) {
             self.reports.extend(moving.deferred);
         }
     }

@@ -3,9 +3,9 @@
 //! Flows for one acceptor queue in a lane: *waiting*, then *read* a batch's worth at a time, then carved into batches
 //! by predicted freeze. A few batches prepare while one is in its freeze (`give`).
 
-use super::batch::CostModel;
-use super::core::{Moving, Timer};
-use super::event::{Event, Outcome, Phases, Reason};
+use super::batch_cost::CostModel;
+use super::core::{MovingFlow, Timer};
+use super::event::{Event, KeepReason, Outcome, PhaseTimes};
 use super::{Drain, Handoff, Request, RequestError, RequestId, SendQueueInfo, StaticFlow};
 use core::time::Duration;
 use holdfast_wire::{BatchId, Epoch, Flow, NodeId};
@@ -15,25 +15,25 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Debug)]
 pub(super) struct Donor {
     pub lanes: BTreeMap<NodeId, Lane>,
-    requests: BTreeMap<RequestId, Progress>,
-    pub batches: BTreeMap<u64, Batch>,
+    requests: BTreeMap<RequestId, RequestProgress>,
+    pub batches: BTreeMap<u64, OutboundBatch>,
     pub model: CostModel,
     /// Prepared batches, in the order in which they freeze.
-    pub ready: VecDeque<u64>,
+    pub freeze_queue: VecDeque<u64>,
     /// The one batch between divert and `Done`.
-    pub turn: Option<u64>,
+    pub freezing_batch: Option<u64>,
     /// True if other programs lack processor time while this node hands off: between batches the donor then rests for
     /// half as long as it was busy.
-    pub gives_way: bool,
+    pub is_yielding: bool,
     /// True while the donor rests and begins no batch.
-    pub rests: bool,
+    pub is_resting: bool,
     /// Time at which the donor began, or continued after a rest; none if there is nothing to hand off.
     pub busy_since: Option<Duration>,
 }
 
 #[derive(Debug)]
-struct Progress {
-    left: usize,
+struct RequestProgress {
+    remaining: usize,
     moved: usize,
     kept: usize,
 }
@@ -41,17 +41,17 @@ struct Progress {
 /// Flows for one acceptor that are not in a batch yet.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
-    pub waiting: VecDeque<Waiting>,
-    pub reading: Option<Vec<Waiting>>,
-    pub read: VecDeque<Read>,
+    pub waiting_flows: VecDeque<WaitingFlow>,
+    pub flows_being_read: Option<Vec<WaitingFlow>>,
+    pub read_flows: VecDeque<ReadFlow>,
     /// Batches between `Prepare` and divert.
-    pub preparing: usize,
+    pub preparing_batches: usize,
     /// Reason the lane fails: the acceptor failed while flows were being read.
-    pub doomed: Option<Reason>,
+    pub pending_failure: Option<KeepReason>,
 }
 
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitingFlow {
     pub flow: Flow,
     pub request: RequestId,
     /// Longest wait for the flow's send queue, none for no wait.
@@ -59,11 +59,11 @@ pub(super) struct Waiting {
 }
 
 #[derive(Debug)]
-pub(super) struct Read {
-    pub waiting: Waiting,
+pub(super) struct ReadFlow {
+    pub waiting: WaitingFlow,
     pub state: StaticFlow,
     /// Duration of the read.
-    pub took: Duration,
+    pub read_time: Duration,
 }
 
 /// Stage of a batch.
@@ -83,36 +83,36 @@ pub(super) enum Stage {
 
 /// A batch that this node gives.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct OutboundBatch {
     pub acceptor: NodeId,
     pub stage: Stage,
     /// Start of the stage.
     pub since: Duration,
     /// Time at which the donor gives the batch up.
     pub deadline: Option<Duration>,
-    pub flows: Vec<BatchFlow>,
+    pub flows: Vec<OutboundFlow>,
     /// Longest wait for send queues, none for no wait.
     pub drain: Option<Duration>,
     /// Number of flows without an outcome.
-    pub open: usize,
+    pub pending_flows: usize,
     pub moved: usize,
     pub kept: usize,
     pub bytes: usize,
     pub predicted: Duration,
-    pub phases: Phases,
+    pub phases: PhaseTimes,
     /// Reason the batch fails once its freeze is complete.
-    pub doomed: Option<Reason>,
+    pub pending_failure: Option<KeepReason>,
 }
 
 /// A flow of a batch; identified by its index there.
 #[derive(Debug)]
-pub(super) struct BatchFlow {
+pub(super) struct OutboundFlow {
     pub flow: Flow,
     pub epoch: Epoch,
     pub request: RequestId,
     pub queue: SendQueueInfo,
     /// True while the flow still moves with the batch.
-    pub active: bool,
+    pub is_active: bool,
 }
 
 impl Donor {
@@ -122,10 +122,10 @@ impl Donor {
             requests: BTreeMap::new(),
             batches: BTreeMap::new(),
             model: CostModel::new(),
-            ready: VecDeque::new(),
-            turn: None,
-            gives_way: false,
-            rests: false,
+            freeze_queue: VecDeque::new(),
+            freezing_batch: None,
+            is_yielding: false,
+            is_resting: false,
             busy_since: None,
         }
     }
@@ -136,7 +136,7 @@ impl Donor {
 }
 
 impl Handoff {
-    pub(super) fn requested(
+    pub(super) fn start_request(
         &mut self,
         now: Duration,
         request: Request,
@@ -156,9 +156,9 @@ impl Handoff {
             Drain::Yes => Some(self.core.config.drain_wait_max),
             Drain::Within(limit) => Some(limit),
         };
-        let id = self.core.request_id();
-        let progress = Progress {
-            left: flows.len(),
+        let id = self.core.next_request_id();
+        let progress = RequestProgress {
+            remaining: flows.len(),
             moved: 0,
             kept: 0,
         };
@@ -166,19 +166,19 @@ impl Handoff {
         let mut refused = Vec::new();
         let lane = self.donor.lanes.entry(to).or_default();
         for flow in flows {
-            if self.core.moving.contains_key(&flow) {
-                let reason = Reason::AlreadyMoving;
+            if self.core.moving_flows.contains_key(&flow) {
+                let reason = KeepReason::AlreadyMoving;
                 refused.push((flow, Outcome::Kept { reason }));
                 continue;
             }
-            self.core.moving.insert(flow, Moving::default());
-            lane.waiting.push_back(Waiting {
+            self.core.moving_flows.insert(flow, MovingFlow::default());
+            lane.waiting_flows.push_back(WaitingFlow {
                 flow,
                 request: id,
                 drain,
             });
         }
-        self.tell(Some(id), None, refused);
+        self.report_outcomes(Some(id), None, refused);
         self.pump_lane(now, to);
         Ok(id)
     }
@@ -192,7 +192,7 @@ impl Handoff {
     }
 
     /// Reports outcomes, and the end of a batch or a request with its last outcome.
-    pub(super) fn tell(
+    pub(super) fn report_outcomes(
         &mut self,
         request: Option<RequestId>,
         seq: Option<u64>,
@@ -205,7 +205,7 @@ impl Handoff {
         let is_moved = |(_, outcome): &&(Flow, Outcome)| matches!(outcome, Outcome::Moved { .. });
         let moved = flows.iter().filter(is_moved).count();
         let batch = seq.map(|seq| self.batch_id(seq));
-        self.core.event(Event::Outcome {
+        self.core.push_event(Event::Outcome {
             request,
             batch,
             flows,
@@ -213,23 +213,23 @@ impl Handoff {
         if let Some(seq) = seq
             && let Some(batch) = self.donor.batches.get_mut(&seq)
         {
-            batch.open -= count;
+            batch.pending_flows -= count;
             batch.moved += moved;
             batch.kept += count - moved;
-            if batch.open == 0 {
-                self.batch_finished(seq);
+            if batch.pending_flows == 0 {
+                self.finish_batch(seq);
             }
         }
         if let Some(request) = request
             && let Some(progress) = self.donor.requests.get_mut(&request)
         {
-            progress.left -= count;
+            progress.remaining -= count;
             progress.moved += moved;
             progress.kept += count - moved;
-            if progress.left == 0 {
-                let Progress { moved, kept, .. } = *progress;
+            if progress.remaining == 0 {
+                let RequestProgress { moved, kept, .. } = *progress;
                 self.donor.requests.remove(&request);
-                self.core.event(Event::RequestFinished {
+                self.core.push_event(Event::RequestFinished {
                     request,
                     moved,
                     kept,
@@ -238,14 +238,16 @@ impl Handoff {
         }
     }
 
-    fn batch_finished(&mut self, seq: u64) {
+    fn finish_batch(&mut self, seq: u64) {
         let Some(batch) = self.donor.batches.remove(&seq) else {
             return;
         };
         if let Some(deadline) = batch.deadline {
-            self.core.timers.remove(&(deadline, Timer::Given(seq)));
+            self.core
+                .timers
+                .remove(&(deadline, Timer::OutboundBatch(seq)));
         }
-        self.core.event(Event::BatchFinished {
+        self.core.push_event(Event::BatchFinished {
             batch: self.batch_id(seq),
             acceptor: batch.acceptor,
             moved: batch.moved,

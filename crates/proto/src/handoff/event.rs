@@ -17,20 +17,20 @@ pub enum Outcome {
     /// The flow stays on this node and continues.
     Kept {
         /// Reason for staying.
-        reason: Reason,
+        reason: KeepReason,
     },
     /// The flow was closed meanwhile, here or by its new owner.
-    Gone,
+    Closed,
 }
 
 /// Reason for a flow to stay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum KeepReason {
     /// The flow does not exist on this node.
     #[error("there is no such flow on this node; `holdfast flow list` shows those there are")]
     UnknownFlow,
     /// Another node owns the flow.
-    #[error("the flow is not this node's: {}", owner(.0))]
+    #[error("this node does not own the flow: {}", owner_text(.0))]
     OwnedElsewhere(Option<Record>),
     /// The flow is in a handoff already, here as donor or as acceptor.
     #[error("the flow is moving already; try again when that has ended")]
@@ -47,18 +47,18 @@ pub enum Reason {
         why: String,
     },
     /// Extraction of the state failed on this node.
-    #[error("its state could not be taken: {0}")]
+    #[error("the state of the flow could not be extracted: {0}")]
     Extract(String),
     /// The state is larger than a frame may be.
     #[error(
-        "its queues hold {bytes} bytes, more than a frame may have; hand it off with drain, or when less is queued"
+        "the queues of the flow hold {bytes} bytes, more than fits into a frame; drain first, or try again later"
     )]
     TooBig {
         /// Size of the state in bytes.
         bytes: usize,
     },
     /// A node did not answer in time.
-    #[error("node {peer} did not answer in time ({step}); look whether its holdfastd runs")]
+    #[error("node {peer} did not answer in time ({step}); check that its holdfastd runs")]
     TimedOut {
         /// The node that did not answer.
         peer: NodeId,
@@ -74,7 +74,7 @@ pub enum Reason {
         step: Step,
     },
     /// The acceptor aborted the batch.
-    #[error("node {by} gave up: {why}")]
+    #[error("node {by} aborted the handoff: {why}")]
     Aborted {
         /// The acceptor.
         by: NodeId,
@@ -82,17 +82,17 @@ pub enum Reason {
         why: String,
     },
     /// The holder's record of the flow contradicts this node's request.
-    #[error("the holder refused to divert it: {0}")]
+    #[error("the holder refused to divert the flow: {0}")]
     NotDiverted(Refusal),
     /// The daemon restarted during the handoff.
-    #[error("the daemon restarted while the flow moved")]
+    #[error("the daemon restarted during the handoff")]
     Restarted,
 }
 
-fn owner(record: &Option<Record>) -> String {
+fn owner_text(record: &Option<Record>) -> String {
     match record {
         Some(record) => record.to_string(),
-        None => "another node's".to_owned(),
+        None => "another node does".to_owned(),
     }
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for Step {
 /// `extract + transfer + restore + commit` is the freeze as the donor can see it. The donor sees its end when `Done`
 /// arrives, so the sum exceeds the true freeze by the delay of that frame, which counts as transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Phases {
+pub struct PhaseTimes {
     /// From the command `ReadStatic` until `Prepared`.
     pub prepare: Duration,
     /// Waiting for send queues, and for the turn to freeze.
@@ -145,7 +145,7 @@ pub struct Phases {
     pub commit: Duration,
 }
 
-impl Phases {
+impl PhaseTimes {
     /// Returns the freeze as the donor sees it.
     pub fn freeze(&self) -> Duration {
         self.extract + self.transfer + self.restore + self.commit
@@ -179,7 +179,7 @@ pub enum Event {
         /// The predicted freeze.
         predicted: Duration,
         /// Durations of the phases.
-        phases: Phases,
+        phases: PhaseTimes,
     },
     /// All flows of a request have their outcome.
     RequestFinished {
@@ -191,25 +191,25 @@ pub enum Event {
         kept: usize,
     },
     /// Flows taken by this node are active.
-    Accepted {
+    FlowsAccepted {
         /// The batch; none for flows found in transit after a restart.
         batch: Option<BatchId>,
         /// The flows and their epochs.
         flows: Vec<(Flow, Epoch)>,
     },
     /// This node gave up taking flows.
-    Discarded {
+    FlowsDiscarded {
         /// The batch; none for flows found in transit after a restart.
         batch: Option<BatchId>,
         /// The flows.
         flows: Vec<Flow>,
         /// Reason for giving up.
-        why: String,
+        reason: String,
     },
     /// The holder answered a change reported by `handle_changes`.
     ///
     /// After an establish the flow's entry gets the epoch of the record.
-    Changed {
+    ReportAnswered {
         /// The change as reported (a removal may have been repeated with the epoch that the holder named).
         change: Change,
         /// The record after the change, or the refusal.
@@ -223,21 +223,21 @@ pub enum Event {
         changes: usize,
     },
     /// A flow's `Resume`, `Close` or `Activate` failed at its last attempt.
-    Failed {
+    CommandFailed {
         /// The flow.
         flow: Flow,
         /// Name of the command.
         command: &'static str,
         /// The daemon's explanation.
-        why: String,
+        error: String,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.
     Ignored {
         /// The sender; this node for a completion.
         from: NodeId,
         /// Name of the frame.
-        what: &'static str,
+        frame: &'static str,
         /// Reason for ignoring it.
-        why: &'static str,
+        reason: &'static str,
     },
 }

@@ -1,63 +1,80 @@
 //! The holder role: answers the requests of other nodes and of this one. The table belongs to the daemon, as a kernel
 //! map; the rules are in [`crate::ownership`].
 
-use super::asks::Answers;
-use super::core::Purpose;
+use super::core::CommandPurpose;
+use super::holder_requests::HolderAnswers;
 use super::{Command, Handoff};
-use crate::ownership::{ASKED_EPOCH_MAX, Floors};
+use crate::ownership::{EpochFloors, REQUESTED_EPOCH_MAX};
 use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId, Record};
 
 /// The holder's state besides the table; empty on a node that is not the holder.
 #[derive(Debug, Default)]
 pub(super) struct Holder {
-    floors: Option<Floors>,
+    epoch_floors: Option<EpochFloors>,
 }
 
 impl Handoff {
     /// Handles a peer's request.
-    pub(super) fn asked(&mut self, from: NodeId, request: u64, changes: Vec<Change>) {
+    pub(super) fn on_change_request(&mut self, from: NodeId, request: u64, changes: Vec<Change>) {
         if self.core.config.holder != self.core.config.node {
             return self
                 .core
-                .ignored(from, "Ask", "this node is not the holder");
+                .report_ignored(from, "ChangeRequest", "this node is not the holder");
         }
-        let changes = self.lift_epochs(changes);
-        let purpose = Purpose::ArbitrateFor {
+        let changes = self.raise_epochs(changes);
+        let purpose = CommandPurpose::ArbitrateForPeer {
             asker: from,
             request,
         };
-        self.core.command(purpose, |token| Command::Arbitrate {
+        self.core.push_command(purpose, |token| Command::Arbitrate {
             token,
             asker: from,
             changes,
         });
     }
 
-    pub(super) fn arbitrated_for(&mut self, asker: NodeId, request: u64, results: Answers) {
-        self.core.send(asker, Frame::Answer { request, results });
+    pub(super) fn on_arbitrated_for_peer(
+        &mut self,
+        asker: NodeId,
+        request: u64,
+        results: HolderAnswers,
+    ) {
+        self.core
+            .send(asker, Frame::ChangeResponse { request, results });
     }
 
-    pub(super) fn arbitrated_own(&mut self, now: Duration, request: u64, results: Answers) {
+    pub(super) fn on_arbitrated_own(
+        &mut self,
+        now: Duration,
+        request: u64,
+        results: HolderAnswers,
+    ) {
         let node = self.core.config.node;
-        self.answered(now, node, request, results);
+        self.on_holder_answer(now, node, request, results);
     }
 
     /// Raises the epochs of new flows above the floors. A removal raises its floor on request, not on completion: an
     /// establish right behind it must be above already.
-    pub(super) fn lift_epochs(&mut self, mut changes: Vec<Change>) -> Vec<Change> {
-        let least = self.core.config.epoch_floor;
+    pub(super) fn raise_epochs(&mut self, mut changes: Vec<Change>) -> Vec<Change> {
+        let least = self.core.config.new_flow_epoch_min;
         for change in &mut changes {
             match change.kind {
                 ChangeKind::Establish => {
-                    let floors = self.holder.floors.get_or_insert_with(|| Floors::new(least));
-                    change.epoch = floors.at_least(&change.flow, change.epoch);
+                    let floors = self
+                        .holder
+                        .epoch_floors
+                        .get_or_insert_with(|| EpochFloors::new(least));
+                    change.epoch = floors.start_epoch(&change.flow, change.epoch);
                 }
                 ChangeKind::Remove => {
-                    let floors = self.holder.floors.get_or_insert_with(|| Floors::new(least));
+                    let floors = self
+                        .holder
+                        .epoch_floors
+                        .get_or_insert_with(|| EpochFloors::new(least));
                     // Bounded, because nobody has checked yet that the asker owns the flow.
-                    let epoch = change.epoch.min(ASKED_EPOCH_MAX);
-                    floors.removed(&change.flow, epoch);
+                    let epoch = change.epoch.min(REQUESTED_EPOCH_MAX);
+                    floors.raise(&change.flow, epoch);
                 }
                 _ => {}
             }
@@ -65,22 +82,27 @@ impl Handoff {
         changes
     }
 
-    pub(super) fn queried(&mut self, from: NodeId, request: u64, flows: Vec<Flow>) {
+    pub(super) fn on_query(&mut self, from: NodeId, request: u64, flows: Vec<Flow>) {
         if self.core.config.holder != self.core.config.node {
             return self
                 .core
-                .ignored(from, "Query", "this node is not the holder");
+                .report_ignored(from, "Query", "this node is not the holder");
         }
-        let purpose = Purpose::Lookup {
+        let purpose = CommandPurpose::Lookup {
             asker: from,
             request,
         };
         self.core
-            .command(purpose, |token| Command::Lookup { token, flows });
+            .push_command(purpose, |token| Command::Lookup { token, flows });
     }
 
-    pub(super) fn looked_up(&mut self, asker: NodeId, request: u64, records: Vec<Option<Record>>) {
+    pub(super) fn on_looked_up(
+        &mut self,
+        asker: NodeId,
+        request: u64,
+        records: Vec<Option<Record>>,
+    ) {
         self.core
-            .send(asker, Frame::QueryAnswer { request, records });
+            .send(asker, Frame::QueryResponse { request, records });
     }
 }

@@ -1,9 +1,9 @@
 //! A donor's lane: flows for one acceptor are read, carved into batches, and prepared there.
 
-use super::core::{Purpose, Timer};
-use super::donor::{Batch, BatchFlow, Read, Stage, Waiting};
-use super::event::{Outcome, Phases, Reason};
-use super::settle::Settling;
+use super::core::{CommandPurpose, Timer};
+use super::donor::{OutboundBatch, OutboundFlow, ReadFlow, Stage, WaitingFlow};
+use super::donor_end::EndingFlow;
+use super::event::{KeepReason, Outcome, PhaseTimes};
 use super::{Command, Handoff, RequestId, StaticFlow, drain};
 use core::time::Duration;
 use holdfast_wire::frame::PrepareFlow;
@@ -13,115 +13,115 @@ use std::collections::BTreeMap;
 impl Handoff {
     /// Advances a lane: prepares read flows, reads waiting ones.
     pub(super) fn pump_lane(&mut self, now: Duration, acceptor: NodeId) {
-        if self.donor.rests {
+        if self.donor.is_resting {
             return;
         }
-        while self.carve(now, acceptor) {}
+        while self.make_batch(now, acceptor) {}
         let config = &self.core.config;
-        let worth = self
+        let target_count = self
             .donor
             .model
             .flows_that_fit(config.freeze_max, config.batch_flows_max);
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
             return;
         };
-        if lane.reading.is_some() || lane.read.len() >= worth {
+        if lane.flows_being_read.is_some() || lane.read_flows.len() >= target_count {
             return;
         }
-        if lane.waiting.is_empty() {
-            if lane.read.is_empty() && lane.preparing == 0 {
+        if lane.waiting_flows.is_empty() {
+            if lane.read_flows.is_empty() && lane.preparing_batches == 0 {
                 self.donor.lanes.remove(&acceptor);
             }
             return;
         }
-        let count = worth.min(lane.waiting.len());
-        let reading: Vec<Waiting> = lane.waiting.drain(..count).collect();
-        let flows = reading.iter().map(|waiting| waiting.flow).collect();
-        lane.reading = Some(reading);
-        let purpose = Purpose::Read {
+        let count = target_count.min(lane.waiting_flows.len());
+        let being_read: Vec<WaitingFlow> = lane.waiting_flows.drain(..count).collect();
+        let flows = being_read.iter().map(|flow| flow.flow).collect();
+        lane.flows_being_read = Some(being_read);
+        let purpose = CommandPurpose::ReadStatic {
             acceptor,
             since: now,
         };
         self.core
-            .command(purpose, |token| Command::ReadStatic { token, flows });
+            .push_command(purpose, |token| Command::ReadStatic { token, flows });
     }
 
-    pub(super) fn static_read(
+    pub(super) fn on_static_read(
         &mut self,
         now: Duration,
         acceptor: NodeId,
         since: Duration,
-        results: Vec<Result<StaticFlow, Reason>>,
+        results: Vec<Result<StaticFlow, KeepReason>>,
     ) {
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
             return;
         };
-        let reading = lane.reading.take().unwrap_or_default();
-        let doomed = lane.doomed.take();
-        let took = now - since;
+        let reading = lane.flows_being_read.take().unwrap_or_default();
+        let doomed = lane.pending_failure.take();
+        let elapsed = now - since;
         let mut refused = Vec::new();
         let mut read = Vec::new();
         for (waiting, result) in reading.into_iter().zip(results) {
             match result {
-                Ok(state) => read.push(Read {
+                Ok(state) => read.push(ReadFlow {
                     waiting,
                     state,
-                    took,
+                    read_time: elapsed,
                 }),
                 Err(reason) => refused.push((waiting, reason)),
             }
         }
         match doomed {
-            Some(reason) => self.resume_read(read, acceptor, &reason),
-            None => lane.read.extend(read),
+            Some(reason) => self.resume_read_flows(read, acceptor, &reason),
+            None => lane.read_flows.extend(read),
         }
         for (waiting, reason) in refused {
-            self.core.end_unread(&waiting.flow);
+            self.core.end_untouched_move(&waiting.flow);
             let outcome = Outcome::Kept { reason };
-            self.tell(Some(waiting.request), None, vec![(waiting.flow, outcome)]);
+            self.report_outcomes(Some(waiting.request), None, vec![(waiting.flow, outcome)]);
         }
         self.pump_lane(now, acceptor);
     }
 
     /// Makes one batch of the read flows, if another batch may prepare, and this one would be full or no more flows
     /// follow.
-    pub(super) fn carve(&mut self, now: Duration, acceptor: NodeId) -> bool {
+    pub(super) fn make_batch(&mut self, now: Duration, acceptor: NodeId) -> bool {
         let config = &self.core.config;
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
             return false;
         };
-        let Some(first) = lane.read.front() else {
+        let Some(first) = lane.read_flows.front() else {
             return false;
         };
         let drain = first.waiting.drain;
-        let ahead = if drain.is_some() {
+        let ahead_max = if drain.is_some() {
             config.drain_ahead
         } else {
             config.prepare_ahead
         };
-        if lane.preparing >= ahead {
+        if lane.preparing_batches >= ahead_max {
             return false;
         }
         let queued = lane
-            .read
+            .read_flows
             .iter()
             .take_while(|read| read.waiting.drain == drain)
             .take(config.batch_flows_max)
-            .map(|read| drain::bytes_left(&read.state.queue, drain));
-        let count = self
-            .donor
-            .model
-            .fit(queued, config.freeze_max, config.batch_bytes_max);
-        let more_to_come = lane.reading.is_some() || !lane.waiting.is_empty();
-        if count == lane.read.len()
+            .map(|read| drain::bytes_to_move(&read.state.queue, drain));
+        let count =
+            self.donor
+                .model
+                .count_that_fit(queued, config.freeze_max, config.batch_bytes_max);
+        let more_to_come = lane.flows_being_read.is_some() || !lane.waiting_flows.is_empty();
+        if count == lane.read_flows.len()
             && more_to_come
             && count < config.batch_flows_max
-            && lane.preparing > 0
+            && lane.preparing_batches > 0
         {
             return false;
         }
-        lane.preparing += 1;
-        let read: Vec<Read> = lane.read.drain(..count).collect();
+        lane.preparing_batches += 1;
+        let read: Vec<ReadFlow> = lane.read_flows.drain(..count).collect();
         self.prepare(now, acceptor, read, drain);
         true
     }
@@ -130,37 +130,41 @@ impl Handoff {
         &mut self,
         now: Duration,
         acceptor: NodeId,
-        read: Vec<Read>,
+        read: Vec<ReadFlow>,
         drain: Option<Duration>,
     ) {
-        let seq = self.core.number();
+        let seq = self.core.next_number();
         let deadline = now + self.core.config.prepare_timeout;
-        let phases = Phases {
-            prepare: read.iter().map(|read| read.took).max().unwrap_or_default(),
-            ..Phases::default()
+        let phases = PhaseTimes {
+            prepare: read
+                .iter()
+                .map(|read| read.read_time)
+                .max()
+                .unwrap_or_default(),
+            ..PhaseTimes::default()
         };
         let mut flows = Vec::with_capacity(read.len());
         let mut prepare = Vec::with_capacity(read.len());
-        for Read { waiting, state, .. } in read {
+        for ReadFlow { waiting, state, .. } in read {
             prepare.push(PrepareFlow {
                 flow: waiting.flow,
                 epoch: state.epoch,
                 static_state: state.static_state,
             });
-            flows.push(BatchFlow {
+            flows.push(OutboundFlow {
                 flow: waiting.flow,
                 epoch: state.epoch,
                 request: waiting.request,
                 queue: state.queue,
-                active: true,
+                is_active: true,
             });
         }
-        let batch = Batch {
+        let batch = OutboundBatch {
             acceptor,
             stage: Stage::Preparing,
             since: now,
             deadline: Some(deadline),
-            open: flows.len(),
+            pending_flows: flows.len(),
             flows,
             drain,
             moved: 0,
@@ -168,10 +172,12 @@ impl Handoff {
             bytes: 0,
             predicted: Duration::ZERO,
             phases,
-            doomed: None,
+            pending_failure: None,
         };
         self.donor.batches.insert(seq, batch);
-        self.core.timers.insert((deadline, Timer::Given(seq)));
+        self.core
+            .timers
+            .insert((deadline, Timer::OutboundBatch(seq)));
         let batch = self.batch_id(seq);
         self.core.send(
             acceptor,
@@ -183,43 +189,43 @@ impl Handoff {
     }
 
     /// Fails all flows of the lane, because the acceptor cannot be reached.
-    pub(super) fn fail_lane(&mut self, acceptor: NodeId, reason: &Reason) {
+    pub(super) fn fail_lane(&mut self, acceptor: NodeId, reason: &KeepReason) {
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
             return;
         };
-        let waiting: Vec<Waiting> = lane.waiting.drain(..).collect();
-        let read: Vec<Read> = lane.read.drain(..).collect();
-        if lane.reading.is_some() {
-            lane.doomed = Some(reason.clone());
+        let waiting: Vec<WaitingFlow> = lane.waiting_flows.drain(..).collect();
+        let read: Vec<ReadFlow> = lane.read_flows.drain(..).collect();
+        if lane.flows_being_read.is_some() {
+            lane.pending_failure = Some(reason.clone());
         }
-        self.resume_read(read, acceptor, reason);
+        self.resume_read_flows(read, acceptor, reason);
         let mut by_request: BTreeMap<RequestId, Vec<_>> = BTreeMap::new();
-        for waiting in waiting {
-            self.core.end_unread(&waiting.flow);
+        for flow in waiting {
+            self.core.end_untouched_move(&flow.flow);
             let reason = reason.clone();
-            let flows = by_request.entry(waiting.request).or_default();
-            flows.push((waiting.flow, Outcome::Kept { reason }));
+            let flows = by_request.entry(flow.request).or_default();
+            flows.push((flow.flow, Outcome::Kept { reason }));
         }
         for (request, flows) in by_request {
-            self.tell(Some(request), None, flows);
+            self.report_outcomes(Some(request), None, flows);
         }
     }
 
     /// Resumes flows that were only read.
-    fn resume_read(&mut self, read: Vec<Read>, acceptor: NodeId, reason: &Reason) {
-        let flows = read.into_iter().map(|Read { waiting, state, .. }| {
-            let settling = Settling {
+    fn resume_read_flows(&mut self, read: Vec<ReadFlow>, acceptor: NodeId, reason: &KeepReason) {
+        let flows = read.into_iter().map(|ReadFlow { waiting, state, .. }| {
+            let ending_flow = EndingFlow {
                 flow: waiting.flow,
                 epoch: state.epoch,
                 acceptor,
                 request: Some(waiting.request),
                 batch: None,
-                frozen: false,
+                is_frozen: false,
                 reason: reason.clone(),
-                told: false,
+                is_reported: false,
                 in_doubt: false,
             };
-            (settling, state.epoch)
+            (ending_flow, state.epoch)
         });
         let flows = flows.collect();
         self.resume(flows);

@@ -13,21 +13,21 @@
 //! `Hello`, `Ping` and `Pong` belong to the channel, `Move` to another machine; this one ignores them.
 
 mod acceptor;
-mod asks;
-mod batch;
+mod acceptor_commit;
+mod batch_cost;
 mod command;
+mod command_retry;
 mod config;
 mod core;
+mod crash_recovery;
 mod donor;
+mod donor_divert;
+mod donor_end;
 mod drain;
 mod event;
-mod give;
 mod holder;
+mod holder_requests;
 mod lane;
-mod recover;
-mod repeat;
-mod settle;
-mod take;
 mod transfer;
 
 pub use command::{
@@ -35,10 +35,10 @@ pub use command::{
     Token,
 };
 pub use config::Config;
-pub use event::{Event, Outcome, Phases, Reason, Step};
+pub use event::{Event, KeepReason, Outcome, PhaseTimes, Step};
 
 use self::acceptor::Acceptor;
-use self::core::{Core, Purpose, Timer};
+use self::core::{CommandPurpose, Core, Timer};
 use self::donor::Donor;
 use self::holder::Holder;
 use holdfast_wire::{Change, Epoch, Flow, Frame, NodeId};
@@ -87,7 +87,7 @@ pub enum RequestError {
 /// State of a flow in the pinned map, as a restarted daemon finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RecoveredRole {
-    /// Owned, and read for a handoff (`Prepared` in the map). The epoch is the owner's.
+    /// Owned, and read for a handoff (`PrepareResponse` in the map). The epoch is the owner's.
     DonorPrepared,
     /// "Transit out". The epoch is the transit's.
     Donor,
@@ -120,7 +120,7 @@ pub enum Output {
         frame: Frame,
     },
     /// Carry out a command and answer with a [`Completion`].
-    Do(Command),
+    Execute(Command),
     /// Report an event to its observers.
     Event(Event),
 }
@@ -155,67 +155,75 @@ impl Handoff {
         now: Duration,
         request: Request,
     ) -> Result<RequestId, RequestError> {
-        let id = self.requested(now, request)?;
-        self.pump(now);
+        let id = self.start_request(now, request)?;
+        self.advance(now);
         Ok(id)
     }
 
     /// Handles a frame from the node `from` (as named by the channel's certificate).
     pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: Frame) {
         match frame {
-            Frame::Prepare { batch, flows } => self.prepare_asked(now, from, batch, flows),
-            Frame::State { batch, flows, last } => {
-                self.state_arrived(now, from, batch, flows, last)
-            }
-            Frame::Prepared { batch, results } if self.is_own(batch) => {
-                self.prepared(now, from, batch.seq, results);
+            Frame::Prepare { batch, flows } => self.on_prepare(now, from, batch, flows),
+            Frame::State { batch, flows, last } => self.on_state(now, from, batch, flows, last),
+            Frame::PrepareResponse { batch, results } if self.is_own_batch(batch) => {
+                self.on_prepared(now, from, batch.seq, results);
             }
             Frame::Done {
                 batch,
                 results,
                 times,
-            } if self.is_own(batch) => {
-                self.done(now, from, batch.seq, results, times);
+            } if self.is_own_batch(batch) => {
+                self.on_done(now, from, batch.seq, results, times);
             }
-            Frame::Abort { batch, reason } => self.abort_arrived(now, from, batch, reason),
-            Frame::Ask { request, changes } => self.asked(from, request, changes),
-            Frame::Answer { request, results } => self.answered(now, from, request, results),
-            Frame::Query { request, flows } => self.queried(from, request, flows),
+            Frame::Abort { batch, reason } => self.on_abort(now, from, batch, reason),
+            Frame::ChangeRequest { request, changes } => {
+                self.on_change_request(from, request, changes)
+            }
+            Frame::ChangeResponse { request, results } => {
+                self.on_holder_answer(now, from, request, results)
+            }
+            Frame::Query { request, flows } => self.on_query(from, request, flows),
             Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. } | Frame::Move { .. } => {}
-            Frame::Prepared { .. } | Frame::Done { .. } => {
-                self.core
-                    .ignored(from, frame.name(), "the batch is not this daemon's");
+            Frame::PrepareResponse { .. } | Frame::Done { .. } => {
+                self.core.report_ignored(
+                    from,
+                    frame.name(),
+                    "the batch does not belong to this daemon",
+                );
             }
-            Frame::QueryAnswer { .. } => {
-                self.core
-                    .ignored(from, frame.name(), "the machine does not query");
+            Frame::QueryResponse { .. } => {
+                self.core.report_ignored(
+                    from,
+                    frame.name(),
+                    "the handoff machine sends no queries",
+                );
             }
         }
-        self.pump(now);
+        self.advance(now);
     }
 
     /// Handles the completion of a command.
     /// # Panics
     /// If the results belong to another kind of command, or are too many or too few: the daemon is at fault, and flows
     /// would hang.
-    pub fn handle_done(&mut self, now: Duration, completion: Completion) {
+    pub fn handle_completion(&mut self, now: Duration, completion: Completion) {
         let Completion { token, results } = completion;
-        match self.core.commands.remove(&token) {
+        match self.core.open_commands.remove(&token) {
             Some((purpose, count)) => {
                 assert_eq!(results.len(), count, "results of {results:?}");
-                self.completed(now, purpose, results);
+                self.on_completed(now, purpose, results);
             }
             None => {
                 let node = self.core.config.node;
                 self.core
-                    .ignored(node, "completion", "no command has its token");
+                    .report_ignored(node, "completion", "no open command has this token");
             }
         }
-        self.pump(now);
+        self.advance(now);
     }
 
     /// Reports flows established or closed on this node to the holder, in this order and reliably: the request is
-    /// repeated until it is answered, across lost channels. [`Event::Changed`] follows for each change.
+    /// repeated until it is answered, across lost channels. [`Event::ReportAnswered`] follows for each change.
     ///
     /// A change of a flow that is moving waits. If the flow stays, its removal is requested with the epoch it has then;
     /// if the flow moves, the removal is dropped.
@@ -223,31 +231,31 @@ impl Handoff {
     /// Only [`holdfast_wire::ChangeKind::Establish`] and `Remove` are accepted; the machine makes the other kinds
     /// itself.
     pub fn handle_changes(&mut self, now: Duration, changes: Vec<Change>) {
-        self.report(changes);
-        self.pump(now);
+        self.queue_reports(changes);
+        self.advance(now);
     }
 
     /// Handles the loss of the channel to `peer`, and of frames on their way. The daemon also calls this function when
     /// a channel was replaced.
     pub fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
-        self.donor_lost(peer);
-        self.acceptor_lost(now, peer);
-        self.pump(now);
+        self.on_donor_lost(peer);
+        self.on_acceptor_lost(now, peer);
+        self.advance(now);
     }
 
     /// Handles a new channel to `peer`. If `peer` is the holder, open requests to it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
         if peer == self.core.config.holder {
-            self.ask_all_again(now);
+            self.repeat_holder_requests(now);
         }
-        self.pump(now);
+        self.advance(now);
     }
 
     /// Takes over flows that the daemon found in the middle of a handoff at its start; must be called before any other
     /// handler. The machine asks the holder and then commands `Resume`, `Close`, `Activate` or `Discard`.
     pub fn handle_recovered(&mut self, now: Duration, flows: Vec<RecoveredFlow>) {
-        self.recovered(now, flows);
-        self.pump(now);
+        self.on_recovered(now, flows);
+        self.advance(now);
     }
 
     /// Handles all timers due at `now`.
@@ -258,14 +266,14 @@ impl Handoff {
             }
             self.core.timers.pop_first();
             match timer {
-                Timer::Given(seq) => self.given_timed_out(now, seq),
-                Timer::Taken(batch) => self.taken_timed_out(batch),
-                Timer::Ask(request) => self.ask_again(now, request),
-                Timer::Again(token) => self.command_again(token),
-                Timer::Rest => self.go_on(now),
+                Timer::OutboundBatch(seq) => self.on_outbound_timeout(now, seq),
+                Timer::InboundBatch(batch) => self.on_inbound_timeout(batch),
+                Timer::HolderRequest(request) => self.repeat_holder_request(now, request),
+                Timer::RetryCommand(token) => self.retry_command(token),
+                Timer::RestEnd => self.end_rest(now),
             }
         }
-        self.pump(now);
+        self.advance(now);
     }
 
     /// Returns the next output, none if there is none left.
@@ -280,8 +288,8 @@ impl Handoff {
 
     /// Sets whether a donor of many batches rests after each one, for half as long as it was busy. On a node without
     /// spare processor time, its servers and their clients get the processors then. False at first.
-    pub fn give_way(&mut self, gives_way: bool) {
-        self.donor.gives_way = gives_way;
+    pub fn set_yielding(&mut self, is_yielding: bool) {
+        self.donor.is_yielding = is_yielding;
     }
 
     /// Returns how many connections with empty queues a batch may have, as currently predicted. A program should be
@@ -294,16 +302,16 @@ impl Handoff {
 
     /// Returns true if the flow takes part in a handoff on this node.
     pub fn is_moving(&self, flow: &Flow) -> bool {
-        self.core.moving.contains_key(flow)
+        self.core.moving_flows.contains_key(flow)
     }
 
     /// Returns true if no flow moves, no request or command is open, and no output waits.
     pub fn is_idle(&self) -> bool {
         let core = &self.core;
         core.outputs.is_empty()
-            && core.moving.is_empty()
-            && core.commands.is_empty()
-            && core.asks.is_empty()
+            && core.moving_flows.is_empty()
+            && core.open_commands.is_empty()
+            && core.holder_requests.is_empty()
             && core.timers.is_empty()
             && core.reports.is_empty()
             && self.donor.is_idle()
@@ -311,65 +319,78 @@ impl Handoff {
     }
 
     /// Starts actions that an input may have made possible.
-    fn pump(&mut self, now: Duration) {
-        self.pump_turn(now);
-        self.pump_reports(now);
+    fn advance(&mut self, now: Duration) {
+        self.start_next_freeze(now);
+        self.send_reports(now);
     }
 
-    fn is_own(&self, batch: holdfast_wire::BatchId) -> bool {
+    fn is_own_batch(&self, batch: holdfast_wire::BatchId) -> bool {
         batch.donor == self.core.config.node && batch.boot == self.core.config.boot
     }
 
-    fn abort_arrived(
+    fn on_abort(
         &mut self,
         now: Duration,
         from: NodeId,
         batch: holdfast_wire::BatchId,
-        why: String,
+        reason: String,
     ) {
         if batch.donor == from {
-            return self.give_up_taking(batch, &format!("the donor gave up: {why}"), false);
+            return self.abort_inbound(batch, &format!("the donor aborted: {reason}"), false);
         }
         let acceptor = self
             .donor
             .batches
             .get(&batch.seq)
             .map(|batch| batch.acceptor);
-        if self.is_own(batch) && acceptor == Some(from) {
-            return self.fail_batch(now, batch.seq, Reason::Aborted { by: from, why });
+        if self.is_own_batch(batch) && acceptor == Some(from) {
+            return self.fail_batch(
+                now,
+                batch.seq,
+                KeepReason::Aborted {
+                    by: from,
+                    why: reason,
+                },
+            );
         }
-        self.core.ignored(from, "Abort", "the batch is not known");
+        self.core.report_ignored(from, "Abort", "unknown batch");
     }
 
-    fn completed(&mut self, now: Duration, purpose: Purpose, results: Results) {
+    fn on_completed(&mut self, now: Duration, purpose: CommandPurpose, results: Results) {
         match (purpose, results) {
-            (Purpose::Read { acceptor, since }, Results::ReadStatic(results)) => {
-                self.static_read(now, acceptor, since, results);
+            (CommandPurpose::ReadStatic { acceptor, since }, Results::ReadStatic(results)) => {
+                self.on_static_read(now, acceptor, since, results);
             }
-            (Purpose::Drain(seq), Results::Drained(queues)) => self.drained(now, seq, queues),
-            (Purpose::Freeze(seq), Results::Frozen(results)) => self.frozen(now, seq, results),
-            (Purpose::Resume(repeat), Results::Resumed(results)) => {
-                self.resumed(now, repeat, results)
+            (CommandPurpose::Drain(seq), Results::Drained(queues)) => {
+                self.on_drained(now, seq, queues)
             }
-            (Purpose::Close(repeat), Results::Closed(results)) => self.closed(now, repeat, results),
-            (Purpose::Prepare(batch), Results::PreparedSockets(results)) => {
-                self.sockets_prepared(now, batch, results);
+            (CommandPurpose::Freeze(seq), Results::Frozen(results)) => {
+                self.on_frozen(now, seq, results)
             }
-            (Purpose::Restore(batch), Results::Restored(results)) => {
-                self.restored(now, batch, results)
+            (CommandPurpose::Resume(repeat), Results::Resumed(results)) => {
+                self.on_resumed(now, repeat, results)
             }
-            (Purpose::Activate(batch, repeat), Results::Activated(results)) => {
-                self.activated(now, batch, repeat, results);
+            (CommandPurpose::Close(repeat), Results::Closed(results)) => {
+                self.on_closed(now, repeat, results)
             }
-            (Purpose::Discard(flows), Results::Discarded) => self.discarded(flows),
-            (Purpose::ArbitrateFor { asker, request }, Results::Arbitrated(results)) => {
-                self.arbitrated_for(asker, request, results);
+            (CommandPurpose::Prepare(batch), Results::PreparedSockets(results)) => {
+                self.on_sockets_prepared(now, batch, results);
             }
-            (Purpose::ArbitrateOwn { request }, Results::Arbitrated(results)) => {
-                self.arbitrated_own(now, request, results);
+            (CommandPurpose::Restore(batch), Results::Restored(results)) => {
+                self.on_restored(now, batch, results)
             }
-            (Purpose::Lookup { asker, request }, Results::LookedUp(records)) => {
-                self.looked_up(asker, request, records);
+            (CommandPurpose::Activate(batch, repeat), Results::Activated(results)) => {
+                self.on_activated(now, batch, repeat, results);
+            }
+            (CommandPurpose::Discard(flows), Results::Discarded) => self.on_discarded(flows),
+            (CommandPurpose::ArbitrateForPeer { asker, request }, Results::Arbitrated(results)) => {
+                self.on_arbitrated_for_peer(asker, request, results);
+            }
+            (CommandPurpose::ArbitrateOwn { request }, Results::Arbitrated(results)) => {
+                self.on_arbitrated_own(now, request, results);
+            }
+            (CommandPurpose::Lookup { asker, request }, Results::LookedUp(records)) => {
+                self.on_looked_up(asker, request, records);
             }
             (purpose, results) => panic!("{results:?} does not answer the command for {purpose:?}"),
         }

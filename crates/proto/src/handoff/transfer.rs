@@ -1,48 +1,48 @@
 //! The donor's last third: the frozen batch is transferred, and moved or given up.
 
-use super::donor::{Batch, Stage};
-use super::event::{Reason, Step};
+use super::donor::{OutboundBatch, Stage};
+use super::event::{KeepReason, Step};
 use super::{FrozenFlow, Handoff};
 use core::time::Duration;
 use holdfast_wire::frame::{AcceptorTimes, StateFlow};
 use holdfast_wire::{Epoch, Frame, LENGTH_MAX, NodeId};
 
 /// Most bytes of state in a frame, unless one flow alone has more.
-const STATE_FRAME_BYTES: usize = 8 << 20;
+const STATE_FRAME_BYTES_MAX: usize = 8 << 20;
 /// Most bytes of state of a flow: a frame has to hold them and little else.
-const FLOW_BYTES_MAX: usize = LENGTH_MAX - (64 << 10);
+const FLOW_STATE_BYTES_MAX: usize = LENGTH_MAX - (64 << 10);
 
 impl Handoff {
     /// Handles the completion of `Freeze`. The hot path: the state is sent in the order it was extracted, its blobs
     /// untouched.
-    pub(super) fn frozen(
+    pub(super) fn on_frozen(
         &mut self,
         now: Duration,
         seq: u64,
         results: Vec<Result<FrozenFlow, String>>,
     ) {
-        let Some(batch) = self.batch_in(seq, Stage::Freezing) else {
+        let Some(batch) = self.batch_in_stage(seq, Stage::Freezing) else {
             return;
         };
         let acceptor = batch.acceptor;
         batch.phases.extract = batch.enter(now, Stage::Transferring);
-        if let Some(reason) = batch.doomed.take() {
-            let flows = batch.take_all(seq, true, &reason);
-            self.leave(now, seq);
+        if let Some(reason) = batch.pending_failure.take() {
+            let flows = batch.remove_all_flows(seq, true, &reason);
+            self.start_settling(now, seq);
             return self.roll_back(now, flows);
         }
-        let active: Vec<usize> = batch.active().collect();
+        let active: Vec<usize> = batch.active_indices().collect();
         let mut states = Vec::with_capacity(active.len());
         let mut failed = Vec::new();
         for (index, result) in active.into_iter().zip(results) {
             let reason = match result {
-                Err(why) => Reason::Extract(why),
+                Err(error) => KeepReason::Extract(error),
                 Ok(FrozenFlow {
                     dynamic,
                     application,
                 }) => {
                     let bytes = dynamic.len() + application.len();
-                    if bytes <= FLOW_BYTES_MAX {
+                    if bytes <= FLOW_STATE_BYTES_MAX {
                         batch.bytes += bytes;
                         let index = index as u32;
                         states.push(StateFlow {
@@ -52,19 +52,20 @@ impl Handoff {
                         });
                         continue;
                     }
-                    Reason::TooBig { bytes }
+                    KeepReason::TooBig { bytes }
                 }
             };
-            failed.push(batch.take(seq, index, true, reason));
+            failed.push(batch.remove_flow(seq, index, true, reason));
         }
         let bytes = batch.bytes;
         if states.is_empty() {
-            self.abort(acceptor, seq, "no flow could be frozen");
-            self.leave(now, seq);
+            self.send_abort(acceptor, seq, "no flow could be frozen");
+            self.start_settling(now, seq);
         } else {
             self.send_states(acceptor, seq, states);
-            let patience = self.core.config.transfer_timeout + self.donor.model.transfer(bytes) * 4;
-            self.set_deadline(seq, Some(now + patience));
+            let timeout =
+                self.core.config.transfer_timeout + self.donor.model.predict_transfer(bytes) * 4;
+            self.set_deadline(seq, Some(now + timeout));
         }
         self.roll_back(now, failed);
     }
@@ -74,8 +75,8 @@ impl Handoff {
         let mut flows = Vec::with_capacity(states.len());
         let mut bytes = 0;
         for state in states {
-            let more = state.dynamic.len() + state.application.len();
-            if bytes + more > STATE_FRAME_BYTES && !flows.is_empty() {
+            let flow_bytes = state.dynamic.len() + state.application.len();
+            if bytes + flow_bytes > STATE_FRAME_BYTES_MAX && !flows.is_empty() {
                 let flows = std::mem::take(&mut flows);
                 self.core.send(
                     acceptor,
@@ -87,7 +88,7 @@ impl Handoff {
                 );
                 bytes = 0;
             }
-            bytes += more;
+            bytes += flow_bytes;
             flows.push(state);
         }
         self.core.send(
@@ -101,7 +102,7 @@ impl Handoff {
     }
 
     /// Handles `Done`: the acceptor has finished the batch.
-    pub(super) fn done(
+    pub(super) fn on_done(
         &mut self,
         now: Duration,
         from: NodeId,
@@ -109,71 +110,91 @@ impl Handoff {
         results: Vec<Result<Epoch, String>>,
         times: AcceptorTimes,
     ) {
-        let Some(batch) = self.batch_in(seq, Stage::Transferring) else {
+        let Some(batch) = self.batch_in_stage(seq, Stage::Transferring) else {
             return self
                 .core
-                .ignored(from, "Done", "the batch is not being transferred");
+                .report_ignored(from, "Done", "the batch is not being transferred");
         };
         if batch.acceptor != from || batch.flows.len() != results.len() {
-            return self.core.ignored(from, "Done", "it does not fit the batch");
+            return self.core.report_ignored(
+                from,
+                "Done",
+                "the sender or the number of results does not match the batch",
+            );
         }
         let restore = Duration::from_micros(times.restore_us.into());
         let commit = Duration::from_micros(times.commit_us.into());
-        let took = batch.enter(now, Stage::Settling);
-        batch.phases.transfer = took.saturating_sub(restore + commit);
+        let elapsed = batch.enter(now, Stage::Settling);
+        batch.phases.transfer = elapsed.saturating_sub(restore + commit);
         batch.phases.restore = restore;
         batch.phases.commit = commit;
         let mut moved = Vec::new();
         let mut doubtful = Vec::new();
-        let active: Vec<usize> = batch.active().collect();
+        let active: Vec<usize> = batch.active_indices().collect();
         for index in active {
-            let taken_at = batch.flows[index].epoch.saturating_add(2);
+            let committed_epoch = batch.flows[index].epoch.saturating_add(2);
             match &results[index] {
-                Ok(epoch) if *epoch == taken_at => {
-                    let reason = Reason::AlreadyMoving;
-                    moved.push((batch.take(seq, index, true, reason), taken_at));
+                Ok(epoch) if *epoch == committed_epoch => {
+                    let reason = KeepReason::AlreadyMoving;
+                    moved.push((batch.remove_flow(seq, index, true, reason), committed_epoch));
                 }
                 Ok(_) => {
-                    let why = "it names an epoch that is not the transit's".to_owned();
-                    doubtful.push(batch.take(seq, index, true, Reason::Refused { by: from, why }));
+                    let explanation = "the committed epoch does not match the transit's".to_owned();
+                    doubtful.push(batch.remove_flow(
+                        seq,
+                        index,
+                        true,
+                        KeepReason::Refused {
+                            by: from,
+                            why: explanation,
+                        },
+                    ));
                 }
-                Err(why) => {
-                    let why = why.clone();
-                    doubtful.push(batch.take(seq, index, true, Reason::Refused { by: from, why }));
+                Err(error) => {
+                    let explanation = error.clone();
+                    doubtful.push(batch.remove_flow(
+                        seq,
+                        index,
+                        true,
+                        KeepReason::Refused {
+                            by: from,
+                            why: explanation,
+                        },
+                    ));
                 }
             }
         }
         let (bytes, phases) = (batch.bytes, batch.phases);
         self.donor.model.learn(moved.len(), bytes, &phases);
-        self.leave(now, seq);
+        self.start_settling(now, seq);
         self.close(moved);
         self.roll_back(now, doubtful);
     }
 
     /// Ends the batch's turn or preparation; its flows settle one by one.
-    pub(super) fn leave(&mut self, now: Duration, seq: u64) {
+    pub(super) fn start_settling(&mut self, now: Duration, seq: u64) {
         self.set_deadline(seq, None);
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
         batch.stage = Stage::Settling;
         let acceptor = batch.acceptor;
-        if self.donor.turn == Some(seq) {
-            self.donor.turn = None;
-            self.rest(now);
+        if self.donor.freezing_batch == Some(seq) {
+            self.donor.freezing_batch = None;
+            self.start_rest(now);
         } else {
-            self.left_lane(now, acceptor);
+            self.on_preparation_ended(now, acceptor);
         }
     }
 
-    pub(super) fn abort(&mut self, acceptor: NodeId, seq: u64, reason: &str) {
+    pub(super) fn send_abort(&mut self, acceptor: NodeId, seq: u64, reason: &str) {
         let batch = self.batch_id(seq);
         let reason = reason.to_owned();
         self.core.send(acceptor, Frame::Abort { batch, reason });
     }
 
     /// Handles the timeout of a batch.
-    pub(super) fn given_timed_out(&mut self, now: Duration, seq: u64) {
+    pub(super) fn on_outbound_timeout(&mut self, now: Duration, seq: u64) {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
@@ -184,7 +205,7 @@ impl Handoff {
             _ => (batch.acceptor, Step::Prepare),
         };
         let acceptor = batch.acceptor;
-        let reason = Reason::TimedOut { peer, step };
+        let reason = KeepReason::TimedOut { peer, step };
         if step == Step::Prepare {
             self.fail_lane(acceptor, &reason);
         }
@@ -192,55 +213,56 @@ impl Handoff {
     }
 
     /// Gives a batch up, in any stage.
-    pub(super) fn fail_batch(&mut self, now: Duration, seq: u64, reason: Reason) {
+    pub(super) fn fail_batch(&mut self, now: Duration, seq: u64, reason: KeepReason) {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
         let (acceptor, stage) = (batch.acceptor, batch.stage);
         match stage {
             Stage::Settling => return,
-            Stage::Freezing if batch.doomed.is_some() => return,
+            Stage::Freezing if batch.pending_failure.is_some() => return,
             // The flows are being frozen; the completion of `Freeze` decides how to undo that.
-            Stage::Freezing => batch.doomed = Some(reason.clone()),
+            Stage::Freezing => batch.pending_failure = Some(reason.clone()),
             Stage::Preparing | Stage::Draining | Stage::Waiting => {
-                let flows = batch.take_all(seq, false, &reason);
-                let flows = flows.into_iter().map(|settling| {
-                    let epoch = settling.epoch;
-                    (settling, epoch)
+                let flows = batch.remove_all_flows(seq, false, &reason);
+                let flows = flows.into_iter().map(|ending_flow| {
+                    let epoch = ending_flow.epoch;
+                    (ending_flow, epoch)
                 });
                 let flows = flows.collect();
-                self.leave(now, seq);
+                self.start_settling(now, seq);
                 self.resume(flows);
             }
             Stage::Diverting(request) => {
-                let flows = batch.take_all(seq, false, &reason);
-                self.cancel_ask(request);
-                self.leave(now, seq);
+                let flows = batch.remove_all_flows(seq, false, &reason);
+                self.cancel_holder_request(request);
+                self.start_settling(now, seq);
                 self.roll_back(now, flows);
             }
             Stage::Transferring => {
-                let flows = batch.take_all(seq, true, &reason);
-                self.leave(now, seq);
+                let flows = batch.remove_all_flows(seq, true, &reason);
+                self.start_settling(now, seq);
                 self.roll_back(now, flows);
             }
         }
-        self.abort(acceptor, seq, &reason.to_string());
+        self.send_abort(acceptor, seq, &reason.to_string());
     }
 
     /// Handles the loss of the channel to an acceptor.
-    pub(super) fn acceptor_lost(&mut self, now: Duration, peer: NodeId) {
+    pub(super) fn on_acceptor_lost(&mut self, now: Duration, peer: NodeId) {
         let step = Step::Prepare;
-        self.fail_lane(peer, &Reason::PeerLost { peer, step });
+        self.fail_lane(peer, &KeepReason::PeerLost { peer, step });
         let batches = self.donor.batches.iter();
-        let lost = batches.filter(|(_, batch)| batch.acceptor == peer);
-        let lost: Vec<(u64, Step)> = lost.map(|(seq, batch)| (*seq, batch.step())).collect();
-        for (seq, step) in lost {
-            self.fail_batch(now, seq, Reason::PeerLost { peer, step });
+        let affected = batches.filter(|(_, batch)| batch.acceptor == peer);
+        let affected: Vec<(u64, Step)> =
+            affected.map(|(seq, batch)| (*seq, batch.step())).collect();
+        for (seq, step) in affected {
+            self.fail_batch(now, seq, KeepReason::PeerLost { peer, step });
         }
     }
 }
 
-impl Batch {
+impl OutboundBatch {
     /// Returns the step of the batch's stage.
     pub(super) fn step(&self) -> Step {
         match self.stage {

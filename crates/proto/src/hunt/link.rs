@@ -7,9 +7,9 @@ use holdfast_wire::rserpool::asap::Message;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Link {
     /// Made by the machine ([`Output::Connect`]), which numbers its links; a number is not used again.
-    Ours(u64),
+    Initiated(u64),
     /// Made by the other end, and numbered by the daemon, which does not use a number again.
-    Theirs(u64),
+    Accepted(u64),
 }
 
 /// An action for the daemon.

@@ -13,7 +13,7 @@ mod tests;
 pub use config::HuntConfig;
 pub use link::{Link, Output};
 pub(crate) use random::Random;
-pub(crate) use servers::Reach;
+pub(crate) use servers::TransportSupport;
 
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{RegistrarId, Transport};
@@ -33,7 +33,7 @@ struct Home {
     /// Its address; none if the registrar made the link.
     address: Option<Transport>,
     /// True once a message arrived from it.
-    heard: bool,
+    has_spoken: bool,
 }
 
 /// An attempt to reach a registrar.
@@ -45,7 +45,7 @@ struct Attempt {
 }
 
 #[derive(Debug)]
-enum State {
+enum HuntState {
     /// No registrar is wanted.
     Idle,
     /// Attempts are open, until the T5-Serverhunt timer ends them.
@@ -58,7 +58,7 @@ enum State {
 
 /// A change for the machine that owns the hunt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum HomeChange {
     /// There is a new home registrar.
     Found,
     /// The home registrar was lost.
@@ -74,42 +74,42 @@ pub(crate) struct Hunt<E> {
     pub(crate) random: Random,
     config: HuntConfig,
     servers: Servers,
-    state: State,
+    state: HuntState,
     attempts: BTreeMap<Link, Attempt>,
     /// Number of failed rounds since the last home: exponent of T5 and of the pause.
     failed_rounds: u32,
     /// Number of home registrars in a row that closed the link without a message: they are no better than unreachable
     /// ones.
-    wordless: usize,
-    links: u64,
+    silent_home_count: usize,
+    last_link: u64,
 }
 
 impl<E> Hunt<E> {
-    pub(crate) fn new(config: HuntConfig, seed: [u8; 32], reach: Reach) -> Hunt<E> {
+    pub(crate) fn new(config: HuntConfig, seed: [u8; 32], reach: TransportSupport) -> Hunt<E> {
         Hunt {
             outputs: VecDeque::new(),
             random: Random::new(seed),
             servers: Servers::new(&config, reach),
             config,
-            state: State::Idle,
+            state: HuntState::Idle,
             attempts: BTreeMap::new(),
             failed_rounds: 0,
-            wordless: 0,
-            links: 0,
+            silent_home_count: 0,
+            last_link: 0,
         }
     }
 
     /// Starts the hunt.
     pub(crate) fn start(&mut self, now: Duration) {
-        if matches!(self.state, State::Idle) {
-            self.try_some(now);
+        if matches!(self.state, HuntState::Idle) {
+            self.start_round(now);
         }
     }
 
     /// Ends the hunt and leaves the home registrar.
     pub(crate) fn stop(&mut self) {
-        self.abandon();
-        if let State::Home(home) = std::mem::replace(&mut self.state, State::Idle) {
+        self.close_attempts();
+        if let HuntState::Home(home) = std::mem::replace(&mut self.state, HuntState::Idle) {
             self.close(home.link);
         }
         self.failed_rounds = 0;
@@ -117,8 +117,8 @@ impl<E> Hunt<E> {
 
     /// Makes a link.
     pub(crate) fn connect(&mut self, to: Transport) -> Link {
-        self.links += 1;
-        let link = Link::Ours(self.links);
+        self.last_link += 1;
+        let link = Link::Initiated(self.last_link);
         self.outputs.push_back(Output::Connect { link, to });
         link
     }
@@ -131,14 +131,14 @@ impl<E> Hunt<E> {
         self.outputs.push_back(Output::Send { link, message });
     }
 
-    pub(crate) fn event(&mut self, event: E) {
+    pub(crate) fn push_event(&mut self, event: E) {
         self.outputs.push_back(Output::Event(event));
     }
 
     /// Returns the link to the home registrar.
     pub(crate) fn home(&self) -> Option<Link> {
         match &self.state {
-            State::Home(home) => Some(home.link),
+            HuntState::Home(home) => Some(home.link),
             _ => None,
         }
     }
@@ -146,92 +146,93 @@ impl<E> Hunt<E> {
     /// Returns the home registrar's number, if it has named it.
     pub(crate) fn home_id(&self) -> Option<RegistrarId> {
         match &self.state {
-            State::Home(home) => home.id,
+            HuntState::Home(home) => home.id,
             _ => None,
         }
     }
 
-    pub(crate) fn handle_connected(&mut self, link: Link) -> Option<Change> {
+    pub(crate) fn handle_connected(&mut self, link: Link) -> Option<HomeChange> {
         let address = self.attempts.remove(&link)?.address;
         // SH6: "The PE or PU shall pick one of the ENRP servers": the first.
-        self.abandon();
+        self.close_attempts();
         let id = self.servers.id(&address);
-        self.settle(Home {
+        self.set_home(Home {
             link,
             id,
             address: Some(address),
-            heard: false,
+            has_spoken: false,
         });
-        Some(Change::Found)
+        Some(HomeChange::Found)
     }
 
     /// Notes a message on a link.
-    pub(crate) fn handle_heard(&mut self, link: Link) {
-        if let State::Home(home) = &mut self.state
+    pub(crate) fn note_message(&mut self, link: Link) {
+        if let HuntState::Home(home) = &mut self.state
             && home.link == link
         {
-            home.heard = true;
-            self.wordless = 0;
+            home.has_spoken = true;
+            self.silent_home_count = 0;
         }
     }
 
-    pub(crate) fn handle_lost(&mut self, now: Duration, link: Link) -> Option<Change> {
-        if let State::Home(home) = &self.state
+    pub(crate) fn handle_lost(&mut self, now: Duration, link: Link) -> Option<HomeChange> {
+        if let HuntState::Home(home) = &self.state
             && home.link == link
         {
-            self.wordless += usize::from(!home.heard);
-            let known = self.servers.len().max(1);
-            let rounds = self.wordless / known;
-            let in_vain = !home.heard && self.wordless.is_multiple_of(known);
-            match in_vain {
-                true => self.rest(now, rounds),
-                false => self.failed(now),
+            self.silent_home_count += usize::from(!home.has_spoken);
+            let known_registrars = self.servers.len().max(1);
+            let rounds = self.silent_home_count / known_registrars;
+            let all_silent =
+                !home.has_spoken && self.silent_home_count.is_multiple_of(known_registrars);
+            match all_silent {
+                true => self.pause_after_silent_homes(now, rounds),
+                false => self.seek_new_home(now),
             }
-            return Some(Change::Lost);
+            return Some(HomeChange::Lost);
         }
         // SH4: "If an association or connection establishment fails, the ASAP Endpoint SHOULD try to establish an
         // association or connection using a different transport address."
         self.attempts.remove(&link)?;
-        self.go_on(now)
+        self.continue_round(now)
     }
 
     /// Tries other registrars in place of failed ones, if any are left in this round.
-    fn go_on(&mut self, now: Duration) -> Option<Change> {
-        self.fill(now);
-        self.attempts.is_empty().then(|| self.pause(now))
+    fn continue_round(&mut self, now: Duration) -> Option<HomeChange> {
+        self.start_attempts(now);
+        self.attempts.is_empty().then(|| self.start_pause(now))
     }
 
     /// Leaves a home registrar that does not answer, and seeks another.
-    pub(crate) fn give_home_up(&mut self, now: Duration) -> Option<Change> {
+    pub(crate) fn drop_home(&mut self, now: Duration) -> Option<HomeChange> {
         let link = self.home()?;
         self.close(link);
-        self.failed(now);
-        Some(Change::Lost)
+        self.seek_new_home(now);
+        Some(HomeChange::Lost)
     }
 
     /// Makes the registrar at the other end of `link` the home registrar, as it demands.
-    pub(crate) fn adopt(&mut self, link: Link, id: RegistrarId) -> Option<Change> {
+    pub(crate) fn adopt(&mut self, link: Link, id: RegistrarId) -> Option<HomeChange> {
         match &mut self.state {
-            State::Home(home) if home.link == link => {
+            HuntState::Home(home) if home.link == link => {
                 home.id = Some(id);
                 return None;
             }
-            State::Home(home) => {
+            HuntState::Home(home) => {
                 let old = home.link;
                 self.close(old);
             }
-            State::Idle | State::Trying { .. } | State::Pausing { .. } => {}
+            HuntState::Idle | HuntState::Trying { .. } | HuntState::Pausing { .. } => {}
         }
         let address = self.attempts.remove(&link).map(|attempt| attempt.address);
-        self.abandon();
+        self.close_attempts();
         let id = Some(id);
-        self.settle(Home {
+        self.set_home(Home {
             link,
             id,
             address,
-            heard: true,
+            has_spoken: true,
         });
-        Some(Change::Found)
+        Some(HomeChange::Found)
     }
 
     /// Handles a registrar's announce. Without transports the registrar is reached at `source` (SCTP, the announce's
@@ -253,51 +254,51 @@ impl<E> Hunt<E> {
             transports
         };
         for transport in transports {
-            self.servers.announced(transport, id, until);
+            self.servers.learn_announced(transport, id, until);
         }
         // The announced registrar can be tried, and may be the first one.
         match self.state {
-            State::Pausing { .. } => self.try_some(now),
-            State::Trying { .. } => self.fill(now),
-            State::Idle | State::Home(_) => {}
+            HuntState::Pausing { .. } => self.start_round(now),
+            HuntState::Trying { .. } => self.start_attempts(now),
+            HuntState::Idle | HuntState::Home(_) => {}
         }
     }
 
-    pub(crate) fn handle_timeout(&mut self, now: Duration) -> Option<Change> {
-        self.servers.forget(now);
+    pub(crate) fn handle_timeout(&mut self, now: Duration) -> Option<HomeChange> {
+        self.servers.remove_expired(now);
         match self.state {
-            State::Trying { until } if until <= now => {
+            HuntState::Trying { until } if until <= now => {
                 // SH5.2: stop the establishment with the transport addresses selected.
-                self.abandon();
+                self.close_attempts();
                 // SH5.1: T5 doubles; the wait was long enough to start the next round at once.
                 self.failed_rounds += 1;
-                self.try_some(now);
-                Some(Change::NotFound)
+                self.start_round(now);
+                Some(HomeChange::NotFound)
             }
-            State::Pausing { until } if until <= now => {
-                self.try_some(now);
+            HuntState::Pausing { until } if until <= now => {
+                self.start_round(now);
                 None
             }
-            State::Trying { .. } => self.give_attempts_up(now),
+            HuntState::Trying { .. } => self.expire_attempts(now),
             _ => None,
         }
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         match self.state {
-            State::Trying { until } => {
+            HuntState::Trying { until } => {
                 let attempts = self.attempts.values().map(|attempt| attempt.until);
                 attempts.chain([until]).min()
             }
-            State::Pausing { until } => Some(until),
-            State::Idle | State::Home(_) => None,
+            HuntState::Pausing { until } => Some(until),
+            HuntState::Idle | HuntState::Home(_) => None,
         }
     }
 
     /// Ends attempts whose time is over.
-    fn give_attempts_up(&mut self, now: Duration) -> Option<Change> {
-        let over = |(link, attempt): (&Link, &Attempt)| (attempt.until <= now).then_some(*link);
-        let links: Vec<Link> = self.attempts.iter().filter_map(over).collect();
+    fn expire_attempts(&mut self, now: Duration) -> Option<HomeChange> {
+        let expired = |(link, attempt): (&Link, &Attempt)| (attempt.until <= now).then_some(*link);
+        let links: Vec<Link> = self.attempts.iter().filter_map(expired).collect();
         if links.is_empty() {
             return None;
         }
@@ -305,45 +306,45 @@ impl<E> Hunt<E> {
             self.attempts.remove(&link);
             self.close(link);
         }
-        self.go_on(now)
+        self.continue_round(now)
     }
 
-    fn settle(&mut self, home: Home) {
+    fn set_home(&mut self, home: Home) {
         self.failed_rounds = 0;
-        self.state = State::Home(home);
+        self.state = HuntState::Home(home);
     }
 
     /// Seeks a new registrar after the loss of the home registrar, which is tried last.
-    fn failed(&mut self, now: Duration) {
-        if let State::Home(Home {
+    fn seek_new_home(&mut self, now: Duration) {
+        if let HuntState::Home(Home {
             address: Some(address),
             ..
         }) = &self.state
         {
-            self.servers.tried(address);
+            self.servers.record_attempt(address);
         }
-        self.try_some(now);
+        self.start_round(now);
     }
 
     /// Starts a round of attempts (SH1, SH2).
-    fn try_some(&mut self, now: Duration) {
-        self.servers.forget(now);
-        self.servers.new_round();
-        let wait = self.config.timeout * self.doubled();
-        self.state = State::Trying {
+    fn start_round(&mut self, now: Duration) {
+        self.servers.remove_expired(now);
+        self.servers.start_round();
+        let wait = self.config.timeout * self.backoff_factor();
+        self.state = HuntState::Trying {
             until: now + wait.min(self.config.timeout_max),
         };
-        self.fill(now);
+        self.start_attempts(now);
         if self.attempts.is_empty() {
-            self.pause(now);
+            self.start_pause(now);
         }
     }
 
     /// Starts as many attempts at once as allowed.
-    fn fill(&mut self, now: Duration) {
+    fn start_attempts(&mut self, now: Duration) {
         let parallel = self.config.parallel.clamp(1, PARALLEL_MAX);
         while self.attempts.len() < parallel {
-            let Some(address) = self.servers.next(&mut self.random) else {
+            let Some(address) = self.servers.choose_next(&mut self.random) else {
                 break;
             };
             let link = self.connect(address.clone());
@@ -353,29 +354,29 @@ impl<E> Hunt<E> {
     }
 
     /// Pauses after all registrars have closed their links without a message, for the given number of rounds.
-    fn rest(&mut self, now: Duration, rounds: usize) {
-        let doubled = 1 << (rounds - 1).min(16);
-        self.state = State::Pausing {
-            until: now + (self.config.pause * doubled).min(self.config.pause_max),
+    fn pause_after_silent_homes(&mut self, now: Duration, rounds: usize) {
+        let factor = 1 << (rounds - 1).min(16);
+        self.state = HuntState::Pausing {
+            until: now + (self.config.pause * factor).min(self.config.pause_max),
         };
     }
 
-    fn abandon(&mut self) {
+    fn close_attempts(&mut self) {
         for (link, _) in std::mem::take(&mut self.attempts) {
             self.close(link);
         }
     }
 
-    fn pause(&mut self, now: Duration) -> Change {
-        let wait = self.config.pause * self.doubled();
+    fn start_pause(&mut self, now: Duration) -> HomeChange {
+        let wait = self.config.pause * self.backoff_factor();
         self.failed_rounds += 1;
-        self.state = State::Pausing {
+        self.state = HuntState::Pausing {
             until: now + wait.min(self.config.pause_max),
         };
-        Change::NotFound
+        HomeChange::NotFound
     }
 
-    fn doubled(&self) -> u32 {
+    fn backoff_factor(&self) -> u32 {
         1 << self.failed_rounds.min(16)
     }
 }

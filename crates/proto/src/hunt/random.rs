@@ -6,19 +6,19 @@ use sha2::{Digest, Sha256};
 #[derive(Debug)]
 pub(crate) struct Random {
     seed: [u8; 32],
-    drawn: u64,
+    counter: u64,
 }
 
 impl Random {
     pub(crate) fn new(seed: [u8; 32]) -> Random {
-        Random { seed, drawn: 0 }
+        Random { seed, counter: 0 }
     }
 
-    pub(crate) fn number(&mut self) -> u32 {
-        self.drawn += 1;
+    pub(crate) fn next_u32(&mut self) -> u32 {
+        self.counter += 1;
         let digest = Sha256::new()
             .chain_update(self.seed)
-            .chain_update(self.drawn.to_be_bytes())
+            .chain_update(self.counter.to_be_bytes())
             .finalize();
         digest
             .iter()
@@ -28,7 +28,7 @@ impl Random {
 
     /// Returns a number from 0 to `end`, the latter excluded; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
-        ((u64::from(self.number()) * end as u64) >> 32) as usize
+        ((u64::from(self.next_u32()) * end as u64) >> 32) as usize
     }
 }
 
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_below_the_end_is_drawn_about_as_often() {
+    fn numbers_below_end_are_uniform() {
         let mut random = Random::new([7; 32]);
         let mut drawn = [0; 5];
         for _ in 0..5_000 {

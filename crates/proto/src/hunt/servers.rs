@@ -9,101 +9,103 @@ use std::time::Duration;
 struct Server {
     id: Option<RegistrarId>,
     /// End of the announce's life; none for a configured registrar, which is never forgotten.
-    until: Option<Duration>,
+    expires: Option<Duration>,
     /// Number of the last attempt, 0 for none: "It SHOULD attempt to select a different set of transport addresses"
     /// (SH5.2).
-    tried: u64,
+    last_attempt: u64,
 }
 
 /// List of known registrars. "Each PU and PE manages a list of transport addresses of ENRP servers it knows about"
 /// (RFC 5352 section 3.6).
 #[derive(Debug)]
 pub(super) struct Servers {
-    known: BTreeMap<Transport, Server>,
-    tries: u64,
+    by_transport: BTreeMap<Transport, Server>,
+    attempts: u64,
     /// Number of the last attempt of earlier rounds.
-    round: u64,
+    last_round_attempt: u64,
     announced_max: usize,
-    reach: Reach,
+    transport_support: TransportSupport,
 }
 
 impl Servers {
-    pub(super) fn new(config: &HuntConfig, reach: Reach) -> Servers {
-        let known = config.registrars.iter().map(|transport| {
+    pub(super) fn new(config: &HuntConfig, reach: TransportSupport) -> Servers {
+        let configured = config.registrars.iter().map(|transport| {
             let server = Server {
                 id: None,
-                until: None,
-                tried: 0,
+                expires: None,
+                last_attempt: 0,
             };
             (transport.clone(), server)
         });
         Servers {
-            known: known.collect(),
-            tries: 0,
-            round: 0,
+            by_transport: configured.collect(),
+            attempts: 0,
+            last_round_attempt: 0,
             announced_max: config.registrars.len() + ANNOUNCED_MAX,
-            reach,
+            transport_support: reach,
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.known.len()
+        self.by_transport.len()
     }
 
     pub(super) fn id(&self, address: &Transport) -> Option<RegistrarId> {
-        self.known.get(address)?.id
+        self.by_transport.get(address)?.id
     }
 
     /// Learns an announced address: "insert all new included transport addresses into its list [...] and start a
     /// T7-ENRPoutdate timer for each".
-    pub(super) fn announced(&mut self, address: Transport, id: RegistrarId, until: Duration) {
-        if let Some(server) = self.known.get_mut(&address) {
+    pub(super) fn learn_announced(&mut self, address: Transport, id: RegistrarId, until: Duration) {
+        if let Some(server) = self.by_transport.get_mut(&address) {
             server.id = Some(id);
-            server.until = server.until.map(|_| until);
-        } else if self.known.len() < self.announced_max && self.reach.includes(&address) {
+            server.expires = server.expires.map(|_| until);
+        } else if self.by_transport.len() < self.announced_max
+            && self.transport_support.includes(&address)
+        {
             let server = Server {
                 id: Some(id),
-                until: Some(until),
-                tried: 0,
+                expires: Some(until),
+                last_attempt: 0,
             };
-            self.known.insert(address, server);
+            self.by_transport.insert(address, server);
         }
     }
 
-    pub(super) fn forget(&mut self, now: Duration) {
-        self.known
-            .retain(|_, server| server.until.is_none_or(|until| until > now));
+    pub(super) fn remove_expired(&mut self, now: Duration) {
+        self.by_transport
+            .retain(|_, server| server.expires.is_none_or(|until| until > now));
     }
 
-    pub(super) fn new_round(&mut self) {
-        self.round = self.tries;
+    pub(super) fn start_round(&mut self) {
+        self.last_round_attempt = self.attempts;
     }
 
-    pub(super) fn tried(&mut self, address: &Transport) {
-        self.tries += 1;
-        if let Some(server) = self.known.get_mut(address) {
-            server.tried = self.tries;
+    pub(super) fn record_attempt(&mut self, address: &Transport) {
+        self.attempts += 1;
+        if let Some(server) = self.by_transport.get_mut(address) {
+            server.last_attempt = self.attempts;
         }
     }
 
     /// Returns the registrar to try next: of the ones not tried in this round, the one with the oldest last attempt; a
     /// random one of the never tried.
-    pub(super) fn next(&mut self, random: &mut Random) -> Option<Transport> {
-        let open = |server: &Server| server.tried <= self.round;
-        let first = self
-            .known
+    pub(super) fn choose_next(&mut self, random: &mut Random) -> Option<Transport> {
+        let is_untried = |server: &Server| server.last_attempt <= self.last_round_attempt;
+        let oldest_attempt = self
+            .by_transport
             .values()
-            .filter(|server| open(server))
-            .map(|server| server.tried)
+            .filter(|server| is_untried(server))
+            .map(|server| server.last_attempt)
             .min()?;
-        let alike: Vec<&Transport> = self
-            .known
+        let candidates: Vec<&Transport> = self
+            .by_transport
             .iter()
-            .filter(|(_, server)| server.tried == first)
+            .filter(|(_, server)| server.last_attempt == oldest_attempt)
             .map(|(address, _)| address)
             .collect();
-        let address = alike[random.below(alike.len())].clone();
-        self.tried(&address);
+        let address = candidates[random.below(candidates.len())].clone();
+        self.record_attempt(&address);
         Some(address)
     }
 }
@@ -114,16 +116,16 @@ const ANNOUNCED_MAX: usize = 64;
 /// Transports for registrars: "all ASAP messages exchanged between an ENRP server and a PE MUST use SCTP as transport,
 /// while ASAP messages exchanged between an ENRP server and a PU MUST use either SCTP or TCP" (RFC 5352 section 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum TransportSupport {
     Sctp,
     SctpAndTcp,
 }
 
-impl Reach {
+impl TransportSupport {
     fn includes(self, transport: &Transport) -> bool {
         match transport {
             Transport::Sctp(_) => true,
-            Transport::Tcp { .. } => self == Reach::SctpAndTcp,
+            Transport::Tcp { .. } => self == TransportSupport::SctpAndTcp,
             _ => false,
         }
     }

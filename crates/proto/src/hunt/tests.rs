@@ -16,7 +16,7 @@ fn server(port: u16) -> Transport {
 
 fn hunt(servers: u16) -> Hunt<()> {
     let config = HuntConfig::new((1..=servers).map(server).collect());
-    Hunt::new(config, [1; 32], Reach::Sctp)
+    Hunt::new(config, [1; 32], TransportSupport::Sctp)
 }
 
 /// Returns the links that the hunt makes and closes.
@@ -33,20 +33,20 @@ fn outputs(hunt: &mut Hunt<()>) -> (Vec<(Link, Transport)>, Vec<Link>) {
 }
 
 #[test]
-fn at_most_three_are_tried_at_once_and_the_first_is_taken() {
+fn at_most_three_attempts_run_and_first_success_becomes_home() {
     let mut hunt = hunt(5);
     hunt.config.parallel = 9;
     hunt.start(START);
     let (tried, _) = outputs(&mut hunt);
     assert_eq!(tried.len(), 3);
-    assert_eq!(hunt.handle_connected(tried[1].0), Some(Change::Found));
+    assert_eq!(hunt.handle_connected(tried[1].0), Some(HomeChange::Found));
     assert_eq!(hunt.home(), Some(tried[1].0));
     assert_eq!(outputs(&mut hunt).1, [tried[0].0, tried[2].0]);
     assert_eq!(hunt.poll_timeout(), None, "SH3: T5 is stopped");
 }
 
 #[test]
-fn another_is_tried_for_each_that_fails_and_then_there_is_a_pause() {
+fn failed_attempt_is_replaced_until_round_pauses() {
     let mut hunt = hunt(4);
     hunt.start(START);
     let (tried, _) = outputs(&mut hunt);
@@ -56,7 +56,10 @@ fn another_is_tried_for_each_that_fails_and_then_there_is_a_pause() {
     assert!(tried.iter().all(|(_, address)| *address != next[0].1));
     assert_eq!(hunt.handle_lost(START, next[0].0), None);
     assert_eq!(hunt.handle_lost(START, tried[1].0), None);
-    assert_eq!(hunt.handle_lost(START, tried[2].0), Some(Change::NotFound));
+    assert_eq!(
+        hunt.handle_lost(START, tried[2].0),
+        Some(HomeChange::NotFound)
+    );
     assert_eq!(hunt.poll_timeout(), Some(START + hunt.config.pause));
     assert!(outputs(&mut hunt).0.is_empty());
     hunt.handle_timeout(START + hunt.config.pause);
@@ -64,7 +67,7 @@ fn another_is_tried_for_each_that_fails_and_then_there_is_a_pause() {
 }
 
 #[test]
-fn t5_doubles_up_to_its_most_and_goes_back_once_a_registrar_is_found() {
+fn t5_doubles_up_to_maximum_and_resets_when_home_is_found() {
     let mut hunt = hunt(1);
     let first = hunt.config.timeout;
     hunt.config.attempt_timeout = hunt.config.timeout_max;
@@ -75,27 +78,27 @@ fn t5_doubles_up_to_its_most_and_goes_back_once_a_registrar_is_found() {
         assert_eq!(due - now, first * times);
         now = due;
         let (tried, _) = outputs(&mut hunt);
-        assert_eq!(hunt.handle_timeout(now), Some(Change::NotFound));
+        assert_eq!(hunt.handle_timeout(now), Some(HomeChange::NotFound));
         assert_eq!(hunt.outputs[0], Output::Close { link: tried[0].0 }, "SH5.2");
     }
     let (tried, _) = outputs(&mut hunt);
     hunt.handle_connected(tried[tried.len() - 1].0);
-    hunt.give_home_up(now);
+    hunt.drop_home(now);
     assert_eq!(hunt.poll_timeout(), Some(now + first));
 }
 
 /// A registrar that admits no client, for instance because its TLS rejects the certificate, closes the link only after
 /// the handshake.
 #[test]
-fn a_registrar_that_hangs_up_on_everybody_is_not_called_without_pause() {
+fn registrar_that_closes_every_link_is_retried_with_pauses() {
     let mut hunt = hunt(1);
     hunt.start(START);
     let mut now = START;
     for times in [1, 2, 4, 8, 16, 25, 25] {
         let (tried, _) = outputs(&mut hunt);
         assert_eq!(tried.len(), 1);
-        assert_eq!(hunt.handle_connected(tried[0].0), Some(Change::Found));
-        assert_eq!(hunt.handle_lost(now, tried[0].0), Some(Change::Lost));
+        assert_eq!(hunt.handle_connected(tried[0].0), Some(HomeChange::Found));
+        assert_eq!(hunt.handle_lost(now, tried[0].0), Some(HomeChange::Lost));
         assert!(outputs(&mut hunt).0.is_empty());
         let due = hunt.poll_timeout().expect("a pause");
         assert_eq!(due - now, hunt.config.pause * times);
@@ -105,13 +108,13 @@ fn a_registrar_that_hangs_up_on_everybody_is_not_called_without_pause() {
     // A registrar that has sent a message is called again at once.
     let (tried, _) = outputs(&mut hunt);
     hunt.handle_connected(tried[0].0);
-    hunt.handle_heard(tried[0].0);
+    hunt.note_message(tried[0].0);
     hunt.handle_lost(now, tried[0].0);
     assert_eq!(outputs(&mut hunt).0.len(), 1);
 }
 
 #[test]
-fn a_silent_registrar_holds_up_a_hunt_for_one_attempt_only() {
+fn silent_registrar_delays_hunt_by_one_attempt() {
     for seed in 0..20 {
         let mut hunt = hunt(2);
         hunt.random = Random::new([seed; 32]);
@@ -126,26 +129,26 @@ fn a_silent_registrar_holds_up_a_hunt_for_one_attempt_only() {
         let (next, closed) = outputs(&mut hunt);
         assert_eq!(closed, [silent[0].0]);
         assert_ne!(next[0].1, silent[0].1);
-        assert_eq!(hunt.handle_connected(next[0].0), Some(Change::Found));
+        assert_eq!(hunt.handle_connected(next[0].0), Some(HomeChange::Found));
     }
 }
 
 #[test]
-fn silent_registrars_are_tried_again_soon_however_long_they_were_silent() {
+fn silent_registrar_is_retried_within_pause_max() {
     let mut hunt = hunt(1);
     hunt.failed_rounds = 10;
     hunt.start(START);
     let due = START + hunt.config.attempt_timeout;
-    assert_eq!(hunt.handle_timeout(due), Some(Change::NotFound));
-    let again = due + hunt.config.pause_max;
-    assert_eq!(hunt.poll_timeout(), Some(again));
+    assert_eq!(hunt.handle_timeout(due), Some(HomeChange::NotFound));
+    let retry_at = due + hunt.config.pause_max;
+    assert_eq!(hunt.poll_timeout(), Some(retry_at));
     outputs(&mut hunt);
-    assert_eq!(hunt.handle_timeout(again), None);
+    assert_eq!(hunt.handle_timeout(retry_at), None);
     assert_eq!(outputs(&mut hunt).0.len(), 1);
 }
 
 #[test]
-fn the_next_round_begins_with_others() {
+fn next_round_starts_with_untried_registrars() {
     let mut hunt = hunt(5);
     hunt.config.attempt_timeout = hunt.config.timeout_max;
     hunt.start(START);
@@ -153,16 +156,17 @@ fn the_next_round_begins_with_others() {
     hunt.handle_timeout(START + hunt.config.timeout);
     let (second, closed) = outputs(&mut hunt);
     assert_eq!(closed.len(), 3);
-    let again = |(_, address): &&(Link, Transport)| first.iter().any(|(_, tried)| tried == address);
+    let was_tried =
+        |(_, address): &&(Link, Transport)| first.iter().any(|(_, tried)| tried == address);
     assert_eq!(
-        second.iter().filter(again).count(),
+        second.iter().filter(was_tried).count(),
         1,
         "two of five were left"
     );
 }
 
 #[test]
-fn a_lost_home_is_tried_last() {
+fn lost_home_is_tried_last() {
     for seed in 0..20 {
         let mut hunt = hunt(3);
         hunt.random = Random::new([seed; 32]);
@@ -170,7 +174,7 @@ fn a_lost_home_is_tried_last() {
         hunt.start(START);
         let (tried, _) = outputs(&mut hunt);
         hunt.handle_connected(tried[0].0);
-        assert_eq!(hunt.handle_lost(START, tried[0].0), Some(Change::Lost));
+        assert_eq!(hunt.handle_lost(START, tried[0].0), Some(HomeChange::Lost));
         for _ in 0..2 {
             let (next, _) = outputs(&mut hunt);
             assert_ne!(next[0].1, tried[0].1);
@@ -181,14 +185,14 @@ fn a_lost_home_is_tried_last() {
 }
 
 #[test]
-fn announces_are_believed_only_if_configured_and_for_a_while() {
+fn announces_are_used_only_if_trusted_and_until_they_expire() {
     let announce = |hunt: &mut Hunt<()>, port, transports| {
         hunt.handle_announce(START, RegistrarId(7), transports, Some(server(port)));
     };
-    let mut deaf = hunt(0);
-    deaf.start(START);
-    announce(&mut deaf, 1, vec![server(1)]);
-    assert!(outputs(&mut deaf).0.is_empty());
+    let mut distrusting = hunt(0);
+    distrusting.start(START);
+    announce(&mut distrusting, 1, vec![server(1)]);
+    assert!(outputs(&mut distrusting).0.is_empty());
 
     let mut hunt = hunt(0);
     hunt.config.trust_announces = true;
@@ -204,50 +208,56 @@ fn announces_are_believed_only_if_configured_and_for_a_while() {
 }
 
 #[test]
-fn a_flood_of_announces_is_forgotten() {
+fn announce_flood_is_bounded() {
     let mut hunt = hunt(1);
     hunt.config.trust_announces = true;
     for port in 2..10_000 {
         hunt.handle_announce(START, RegistrarId(7), vec![server(port)], None);
     }
-    let mut known = 0;
+    let mut attempts = 0;
     hunt.config.parallel = 1;
     hunt.start(START);
     while let Some((link, _)) = outputs(&mut hunt).0.first() {
-        known += 1;
+        attempts += 1;
         hunt.handle_lost(START, *link);
     }
-    assert!(known <= 65, "{known} registrars");
+    assert!(attempts <= 65, "{attempts} registrars");
 }
 
 #[test]
-fn who_says_it_is_the_home_is_and_the_old_one_is_left() {
+fn keep_alive_with_home_flag_replaces_home() {
     let mut hunt = hunt(2);
     hunt.start(START);
     let (tried, _) = outputs(&mut hunt);
-    let theirs = Link::Theirs(1);
-    assert_eq!(hunt.adopt(theirs, RegistrarId(5)), Some(Change::Found));
+    let accepted_link = Link::Accepted(1);
+    assert_eq!(
+        hunt.adopt(accepted_link, RegistrarId(5)),
+        Some(HomeChange::Found)
+    );
     assert_eq!(outputs(&mut hunt).1.len(), tried.len());
     assert_eq!(
         (hunt.home(), hunt.home_id()),
-        (Some(theirs), Some(RegistrarId(5)))
+        (Some(accepted_link), Some(RegistrarId(5)))
     );
-    assert_eq!(hunt.adopt(theirs, RegistrarId(5)), None);
+    assert_eq!(hunt.adopt(accepted_link, RegistrarId(5)), None);
     assert_eq!(
-        hunt.adopt(Link::Theirs(2), RegistrarId(6)),
-        Some(Change::Found)
+        hunt.adopt(Link::Accepted(2), RegistrarId(6)),
+        Some(HomeChange::Found)
     );
-    assert_eq!(outputs(&mut hunt).1, [theirs]);
+    assert_eq!(outputs(&mut hunt).1, [accepted_link]);
 }
 
 #[test]
-fn elements_reach_registrars_by_sctp_only() {
+fn elements_try_only_sctp_registrars() {
     let tcp = Transport::Tcp {
         port: 1,
         usage: TransportUse::DataOnly,
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
-    for (reach, tried) in [(Reach::Sctp, 0), (Reach::SctpAndTcp, 1)] {
+    for (reach, tried) in [
+        (TransportSupport::Sctp, 0),
+        (TransportSupport::SctpAndTcp, 1),
+    ] {
         let mut config = HuntConfig::new(Vec::new());
         config.trust_announces = true;
         let mut hunt = Hunt::new(config, [1; 32], reach);

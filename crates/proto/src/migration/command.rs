@@ -12,25 +12,25 @@
 //! | --- | --- | --- |
 //! | `Check` | donor | reads the resources the process uses and names obstacles (including a flow in a handoff); touches nothing |
 //! | `CopyRound` | donor | the first round saves the move, begins to track changes, and waits for the acceptor's verdict before it sends memory; each round sends the changes since the one before |
-//! | `Note` | donor | saves the flows that may be diverted from then on, and the peers |
+//! | `SaveFlows` | donor | saves the flows that may be diverted from then on, and the peers |
 //! | `Freeze` | donor | saves that it freezes, switches each flow to "transit out", stops the process, sends the rest; repeated for flows that appeared late. A clone's original is stopped, sent, and resumed |
-//! | `Thaw` | donor | undoes `Freeze`: flows owned at the given epochs, the process continues. A saved `Note` stays until `Forget`, without flows |
+//! | `Thaw` | donor | undoes `Freeze`: flows owned at the given epochs, the process continues. A saved `SaveFlows` stays until `Forget`, without flows |
 //! | `Release` | donor | flows become "moved", kept ones owned; the process is ended silently (with post-copy: once all its pages have been fetched, or no node can fetch them any more); saved state is removed |
 //! | `Examine` | acceptor | checks policy, files, libraries, numbers, memory and disk; touches nothing |
-//! | `Build` | acceptor | makes the empty process, saves the move, receives the pages of the rounds |
+//! | `Build` | acceptor | makes the stub process, saves the move, receives the pages of the rounds |
 //! | `Arm` | acceptor | arms the hold of the flows ("transit in", at the donor's epoch and one) |
-//! | `Restore` | acceptor | waits for the bytes, saves flows, peers and that a commit may be requested, puts everything into the empty process; nothing may leave or run yet |
-//! | `Go` | acceptor | flows owned at the given epochs, holds flushed, sockets of `lost` flows closed silently, the process runs; saves that it does. Once saved, a repetition changes nothing |
-//! | `Discard` | acceptor | removes the empty process, holds, sockets and saved state |
+//! | `Restore` | acceptor | waits for the bytes, saves flows, peers and that a commit may be requested, puts everything into the stub process; nothing may leave or run yet |
+//! | `Resume` | acceptor | flows owned at the given epochs, holds flushed, sockets of `lost_flows` flows closed silently, the process runs; saves that it does. Once saved, a repetition changes nothing |
+//! | `Discard` | acceptor | removes the stub process, holds, sockets and saved state |
 //! | `Forget` | donor, acceptor | removes saved state; the process stays |
 //! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; a preparation is saved. Below the hop count of the connection's last switch it changes nothing and succeeds |
 //! | `Arbitrate`, `Lookup` | holder | as the handoff's commands of that name, in one order with them |
 
-use super::predict::Shape;
+use super::freeze_cost::ProcessTree;
 use bytes::Bytes;
 use core::time::Duration;
 use holdfast_wire::migration::{
-    FlowAt, Offer, PeerConnections, SocketStrategy, StepTime, TranslateStep,
+    DonorFlow, Offer, PeerConnections, SocketStrategy, StepTime, TranslateStep,
 };
 use holdfast_wire::{Change, Epoch, Flow, MoveId, NodeId, Record, Refusal};
 
@@ -75,11 +75,11 @@ pub enum Command {
         /// Number of the round, from 1 on.
         round: u32,
     },
-    Note {
+    SaveFlows {
         token: Token,
         id: MoveId,
         /// All flows of the process, each time.
-        flows: Vec<FlowAt>,
+        flows: Vec<DonorFlow>,
         peers: Vec<PeerConnections>,
     },
     Freeze {
@@ -123,23 +123,23 @@ pub enum Command {
         token: Token,
         id: MoveId,
         /// The flows, with the epochs at which the *donor* owns them; the entries on this node get the next ones.
-        flows: Vec<FlowAt>,
+        flows: Vec<DonorFlow>,
     },
     Restore {
         token: Token,
         id: MoveId,
-        flows: Vec<FlowAt>,
+        flows: Vec<DonorFlow>,
         peers: Vec<PeerConnections>,
         forwarded: Vec<Flow>,
         /// Number of bytes that the donor sent while the process was frozen.
         bytes: u64,
     },
-    Go {
+    Resume {
         token: Token,
         id: MoveId,
         flows: Vec<FlowEpoch>,
         /// Restored flows that have another owner meanwhile.
-        lost: Vec<Flow>,
+        lost_flows: Vec<Flow>,
     },
     Discard {
         token: Token,
@@ -177,11 +177,11 @@ pub struct CheckReport {
     /// Bytes of memory to send.
     pub memory: u64,
     /// Number of its processes, threads and mappings.
-    pub shape: Shape,
+    pub tree: ProcessTree,
     /// All its sockets.
     pub sockets: u32,
     /// Its flows; none for a clone.
-    pub flows: Vec<FlowAt>,
+    pub flows: Vec<DonorFlow>,
     /// Its connections to other nodes with a daemon, grouped by the current node of the other end.
     pub peers: Vec<PeerConnections>,
     /// Its connections to hosts without a daemon, which this node will continue to forward.
@@ -196,21 +196,21 @@ pub struct RoundReport {
     /// The acceptor's reasons for refusing the process; the other fields are then empty.
     pub refusals: Vec<String>,
     /// Bytes of memory and sockets sent.
-    pub copied: u64,
+    pub sent_bytes: u64,
     /// Bytes that compression saved.
-    pub saved: u64,
+    pub saved_bytes: u64,
     /// Approximate bytes changed since the last memory scan: the next round, or the freeze, would send these.
-    pub dirty: u64,
+    pub dirty_bytes: u64,
     /// Time in which they were changed.
-    pub dirtied_in: Duration,
+    pub dirty_interval: Duration,
     /// Duration of the round, from the scan until the last byte was sent.
     pub duration: Duration,
     /// Current value, as in [`CheckReport`].
-    pub shape: Shape,
+    pub tree: ProcessTree,
     /// Current value, as in [`CheckReport`].
     pub sockets: u32,
     /// Current value, as in [`CheckReport`].
-    pub flows: Vec<FlowAt>,
+    pub flows: Vec<DonorFlow>,
     /// Current value, as in [`CheckReport`].
     pub peers: Vec<PeerConnections>,
     /// Current value, as in [`CheckReport`].
@@ -221,17 +221,17 @@ pub struct RoundReport {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreezeReport {
     /// Time since the process was stopped.
-    pub stands: Duration,
+    pub stopped_for: Duration,
     /// Bytes sent since it was stopped.
-    pub bytes: u64,
+    pub sent_bytes: u64,
     /// Bytes that compression saved.
-    pub saved: u64,
+    pub saved_bytes: u64,
     /// Bytes of memory left to post-copy, if the command allowed it.
-    pub follows: u64,
+    pub post_copy_bytes: u64,
     /// Flows of the command that were closed before.
-    pub gone: Vec<Flow>,
+    pub closed_flows: Vec<Flow>,
     /// Flows of the process that no command named: they appeared after the last round.
-    pub late: Vec<FlowAt>,
+    pub late_flows: Vec<DonorFlow>,
     /// Durations of the steps since the process was stopped.
     pub steps: Vec<StepTime>,
 }
@@ -247,16 +247,16 @@ pub struct Completion {
 
 /// Results of the command of the corresponding name.
 ///
-/// A text explains the failure. After a failed `CopyRound`, `Note` or `Freeze` the machine resumes the process
+/// A text explains the failure. After a failed `CopyRound`, `SaveFlows` or `Freeze` the machine resumes the process
 /// (`Thaw`), unless it moved after all; after a failed `Build`, `Arm` or `Restore` it discards. A failed `Thaw`,
-/// `Release` or `Go` is retried, five times.
+/// `Release` or `Resume` is retried, five times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Results {
     /// The report, or all obstacles.
     Checked(Result<CheckReport, Vec<String>>),
     Copied(Result<RoundReport, String>),
-    Noted(Result<(), String>),
+    FlowsSaved(Result<(), String>),
     Frozen(Result<FreezeReport, String>),
     Thawed(Result<(), String>),
     Released(Result<(), String>),
@@ -265,7 +265,7 @@ pub enum Results {
     Built(Result<(), String>),
     Armed(Result<(), String>),
     Restored(Result<(), String>),
-    Gone(Result<Went, String>),
+    Resumed(Result<ResumeReport, String>),
     Discarded,
     Forgotten,
     Translated(Result<(), String>),
@@ -275,9 +275,9 @@ pub enum Results {
 
 /// Report on a process that runs here after a move.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Went {
+pub struct ResumeReport {
     /// Time since it began to run.
-    pub ago: Duration,
+    pub running_for: Duration,
     /// Durations of the restore's steps.
     pub steps: Vec<StepTime>,
 }

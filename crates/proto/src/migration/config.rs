@@ -23,7 +23,7 @@ pub struct Config {
     pub rounds_time_max: Duration,
     /// Longest time for an acceptor to answer an offer (10 s: it compares files).
     pub offer_timeout: Duration,
-    /// Longest time for the acceptor to make the empty process (30 s).
+    /// Longest time for the acceptor to make the stub process (30 s).
     pub build_timeout: Duration,
     /// Longest time for acceptor and peers to prepare for the divert (2 s).
     pub arm_timeout: Duration,
@@ -33,16 +33,16 @@ pub struct Config {
     /// of the bytes.
     pub transfer_timeout: Duration,
     /// Longest time an acceptor waits for the process (15 minutes, more than any rounds take).
-    pub take_timeout: Duration,
+    pub inbound_timeout: Duration,
     /// Interval at which a peer with a prepared translation asks the holder when no other frame of the move arrives (5
     /// s).
-    pub doubt_timeout: Duration,
+    pub outcome_query_interval: Duration,
     /// Time until a request is first repeated (50 ms); the wait doubles each time.
-    pub ask_retry_min: Duration,
+    pub retry_min: Duration,
     /// Longest wait between two repetitions (1 s).
-    pub ask_retry_max: Duration,
+    pub retry_max: Duration,
     /// Time until a failed `Thaw`, `Release` or `Go` is retried (20 ms), up to five times.
-    pub command_retry: Duration,
+    pub command_retry_interval: Duration,
 }
 
 impl Config {
@@ -68,11 +68,11 @@ impl Config {
             arm_timeout: Duration::from_secs(2),
             divert_timeout: Duration::from_millis(500),
             transfer_timeout: Duration::from_secs(1),
-            take_timeout: Duration::from_secs(900),
-            doubt_timeout: Duration::from_secs(5),
-            ask_retry_min: Duration::from_millis(50),
-            ask_retry_max: Duration::from_secs(1),
-            command_retry: Duration::from_millis(20),
+            inbound_timeout: Duration::from_secs(900),
+            outcome_query_interval: Duration::from_secs(5),
+            retry_min: Duration::from_millis(50),
+            retry_max: Duration::from_secs(1),
+            command_retry_interval: Duration::from_millis(20),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
 use super::Output;
-use super::asks::Question;
 use super::command::{Command, Token};
 use super::config::Config;
 use super::event::Event;
+use super::holder_requests::HolderRequest;
 use core::time::Duration;
 use holdfast_wire::migration::{MoveFrame, TranslateStep};
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, Frame, MoveId, NodeId};
@@ -14,27 +14,27 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     /// A move given: timeout of its step.
-    Given(MoveId),
+    OutboundMove(MoveId),
     /// A move given: repetition of its divert.
-    Divert(MoveId),
+    RepeatDivert(MoveId),
     /// A move taken: timeout of its wait, or repetition of `Done`.
-    Taken(MoveId),
+    InboundMove(MoveId),
     /// A request to the holder, by its number.
-    Ask(u64),
+    HolderRequest(u64),
     /// A failed command to repeat.
-    Again(Token),
+    RetryCommand(Token),
     /// A peer's missing answer to `Translate`.
-    Tell(MoveId, NodeId),
+    TranslateRequest(MoveId, NodeId),
     /// A translation prepared here without a later frame.
-    Doubt(MoveId),
+    OutcomeQuery(MoveId),
 }
 
 /// Purpose of a command, kept until its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum CommandPurpose {
     Check(MoveId),
-    Round(MoveId),
-    Note(MoveId),
+    CopyRound(MoveId),
+    SaveFlows(MoveId),
     Freeze(MoveId),
     /// With the number of the attempt.
     Thaw(MoveId, u32),
@@ -43,26 +43,26 @@ pub(super) enum Purpose {
     Build(MoveId),
     Arm(MoveId, u32),
     Restore(MoveId),
-    Go(MoveId, u32),
+    Resume(MoveId, u32),
     Discard(MoveId),
     Forget(MoveId),
     /// Requested by that node; by none if this node asked the holder itself.
     Translate(MoveId, Option<NodeId>, TranslateStep),
     /// A request of this node, which is the holder.
-    Holder(u64),
+    HolderRequest(u64),
 }
 
 /// A flow that takes part in a move on this node.
 #[derive(Debug)]
-pub(super) struct Moving {
+pub(super) struct MovingFlow {
     pub id: MoveId,
     /// Changes reported during the move; deferred until its end.
     pub deferred: Vec<Change>,
 }
 
-impl Moving {
+impl MovingFlow {
     /// Returns true if the flow was closed during the move.
-    pub(super) fn is_removed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         let mut deferred = self.deferred.iter();
         deferred.any(|change| change.kind == ChangeKind::Remove)
     }
@@ -73,13 +73,13 @@ impl Moving {
 pub(super) struct Core {
     pub config: Config,
     pub outputs: VecDeque<Output>,
-    pub commands: BTreeMap<Token, Purpose>,
+    pub open_commands: BTreeMap<Token, CommandPurpose>,
     /// Failed commands that wait for their repetition.
-    pub again: BTreeMap<Token, Purpose>,
-    pub questions: BTreeMap<u64, Question>,
-    pub moving: BTreeMap<Flow, Moving>,
+    pub failed_commands: BTreeMap<Token, CommandPurpose>,
+    pub holder_requests: BTreeMap<u64, HolderRequest>,
+    pub moving_flows: BTreeMap<Flow, MovingFlow>,
     pub timers: BTreeSet<(Duration, Timer)>,
-    next: u64,
+    last_number: u64,
 }
 
 impl Core {
@@ -87,19 +87,19 @@ impl Core {
         Core {
             config,
             outputs: VecDeque::new(),
-            commands: BTreeMap::new(),
-            again: BTreeMap::new(),
-            questions: BTreeMap::new(),
-            moving: BTreeMap::new(),
+            open_commands: BTreeMap::new(),
+            failed_commands: BTreeMap::new(),
+            holder_requests: BTreeMap::new(),
+            moving_flows: BTreeMap::new(),
             timers: BTreeSet::new(),
-            next: 0,
+            last_number: 0,
         }
     }
 
     /// Returns a number that this machine has not used: for moves, tokens and holder requests.
-    pub(super) fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
     }
 
     pub(super) fn send(&mut self, to: NodeId, id: MoveId, frame: MoveFrame) {
@@ -107,30 +107,48 @@ impl Core {
         self.outputs.push_back(Output::Send { to, frame });
     }
 
-    pub(super) fn event(&mut self, event: Event) {
+    pub(super) fn push_event(&mut self, event: Event) {
         self.outputs.push_back(Output::Event(event));
     }
 
-    pub(super) fn ignored(&mut self, from: NodeId, what: &'static str, why: &'static str) {
-        self.event(Event::Ignored { from, what, why });
+    pub(super) fn report_ignored(
+        &mut self,
+        from: NodeId,
+        frame: &'static str,
+        reason: &'static str,
+    ) {
+        self.push_event(Event::Ignored {
+            from,
+            frame,
+            reason,
+        });
     }
 
     /// Emits a command; `make` gets its token.
-    pub(super) fn command(&mut self, purpose: Purpose, make: impl FnOnce(Token) -> Command) {
-        let token = Token(self.number());
-        self.commands.insert(token, purpose);
-        self.outputs.push_back(Output::Do(make(token)));
+    pub(super) fn push_command(
+        &mut self,
+        purpose: CommandPurpose,
+        make: impl FnOnce(Token) -> Command,
+    ) {
+        let token = Token(self.next_number());
+        self.open_commands.insert(token, purpose);
+        self.outputs.push_back(Output::Execute(make(token)));
     }
 
     /// Schedules a failed command for repetition; returns false if it was the last attempt.
-    pub(super) fn later(&mut self, now: Duration, purpose: Purpose, attempt: u32) -> bool {
+    pub(super) fn schedule_retry(
+        &mut self,
+        now: Duration,
+        purpose: CommandPurpose,
+        attempt: u32,
+    ) -> bool {
         if attempt >= ATTEMPTS_MAX {
             return false;
         }
-        let token = Token(self.number());
-        self.again.insert(token, purpose);
-        let due = now + self.config.command_retry;
-        self.timers.insert((due, Timer::Again(token)));
+        let token = Token(self.next_number());
+        self.failed_commands.insert(token, purpose);
+        let due = now + self.config.command_retry_interval;
+        self.timers.insert((due, Timer::RetryCommand(token)));
         true
     }
 
@@ -155,46 +173,52 @@ impl Core {
         id: MoveId,
         flows: impl Iterator<Item = Flow> + Clone,
     ) -> Result<(), Flow> {
-        let other = |flow: &Flow| self.moving.get(flow).is_some_and(|moving| moving.id != id);
-        if let Some(flow) = flows.clone().find(other) {
+        let is_in_other_move = |flow: &Flow| {
+            self.moving_flows
+                .get(flow)
+                .is_some_and(|moving| moving.id != id)
+        };
+        if let Some(flow) = flows.clone().find(is_in_other_move) {
             return Err(flow);
         }
         for flow in flows {
             let deferred = Vec::new();
-            self.moving.entry(flow).or_insert(Moving { id, deferred });
+            self.moving_flows
+                .entry(flow)
+                .or_insert(MovingFlow { id, deferred });
         }
         Ok(())
     }
 
     /// Ends the move's flows and reports their deferred changes.
     ///
-    /// For a flow that `moved` away, only the changes after its removal are reported. For any other flow all are, its
-    /// removal with the flow's epoch in `ours`.
+    /// For a flow that `has_moved` away, only the changes after its removal are reported. For any other flow all are, its
+    /// removal with the flow's epoch in `owned_flows`.
     pub(super) fn end_flows(
         &mut self,
         id: MoveId,
-        ours: &BTreeMap<Flow, Epoch>,
-        moved: impl Fn(&Flow) -> bool,
+        owned_flows: &BTreeMap<Flow, Epoch>,
+        has_moved: impl Fn(&Flow) -> bool,
     ) {
         let mut changes = Vec::new();
-        let all = std::mem::take(&mut self.moving).into_iter();
+        let all = std::mem::take(&mut self.moving_flows).into_iter();
         let (ended, others): (Vec<_>, Vec<_>) = all.partition(|(_, moving)| moving.id == id);
-        self.moving = others.into_iter().collect();
-        let reported = |(_, moving): &(Flow, Moving)| !moving.deferred.is_empty();
-        for (flow, moving) in ended.into_iter().filter(reported) {
-            let mut is_ours = !moved(&flow);
+        self.moving_flows = others.into_iter().collect();
+        let has_deferred = |(_, moving): &(Flow, MovingFlow)| !moving.deferred.is_empty();
+        for (flow, moving) in ended.into_iter().filter(has_deferred) {
+            let mut is_owned = !has_moved(&flow);
             for mut change in moving.deferred {
                 if change.kind == ChangeKind::Remove {
-                    if !std::mem::replace(&mut is_ours, false) {
+                    if !std::mem::replace(&mut is_owned, false) {
                         continue;
                     }
-                    change.epoch = ours.get(&flow).copied().unwrap_or(change.epoch);
+                    change.epoch = owned_flows.get(&flow).copied().unwrap_or(change.epoch);
                 }
                 changes.push(change);
             }
         }
         if !changes.is_empty() {
-            self.event(Event::Report { changes });
+            self.push_event(Event::ReportChanges { changes });
         }
     }
 }

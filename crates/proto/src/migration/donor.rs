@@ -3,10 +3,10 @@
 //! Nothing has been touched until then, and a failure costs nothing.
 
 use super::command::{CheckReport, Command, ProcessId};
-use super::core::{Purpose, Timer};
-use super::event::{Event, Outcome, Reason, Step, Summary};
-use super::give::{Place, place};
-use super::predict::Load;
+use super::core::{CommandPurpose, Timer};
+use super::donor_divert::{OutboundFlow, outbound_flow};
+use super::event::{Event, KeepReason, Outcome, Step, Summary};
+use super::freeze_cost::FreezeLoad;
 use super::rounds::Rounds;
 use super::{Migration, Options, Request, RequestError};
 use core::time::Duration;
@@ -22,9 +22,9 @@ pub(super) enum Stage {
     Offering,
     Copying,
     /// Waiting for the acceptor to be ready, after a round.
-    Awaiting,
+    AwaitingAcceptor,
     Arming,
-    Noting,
+    SavingFlows,
     Diverting,
     Freezing,
     Transferring,
@@ -38,7 +38,7 @@ pub(super) enum Stage {
 
 /// A move that this node gives.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct OutboundMove {
     pub process: ProcessId,
     pub to: NodeId,
     pub options: Options,
@@ -47,95 +47,106 @@ pub(super) struct Given {
     pub since: Duration,
     pub deadline: Option<Duration>,
     /// Time at which to repeat the divert of flows that the holder did not divert.
-    pub divert_again: Option<Duration>,
+    pub divert_due: Option<Duration>,
     /// The open request to the holder.
-    pub question: Option<u64>,
+    pub holder_request: Option<u64>,
     pub hops: u32,
-    pub flows: BTreeMap<Flow, Place>,
+    pub flows: BTreeMap<Flow, OutboundFlow>,
     pub peers: Vec<PeerConnections>,
     pub forwarded: Vec<Flow>,
     /// Peers that have not reported their preparation yet.
-    pub unprepared: BTreeSet<NodeId>,
+    pub unprepared_peers: BTreeSet<NodeId>,
     /// Number of `Arm`s sent; only an answer to the last one counts.
-    pub part: u32,
+    pub arm_count: u32,
     pub armed: bool,
-    pub built: bool,
+    pub acceptor_ready: bool,
     /// True if the holder was, or may have been, asked to divert.
-    pub asked: bool,
+    pub divert_requested: bool,
     /// True if the process was, or may have been, stopped.
-    pub frozen: bool,
+    pub maybe_stopped: bool,
     pub rounds: Rounds,
     /// True if the remaining pages may be sent by post-copy.
-    pub may_follow: bool,
-    pub load: Load,
+    pub post_copy_allowed: bool,
+    pub load: FreezeLoad,
     /// Reason reported if the process stays.
-    pub reason: Reason,
+    pub reason: KeepReason,
     /// Epoch at which this node owns the process's record again.
-    pub record: Option<Epoch>,
+    pub record_epoch: Option<Epoch>,
     /// True if a clone of the process runs.
-    pub cloned: bool,
+    pub clone_runs: bool,
     /// True if the holder has no record of the process.
     pub in_doubt: bool,
     /// Bytes that compression saved during the freeze.
-    pub frozen_saved: u64,
+    pub freeze_saved_bytes: u64,
     pub summary: Summary,
 }
 
-impl Given {
-    pub(super) fn new(process: ProcessId, to: NodeId, options: Options, now: Duration) -> Given {
-        Given {
+impl OutboundMove {
+    pub(super) fn new(
+        process: ProcessId,
+        to: NodeId,
+        options: Options,
+        now: Duration,
+    ) -> OutboundMove {
+        OutboundMove {
             process,
             to,
             options,
             stage: Stage::Checking,
             since: now,
             deadline: None,
-            divert_again: None,
-            question: None,
+            divert_due: None,
+            holder_request: None,
             hops: 0,
             flows: BTreeMap::new(),
             peers: Vec::new(),
             forwarded: Vec::new(),
-            unprepared: BTreeSet::new(),
-            part: 0,
+            unprepared_peers: BTreeSet::new(),
+            arm_count: 0,
             armed: false,
-            built: false,
-            asked: false,
-            frozen: false,
+            acceptor_ready: false,
+            divert_requested: false,
+            maybe_stopped: false,
             rounds: Rounds::default(),
-            may_follow: false,
-            load: Load::default(),
-            reason: Reason::Restarted,
-            record: None,
-            cloned: false,
+            post_copy_allowed: false,
+            load: FreezeLoad::default(),
+            reason: KeepReason::Restarted,
+            record_epoch: None,
+            clone_runs: false,
             in_doubt: false,
-            frozen_saved: 0,
+            freeze_saved_bytes: 0,
             summary: Summary::default(),
         }
     }
 
     /// Enters `stage`; returns the duration of the previous one.
     pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> Duration {
-        let took = now.saturating_sub(self.since);
+        let elapsed = now.saturating_sub(self.since);
         self.since = now;
         self.stage = stage;
-        took
+        elapsed
     }
 }
 
 impl Migration {
-    pub(super) fn given_in(&mut self, id: MoveId, stage: Stage) -> Option<&mut Given> {
-        self.donor.get_mut(&id).filter(|given| given.stage == stage)
+    pub(super) fn outbound_in_stage(
+        &mut self,
+        id: MoveId,
+        stage: Stage,
+    ) -> Option<&mut OutboundMove> {
+        self.outbound_moves
+            .get_mut(&id)
+            .filter(|outbound| outbound.stage == stage)
     }
 
     pub(super) fn set_deadline(&mut self, id: MoveId, deadline: Option<Duration>) {
-        if let Some(given) = self.donor.get_mut(&id) {
+        if let Some(outbound) = self.outbound_moves.get_mut(&id) {
             self.core
-                .set_timer(Timer::Given(id), &mut given.deadline, deadline);
+                .set_timer(Timer::OutboundMove(id), &mut outbound.deadline, deadline);
         }
     }
 
-    pub(super) fn requested(
+    pub(super) fn start_request(
         &mut self,
         now: Duration,
         request: Request,
@@ -165,16 +176,21 @@ impl Migration {
             } => return Err(RequestError::VerifyByPostCopy),
             _ => {}
         }
-        if self.donor.values().any(|given| given.process == process) {
+        if self
+            .outbound_moves
+            .values()
+            .any(|outbound| outbound.process == process)
+        {
             return Err(RequestError::AlreadyMoving(process));
         }
         let (donor, boot) = (config.node, config.boot);
-        let seq = self.core.number();
+        let seq = self.core.next_number();
         let id = MoveId { donor, boot, seq };
         let clone = options.clone;
-        self.donor.insert(id, Given::new(process, to, options, now));
+        self.outbound_moves
+            .insert(id, OutboundMove::new(process, to, options, now));
         self.core
-            .command(Purpose::Check(id), |token| Command::Check {
+            .push_command(CommandPurpose::Check(id), |token| Command::Check {
                 token,
                 process,
                 clone,
@@ -182,124 +198,128 @@ impl Migration {
         Ok(id)
     }
 
-    pub(super) fn checked(
+    pub(super) fn on_checked(
         &mut self,
         now: Duration,
         id: MoveId,
         result: Result<CheckReport, Vec<String>>,
     ) {
         let model = &self.model;
-        let checking = |given: &&mut Given| given.stage == Stage::Checking;
-        let Some(given) = self.donor.get_mut(&id).filter(checking) else {
+        let checking = |outbound: &&mut OutboundMove| outbound.stage == Stage::Checking;
+        let Some(outbound) = self.outbound_moves.get_mut(&id).filter(checking) else {
             return;
         };
         let report = match result {
             Ok(report) => report,
-            Err(blockers) => return self.keep(id, Reason::Blocked(blockers)),
+            Err(blockers) => return self.end_untouched(id, KeepReason::Blocked(blockers)),
         };
-        let options = given.options;
-        given.hops = report.hops;
+        let options = outbound.options;
+        outbound.hops = report.hops;
         if !options.clone {
-            given.flows = report.flows.iter().map(place).collect();
-            given.peers = report.peers;
-            given.forwarded = report.forwarded;
+            outbound.flows = report.flows.iter().map(outbound_flow).collect();
+            outbound.peers = report.peers;
+            outbound.forwarded = report.forwarded;
         }
-        given.load = Load {
-            dirty: 0,
+        outbound.load = FreezeLoad {
+            dirty_bytes: 0,
             sockets: options.sockets_in_freeze(report.sockets),
-            shape: report.shape,
+            tree: report.tree,
         };
         // No round makes a freeze shorter than one that sends no memory. With post-copy the freeze is that short in any
         // case, so the limit does not apply here.
-        let predicted = model.predict(options.sockets, given.load);
-        given.summary.predicted = predicted;
+        let predicted = model.predict(options.sockets, outbound.load);
+        outbound.summary.predicted = predicted;
         let max = options.max_freeze.filter(|_| !options.post_copy);
         if let Some(max) = max.filter(|max| predicted > *max) {
-            return self.keep(id, Reason::FreezeTooLong { predicted, max });
+            return self.end_untouched(id, KeepReason::FreezeTooLong { predicted, max });
         }
-        let (to, flows) = (given.to, given.flows.len());
+        let (to, flows) = (outbound.to, outbound.flows.len());
         if let Err(reason) = self.check_sockets(id) {
-            return self.keep(id, reason);
+            return self.end_untouched(id, reason);
         }
         let offer = Offer {
             clone: options.clone,
             sockets: options.sockets,
             post_copy: options.post_copy,
             hops: report.hops,
-            memory: report.memory,
-            flows: flows as u32,
+            memory_bytes: report.memory,
+            flow_count: flows as u32,
             description: report.description,
         };
         self.core.send(to, id, MoveFrame::Offer(offer));
-        if let Some(given) = self.donor.get_mut(&id) {
-            given.stage = Stage::Offering;
+        if let Some(outbound) = self.outbound_moves.get_mut(&id) {
+            outbound.stage = Stage::Offering;
         }
         self.set_deadline(id, Some(now + self.core.config.offer_timeout));
     }
 
     /// Checks that the current sockets can move, and marks their flows as moving.
-    pub(super) fn check_sockets(&mut self, id: MoveId) -> Result<(), Reason> {
-        let Some(given) = self.donor.get(&id) else {
+    pub(super) fn check_sockets(&mut self, id: MoveId) -> Result<(), KeepReason> {
+        let Some(outbound) = self.outbound_moves.get(&id) else {
             return Ok(());
         };
         // A request has two more changes, for the process itself.
-        if given.flows.len() > ENTRIES_MAX - 2 {
-            return Err(Reason::TooManyFlows(given.flows.len()));
+        if outbound.flows.len() > ENTRIES_MAX - 2 {
+            return Err(KeepReason::TooManyFlows(outbound.flows.len()));
         }
-        for connection in given.peers.iter().flat_map(|peer| &peer.connections) {
-            if self.is_prepared(connection) {
-                return Err(Reason::PeerMoving(*connection));
+        for connection in outbound.peers.iter().flat_map(|peer| &peer.connections) {
+            if self.has_prepared_translation(connection) {
+                return Err(KeepReason::PeerMoving(*connection));
             }
         }
-        let flows = given.flows.keys().copied();
-        self.core.begin_flows(id, flows).map_err(Reason::FlowMoving)
+        let flows = outbound.flows.keys().copied();
+        self.core
+            .begin_flows(id, flows)
+            .map_err(KeepReason::FlowMoving)
     }
 
-    pub(super) fn offered(
+    pub(super) fn on_offered(
         &mut self,
         now: Duration,
         from: NodeId,
         id: MoveId,
         refusals: Vec<String>,
     ) {
-        if self.given_in(id, Stage::Offering).is_none() {
-            return self.core.ignored(from, "Offered", "it is not waited for");
+        if self.outbound_in_stage(id, Stage::Offering).is_none() {
+            return self
+                .core
+                .report_ignored(from, "OfferResponse", "unexpected in this state");
         }
         if !refusals.is_empty() {
             let (by, whys) = (from, refusals);
-            return self.keep(id, Reason::Refused { by, whys });
+            return self.end_untouched(id, KeepReason::Refused { by, whys });
         }
         self.set_deadline(id, Some(now + self.core.config.build_timeout));
         self.copy_round(id);
     }
 
     /// Ends a move before anything was touched.
-    pub(super) fn keep(&mut self, id: MoveId, reason: Reason) {
-        let Some(given) = self.donor.get(&id) else {
+    pub(super) fn end_untouched(&mut self, id: MoveId, reason: KeepReason) {
+        let Some(outbound) = self.outbound_moves.get(&id) else {
             return;
         };
-        let ours = given.flows.iter().map(|(flow, at)| (*flow, at.epoch));
-        let ours = ours.collect();
-        self.core.end_flows(id, &ours, |_| false);
-        self.end_given(id, Outcome::Kept { reason });
+        let owned_flows = outbound.flows.iter().map(|(flow, at)| (*flow, at.epoch));
+        let owned_flows = owned_flows.collect();
+        self.core.end_flows(id, &owned_flows, |_| false);
+        self.end_outbound(id, Outcome::Kept { reason });
     }
 
     /// Ends a move that has no saved state.
-    pub(super) fn end_given(&mut self, id: MoveId, outcome: Outcome) {
-        self.tell_outcome(id, outcome);
-        self.donor.remove(&id);
+    pub(super) fn end_outbound(&mut self, id: MoveId, outcome: Outcome) {
+        self.report_outcome(id, outcome);
+        self.outbound_moves.remove(&id);
     }
 
-    pub(super) fn tell_outcome(&mut self, id: MoveId, outcome: Outcome) {
+    pub(super) fn report_outcome(&mut self, id: MoveId, outcome: Outcome) {
         self.set_deadline(id, None);
-        self.cancel_given_question(id);
-        let Some(given) = self.donor.get_mut(&id) else {
+        self.cancel_outbound_request(id);
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
         self.core
-            .set_timer(Timer::Divert(id), &mut given.divert_again, None);
-        let summary = Box::new(std::mem::take(&mut given.summary));
-        self.core.event(Event::Outcome {
+            .set_timer(Timer::RepeatDivert(id), &mut outbound.divert_due, None);
+        let summary = Box::new(std::mem::take(&mut outbound.summary));
+        self.core.push_event(Event::Outcome {
             id,
             outcome,
             summary,
@@ -307,40 +327,43 @@ impl Migration {
     }
 
     /// Handles the timeout of a step.
-    pub(super) fn given_timed_out(&mut self, now: Duration, id: MoveId) {
-        let Some(given) = self.donor.get_mut(&id) else {
+    pub(super) fn on_outbound_timeout(&mut self, now: Duration, id: MoveId) {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.deadline = None;
-        let (to, holder) = (given.to, self.core.config.holder);
-        let (peer, step) = match given.stage {
+        outbound.deadline = None;
+        let (to, holder) = (outbound.to, self.core.config.holder);
+        let (peer, step) = match outbound.stage {
             Stage::Offering => (to, Step::Offer),
-            Stage::Copying | Stage::Awaiting => (to, Step::Copy),
-            Stage::Arming if given.armed => return self.forward_unprepared(now, id),
+            Stage::Copying | Stage::AwaitingAcceptor => (to, Step::Copy),
+            Stage::Arming if outbound.armed => return self.forward_unprepared(now, id),
             Stage::Arming => (to, Step::Arm),
-            Stage::Diverting | Stage::Noting => (holder, Step::Divert),
+            Stage::Diverting | Stage::SavingFlows => (holder, Step::Divert),
             Stage::Transferring => (to, Step::Transfer),
-            Stage::Settling if given.in_doubt => return self.roll_back(now, id),
+            Stage::Settling if outbound.in_doubt => return self.request_rollback(now, id),
             _ => return,
         };
-        self.fail(now, id, Reason::TimedOut { peer, step });
+        self.fail_move(now, id, KeepReason::TimedOut { peer, step });
     }
 
     /// Handles the loss of a channel: moves to that node fail, or the holder decides them.
-    pub(super) fn acceptor_lost(&mut self, now: Duration, peer: NodeId) {
-        let moves = self.donor.iter().filter(|(_, given)| given.to == peer);
+    pub(super) fn on_acceptor_lost(&mut self, now: Duration, peer: NodeId) {
+        let moves = self
+            .outbound_moves
+            .iter()
+            .filter(|(_, outbound)| outbound.to == peer);
         let moves: Vec<MoveId> = moves.map(|(id, _)| *id).collect();
         for id in moves {
-            let step = match self.donor[&id].stage {
+            let step = match self.outbound_moves[&id].stage {
                 Stage::Checking => continue,
                 Stage::Offering => Step::Offer,
-                Stage::Copying | Stage::Awaiting => Step::Copy,
-                Stage::Arming | Stage::Noting => Step::Arm,
+                Stage::Copying | Stage::AwaitingAcceptor => Step::Copy,
+                Stage::Arming | Stage::SavingFlows => Step::Arm,
                 Stage::Diverting => Step::Divert,
                 Stage::Freezing => Step::Freeze,
                 _ => Step::Transfer,
             };
-            self.fail(now, id, Reason::PeerLost { peer, step });
+            self.fail_move(now, id, KeepReason::PeerLost { peer, step });
         }
     }
 }

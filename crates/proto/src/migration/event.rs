@@ -15,24 +15,24 @@ pub enum Outcome {
     /// The process stays on this node and continues.
     Kept {
         /// Reason for staying.
-        reason: Reason,
+        reason: KeepReason,
     },
 }
 
 /// Reason for a process to stay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum KeepReason {
     /// The process uses something that cannot move.
     #[error("the process cannot move: {}", .0.join("; "))]
     Blocked(Vec<String>),
     /// One of its flows takes part in another move.
-    #[error("its flow {0} is moving already; try again when that has ended")]
+    #[error("flow {0} of the process is moving already; try again when that has ended")]
     FlowMoving(Flow),
     /// The other end of one of its connections is moving.
-    #[error("the other end of its connection {0} is moving; try again when that has ended")]
+    #[error("the other end of connection {0} is moving; try again when that has ended")]
     PeerMoving(Flow),
     /// The process has more flows than a request to the holder can name.
-    #[error("it has {0} flows, more than can be moved at once")]
+    #[error("the process has {0} flows, more than can be moved at once")]
     TooManyFlows(usize),
     /// The acceptor refused.
     #[error("node {by} refused: {}", .whys.join("; "))]
@@ -43,7 +43,7 @@ pub enum Reason {
         whys: Vec<String>,
     },
     /// The peer of one of its connections refused.
-    #[error("node {by}, which it has connections to, refused: {why}")]
+    #[error("node {by}, to which the process has connections, refused: {why}")]
     PeerRefused {
         /// The peer.
         by: NodeId,
@@ -52,7 +52,7 @@ pub enum Reason {
     },
     /// The predicted freeze exceeds the limit.
     #[error(
-        "it would be frozen for {:.1} ms, more than {:.1} ms; allow more, or move it when it does less",
+        "the predicted freeze is {:.1} ms, more than {:.1} ms; allow more, or try again when the process is less busy",
         .predicted.as_secs_f64() * 1e3, .max.as_secs_f64() * 1e3
     )]
     FreezeTooLong {
@@ -70,7 +70,7 @@ pub enum Reason {
         why: String,
     },
     /// A node did not answer in time.
-    #[error("node {peer} did not answer in time ({step}); look whether its holdfastd runs")]
+    #[error("node {peer} did not answer in time ({step}); check that its holdfastd runs")]
     TimedOut {
         /// The node that did not answer.
         peer: NodeId,
@@ -86,7 +86,7 @@ pub enum Reason {
         step: Step,
     },
     /// The acceptor aborted the move.
-    #[error("node {by} gave up: {why}")]
+    #[error("node {by} aborted the move: {why}")]
     Aborted {
         /// The acceptor.
         by: NodeId,
@@ -94,10 +94,10 @@ pub enum Reason {
         why: String,
     },
     /// The holder's record of the process contradicts this node's request.
-    #[error("the holder refused to divert it: {0}")]
+    #[error("the holder refused to divert the process: {0}")]
     NotDiverted(Refusal),
     /// Another node owns one of its flows.
-    #[error("its flow {flow} is not this node's: {record}")]
+    #[error("this node does not own flow {flow} of the process: {record}")]
     NotOurs {
         /// The flow.
         flow: Flow,
@@ -105,14 +105,14 @@ pub enum Reason {
         record: Record,
     },
     /// The daemon restarted during the move.
-    #[error("the daemon restarted while it moved")]
+    #[error("the daemon restarted during the move")]
     Restarted,
     /// The move was cancelled by request.
     #[error("the move was cancelled")]
     Cancelled,
     /// Only a rehearsal was requested, and the acceptor would take the process
     /// ([`Options::rehearsal`](super::Options::rehearsal)).
-    #[error("it was only asked whether it can move, and it can")]
+    #[error("the process can move; only a check was requested")]
     Rehearsed,
 }
 
@@ -154,7 +154,7 @@ impl fmt::Display for Step {
 /// `extract + transfer + restore + commit` is the freeze as the donor can see it. The sum exceeds the true freeze by
 /// the delay of the frame `Done`, which counts as transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Phases {
+pub struct PhaseTimes {
     /// Check, offer, and all rounds.
     pub copy: Duration,
     /// From the last round until acceptor and peers are prepared.
@@ -171,7 +171,7 @@ pub struct Phases {
     pub commit: Duration,
 }
 
-impl Phases {
+impl PhaseTimes {
     /// Returns the freeze as the donor sees it.
     pub fn freeze(&self) -> Duration {
         self.extract + self.transfer + self.restore + self.commit
@@ -184,19 +184,19 @@ pub struct Summary {
     /// Number of copying rounds.
     pub rounds: u32,
     /// Bytes sent in the rounds.
-    pub copied: u64,
+    pub copied_bytes: u64,
     /// Bytes sent while the process was frozen.
-    pub bytes: u64,
+    pub freeze_bytes: u64,
     /// Bytes that compression saved, in the rounds and in the freeze.
-    pub saved: u64,
+    pub saved_bytes: u64,
     /// The predicted freeze.
     pub predicted: Duration,
     /// True if pages were sent after the process resumed (post-copy).
     pub post_copy: bool,
     /// Bytes of memory sent by post-copy.
-    pub follows: u64,
+    pub post_copy_bytes: u64,
     /// Durations of the phases.
-    pub phases: Phases,
+    pub phases: PhaseTimes,
     /// Durations of the freeze's steps, at the donor and at the acceptor, which work at the same time.
     pub steps: Box<[Vec<StepTime>; 2]>,
 }
@@ -205,33 +205,33 @@ pub struct Summary {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A round of copying has ended.
-    Round {
+    RoundEnded {
         /// The move.
         id: MoveId,
         /// Number of the round, from 1 on.
         round: u32,
         /// Bytes sent.
-        copied: u64,
+        sent_bytes: u64,
         /// Bytes that compression saved.
-        saved: u64,
+        saved_bytes: u64,
         /// Bytes changed during the round.
-        dirty: u64,
+        dirty_bytes: u64,
         /// Rate at which the process changes memory, in bytes a second.
         dirty_rate: u64,
         /// Throughput of the path to the acceptor, in bytes a second.
-        rate: u64,
+        send_rate: u64,
         /// The predicted freeze after this round.
         predicted: Duration,
     },
     /// This node will forward these connections: their peers have no daemon, or it did not answer.
-    Forwarded {
+    ConnectionsForwarded {
         /// The move.
         id: MoveId,
         /// The connections.
         connections: Vec<Flow>,
     },
     /// A process runs at the acceptor, and its remaining pages are sent by post-copy.
-    Follows {
+    PostCopyStarted {
         /// The move.
         id: MoveId,
         /// Bytes of memory still at the donor.
@@ -247,21 +247,21 @@ pub enum Event {
         summary: Box<Summary>,
     },
     /// This node took a process; the process runs.
-    Accepted {
+    ProcessAccepted {
         /// The move.
         id: MoveId,
         /// Its flows and their epochs.
         flows: Vec<(Flow, Epoch)>,
     },
     /// This node gave up taking a process.
-    Discarded {
+    ProcessDiscarded {
         /// The move.
         id: MoveId,
         /// Reason for giving up.
-        why: String,
+        reason: String,
     },
     /// Changes to report to the holder, by `handle_changes` of the handoff. The machine deferred them during a move.
-    Report {
+    ReportChanges {
         /// The changes.
         changes: Vec<Change>,
     },
@@ -271,26 +271,26 @@ pub enum Event {
         holder: NodeId,
     },
     /// The holder has lost its table while a process was frozen; the acceptor is asked as well.
-    HolderForgot {
+    HolderLostTable {
         /// The move.
         id: MoveId,
     },
     /// A `Thaw`, `Release`, `Go` or `Translate` failed at its last attempt.
-    Failed {
+    CommandFailed {
         /// The move.
         id: MoveId,
         /// Name of the command.
         command: &'static str,
         /// The daemon's explanation.
-        why: String,
+        error: String,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.
     Ignored {
         /// The sender; this node for a completion.
         from: NodeId,
         /// Name of the frame.
-        what: &'static str,
+        frame: &'static str,
         /// Reason for ignoring it.
-        why: &'static str,
+        reason: &'static str,
     },
 }

@@ -7,17 +7,17 @@
 //! round and when to freeze the process; the daemon sends the pages.
 //!
 //! **The decision is one compare-and-set.** A move has a record in the steering table
-//! ([`holdfast_wire::Flow::of_move`]), arbitrated by [`crate::ownership`] like a flow. The divert request names that
+//! ([`holdfast_wire::Flow::process_key`]), arbitrated by [`crate::ownership`] like a flow. The divert request names that
 //! record first and then all flows of the process; so do the commit and rollback requests. The holder applies a request
 //! in one step, so the first of commit and rollback decides for all of them. A node in doubt does not run the process,
 //! and asks. If all flows of a process were diverted in one request, its commit names the process alone: see
-//! [`crate::ownership::Together`].
+//! [`crate::ownership::ProcessTransits`].
 //!
 //! | step | donor | acceptor | holder |
 //! | --- | --- | --- | --- |
 //! | check | names obstacles; nothing is touched | | |
 //! | offer | | checks policy, files, memory; refusing costs nothing | |
-//! | copy | rounds, until the predicted freeze no longer shrinks | makes the empty process | |
+//! | copy | rounds, until the predicted freeze no longer shrinks | makes the stub process | |
 //! | arm | peers prepare to translate | holds packets | |
 //! | divert | | | process, flows: owned → transit |
 //! | freeze | forwards packets, stops the process, sends the rest | packets arrive | |
@@ -25,7 +25,7 @@
 //! | | | the process runs; peers switch | |
 //! | release | ends the original | has the record of the move removed | record removed |
 //!
-//! The *empty process* is made at the acceptor during the rounds, and becomes the restored process.
+//! The *stub process* is an empty process that the acceptor makes during the rounds. It becomes the restored process.
 //!
 //! Safety: a process never runs at two nodes, whatever frames are lost, late or repeated, and whatever daemons crash.
 //! Liveness: once nodes and holder reach each other, the process runs at one node, which owns its flows, and nothing of
@@ -33,38 +33,38 @@
 //!
 //! A clone takes the same steps without flows; the original is stopped while it is read, and continues at once.
 //!
-//! Requests of this machine to the holder have numbers that [`Migration::is_answer`] can tell from the handoff's.
+//! Requests of this machine to the holder have numbers that [`Migration::is_own_request`] can tell from the handoff's.
 
 mod acceptor;
-mod asks;
+mod acceptor_commit;
 mod command;
 mod config;
 mod core;
+mod crash_recovery;
 mod donor;
+mod donor_divert;
+mod donor_rollback;
 mod event;
-mod give;
-mod peers;
-mod predict;
-mod recover;
+mod freeze_cost;
+mod holder_requests;
+mod peer_translation;
 mod rounds;
-mod settle;
-mod take;
 mod transfer;
 
 pub use command::{
-    CheckReport, Command, Completion, FlowEpoch, FreezeReport, ProcessId, Results, RoundReport,
-    Token, Went,
+    CheckReport, Command, Completion, FlowEpoch, FreezeReport, ProcessId, Results, ResumeReport,
+    RoundReport, Token,
 };
 pub use config::Config;
-pub use event::{Event, Outcome, Phases, Reason, Step, Summary};
-pub use predict::{Load, Shape};
-pub use recover::{RecoveredMove, RecoveredRole};
+pub use crash_recovery::{RecoveredMove, RecoveredRole};
+pub use event::{Event, KeepReason, Outcome, PhaseTimes, Step, Summary};
+pub use freeze_cost::{FreezeLoad, ProcessTree};
 
-use self::acceptor::Taken;
-use self::core::{Core, Purpose, Timer};
-use self::donor::Given;
-use self::peers::{Prepared, Tell};
-use self::predict::CostModel;
+use self::acceptor::InboundMove;
+use self::core::{CommandPurpose, Core, Timer};
+use self::donor::OutboundMove;
+use self::freeze_cost::CostModel;
+use self::peer_translation::{PreparedTranslation, TranslateRequest};
 use holdfast_wire::migration::{MoveFrame, SocketStrategy};
 use holdfast_wire::{Change, Flow, Frame, MoveId, NodeId};
 use std::collections::{BTreeMap, VecDeque};
@@ -85,7 +85,7 @@ pub struct Options {
     pub post_copy: bool,
     /// Compare the restored process with the original before it runs.
     pub verify: bool,
-    /// Only ask if the acceptor would take the process; the process stays ([`Reason::Rehearsed`]).
+    /// Only ask if the acceptor would take the process; the process stays ([`KeepReason::Rehearsed`]).
     pub rehearsal: bool,
 }
 
@@ -122,12 +122,12 @@ pub enum RequestError {
     UnknownNode(NodeId),
     /// A clone excludes post-copy, since its original runs on and changes the memory.
     #[error(
-        "memory cannot follow a copy: its original goes on and changes it; leave post-copy out"
+        "a clone excludes post-copy, because the original continues to change its memory; omit post-copy"
     )]
     CloneByPostCopy,
     /// Verification excludes post-copy, since the remaining pages are absent at the comparison.
     #[error(
-        "what follows by post-copy cannot be compared before it runs; leave one of the two out"
+        "verification excludes post-copy, because it compares all pages before the process resumes; omit one"
     )]
     VerifyByPostCopy,
     /// The process takes part in another move.
@@ -146,7 +146,7 @@ pub enum Output {
         frame: Frame,
     },
     /// Carry out a command and answer with a [`Completion`].
-    Do(Command),
+    Execute(Command),
     /// Report an event to its observers.
     Event(Event),
 }
@@ -155,12 +155,12 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Migration {
     core: Core,
-    donor: BTreeMap<MoveId, Given>,
-    acceptor: BTreeMap<MoveId, Taken>,
+    outbound_moves: BTreeMap<MoveId, OutboundMove>,
+    inbound_moves: BTreeMap<MoveId, InboundMove>,
     /// Ended moves to this node.
-    ended: VecDeque<MoveId>,
-    tells: BTreeMap<(MoveId, NodeId), Tell>,
-    prepared: BTreeMap<MoveId, Prepared>,
+    ended_moves: VecDeque<MoveId>,
+    translate_requests: BTreeMap<(MoveId, NodeId), TranslateRequest>,
+    prepared_translations: BTreeMap<MoveId, PreparedTranslation>,
     model: CostModel,
 }
 
@@ -169,11 +169,11 @@ impl Migration {
     pub fn new(config: Config) -> Migration {
         Migration {
             core: Core::new(config),
-            donor: BTreeMap::new(),
-            acceptor: BTreeMap::new(),
-            ended: VecDeque::new(),
-            tells: BTreeMap::new(),
-            prepared: BTreeMap::new(),
+            outbound_moves: BTreeMap::new(),
+            inbound_moves: BTreeMap::new(),
+            ended_moves: VecDeque::new(),
+            translate_requests: BTreeMap::new(),
+            prepared_translations: BTreeMap::new(),
             model: CostModel::new(),
         }
     }
@@ -187,83 +187,89 @@ impl Migration {
         now: Duration,
         request: Request,
     ) -> Result<MoveId, RequestError> {
-        self.requested(now, request)
+        self.start_request(now, request)
     }
 
     /// Cancels a move from this node. Has no effect once the move is committed.
     pub fn handle_cancel(&mut self, now: Duration, id: MoveId) {
-        self.fail(now, id, Reason::Cancelled);
+        self.fail_move(now, id, KeepReason::Cancelled);
     }
 
     /// Handles a frame from the node `from` (as named by the channel's certificate): [`Frame::Move`], and the holder's
     /// answers to this machine.
     pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: Frame) {
         match frame {
-            Frame::Move { id, frame } => self.frame_arrived(now, from, id, frame),
-            Frame::Answer { request, results } => self.answered(now, from, request, results),
-            Frame::QueryAnswer { request, records } => {
-                self.looked_up(now, from, request, records);
+            Frame::Move { id, frame } => self.on_move_frame(now, from, id, frame),
+            Frame::ChangeResponse { request, results } => {
+                self.on_holder_answer(now, from, request, results)
             }
-            other => (self.core).ignored(from, other.name(), "it is another machine's"),
+            Frame::QueryResponse { request, records } => {
+                self.on_looked_up(now, from, request, records);
+            }
+            other => (self.core).report_ignored(
+                from,
+                other.name(),
+                "the frame belongs to another state machine",
+            ),
         }
     }
 
-    /// Returns true if an `Answer` or `QueryAnswer` with this number belongs to this machine.
-    pub fn is_answer(request: u64) -> bool {
-        request & asks::REQUESTS != 0
+    /// Returns true if an `ChangeResponse` or `QueryResponse` with this number belongs to this machine.
+    pub fn is_own_request(request: u64) -> bool {
+        request & holder_requests::REQUEST_BIT != 0
     }
 
     /// Handles the completion of a command.
     ///
     /// # Panics
     /// If the results belong to another kind of command: the daemon is at fault, and processes would hang.
-    pub fn handle_done(&mut self, now: Duration, completion: Completion) {
+    pub fn handle_completion(&mut self, now: Duration, completion: Completion) {
         let Completion { token, results } = completion;
-        match self.core.commands.remove(&token) {
-            Some(purpose) => self.completed(now, purpose, results),
+        match self.core.open_commands.remove(&token) {
+            Some(purpose) => self.on_completed(now, purpose, results),
             None => {
                 let node = self.core.config.node;
-                (self.core).ignored(node, "completion", "no command has its token");
+                (self.core).report_ignored(node, "completion", "no open command has this token");
             }
         }
     }
 
     /// Defers changes to report to the holder for flows that are moving ([`Migration::is_moving`]). A deferred change
-    /// follows as [`Event::Report`] after the move, if it still applies then. Changes of other flows are returned at
+    /// follows as [`Event::ReportChanges`] after the move, if it still applies then. Changes of other flows are returned at
     /// once by the same event.
     pub fn handle_changes(&mut self, changes: Vec<Change>) {
-        let mut others = Vec::new();
+        let mut not_moving = Vec::new();
         for change in changes {
-            match self.core.moving.get_mut(&change.flow) {
+            match self.core.moving_flows.get_mut(&change.flow) {
                 Some(moving) => moving.deferred.push(change),
-                None => others.push(change),
+                None => not_moving.push(change),
             }
         }
-        if !others.is_empty() {
-            let changes = others;
-            self.core.event(Event::Report { changes });
+        if !not_moving.is_empty() {
+            let changes = not_moving;
+            self.core.push_event(Event::ReportChanges { changes });
         }
     }
 
     /// Handles the loss of the channel to `peer`, and of frames on their way. The daemon also calls this function when
     /// a channel was replaced.
     pub fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
-        self.donor_lost(peer);
-        self.acceptor_lost(now, peer);
+        self.on_donor_lost(peer);
+        self.on_acceptor_lost(now, peer);
     }
 
     /// Handles a new channel to `peer`: frames that wait for an answer from it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
         if peer == self.core.config.holder {
-            self.ask_all_again(now);
+            self.repeat_holder_requests(now);
         }
-        self.tell_all_again(now, peer);
-        self.say_all_done(now, peer);
+        self.repeat_translate_requests(now, peer);
+        self.resend_done(now, peer);
     }
 
     /// Takes over moves that the daemon found in its saved state at its start; must be called before any other handler.
     pub fn handle_recovered(&mut self, now: Duration, moves: Vec<RecoveredMove>) {
-        self.recovered(now, moves);
+        self.on_recovered(now, moves);
     }
 
     /// Handles all timers due at `now`.
@@ -274,13 +280,13 @@ impl Migration {
             }
             self.core.timers.pop_first();
             match timer {
-                Timer::Given(id) => self.given_timed_out(now, id),
-                Timer::Divert(id) => self.divert_again(id),
-                Timer::Taken(id) => self.taken_timed_out(now, id),
-                Timer::Ask(request) => self.ask_again(now, request),
-                Timer::Again(token) => self.command_again(token),
-                Timer::Tell(id, peer) => self.tell_again(now, id, peer),
-                Timer::Doubt(id) => self.doubt(now, id),
+                Timer::OutboundMove(id) => self.on_outbound_timeout(now, id),
+                Timer::RepeatDivert(id) => self.repeat_divert(id),
+                Timer::InboundMove(id) => self.on_inbound_timeout(now, id),
+                Timer::HolderRequest(request) => self.repeat_holder_request(now, request),
+                Timer::RetryCommand(token) => self.retry_command(token),
+                Timer::TranslateRequest(id, peer) => self.repeat_translate_request(now, id, peer),
+                Timer::OutcomeQuery(id) => self.query_outcome(now, id),
             }
         }
     }
@@ -297,11 +303,11 @@ impl Migration {
 
     /// Returns true if the flow takes part in a move on this node.
     pub fn is_moving(&self, flow: &Flow) -> bool {
-        self.core.moving.contains_key(flow)
+        self.core.moving_flows.contains_key(flow)
     }
 
     /// Returns the predicted freeze of a process.
-    pub fn predict(&self, sockets: SocketStrategy, load: Load) -> Duration {
+    pub fn predict(&self, sockets: SocketStrategy, load: FreezeLoad) -> Duration {
         self.model.predict(sockets, load)
     }
 
@@ -309,104 +315,126 @@ impl Migration {
     pub fn is_idle(&self) -> bool {
         let core = &self.core;
         core.outputs.is_empty()
-            && core.moving.is_empty()
-            && core.commands.is_empty()
-            && core.questions.is_empty()
+            && core.moving_flows.is_empty()
+            && core.open_commands.is_empty()
+            && core.holder_requests.is_empty()
             && core.timers.is_empty()
-            && self.donor.is_empty()
-            && self.acceptor.is_empty()
-            && self.tells.is_empty()
-            && self.prepared.is_empty()
+            && self.outbound_moves.is_empty()
+            && self.inbound_moves.is_empty()
+            && self.translate_requests.is_empty()
+            && self.prepared_translations.is_empty()
     }
 
-    fn frame_arrived(&mut self, now: Duration, from: NodeId, id: MoveId, frame: MoveFrame) {
+    fn on_move_frame(&mut self, now: Duration, from: NodeId, id: MoveId, frame: MoveFrame) {
         let name = frame.name();
         match frame {
-            MoveFrame::Offer(offer) => self.offer_arrived(now, from, id, offer),
-            MoveFrame::Arm { part, flows } => self.arm_asked(from, id, part, flows),
+            MoveFrame::Offer(offer) => self.on_offer(now, from, id, offer),
+            MoveFrame::Arm { part, flows } => self.on_arm(from, id, part, flows),
             MoveFrame::Final {
                 flows,
                 peers,
                 forwarded,
                 bytes,
-            } => self.final_arrived(now, from, id, flows, (peers, forwarded, bytes)),
-            MoveFrame::Released => self.released_there(now, from, id),
-            MoveFrame::Abort { reason } => self.abort_arrived(from, id, &reason),
+            } => self.on_final(now, from, id, flows, (peers, forwarded, bytes)),
+            MoveFrame::Released => self.on_donor_released(now, from, id),
+            MoveFrame::Abort { reason } => self.on_abort(from, id, &reason),
             MoveFrame::Translate {
                 hops,
                 step,
                 to,
                 connections,
-            } => self.translate_asked(now, from, id, (hops, step, to), connections),
-            MoveFrame::Translated { step, result } => {
-                self.translated(now, from, id, step, result);
+            } => self.on_translate(now, from, id, (hops, step, to), connections),
+            MoveFrame::TranslateResponse { step, result } => {
+                self.on_translated(now, from, id, step, result);
             }
             MoveFrame::Done {
                 result,
                 times,
-                ran_us,
+                since_resume_us: ran_us,
                 steps,
             } if id.donor == self.core.config.node => {
                 let ran_at = now.saturating_sub(Duration::from_micros(ran_us.into()));
-                self.done(now, from, id, result, (times, ran_at, steps));
+                self.on_done(now, from, id, result, (times, ran_at, steps));
             }
             MoveFrame::Piece { .. }
-            | MoveFrame::Took { .. }
-            | MoveFrame::Wanted(_)
-            | MoveFrame::Judged { .. }
-            | MoveFrame::Locks { .. } => {
-                (self.core).ignored(from, name, "it is the daemon's");
+            | MoveFrame::PiecesProcessed { .. }
+            | MoveFrame::PageRequest(_)
+            | MoveFrame::CheckResult { .. }
+            | MoveFrame::LockHandover { .. } => {
+                (self.core).report_ignored(from, name, "the daemon handles this frame itself");
             }
-            _ if self.donor.get(&id).is_none_or(|given| given.to != from) => {
-                (self.core).ignored(from, name, "the move is not known, or not the sender's");
+            _ if self
+                .outbound_moves
+                .get(&id)
+                .is_none_or(|outbound| outbound.to != from) =>
+            {
+                (self.core).report_ignored(
+                    from,
+                    name,
+                    "the move is unknown, or the sender is not its acceptor",
+                );
             }
-            MoveFrame::Offered { refusals } => self.offered(now, from, id, refusals),
-            MoveFrame::Ready(result) => self.ready(now, id, result),
-            MoveFrame::Armed { part, result } => self.armed(now, from, id, part, result),
+            MoveFrame::OfferResponse { refusals } => self.on_offered(now, from, id, refusals),
+            MoveFrame::Ready(result) => self.on_ready(now, id, result),
+            MoveFrame::ArmResponse { part, result } => self.on_armed(now, from, id, part, result),
             MoveFrame::Done { .. } => {}
         }
     }
 
-    fn completed(&mut self, now: Duration, purpose: Purpose, results: Results) {
+    fn on_completed(&mut self, now: Duration, purpose: CommandPurpose, results: Results) {
         match (purpose, results) {
-            (Purpose::Check(id), Results::Checked(result)) => self.checked(now, id, result),
-            (Purpose::Round(id), Results::Copied(result)) => self.round_ended(now, id, result),
-            (Purpose::Note(id), Results::Noted(result)) => self.noted(now, id, result),
-            (Purpose::Freeze(id), Results::Frozen(result)) => self.frozen(now, id, result),
-            (Purpose::Thaw(id, attempt), Results::Thawed(result)) => {
-                self.thawed(now, id, attempt, result);
+            (CommandPurpose::Check(id), Results::Checked(result)) => {
+                self.on_checked(now, id, result)
             }
-            (Purpose::Release(id, attempt), Results::Released(result)) => {
-                self.released(now, id, attempt, result);
+            (CommandPurpose::CopyRound(id), Results::Copied(result)) => {
+                self.on_round_ended(now, id, result)
             }
-            (Purpose::Examine(id), Results::Examined(result)) => self.examined(now, id, result),
-            (Purpose::Build(id), Results::Built(result)) => self.built(now, id, result),
-            (Purpose::Arm(id, part), Results::Armed(result)) => self.hold_armed(id, part, result),
-            (Purpose::Restore(id), Results::Restored(result)) => self.restored(now, id, result),
-            (Purpose::Go(id, attempt), Results::Gone(result)) => {
-                self.went(now, id, attempt, result);
+            (CommandPurpose::SaveFlows(id), Results::FlowsSaved(result)) => {
+                self.on_flows_saved(now, id, result)
             }
-            (Purpose::Discard(_), Results::Discarded)
-            | (Purpose::Forget(_), Results::Forgotten) => {}
-            (Purpose::Translate(id, asker, step), Results::Translated(result)) => {
-                self.translation_done(now, id, (asker, step), result);
+            (CommandPurpose::Freeze(id), Results::Frozen(result)) => {
+                self.on_frozen(now, id, result)
             }
-            (Purpose::Holder(request), Results::Arbitrated(results)) => {
-                self.answered(now, self.core.config.node, request, results);
+            (CommandPurpose::Thaw(id, attempt), Results::Thawed(result)) => {
+                self.on_thawed(now, id, attempt, result);
             }
-            (Purpose::Holder(request), Results::LookedUp(records)) => {
-                self.looked_up(now, self.core.config.node, request, records);
+            (CommandPurpose::Release(id, attempt), Results::Released(result)) => {
+                self.on_released(now, id, attempt, result);
+            }
+            (CommandPurpose::Examine(id), Results::Examined(result)) => {
+                self.on_examined(now, id, result)
+            }
+            (CommandPurpose::Build(id), Results::Built(result)) => self.on_built(now, id, result),
+            (CommandPurpose::Arm(id, part), Results::Armed(result)) => {
+                self.on_hold_armed(id, part, result)
+            }
+            (CommandPurpose::Restore(id), Results::Restored(result)) => {
+                self.on_restored(now, id, result)
+            }
+            (CommandPurpose::Resume(id, attempt), Results::Resumed(result)) => {
+                self.on_resumed(now, id, attempt, result);
+            }
+            (CommandPurpose::Discard(_), Results::Discarded)
+            | (CommandPurpose::Forget(_), Results::Forgotten) => {}
+            (CommandPurpose::Translate(id, asker, step), Results::Translated(result)) => {
+                self.on_translation_done(now, id, (asker, step), result);
+            }
+            (CommandPurpose::HolderRequest(request), Results::Arbitrated(results)) => {
+                self.on_holder_answer(now, self.core.config.node, request, results);
+            }
+            (CommandPurpose::HolderRequest(request), Results::LookedUp(records)) => {
+                self.on_looked_up(now, self.core.config.node, request, records);
             }
             (purpose, results) => panic!("{results:?} does not answer the command for {purpose:?}"),
         }
     }
 
     /// Repeats a failed command.
-    fn command_again(&mut self, token: Token) {
-        match self.core.again.remove(&token) {
-            Some(Purpose::Thaw(id, attempt)) => self.command_thaw(id, attempt + 1),
-            Some(Purpose::Release(id, attempt)) => self.command_release(id, attempt + 1),
-            Some(Purpose::Go(id, attempt)) => self.command_go(id, attempt + 1),
+    fn retry_command(&mut self, token: Token) {
+        match self.core.failed_commands.remove(&token) {
+            Some(CommandPurpose::Thaw(id, attempt)) => self.command_thaw(id, attempt + 1),
+            Some(CommandPurpose::Release(id, attempt)) => self.command_release(id, attempt + 1),
+            Some(CommandPurpose::Resume(id, attempt)) => self.command_resume(id, attempt + 1),
             _ => {}
         }
     }

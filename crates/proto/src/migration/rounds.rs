@@ -4,39 +4,39 @@
 //! time is reached.
 
 use super::command::{Command, RoundReport};
-use super::core::{Purpose, Timer};
+use super::core::{CommandPurpose, Timer};
 use super::donor::Stage;
-use super::event::{Event, Reason, Step};
-use super::predict::Load;
+use super::event::{Event, KeepReason, Step};
+use super::freeze_cost::FreezeLoad;
 use super::{Config, Migration};
 use core::time::Duration;
 use holdfast_wire::MoveId;
 
 /// Share by which a round must shorten the predicted freeze to pay.
-const SHRINKS: f64 = 0.1;
+const SHRINK_MIN: f64 = 0.1;
 /// Number of rounds without a gain after which copying ends.
-const STALE_MAX: u32 = 2;
+const STALE_ROUNDS_MAX: u32 = 2;
 
 /// Ratio of a freeze to one without memory from which on memory counts as most of the freeze.
-const MOSTLY_MEMORY: u32 = 2;
+const MEMORY_BOUND_RATIO: u32 = 2;
 
 /// The rounds of one move.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     pub count: u32,
     /// End of the first round.
-    pub begun: Option<Duration>,
+    pub first_ended: Option<Duration>,
     /// End of the last round.
-    pub ended: Duration,
+    pub last_ended: Duration,
     /// The shortest predicted freeze.
-    best: Option<Duration>,
-    stale: u32,
+    shortest_freeze: Option<Duration>,
+    stale_rounds: u32,
 }
 
 /// The step that follows a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Another,
+pub(super) enum NextStep {
+    CopyAgain,
     Freeze { post_copy: bool },
     TooLong { predicted: Duration, max: Duration },
 }
@@ -49,29 +49,29 @@ impl Rounds {
         (predicted, bare): (Duration, Duration),
         (max, post_copy): (Option<Duration>, bool),
         config: &Config,
-    ) -> Verdict {
-        let begun = *self.begun.get_or_insert(now);
-        let best = self.best.unwrap_or(Duration::MAX);
-        if predicted < best.mul_f64_or_max(1.0 - SHRINKS) {
-            self.stale = 0;
+    ) -> NextStep {
+        let first_ended = *self.first_ended.get_or_insert(now);
+        let best = self.shortest_freeze.unwrap_or(Duration::MAX);
+        if predicted < best.mul_f64_or_max(1.0 - SHRINK_MIN) {
+            self.stale_rounds = 0;
         } else {
-            self.stale += 1;
+            self.stale_rounds += 1;
         }
         let best = best.min(predicted);
-        self.best = Some(best);
+        self.shortest_freeze = Some(best);
         if max.is_some_and(|max| predicted <= max) {
-            return Verdict::Freeze { post_copy: false };
+            return NextStep::Freeze { post_copy: false };
         }
-        let more = self.count < config.rounds_max && now - begun < config.rounds_time_max;
-        if self.stale < STALE_MAX && more {
-            return Verdict::Another;
+        let more = self.count < config.rounds_max && now - first_ended < config.rounds_time_max;
+        if self.stale_rounds < STALE_ROUNDS_MAX && more {
+            return NextStep::CopyAgain;
         }
         match max {
-            None => Verdict::Freeze {
-                post_copy: post_copy && predicted >= bare * MOSTLY_MEMORY,
+            None => NextStep::Freeze {
+                post_copy: post_copy && predicted >= bare * MEMORY_BOUND_RATIO,
             },
-            Some(_) if post_copy => Verdict::Freeze { post_copy: true },
-            Some(max) => Verdict::TooLong {
+            Some(_) if post_copy => NextStep::Freeze { post_copy: true },
+            Some(max) => NextStep::TooLong {
                 predicted: best,
                 max,
             },
@@ -92,15 +92,15 @@ impl MulOrMax for Duration {
 
 impl Migration {
     pub(super) fn copy_round(&mut self, id: MoveId) {
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.stage = Stage::Copying;
-        given.rounds.count += 1;
-        let (process, to) = (given.process, given.to);
-        let (options, round) = (given.options, given.rounds.count);
+        outbound.stage = Stage::Copying;
+        outbound.rounds.count += 1;
+        let (process, to) = (outbound.process, outbound.to);
+        let (options, round) = (outbound.options, outbound.rounds.count);
         self.core
-            .command(Purpose::Round(id), |token| Command::CopyRound {
+            .push_command(CommandPurpose::CopyRound(id), |token| Command::CopyRound {
                 token,
                 id,
                 process,
@@ -113,129 +113,144 @@ impl Migration {
             });
     }
 
-    pub(super) fn round_ended(
+    pub(super) fn on_round_ended(
         &mut self,
         now: Duration,
         id: MoveId,
         result: Result<RoundReport, String>,
     ) {
-        let Some(given) = self.given_in(id, Stage::Copying) else {
+        let Some(outbound) = self.outbound_in_stage(id, Stage::Copying) else {
             return;
         };
         let report = match result {
             Ok(report) => report,
-            Err(why) => {
+            Err(error) => {
                 let step = Step::Copy;
-                return self.fail(now, id, Reason::Failed { step, why });
+                return self.fail_move(now, id, KeepReason::Failed { step, why: error });
             }
         };
         if !report.refusals.is_empty() {
-            let (by, whys) = (given.to, report.refusals);
-            return self.fail(now, id, Reason::Refused { by, whys });
+            let (by, whys) = (outbound.to, report.refusals);
+            return self.fail_move(now, id, KeepReason::Refused { by, whys });
         }
-        if given.options.rehearsal {
-            return self.fail(now, id, Reason::Rehearsed);
+        if outbound.options.rehearsal {
+            return self.fail_move(now, id, KeepReason::Rehearsed);
         }
-        given.rounds.ended = now;
-        given.summary.copied += report.copied;
-        given.summary.saved += report.saved;
-        given.summary.rounds = given.rounds.count;
+        outbound.rounds.last_ended = now;
+        outbound.summary.copied_bytes += report.sent_bytes;
+        outbound.summary.saved_bytes += report.saved_bytes;
+        outbound.summary.rounds = outbound.rounds.count;
         if let Err(reason) = self.update_sockets(id, &report) {
-            return self.fail(now, id, reason);
+            return self.fail_move(now, id, reason);
         }
         let model = &mut self.model;
         // Compressed bytes count in full, as in memory.
-        model.learn_round(report.copied + report.saved, report.duration);
+        model.learn_round(report.sent_bytes + report.saved_bytes, report.duration);
         let rate = model.rate();
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.load = Load {
-            dirty: model.dirty_at_freeze(given.options.sockets, report.dirty, report.dirtied_in),
-            sockets: given.options.sockets_in_freeze(report.sockets),
-            shape: report.shape,
+        outbound.load = FreezeLoad {
+            dirty_bytes: model.dirty_at_freeze(
+                outbound.options.sockets,
+                report.dirty_bytes,
+                report.dirty_interval,
+            ),
+            sockets: outbound.options.sockets_in_freeze(report.sockets),
+            tree: report.tree,
         };
-        let predicted = model.predict(given.options.sockets, given.load);
-        given.summary.predicted = predicted;
-        let seconds = report.dirtied_in.as_secs_f64().max(1e-6);
-        self.core.event(Event::Round {
+        let predicted = model.predict(outbound.options.sockets, outbound.load);
+        outbound.summary.predicted = predicted;
+        let seconds = report.dirty_interval.as_secs_f64().max(1e-6);
+        self.core.push_event(Event::RoundEnded {
             id,
-            round: given.rounds.count,
-            copied: report.copied,
-            saved: report.saved,
-            dirty: report.dirty,
-            dirty_rate: (report.dirty as f64 / seconds) as u64,
-            rate,
+            round: outbound.rounds.count,
+            sent_bytes: report.sent_bytes,
+            saved_bytes: report.saved_bytes,
+            dirty_bytes: report.dirty_bytes,
+            dirty_rate: (report.dirty_bytes as f64 / seconds) as u64,
+            send_rate: rate,
             predicted,
         });
-        if given.built {
+        if outbound.acceptor_ready {
             self.judge_round(now, id, predicted);
         } else {
-            given.stage = Stage::Awaiting;
+            outbound.stage = Stage::AwaitingAcceptor;
         }
     }
 
     /// Updates the sockets of the process after a round.
-    fn update_sockets(&mut self, id: MoveId, report: &RoundReport) -> Result<(), Reason> {
-        let Some(given) = self.donor.get_mut(&id) else {
+    fn update_sockets(&mut self, id: MoveId, report: &RoundReport) -> Result<(), KeepReason> {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return Ok(());
         };
-        if given.options.clone {
+        if outbound.options.clone {
             return Ok(());
         }
-        given.peers = report.peers.clone();
-        given.forwarded = report.forwarded.clone();
-        given.flows = report.flows.iter().map(super::give::place).collect();
+        outbound.peers = report.peers.clone();
+        outbound.forwarded = report.forwarded.clone();
+        outbound.flows = report
+            .flows
+            .iter()
+            .map(super::donor_divert::outbound_flow)
+            .collect();
         self.check_sockets(id)
     }
 
     fn judge_round(&mut self, now: Duration, id: MoveId, predicted: Duration) {
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        let may = (given.options.max_freeze, given.options.post_copy);
-        let without_memory = Load {
-            dirty: 0,
-            ..given.load
+        let limits = (outbound.options.max_freeze, outbound.options.post_copy);
+        let without_memory = FreezeLoad {
+            dirty_bytes: 0,
+            ..outbound.load
         };
-        let bare = self.model.predict(given.options.sockets, without_memory);
-        let both = (predicted, bare);
-        match given.rounds.judge(now, both, may, &self.core.config) {
-            Verdict::Another => self.copy_round(id),
-            Verdict::Freeze { post_copy } => {
-                given.may_follow = post_copy;
+        let memoryless_freeze = self.model.predict(outbound.options.sockets, without_memory);
+        let predictions = (predicted, memoryless_freeze);
+        match outbound
+            .rounds
+            .judge(now, predictions, limits, &self.core.config)
+        {
+            NextStep::CopyAgain => self.copy_round(id),
+            NextStep::Freeze { post_copy } => {
+                outbound.post_copy_allowed = post_copy;
                 if post_copy {
-                    given.summary.predicted = bare;
+                    outbound.summary.predicted = memoryless_freeze;
                 }
-                given.summary.phases.copy = now.saturating_sub(given.since);
+                outbound.summary.phases.copy = now.saturating_sub(outbound.since);
                 self.prepare_freeze(now, id);
             }
-            Verdict::TooLong { predicted, max } => {
-                self.fail(now, id, Reason::FreezeTooLong { predicted, max });
+            NextStep::TooLong { predicted, max } => {
+                self.fail_move(now, id, KeepReason::FreezeTooLong { predicted, max });
             }
         }
     }
 
-    /// Handles `Ready`: the acceptor has made the empty process. A round that ended before is stale, so another one
+    /// Handles `Ready`: the acceptor has made the stub process. A round that ended before is stale, so another one
     /// starts.
-    pub(super) fn ready(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
-        let Some(given) = self.donor.get_mut(&id) else {
+    pub(super) fn on_ready(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        if !matches!(given.stage, Stage::Copying | Stage::Awaiting) || given.built {
-            let to = given.to;
-            return self.core.ignored(to, "Ready", "it is not waited for");
+        if !matches!(outbound.stage, Stage::Copying | Stage::AwaitingAcceptor)
+            || outbound.acceptor_ready
+        {
+            let to = outbound.to;
+            return self
+                .core
+                .report_ignored(to, "Ready", "unexpected in this state");
         }
-        if let Err(why) = result {
-            let whys = vec![why];
-            let by = given.to;
-            return self.fail(now, id, Reason::Refused { by, whys });
+        if let Err(error) = result {
+            let whys = vec![error];
+            let by = outbound.to;
+            return self.fail_move(now, id, KeepReason::Refused { by, whys });
         }
-        given.built = true;
-        let waits = given.stage == Stage::Awaiting;
+        outbound.acceptor_ready = true;
+        let is_waiting = outbound.stage == Stage::AwaitingAcceptor;
         self.core
-            .set_timer(Timer::Given(id), &mut given.deadline, None);
-        if waits {
+            .set_timer(Timer::OutboundMove(id), &mut outbound.deadline, None);
+        if is_waiting {
             self.copy_round(id);
         }
     }
@@ -252,56 +267,56 @@ mod tests {
 
     /// Judges rounds of a second with these predictions, in milliseconds; returns the number of rounds and the last
     /// verdict.
-    fn judge(predictions: &[u64], max: Option<u64>, post_copy: bool) -> (usize, Verdict) {
+    fn judge(predictions: &[u64], max: Option<u64>, post_copy: bool) -> (usize, NextStep) {
         let config = Config::new(NodeId(1), 1, NodeId(1), []);
         let mut rounds = Rounds::default();
-        let mut verdict = Verdict::Another;
+        let mut verdict = NextStep::CopyAgain;
         for (index, predicted) in predictions.iter().enumerate() {
             rounds.count += 1;
             let now = ms(1_000 * index as u64);
-            let both = (ms(*predicted), ms(8));
-            verdict = rounds.judge(now, both, (max.map(ms), post_copy), &config);
-            if verdict != Verdict::Another {
+            let freezes = (ms(*predicted), ms(8));
+            verdict = rounds.judge(now, freezes, (max.map(ms), post_copy), &config);
+            if verdict != NextStep::CopyAgain {
                 return (index + 1, verdict);
             }
         }
         (predictions.len(), verdict)
     }
 
-    const FREEZE: Verdict = Verdict::Freeze { post_copy: false };
+    const FREEZE: NextStep = NextStep::Freeze { post_copy: false };
 
     #[test]
-    fn rounds_end_when_the_freeze_no_longer_shrinks() {
+    fn rounds_end_when_freeze_stops_shrinking() {
         assert_eq!(judge(&[100, 50, 20, 19, 19, 1], None, false), (5, FREEZE));
         assert_eq!(
             judge(&[100, 99, 50, 51, 20], None, false),
-            (5, Verdict::Another)
+            (5, NextStep::CopyAgain)
         );
     }
 
     #[test]
-    fn rounds_end_when_the_freeze_is_short_enough() {
+    fn rounds_end_when_freeze_is_short_enough() {
         assert_eq!(judge(&[100, 50, 9, 1], Some(10), false), (3, FREEZE));
     }
 
     #[test]
-    fn a_freeze_that_stays_too_long_is_refused_or_memory_follows() {
+    fn too_long_freeze_is_refused_or_uses_post_copy() {
         let (predicted, max) = (ms(20), ms(10));
-        let too_long = Verdict::TooLong { predicted, max };
+        let too_long = NextStep::TooLong { predicted, max };
         assert_eq!(judge(&[100, 20, 30, 25], Some(10), false), (4, too_long));
-        let post_copy = Verdict::Freeze { post_copy: true };
+        let post_copy = NextStep::Freeze { post_copy: true };
         assert_eq!(judge(&[100, 20, 30, 25], Some(10), true), (4, post_copy));
     }
 
     #[test]
-    fn memory_follows_where_it_is_the_most_of_a_freeze() {
-        let post_copy = Verdict::Freeze { post_copy: true };
+    fn post_copy_is_used_if_memory_dominates_freeze() {
+        let post_copy = NextStep::Freeze { post_copy: true };
         assert_eq!(judge(&[100, 20, 20, 20], None, true), (4, post_copy));
         assert_eq!(judge(&[100, 15, 15, 15], None, true), (4, FREEZE));
     }
 
     #[test]
-    fn rounds_are_bounded_in_number_and_time() {
+    fn rounds_are_limited_in_number_and_time() {
         let shrinking: Vec<u64> = (0..200)
             .map(|round| 2_000_000 / 2_u64.pow(round % 20))
             .collect();
@@ -317,7 +332,7 @@ mod tests {
         let mut rounds = Rounds::default();
         assert_eq!(
             rounds.judge(ms(0), (ms(5_000), ms(5)), (None, false), &config),
-            Verdict::Another
+            NextStep::CopyAgain
         );
         assert_eq!(
             rounds.judge(ms(121_000), (ms(5), ms(5)), (None, false), &config),

@@ -1,16 +1,16 @@
 //! The freeze at the donor: the process is stopped, the rest is sent, and the acceptor reports the result.
 
-use super::asks::AskPurpose;
 use super::command::{Command, FlowEpoch, FreezeReport};
-use super::core::Purpose;
+use super::core::CommandPurpose;
 use super::donor::Stage;
-use super::event::{Event, Outcome, Reason, Step};
-use super::give::{At, place};
-use super::predict::Load;
-use super::{Migration, asks};
+use super::donor_divert::{FlowState, outbound_flow};
+use super::event::{Event, KeepReason, Outcome, Step};
+use super::freeze_cost::FreezeLoad;
+use super::holder_requests::HolderRequestPurpose;
+use super::{Migration, holder_requests};
 use core::time::Duration;
 use holdfast_wire::frame::AcceptorTimes;
-use holdfast_wire::migration::{FlowAt, MoveFrame, StepTime};
+use holdfast_wire::migration::{DonorFlow, MoveFrame, StepTime};
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,25 +18,28 @@ impl Migration {
     /// Commands the freeze once everything is diverted; a repeated freeze sends the flows that appeared late.
     pub(super) fn freeze(&mut self, now: Duration, id: MoveId) {
         self.set_deadline(id, None);
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.stage = Stage::Freezing;
-        let clone = given.options.clone;
-        if !given.frozen {
-            given.summary.phases.divert = given.enter(now, Stage::Freezing);
-            self.model.learn_gap(now.saturating_sub(given.rounds.ended));
+        outbound.stage = Stage::Freezing;
+        let clone = outbound.options.clone;
+        if !outbound.maybe_stopped {
+            outbound.summary.phases.divert = outbound.enter(now, Stage::Freezing);
+            self.model
+                .learn_scan_to_freeze(now.saturating_sub(outbound.rounds.last_ended));
         }
         // The original of a clone continues, whatever becomes of the clone.
-        given.frozen = !clone;
-        let post_copy = given.may_follow;
-        let flows = given.flows_at(At::Diverted).map(|flow| FlowEpoch {
-            flow: flow.flow,
-            epoch: flow.epoch.saturating_add(1),
-        });
+        outbound.maybe_stopped = !clone;
+        let post_copy = outbound.post_copy_allowed;
+        let flows = outbound
+            .flows_in(FlowState::Diverted)
+            .map(|flow| FlowEpoch {
+                flow: flow.flow,
+                epoch: flow.epoch.saturating_add(1),
+            });
         let flows = flows.collect();
         self.core
-            .command(Purpose::Freeze(id), |token| Command::Freeze {
+            .push_command(CommandPurpose::Freeze(id), |token| Command::Freeze {
                 token,
                 id,
                 flows,
@@ -45,91 +48,91 @@ impl Migration {
             });
     }
 
-    pub(super) fn frozen(
+    pub(super) fn on_frozen(
         &mut self,
         now: Duration,
         id: MoveId,
         result: Result<FreezeReport, String>,
     ) {
-        let Some(given) = self.given_in(id, Stage::Freezing) else {
+        let Some(outbound) = self.outbound_in_stage(id, Stage::Freezing) else {
             return;
         };
         let report = match result {
             Ok(report) => report,
-            Err(why) => {
+            Err(error) => {
                 let step = Step::Freeze;
-                return self.fail(now, id, Reason::Failed { step, why });
+                return self.fail_move(now, id, KeepReason::Failed { step, why: error });
             }
         };
         // The process continued to run for a while after the command.
-        let ahead = now.saturating_sub(given.since + report.stands);
-        given.since += ahead;
-        given.summary.phases.divert += ahead;
-        given.summary.bytes += report.bytes;
-        given.summary.saved += report.saved;
-        given.summary.follows = report.follows;
-        given.summary.post_copy = given.summary.follows > 0;
-        given.frozen_saved += report.saved;
-        given.summary.steps[0] = report.steps;
-        let gone: BTreeSet<Flow> = report.gone.iter().copied().collect();
+        let before_stop = now.saturating_sub(outbound.since + report.stopped_for);
+        outbound.since += before_stop;
+        outbound.summary.phases.divert += before_stop;
+        outbound.summary.freeze_bytes += report.sent_bytes;
+        outbound.summary.saved_bytes += report.saved_bytes;
+        outbound.summary.post_copy_bytes = report.post_copy_bytes;
+        outbound.summary.post_copy = outbound.summary.post_copy_bytes > 0;
+        outbound.freeze_saved_bytes += report.saved_bytes;
+        outbound.summary.steps[0] = report.steps;
+        let closed_flows: BTreeSet<Flow> = report.closed_flows.iter().copied().collect();
         let mut kept = Vec::new();
-        for (flow, place) in &mut given.flows {
-            match place.at {
-                At::Diverted if gone.contains(flow) => {
+        for (flow, entry) in &mut outbound.flows {
+            match entry.state {
+                FlowState::Diverted if closed_flows.contains(flow) => {
                     kept.push(Change {
                         flow: *flow,
                         kind: ChangeKind::Rollback,
-                        epoch: place.epoch.saturating_add(1),
+                        epoch: entry.epoch.saturating_add(1),
                     });
-                    place.epoch = place.epoch.saturating_add(asks::TRANSIT);
-                    place.at = At::Gone;
+                    entry.epoch = entry.epoch.saturating_add(holder_requests::TRANSIT_EPOCH);
+                    entry.state = FlowState::Closed;
                 }
-                At::Diverted => place.at = At::Frozen,
+                FlowState::Diverted => entry.state = FlowState::Frozen,
                 _ => {}
             }
         }
         // Flows closed before the freeze return to this node, whether or not the process moves.
         if !kept.is_empty() {
-            self.ask(now, kept, AskPurpose::Keep);
+            self.request_changes(now, kept, HolderRequestPurpose::ReturnFlows);
         }
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        if given.options.clone || report.late.is_empty() {
+        if outbound.options.clone || report.late_flows.is_empty() {
             return self.send_final(now, id);
         }
-        for late in &report.late {
-            let (flow, late) = place(late);
-            given.flows.entry(flow).or_insert(late);
+        for late_flow in &report.late_flows {
+            let (flow, entry) = outbound_flow(late_flow);
+            outbound.flows.entry(flow).or_insert(entry);
         }
         if let Err(reason) = self.check_sockets(id) {
-            return self.fail(now, id, reason);
+            return self.fail_move(now, id, reason);
         }
         self.set_deadline(id, Some(now + self.core.config.divert_timeout));
-        self.arm(id);
+        self.send_arm(id);
     }
 
     /// Tells the acceptor that the whole process has been sent.
     fn send_final(&mut self, now: Duration, id: MoveId) {
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.summary.phases.extract = given.enter(now, Stage::Transferring);
-        let (to, bytes) = (given.to, given.summary.bytes);
+        outbound.summary.phases.extract = outbound.enter(now, Stage::Transferring);
+        let (to, bytes) = (outbound.to, outbound.summary.freeze_bytes);
         let frame = MoveFrame::Final {
-            flows: given.flows_at(At::Frozen).collect(),
-            peers: given.peers.clone(),
-            forwarded: given.forwarded.clone(),
+            flows: outbound.flows_in(FlowState::Frozen).collect(),
+            peers: outbound.peers.clone(),
+            forwarded: outbound.forwarded.clone(),
             bytes,
         };
         self.core.send(to, id, frame);
-        let bytes_take = self.model.transfer(bytes) * 4;
+        let bytes_take = self.model.predict_transfer(bytes) * 4;
         let deadline = now + self.core.config.transfer_timeout + bytes_take;
         self.set_deadline(id, Some(deadline));
     }
 
     /// Handles the acceptor's report on the end of the move.
-    pub(super) fn done(
+    pub(super) fn on_done(
         &mut self,
         now: Duration,
         from: NodeId,
@@ -137,92 +140,94 @@ impl Migration {
         result: Result<Epoch, String>,
         (times, ran_at, steps): (AcceptorTimes, Duration, Vec<StepTime>),
     ) {
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             // Nothing of the move is left here: this node released it before a restart, or the frame is a repetition.
             if result.is_ok() {
                 self.core.send(from, id, MoveFrame::Released);
             }
-            return self.core.ignored(from, "MoveDone", "the move is not known");
+            return self.core.report_ignored(from, "MoveDone", "unknown move");
         };
-        if given.to != from {
-            return (self.core).ignored(from, "MoveDone", "it is not the acceptor's");
+        if outbound.to != from {
+            return (self.core).report_ignored(from, "MoveDone", "the sender is not the acceptor");
         }
-        match (given.stage, result) {
+        match (outbound.stage, result) {
             (Stage::Transferring, Ok(_)) => {
-                given.summary.steps[1] = steps;
-                self.learn(ran_at, id, times);
-                self.moved(id);
+                outbound.summary.steps[1] = steps;
+                self.learn_freeze_cost(ran_at, id, times);
+                self.end_committed(id);
             }
             // Otherwise the donor waits for the holder, which also tells the flows that did not move.
-            (Stage::Settling, Ok(_)) if given.in_doubt => self.moved(id),
-            (Stage::Settling, Err(_)) if given.in_doubt => self.thaw_in_doubt(now, id),
+            (Stage::Settling, Ok(_)) if outbound.in_doubt => self.end_committed(id),
+            (Stage::Settling, Err(_)) if outbound.in_doubt => self.thaw_without_record(now, id),
             (Stage::Checking | Stage::Settling | Stage::Removing, _) | (_, Ok(_)) => {
-                self.core.ignored(from, "MoveDone", "it is not waited for");
+                self.core
+                    .report_ignored(from, "MoveDone", "unexpected in this state");
             }
-            (_, Err(why)) => self.fail(now, id, Reason::Aborted { by: from, why }),
+            (_, Err(why)) => self.fail_move(now, id, KeepReason::Aborted { by: from, why }),
         }
     }
 
     /// Learns the cost of the freeze, which ended at `ran_at` at the latest.
-    fn learn(&mut self, ran_at: Duration, id: MoveId, times: AcceptorTimes) {
-        let Some(given) = self.donor.get_mut(&id) else {
+    fn learn_freeze_cost(&mut self, ran_at: Duration, id: MoveId, times: AcceptorTimes) {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        let took = ran_at.saturating_sub(given.since);
-        let phases = &mut given.summary.phases;
+        let elapsed = ran_at.saturating_sub(outbound.since);
+        let phases = &mut outbound.summary.phases;
         phases.restore = Duration::from_micros(times.restore_us.into());
         phases.commit = Duration::from_micros(times.commit_us.into());
-        phases.transfer = took.saturating_sub(phases.restore + phases.commit);
-        let load = Load {
-            dirty: given.summary.bytes + given.frozen_saved,
-            ..given.load
+        phases.transfer = elapsed.saturating_sub(phases.restore + phases.commit);
+        let load = FreezeLoad {
+            dirty_bytes: outbound.summary.freeze_bytes + outbound.freeze_saved_bytes,
+            ..outbound.load
         };
         let freeze = phases.freeze();
         // The original of a clone continues before the acceptor restores anything.
-        if given.options.clone {
+        if outbound.options.clone {
             return;
         }
-        let expected = given.load.dirty;
-        (self.model).learn_dirty(given.options.sockets, expected, load.dirty);
-        self.model.learn_freeze(given.options.sockets, load, freeze);
+        let expected = outbound.load.dirty_bytes;
+        (self.model).learn_dirty(outbound.options.sockets, expected, load.dirty_bytes);
+        self.model
+            .learn_freeze(outbound.options.sockets, load, freeze);
     }
 
     /// Ends a committed move: releases the original, or resumes it if it was cloned.
-    pub(super) fn moved(&mut self, id: MoveId) {
+    pub(super) fn end_committed(&mut self, id: MoveId) {
         self.set_deadline(id, None);
-        self.cancel_given_question(id);
-        let Some(given) = self.donor.get_mut(&id) else {
+        self.cancel_outbound_request(id);
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.cloned = given.options.clone;
-        let (cloned, bytes) = (given.cloned, given.summary.follows);
+        outbound.clone_runs = outbound.options.clone;
+        let (clone_runs, bytes) = (outbound.clone_runs, outbound.summary.post_copy_bytes);
         if bytes > 0 {
-            self.core.event(Event::Follows { id, bytes });
+            self.core.push_event(Event::PostCopyStarted { id, bytes });
         }
-        match cloned {
+        match clone_runs {
             true => self.command_thaw(id, 1),
             false => self.command_release(id, 1),
         }
     }
 
     pub(super) fn command_release(&mut self, id: MoveId, attempt: u32) {
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.stage = Stage::Releasing;
-        let (to, forwarded) = (given.to, given.forwarded.clone());
-        let flows = given.flows_at(At::Frozen);
-        let flows = flows.chain(given.flows_at(At::Unrecorded));
-        let flows = flows.map(|FlowAt { flow, epoch }| FlowEpoch {
+        outbound.stage = Stage::Releasing;
+        let (to, forwarded) = (outbound.to, outbound.forwarded.clone());
+        let flows = outbound.flows_in(FlowState::Frozen);
+        let flows = flows.chain(outbound.flows_in(FlowState::Unrecorded));
+        let flows = flows.map(|DonorFlow { flow, epoch }| FlowEpoch {
             flow,
-            epoch: epoch.saturating_add(asks::TRANSIT),
+            epoch: epoch.saturating_add(holder_requests::TRANSIT_EPOCH),
         });
         let flows = flows.collect();
-        let kept = given.flows_at(At::Gone);
-        let kept = kept.map(|FlowAt { flow, epoch }| FlowEpoch { flow, epoch });
+        let kept = outbound.flows_in(FlowState::Closed);
+        let kept = kept.map(|DonorFlow { flow, epoch }| FlowEpoch { flow, epoch });
         let kept = kept.collect();
-        let purpose = Purpose::Release(id, attempt);
-        self.core.command(purpose, |token| Command::Release {
+        let purpose = CommandPurpose::Release(id, attempt);
+        self.core.push_command(purpose, |token| Command::Release {
             token,
             id,
             to,
@@ -232,34 +237,40 @@ impl Migration {
         });
     }
 
-    pub(super) fn released(
+    pub(super) fn on_released(
         &mut self,
         now: Duration,
         id: MoveId,
         attempt: u32,
         result: Result<(), String>,
     ) {
-        if self.given_in(id, Stage::Releasing).is_none() {
+        if self.outbound_in_stage(id, Stage::Releasing).is_none() {
             return;
         }
-        if let Err(why) = result {
-            if self.core.later(now, Purpose::Release(id, attempt), attempt) {
+        if let Err(error) = result {
+            if self
+                .core
+                .schedule_retry(now, CommandPurpose::Release(id, attempt), attempt)
+            {
                 return;
             }
             let command = "Release";
-            self.core.event(Event::Failed { id, command, why });
+            self.core
+                .push_event(Event::CommandFailed { id, command, error });
         }
-        let Some(given) = self.donor.get_mut(&id) else {
+        let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        given.stage = Stage::Removing;
-        let moved = given.flows_at(At::Frozen);
+        outbound.stage = Stage::Removing;
+        let moved = outbound.flows_in(FlowState::Frozen);
         let moved: BTreeSet<Flow> = moved.map(|flow| flow.flow).collect();
-        let kept = given.flows_at(At::Gone).map(|of| (of.flow, of.epoch));
+        let kept = outbound
+            .flows_in(FlowState::Closed)
+            .map(|flow| (flow.flow, flow.epoch));
         let kept: BTreeMap<Flow, Epoch> = kept.collect();
         self.core.end_flows(id, &kept, |flow| moved.contains(flow));
-        self.tell_outcome(id, Outcome::Moved);
-        self.flush(now, id);
+        self.report_outcome(id, Outcome::Moved);
+        self.flush_holder(now, id);
     }
 
     /// Sends the holder one more request, without effect, to flush out earlier ones.
@@ -267,17 +278,21 @@ impl Migration {
     /// Once the acceptor hears that all is released, it has the record removed. A repeated request of this node that
     /// arrived behind the removal would make a new record. Requests of one channel arrive in order, so the answer
     /// to this one proves that no earlier one is under way.
-    pub(super) fn flush(&mut self, now: Duration, id: MoveId) {
-        let nothing = asks::of_process(id, ChangeKind::Rollback, asks::TRANSIT);
-        self.ask(now, vec![nothing], AskPurpose::Flush(id));
+    pub(super) fn flush_holder(&mut self, now: Duration, id: MoveId) {
+        let no_op_change = holder_requests::process_change(
+            id,
+            ChangeKind::Rollback,
+            holder_requests::TRANSIT_EPOCH,
+        );
+        self.request_changes(now, vec![no_op_change], HolderRequestPurpose::Flush(id));
     }
 
     /// Reports to the acceptor that nothing of the move is left here.
-    pub(super) fn flushed(&mut self, id: MoveId) {
-        if let Some(given) = self.given_in(id, Stage::Removing) {
-            let to = given.to;
+    pub(super) fn on_flushed(&mut self, id: MoveId) {
+        if let Some(outbound) = self.outbound_in_stage(id, Stage::Removing) {
+            let to = outbound.to;
             self.core.send(to, id, MoveFrame::Released);
-            self.removed(id);
+            self.on_removed(id);
         }
     }
 }

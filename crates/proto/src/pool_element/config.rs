@@ -1,7 +1,7 @@
 //! Configuration of a pool element.
 
 use crate::hunt::HuntConfig;
-use crate::life::LifeUnit;
+use crate::registration_life::LifeUnit;
 use holdfast_wire::rserpool::{Policy, PoolHandle, SctpTransport, Transport};
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub struct Config {
     /// Least time between a registration and another one that only updates the policy (250 ms).
     pub update_interval: Duration,
     /// Longest time for a deregistration, including the hunt (15 s).
-    pub leave_timeout: Duration,
+    pub deregistration_timeout: Duration,
     /// Settings of the server hunt.
     pub hunt: HuntConfig,
     /// Seed of the element's identifier, from a good source of randomness.
@@ -64,19 +64,19 @@ impl Config {
             answer_timeout: Duration::from_secs(5),
             attempts_max: 2,
             update_interval: Duration::from_millis(250),
-            leave_timeout: Duration::from_secs(15),
+            deregistration_timeout: Duration::from_secs(15),
             hunt,
             seed,
         }
     }
 
     /// Returns the life in its wire format.
-    pub(super) fn life_on_wire(&self) -> i32 {
-        self.life.map_or(-1, |life| self.life_unit.count(life))
+    pub(super) fn encoded_life(&self) -> i32 {
+        self.life.map_or(-1, |life| self.life_unit.encode(life))
     }
 
     /// Returns the time from a registration until the next.
-    pub(super) fn reregistration(&self) -> Duration {
+    pub(super) fn reregistration_interval(&self) -> Duration {
         let Some(life) = self.life else {
             return self.reregistration_max;
         };

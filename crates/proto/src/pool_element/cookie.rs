@@ -65,11 +65,11 @@ pub(super) fn open(
         return Err(CookieError::Unsigned);
     }
     let state = cookie.slice(CODE_LENGTH..);
-    let made = |key: &CookieKey| {
+    let is_signer = |key: &CookieKey| {
         let mac = mac(key, handle, &state);
         mac.verify_slice(&cookie[..CODE_LENGTH]).is_ok()
     };
-    if keys.iter().any(made) {
+    if keys.iter().any(is_signer) {
         Ok(state)
     } else {
         Err(CookieError::Forged)
@@ -97,7 +97,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_sealed_opens_with_any_of_the_keys(state: Vec<u8>, name: String) {
+        fn sealed_cookie_opens_with_any_key(state: Vec<u8>, name: String) {
             let handle = PoolHandle::from(name.as_str());
             for key in KEYS {
                 let cookie = seal(&[key], &handle, &state);
@@ -106,7 +106,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_cookie_does_not_open(state: Vec<u8>, at: usize, bit in 0..8) {
+        fn modified_cookie_is_rejected(state: Vec<u8>, at: usize, bit in 0..8) {
             let handle = PoolHandle::from("p");
             let mut cookie = seal(&KEYS, &handle, &state).to_vec();
             let at = at % cookie.len();
@@ -115,14 +115,14 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_open_or_fail(bytes: Vec<u8>) {
+        fn open_never_panics_on_any_bytes(bytes: Vec<u8>) {
             let opened = open(&KEYS, &PoolHandle::from("p"), &bytes.into());
             prop_assert!(opened.is_err());
         }
     }
 
     #[test]
-    fn a_cookie_of_another_pool_does_not_open() {
+    fn cookie_of_other_pool_is_rejected() {
         let cookie = seal(&KEYS, &PoolHandle::from("p"), b"state");
         assert_eq!(
             open(&KEYS, &PoolHandle::from("q"), &cookie),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_cookies_are_bare() {
+    fn cookie_without_keys_is_unsigned() {
         let handle = PoolHandle::from("p");
         let cookie = seal(&[], &handle, b"state");
         assert_eq!(&cookie[..], b"state");

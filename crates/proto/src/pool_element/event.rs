@@ -15,9 +15,9 @@ pub enum Event {
     },
     /// A registrar refused the registration, and a retry would not help. The element is not in its pool;
     /// [`super::PoolElement::handle_register`] tries again.
-    Refused(Refusal),
+    RegistrationRefused(Refusal),
     /// The registration's life ended before it could be renewed; the element continues to try.
-    Expired,
+    RegistrationExpired,
     /// The element has a new home registrar.
     NewHome {
         /// Number of the registrar, if known yet.
@@ -34,14 +34,14 @@ pub enum Event {
         attempts: u32,
     },
     /// The registrar reported an error in a message.
-    Reported(Vec<Cause>),
+    ErrorReported(Vec<Cause>),
     /// The end of [`super::PoolElement::handle_deregister`]; no event follows.
-    Left(Departure),
+    Deregistered(DeregistrationResult),
 }
 
 /// Result of a deregistration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Departure {
+pub enum DeregistrationResult {
     /// No registrar has the element in its handlespace.
     Confirmed,
     /// No registrar confirmed in time: the element may be listed until its registration's life ends.
@@ -63,7 +63,7 @@ pub struct Refusal {
 #[error(
     "the element is registered with policy {has}; to use {wanted}, deregister and register it anew"
 )]
-pub struct PolicyChanged {
+pub struct PolicyKindMismatch {
     /// The registered policy.
     pub has: PolicyKind,
     /// The requested policy.
@@ -72,7 +72,7 @@ pub struct PolicyChanged {
 
 fn words(causes: &[Cause]) -> impl fmt::Display {
     if causes.is_empty() {
-        return "it does not say why".to_owned();
+        return "no reason given".to_owned();
     }
     let words: Vec<String> = causes.iter().map(Cause::to_string).collect();
     words.join(", ")

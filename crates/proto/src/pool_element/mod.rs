@@ -19,16 +19,16 @@ mod session_tests;
 mod tests;
 
 pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
-pub use crate::life::LifeUnit;
+pub use crate::registration_life::LifeUnit;
 pub use config::Config;
 pub use cookie::{CookieError, CookieKey};
-pub use event::{Departure, Event, PolicyChanged, Refusal};
+pub use event::{DeregistrationResult, Event, PolicyKindMismatch, Refusal};
 pub use session::{SessionEvent, SessionOutput, Sessions, SessionsConfig};
 
-use crate::hunt::{Change, Hunt, Reach};
+use crate::hunt::{HomeChange, Hunt, TransportSupport};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId, Transport};
-use registration::{Goal, Question, Registration};
+use registration::{Registration, RegistrationGoal, RequestKind};
 use std::time::Duration;
 
 /// An action for the daemon.
@@ -45,9 +45,9 @@ pub struct PoolElement {
 impl PoolElement {
     /// Returns an idle machine.
     pub fn new(config: Config) -> PoolElement {
-        let mut hunt = Hunt::new(config.hunt.clone(), config.seed, Reach::Sctp);
+        let mut hunt = Hunt::new(config.hunt.clone(), config.seed, TransportSupport::Sctp);
         // R2.2: "Fill in the PE identifier using a good-quality randomly generated number".
-        let id = ElementId(hunt.random.number());
+        let id = ElementId(hunt.random.next_u32());
         PoolElement {
             registration: Registration::new(id, config.policy),
             config,
@@ -55,16 +55,16 @@ impl PoolElement {
         }
     }
 
-    /// Registers the element and keeps it registered. The daemon also calls this function after [`Event::Refused`],
+    /// Registers the element and keeps it registered. The daemon also calls this function after [`Event::RegistrationRefused`],
     /// once the error is corrected.
     pub fn handle_register(&mut self, now: Duration) {
-        if self.registration.goal == Goal::Out {
-            self.registration.goal = Goal::In;
+        if self.registration.goal == RegistrationGoal::Unregistered {
+            self.registration.goal = RegistrationGoal::Registered;
             self.registration.conflicts = 0;
-            self.registration.due = now;
+            self.registration.registration_due = now;
         }
         self.hunt.start(now);
-        self.pump(now);
+        self.advance(now);
     }
 
     /// Reports the element's current policy values to the registrar. Of several calls in a short time, only the last is
@@ -72,45 +72,49 @@ impl PoolElement {
     ///
     /// # Errors
     /// If the policy is of another kind than the registration's; nothing is changed.
-    pub fn handle_policy(&mut self, now: Duration, policy: Policy) -> Result<(), PolicyChanged> {
+    pub fn handle_policy(
+        &mut self,
+        now: Duration,
+        policy: Policy,
+    ) -> Result<(), PolicyKindMismatch> {
         let (has, wanted) = (self.registration.policy.kind(), policy.kind());
         if has != wanted {
-            return Err(PolicyChanged { has, wanted });
+            return Err(PolicyKindMismatch { has, wanted });
         }
         self.registration.policy = policy;
-        self.pump(now);
+        self.advance(now);
         Ok(())
     }
 
-    /// Removes the element from its pool; [`Event::Left`] follows. Users that know the element may still connect for a
+    /// Removes the element from its pool; [`Event::Deregistered`] follows. Users that know the element may still connect for a
     /// while.
     pub fn handle_deregister(&mut self, now: Duration) {
-        if self.registration.goal == Goal::Leaving {
+        if self.registration.goal == RegistrationGoal::Leaving {
             return;
         }
-        self.registration.goal = Goal::Leaving;
-        self.registration.question = None;
-        self.registration.leave_until = Some(now + self.config.leave_timeout);
-        self.pump(now);
+        self.registration.goal = RegistrationGoal::Leaving;
+        self.registration.pending_request = None;
+        self.registration.deregistration_deadline = Some(now + self.config.deregistration_timeout);
+        self.advance(now);
     }
 
     /// Handles the success of a [`LinkOutput::Connect`].
     pub fn handle_connected(&mut self, now: Duration, link: Link) {
         let change = self.hunt.handle_connected(link);
-        if change == Some(Change::Found) {
+        if change == Some(HomeChange::Found) {
             // "After establishing a new Home ENRP server, the PE SHOULD restart the registration procedure."
-            self.registration.due = now;
+            self.registration.registration_due = now;
         }
-        self.changed(change);
-        self.pump(now);
+        self.on_home_change(change);
+        self.advance(now);
     }
 
     /// Handles a link that could not be made, or was lost. The daemon treats a link with an undeliverable message as
     /// lost, and closes it.
     pub fn handle_lost(&mut self, now: Duration, link: Link) {
         let change = self.hunt.handle_lost(now, link);
-        self.changed(change);
-        self.pump(now);
+        self.on_home_change(change);
+        self.advance(now);
     }
 
     /// Handles a registrar's multicast announce, with the fields of `Message::ServerAnnounce`; `source` is the
@@ -124,12 +128,12 @@ impl PoolElement {
     ) {
         self.hunt
             .handle_announce(now, registrar, transports, source);
-        self.pump(now);
+        self.advance(now);
     }
 
     /// Handles a message from a registrar.
     pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
-        self.hunt.handle_heard(link);
+        self.hunt.note_message(link);
         match message {
             Message::EndpointKeepAlive {
                 home,
@@ -138,48 +142,48 @@ impl PoolElement {
                 id,
             } if handle == self.config.handle && id.is_none_or(|id| id == self.registration.id) => {
                 // KA1: "If the Pool Handle does not match, the PE MUST silently discard the message."
-                self.keep_alive(link, home, registrar);
+                self.on_keep_alive(link, home, registrar);
             }
             Message::RegistrationResponse {
                 rejected,
                 handle,
                 id,
                 causes,
-            } if self.is_answer(link, &handle, id, Question::Register) => {
-                self.registration_answered(now, rejected, causes);
+            } if self.is_expected_response(link, &handle, id, RequestKind::Register) => {
+                self.on_registration_response(now, rejected, causes);
             }
             Message::DeregistrationResponse { handle, id, causes }
-                if self.is_answer(link, &handle, id, Question::Deregister) =>
+                if self.is_expected_response(link, &handle, id, RequestKind::Deregister) =>
             {
-                self.end(if causes.is_empty() {
-                    Departure::Confirmed
+                self.finish_deregistration(if causes.is_empty() {
+                    DeregistrationResult::Confirmed
                 } else {
-                    Departure::Refused(causes)
+                    DeregistrationResult::Refused(causes)
                 });
             }
             Message::DeregistrationResponse { handle, id, .. }
                 if self.hunt.home() == Some(link)
-                    && self.is_meant(&handle, id)
-                    && self.registration.goal == Goal::In =>
+                    && self.is_own_element(&handle, id)
+                    && self.registration.goal == RegistrationGoal::Registered =>
             {
                 // The response may also be "due to the expiration of the registration life of the PE in the pool"
                 // (section 2.2.4).
-                self.expire(now);
+                self.on_expired(now);
             }
             Message::Error(causes) if self.hunt.home() == Some(link) => {
-                self.hunt.event(Event::Reported(causes));
+                self.hunt.push_event(Event::ErrorReported(causes));
             }
             _ => {}
         }
-        self.pump(now);
+        self.advance(now);
     }
 
     /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         let change = self.hunt.handle_timeout(now);
-        self.changed(change);
-        self.registration_timed_out(now);
-        self.pump(now);
+        self.on_home_change(change);
+        self.on_registration_timeout(now);
+        self.advance(now);
     }
 
     /// Returns the next output, none if there is none left.
@@ -190,7 +194,7 @@ impl PoolElement {
     /// Returns the time at which to call `handle_timeout`, none for never. The time may be past.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let hunt = self.hunt.poll_timeout();
-        hunt.into_iter().chain(self.registration_due()).min()
+        hunt.into_iter().chain(self.registration_timers()).min()
     }
 
     /// Returns the element's identifier. The identifier changes if another element of the pool has it.
@@ -208,10 +212,11 @@ impl PoolElement {
         self.hunt.home_id()
     }
 
-    fn keep_alive(&mut self, link: Link, home: bool, registrar: RegistrarId) {
+    fn on_keep_alive(&mut self, link: Link, home: bool, registrar: RegistrarId) {
         // An element answers even while its registration is open. One that never registered, or is leaving, does not
         // answer, so that the registrar removes it.
-        if self.registration.goal != Goal::In || !self.registration.asked_once {
+        if self.registration.goal != RegistrationGoal::Registered || !self.registration.may_be_known
+        {
             return;
         }
         self.hunt.send(
@@ -224,23 +229,23 @@ impl PoolElement {
         // KA2.4: "adopt the sender of the ASAP_ENDPOINT_KEEP_ALIVE message as the new Home ENRP server".
         if home {
             let change = self.hunt.adopt(link, registrar);
-            self.changed(change);
+            self.on_home_change(change);
         }
     }
 
-    fn changed(&mut self, change: Option<Change>) {
+    fn on_home_change(&mut self, change: Option<HomeChange>) {
         let event = match change {
-            Some(Change::Found) => Event::NewHome {
+            Some(HomeChange::Found) => Event::NewHome {
                 registrar: self.hunt.home_id(),
             },
-            Some(Change::Lost) => Event::HomeLost,
-            Some(Change::NotFound) => Event::NoRegistrar,
+            Some(HomeChange::Lost) => Event::HomeLost,
+            Some(HomeChange::NotFound) => Event::NoRegistrar,
             None => return,
         };
         if event != Event::NoRegistrar {
             // An open request to the old registrar is repeated to the new one.
-            self.registration.question = None;
+            self.registration.pending_request = None;
         }
-        self.hunt.event(event);
+        self.hunt.push_event(event);
     }
 }

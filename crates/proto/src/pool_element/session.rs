@@ -3,11 +3,11 @@
 //! A channel is the ASAP part of a link; its data passes directly between the daemon and the server program. No
 //! operation waits here, so there are no timers.
 //!
-//! The data also shows how busy the element is ([`Sessions::report`]): a request lasts from a user's first message
+//! The data also shows how busy the element is ([`Sessions::probe_report`]): a request lasts from a user's first message
 //! until the program's next message to that user.
 
 use super::cookie::{self, CookieError, CookieKey};
-use crate::choice::Served;
+use crate::choice::ServerLoad;
 use crate::hunt::{self, Link};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::Message;
@@ -41,19 +41,19 @@ pub enum SessionEvent {
         state: Bytes,
     },
     /// The user presented an invalid cookie: its session starts anew, if at all.
-    Disbelieved {
+    CookieRejected {
         /// The user's link.
         link: Link,
         /// Reason for the rejection.
         error: CookieError,
     },
     /// The user sent a second cookie. Only one is allowed, as the first message.
-    LateCookie {
+    UnexpectedCookie {
         /// The user's link.
         link: Link,
     },
     /// The user is an element too: of the pool `handle`, with the elements to fail over to, in that order.
-    PeerCard {
+    BusinessCard {
         /// The user's link.
         link: Link,
         /// The user's own pool.
@@ -64,9 +64,9 @@ pub enum SessionEvent {
 }
 
 #[derive(Debug, Default)]
-struct Channel {
+struct ControlChannel {
     /// True once the user has sent its cookie, which must be "the first message on the control channel".
-    opened: bool,
+    cookie_received: bool,
     /// The open request: the number of others in flight at its start, and its start time.
     request: Option<(u32, Duration)>,
 }
@@ -75,10 +75,10 @@ struct Channel {
 #[derive(Debug)]
 pub struct Sessions {
     config: SessionsConfig,
-    channels: BTreeMap<Link, Channel>,
+    channels: BTreeMap<Link, ControlChannel>,
     /// Elements for users to fail over to.
-    order: Vec<Description>,
-    served: Served,
+    failover_order: Vec<Description>,
+    load: ServerLoad,
     outputs: VecDeque<SessionOutput>,
 }
 
@@ -88,18 +88,18 @@ impl Sessions {
         Sessions {
             config,
             channels: BTreeMap::new(),
-            order: Vec::new(),
-            served: Served::default(),
+            failover_order: Vec::new(),
+            load: ServerLoad::default(),
             outputs: VecDeque::new(),
         }
     }
 
     /// Handles a new user, over a transport that has a control channel.
     pub fn handle_connected(&mut self, link: Link) {
-        self.channels.insert(link, Channel::default());
+        self.channels.insert(link, ControlChannel::default());
         // "When communication begins between a PU and a PE [...] a PE should always send an ASAP_BUSINESS_CARD
         // message".
-        let card = self.card();
+        let card = self.business_card();
         self.send(link, card);
     }
 
@@ -107,32 +107,33 @@ impl Sessions {
     pub fn handle_lost(&mut self, link: Link) {
         let channel = self.channels.remove(&link);
         if channel.is_some_and(|channel| channel.request.is_some()) {
-            self.served.lost();
+            self.load.fail();
         }
     }
 
     /// Notes data from a user to the program.
-    pub fn handle_heard(&mut self, now: Duration, link: Link) {
+    pub fn handle_received(&mut self, now: Duration, link: Link) {
         if let Some(channel) = self.channels.get_mut(&link)
             && channel.request.is_none()
         {
-            channel.request = Some((self.served.begin(), now));
+            channel.request = Some((self.load.begin(), now));
         }
     }
 
     /// Notes data from the program to a user.
-    pub fn handle_said(&mut self, now: Duration, link: Link) {
+    pub fn handle_sent(&mut self, now: Duration, link: Link) {
         let channel = self.channels.get_mut(&link);
-        if let Some((met, since)) = channel.and_then(|channel| channel.request.take()) {
-            self.served.end(met, now.saturating_sub(since));
+        if let Some((others_in_flight, since)) = channel.and_then(|channel| channel.request.take())
+        {
+            self.load.end(others_in_flight, now.saturating_sub(since));
         }
     }
 
     /// Returns the answer to a probe: the requests in flight, and the estimated latency of a request that arrives
     /// at this load, if any request has ended.
     #[must_use]
-    pub fn report(&self) -> (u32, Option<Duration>) {
-        self.served.report()
+    pub fn probe_report(&self) -> (u32, Option<Duration>) {
+        self.load.probe_report()
     }
 
     /// Handles a message on a user's control channel.
@@ -141,17 +142,19 @@ impl Sessions {
             return;
         };
         let event = match message {
-            Message::CookieEcho(_) if channel.opened => SessionEvent::LateCookie { link },
+            Message::CookieEcho(_) if channel.cookie_received => {
+                SessionEvent::UnexpectedCookie { link }
+            }
             Message::CookieEcho(cookie) => {
-                channel.opened = true;
+                channel.cookie_received = true;
                 match cookie::open(&self.config.keys, &self.config.handle, &cookie) {
                     Ok(state) => SessionEvent::Resumed { link, state },
-                    Err(error) => SessionEvent::Disbelieved { link, error },
+                    Err(error) => SessionEvent::CookieRejected { link, error },
                 }
             }
             Message::BusinessCard {
                 handle, elements, ..
-            } => SessionEvent::PeerCard {
+            } => SessionEvent::BusinessCard {
                 link,
                 handle,
                 elements,
@@ -171,10 +174,10 @@ impl Sessions {
 
     /// Sends all current and later users the failover order; an empty list leaves it to the pool's policy.
     pub fn handle_failover_order(&mut self, order: Vec<Description>) {
-        self.order = order;
+        self.failover_order = order;
         let links: Vec<Link> = self.channels.keys().copied().collect();
         for link in links {
-            let card = self.card();
+            let card = self.business_card();
             self.send(link, card);
         }
     }
@@ -184,11 +187,11 @@ impl Sessions {
         self.outputs.pop_front()
     }
 
-    fn card(&self) -> Message {
+    fn business_card(&self) -> Message {
         Message::BusinessCard {
             handle: self.config.handle.clone(),
             policy: Some(self.config.policy),
-            elements: self.order.clone(),
+            elements: self.failover_order.clone(),
         }
     }
 

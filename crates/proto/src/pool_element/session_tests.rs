@@ -5,7 +5,7 @@ use bytes::Bytes;
 use holdfast_wire::rserpool::PoolElement as Description;
 use holdfast_wire::rserpool::PoolHandle;
 
-const USER: Link = Link::Theirs(1);
+const USER: Link = Link::Accepted(1);
 
 fn sessions(keys: &[u8]) -> Sessions {
     Sessions::new(SessionsConfig {
@@ -33,7 +33,7 @@ fn cookie(sessions: &mut Sessions, state: &[u8]) -> Bytes {
 }
 
 #[test]
-fn a_cookie_of_one_element_resumes_at_another() {
+fn cookie_resumes_session_at_another_element() {
     let cookie = cookie(&mut sessions(&[1]), b"state");
     // The other element has a new key besides the old one.
     let mut other = sessions(&[2, 1]);
@@ -46,24 +46,24 @@ fn a_cookie_of_one_element_resumes_at_another() {
         link: USER,
         state: Bytes::from("state"),
     };
-    let expected = [resumed, SessionEvent::LateCookie { link: USER }].map(LinkOutput::Event);
+    let expected = [resumed, SessionEvent::UnexpectedCookie { link: USER }].map(LinkOutput::Event);
     assert_eq!(outputs(&mut other), expected);
 }
 
 #[test]
-fn a_forged_cookie_is_disbelieved() {
+fn forged_cookie_is_rejected() {
     let forged = cookie(&mut sessions(&[9]), b"state");
     let mut element = sessions(&[1]);
     element.handle_connected(USER);
     outputs(&mut element);
     element.handle_message(USER, Message::CookieEcho(forged));
     let error = CookieError::Forged;
-    let event = SessionEvent::Disbelieved { link: USER, error };
+    let event = SessionEvent::CookieRejected { link: USER, error };
     assert_eq!(outputs(&mut element), [LinkOutput::Event(event)]);
 }
 
 #[test]
-fn users_are_told_whom_to_take_next_first_and_when_it_changes() {
+fn users_get_failover_order_on_connect_and_on_change() {
     let mut element = sessions(&[]);
     element.handle_connected(USER);
     let next = Description {
@@ -89,7 +89,7 @@ fn users_are_told_whom_to_take_next_first_and_when_it_changes() {
 }
 
 #[test]
-fn who_is_gone_gets_nothing() {
+fn disconnected_user_gets_no_message() {
     let mut element = sessions(&[]);
     element.handle_connected(USER);
     element.handle_lost(USER);
@@ -101,25 +101,25 @@ fn who_is_gone_gets_nothing() {
 }
 
 #[test]
-fn a_request_is_a_message_and_all_until_its_answer() {
+fn messages_until_answer_count_as_one_request() {
     let mut element = sessions(&[]);
-    let (other, ms) = (Link::Theirs(2), Duration::from_millis);
+    let (other, ms) = (Link::Accepted(2), Duration::from_millis);
     element.handle_connected(USER);
     element.handle_connected(other);
-    assert_eq!(element.report(), (0, None));
+    assert_eq!(element.probe_report(), (0, None));
     // A message without a request, or from an unknown link, is no request.
-    element.handle_said(ms(0), USER);
-    element.handle_heard(ms(0), Link::Theirs(3));
+    element.handle_sent(ms(0), USER);
+    element.handle_received(ms(0), Link::Accepted(3));
     // Two messages of one user are one request, and the second answer counts for none.
-    element.handle_heard(ms(1), USER);
-    element.handle_heard(ms(2), USER);
-    element.handle_heard(ms(2), other);
-    assert_eq!(element.report(), (2, None));
-    element.handle_said(ms(21), USER);
-    element.handle_said(ms(22), USER);
-    assert_eq!(element.report(), (1, Some(ms(20))));
+    element.handle_received(ms(1), USER);
+    element.handle_received(ms(2), USER);
+    element.handle_received(ms(2), other);
+    assert_eq!(element.probe_report(), (2, None));
+    element.handle_sent(ms(21), USER);
+    element.handle_sent(ms(22), USER);
+    assert_eq!(element.probe_report(), (1, Some(ms(20))));
     // A request lost with its user teaches nothing.
     element.handle_lost(other);
     element.handle_lost(USER);
-    assert_eq!(element.report(), (0, Some(ms(20))));
+    assert_eq!(element.probe_report(), (0, Some(ms(20))));
 }

@@ -19,24 +19,24 @@ fn handle() -> PoolHandle {
 }
 
 /// An element with its clock and its home registrar's link.
-struct Bench {
+struct TestBench {
     element: PoolElement,
     now: Duration,
     home: Link,
     events: Vec<Event>,
 }
 
-impl Bench {
+impl TestBench {
     /// Returns an element that is connected to a registrar and has sent its registration.
-    fn new() -> Bench {
+    fn new() -> TestBench {
         let hunt = HuntConfig::new(vec![transport(1)]);
         let policy = Policy::LeastUsed { load: 1 };
         let mut config = Config::new(handle(), transport(80), policy, hunt, [4; 32]);
         config.life_unit = LifeUnit::Seconds;
-        let mut bench = Bench {
+        let mut bench = TestBench {
             element: PoolElement::new(config),
             now: Duration::from_secs(1_000),
-            home: Link::Ours(0),
+            home: Link::Initiated(0),
             events: Vec::new(),
         };
         bench.element.handle_register(bench.now);
@@ -44,15 +44,15 @@ impl Bench {
         bench
     }
 
-    fn registered() -> Bench {
-        let mut bench = Bench::new();
+    fn new_registered() -> TestBench {
+        let mut bench = TestBench::new();
         bench.registration();
-        bench.accept();
+        bench.send_acceptance();
         bench
     }
 
     /// Carries out the outputs; returns the messages sent.
-    fn sent(&mut self) -> Vec<(Link, Message)> {
+    fn take_sent(&mut self) -> Vec<(Link, Message)> {
         let mut sent = Vec::new();
         while let Some(output) = self.element.poll_output() {
             match output {
@@ -66,13 +66,13 @@ impl Bench {
     }
 
     fn connect(&mut self) {
-        assert!(self.sent().is_empty());
+        assert!(self.take_sent().is_empty());
         self.element.handle_connected(self.now, self.home);
     }
 
     /// Returns the registration that is sent, and checks that it is the only message.
     fn registration(&mut self) -> holdfast_wire::rserpool::PoolElement {
-        let sent = self.sent();
+        let sent = self.take_sent();
         let [(link, Message::Registration { element, .. })] = &sent[..] else {
             panic!("{sent:?}");
         };
@@ -80,9 +80,9 @@ impl Bench {
         element.clone()
     }
 
-    fn respond(&mut self, rejected: bool, causes: Vec<Cause>) {
+    fn send_response(&mut self, rejected: bool, causes: Vec<Cause>) {
         let id = self.element.id();
-        self.tell(Message::RegistrationResponse {
+        self.deliver(Message::RegistrationResponse {
             rejected,
             handle: handle(),
             id,
@@ -90,15 +90,15 @@ impl Bench {
         });
     }
 
-    fn accept(&mut self) {
-        self.respond(false, Vec::new());
+    fn send_acceptance(&mut self) {
+        self.send_response(false, Vec::new());
     }
 
-    fn tell(&mut self, message: Message) {
+    fn deliver(&mut self, message: Message) {
         self.element.handle_message(self.now, self.home, message);
     }
 
-    fn pass(&mut self, time: Duration) {
+    fn advance_time(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(due) = self.element.poll_timeout()
             && due <= end
@@ -117,58 +117,61 @@ impl Bench {
             id: None,
         };
         self.element.handle_message(self.now, link, message);
-        self.sent()
+        self.take_sent()
     }
 }
 
 #[test]
-fn it_registers_and_renews_before_its_life_ends() {
-    let mut bench = Bench::new();
+fn element_reregisters_before_life_ends() {
+    let mut bench = TestBench::new();
     let first = bench.registration();
     assert_eq!(first.registration_life, 300, "seconds");
-    bench.accept();
-    assert!(bench.sent().is_empty());
+    bench.send_acceptance();
+    assert!(bench.take_sent().is_empty());
     assert!(matches!(
         bench.events.last(),
         Some(Event::Registered { .. })
     ));
     let wait = bench.element.poll_timeout().expect("T4 runs") - bench.now;
-    let most = LIFE - Duration::from_secs(20);
-    assert!(most * 9 / 10 <= wait && wait <= most, "{wait:?}");
-    bench.pass(wait);
+    let wait_max = LIFE - Duration::from_secs(20);
+    assert!(wait_max * 9 / 10 <= wait && wait <= wait_max, "{wait:?}");
+    bench.advance_time(wait);
     assert_eq!(bench.registration().id, first.id);
-    bench.accept();
+    bench.send_acceptance();
     let events = bench.events.len();
-    bench.sent();
-    assert_eq!(bench.events.len(), events, "a renewal is no news");
+    bench.take_sent();
+    assert_eq!(bench.events.len(), events, "a renewal causes no event");
 }
 
 #[test]
-fn an_identifier_in_use_is_replaced_but_not_for_ever() {
-    let mut bench = Bench::new();
+fn conflicting_identifier_is_replaced_a_limited_number_of_times() {
+    let mut bench = TestBench::new();
     let mut ids = vec![bench.registration().id];
     let conflict = || vec![Cause::from(CauseCode::NON_UNIQUE_ELEMENT_ID)];
     for _ in 1..8 {
-        bench.respond(true, conflict());
+        bench.send_response(true, conflict());
         ids.push(bench.registration().id);
     }
-    bench.respond(true, conflict());
-    assert!(bench.sent().is_empty());
-    assert!(matches!(bench.events.last(), Some(Event::Refused(_))));
+    bench.send_response(true, conflict());
+    assert!(bench.take_sent().is_empty());
+    assert!(matches!(
+        bench.events.last(),
+        Some(Event::RegistrationRefused(_))
+    ));
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 8);
 }
 
 #[test]
-fn a_refusal_is_not_asked_again_until_told() {
-    let mut bench = Bench::new();
+fn refused_registration_is_not_retried_until_requested() {
+    let mut bench = TestBench::new();
     bench.registration();
     let causes = vec![Cause::from(CauseCode::INCONSISTENT_POLICY)];
-    bench.respond(true, causes);
-    assert!(bench.sent().is_empty());
+    bench.send_response(true, causes);
+    assert!(bench.take_sent().is_empty());
     let text = match bench.events.last() {
-        Some(Event::Refused(refusal)) => refusal.to_string(),
+        Some(Event::RegistrationRefused(refusal)) => refusal.to_string(),
         other => panic!("{other:?}"),
     };
     assert!(text.contains("policy differs"), "{text}");
@@ -179,32 +182,32 @@ fn a_refusal_is_not_asked_again_until_told() {
 }
 
 #[test]
-fn without_an_answer_another_registrar_is_asked() {
-    let mut bench = Bench::new();
+fn unanswered_registration_goes_to_another_registrar() {
+    let mut bench = TestBench::new();
     bench.registration();
     let (old, timeout) = (bench.home, bench.element.config.answer_timeout);
-    bench.pass(timeout);
+    bench.advance_time(timeout);
     bench.connect();
     assert_ne!(bench.home, old);
     bench.registration();
-    bench.pass(timeout);
+    bench.advance_time(timeout);
     bench.connect();
     bench.registration();
     assert!(bench.events.contains(&Event::Unanswered { attempts: 2 }));
     // A late answer of the old registrar is ignored.
-    let late = Message::RegistrationResponse {
+    let late_response = Message::RegistrationResponse {
         rejected: false,
         handle: handle(),
         id: bench.element.id(),
         causes: Vec::new(),
     };
-    bench.element.handle_message(bench.now, old, late);
+    bench.element.handle_message(bench.now, old, late_response);
     assert!(!bench.element.is_registered());
 }
 
 #[test]
-fn several_loads_in_a_short_time_are_one_registration() {
-    let mut bench = Bench::registered();
+fn rapid_policy_updates_cause_one_registration() {
+    let mut bench = TestBench::new_registered();
     for load in 2..50 {
         let policy = Policy::LeastUsed { load };
         bench
@@ -212,46 +215,46 @@ fn several_loads_in_a_short_time_are_one_registration() {
             .handle_policy(bench.now, policy)
             .expect("the same kind");
     }
-    assert!(bench.sent().is_empty(), "too soon after the last");
-    bench.pass(bench.element.config.update_interval);
+    assert!(bench.take_sent().is_empty(), "too soon after the last");
+    bench.advance_time(bench.element.config.update_interval);
     assert_eq!(bench.registration().policy, Policy::LeastUsed { load: 49 });
-    bench.accept();
-    bench.pass(Duration::from_secs(10));
-    assert!(bench.sent().is_empty());
+    bench.send_acceptance();
+    bench.advance_time(Duration::from_secs(10));
+    assert!(bench.take_sent().is_empty());
     let other = bench.element.handle_policy(bench.now, Policy::Random);
     assert!(other.is_err());
 }
 
 #[test]
-fn a_keep_alive_is_answered_and_can_change_the_home() {
-    let mut bench = Bench::registered();
-    bench.sent();
-    let (home, theirs) = (bench.home, Link::Theirs(3));
+fn keep_alive_is_answered_and_may_change_home() {
+    let mut bench = TestBench::new_registered();
+    bench.take_sent();
+    let (home, accepted_link) = (bench.home, Link::Accepted(3));
     assert!(
         bench
-            .keep_alive(theirs, true, PoolHandle::from("other"))
+            .keep_alive(accepted_link, true, PoolHandle::from("other"))
             .is_empty(),
         "KA1"
     );
     assert_eq!(bench.keep_alive(home, false, handle()).len(), 1);
-    let sent = bench.keep_alive(theirs, true, handle());
+    let sent = bench.keep_alive(accepted_link, true, handle());
     let ack = Message::EndpointKeepAliveAck {
         handle: handle(),
         id: bench.element.id(),
     };
-    assert_eq!(sent, [(theirs, ack)]);
+    assert_eq!(sent, [(accepted_link, ack)]);
     assert_eq!(bench.element.home(), Some(RegistrarId(9)));
     // Later requests go to the new home.
-    bench.pass(LIFE);
+    bench.advance_time(LIFE);
     assert!(
-        matches!(bench.sent()[..], [(link, Message::Registration { .. }), ..] if link == theirs)
+        matches!(bench.take_sent()[..], [(link, Message::Registration { .. }), ..] if link == accepted_link)
     );
 }
 
 #[test]
-fn a_lost_registrar_is_replaced_and_told_at_once() {
-    let mut bench = Bench::registered();
-    bench.sent();
+fn lost_registrar_is_replaced_and_gets_registration() {
+    let mut bench = TestBench::new_registered();
+    bench.take_sent();
     bench.element.handle_lost(bench.now, bench.home);
     bench.connect();
     bench.registration();
@@ -259,36 +262,38 @@ fn a_lost_registrar_is_replaced_and_told_at_once() {
 }
 
 #[test]
-fn an_end_of_life_is_told_and_answered() {
-    let mut bench = Bench::registered();
-    bench.sent();
+fn expired_registration_is_reported_and_renewed() {
+    let mut bench = TestBench::new_registered();
+    bench.take_sent();
     let end = Message::DeregistrationResponse {
         handle: handle(),
         id: bench.element.id(),
         causes: Vec::new(),
     };
-    bench.tell(end);
-    bench.sent();
-    assert_eq!(bench.events.last(), Some(&Event::Expired));
-    bench.pass(Duration::from_secs(1));
+    bench.deliver(end);
+    bench.take_sent();
+    assert_eq!(bench.events.last(), Some(&Event::RegistrationExpired));
+    bench.advance_time(Duration::from_secs(1));
     bench.registration();
 
-    let mut alone = Bench::registered();
-    alone.element.handle_lost(alone.now, alone.home);
-    alone.sent();
-    alone.pass(LIFE);
-    alone.sent();
-    assert!(alone.events.contains(&Event::Expired));
-    assert!(!alone.element.is_registered());
+    let mut disconnected = TestBench::new_registered();
+    disconnected
+        .element
+        .handle_lost(disconnected.now, disconnected.home);
+    disconnected.take_sent();
+    disconnected.advance_time(LIFE);
+    disconnected.take_sent();
+    assert!(disconnected.events.contains(&Event::RegistrationExpired));
+    assert!(!disconnected.element.is_registered());
 }
 
 #[test]
-fn leaving_is_confirmed_or_ends_in_time() {
-    let mut bench = Bench::registered();
-    bench.sent();
+fn deregistration_is_confirmed_or_times_out() {
+    let mut bench = TestBench::new_registered();
+    bench.take_sent();
     bench.element.handle_deregister(bench.now);
     assert!(matches!(
-        bench.sent()[..],
+        bench.take_sent()[..],
         [(_, Message::Deregistration { .. })]
     ));
     let answer = Message::DeregistrationResponse {
@@ -296,57 +301,59 @@ fn leaving_is_confirmed_or_ends_in_time() {
         id: bench.element.id(),
         causes: Vec::new(),
     };
-    bench.tell(answer);
-    bench.sent();
+    bench.deliver(answer);
+    bench.take_sent();
     assert_eq!(
         bench.events.last(),
-        Some(&Event::Left(Departure::Confirmed))
+        Some(&Event::Deregistered(DeregistrationResult::Confirmed))
     );
     assert!(
-        bench.keep_alive(Link::Theirs(1), true, handle()).is_empty(),
-        "it is no element any more"
+        bench
+            .keep_alive(Link::Accepted(1), true, handle())
+            .is_empty(),
+        "the element is no longer registered"
     );
     assert_eq!(bench.element.poll_timeout(), None);
 
-    let mut silent = Bench::registered();
-    silent.sent();
+    let mut silent = TestBench::new_registered();
+    silent.take_sent();
     silent.element.handle_deregister(silent.now);
-    silent.pass(silent.element.config.leave_timeout);
-    silent.sent();
+    silent.advance_time(silent.element.config.deregistration_timeout);
+    silent.take_sent();
     assert_eq!(
         silent.events.last(),
-        Some(&Event::Left(Departure::TimedOut))
+        Some(&Event::Deregistered(DeregistrationResult::TimedOut))
     );
     assert_eq!(silent.element.poll_timeout(), None);
 }
 
 #[test]
-fn who_never_registered_leaves_at_once() {
-    let mut bench = Bench::registered();
-    bench.sent();
+fn unregistered_element_deregisters_at_once() {
+    let mut bench = TestBench::new_registered();
+    bench.take_sent();
     let config = bench.element.config.clone();
     bench.element = PoolElement::new(config);
     bench.element.handle_deregister(bench.now);
-    bench.sent();
+    bench.take_sent();
     assert_eq!(
         bench.events.last(),
-        Some(&Event::Left(Departure::Confirmed))
+        Some(&Event::Deregistered(DeregistrationResult::Confirmed))
     );
 }
 
 #[test]
-fn a_life_is_counted_in_seconds_or_as_rsplib_does() {
-    let mut config = Bench::new().element.config;
+fn life_is_encoded_in_the_configured_unit() {
+    let mut config = TestBench::new().element.config;
     config.life = Some(Duration::from_millis(1_500));
     assert_eq!(
-        (config.life_on_wire(), config.reregistration()),
+        (config.encoded_life(), config.reregistration_interval()),
         (1, Duration::from_millis(750))
     );
     config.life_unit = LifeUnit::Milliseconds;
-    assert_eq!(config.life_on_wire(), 1_500);
+    assert_eq!(config.encoded_life(), 1_500);
     config.life = None;
     assert_eq!(
-        (config.life_on_wire(), config.reregistration()),
+        (config.encoded_life(), config.reregistration_interval()),
         (-1, Duration::from_secs(600))
     );
 }

@@ -15,22 +15,22 @@ pub struct Config {
     /// them and the first.
     pub retries_max: u32,
     /// stale_cache_value: time for which an answer is used without a new request (5 s).
-    pub fresh_for: Duration,
+    pub cache_fresh_for: Duration,
     /// Time for which an answer is kept, and used while a new request is open (60 s). A pool with open sessions is
     /// requested again at its end.
-    pub usable_for: Duration,
+    pub cache_usable_for: Duration,
     /// Number of elements to request, by rsplib's private parameter (none: the registrar's default).
-    pub items: Option<u32>,
+    pub items_requested: Option<u32>,
     /// Time for which an unreachable element is not selected (1 s); doubles each time in a row.
-    pub avoid_for: Duration,
+    pub unreachable_for: Duration,
     /// Upper limit of that time (30 s).
-    pub avoid_max: Duration,
+    pub unreachable_max: Duration,
     /// Longest time to establish a session's link (2 s).
     pub connect_timeout: Duration,
     /// Pause of a session that finds no element (100 ms); doubles each time in a row.
-    pub pause: Duration,
+    pub retry_pause: Duration,
     /// Upper limit of the pause (5 s).
-    pub pause_max: Duration,
+    pub retry_pause_max: Duration,
     /// Longest time to keep a session without an element (60 s).
     pub give_up_after: Duration,
     /// Settings of the server hunt.
@@ -45,14 +45,14 @@ impl Config {
         Config {
             answer_timeout: Duration::from_secs(3),
             retries_max: 2,
-            fresh_for: Duration::from_secs(5),
-            usable_for: Duration::from_secs(60),
-            items: None,
-            avoid_for: Duration::from_secs(1),
-            avoid_max: Duration::from_secs(30),
+            cache_fresh_for: Duration::from_secs(5),
+            cache_usable_for: Duration::from_secs(60),
+            items_requested: None,
+            unreachable_for: Duration::from_secs(1),
+            unreachable_max: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(2),
-            pause: Duration::from_millis(100),
-            pause_max: Duration::from_secs(5),
+            retry_pause: Duration::from_millis(100),
+            retry_pause_max: Duration::from_secs(5),
             give_up_after: Duration::from_secs(60),
             hunt,
             seed,
@@ -62,7 +62,7 @@ impl Config {
 
 /// Business card of a user that is a pool element too, for its control channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnCard {
+pub struct OwnBusinessCard {
     /// Handle of its own pool.
     pub handle: PoolHandle,
     /// Policy of its own pool.

@@ -23,14 +23,14 @@ pub enum Event {
         elements: Vec<PoolElement>,
     },
     /// A request failed.
-    Failed {
+    RequestFailed {
         /// The request.
         request: RequestId,
         /// Reason of the failure.
         error: ResolveError,
     },
     /// Elements of a watched pool, reported first and after each change; none if the pool does not exist.
-    Changed {
+    PoolChanged {
         /// The pool.
         handle: PoolHandle,
         /// The pool's elements, in the registrar's order.
@@ -74,7 +74,7 @@ pub enum Event {
     /// No registrar was reached in a round of attempts; the user continues to try.
     NoRegistrar,
     /// The registrar reported an error in a message.
-    Reported(Vec<Cause>),
+    ErrorReported(Vec<Cause>),
 }
 
 /// Reason for a failed resolution.
@@ -87,7 +87,7 @@ pub enum ResolveError {
     #[error("no element of the pool can be reached")]
     NoElement,
     /// No registrar was reached in time.
-    #[error("no registrar was reached; look whether one runs at the configured addresses")]
+    #[error("no registrar could be reached; check that one runs at the configured addresses")]
     NoRegistrar,
     /// No registrar answered in time.
     #[error("no registrar answered in time")]

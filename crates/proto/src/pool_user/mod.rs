@@ -11,11 +11,11 @@
 //! once: from the business card or from the cached pool, however old. The cookie is sent with the connection, so that
 //! the element has the state one and a half round trips after the loss was noticed, and the user continues after two.
 
-mod choose;
+mod choice_method;
 mod config;
 mod event;
 mod pool;
-mod probing;
+mod probe_links;
 mod resolve;
 mod selection;
 mod session;
@@ -23,16 +23,16 @@ mod session;
 mod tests;
 
 pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
-pub use choose::Choose;
-pub use config::{Config, OwnCard};
+pub use choice_method::ChoiceMethod;
+pub use config::{Config, OwnBusinessCard};
 pub use event::{Event, ResolveError};
 
-use crate::hunt::{Change, Hunt, Reach};
+use crate::hunt::{HomeChange, Hunt, TransportSupport};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
-use pool::Pool;
-use probing::Ways;
-use resolve::{Pending, Waiting};
+use pool::CachedPool;
+use probe_links::ProbeLinks;
+use resolve::{PendingResolution, Recipient};
 use session::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -57,7 +57,7 @@ enum Timer {
     Cache(PoolHandle),
     Session(SessionId),
     /// Idle link for probes.
-    Way(Link),
+    ProbeLink(Link),
 }
 
 /// A pool user; see the module documentation.
@@ -66,58 +66,62 @@ pub struct PoolUser {
     config: Config,
     hunt: Hunt<Event>,
     /// Boxed: most users have one pool, and a node of the map has space for eleven.
-    pools: BTreeMap<PoolHandle, Box<Pool>>,
-    pending: BTreeMap<PoolHandle, Pending>,
+    pools: BTreeMap<PoolHandle, Box<CachedPool>>,
+    pending_resolutions: BTreeMap<PoolHandle, PendingResolution>,
     /// Reports that wait for a registrar.
-    reports: BTreeSet<(PoolHandle, ElementId)>,
+    pending_reports: BTreeSet<(PoolHandle, ElementId)>,
     sessions: BTreeMap<SessionId, Session>,
-    links: BTreeMap<Link, SessionId>,
-    ways: Ways,
+    session_links: BTreeMap<Link, SessionId>,
+    probe_links: ProbeLinks,
     timers: BTreeSet<(Duration, Timer)>,
-    numbers: u64,
+    last_number: u64,
 }
 
 impl PoolUser {
     /// Returns an idle machine.
     pub fn new(config: Config) -> PoolUser {
         PoolUser {
-            hunt: Hunt::new(config.hunt.clone(), config.seed, Reach::SctpAndTcp),
+            hunt: Hunt::new(
+                config.hunt.clone(),
+                config.seed,
+                TransportSupport::SctpAndTcp,
+            ),
             config,
             pools: BTreeMap::new(),
-            pending: BTreeMap::new(),
-            reports: BTreeSet::new(),
+            pending_resolutions: BTreeMap::new(),
+            pending_reports: BTreeSet::new(),
             sessions: BTreeMap::new(),
-            links: BTreeMap::new(),
-            ways: Ways::default(),
+            session_links: BTreeMap::new(),
+            probe_links: ProbeLinks::default(),
             timers: BTreeSet::new(),
-            numbers: 0,
+            last_number: 0,
         }
     }
 
-    /// Requests one element, selected by the pool's policy: [`Event::Selected`] or [`Event::Failed`] follows.
+    /// Requests one element, selected by the pool's policy: [`Event::Selected`] or [`Event::RequestFailed`] follows.
     pub fn handle_select(&mut self, now: Duration, handle: PoolHandle) -> RequestId {
-        let request = RequestId(self.number());
-        self.want(now, handle, Waiting::One(request));
+        let request = RequestId(self.next_number());
+        self.request_pool(now, handle, Recipient::Selection(request));
         request
     }
 
-    /// Requests the pool's elements: [`Event::Resolved`] or [`Event::Failed`] follows.
+    /// Requests the pool's elements: [`Event::Resolved`] or [`Event::RequestFailed`] follows.
     pub fn handle_resolve(&mut self, now: Duration, handle: PoolHandle) -> RequestId {
-        let request = RequestId(self.number());
-        self.want(now, handle, Waiting::All(request));
+        let request = RequestId(self.next_number());
+        self.request_pool(now, handle, Recipient::Resolution(request));
         request
     }
 
     /// Requests the pool's elements from a registrar, without the cache; `items` is the most elements wanted:
-    /// [`Event::Resolved`] or [`Event::Failed`] follows.
-    pub fn handle_resolve_anew(
+    /// [`Event::Resolved`] or [`Event::RequestFailed`] follows.
+    pub fn handle_resolve_uncached(
         &mut self,
         now: Duration,
         handle: PoolHandle,
         items: Option<u32>,
     ) -> RequestId {
-        let request = RequestId(self.number());
-        self.ask_for(now, handle, Some(Waiting::All(request)), items);
+        let request = RequestId(self.next_number());
+        self.request_items(now, handle, Some(Recipient::Resolution(request)), items);
         request
     }
 
@@ -128,11 +132,11 @@ impl PoolUser {
         }
     }
 
-    /// Starts to report changes of a pool's elements ([`Event::Changed`]), as the registrar sends them, or by a request
-    /// every [`Config::fresh_for`].
+    /// Starts to report changes of a pool's elements ([`Event::PoolChanged`]), as the registrar sends them, or by a request
+    /// every [`Config::cache_fresh_for`].
     pub fn handle_watch(&mut self, now: Duration, handle: PoolHandle) {
         self.pools.entry(handle.clone()).or_default().watched = true;
-        self.ask(now, handle, None);
+        self.request_resolution(now, handle, None);
     }
 
     /// Ends [`PoolUser::handle_watch`].
@@ -149,41 +153,41 @@ impl PoolUser {
     /// message unless the user has made a previous request to send data to the PE" (RFC 5352 section 3.5).
     pub fn handle_unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
         let pool = self.pools.get(handle);
-        if pool.is_some_and(|pool| pool.is_used(id)) {
-            self.unreachable(now, handle, id);
+        if pool.is_some_and(|pool| pool.was_selected(id)) {
+            self.report_unreachable(now, handle, id);
         }
     }
 
     /// Handles the success of a [`LinkOutput::Connect`].
     pub fn handle_connected(&mut self, now: Duration, link: Link) {
-        if let Some(&session) = self.links.get(&link) {
-            return self.session_connected(session);
+        if let Some(&session) = self.session_links.get(&link) {
+            return self.on_session_connected(session);
         }
-        if self.ways.contains(link) {
+        if self.probe_links.contains(link) {
             return;
         }
         let change = self.hunt.handle_connected(link);
-        self.changed(now, change);
+        self.on_home_change(now, change);
     }
 
     /// Handles a link that could not be made, or was lost. The daemon treats a link with an undeliverable message as
     /// lost, and closes it.
     pub fn handle_lost(&mut self, now: Duration, link: Link) {
-        if let Some(&session) = self.links.get(&link) {
-            return self.session_lost(now, session);
+        if let Some(&session) = self.session_links.get(&link) {
+            return self.on_session_lost(now, session);
         }
-        if self.ways.contains(link) {
-            return self.way_lost(now, link);
+        if self.probe_links.contains(link) {
+            return self.on_probe_link_lost(now, link);
         }
         let change = self.hunt.handle_lost(now, link);
-        self.changed(now, change);
+        self.on_home_change(now, change);
     }
 
     /// Handles an orderly close by the other side. A session continues as after a loss, but without a report to the
     /// registrar, because its element can be reached.
-    pub fn handle_ended(&mut self, now: Duration, link: Link) {
-        match self.links.get(&link) {
-            Some(&session) => self.session_ended(now, session),
+    pub fn handle_closed(&mut self, now: Duration, link: Link) {
+        match self.session_links.get(&link) {
+            Some(&session) => self.on_session_closed(now, session),
             None => self.handle_lost(now, link),
         }
     }
@@ -203,8 +207,8 @@ impl PoolUser {
 
     /// Handles a message from a registrar, from a probed element, or on a session's control channel.
     pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
-        if let Some(&session) = self.links.get(&link) {
-            return self.session_message(now, session, message);
+        if let Some(&session) = self.session_links.get(&link) {
+            return self.on_session_message(now, session, message);
         }
         if let Message::ProbeAnswer {
             handle,
@@ -213,12 +217,12 @@ impl PoolUser {
             latency_us,
         } = &message
         {
-            return self.probe_answered(now, link, (handle, *id), (*in_flight, *latency_us));
+            return self.on_probe_answer(now, link, (handle, *id), (*in_flight, *latency_us));
         }
         if self.hunt.home() != Some(link) {
             return;
         }
-        self.hunt.handle_heard(link);
+        self.hunt.note_message(link);
         match message {
             Message::HandleResolutionResponse {
                 updates,
@@ -228,12 +232,12 @@ impl PoolUser {
                 causes,
             } => {
                 if causes.is_empty() {
-                    self.resolved(now, handle, updates.then_some(link), policy, elements);
+                    self.on_resolved(now, handle, updates.then_some(link), policy, elements);
                 } else {
-                    self.refused(now, handle, causes);
+                    self.on_refused(now, handle, causes);
                 }
             }
-            Message::Error(causes) => self.hunt.event(Event::Reported(causes)),
+            Message::Error(causes) => self.hunt.push_event(Event::ErrorReported(causes)),
             _ => {}
         }
     }
@@ -241,15 +245,15 @@ impl PoolUser {
     /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         let change = self.hunt.handle_timeout(now);
-        self.changed(now, change);
+        self.on_home_change(now, change);
         while let Some((due, _)) = self.timers.first()
             && *due <= now
         {
             match self.timers.pop_first() {
-                Some((_, Timer::Answer(handle))) => self.answer_due(now, handle),
-                Some((_, Timer::Cache(handle))) => self.cache_due(now, handle),
-                Some((_, Timer::Session(session))) => self.session_due(now, session),
-                Some((_, Timer::Way(link))) => self.way_due(now, link),
+                Some((_, Timer::Answer(handle))) => self.on_answer_timeout(now, handle),
+                Some((_, Timer::Cache(handle))) => self.on_cache_timeout(now, handle),
+                Some((_, Timer::Session(session))) => self.on_session_timeout(now, session),
+                Some((_, Timer::ProbeLink(link))) => self.on_probe_link_due(now, link),
                 None => {}
             }
         }
@@ -273,12 +277,12 @@ impl PoolUser {
 
     /// Returns the session that uses the link, if any.
     pub fn session_of(&self, link: Link) -> Option<SessionId> {
-        self.links.get(&link).copied()
+        self.session_links.get(&link).copied()
     }
 
-    fn number(&mut self) -> u64 {
-        self.numbers += 1;
-        self.numbers
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
     }
 
     /// Moves a timer from its old time, if it was set, to its new time, if any.
@@ -291,19 +295,19 @@ impl PoolUser {
         }
     }
 
-    fn changed(&mut self, now: Duration, change: Option<Change>) {
+    fn on_home_change(&mut self, now: Duration, change: Option<HomeChange>) {
         match change {
-            Some(Change::Found) => {
-                self.hunt.event(Event::NewHome {
+            Some(HomeChange::Found) => {
+                self.hunt.push_event(Event::NewHome {
                     registrar: self.hunt.home_id(),
                 });
-                self.ask_all(now);
+                self.send_all_pending(now);
             }
-            Some(Change::Lost) => {
-                self.hunt.event(Event::HomeLost);
-                self.none_asked();
+            Some(HomeChange::Lost) => {
+                self.hunt.push_event(Event::HomeLost);
+                self.mark_all_unsent();
             }
-            Some(Change::NotFound) => self.hunt.event(Event::NoRegistrar),
+            Some(HomeChange::NotFound) => self.hunt.push_event(Event::NoRegistrar),
             None => {}
         }
     }

@@ -1,8 +1,8 @@
 //! Handle resolution with a cache (RFC 5352 section 3.3), and reports of unreachable elements (section 3.5).
 
-use super::choose::CANDIDATES;
+use super::choice_method::CANDIDATES_MAX;
 use super::event::{Event, ResolveError};
-use super::pool::Pool;
+use super::pool::CachedPool;
 use super::{Link, PoolUser, RequestId, SessionId, Timer};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Cause, CauseCode, ElementId, Policy, PolicyKind};
@@ -11,37 +11,37 @@ use std::time::Duration;
 
 /// Recipient of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Waiting {
-    One(RequestId),
-    All(RequestId),
+pub(super) enum Recipient {
+    Selection(RequestId),
+    Resolution(RequestId),
     Session(SessionId),
 }
 
 /// An open request about a pool.
 #[derive(Debug)]
-pub(super) struct Pending {
-    waiting: Vec<Waiting>,
+pub(super) struct PendingResolution {
+    recipients: Vec<Recipient>,
     /// Most elements wanted by a recipient, if any names a number.
     items: Option<u32>,
     /// Time of the request to the home registrar; none if none was sent.
-    asked: Option<Duration>,
+    sent_at: Option<Duration>,
     /// End of the total wait.
-    until: Duration,
+    deadline: Duration,
     /// Time of the next timeout, as set in the timers.
     due: Duration,
 }
 
 impl PoolUser {
     /// Answers from the cache or asks a registrar. C1: "Be consulted before sending a handle resolution."
-    pub(super) fn want(&mut self, now: Duration, handle: PoolHandle, waiting: Waiting) {
+    pub(super) fn request_pool(&mut self, now: Duration, handle: PoolHandle, recipient: Recipient) {
         let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
-        let usable = fetched.is_some_and(|fetched| now < fetched + self.config.usable_for);
+        let usable = fetched.is_some_and(|fetched| now < fetched + self.config.cache_usable_for);
         // C3: "in parallel, update the cache and answer the request"; C4: "If the cache entry is NOT stale, the
         // endpoint SHOULD NOT send a handle resolution request".
-        if usable && self.answer(now, &handle, waiting) {
+        if usable && self.answer_from_cache(now, &handle, recipient) {
             self.refresh(now, handle);
         } else {
-            self.ask(now, handle, Some(waiting));
+            self.request_resolution(now, handle, Some(recipient));
         }
     }
 
@@ -49,18 +49,23 @@ impl PoolUser {
     /// handle resolution message SHOULD be sent".
     pub(super) fn refresh(&mut self, now: Duration, handle: PoolHandle) {
         let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
-        if fetched.is_none_or(|fetched| fetched + self.config.fresh_for <= now) {
-            self.ask(now, handle, None);
+        if fetched.is_none_or(|fetched| fetched + self.config.cache_fresh_for <= now) {
+            self.request_resolution(now, handle, None);
         }
     }
 
     /// Answers from the cache. Returns true if there was an answer.
-    fn answer(&mut self, now: Duration, handle: &PoolHandle, waiting: Waiting) -> bool {
+    fn answer_from_cache(
+        &mut self,
+        now: Duration,
+        handle: &PoolHandle,
+        recipient: Recipient,
+    ) -> bool {
         let Some(pool) = self.pools.get_mut(handle) else {
             return false;
         };
-        let event = match waiting {
-            Waiting::One(request) => {
+        let event = match recipient {
+            Recipient::Selection(request) => {
                 let Some(element) = pool.select(now, &mut self.hunt.random) else {
                     return false;
                 };
@@ -69,77 +74,89 @@ impl PoolUser {
                     element: element.clone(),
                 }
             }
-            Waiting::All(request) => {
-                pool.use_all();
+            Recipient::Resolution(request) => {
+                pool.mark_all_selected();
                 Event::Resolved {
                     request,
                     policy: pool.policy,
                     elements: pool.elements.clone(),
                 }
             }
-            Waiting::Session(session) => return self.session_seeks(now, session),
+            Recipient::Session(session) => return self.seek_element(now, session),
         };
-        self.hunt.event(event);
+        self.hunt.push_event(event);
         true
     }
 
-    fn fail(&mut self, now: Duration, waiting: Waiting, error: &ResolveError) {
-        match waiting {
-            Waiting::One(request) | Waiting::All(request) => self.hunt.event(Event::Failed {
-                request,
-                error: error.clone(),
-            }),
-            Waiting::Session(session) => self.session_pauses(now, session, error.clone()),
+    fn fail_recipient(&mut self, now: Duration, recipient: Recipient, error: &ResolveError) {
+        match recipient {
+            Recipient::Selection(request) | Recipient::Resolution(request) => {
+                self.hunt.push_event(Event::RequestFailed {
+                    request,
+                    error: error.clone(),
+                })
+            }
+            Recipient::Session(session) => self.pause_session(now, session, error.clone()),
         }
     }
 
     /// Asks a registrar about the pool, unless a request is open.
-    pub(super) fn ask(&mut self, now: Duration, handle: PoolHandle, waiting: Option<Waiting>) {
-        self.ask_for(now, handle, waiting, None);
-    }
-
-    /// Asks a registrar for up to `items` elements of the pool. A request that is open already may return fewer.
-    pub(super) fn ask_for(
+    pub(super) fn request_resolution(
         &mut self,
         now: Duration,
         handle: PoolHandle,
-        waiting: Option<Waiting>,
+        recipient: Option<Recipient>,
+    ) {
+        self.request_items(now, handle, recipient, None);
+    }
+
+    /// Asks a registrar for up to `items` elements of the pool. A request that is open already may return fewer.
+    pub(super) fn request_items(
+        &mut self,
+        now: Duration,
+        handle: PoolHandle,
+        recipient: Option<Recipient>,
         items: Option<u32>,
     ) {
         self.hunt.start(now);
-        let wide = self.pools.get(&handle).is_some_and(|pool| pool.wide);
-        let items = items.max(wide.then_some(CANDIDATES));
-        if let Some(pending) = self.pending.get_mut(&handle) {
-            pending.waiting.extend(waiting);
+        let needs_all_elements = self
+            .pools
+            .get(&handle)
+            .is_some_and(|pool| pool.needs_all_elements);
+        let items = items.max(needs_all_elements.then_some(CANDIDATES_MAX));
+        if let Some(pending) = self.pending_resolutions.get_mut(&handle) {
+            pending.recipients.extend(recipient);
             pending.items = pending.items.max(items);
             return;
         }
         let until = now + self.config.answer_timeout * (1 + self.config.retries_max);
-        let pending = Pending {
-            waiting: waiting.into_iter().collect(),
+        let pending = PendingResolution {
+            recipients: recipient.into_iter().collect(),
             items,
-            asked: None,
-            until,
+            sent_at: None,
+            deadline: until,
             due: until,
         };
-        self.pending.insert(handle.clone(), pending);
+        self.pending_resolutions.insert(handle.clone(), pending);
         self.timers.insert((until, Timer::Answer(handle.clone())));
-        self.send_question(now, &handle);
+        self.send_resolution(now, &handle);
     }
 
-    fn send_question(&mut self, now: Duration, handle: &PoolHandle) {
-        let (Some(link), Some(pending)) = (self.hunt.home(), self.pending.get_mut(handle)) else {
+    fn send_resolution(&mut self, now: Duration, handle: &PoolHandle) {
+        let (Some(link), Some(pending)) =
+            (self.hunt.home(), self.pending_resolutions.get_mut(handle))
+        else {
             return;
         };
         let before = pending.due;
-        pending.asked = Some(now);
-        pending.due = pending.until.min(now + self.config.answer_timeout);
+        pending.sent_at = Some(now);
+        pending.due = pending.deadline.min(now + self.config.answer_timeout);
         let due = pending.due;
-        let items = pending.items.or(self.config.items);
+        let items = pending.items.or(self.config.items_requested);
         let message = Message::HandleResolution {
             updates: self.pools.get(handle).is_some_and(|pool| pool.watched),
             handle: handle.clone(),
-            items,
+            items_max: items,
         };
         self.hunt.send(link, message);
         self.set_timer(Timer::Answer(handle.clone()), Some(before), Some(due));
@@ -147,18 +164,18 @@ impl PoolUser {
 
     /// Sends everything that waits to a new home registrar: open requests, reports, and requests for watched pools, as
     /// "the PU will need to re-send an ASAP_HANDLE_RESOLUTION message with the 'S' bit set" (section 2.2.5).
-    pub(super) fn ask_all(&mut self, now: Duration) {
-        let waiting: Vec<PoolHandle> = self.pending.keys().cloned().collect();
-        for handle in &waiting {
-            self.send_question(now, handle);
+    pub(super) fn send_all_pending(&mut self, now: Duration) {
+        let recipient: Vec<PoolHandle> = self.pending_resolutions.keys().cloned().collect();
+        for handle in &recipient {
+            self.send_resolution(now, handle);
         }
         let watched = self.pools.iter().filter(|(_, pool)| pool.watched);
         let watched: Vec<PoolHandle> = watched.map(|(handle, _)| handle.clone()).collect();
         for handle in watched {
-            self.ask(now, handle, None);
+            self.request_resolution(now, handle, None);
         }
         if let Some(link) = self.hunt.home() {
-            for (handle, id) in std::mem::take(&mut self.reports) {
+            for (handle, id) in std::mem::take(&mut self.pending_reports) {
                 let report = Message::EndpointUnreachable { handle, id };
                 self.hunt.send(link, report);
             }
@@ -166,13 +183,13 @@ impl PoolUser {
     }
 
     /// Marks all requests as unsent after the loss of the home registrar.
-    pub(super) fn none_asked(&mut self) {
-        let asked: Vec<PoolHandle> = self.pending.keys().cloned().collect();
-        for handle in asked {
-            if let Some(pending) = self.pending.get_mut(&handle) {
+    pub(super) fn mark_all_unsent(&mut self) {
+        let handles: Vec<PoolHandle> = self.pending_resolutions.keys().cloned().collect();
+        for handle in handles {
+            if let Some(pending) = self.pending_resolutions.get_mut(&handle) {
                 let before = pending.due;
-                pending.asked = None;
-                pending.due = pending.until;
+                pending.sent_at = None;
+                pending.due = pending.deadline;
                 let due = pending.due;
                 self.set_timer(Timer::Answer(handle), Some(before), Some(due));
             }
@@ -181,48 +198,48 @@ impl PoolUser {
 
     /// Handles T1-ENRPrequest. The registrar is left at once: repeating the request over a transport that loses no
     /// messages would gain nothing. (RFC 5352 section 3.7.2 repeats it and hunts in parallel.)
-    pub(super) fn answer_due(&mut self, now: Duration, handle: PoolHandle) {
-        let Some(pending) = self.pending.get(&handle) else {
+    pub(super) fn on_answer_timeout(&mut self, now: Duration, handle: PoolHandle) {
+        let Some(pending) = self.pending_resolutions.get(&handle) else {
             return;
         };
-        let (asked, over) = (pending.asked, pending.until <= now);
-        if over {
-            let error = match asked {
+        let (sent_at, is_expired) = (pending.sent_at, pending.deadline <= now);
+        if is_expired {
+            let error = match sent_at {
                 Some(_) => ResolveError::Unanswered,
                 None => ResolveError::NoRegistrar,
             };
-            self.give_up(now, &handle, &error);
+            self.fail_resolution(now, &handle, &error);
         }
-        if asked.is_some_and(|asked| asked + self.config.answer_timeout <= now) {
-            let change = self.hunt.give_home_up(now);
-            self.changed(now, change);
+        if sent_at.is_some_and(|sent_at| sent_at + self.config.answer_timeout <= now) {
+            let change = self.hunt.drop_home(now);
+            self.on_home_change(now, change);
         }
     }
 
-    fn give_up(&mut self, now: Duration, handle: &PoolHandle, error: &ResolveError) {
-        let Some(pending) = self.end_question(handle) else {
+    fn fail_resolution(&mut self, now: Duration, handle: &PoolHandle, error: &ResolveError) {
+        let Some(pending) = self.take_pending(handle) else {
             return;
         };
         if let Some(pool) = self.pools.get_mut(handle) {
             // Watched pools, and pools with sessions, are requested again.
-            let (before, due) = (pool.due, Some(now + self.config.fresh_for));
+            let (before, due) = (pool.due, Some(now + self.config.cache_fresh_for));
             pool.due = due;
             self.set_timer(Timer::Cache(handle.clone()), before, due);
         }
-        for waiting in pending.waiting {
-            self.fail(now, waiting, error);
+        for recipient in pending.recipients {
+            self.fail_recipient(now, recipient, error);
         }
     }
 
-    fn end_question(&mut self, handle: &PoolHandle) -> Option<Pending> {
-        let pending = self.pending.remove(handle)?;
+    fn take_pending(&mut self, handle: &PoolHandle) -> Option<PendingResolution> {
+        let pending = self.pending_resolutions.remove(handle)?;
         self.timers
             .remove(&(pending.due, Timer::Answer(handle.clone())));
         Some(pending)
     }
 
     /// Handles an answer, or an update of a watched pool.
-    pub(super) fn resolved(
+    pub(super) fn on_resolved(
         &mut self,
         now: Duration,
         handle: PoolHandle,
@@ -230,27 +247,27 @@ impl PoolUser {
         policy: Option<Policy>,
         elements: Vec<PoolElement>,
     ) {
-        let pending = self.end_question(&handle);
-        let known = self.pools.contains_key(&handle);
-        if pending.is_none() && !known {
+        let pending = self.take_pending(&handle);
+        let was_cached = self.pools.contains_key(&handle);
+        if pending.is_none() && !was_cached {
             // An unrequested answer takes no memory.
             return;
         }
         let pool = self.pools.entry(handle.clone()).or_default();
         let kind = policy.map_or(PolicyKind::RoundRobin, |policy| policy.kind());
-        let changed = pool.refill(now, kind, elements);
-        pool.updates = updates;
-        self.told(now, &handle, changed);
-        for waiting in pending.into_iter().flat_map(|pending| pending.waiting) {
-            if !self.answer(now, &handle, waiting) {
-                self.fail(now, waiting, &ResolveError::NoElement);
+        let changed = pool.store_answer(now, kind, elements);
+        pool.update_link = updates;
+        self.finish_update(now, &handle, changed);
+        for recipient in pending.into_iter().flat_map(|pending| pending.recipients) {
+            if !self.answer_from_cache(now, &handle, recipient) {
+                self.fail_recipient(now, recipient, &ResolveError::NoElement);
             }
         }
     }
 
     /// Handles a negative answer.
-    pub(super) fn refused(&mut self, now: Duration, handle: PoolHandle, causes: Vec<Cause>) {
-        let pending = self.end_question(&handle);
+    pub(super) fn on_refused(&mut self, now: Duration, handle: PoolHandle, causes: Vec<Cause>) {
+        let pending = self.take_pending(&handle);
         let unknown = |cause: &Cause| cause.code == CauseCode::UNKNOWN_POOL_HANDLE;
         let error = if causes.iter().any(unknown) {
             ResolveError::UnknownPool
@@ -259,32 +276,32 @@ impl PoolUser {
         };
         if let Some(pool) = self.pools.get_mut(&handle) {
             // "If a negative response is returned, no further updates to the Pool (when it is created) will occur."
-            pool.updates = None;
+            pool.update_link = None;
             let changed = error == ResolveError::UnknownPool && pool.clear(now);
-            self.told(now, &handle, changed);
+            self.finish_update(now, &handle, changed);
         }
-        for waiting in pending.into_iter().flat_map(|pending| pending.waiting) {
-            self.fail(now, waiting, &error);
+        for recipient in pending.into_iter().flat_map(|pending| pending.recipients) {
+            self.fail_recipient(now, recipient, &error);
         }
     }
 
     /// Reports changed data of a watched pool, and schedules the next check.
-    fn told(&mut self, now: Duration, handle: &PoolHandle, changed: bool) {
+    fn finish_update(&mut self, now: Duration, handle: &PoolHandle, changed: bool) {
         let Some(pool) = self.pools.get_mut(handle) else {
             return;
         };
         // A session needs another element to fail over to.
         let scarce = pool.sessions > 0 && pool.elements.len() < 2;
-        let wait = if scarce || pool.watched && pool.updates.is_none() {
-            self.config.fresh_for
+        let wait = if scarce || pool.watched && pool.update_link.is_none() {
+            self.config.cache_fresh_for
         } else {
-            self.config.usable_for
+            self.config.cache_usable_for
         };
         let (before, due) = (pool.due, Some(now + wait));
         pool.due = due;
         if pool.watched && changed {
             let elements = pool.elements.clone();
-            self.hunt.event(Event::Changed {
+            self.hunt.push_event(Event::PoolChanged {
                 handle: handle.clone(),
                 elements,
             });
@@ -294,13 +311,13 @@ impl PoolUser {
 
     /// Handles an expired cache entry: an unused one is removed. C2: "Have a stale timeout timer associated with each
     /// cache entry."
-    pub(super) fn cache_due(&mut self, now: Duration, handle: PoolHandle) {
+    pub(super) fn on_cache_timeout(&mut self, now: Duration, handle: PoolHandle) {
         let Some(pool) = self.pools.get_mut(&handle) else {
             return;
         };
         pool.due = None;
         if pool.watched || pool.sessions > 0 {
-            self.ask(now, handle, None);
+            self.request_resolution(now, handle, None);
         } else {
             self.pools.remove(&handle);
         }
@@ -308,8 +325,8 @@ impl PoolUser {
 
     /// Reports an unreachable element. "It should be noted that an ASAP Endpoint MUST report no more than once each
     /// time it encounters such an event."
-    pub(super) fn unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
-        if !self.avoid(now, handle, id) {
+    pub(super) fn report_unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
+        if !self.exclude(now, handle, id) {
             return;
         }
         if let Some(link) = self.hunt.home() {
@@ -317,16 +334,20 @@ impl PoolUser {
             self.hunt
                 .send(link, Message::EndpointUnreachable { handle, id });
         } else {
-            self.reports.insert((handle.clone(), id));
+            self.pending_reports.insert((handle.clone(), id));
         }
     }
 
     /// Excludes an element from selection for a while. Returns true if it was not excluded before.
-    pub(super) fn avoid(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) -> bool {
-        let pool: &mut Pool = self.pools.entry(handle.clone()).or_default();
-        let is_news = !pool.is_missed(now, id);
+    pub(super) fn exclude(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) -> bool {
+        let pool: &mut CachedPool = self.pools.entry(handle.clone()).or_default();
+        let is_news = !pool.is_unreachable(now, id);
         if is_news {
-            pool.miss(now, id, (self.config.avoid_for, self.config.avoid_max));
+            pool.mark_unreachable(
+                now,
+                id,
+                (self.config.unreachable_for, self.config.unreachable_max),
+            );
         }
         is_news
     }

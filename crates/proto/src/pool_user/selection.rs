@@ -43,7 +43,7 @@ impl Selection {
     pub(super) fn insert(&mut self, position: usize, policy: &Policy, chosen: u64) {
         match self {
             Selection::Ranked(ranks) => {
-                ranks.insert(rank(position, policy, chosen));
+                ranks.insert(rank_of(position, policy, chosen));
             }
             Selection::Random(positions) => positions.push(position),
         }
@@ -53,7 +53,7 @@ impl Selection {
     pub(super) fn remove(&mut self, position: usize, policy: &Policy, chosen: u64) {
         match self {
             Selection::Ranked(ranks) => {
-                ranks.remove(&rank(position, policy, chosen));
+                ranks.remove(&rank_of(position, policy, chosen));
             }
             Selection::Random(positions) => positions.retain(|other| *other != position),
         }
@@ -68,9 +68,9 @@ impl Selection {
     }
 }
 
-fn rank(position: usize, policy: &Policy, chosen: u64) -> Rank {
+fn rank_of(position: usize, policy: &Policy, chosen: u64) -> Rank {
     Rank {
-        value: value(policy, chosen),
+        value: sort_value(policy, chosen),
         chosen,
         position,
     }
@@ -78,7 +78,7 @@ fn rank(position: usize, policy: &Policy, chosen: u64) -> Rank {
 
 /// Returns the policy's sort value. Loads are as the registrar reported them, and increase with each selection if the
 /// policy says by how much; a new answer resets them.
-fn value(policy: &Policy, chosen: u64) -> u64 {
+fn sort_value(policy: &Policy, chosen: u64) -> u64 {
     let raised = |load: u32, degradation: u32, times: u64| {
         u64::from(load).saturating_add(times.saturating_mul(u64::from(degradation)))
     };
@@ -146,19 +146,19 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_priority_is_always_chosen() {
+    fn highest_priority_is_always_selected() {
         let policies = [3, 9, 5].map(|priority| Policy::Priority { priority });
         assert_eq!(choose(&policies, 10), [0, 10, 0]);
     }
 
     #[test]
-    fn the_least_loaded_is_chosen_and_equals_in_turn() {
+    fn least_loaded_is_selected_and_ties_rotate() {
         let policies = [7, 5, 5].map(|load| Policy::LeastUsed { load });
         assert_eq!(choose(&policies, 10), [0, 5, 5]);
     }
 
     #[test]
-    fn degradation_spreads_choices_between_answers() {
+    fn degradation_spreads_selections_between_answers() {
         let lud = |load| Policy::LeastUsedDegradation {
             load,
             degradation: 10,
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_is_a_load() {
+    fn distance_adds_to_load() {
         let far = |load, distance| Policy::LeastUsedDpf {
             load,
             dpf: 2,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_is_fair_whatever_the_weights() {
+    fn random_selection_ignores_weights() {
         // The registrar has weighted them already.
         let policies = [1, 1_000].map(|weight| Policy::WeightedRandom { weight });
         let chosen = choose(&policies, 2_000);
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn weights_are_kept_to_within_one_choice(weights in proptest::collection::vec(1u32..20, 1..8)) {
+        fn weighted_round_robin_is_accurate_to_one_selection(weights in proptest::collection::vec(1u32..20, 1..8)) {
             let total: u32 = weights.iter().sum();
             let policies: Vec<Policy> =
                 weights.iter().map(|&weight| Policy::WeightedRoundRobin { weight }).collect();
@@ -203,7 +203,7 @@ mod tests {
         }
 
         #[test]
-        fn any_figures_are_sorted_without_overflow(load: u32, degradation: u32, dpf: u32, distance: u32, chosen: u32) {
+        fn sort_value_never_overflows(load: u32, degradation: u32, dpf: u32, distance: u32, chosen: u32) {
             let policies = [
                 Policy::WeightedRoundRobin { weight: load },
                 Policy::LeastUsedDegradation { load, degradation },
@@ -212,7 +212,7 @@ mod tests {
                 Policy::PriorityLeastUsedDegradationDpf { load, degradation, dpf, distance },
             ];
             for policy in policies {
-                let (before, after) = (value(&policy, chosen.into()), value(&policy, u64::from(chosen) + 1));
+                let (before, after) = (sort_value(&policy, chosen.into()), sort_value(&policy, u64::from(chosen) + 1));
                 prop_assert!(before <= after);
             }
         }

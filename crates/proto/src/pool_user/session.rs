@@ -1,10 +1,10 @@
 //! The user's side of the session layer (RFC 5352 sections 3.8 and 3.9): one link at a time, the latest cookie, and the
 //! next element.
 
-use super::choose::{Choose, Later, Request};
-use super::config::OwnCard;
+use super::choice_method::{AwaitAnswers, ChoiceMethod, OpenRequest};
+use super::config::OwnBusinessCard;
 use super::event::{Event, ResolveError};
-use super::resolve::Waiting;
+use super::resolve::Recipient;
 use super::{Link, PoolUser, SessionId, Timer};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::Message;
@@ -13,7 +13,7 @@ use holdfast_wire::rserpool::{SctpTransport, Transport, TransportUse};
 use std::time::Duration;
 
 #[derive(Debug)]
-enum Phase {
+enum SessionPhase {
     /// Waiting for a registrar's answer.
     Waiting,
     /// Waiting for answers to probes.
@@ -26,7 +26,7 @@ enum Phase {
         /// True if the cookie was sent.
         resumed: bool,
     },
-    Up {
+    Connected {
         link: Link,
         element: ElementId,
     },
@@ -35,20 +35,20 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) handle: PoolHandle,
-    pub(super) choose: Choose,
+    pub(super) choice_method: ChoiceMethod,
     /// The open request, for a session that chooses by itself.
-    pub(super) request: Option<Request>,
-    own: Option<OwnCard>,
+    pub(super) request: Option<OpenRequest>,
+    business_card: Option<OwnBusinessCard>,
     /// "The PU's ASAP endpoint stores the Cookie parameter and discards an older cookie if it is previously stored."
     cookie: Option<Bytes>,
     /// Elements to fail over to: "a preferred list for failover order".
-    preferred: Vec<PoolElement>,
-    phase: Phase,
+    failover_order: Vec<PoolElement>,
+    phase: SessionPhase,
     /// Time at which the session is given up; none while it has an element.
-    until: Option<Duration>,
+    give_up_at: Option<Duration>,
     pauses: u32,
     /// Reason for having no element.
-    error: ResolveError,
+    last_error: ResolveError,
     /// Time of the next timeout, as set in the timers.
     due: Option<Duration>,
 }
@@ -57,7 +57,7 @@ impl Session {
     /// Returns the session's element.
     pub(super) fn element(&self) -> Option<ElementId> {
         match self.phase {
-            Phase::Up { element, .. } => Some(element),
+            SessionPhase::Connected { element, .. } => Some(element),
             _ => None,
         }
     }
@@ -70,44 +70,44 @@ impl PoolUser {
         &mut self,
         now: Duration,
         handle: PoolHandle,
-        own: Option<OwnCard>,
+        business_card: Option<OwnBusinessCard>,
     ) -> SessionId {
-        self.handle_open_choosing(now, handle, own, Choose::Registrar)
+        self.handle_open_with_method(now, handle, business_card, ChoiceMethod::Registrar)
     }
 
     /// Opens a session with the pool, and a method of choosing its element. The events are those of
     /// [`PoolUser::handle_open`].
-    pub fn handle_open_choosing(
+    pub fn handle_open_with_method(
         &mut self,
         now: Duration,
         handle: PoolHandle,
-        own: Option<OwnCard>,
-        choose: Choose,
+        business_card: Option<OwnBusinessCard>,
+        choose: ChoiceMethod,
     ) -> SessionId {
-        let id = SessionId(self.number());
+        let id = SessionId(self.next_number());
         let session = Session {
             handle: handle.clone(),
-            choose,
+            choice_method: choose,
             request: None,
-            own,
+            business_card,
             cookie: None,
-            preferred: Vec::new(),
-            phase: Phase::Waiting,
-            until: Some(now + self.config.give_up_after),
+            failover_order: Vec::new(),
+            phase: SessionPhase::Waiting,
+            give_up_at: Some(now + self.config.give_up_after),
             pauses: 0,
-            error: ResolveError::NoRegistrar,
+            last_error: ResolveError::NoRegistrar,
             due: None,
         };
         self.sessions.insert(id, session);
         let pool = self.pools.entry(handle.clone()).or_default();
         pool.sessions += 1;
-        if choose != Choose::Registrar && !pool.wide {
-            pool.wide = true;
+        if choose != ChoiceMethod::Registrar && !pool.needs_all_elements {
+            pool.needs_all_elements = true;
             // The cache may have only some of the elements.
             pool.fetched = None;
         }
-        self.arm(id, None);
-        self.want(now, handle, Waiting::Session(id));
+        self.set_session_timer(id, None);
+        self.request_pool(now, handle, Recipient::Session(id));
         id
     }
 
@@ -120,24 +120,26 @@ impl PoolUser {
     }
 
     /// Leaves an element that malfunctions although its link is up: the session turns to another.
-    pub fn handle_failed(&mut self, now: Duration, id: SessionId) {
+    pub fn handle_malfunction(&mut self, now: Duration, id: SessionId) {
         if let Some(link) = self.session_link(id) {
             self.hunt.close(link);
-            self.session_lost(now, id);
+            self.on_session_lost(now, id);
         }
     }
 
     fn session_link(&self, id: SessionId) -> Option<Link> {
         match self.sessions.get(&id)?.phase {
-            Phase::Connecting { link, .. } | Phase::Up { link, .. } => Some(link),
-            Phase::Waiting | Phase::Probing | Phase::Pausing => None,
+            SessionPhase::Connecting { link, .. } | SessionPhase::Connected { link, .. } => {
+                Some(link)
+            }
+            SessionPhase::Waiting | SessionPhase::Probing | SessionPhase::Pausing => None,
         }
     }
 
     fn end_session(&mut self, now: Duration, id: SessionId) {
-        self.request_abandoned(id);
+        self.abandon_request(id);
         if let Some(link) = self.session_link(id) {
-            self.links.remove(&link);
+            self.session_links.remove(&link);
         }
         let Some(session) = self.sessions.remove(&id) else {
             return;
@@ -149,26 +151,26 @@ impl PoolUser {
         pool.sessions -= 1;
         if pool.due.is_none() {
             // The pool has never had an answer.
-            pool.due = Some(now + self.config.usable_for);
+            pool.due = Some(now + self.config.cache_usable_for);
             let due = pool.due;
             self.set_timer(Timer::Cache(session.handle), None, due);
         }
     }
 
     /// Sets the session's timer to `due`, or to its end if that is sooner.
-    fn arm(&mut self, id: SessionId, due: Option<Duration>) {
+    fn set_session_timer(&mut self, id: SessionId, due: Option<Duration>) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
         let before = session.due;
-        session.due = due.into_iter().chain(session.until).min();
+        session.due = due.into_iter().chain(session.give_up_at).min();
         let due = session.due;
         self.set_timer(Timer::Session(id), before, due);
     }
 
     /// Turns to the next known element: first from the business card, then by the pool's policy. Returns true if there
     /// was one.
-    pub(super) fn session_seeks(&mut self, now: Duration, id: SessionId) -> bool {
+    pub(super) fn seek_element(&mut self, now: Duration, id: SessionId) -> bool {
         let Some(session) = self.sessions.get(&id) else {
             // The session was closed meanwhile.
             return true;
@@ -176,84 +178,88 @@ impl PoolUser {
         if self.session_link(id).is_some() {
             return true;
         }
-        let is_late = matches!(session.phase, Phase::Probing);
+        let is_late = matches!(session.phase, SessionPhase::Probing);
         let Some(pool) = self.pools.get_mut(&session.handle) else {
             return false;
         };
-        let mut preferred = session.preferred.iter();
-        let preferred = preferred.find(|element| !pool.is_missed(now, element.id));
+        let mut preferred = session.failover_order.iter();
+        let preferred = preferred.find(|element| !pool.is_unreachable(now, element.id));
         let chosen = match preferred.cloned() {
             Some(element) => Ok(Some(element)),
-            None => self.chosen(now, id, is_late),
+            None => self.choose_element(now, id, is_late),
         };
         match chosen {
             Ok(Some(element)) => {
-                self.session_connects(now, id, element.id, element.user_transport);
+                self.connect_session(now, id, element.id, element.user_transport);
             }
             Ok(None) => return false,
-            Err(Later) => self.session_awaits_answers(now, id),
+            Err(AwaitAnswers) => self.await_probe_answers(now, id),
         }
         true
     }
 
-    fn session_awaits_answers(&mut self, now: Duration, id: SessionId) {
+    fn await_probe_answers(&mut self, now: Duration, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
-            session.phase = Phase::Probing;
-            self.arm(id, Some(PoolUser::answers_until(now)));
+            session.phase = SessionPhase::Probing;
+            self.set_session_timer(id, Some(PoolUser::answer_deadline(now)));
         }
     }
 
     /// Chooses an element for a session that has waited for answers to probes.
-    pub(super) fn session_has_answers(&mut self, now: Duration, id: SessionId) {
+    pub(super) fn on_probe_answers(&mut self, now: Duration, id: SessionId) {
         if let Some(session) = self.sessions.get(&id)
-            && matches!(session.phase, Phase::Probing)
+            && matches!(session.phase, SessionPhase::Probing)
         {
             let handle = session.handle.clone();
-            self.session_moves(now, id, handle);
+            self.seek_next_element(now, id, handle);
         }
     }
 
-    fn session_connects(
+    fn connect_session(
         &mut self,
         now: Duration,
         id: SessionId,
         element: ElementId,
         transport: Transport,
     ) {
-        let control = has_control(&transport);
+        let has_control_channel = has_control_channel(&transport);
         let link = self.hunt.connect(transport);
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        let cookie = session.cookie.clone().filter(|_| control);
-        session.phase = Phase::Connecting {
+        let cookie = session.cookie.clone().filter(|_| has_control_channel);
+        session.phase = SessionPhase::Connecting {
             link,
             element,
             resumed: cookie.is_some(),
         };
-        self.links.insert(link, id);
+        self.session_links.insert(link, id);
         // "it SHOULD send the latest received cookie parameter in an ASAP_COOKIE_ECHO message to the new PE as the
         // first message on the control channel."
         if let Some(cookie) = cookie {
             self.hunt.send(link, Message::CookieEcho(cookie));
         }
         // "A PU should send an ASAP_BUSINESS_CARD message to a PE only if it is part of a PU/PE combination."
-        if let Some(own) = session.own.clone().filter(|_| control) {
+        if let Some(business_card) = session
+            .business_card
+            .clone()
+            .filter(|_| has_control_channel)
+        {
             let card = Message::BusinessCard {
-                handle: own.handle,
-                policy: Some(own.policy),
-                elements: own.elements,
+                handle: business_card.handle,
+                policy: Some(business_card.policy),
+                elements: business_card.elements,
             };
             self.hunt.send(link, card);
         }
-        self.arm(id, Some(now + self.config.connect_timeout));
+        self.set_session_timer(id, Some(now + self.config.connect_timeout));
     }
 
-    pub(super) fn session_connected(&mut self, id: SessionId) {
+    pub(super) fn on_session_connected(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        let Phase::Connecting {
+        let SessionPhase::Connecting {
             link,
             element,
             resumed,
@@ -261,14 +267,14 @@ impl PoolUser {
         else {
             return;
         };
-        session.phase = Phase::Up { link, element };
-        session.until = None;
+        session.phase = SessionPhase::Connected { link, element };
+        session.give_up_at = None;
         session.pauses = 0;
         if let Some(pool) = self.pools.get_mut(&session.handle) {
-            pool.reached(element);
+            pool.mark_reached(element);
         }
-        self.arm(id, None);
-        self.hunt.event(Event::SessionUp {
+        self.set_session_timer(id, None);
+        self.hunt.push_event(Event::SessionUp {
             session: id,
             link,
             element,
@@ -277,92 +283,94 @@ impl PoolUser {
     }
 
     /// Leaves an element that was lost or not reached, and turns to the next.
-    pub(super) fn session_lost(&mut self, now: Duration, id: SessionId) {
-        if let Some((handle, element)) = self.session_leaves(now, id) {
-            self.unreachable(now, &handle, element);
-            self.session_moves(now, id, handle);
+    pub(super) fn on_session_lost(&mut self, now: Duration, id: SessionId) {
+        if let Some((handle, element)) = self.leave_element(now, id) {
+            self.report_unreachable(now, &handle, element);
+            self.seek_next_element(now, id, handle);
         }
     }
 
     /// Leaves an element that has closed the session in order, and turns to the next one, or to the same after a while.
-    pub(super) fn session_ended(&mut self, now: Duration, id: SessionId) {
-        if let Some((handle, element)) = self.session_leaves(now, id) {
-            self.avoid(now, &handle, element);
-            self.session_moves(now, id, handle);
+    pub(super) fn on_session_closed(&mut self, now: Duration, id: SessionId) {
+        if let Some((handle, element)) = self.leave_element(now, id) {
+            self.exclude(now, &handle, element);
+            self.seek_next_element(now, id, handle);
         }
     }
 
     /// Takes a session off its element. Returns the element, if there was one.
-    fn session_leaves(&mut self, now: Duration, id: SessionId) -> Option<(PoolHandle, ElementId)> {
-        self.request_failed(now, id);
+    fn leave_element(&mut self, now: Duration, id: SessionId) -> Option<(PoolHandle, ElementId)> {
+        self.fail_request(now, id);
         let session = self.sessions.get_mut(&id)?;
         let (link, element) = match session.phase {
-            Phase::Connecting { link, element, .. } => (link, element),
-            Phase::Up { link, element } => {
-                self.hunt.event(Event::SessionBroken {
+            SessionPhase::Connecting { link, element, .. } => (link, element),
+            SessionPhase::Connected { link, element } => {
+                self.hunt.push_event(Event::SessionBroken {
                     session: id,
                     link,
                     element,
                 });
                 (link, element)
             }
-            Phase::Waiting | Phase::Probing | Phase::Pausing => return None,
+            SessionPhase::Waiting | SessionPhase::Probing | SessionPhase::Pausing => return None,
         };
-        session.phase = Phase::Waiting;
-        session.error = ResolveError::NoElement;
+        session.phase = SessionPhase::Waiting;
+        session.last_error = ResolveError::NoElement;
         let until = now + self.config.give_up_after;
-        session.until = Some(session.until.unwrap_or(until));
+        session.give_up_at = Some(session.give_up_at.unwrap_or(until));
         let handle = session.handle.clone();
-        self.links.remove(&link);
+        self.session_links.remove(&link);
         Some((handle, element))
     }
 
-    fn session_moves(&mut self, now: Duration, id: SessionId, handle: PoolHandle) {
-        if self.session_seeks(now, id) {
+    fn seek_next_element(&mut self, now: Duration, id: SessionId, handle: PoolHandle) {
+        if self.seek_element(now, id) {
             return self.refresh(now, handle);
         }
-        self.arm(id, None);
-        self.ask(now, handle, Some(Waiting::Session(id)));
+        self.set_session_timer(id, None);
+        self.request_resolution(now, handle, Some(Recipient::Session(id)));
     }
 
     /// Pauses a session without a known element; it tries again later.
-    pub(super) fn session_pauses(&mut self, now: Duration, id: SessionId, error: ResolveError) {
+    pub(super) fn pause_session(&mut self, now: Duration, id: SessionId, error: ResolveError) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        let wait = self.config.pause * (1 << session.pauses.min(16));
+        let wait = self.config.retry_pause * (1 << session.pauses.min(16));
         session.pauses += 1;
-        session.phase = Phase::Pausing;
-        session.error = error;
-        self.arm(id, Some(now + wait.min(self.config.pause_max)));
+        session.phase = SessionPhase::Pausing;
+        session.last_error = error;
+        self.set_session_timer(id, Some(now + wait.min(self.config.retry_pause_max)));
     }
 
-    pub(super) fn session_due(&mut self, now: Duration, id: SessionId) {
+    pub(super) fn on_session_timeout(&mut self, now: Duration, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
         session.due = None;
-        let over = session.until.is_some_and(|until| until <= now);
-        let error = session.error.clone();
+        let is_expired = session.give_up_at.is_some_and(|until| until <= now);
+        let error = session.last_error.clone();
         let handle = session.handle.clone();
-        if over {
+        if is_expired {
             self.handle_close(now, id);
-            return self.hunt.event(Event::SessionFailed { session: id, error });
+            return self
+                .hunt
+                .push_event(Event::SessionFailed { session: id, error });
         }
         match session.phase {
-            Phase::Connecting { .. } => self.handle_failed(now, id),
-            Phase::Probing => self.session_has_answers(now, id),
-            Phase::Pausing => {
-                session.phase = Phase::Waiting;
-                self.arm(id, None);
-                self.ask(now, handle, Some(Waiting::Session(id)));
+            SessionPhase::Connecting { .. } => self.handle_malfunction(now, id),
+            SessionPhase::Probing => self.on_probe_answers(now, id),
+            SessionPhase::Pausing => {
+                session.phase = SessionPhase::Waiting;
+                self.set_session_timer(id, None);
+                self.request_resolution(now, handle, Some(Recipient::Session(id)));
             }
-            Phase::Waiting | Phase::Up { .. } => {}
+            SessionPhase::Waiting | SessionPhase::Connected { .. } => {}
         }
     }
 
     /// Handles a message of the session's element.
-    pub(super) fn session_message(&mut self, now: Duration, id: SessionId, message: Message) {
+    pub(super) fn on_session_message(&mut self, now: Duration, id: SessionId, message: Message) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -372,14 +380,14 @@ impl PoolUser {
             Message::BusinessCard {
                 handle, elements, ..
             } if handle == session.handle => {
-                session.preferred = elements;
+                session.failover_order = elements;
                 // BC1: "if no entry exists in the translation cache [...] perform an ASAP_HANDLE_RESOLUTION".
-                let known = self
+                let is_fetched = self
                     .pools
                     .get(&handle)
                     .is_some_and(|pool| pool.fetched.is_some());
-                if !known {
-                    self.ask(now, handle, None);
+                if !is_fetched {
+                    self.request_resolution(now, handle, None);
                 }
             }
             _ => {}
@@ -389,7 +397,7 @@ impl PoolUser {
 
 /// Returns true if the transport has a control channel beside the data: by SCTP's payload protocol identifiers, or as
 /// rsplib does over TCP.
-fn has_control(transport: &Transport) -> bool {
+fn has_control_channel(transport: &Transport) -> bool {
     let usage = match transport {
         Transport::Sctp(SctpTransport { usage, .. }) | Transport::Tcp { usage, .. } => *usage,
         _ => return false,

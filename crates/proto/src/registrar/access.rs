@@ -12,11 +12,13 @@ pub struct Prefix {
 
 /// Error for a text that is no prefix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address prefix; write one such as 10.1.0.0/16 or 2001:db8::/32, or tls:NAME")]
+#[error(
+    "`{0}` is not an address prefix; write one such as 10.1.0.0/16 or 2001:db8::/32, or tls:NAME"
+)]
 pub struct PrefixError(String);
 
 /// Returns the address as IPv6 bits; an IPv4 address is mapped.
-fn bits(address: IpAddr) -> u128 {
+fn ipv6_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_ipv6_mapped()),
         IpAddr::V6(address) => u128::from(address),
@@ -26,25 +28,25 @@ fn bits(address: IpAddr) -> u128 {
 impl Prefix {
     /// Returns the prefix of the first `length` bits of `address`. None if the address has fewer bits.
     pub fn new(address: IpAddr, length: u8) -> Option<Prefix> {
-        let (before, whole) = match address {
+        let (mapped_bits, length_max) = match address {
             IpAddr::V4(_) => (96, 32),
             IpAddr::V6(_) => (0, 128),
         };
-        if length > whole {
+        if length > length_max {
             return None;
         }
         let mask = u128::MAX
-            .checked_shl(128 - before - u32::from(length))
+            .checked_shl(128 - mapped_bits - u32::from(length))
             .unwrap_or(0);
         Some(Prefix {
-            bits: bits(address) & mask,
+            bits: ipv6_bits(address) & mask,
             mask,
         })
     }
 
     /// Returns true if an address has this prefix.
     pub fn contains(&self, address: IpAddr) -> bool {
-        bits(address) & self.mask == self.bits
+        ipv6_bits(address) & self.mask == self.bits
     }
 }
 
@@ -68,61 +70,61 @@ impl FromStr for Prefix {
 
 /// A class of hosts that has a permission.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Who {
+pub enum HostClass {
     /// Hosts at an address with this prefix.
-    At(Prefix),
+    Address(Prefix),
     /// Hosts with a certificate of this name, written as `tls:NAME`.
     Named(String),
     /// Hosts with any certificate, written as `tls:*`.
     Certified,
 }
 
-impl FromStr for Who {
+impl FromStr for HostClass {
     type Err = PrefixError;
 
-    fn from_str(text: &str) -> Result<Who, PrefixError> {
+    fn from_str(text: &str) -> Result<HostClass, PrefixError> {
         match text.strip_prefix("tls:") {
-            None => text.parse().map(Who::At),
-            Some("*") => Ok(Who::Certified),
+            None => text.parse().map(HostClass::Address),
+            Some("*") => Ok(HostClass::Certified),
             Some("") => Err(PrefixError(text.to_owned())),
-            Some(name) => Ok(Who::Named(name.to_owned())),
+            Some(name) => Ok(HostClass::Named(name.to_owned())),
         }
     }
 }
 
 /// Hosts that have a permission.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Allow {
+pub enum Permission {
     /// All hosts.
-    Everybody,
+    Everyone,
     /// Hosts of these classes.
-    Only(Vec<Who>),
+    Only(Vec<HostClass>),
 }
 
-impl Allow {
+impl Permission {
     /// Returns true if a host at this address is permitted.
-    pub fn contains(&self, address: IpAddr) -> bool {
+    pub fn permits_address(&self, address: IpAddr) -> bool {
         match self {
-            Allow::Everybody => true,
-            Allow::Only(who) => who
+            Permission::Everyone => true,
+            Permission::Only(who) => who
                 .iter()
-                .any(|who| matches!(who, Who::At(prefix) if prefix.contains(address))),
+                .any(|who| matches!(who, HostClass::Address(prefix) if prefix.contains(address))),
         }
     }
 
     /// Returns true if a host with a certificate of this name is permitted, at any address.
-    pub fn names(&self, name: &str) -> bool {
-        let named = |who: &Who| match who {
-            Who::At(_) => false,
-            Who::Named(wanted) => wanted == name,
-            Who::Certified => true,
+    pub fn permits_name(&self, name: &str) -> bool {
+        let matches_name = |class: &HostClass| match class {
+            HostClass::Address(_) => false,
+            HostClass::Named(wanted) => wanted == name,
+            HostClass::Certified => true,
         };
-        matches!(self, Allow::Only(who) if who.iter().any(named))
+        matches!(self, Permission::Only(who) if who.iter().any(matches_name))
     }
 
     /// Returns true if a permission requires a certificate.
-    pub fn asks_for_certificates(&self) -> bool {
-        matches!(self, Allow::Only(who) if who.iter().any(|who| !matches!(who, Who::At(_))))
+    pub fn requires_certificates(&self) -> bool {
+        matches!(self, Permission::Only(who) if who.iter().any(|who| !matches!(who, HostClass::Address(_))))
     }
 }
 
@@ -130,19 +132,19 @@ impl Allow {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
     /// Hosts that may register and deregister elements.
-    pub register: Allow,
+    pub register: Permission,
     /// Hosts that may resolve handles and report elements.
-    pub resolve: Allow,
+    pub resolve: Permission,
     /// Hosts that may be a registrar of the scope, besides the mentors.
-    pub registrar: Allow,
+    pub registrar: Permission,
 }
 
 impl Default for Access {
     fn default() -> Access {
         Access {
-            register: Allow::Everybody,
-            resolve: Allow::Everybody,
-            registrar: Allow::Only(Vec::new()),
+            register: Permission::Everyone,
+            resolve: Permission::Everyone,
+            registrar: Permission::Only(Vec::new()),
         }
     }
 }
@@ -152,32 +154,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_counts_by_its_name() {
-        let only =
-            |texts: &[&str]| Allow::Only(texts.iter().map(|text| text.parse().unwrap()).collect());
-        let one = only(&["10.0.0.1", "tls:web"]);
-        assert!(one.names("web") && !one.names("db") && one.asks_for_certificates());
-        assert!(one.contains("10.0.0.1".parse().unwrap()));
-        assert!(!one.contains("10.0.0.2".parse().unwrap()));
-        assert!(only(&["tls:*"]).names("db"));
-        assert!(!only(&["0.0.0.0/0"]).asks_for_certificates());
-        assert!("tls:".parse::<Who>().is_err());
+    fn certificate_is_matched_by_name() {
+        let permit_only = |texts: &[&str]| {
+            Permission::Only(texts.iter().map(|text| text.parse().unwrap()).collect())
+        };
+        let one = permit_only(&["10.0.0.1", "tls:web"]);
+        assert!(one.permits_name("web") && !one.permits_name("db") && one.requires_certificates());
+        assert!(one.permits_address("10.0.0.1".parse().unwrap()));
+        assert!(!one.permits_address("10.0.0.2".parse().unwrap()));
+        assert!(permit_only(&["tls:*"]).permits_name("db"));
+        assert!(!permit_only(&["0.0.0.0/0"]).requires_certificates());
+        assert!("tls:".parse::<HostClass>().is_err());
     }
 
     #[test]
-    fn a_prefix_holds_what_begins_so_and_nothing_else() {
+    fn prefix_contains_only_its_addresses() {
         let prefix: Prefix = "10.1.0.0/16".parse().unwrap();
-        let holds = |text: &str| prefix.contains(text.parse().unwrap());
-        assert!(holds("10.1.255.3") && holds("::ffff:10.1.0.9"));
-        assert!(!holds("10.2.0.1") && !holds("::10.1.0.1"));
+        let contains = |text: &str| prefix.contains(text.parse().unwrap());
+        assert!(contains("10.1.255.3") && contains("::ffff:10.1.0.9"));
+        assert!(!contains("10.2.0.1") && !contains("::10.1.0.1"));
         let all: Prefix = "0.0.0.0/0".parse().unwrap();
         assert!(all.contains("192.0.2.1".parse().unwrap()));
         assert!(!all.contains("2001:db8::1".parse().unwrap()));
         let one: Prefix = "2001:db8::1".parse().unwrap();
         assert!(one.contains("2001:db8::1".parse().unwrap()));
         assert!(!one.contains("2001:db8::2".parse().unwrap()));
-        for wrong in ["10.0.0.0/33", "::/129", "", "a/8", "10.0.0.0/"] {
-            assert!(wrong.parse::<Prefix>().is_err(), "{wrong}");
+        for invalid in ["10.0.0.0/33", "::/129", "", "a/8", "10.0.0.0/"] {
+            assert!(invalid.parse::<Prefix>().is_err(), "{invalid}");
         }
     }
 }

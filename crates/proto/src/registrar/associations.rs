@@ -1,12 +1,12 @@
 //! The associations of elements, users and registrars.
 
-use super::access::{Access, Allow};
-use super::asked::Asked;
+use super::access::{Access, Permission};
 use super::config::{Limits, Settings};
-use super::distance::Moving;
-use super::granted::Granted;
+use super::distance::DistanceUpdate;
+use super::handle_table::Download;
 use super::hosts::Hosts;
-use super::table::Download;
+use super::registration_cache::RegistrationCache;
+use super::resolution_cache::ResolutionCache;
 use super::{AssociationId, Protocol};
 use bytes::Bytes;
 use foldhash::fast::FixedState;
@@ -21,11 +21,11 @@ pub(super) struct Association {
     /// Addresses of its endpoint, as an element's ASAP transport: the ones confirmed by the transport.
     pub(super) transport: SctpTransport,
     /// Addresses that the other side claims as well. A host that lists an address of another must not pass for it.
-    pub(super) claimed: Addresses,
+    pub(super) claimed_addresses: Addresses,
     /// Registrations that wait for claimed addresses to be confirmed.
-    pub(super) parked: Vec<Bytes>,
+    pub(super) pending_registrations: Vec<Bytes>,
     /// Name in the certificate of the other side.
-    pub(super) name: Option<String>,
+    pub(super) certificate_name: Option<String>,
     /// Host to which the association counts.
     pub(super) host: IpAddr,
     pub(super) protocol: Protocol,
@@ -33,16 +33,16 @@ pub(super) struct Association {
     pub(super) may_resolve: bool,
     pub(super) may_be_registrar: bool,
     /// Time at which the association came up.
-    pub(super) begun: Duration,
+    pub(super) up_since: Duration,
     /// True once a well-formed message arrived.
-    pub(super) spoke: bool,
+    pub(super) has_spoken: bool,
     /// One-way delay in milliseconds, and its value when elements were last moved because of it: see
     /// [`distance`](mod@super::distance).
     pub(super) delay_ms: u32,
-    pub(super) moved_ms: u32,
-    pub(super) moving: Option<Moving>,
+    pub(super) applied_delay_ms: u32,
+    pub(super) distance_update: Option<DistanceUpdate>,
     /// Number of its elements that have a distance.
-    pub(super) distant: usize,
+    pub(super) distant_elements: usize,
     /// Elements that were probed over it without being named.
     pub(super) probed: Vec<ElementKey>,
     /// The elements registered over it; each one's [`Entry`](super::entry::Entry) has its index here.
@@ -51,16 +51,16 @@ pub(super) struct Association {
     pub(super) pools: Vec<PoolHandle>,
     /// The registrar at the other side.
     pub(super) peer: Option<RegistrarId>,
-    pub(super) malformed: u32,
+    pub(super) malformed_count: u32,
     pub(super) download: Option<Download>,
-    pub(super) granted: Granted,
-    pub(super) asked: Asked,
+    pub(super) registration_cache: RegistrationCache,
+    pub(super) resolution_cache: ResolutionCache,
 }
 
 impl Association {
     /// Returns true if one of these addresses is the association's.
     #[inline]
-    pub(super) fn shares(&self, addresses: &[IpAddr]) -> bool {
+    pub(super) fn has_any_address(&self, addresses: &[IpAddr]) -> bool {
         addresses
             .iter()
             .any(|address| self.transport.addresses.contains(address))
@@ -68,29 +68,37 @@ impl Association {
 
     /// Sets the association's permissions. Each of its addresses identifies the host, since it can be reached at all of
     /// them, and so does its certificate.
-    pub(super) fn admit(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
-        self.granted.forget();
-        self.asked.forget();
-        let own = &self.transport.addresses;
-        let any = |may: &dyn Fn(IpAddr) -> bool| own.iter().any(|address| may(*address));
-        let named = |who: &Allow| self.name.as_deref().is_some_and(|name| who.names(name));
+    pub(super) fn set_permissions(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
+        self.registration_cache.invalidate();
+        self.resolution_cache.clear();
+        let addresses = &self.transport.addresses;
+        let permits_any =
+            |may: &dyn Fn(IpAddr) -> bool| addresses.iter().any(|address| may(*address));
+        let permits_named = |who: &Permission| {
+            self.certificate_name
+                .as_deref()
+                .is_some_and(|name| who.permits_name(name))
+        };
         let Access {
             register, resolve, ..
         } = &settings.access;
-        self.may_register = any(&|address| register.contains(address)) || named(register);
-        self.may_resolve = any(&|address| resolve.contains(address)) || named(resolve);
-        self.may_be_registrar = any(&|address| is_registrar(address, settings, mentors));
+        self.may_register =
+            permits_any(&|address| register.permits_address(address)) || permits_named(register);
+        self.may_resolve =
+            permits_any(&|address| resolve.permits_address(address)) || permits_named(resolve);
+        self.may_be_registrar =
+            permits_any(&|address| is_registrar_permitted(address, settings, mentors));
     }
 }
 
 /// Returns true if a registrar is permitted at this address.
-pub(super) fn is_registrar(
+pub(super) fn is_registrar_permitted(
     address: IpAddr,
     settings: &Settings,
     mentors: &[Vec<SocketAddr>],
 ) -> bool {
     let mentor = |mentor: &SocketAddr| mentor.ip().to_canonical() == address;
-    settings.access.registrar.contains(address) || mentors.iter().flatten().any(mentor)
+    settings.access.registrar.permits_address(address) || mentors.iter().flatten().any(mentor)
 }
 
 /// All associations. The hashers are seeded, because other hosts choose addresses and ports.
@@ -130,7 +138,7 @@ impl Associations {
         if self.by_id.len() >= limits.associations {
             return Err("there are too many associations");
         }
-        if !self.hosts.join(now, host, limits) {
+        if !self.hosts.add_association(now, host, limits) {
             return Err("its host has too many associations");
         }
         for address in endpoints(&transport) {
@@ -138,35 +146,35 @@ impl Associations {
         }
         let association = Association {
             transport,
-            claimed: Addresses::new(),
-            parked: Vec::new(),
-            name: None,
+            claimed_addresses: Addresses::new(),
+            pending_registrations: Vec::new(),
+            certificate_name: None,
             host,
             protocol,
             may_register: false,
             may_resolve: false,
             may_be_registrar: false,
-            begun: now,
-            spoke: false,
+            up_since: now,
+            has_spoken: false,
             delay_ms: 0,
-            moved_ms: 0,
-            moving: None,
-            distant: 0,
+            applied_delay_ms: 0,
+            distance_update: None,
+            distant_elements: 0,
             probed: Vec::new(),
             elements: Vec::new(),
             pools: Vec::new(),
             peer: None,
-            malformed: 0,
+            malformed_count: 0,
             download: None,
-            granted: Granted::default(),
-            asked: Asked::default(),
+            registration_cache: RegistrationCache::default(),
+            resolution_cache: ResolutionCache::default(),
         };
         self.by_id.insert(id, association);
         Ok(())
     }
 
     /// Replaces the confirmed and the claimed addresses of an association.
-    pub(super) fn readdress(
+    pub(super) fn set_addresses(
         &mut self,
         id: AssociationId,
         confirmed: &[SocketAddr],
@@ -182,7 +190,7 @@ impl Associations {
             }
         }
         association.transport.addresses = canonical(confirmed);
-        association.claimed = canonical(claimed);
+        association.claimed_addresses = canonical(claimed);
         for address in endpoints(&association.transport) {
             self.by_address.insert((association.protocol, address), id);
         }
@@ -196,7 +204,7 @@ impl Associations {
                 self.by_address.remove(&endpoint);
             }
         }
-        self.hosts.leave(now, association.host);
+        self.hosts.remove_association(now, association.host);
         Some(association)
     }
 
@@ -210,7 +218,7 @@ impl Associations {
         self.by_id.get_mut(&id)
     }
 
-    pub(super) fn each_mut(&mut self) -> impl Iterator<Item = (&AssociationId, &mut Association)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&AssociationId, &mut Association)> {
         self.by_id.iter_mut()
     }
 
@@ -243,23 +251,23 @@ impl Associations {
         is_distant: bool,
     ) -> Option<usize> {
         let association = self.by_id.get_mut(&id)?;
-        association.distant += usize::from(is_distant);
+        association.distant_elements += usize::from(is_distant);
         association.elements.push(key);
-        let place = association.elements.len() - 1;
-        Some(place)
+        let index = association.elements.len() - 1;
+        Some(index)
     }
 
     /// Removes an element from an association; returns the element that has moved to its index, if any.
     pub(super) fn unlink(
         &mut self,
         id: AssociationId,
-        place: usize,
+        index: usize,
         is_distant: bool,
     ) -> Option<ElementKey> {
         let association = self.by_id.get_mut(&id)?;
-        association.distant -= usize::from(is_distant);
-        association.elements.swap_remove(place);
-        association.elements.get(place).copied()
+        association.distant_elements -= usize::from(is_distant);
+        association.elements.swap_remove(index);
+        association.elements.get(index).copied()
     }
 }
 

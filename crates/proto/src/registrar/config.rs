@@ -1,7 +1,7 @@
 //! Configuration of a registrar: its fixed part, and the settings that an operator may change at run time.
 
 use super::access::Access;
-use crate::life::LifeUnit;
+use crate::registration_life::LifeUnit;
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport, Transport};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct Config {
     /// begins alone, or, if it listens to multicast, asks the first registrar that it hears.
     pub mentors: Vec<Vec<SocketAddr>>,
     /// Transports in ASAP announces. If empty, receivers use the datagram's source address (rsplib).
-    pub announced: Vec<Transport>,
+    pub announced_transports: Vec<Transport>,
     /// Settings that may change at run time.
     pub settings: Settings,
 }
@@ -55,10 +55,10 @@ pub struct Settings {
     /// Number of hosts that may report an element before the next report removes it: MAX-BAD-PE-REPORT (3).
     pub bad_reports_max: usize,
     /// Least time between an element's answer and the next keep-alive caused by a report (1 s).
-    pub report_interval: Duration,
+    pub report_probe_interval: Duration,
     /// True if an element's addresses must be among its association's, and it must re-register from an address that it
     /// had (yes).
-    pub addresses_checked: bool,
+    pub check_addresses: bool,
     /// Rounding step of distances, in milliseconds: DistanceStep (50).
     pub distance_step: u32,
     /// Time between two heartbeats: PEER-HEARTBEAT-CYCLE (30 s).
@@ -68,9 +68,9 @@ pub struct Settings {
     /// Longest time for a registrar to respond: MAX-TIME-NO-RESPONSE (5 s).
     pub no_response_max: Duration,
     /// Time until a refused or failed attempt to reach or ask a registrar is repeated (2 s).
-    pub retry: Duration,
+    pub retry_interval: Duration,
     /// Time to listen for a mentor by multicast (5 s).
-    pub mentor_hunt: Duration,
+    pub mentor_hunt_time: Duration,
     /// Winner of a takeover race (the lower number).
     pub takeover_race: TakeoverRace,
     /// Longest time since an element's registration here in which another registrar's claim counts as simultaneous, and
@@ -85,7 +85,7 @@ pub struct Settings {
     pub table_elements_max: usize,
     /// Most elements to change in one turn before others are served (2,048): elements of a registrar that was taken
     /// over, elements missing from a peer's table, and elements with a changed distance.
-    pub turn_elements_max: usize,
+    pub batch_elements_max: usize,
     /// Most handle tables sent at the same time (8).
     pub downloads_max: usize,
     /// True if ENRP by multicast is sent and accepted (no). Even then it is accepted from allowed addresses only.
@@ -109,11 +109,11 @@ pub struct Limits {
     /// sends ten seconds' worth of further messages without a second's rest loses the association.
     pub messages_per_second: u32,
     /// Longest time that an association may last without a well-formed message (60 s).
-    pub first_message: Duration,
+    pub first_message_timeout: Duration,
     /// Longest time that a registration waits for the transport to confirm addresses claimed by the other side (2 s).
-    pub confirmation: Duration,
+    pub confirmation_timeout: Duration,
     /// Malformed messages until an association is aborted (16).
-    pub malformed: u32,
+    pub malformed_max: u32,
     /// Associations in all (100,000).
     pub associations: usize,
     /// Pools in all (1,000,000).
@@ -134,9 +134,9 @@ impl Default for Limits {
             elements_per_host: 100_000,
             pools_per_host: 10_000,
             messages_per_second: 50_000,
-            first_message: Duration::from_secs(60),
-            confirmation: Duration::from_secs(2),
-            malformed: 16,
+            first_message_timeout: Duration::from_secs(60),
+            confirmation_timeout: Duration::from_secs(2),
+            malformed_max: 16,
             associations: 100_000,
             pools: 1_000_000,
             elements: 4_000_000,
@@ -158,20 +158,20 @@ impl Default for Settings {
             keep_alive_timeout: Duration::from_secs(5),
             keep_alive_names_element: true,
             bad_reports_max: 3,
-            report_interval: Duration::from_secs(1),
-            addresses_checked: true,
+            report_probe_interval: Duration::from_secs(1),
+            check_addresses: true,
             distance_step: 50,
             heartbeat_cycle: Duration::from_secs(30),
             last_heard_max: Duration::from_secs(61),
             no_response_max: Duration::from_secs(5),
-            retry: Duration::from_secs(2),
-            mentor_hunt: Duration::from_secs(5),
+            retry_interval: Duration::from_secs(2),
+            mentor_hunt_time: Duration::from_secs(5),
             takeover_race: TakeoverRace::LowerId,
             race_window: Duration::from_secs(1),
             refresh_delay: Duration::from_secs(1),
             table_bytes_max: 16_384,
             table_elements_max: 128,
-            turn_elements_max: 2_048,
+            batch_elements_max: 2_048,
             downloads_max: 8,
             enrp_multicast: false,
             announce_cycle: None,
@@ -187,7 +187,7 @@ impl Config {
             seed,
             transport,
             mentors: Vec::new(),
-            announced: Vec::new(),
+            announced_transports: Vec::new(),
             settings: Settings::default(),
         }
     }

@@ -20,11 +20,11 @@ use std::time::Duration;
 
 /// Elements with a changed delay that have not been moved yet.
 #[derive(Debug)]
-pub(super) enum Moving {
+pub(super) enum DistanceUpdate {
     /// Elements registered over the association: so many, from the start of its list.
-    Own(usize),
+    OwnElements(usize),
     /// Elements of the registrar at the other side of the association.
-    Of(RegistrarId, Cursor),
+    PeerElements(RegistrarId, Cursor),
 }
 
 /// Returns the distance of a policy that has one.
@@ -42,13 +42,13 @@ pub(super) fn distance_mut(policy: &mut Policy) -> Option<&mut u32> {
 
 /// Returns true if a policy has a distance.
 #[inline]
-pub(super) fn is_distant(mut policy: Policy) -> bool {
+pub(super) fn has_distance(mut policy: Policy) -> bool {
     distance_mut(&mut policy).is_some()
 }
 
 /// Rounds by equation 3: "the nearest integer multiple of the constant DistanceStep".
 #[inline]
-fn nearest(distance: u32, step: u32) -> u32 {
+fn round_to_step(distance: u32, step: u32) -> u32 {
     let step = step.max(1);
     distance.saturating_add(step / 2) / step * step
 }
@@ -57,15 +57,15 @@ fn nearest(distance: u32, step: u32) -> u32 {
 #[inline]
 pub(super) fn rounded(mut policy: Policy, step: u32) -> Policy {
     if let Some(distance) = distance_mut(&mut policy) {
-        *distance = nearest(*distance, step);
+        *distance = round_to_step(*distance, step);
     }
     policy
 }
 
 /// Returns true if a delay has changed to another step, by more than the fluctuation where two steps meet.
-fn is_other(before: u32, now: u32, step: u32) -> bool {
-    let steps = nearest(before, step) != nearest(now, step);
-    before != now && (before == 0 || steps && before.abs_diff(now) >= step / 8)
+fn is_significant_change(before: u32, after: u32, step: u32) -> bool {
+    let steps = round_to_step(before, step) != round_to_step(after, step);
+    before != after && (before == 0 || steps && before.abs_diff(after) >= step / 8)
 }
 
 impl Registrar {
@@ -75,9 +75,11 @@ impl Registrar {
     }
 
     /// Returns true if an association's round trip is needed: its peer is a registrar, or an element with a distance.
-    pub fn measures(&self, association: AssociationId) -> bool {
-        let known = self.associations.get(association);
-        known.is_some_and(|known| known.protocol == Protocol::Enrp || known.distant > 0)
+    pub fn needs_measurement(&self, association: AssociationId) -> bool {
+        let known_association = self.associations.get(association);
+        known_association.is_some_and(|known_association| {
+            known_association.protocol == Protocol::Enrp || known_association.distant_elements > 0
+        })
     }
 
     /// Handles an association's smoothed round trip, as measured by the transport. The daemon reports it when the
@@ -88,136 +90,146 @@ impl Registrar {
         association: AssociationId,
         round_trip: Duration,
     ) {
-        let way = u32::try_from((round_trip.as_micros() + 1_000) / 2_000).unwrap_or(u32::MAX);
+        let delay_ms = u32::try_from((round_trip.as_micros() + 1_000) / 2_000).unwrap_or(u32::MAX);
         let step = self.config.settings.distance_step;
-        let Some(known) = self.associations.get_mut(association) else {
+        let Some(known_association) = self.associations.get_mut(association) else {
             return;
         };
-        known.delay_ms = way;
-        if is_other(known.moved_ms, way, step) {
-            known.moved_ms = way;
-            self.move_all(now, association);
+        known_association.delay_ms = delay_ms;
+        if is_significant_change(known_association.applied_delay_ms, delay_ms, step) {
+            known_association.applied_delay_ms = delay_ms;
+            self.begin_distance_update(now, association);
         }
     }
 
     /// Moves the elements of a peer once the association is known as the peer's.
-    pub(super) fn peer_bound(&mut self, now: Duration, association: AssociationId) {
-        let known = self.associations.get(association);
-        if known.is_some_and(|known| known.moved_ms > 0) {
-            self.move_all(now, association);
+    pub(super) fn on_peer_bound(&mut self, now: Duration, association: AssociationId) {
+        let known_association = self.associations.get(association);
+        if known_association.is_some_and(|known_association| known_association.applied_delay_ms > 0)
+        {
+            self.begin_distance_update(now, association);
         }
     }
 
-    fn move_all(&mut self, now: Duration, association: AssociationId) {
-        if self.distant == 0 {
+    fn begin_distance_update(&mut self, now: Duration, association: AssociationId) {
+        if self.distant_elements == 0 {
             return;
         }
-        if let Some(known) = self.associations.get_mut(association) {
-            known.moving = Some(match known.peer {
-                Some(peer) => Moving::Of(peer, Cursor::owned_by(peer)),
-                None => Moving::Own(known.elements.len()),
+        if let Some(known_association) = self.associations.get_mut(association) {
+            known_association.distance_update = Some(match known_association.peer {
+                Some(peer) => DistanceUpdate::PeerElements(peer, Cursor::owned_by(peer)),
+                None => DistanceUpdate::OwnElements(known_association.elements.len()),
             });
-            self.move_some(now, association);
+            self.update_some_distances(now, association);
         }
     }
 
     /// Moves some of the elements with a changed delay. Elements and users are served before the rest.
-    pub(super) fn move_some(&mut self, now: Duration, association: AssociationId) {
-        let max = self.config.settings.turn_elements_max.max(1);
-        let Some(known) = self.associations.get_mut(association) else {
+    pub(super) fn update_some_distances(&mut self, now: Duration, association: AssociationId) {
+        let max = self.config.settings.batch_elements_max.max(1);
+        let Some(known_association) = self.associations.get_mut(association) else {
             return;
         };
-        let delay = known.delay_ms;
-        let rest = match known.moving.take() {
+        let delay = known_association.delay_ms;
+        let unfinished = match known_association.distance_update.take() {
             None => None,
-            Some(Moving::Own(left)) => {
+            Some(DistanceUpdate::OwnElements(remaining)) => {
                 // A new element has the current delay already, and the last element replaces a removed one.
-                let left = left.min(known.elements.len());
-                let begin = left.saturating_sub(max);
-                let keys = known.elements[begin..left].to_vec();
+                let left = remaining.min(known_association.elements.len());
+                let start = left.saturating_sub(max);
+                let keys = known_association.elements[start..left].to_vec();
                 for key in keys {
-                    if self.set_way(key, None, delay) {
+                    if self.set_delay(key, None, delay) {
                         self.announce_element(key);
                     }
                 }
-                (begin > 0).then_some(Moving::Own(begin))
+                (start > 0).then_some(DistanceUpdate::OwnElements(start))
             }
-            Some(Moving::Of(peer, mut cursor)) => {
+            Some(DistanceUpdate::PeerElements(peer, mut cursor)) => {
                 let mut keys = Vec::new();
-                let shown = self.space.next_block(&mut cursor, max, |element| {
-                    let way = element.payload().way_ms;
-                    if way != delay && is_distant(*element.policy()) {
-                        keys.push((element.key(), way));
+                let visited = self.handlespace.next_block(&mut cursor, max, |element| {
+                    let delay_ms = element.payload().delay_ms;
+                    if delay_ms != delay && has_distance(*element.policy()) {
+                        keys.push((element.key(), delay_ms));
                     }
                 });
-                for (key, way) in keys {
-                    self.set_way(key, Some(way), delay);
+                for (key, delay_ms) in keys {
+                    self.set_delay(key, Some(delay_ms), delay);
                 }
-                (shown == max).then_some(Moving::Of(peer, cursor))
+                (visited == max).then_some(DistanceUpdate::PeerElements(peer, cursor))
             }
         };
-        if rest.is_some()
-            && let Some(known) = self.associations.get_mut(association)
+        if unfinished.is_some()
+            && let Some(known_association) = self.associations.get_mut(association)
         {
-            known.moving = rest;
+            known_association.distance_update = unfinished;
             // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
-            self.schedule.set(Timer::Way(association), next);
+            self.schedule.set(Timer::DistanceUpdate(association), next);
         }
     }
 
     /// Sets the part of an element's distance that is this registrar's delay, in place of `before`; with none, the
     /// whole distance. Returns false if nothing changes, or the element has no distance.
-    pub(super) fn set_way(&mut self, key: ElementKey, before: Option<u32>, delay: u32) -> bool {
-        let Some(entry) = self.space.payload_mut(key) else {
+    pub(super) fn set_delay(&mut self, key: ElementKey, before: Option<u32>, delay: u32) -> bool {
+        let Some(entry) = self.handlespace.payload_mut(key) else {
             return false;
         };
         let Some(distance) = distance_mut(&mut entry.element_mut().policy) else {
             return false;
         };
-        let way = before.map_or(0, |way| distance.saturating_sub(way));
-        let way = way.saturating_add(delay);
+        let distance_ms = before.map_or(0, |way| distance.saturating_sub(way));
+        let way = distance_ms.saturating_add(delay);
         let is_other = std::mem::replace(distance, way) != way;
-        entry.way_ms = before.map_or(0, |_| delay);
+        entry.delay_ms = before.map_or(0, |_| delay);
         let policy = entry.element.policy;
         let policy = self.rounded(policy);
-        if let Some(view) = self.space.get(key).filter(|view| *view.policy() != policy) {
-            self.subscriptions.changed(view.handle());
-            self.space.adjust(key, policy);
+        if let Some(view) = self
+            .handlespace
+            .get(key)
+            .filter(|view| *view.policy() != policy)
+        {
+            self.subscriptions.mark_changed(view.handle());
+            self.handlespace.adjust_policy(key, policy);
         }
         is_other
     }
 
     /// Counts an added or removed element with a distance.
     #[inline]
-    pub(super) fn count_distant(&mut self, policy: Policy, has_come: bool) {
-        let one = usize::from(is_distant(policy));
-        match has_come {
-            true => self.distant += one,
-            false => self.distant -= one,
+    pub(super) fn count_distant(&mut self, policy: Policy, is_added: bool) {
+        let one = usize::from(has_distance(policy));
+        match is_added {
+            true => self.distant_elements += one,
+            false => self.distant_elements -= one,
         }
     }
 
     /// Requests measurements when the first element with a distance registers over this association.
-    pub(super) fn measure(&mut self, association: AssociationId) {
-        let known = self.associations.get(association);
-        if known.is_some_and(|known| known.distant == 1) {
-            self.out.push(Output::Measure(association));
+    pub(super) fn request_measurement(&mut self, association: AssociationId) {
+        let known_association = self.associations.get(association);
+        if known_association
+            .is_some_and(|known_association| known_association.distant_elements == 1)
+        {
+            self.outbox.push(Output::Measure(association));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_other;
+    use super::is_significant_change;
 
     #[test]
-    fn a_way_is_another_at_another_step() {
-        let other = |before, now| is_other(before, now, 50);
-        assert!(other(0, 1), "now it is known");
+    fn delay_change_counts_only_across_steps() {
+        let other = |before, now| is_significant_change(before, now, 50);
+        assert!(other(0, 1), "the distance is known");
         assert!(other(20, 30) && other(30, 20) && other(30, 90) && other(90, 10));
         assert!(!other(24, 24) && !other(10, 20) && !other(30, 70));
-        assert!(!other(24, 26) && !other(26, 24), "comes and goes");
-        assert!(is_other(24, 25, 1));
+        assert!(
+            !other(24, 26) && !other(26, 24),
+            "a small variation is ignored"
+        );
+        assert!(is_significant_change(24, 25, 1));
     }
 }

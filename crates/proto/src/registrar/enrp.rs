@@ -1,7 +1,7 @@
 //! ENRP (RFC 5353): messages of peers, and multicast datagrams.
 
-use super::associations::is_registrar;
-use super::dial::Purpose;
+use super::associations::is_registrar_permitted;
+use super::dials::DialPurpose;
 use super::schedule::Timer;
 use super::{AssociationId, Protocol, Registrar};
 use bytes::Bytes;
@@ -20,12 +20,12 @@ impl Registrar {
         };
         if !association.may_be_registrar {
             self.counters.denied += 1;
-            self.ignored(Some(from), Protocol::Enrp, "not an allowed registrar");
+            self.report_ignored(Some(from), Protocol::Enrp, "not an allowed registrar");
             return self.abort(from, "not an allowed registrar");
         }
         match Message::parse(bytes) {
             Ok(parsed) => {
-                self.spoke(from);
+                self.on_first_message(from);
                 let Message {
                     sender,
                     receiver,
@@ -33,63 +33,63 @@ impl Registrar {
                 } = parsed.message;
                 let is_error = matches!(body, Body::Error(_));
                 if !is_error {
-                    self.enrp_report(from, sender, parsed.reports);
+                    self.send_enrp_errors(from, sender, parsed.reports);
                 }
-                if self.is_peers(now, from, sender, receiver) {
-                    self.enrp_message(now, from, sender, receiver, body);
+                if self.is_from_peer(now, from, sender, receiver) {
+                    self.on_enrp_message(now, from, sender, receiver, body);
                 }
             }
             Err(error) => {
                 // An error is never answered with an error.
                 if bytes.first() != Some(&ERROR) {
-                    self.enrp_report(from, RegistrarId(0), error.reports);
+                    self.send_enrp_errors(from, RegistrarId(0), error.reports);
                 }
-                self.malformed(from, Protocol::Enrp, error.kind);
+                self.on_malformed(from, Protocol::Enrp, error.kind);
             }
         }
     }
 
-    fn enrp_report(&mut self, to: AssociationId, receiver: RegistrarId, causes: Vec<Cause>) {
+    fn send_enrp_errors(&mut self, to: AssociationId, receiver: RegistrarId, causes: Vec<Cause>) {
         if !causes.is_empty() {
-            self.out.enrp(to, receiver, Body::Error(causes));
+            self.outbox.send_enrp(to, receiver, Body::Error(causes));
         }
     }
 
     /// Returns true if a message comes from a peer and is for this registrar. RFC 5353 section 3.4.1: "If a message of
     /// any type is received from a previously unknown peer, the ENRP server MUST consider this peer a new peer".
-    fn is_peers(
+    fn is_from_peer(
         &mut self,
         now: Duration,
         from: AssociationId,
         sender: RegistrarId,
         receiver: RegistrarId,
     ) -> bool {
-        let own = self.config.id;
+        let own_id = self.config.id;
         let bound = self.associations.get(from).and_then(|from| from.peer);
-        let why = if sender.0 == 0 || sender == own {
-            "the sender's number is none, or this registrar's"
-        } else if receiver.0 != 0 && receiver != own {
-            "meant for another registrar"
+        let refusal = if sender.0 == 0 || sender == own_id {
+            "the sender's registrar number is 0 or this registrar's"
+        } else if receiver.0 != 0 && receiver != own_id {
+            "addressed to another registrar"
         } else if bound.is_some_and(|bound| bound != sender) {
-            "the association is another registrar's"
+            "the association belongs to another registrar"
         } else {
             let new = !self.peers.contains_key(&sender);
-            if !self.know(now, sender) {
-                self.ignored(Some(from), Protocol::Enrp, "too many registrars");
+            if !self.add_peer(now, sender) {
+                self.report_ignored(Some(from), Protocol::Enrp, "too many registrars");
                 return false;
             }
-            self.bind(now, from, sender);
-            self.heard(now, sender);
+            self.bind_association(now, from, sender);
+            self.on_peer_heard(now, sender);
             if new {
                 self.send_presence(from, sender, true);
             }
             return true;
         };
-        self.ignored(Some(from), Protocol::Enrp, why);
+        self.report_ignored(Some(from), Protocol::Enrp, refusal);
         false
     }
 
-    fn enrp_message(
+    fn on_enrp_message(
         &mut self,
         now: Duration,
         from: AssociationId,
@@ -105,7 +105,7 @@ impl Registrar {
                 element,
             } => {
                 let suggested = takeover_suggested && receiver == self.config.id;
-                self.update(now, from, sender, action, &handle, element, suggested);
+                self.on_handle_update(now, from, sender, action, &handle, element, suggested);
             }
             Body::Presence {
                 reply_required,
@@ -115,34 +115,38 @@ impl Registrar {
                 if reply_required {
                     self.send_presence(from, sender, false);
                 }
-                self.present(now, sender, checksum, server);
+                self.on_presence(now, sender, checksum, server);
             }
             Body::HandleTableRequest { own_only } => {
-                self.table_asked(now, from, sender, own_only);
+                self.on_table_request(now, from, sender, own_only);
             }
             Body::HandleTableResponse {
                 rejected,
                 more,
                 entries,
-            } => self.table_came(now, from, sender, (!rejected).then_some((more, entries))),
+            } => self.on_sync_table(now, from, sender, (!rejected).then_some((more, entries))),
             Body::ListRequest => {
                 // "MUST reject the request" while starting.
                 let ready = self.is_ready();
-                let servers = if ready { self.list() } else { Vec::new() };
+                let servers = if ready {
+                    self.server_list()
+                } else {
+                    Vec::new()
+                };
                 let rejected = !ready;
                 let body = Body::ListResponse { rejected, servers };
-                self.out.enrp(from, sender, body);
+                self.outbox.send_enrp(from, sender, body);
             }
             Body::ListResponse { rejected, servers } => {
                 if !rejected {
                     self.learn_list(now, servers);
                 }
-                self.list_came(now, from, sender, rejected);
+                self.on_mentor_list(now, from, sender, rejected);
             }
-            Body::InitTakeover { target } => self.takeover_asked(now, from, sender, target),
-            Body::InitTakeoverAck { target } => self.takeover_granted(now, sender, target),
-            Body::TakeoverServer { target } => self.taken_over(now, sender, target),
-            Body::Error(causes) => self.told_errors(from, Protocol::Enrp, &causes),
+            Body::InitTakeover { target } => self.on_init_takeover(now, from, sender, target),
+            Body::InitTakeoverAck { target } => self.on_takeover_ack(now, sender, target),
+            Body::TakeoverServer { target } => self.on_takeover_server(now, sender, target),
+            Body::Error(causes) => self.report_errors(from, Protocol::Enrp, &causes),
         }
     }
 
@@ -158,18 +162,18 @@ impl Registrar {
         let config = &self.config;
         let address = source.ip().to_canonical();
         let settings = &config.settings;
-        let heeded = is_registrar(address, settings, &config.mentors)
+        let accepted = is_registrar_permitted(address, settings, &config.mentors)
             && match protocol {
-                Protocol::Enrp => settings.enrp_multicast && self.presence_heard(now, bytes),
+                Protocol::Enrp => settings.enrp_multicast && self.on_multicast_presence(now, bytes),
                 Protocol::Asap => {
-                    settings.announce_cycle.is_some() && self.announce_heard(now, bytes)
+                    settings.announce_cycle.is_some() && self.on_multicast_announce(now, bytes)
                 }
             };
-        self.counters.multicast_unheeded += u64::from(!heeded);
+        self.counters.multicast_ignored += u64::from(!accepted);
     }
 
     /// Handles a multicast presence; returns false if it has no use.
-    fn presence_heard(&mut self, now: Duration, bytes: &Bytes) -> bool {
+    fn on_multicast_presence(&mut self, now: Duration, bytes: &Bytes) -> bool {
         let Ok(parsed) = Message::parse(bytes) else {
             self.counters.malformed += 1;
             return false;
@@ -189,20 +193,20 @@ impl Registrar {
         if sender.0 == 0 || server.id != sender {
             return false;
         }
-        if self.hunts() {
-            self.mentor_found(now, &server.transport);
+        if self.is_hunting() {
+            self.on_mentor_found(now, &server.transport);
         } else {
             match self.peers.get(&sender) {
-                None => return self.call_stranger(now, &server.transport),
+                None => return self.dial_unknown_peer(now, &server.transport),
                 Some(peer) if peer.association.is_some() => {}
-                Some(_) => self.reached_at(sender, &server.transport),
+                Some(_) => self.set_peer_transport(sender, &server.transport),
             }
         }
         true
     }
 
     /// Handles a multicast announce; returns false if it does not count.
-    fn announce_heard(&mut self, now: Duration, bytes: &Bytes) -> bool {
+    fn on_multicast_announce(&mut self, now: Duration, bytes: &Bytes) -> bool {
         let Ok(parsed) = asap::Message::parse(bytes) else {
             self.counters.malformed += 1;
             return false;
@@ -211,8 +215,8 @@ impl Registrar {
             return false;
         };
         // A registrar without an association may be made up, and each one makes this registrar's announces rarer.
-        let known = self.peers.get(&registrar);
-        if known.is_some_and(|peer| peer.association.is_some()) {
+        let peer = self.peers.get(&registrar);
+        if peer.is_some_and(|peer| peer.association.is_some()) {
             self.announcers.insert(registrar, now);
             return true;
         }
@@ -228,7 +232,7 @@ impl Registrar {
 
     /// Announces this registrar to elements and users. RFC 5352 section 3.6: "every (N+1)*T6-Serverannounce", N being
     /// the number of other registrars heard.
-    pub(super) fn announce(&mut self, now: Duration) {
+    pub(super) fn send_announce(&mut self, now: Duration) {
         let Some(cycle) = self.config.settings.announce_cycle else {
             return;
         };
@@ -236,16 +240,16 @@ impl Registrar {
         let remembered = cycle * (2 * others);
         self.announcers
             .retain(|_, heard| *heard + remembered >= now);
-        self.out.multicast_asap(&asap::Message::ServerAnnounce {
+        self.outbox.multicast_asap(&asap::Message::ServerAnnounce {
             registrar: self.config.id,
-            transports: self.config.announced.clone(),
+            transports: self.config.announced_transports.clone(),
         });
         let next = now + cycle * (self.announcers.len() as u32 + 1);
         self.schedule.set(Timer::Announce, next);
     }
 
     /// Asks registrars with an association to identify themselves: the first request is lost if a buffer was full.
-    pub(super) fn ask_unknown(&mut self) {
+    pub(super) fn ask_unknown_registrars(&mut self) {
         for to in self.associations.unknown_registrars() {
             self.send_presence(to, RegistrarId(0), true);
         }
@@ -255,7 +259,7 @@ impl Registrar {
     pub(super) fn dial_mentors(&mut self) {
         let mentors = self.config.mentors.clone();
         for mentor in mentors {
-            let known = self.associations.find(Protocol::Enrp, &mentor);
+            let association = self.associations.find(Protocol::Enrp, &mentor);
             let listed = self.peers.values().any(|peer| {
                 let transport = peer.transport.as_ref();
                 transport.is_some_and(|transport| {
@@ -266,8 +270,8 @@ impl Registrar {
                     mentor.iter().any(has)
                 })
             });
-            if known.is_none() && !listed {
-                self.dial(Protocol::Enrp, mentor, Purpose::Stranger);
+            if association.is_none() && !listed {
+                self.dial(Protocol::Enrp, mentor, DialPurpose::ConfiguredPeer);
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Data of the registrar about an element, and changes of elements: the only place that writes the handlespace.
 
 use super::associations::endpoints;
-use super::distance::{is_distant, rounded};
-use super::{AssociationId, Event, Gone, Protocol, Registrar, Settings};
+use super::distance::{has_distance, rounded};
+use super::{AssociationId, Event, Protocol, Registrar, RemovalReason, Settings};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, TimerKind};
-use holdfast_wire::rserpool::asap::{self, ResolutionResponse};
+use holdfast_wire::rserpool::asap::{self, ResolutionResponseEncoder};
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
     CauseCode, EncodedElement, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
@@ -16,36 +16,36 @@ use std::time::Duration;
 
 /// The registrar's data about an element.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct ElementEntry {
     /// The element as its home registrar describes it. The distance is this registrar's own, not rounded.
     pub(super) element: PoolElement,
     /// The element's encoding for users, once one was told of it.
-    told: OnceCell<EncodedElement>,
+    encoded_element: OnceCell<EncodedElement>,
     /// Part of the distance that is this registrar's delay to the peer that described the element. Only for elements of
     /// other homes.
-    pub(super) way_ms: u32,
+    pub(super) delay_ms: u32,
     /// Equal to the peer's own stamp if the element is in the peer's table: see `sync.rs`.
-    pub(super) stamp: u32,
-    pub(super) probe: Probe,
+    pub(super) sync_stamp: u32,
+    pub(super) keep_alive: KeepAliveState,
     /// Association of the element's registration, and the index in that association's list. Only for own elements.
-    pub(super) link: Option<(AssociationId, usize)>,
+    pub(super) association: Option<(AssociationId, usize)>,
     /// Host to which the element counts: the one of its last association here. Only for own elements.
     pub(super) host: Option<IpAddr>,
     /// Time of the last registration here.
     pub(super) registered: Duration,
     /// Time of the last registration or answer here.
-    pub(super) heard: Duration,
+    pub(super) last_heard: Duration,
     /// End of the registration's life.
     pub(super) expires: Duration,
     /// True if this registrar became the home without a registration: keep-alives have the H flag until the element
     /// answers.
     pub(super) adopting: bool,
     /// Association of the last keep-alive with the H flag: an answer from there accepts this registrar.
-    pub(super) courted: Option<AssociationId>,
+    pub(super) home_flag_association: Option<AssociationId>,
     /// True if the element registered here, or answered a keep-alive with the H flag, and that association is still up.
     /// Otherwise the element may have moved to another registrar, and an answer says only that it is alive. Only for
     /// own elements.
-    pub(super) agreed: bool,
+    pub(super) has_accepted_home: bool,
     /// This registrar's former claim to an element of another home.
     pub(super) claim: Claim,
     /// Hosts that reported the element since its last registration or answer.
@@ -61,18 +61,18 @@ pub(super) enum Claim {
     Yielded,
     /// Yielded, while the element was asked over this association to follow this registrar: its answer is newer than
     /// the other registrar's word.
-    Asked(AssociationId),
+    AwaitingAnswer(AssociationId),
 }
 
 /// State of an element's keep-alives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Probe {
+pub(super) enum KeepAliveState {
     /// None are sent: the element has another home.
-    None,
+    Off,
     /// Next keep-alive at this time.
     Due(Duration),
     /// Keep-alive sent; the answer is due at this time.
-    Asked(Duration),
+    AwaitingAck(Duration),
 }
 
 /// Shortest life of a registration: a shorter one would end before the response arrives.
@@ -81,23 +81,23 @@ const LIFE_MIN: Duration = Duration::from_millis(100);
 /// A time that never comes.
 pub(super) const NEVER: Duration = Duration::MAX;
 
-impl Entry {
+impl ElementEntry {
     /// Returns the entry of an element that has another registrar as home.
-    pub(super) fn foreign(element: PoolElement, stamp: u32) -> Entry {
-        Entry {
+    pub(super) fn new_foreign(element: PoolElement, stamp: u32) -> ElementEntry {
+        ElementEntry {
             element,
-            told: OnceCell::new(),
-            way_ms: 0,
-            stamp,
-            probe: Probe::None,
-            link: None,
+            encoded_element: OnceCell::new(),
+            delay_ms: 0,
+            sync_stamp: stamp,
+            keep_alive: KeepAliveState::Off,
+            association: None,
             host: None,
             registered: Duration::ZERO,
-            heard: Duration::ZERO,
+            last_heard: Duration::ZERO,
             expires: NEVER,
             adopting: false,
-            courted: None,
-            agreed: false,
+            home_flag_association: None,
+            has_accepted_home: false,
             claim: Claim::None,
             reporters: Vec::new(),
         }
@@ -106,40 +106,40 @@ impl Entry {
     /// Updates the entry of an own element after a registration.
     #[inline]
     pub(super) fn renew(&mut self, now: Duration, settings: &Settings) {
-        let expires = ends(now, self.element.registration_life, settings.life_unit);
+        let expires = life_end(now, self.element.registration_life, settings.life_unit);
         self.expires = expires.max(now + LIFE_MIN);
-        self.probe = Probe::Due(now + settings.keep_alive_interval);
-        (self.registered, self.heard) = (now, now);
-        self.agreed = true;
+        self.keep_alive = KeepAliveState::Due(now + settings.keep_alive_interval);
+        (self.registered, self.last_heard) = (now, now);
+        self.has_accepted_home = true;
         self.reporters.clear();
     }
 
     /// Returns the element for a change, and drops its encoding.
     pub(super) fn element_mut(&mut self) -> &mut PoolElement {
-        self.told.take();
+        self.encoded_element.take();
         &mut self.element
     }
 
     /// Adds the element to an answer to a user. Its distance is rounded to `step`.
     #[inline]
-    pub(super) fn tell(&self, step: u32, answer: &mut ResolutionResponse<'_>) {
+    pub(super) fn add_to_answer(&self, step: u32, answer: &mut ResolutionResponseEncoder<'_>) {
         let element = &self.element;
-        match is_distant(element.policy) {
+        match has_distance(element.policy) {
             true => answer.push(&PoolElement {
                 policy: rounded(element.policy, step),
                 ..element.clone()
             }),
-            false => answer.push_encoded(self.told.get_or_init(|| element.encoded())),
+            false => answer.push_encoded(self.encoded_element.get_or_init(|| element.to_encoded())),
         }
     }
 
     /// Returns the element's next timer.
     #[inline]
-    pub(super) fn timer(&self) -> Option<(TimerKind, Duration)> {
-        let (kind, at) = match self.probe {
-            Probe::None => return None,
-            Probe::Due(at) => (TimerKind::KeepAliveTransmission, at),
-            Probe::Asked(until) => (TimerKind::KeepAliveTimeout, until),
+    pub(super) fn next_timer(&self) -> Option<(TimerKind, Duration)> {
+        let (kind, at) = match self.keep_alive {
+            KeepAliveState::Off => return None,
+            KeepAliveState::Due(at) => (TimerKind::KeepAliveTransmission, at),
+            KeepAliveState::AwaitingAck(until) => (TimerKind::KeepAliveTimeout, until),
         };
         Some(if self.expires < at {
             (TimerKind::RegistrationExpiry, self.expires)
@@ -152,7 +152,7 @@ impl Entry {
 /// Returns the properties that the elements of a pool must share besides the policy, as the handlespace's class: the
 /// transport's type and its use (RFC 5352 section 3.1).
 #[inline]
-pub(super) fn class(transport: &Transport) -> u32 {
+pub(super) fn transport_class(transport: &Transport) -> u32 {
     let (kind, usage) = match transport {
         Transport::Dccp { .. } => (0, TransportUse::DataOnly),
         Transport::Sctp(transport) => (1, transport.usage),
@@ -165,7 +165,7 @@ pub(super) fn class(transport: &Transport) -> u32 {
 }
 
 /// Copies an opaque transport, so that the element does not keep the whole message in memory.
-pub(super) fn detach(element: &mut PoolElement) {
+pub(super) fn copy_opaque_transport(element: &mut PoolElement) {
     if let Transport::Opaque(data) = &mut element.user_transport {
         *data = Bytes::copy_from_slice(data);
     }
@@ -174,14 +174,14 @@ pub(super) fn detach(element: &mut PoolElement) {
 impl Registrar {
     /// Sets the element's timer according to its entry.
     #[inline]
-    pub(super) fn arm(&mut self, key: ElementKey) {
+    pub(super) fn update_timer(&mut self, key: ElementKey) {
         let timer = self
-            .space
+            .handlespace
             .get(key)
-            .and_then(|element| element.payload().timer());
+            .and_then(|element| element.payload().next_timer());
         match timer {
-            Some((kind, at)) => self.space.set_timer(key, kind, at),
-            None => self.space.stop_timer(key),
+            Some((kind, at)) => self.handlespace.set_timer(key, kind, at),
+            None => self.handlespace.stop_timer(key),
         };
     }
 
@@ -189,7 +189,7 @@ impl Registrar {
     /// not its home.
     pub(super) fn link(&mut self, key: ElementKey, to: Option<AssociationId>) {
         let host = to.and_then(|to| self.associations.get(to).map(|to| to.host));
-        let Some(entry) = self.space.payload_mut(key) else {
+        let Some(entry) = self.handlespace.payload_mut(key) else {
             return;
         };
         if entry.host != host {
@@ -200,89 +200,95 @@ impl Registrar {
                 .into_iter()
                 .for_each(|host| hosts.remove_element(host));
         }
-        if entry.link.map(|(association, _)| association) == to {
+        if entry.association.map(|(association, _)| association) == to {
             return;
         }
-        let is_distant = is_distant(entry.element.policy);
-        if let Some((association, place)) = entry.link.take() {
+        let is_distant = has_distance(entry.element.policy);
+        if let Some((association, place)) = entry.association.take() {
             self.unlink(association, place, is_distant);
         }
         let Some(to) = to else { return };
         let place = self.associations.link(to, key, is_distant);
-        if let Some(entry) = self.space.payload_mut(key) {
-            entry.link = place.map(|place| (to, place));
+        if let Some(entry) = self.handlespace.payload_mut(key) {
+            entry.association = place.map(|place| (to, place));
         }
         if is_distant {
-            self.measure(to);
+            self.request_measurement(to);
         }
     }
 
     fn unlink(&mut self, association: AssociationId, place: usize, is_distant: bool) {
         let moved = self.associations.unlink(association, place, is_distant);
         if let Some(moved) = moved
-            && let Some(entry) = self.space.payload_mut(moved)
+            && let Some(entry) = self.handlespace.payload_mut(moved)
         {
-            entry.link = Some((association, place));
+            entry.association = Some((association, place));
         }
     }
 
     /// Removes an element from this registrar's view alone.
-    pub(super) fn forget(&mut self, key: ElementKey) -> Option<Entry> {
-        let handle = self.space.get(key)?.handle().clone();
-        let entry = self.space.remove(key)?;
-        self.subscriptions.changed(&handle);
-        if self.space.pool(&handle).is_none() {
-            self.associations.hosts.dissolved(&handle);
+    pub(super) fn remove_local(&mut self, key: ElementKey) -> Option<ElementEntry> {
+        let handle = self.handlespace.get(key)?.handle().clone();
+        let entry = self.handlespace.remove(key)?;
+        self.subscriptions.mark_changed(&handle);
+        if self.handlespace.pool(&handle).is_none() {
+            self.associations.hosts.remove_pool(&handle);
         }
         self.contested.remove(&key);
         if let Some(host) = entry.host {
             self.associations.hosts.remove_element(host);
         }
-        if let Some((association, place)) = entry.link {
-            self.unlink(association, place, is_distant(entry.element.policy));
+        if let Some((association, place)) = entry.association {
+            self.unlink(association, place, has_distance(entry.element.policy));
         }
         self.count_distant(entry.element.policy, false);
         Some(entry)
     }
 
     /// Removes an element from the handlespace and informs the peers (RFC 5353 section 3.3.2).
-    pub(super) fn withdraw(&mut self, key: ElementKey, why: Gone) {
-        let Some(handle) = self.space.get(key).map(|element| element.handle().clone()) else {
+    pub(super) fn remove_and_announce(&mut self, key: ElementKey, reason: RemovalReason) {
+        let Some(handle) = self
+            .handlespace
+            .get(key)
+            .map(|element| element.handle().clone())
+        else {
             return;
         };
-        let Some(entry) = self.forget(key) else {
+        let Some(entry) = self.remove_local(key) else {
             return;
         };
         let id = entry.element.id;
-        let asked_for = why == Gone::Deregistered;
-        if !asked_for
-            && why != Gone::Reported
-            && let Some(association) = self.way_to(&entry)
+        let is_requested = reason == RemovalReason::Deregistered;
+        if !is_requested
+            && reason != RemovalReason::Reported
+            && let Some(association) = self.reachable_association(&entry)
         {
             // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint". An
             // element with late or lost answers to keep-alives so learns too that it must register again. An
             // element that users cannot reach is not invited back.
-            let forbidden = (why == Gone::Forbidden).then_some(CauseCode::REJECTED_FOR_SECURITY);
+            let forbidden =
+                (reason == RemovalReason::Forbidden).then_some(CauseCode::REJECTED_FOR_SECURITY);
             let message = asap::Message::DeregistrationResponse {
                 handle: handle.clone(),
                 id,
                 causes: forbidden.into_iter().map(Into::into).collect(),
             };
-            let _ = self.out.asap(association, &message);
+            let _ = self.outbox.send_asap(association, &message);
         }
-        self.out.announce(Body::HandleUpdate {
+        self.outbox.announce_to_peers(Body::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Delete,
             handle: handle.clone(),
             element: entry.element,
         });
         self.counters.updates_sent += 1;
-        self.out.event(Event::Removed { handle, id, why });
+        self.outbox
+            .push_event(Event::Removed { handle, id, reason });
     }
 
     /// Returns the association over which the element registered, or was probed.
-    fn way_to(&self, entry: &Entry) -> Option<AssociationId> {
-        let linked = entry.link.map(|(association, _)| association);
+    fn reachable_association(&self, entry: &ElementEntry) -> Option<AssociationId> {
+        let linked = entry.association.map(|(association, _)| association);
         linked.or_else(|| {
             let transport = entry.element.asap_transport.as_ref()?;
             let addresses: Vec<_> = endpoints(transport).collect();
@@ -291,51 +297,51 @@ impl Registrar {
     }
 
     /// Sets the element's home, as claimed by that registrar or another one.
-    pub(super) fn rehome(&mut self, key: ElementKey, home: RegistrarId) {
-        let stamp = self.stamp_of(home);
-        if let Some(entry) = self.space.payload_mut(key) {
+    pub(super) fn set_home(&mut self, key: ElementKey, home: RegistrarId) {
+        let stamp = self.sync_stamp_of(home);
+        if let Some(entry) = self.handlespace.payload_mut(key) {
             entry.element_mut().home = home;
-            entry.stamp = stamp;
+            entry.sync_stamp = stamp;
         }
-        self.space.set_home(key, home);
+        self.handlespace.set_home(key, home);
     }
 
     /// Yields the element to another home, and stops its keep-alives. Returns the remaining claim of this registrar.
     pub(super) fn yield_to(&mut self, key: ElementKey, home: RegistrarId) -> Claim {
         self.link(key, None);
         self.contested.remove(&key);
-        self.rehome(key, home);
+        self.set_home(key, home);
         let mut claim = Claim::Yielded;
-        if let Some(entry) = self.space.payload_mut(key) {
-            let asked = entry.courted.filter(|_| entry.adopting);
-            claim = asked.map_or(claim, Claim::Asked);
+        if let Some(entry) = self.handlespace.payload_mut(key) {
+            let answer_association = entry.home_flag_association.filter(|_| entry.adopting);
+            claim = answer_association.map_or(claim, Claim::AwaitingAnswer);
             entry.claim = claim;
-            entry.probe = Probe::None;
-            (entry.adopting, entry.agreed) = (false, false);
+            entry.keep_alive = KeepAliveState::Off;
+            (entry.adopting, entry.has_accepted_home) = (false, false);
             entry.expires = NEVER;
         }
-        self.arm(key);
+        self.update_timer(key);
         claim
     }
 
     /// Makes this registrar the element's home without a registration. A keep-alive at the time `at` informs the
     /// element and asks for an answer.
-    pub(super) fn adopt(&mut self, now: Duration, key: ElementKey, at: Duration) {
+    pub(super) fn become_home(&mut self, now: Duration, key: ElementKey, at: Duration) {
         let id = self.config.id;
-        self.rehome(key, id);
+        self.set_home(key, id);
         let unit = self.config.settings.life_unit;
-        if let Some(entry) = self.space.payload_mut(key) {
-            (entry.adopting, entry.courted) = (true, None);
+        if let Some(entry) = self.handlespace.payload_mut(key) {
+            (entry.adopting, entry.home_flag_association) = (true, None);
             entry.claim = Claim::None;
-            entry.probe = Probe::Due(at);
-            entry.expires = ends(now, entry.element.registration_life, unit);
+            entry.keep_alive = KeepAliveState::Due(at);
+            entry.expires = life_end(now, entry.element.registration_life, unit);
         }
-        self.arm(key);
+        self.update_timer(key);
     }
 
     /// Announces the element to the peers as it is here.
     pub(super) fn announce_element(&mut self, key: ElementKey) {
-        let Some(view) = self.space.get(key) else {
+        let Some(view) = self.handlespace.get(key) else {
             return;
         };
         let body = Body::HandleUpdate {
@@ -344,7 +350,7 @@ impl Registrar {
             handle: view.handle().clone(),
             element: view.payload().element.clone(),
         };
-        self.out.announce(body);
+        self.outbox.announce_to_peers(body);
         self.counters.updates_sent += 1;
     }
 
@@ -355,12 +361,12 @@ impl Registrar {
         handle: &PoolHandle,
         id: holdfast_wire::rserpool::ElementId,
     ) -> Option<ElementKey> {
-        self.space.find(handle, id)
+        self.handlespace.find(handle, id)
     }
 }
 
 /// Returns the end of a registration's life.
 #[inline]
-pub(super) fn ends(now: Duration, life: i32, unit: super::LifeUnit) -> Duration {
-    unit.life(life).map_or(NEVER, |life| now + life)
+pub(super) fn life_end(now: Duration, life: i32, unit: super::LifeUnit) -> Duration {
+    unit.decode(life).map_or(NEVER, |life| now + life)
 }

@@ -19,7 +19,7 @@ pub enum Event {
     Removed {
         handle: PoolHandle,
         id: ElementId,
-        why: Gone,
+        reason: RemovalReason,
     },
     /// The start is complete: elements and users are served.
     Ready { elements: usize },
@@ -40,13 +40,13 @@ pub enum Event {
         elements: usize,
     },
     /// A peer's checksum differs from the known one: its handle table is requested.
-    OutOfStep {
+    OutOfSync {
         peer: RegistrarId,
         announced: u16,
         known: u16,
     },
     /// A peer's elements were resynchronised; `removed` of them were missing from its table.
-    InStep { peer: RegistrarId, removed: usize },
+    Resynchronised { peer: RegistrarId, removed: usize },
     /// A peer's element does not fit into its pool, which another registrar created differently.
     Inconsistent {
         handle: PoolHandle,
@@ -57,12 +57,12 @@ pub enum Event {
     Ignored {
         from: Option<AssociationId>,
         protocol: Protocol,
-        why: &'static str,
+        reason: &'static str,
     },
     /// An association was aborted because of its messages or its silence.
     Aborted {
         association: AssociationId,
-        why: &'static str,
+        reason: &'static str,
     },
     /// A peer reported errors.
     ErrorReported {
@@ -74,7 +74,7 @@ pub enum Event {
 
 /// Reason for removing an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Gone {
+pub enum RemovalReason {
     /// The element deregistered.
     Deregistered,
     /// The element did not re-register in time.
@@ -91,7 +91,7 @@ pub enum Gone {
 
 /// Numbers of events since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[expect(missing_docs, reason = "names that say it")]
+#[expect(missing_docs, reason = "self-explanatory names")]
 pub struct Counters {
     pub registrations: u64,
     pub reregistrations: u64,
@@ -107,17 +107,17 @@ pub struct Counters {
     pub takeovers: u64,
     pub malformed: u64,
     /// Messages dropped because their host sent too many.
-    pub limited: u64,
+    pub rate_limited: u64,
     /// Requests and reports without permission, and ENRP messages from hosts that may not be registrars.
     pub denied: u64,
     /// Registrations refused because of a limit.
     pub over_limit: u64,
     /// Reports that caused no keep-alive: their host had reported the element before, or the element had just answered.
-    pub reports_unheeded: u64,
+    pub reports_ignored: u64,
     /// Associations refused because there are too many.
     pub associations_refused: u64,
     /// Associations aborted because of their messages or their silence.
     pub aborted: u64,
     /// Multicast datagrams that were not accepted.
-    pub multicast_unheeded: u64,
+    pub multicast_ignored: u64,
 }

@@ -9,33 +9,33 @@ use std::time::Duration;
 
 /// Resources used by one host.
 #[derive(Debug, Default)]
-struct Host {
+struct HostUsage {
     associations: usize,
     elements: usize,
     pools: usize,
     /// Token bucket: messages that the host may still send, in millionths, as of `filled`.
     tokens: u64,
-    filled: Duration,
+    filled_at: Duration,
     /// Messages over the limit since the bucket was last full.
-    beyond: u64,
+    excess_messages: u64,
 }
 
-const MESSAGE: u64 = 1_000_000;
+const MESSAGE_TOKENS: u64 = 1_000_000;
 
 /// Capacity of the bucket, as the time in which an empty one fills.
-const BURST: Duration = Duration::from_secs(1);
+const BURST_TIME: Duration = Duration::from_secs(1);
 
 /// Seconds' worth of messages over the limit until an association is aborted.
-const BEYOND_MAX: u64 = 10;
+const EXCESS_SECONDS_MAX: u64 = 10;
 
 /// Decision about a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum MessageVerdict {
     Admitted,
     /// Dropped: the host sends too many.
     Dropped,
     /// Dropped, and the association is aborted: the host does not stop.
-    Enough,
+    Aborted,
 }
 
 impl Limits {
@@ -44,8 +44,8 @@ impl Limits {
     pub(super) fn host_of(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
             IpAddr::V6(address) => {
-                let rest = 128 - u32::from(self.ipv6_host_bits.min(128));
-                let mask = u128::MAX.checked_shl(rest).unwrap_or(0);
+                let host_part_bits = 128 - u32::from(self.ipv6_host_bits.min(128));
+                let mask = u128::MAX.checked_shl(host_part_bits).unwrap_or(0);
                 Ipv6Addr::from_bits(address.to_bits() & mask).into()
             }
             address => address,
@@ -56,12 +56,12 @@ impl Limits {
 /// Resources of all hosts. The hashers are seeded, because other hosts choose addresses and handles.
 #[derive(Debug)]
 pub(super) struct Hosts {
-    hosts: HashMap<IpAddr, Host, FixedState>,
+    hosts: HashMap<IpAddr, HostUsage, FixedState>,
     /// Hosts that founded the pools with elements here.
     founders: HashMap<PoolHandle, IpAddr, FixedState>,
     /// Hosts without associations, with the times at which their buckets are full: a host that reconnects sooner has
     /// not rested.
-    leaving: VecDeque<(Duration, IpAddr)>,
+    idle_hosts: VecDeque<(Duration, IpAddr)>,
 }
 
 impl Hosts {
@@ -69,18 +69,18 @@ impl Hosts {
         Hosts {
             hosts: HashMap::with_hasher(FixedState::with_seed(seed)),
             founders: HashMap::with_hasher(FixedState::with_seed(seed)),
-            leaving: VecDeque::new(),
+            idle_hosts: VecDeque::new(),
         }
     }
 
     /// Adds an association; returns false if the host has too many.
-    pub(super) fn join(&mut self, now: Duration, host: IpAddr, limits: &Limits) -> bool {
-        self.forget(now);
-        let full = u64::from(limits.messages_per_second) * MESSAGE;
-        let host = self.hosts.entry(host).or_insert_with(|| Host {
+    pub(super) fn add_association(&mut self, now: Duration, host: IpAddr, limits: &Limits) -> bool {
+        self.remove_unused(now);
+        let full = u64::from(limits.messages_per_second) * MESSAGE_TOKENS;
+        let host = self.hosts.entry(host).or_insert_with(|| HostUsage {
             tokens: full,
-            filled: now,
-            ..Host::default()
+            filled_at: now,
+            ..HostUsage::default()
         });
         let admitted = host.associations < limits.associations_per_host;
         host.associations += usize::from(admitted);
@@ -88,23 +88,23 @@ impl Hosts {
     }
 
     /// Removes an association.
-    pub(super) fn leave(&mut self, now: Duration, host: IpAddr) {
-        self.forget(now);
+    pub(super) fn remove_association(&mut self, now: Duration, host: IpAddr) {
+        self.remove_unused(now);
         if let Some(used) = self.hosts.get_mut(&host) {
             used.associations -= 1;
             if used.associations == 0 {
-                self.leaving.push_back((now + BURST, host));
+                self.idle_hosts.push_back((now + BURST_TIME, host));
             }
         }
     }
 
-    fn forget(&mut self, now: Duration) {
+    fn remove_unused(&mut self, now: Duration) {
         let is_unused =
-            |host: &Host| host.associations == 0 && host.pools == 0 && host.elements == 0;
-        while let Some(&(at, host)) = self.leaving.front()
+            |host: &HostUsage| host.associations == 0 && host.pools == 0 && host.elements == 0;
+        while let Some(&(at, host)) = self.idle_hosts.front()
             && at <= now
         {
-            self.leaving.pop_front();
+            self.idle_hosts.pop_front();
             if self.hosts.get(&host).is_some_and(is_unused) {
                 self.hosts.remove(&host);
             }
@@ -113,28 +113,33 @@ impl Hosts {
 
     /// Counts a message.
     #[inline]
-    pub(super) fn message(&mut self, now: Duration, host: IpAddr, limits: &Limits) -> Verdict {
+    pub(super) fn count_message(
+        &mut self,
+        now: Duration,
+        host: IpAddr,
+        limits: &Limits,
+    ) -> MessageVerdict {
         let Some(host) = self.hosts.get_mut(&host) else {
-            return Verdict::Dropped;
+            return MessageVerdict::Dropped;
         };
         let rate = u64::from(limits.messages_per_second);
-        let passed = now.saturating_sub(host.filled).min(BURST);
-        host.filled = now;
+        let passed = now.saturating_sub(host.filled_at).min(BURST_TIME);
+        host.filled_at = now;
         // Microseconds times messages a second are millionths of a message.
         let filled = host.tokens + passed.as_micros() as u64 * rate;
-        let full = rate * MESSAGE;
+        let full = rate * MESSAGE_TOKENS;
         if filled >= full {
-            host.beyond = 0;
+            host.excess_messages = 0;
         }
         host.tokens = filled.min(full);
-        if host.tokens >= MESSAGE {
-            host.tokens -= MESSAGE;
-            return Verdict::Admitted;
+        if host.tokens >= MESSAGE_TOKENS {
+            host.tokens -= MESSAGE_TOKENS;
+            return MessageVerdict::Admitted;
         }
-        host.beyond += 1;
-        match host.beyond % (rate * BEYOND_MAX).max(1) {
-            0 => Verdict::Enough,
-            _ => Verdict::Dropped,
+        host.excess_messages += 1;
+        match host.excess_messages % (rate * EXCESS_SECONDS_MAX).max(1) {
+            0 => MessageVerdict::Aborted,
+            _ => MessageVerdict::Dropped,
         }
     }
 
@@ -147,15 +152,16 @@ impl Hosts {
 
     /// Counts a removed element of a host.
     pub(super) fn remove_element(&mut self, host: IpAddr) {
-        self.release(host, |used| &mut used.elements);
+        self.release_resource(host, |used| &mut used.elements);
     }
 
     /// Counts the removal of a resource that can outlast a host's associations.
-    fn release(&mut self, host: IpAddr, what: fn(&mut Host) -> &mut usize) {
+    fn release_resource(&mut self, host: IpAddr, resource: fn(&mut HostUsage) -> &mut usize) {
         if let Some(used) = self.hosts.get_mut(&host) {
-            *what(used) -= 1;
+            *resource(used) -= 1;
             if used.associations == 0 {
-                self.leaving.push_back((used.filled + BURST, host));
+                self.idle_hosts
+                    .push_back((used.filled_at + BURST_TIME, host));
             }
         }
     }
@@ -173,7 +179,7 @@ impl Hosts {
     }
 
     /// Counts a pool founded by a host's element.
-    pub(super) fn founded(&mut self, host: IpAddr, handle: PoolHandle) {
+    pub(super) fn add_pool(&mut self, host: IpAddr, handle: PoolHandle) {
         if let Some(used) = self.hosts.get_mut(&host) {
             used.pools += 1;
             self.founders.insert(handle, host);
@@ -181,11 +187,11 @@ impl Hosts {
     }
 
     /// Counts the end of a pool.
-    pub(super) fn dissolved(&mut self, handle: &PoolHandle) {
+    pub(super) fn remove_pool(&mut self, handle: &PoolHandle) {
         let Some(host) = self.founders.remove(handle) else {
             return;
         };
-        self.release(host, |used| &mut used.pools);
+        self.release_resource(host, |used| &mut used.pools);
     }
 }
 
@@ -198,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_network_is_one_host() {
+    fn ipv6_network_counts_as_one_host() {
         let mut limits = Limits::default();
         let host = |limits: &Limits, text| limits.host_of(at(text));
         let one = host(&limits, "2001:db8:0:1::1");
@@ -213,7 +219,7 @@ mod tests {
 
     /// A host that disconnects and reconnects has no new bucket.
     #[test]
-    fn a_host_that_comes_back_at_once_has_not_rested() {
+    fn reconnecting_host_keeps_its_bucket() {
         let limits = Limits {
             messages_per_second: 5,
             ..Limits::default()
@@ -221,53 +227,55 @@ mod tests {
         let (mut hosts, host) = (Hosts::new(1), at("10.0.0.1"));
         let mut admitted = 0;
         for _ in 0..10 {
-            assert!(hosts.join(Duration::ZERO, host, &limits));
-            let verdicts = (0..5).map(|_| hosts.message(Duration::ZERO, host, &limits));
-            admitted += verdicts.filter(|v| *v == Verdict::Admitted).count();
-            hosts.leave(Duration::ZERO, host);
+            assert!(hosts.add_association(Duration::ZERO, host, &limits));
+            let verdicts = (0..5).map(|_| hosts.count_message(Duration::ZERO, host, &limits));
+            admitted += verdicts.filter(|v| *v == MessageVerdict::Admitted).count();
+            hosts.remove_association(Duration::ZERO, host);
         }
         assert_eq!(admitted, 5);
-        hosts.forget(BURST);
-        assert!(hosts.hosts.is_empty() && hosts.leaving.is_empty());
+        hosts.remove_unused(BURST_TIME);
+        assert!(hosts.hosts.is_empty() && hosts.idle_hosts.is_empty());
     }
 
     #[test]
-    fn who_does_not_stop_has_had_enough() {
+    fn persistent_flooder_is_aborted() {
         let limits = Limits {
             messages_per_second: 2,
             ..Limits::default()
         };
         let (mut hosts, host) = (Hosts::new(1), at("10.0.0.1"));
-        assert!(hosts.join(Duration::ZERO, host, &limits));
-        let mut send = |at: u64| hosts.message(Duration::from_secs(at), host, &limits);
+        assert!(hosts.add_association(Duration::ZERO, host, &limits));
+        let mut send = |at: u64| hosts.count_message(Duration::from_secs(at), host, &limits);
         let first: Vec<_> = (0..22).map(|_| send(0)).collect();
-        let enough = first.iter().position(|verdict| *verdict == Verdict::Enough);
-        assert_eq!(enough, Some(21));
+        let aborted_at = first
+            .iter()
+            .position(|verdict| *verdict == MessageVerdict::Aborted);
+        assert_eq!(aborted_at, Some(21));
         // After a rest the excess is forgotten.
-        assert_eq!(send(1), Verdict::Admitted);
-        let again: Vec<_> = (0..20).map(|_| send(1)).collect();
-        assert!(!again.contains(&Verdict::Enough));
+        assert_eq!(send(1), MessageVerdict::Admitted);
+        let later_verdicts: Vec<_> = (0..20).map(|_| send(1)).collect();
+        assert!(!later_verdicts.contains(&MessageVerdict::Aborted));
     }
 
     #[test]
-    fn a_pool_counts_for_who_began_it_until_it_is_gone() {
+    fn pool_counts_for_founding_host_until_removed() {
         let limits = Limits {
             pools_per_host: 1,
             ..Limits::default()
         };
         let (mut hosts, host) = (Hosts::new(1), at("10.0.0.1"));
-        assert!(hosts.join(Duration::ZERO, host, &limits));
-        hosts.founded(host, "pool".into());
+        assert!(hosts.add_association(Duration::ZERO, host, &limits));
+        hosts.add_pool(host, "pool".into());
         assert!(!hosts.admits_pool(host, &limits));
         // The end of the host's association does not change that.
-        hosts.leave(Duration::ZERO, host);
-        assert!(hosts.join(BURST, host, &limits));
+        hosts.remove_association(Duration::ZERO, host);
+        assert!(hosts.add_association(BURST_TIME, host, &limits));
         assert!(!hosts.admits_pool(host, &limits));
-        hosts.dissolved(&"another".into());
-        hosts.dissolved(&"pool".into());
+        hosts.remove_pool(&"another".into());
+        hosts.remove_pool(&"pool".into());
         assert!(hosts.admits_pool(host, &limits));
-        hosts.leave(BURST, host);
-        hosts.forget(BURST * 2);
-        assert!(hosts.hosts.is_empty() && hosts.leaving.is_empty());
+        hosts.remove_association(BURST_TIME, host);
+        hosts.remove_unused(BURST_TIME * 2);
+        assert!(hosts.hosts.is_empty() && hosts.idle_hosts.is_empty());
     }
 }

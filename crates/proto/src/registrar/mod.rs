@@ -20,43 +20,43 @@
 //! ended its association sets the H flag in the next keep-alive.
 
 mod access;
-mod alive;
 mod asap;
-mod asked;
 mod associations;
 mod config;
-mod dial;
+mod dials;
 pub mod distance;
 mod enrp;
 mod entry;
 mod event;
-mod granted;
+mod handle_table;
 mod hosts;
+mod keep_alive;
 mod outbox;
-mod parked;
 mod peers;
+mod pending;
+mod queries;
 mod refresh;
 mod register;
+mod registration_cache;
+mod resolution_cache;
 mod schedule;
-mod start;
-mod strangers;
+mod startup;
 mod subscriptions;
 mod sync;
-mod table;
 mod takeover;
-mod view;
+mod unknown_peers;
 
-pub use crate::life::LifeUnit;
-pub use access::{Access, Allow, Prefix, PrefixError, Who};
+pub use crate::registration_life::LifeUnit;
+pub use access::{Access, HostClass, Permission, Prefix, PrefixError};
 pub use config::{Config, Limits, Settings, TakeoverRace};
-pub use event::{Counters, Event, Gone};
+pub use event::{Counters, Event, RemovalReason};
 pub use peers::PeerStatus;
 
 use associations::Associations;
 use bytes::Bytes;
-use dial::Dials;
-use entry::Entry;
-use holdfast_handlespace::{Coming, ElementKey, Handlespace};
+use dials::Dials;
+use entry::ElementEntry;
+use holdfast_handlespace::{AnnouncedOperation, ElementKey, Handlespace};
 use holdfast_wire::rserpool::{RegistrarId, asap as asap_wire, enrp as enrp_wire, peek};
 use outbox::Outbox;
 use peers::Peer;
@@ -64,14 +64,14 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use refresh::Refreshes;
 use schedule::{Schedule, Timer};
-use start::Start;
+use startup::Startup;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use strangers::Strangers;
 use subscriptions::Subscriptions;
-use takeover::Bequest;
+use takeover::HomeTransfer;
+use unknown_peers::UnknownPeers;
 
 /// Number of an association, assigned by the daemon and unique among the associations that are up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,7 +116,7 @@ pub enum Output {
         protocol: Protocol,
         message: Bytes,
     },
-    /// Make an association with the endpoint at these addresses; [`Registrar::handle_up`] or
+    /// Make an association with the endpoint at these addresses; [`Registrar::handle_association_up`] or
     /// [`Registrar::handle_dial_failed`] follows. If an association with it exists already, the former follows,
     /// with that one's number.
     Connect {
@@ -126,9 +126,9 @@ pub enum Output {
     },
     /// Send a message to the protocol's multicast group.
     Multicast { protocol: Protocol, message: Bytes },
-    /// Report the association's round trip from time to time, as long as [`Registrar::measures`] returns true.
+    /// Report the association's round trip from time to time, as long as [`Registrar::needs_measurement`] returns true.
     Measure(AssociationId),
-    /// Abort an association at once; [`Registrar::handle_down`] follows.
+    /// Abort an association at once; [`Registrar::handle_association_down`] follows.
     Abort(AssociationId),
     /// Report an event to its observers.
     Event(Event),
@@ -138,28 +138,28 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Registrar {
     config: Config,
-    space: Handlespace<Entry>,
+    handlespace: Handlespace<ElementEntry>,
     associations: Associations,
     dials: Dials,
     peers: BTreeMap<RegistrarId, Peer>,
     /// Own elements that a peer claims as well, while this registrar probes them.
     contested: HashMap<ElementKey, RegistrarId>,
     /// Elements of dead registrars that still need their new home.
-    bequests: BTreeMap<RegistrarId, Bequest>,
+    home_transfers: BTreeMap<RegistrarId, HomeTransfer>,
     /// Last time that each registrar was heard to announce itself to elements.
     announcers: BTreeMap<RegistrarId, Duration>,
     /// Number of elements that have a distance.
-    distant: usize,
-    strangers: Strangers,
+    distant_elements: usize,
+    unknown_peers: UnknownPeers,
     subscriptions: Subscriptions,
     refreshes: Refreshes,
-    start: Start,
+    startup: Startup,
     mentor_failures: usize,
     mentor_dial: Option<DialId>,
     /// Number of handle tables that are being sent.
     downloads: usize,
     schedule: Schedule,
-    out: Outbox,
+    outbox: Outbox,
     random: SmallRng,
     counters: Counters,
 }
@@ -168,35 +168,35 @@ impl Registrar {
     /// Returns a registrar that starts at `now`.
     pub fn new(now: Duration, config: Config) -> Registrar {
         let mut registrar = Registrar {
-            space: Handlespace::new(config.seed),
+            handlespace: Handlespace::new(config.seed),
             associations: Associations::new(config.seed),
             dials: Dials::default(),
             peers: BTreeMap::new(),
             contested: HashMap::new(),
-            bequests: BTreeMap::new(),
+            home_transfers: BTreeMap::new(),
             announcers: BTreeMap::new(),
-            distant: 0,
-            strangers: Strangers::default(),
+            distant_elements: 0,
+            unknown_peers: UnknownPeers::default(),
             subscriptions: Subscriptions::default(),
             refreshes: Refreshes::default(),
-            start: Start::default(),
+            startup: Startup::default(),
             mentor_failures: 0,
             mentor_dial: None,
             downloads: 0,
             schedule: Schedule::default(),
-            out: Outbox::new(config.id),
+            outbox: Outbox::new(config.id),
             random: SmallRng::seed_from_u64(config.seed),
             counters: Counters::default(),
             config,
         };
-        registrar.begin(now);
+        registrar.begin_startup(now);
         registrar
     }
 
     /// Handles a new association, begun by the other side or by an [`Output::Connect`]. `addresses` are the addresses
     /// of the other endpoint that the transport has confirmed; the first one identifies the host. For further addresses
     /// see [`Registrar::handle_addresses`].
-    pub fn handle_up(
+    pub fn handle_association_up(
         &mut self,
         now: Duration,
         association: AssociationId,
@@ -209,55 +209,64 @@ impl Registrar {
             let admitted = self
                 .associations
                 .insert(now, association, protocol, addresses, limits);
-            if let Err(why) = admitted {
+            if let Err(reason) = admitted {
                 self.counters.associations_refused += 1;
-                self.out.push(Output::Abort(association));
-                self.out.event(Event::Aborted { association, why });
+                self.outbox.push(Output::Abort(association));
+                self.outbox.push_event(Event::Aborted {
+                    association,
+                    reason,
+                });
                 if let Some(dial) = dial {
                     self.handle_dial_failed(now, dial);
                 }
                 return;
             }
-            let silent = now + limits.first_message;
-            self.schedule.set(Timer::Silent(association), silent);
+            let silence_deadline = now + limits.first_message_timeout;
+            self.schedule
+                .set(Timer::SilentAssociation(association), silence_deadline);
             if let Some(new) = self.associations.get_mut(association) {
-                new.admit(&self.config.settings, &self.config.mentors);
+                new.set_permissions(&self.config.settings, &self.config.mentors);
             }
             if protocol == Protocol::Enrp {
-                self.out.push(Output::Measure(association));
+                self.outbox.push(Output::Measure(association));
             }
         }
         if let Some(dial) = dial {
-            self.dialled(now, dial, association);
+            self.on_dial_succeeded(now, dial, association);
         }
     }
 
     /// Handles a certificate, with this name, from the other side of an association.
-    pub fn handle_name(&mut self, association: AssociationId, name: String) {
-        if let Some(known) = self.associations.get_mut(association) {
-            known.name = Some(name);
-            known.admit(&self.config.settings, &self.config.mentors);
+    pub fn handle_certificate_name(&mut self, association: AssociationId, name: String) {
+        if let Some(known_association) = self.associations.get_mut(association) {
+            known_association.certificate_name = Some(name);
+            known_association.set_permissions(&self.config.settings, &self.config.mentors);
         }
     }
 
     /// Handles the end of an association, for any reason.
-    pub fn handle_down(&mut self, now: Duration, association: AssociationId) {
-        let Some(gone) = self.associations.remove(now, association) else {
+    pub fn handle_association_down(&mut self, now: Duration, association: AssociationId) {
+        let Some(removed) = self.associations.remove(now, association) else {
             return;
         };
-        for timer in [Timer::Download, Timer::Silent, Timer::Claimed, Timer::Way] {
+        for timer in [
+            Timer::DownloadTimeout,
+            Timer::SilentAssociation,
+            Timer::AddressConfirmation,
+            Timer::DistanceUpdate,
+        ] {
             self.schedule.stop(timer(association));
         }
-        for handle in &gone.pools {
-            self.subscriptions.end(association, handle);
+        for handle in &removed.pools {
+            self.subscriptions.unsubscribe(association, handle);
         }
-        if gone.download.is_some() {
+        if removed.download.is_some() {
             self.downloads -= 1;
         }
-        self.association_lost(now, gone.elements);
-        self.mentor_lost(now, association);
-        if let Some(peer) = gone.peer {
-            self.peer_lost(now, peer, association);
+        self.on_association_lost(now, removed.elements);
+        self.on_mentor_lost(now, association);
+        if let Some(peer) = removed.peer {
+            self.on_peer_lost(now, peer, association);
         }
     }
 
@@ -269,15 +278,15 @@ impl Registrar {
         let keys = restarted.elements.clone();
         let peer = restarted.peer.take();
         for handle in std::mem::take(&mut restarted.pools) {
-            self.subscriptions.end(association, &handle);
+            self.subscriptions.unsubscribe(association, &handle);
         }
-        self.schedule.stop(Timer::Download(association));
-        self.end_download(association);
+        self.schedule.stop(Timer::DownloadTimeout(association));
+        self.abort_download(association);
         for key in keys {
-            self.ask(now, key);
+            self.probe_element(now, key);
         }
         if let Some(peer) = peer {
-            self.peer_lost(now, peer, association);
+            self.on_peer_lost(now, peer, association);
         }
     }
 
@@ -286,8 +295,8 @@ impl Registrar {
     pub fn handle_settings(&mut self, now: Duration, settings: Settings) {
         self.config.settings = settings;
         let (mut elements, mut registrars) = (Vec::new(), Vec::new());
-        for (id, association) in self.associations.each_mut() {
-            association.admit(&self.config.settings, &self.config.mentors);
+        for (id, association) in self.associations.iter_mut() {
+            association.set_permissions(&self.config.settings, &self.config.mentors);
             if !association.may_register {
                 elements.extend_from_slice(&association.elements);
             }
@@ -296,7 +305,7 @@ impl Registrar {
             }
         }
         for key in elements {
-            self.withdraw(key, Gone::Forbidden);
+            self.remove_and_announce(key, RemovalReason::Forbidden);
         }
         for association in registrars {
             self.abort(association, "no longer an allowed registrar");
@@ -309,89 +318,96 @@ impl Registrar {
 
     /// Handles all timers due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
-        self.element_timers(now);
-        self.tell_changes(now);
+        self.handle_element_timers(now);
+        self.send_updates(now);
         while let Some(timer) = self.schedule.pop(now) {
             match timer {
-                Timer::Heartbeat => self.heartbeat(now),
-                Timer::Announce => self.announce(now),
-                Timer::Refresh => self.refresh_some(now),
-                Timer::Start => self.start_timeout(now),
-                Timer::Peer(id) => self.peer_timeout(now, id),
-                Timer::Dial(id) => self.dial_peer(id),
-                Timer::Sync(id) => self.sync_timeout(id),
+                Timer::Heartbeat => self.send_heartbeat(now),
+                Timer::Announce => self.send_announce(now),
+                Timer::Refresh => self.announce_some(now),
+                Timer::StartupStep => self.on_startup_timeout(now),
+                Timer::PeerState(id) => self.on_peer_timeout(now, id),
+                Timer::DialPeer(id) => self.dial_peer(id),
+                Timer::SyncTimeout(id) => self.on_sync_timeout(id),
                 Timer::Sweep(id) => self.sweep_some(now, id),
-                Timer::Way(association) => self.move_some(now, association),
-                Timer::Bequest(id) => self.bequeath_some(now, id),
-                Timer::Download(association) => self.end_download(association),
-                Timer::Silent(association) => self.abort(association, "it says nothing"),
-                Timer::Claimed(association) => self.claims_end(now, association),
+                Timer::DistanceUpdate(association) => self.update_some_distances(now, association),
+                Timer::HomeTransfer(id) => self.transfer_some_homes(now, id),
+                Timer::DownloadTimeout(association) => self.abort_download(association),
+                Timer::SilentAssociation(association) => {
+                    self.abort(association, "silent for too long")
+                }
+                Timer::AddressConfirmation(association) => {
+                    self.end_confirmation_wait(now, association)
+                }
             }
         }
     }
 
     /// Number of messages ahead at which to call [`expect`](Self::expect).
-    pub const AHEAD: usize = Handlespace::<Entry>::AHEAD;
+    pub const PREFETCH_DISTANCE: usize = Handlespace::<ElementEntry>::ANNOUNCE_DISTANCE;
 
-    /// Announces the message that comes [`AHEAD`](Self::AHEAD) messages after the next one, if known, so that the
+    /// Announces the message that comes [`ANNOUNCE_DISTANCE`](Self::PREFETCH_DISTANCE) messages after the next one, if known, so that the
     /// memory it will touch is prefetched. The daemon should call this function once for each message; correctness does
     /// not depend on it.
     #[inline]
-    pub fn expect(&mut self, coming: Option<(Protocol, &[u8])>) {
-        let subject = coming.and_then(|(protocol, message)| match protocol {
+    pub fn expect(&mut self, upcoming: Option<(Protocol, &[u8])>) {
+        let subject = upcoming.and_then(|(protocol, message)| match protocol {
             Protocol::Asap => peek::asap(message),
             Protocol::Enrp => peek::enrp(message),
         });
         let items = self.config.settings.resolution_items;
-        self.space.expect(subject.map(|about| match about.id {
-            Some(id) if about.leaves => Coming::Deregistration(about.handle, id),
-            Some(id) => Coming::Registration(about.handle, id),
-            None => Coming::Resolution(about.handle, items),
+        self.handlespace.expect(subject.map(|about| match about.id {
+            Some(id) if about.is_removal => AnnouncedOperation::Deregistration(about.handle, id),
+            Some(id) => AnnouncedOperation::Registration(about.handle, id),
+            None => AnnouncedOperation::Resolution(about.handle, items),
         }));
     }
 
     /// Returns the next output; none until the next input.
     #[inline]
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.out.pop()
+        self.outbox.pop()
     }
 
     /// Returns the time at which to call [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Duration> {
         let times = [
             self.schedule.next(),
-            self.space.next_timer(),
-            self.subscriptions.next(),
+            self.handlespace.next_timer(),
+            self.subscriptions.next_update(),
         ];
         times.into_iter().flatten().min()
     }
 
-    pub(self) fn ignored(
+    pub(self) fn report_ignored(
         &mut self,
         from: Option<AssociationId>,
         protocol: Protocol,
-        why: &'static str,
+        reason: &'static str,
     ) {
-        self.out.event(Event::Ignored {
+        self.outbox.push_event(Event::Ignored {
             from,
             protocol,
-            why,
+            reason,
         });
     }
 
     /// Notes the first well-formed message of an association.
-    pub(self) fn spoke(&mut self, association: AssociationId) {
-        if let Some(known) = self.associations.get_mut(association)
-            && !known.spoke
+    pub(self) fn on_first_message(&mut self, association: AssociationId) {
+        if let Some(known_association) = self.associations.get_mut(association)
+            && !known_association.has_spoken
         {
-            known.spoke = true;
-            self.schedule.stop(Timer::Silent(association));
+            known_association.has_spoken = true;
+            self.schedule.stop(Timer::SilentAssociation(association));
         }
     }
 
-    fn abort(&mut self, association: AssociationId, why: &'static str) {
+    fn abort(&mut self, association: AssociationId, reason: &'static str) {
         self.counters.aborted += 1;
-        self.out.push(Output::Abort(association));
-        self.out.event(Event::Aborted { association, why });
+        self.outbox.push(Output::Abort(association));
+        self.outbox.push_event(Event::Aborted {
+            association,
+            reason,
+        });
     }
 }

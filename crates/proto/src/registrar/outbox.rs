@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Size of the chunks into which messages are written one behind the other; the slices of a chunk share it.
-const CHUNK: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Outbox {
@@ -15,9 +15,9 @@ pub(super) struct Outbox {
     queue: VecDeque<Output>,
     buffer: BytesMut,
     /// The associations of all connected peers.
-    pub(super) everybody: Arc<[AssociationId]>,
-    /// Changes with every change of `everybody`.
-    pub(super) audience: u32,
+    pub(super) peers: Arc<[AssociationId]>,
+    /// Changes with every change of `peers`.
+    pub(super) peers_version: u32,
 }
 
 impl Outbox {
@@ -25,9 +25,9 @@ impl Outbox {
         Outbox {
             id,
             queue: VecDeque::new(),
-            buffer: BytesMut::with_capacity(CHUNK),
-            everybody: Arc::new([]),
-            audience: 0,
+            buffer: BytesMut::with_capacity(CHUNK_BYTES),
+            peers: Arc::new([]),
+            peers_version: 0,
         }
     }
 
@@ -41,13 +41,13 @@ impl Outbox {
         self.queue.push_back(output);
     }
 
-    pub(super) fn event(&mut self, event: Event) {
+    pub(super) fn push_event(&mut self, event: Event) {
         self.push(Output::Event(event));
     }
 
     /// Returns the bytes that `write` appends.
     #[inline]
-    fn encoded(
+    fn encode(
         &mut self,
         write: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
     ) -> Result<Bytes, EncodeError> {
@@ -57,22 +57,22 @@ impl Outbox {
 
     /// Sends an ASAP message.
     #[inline]
-    pub(super) fn asap(
+    pub(super) fn send_asap(
         &mut self,
         to: AssociationId,
         message: &asap::Message,
     ) -> Result<(), EncodeError> {
-        self.asap_with(to, |buffer| message.encode(buffer))
+        self.send_asap_with(to, |buffer| message.encode(buffer))
     }
 
     /// Sends the ASAP message that `write` appends.
     #[inline]
-    pub(super) fn asap_with(
+    pub(super) fn send_asap_with(
         &mut self,
         to: AssociationId,
         write: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
     ) -> Result<(), EncodeError> {
-        let message = self.encoded(write)?;
+        let message = self.encode(write)?;
         self.push(Output::Send {
             to,
             protocol: Protocol::Asap,
@@ -83,7 +83,7 @@ impl Outbox {
 
     /// Returns the last message, if it was the last output.
     #[inline]
-    pub(super) fn newest(&self) -> Option<&Bytes> {
+    pub(super) fn last_message(&self) -> Option<&Bytes> {
         match self.queue.back()? {
             Output::Send { message, .. } | Output::SendMany { message, .. } => Some(message),
             _ => None,
@@ -92,8 +92,8 @@ impl Outbox {
 
     /// Sends the bytes of an earlier ASAP message.
     #[inline]
-    pub(super) fn repeat(&mut self, to: AssociationId, message: &[u8]) {
-        let _ = self.asap_with(to, |buffer| {
+    pub(super) fn resend_asap(&mut self, to: AssociationId, message: &[u8]) {
+        let _ = self.send_asap_with(to, |buffer| {
             buffer.extend_from_slice(message);
             Ok(())
         });
@@ -101,31 +101,31 @@ impl Outbox {
 
     /// Sends the bytes of an earlier ENRP message to all peers.
     #[inline]
-    pub(super) fn repeat_to_all(&mut self, message: &[u8]) {
-        if !self.everybody.is_empty() {
+    pub(super) fn resend_to_peers(&mut self, message: &[u8]) {
+        if !self.peers.is_empty() {
             self.buffer.extend_from_slice(message);
             let message = self.buffer.split().freeze();
-            self.send_all(message);
+            self.send_to_peers(message);
         }
     }
 
     #[inline]
-    fn send_all(&mut self, message: Bytes) {
+    fn send_to_peers(&mut self, message: Bytes) {
         self.push(Output::SendMany {
-            to: self.everybody.clone(),
+            to: self.peers.clone(),
             protocol: Protocol::Enrp,
             message,
         });
     }
 
     /// Sends the ENRP message that `write` appends.
-    pub(super) fn enrp_with(
+    pub(super) fn send_enrp_with(
         &mut self,
         to: AssociationId,
         write: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
     ) {
         // Messages of a registrar about itself are short and have addresses: encoding cannot fail.
-        if let Ok(message) = self.encoded(write) {
+        if let Ok(message) = self.encode(write) {
             self.push(Output::Send {
                 to,
                 protocol: Protocol::Enrp,
@@ -135,27 +135,27 @@ impl Outbox {
     }
 
     /// Sends an ENRP message to one peer.
-    pub(super) fn enrp(&mut self, to: AssociationId, receiver: RegistrarId, body: enrp::Body) {
+    pub(super) fn send_enrp(&mut self, to: AssociationId, receiver: RegistrarId, body: enrp::Body) {
         let message = enrp::Message {
             sender: self.id,
             receiver,
             body,
         };
-        self.enrp_with(to, |buffer| message.encode(buffer));
+        self.send_enrp_with(to, |buffer| message.encode(buffer));
     }
 
     /// Sends an ENRP message to all peers, encoded once, and returns its body. RFC 5353 section 3.3.1: "leave the
     /// Receiving Server's ID blank".
-    pub(super) fn announce(&mut self, body: enrp::Body) -> enrp::Body {
+    pub(super) fn announce_to_peers(&mut self, body: enrp::Body) -> enrp::Body {
         let message = enrp::Message {
             sender: self.id,
             receiver: RegistrarId(0),
             body,
         };
-        if let [_, ..] = *self.everybody
-            && let Ok(bytes) = self.encoded(|buffer| message.encode(buffer))
+        if let [_, ..] = *self.peers
+            && let Ok(bytes) = self.encode(|buffer| message.encode(buffer))
         {
-            self.send_all(bytes);
+            self.send_to_peers(bytes);
         }
         message.body
     }
@@ -167,7 +167,7 @@ impl Outbox {
             receiver: RegistrarId(0),
             body,
         };
-        if let Ok(message) = self.encoded(|buffer| message.encode(buffer)) {
+        if let Ok(message) = self.encode(|buffer| message.encode(buffer)) {
             let protocol = Protocol::Enrp;
             self.push(Output::Multicast { protocol, message });
         }
@@ -175,7 +175,7 @@ impl Outbox {
 
     /// Sends an ASAP message by multicast.
     pub(super) fn multicast_asap(&mut self, message: &asap::Message) {
-        if let Ok(message) = self.encoded(|buffer| message.encode(buffer)) {
+        if let Ok(message) = self.encode(|buffer| message.encode(buffer)) {
             let protocol = Protocol::Asap;
             self.push(Output::Multicast { protocol, message });
         }

@@ -1,7 +1,7 @@
 //! The peer list (RFC 5353 section 3.4): active and silent registrars.
 
-use super::associations::{endpoints, is_registrar};
-use super::dial::Purpose;
+use super::associations::{endpoints, is_registrar_permitted};
+use super::dials::DialPurpose;
 use super::schedule::Timer;
 use super::sync::Sweep;
 use super::takeover::Takeover;
@@ -19,28 +19,28 @@ pub(super) struct Peer {
     dial: Option<DialId>,
     /// Time at which the peer was last heard: peer_last_heard.
     pub(super) last_heard: Duration,
-    pub(super) state: State,
+    pub(super) state: PeerState,
     /// Current stamp: elements of this home with another stamp were not in its table.
-    pub(super) stamp: u32,
+    pub(super) sync_stamp: u32,
     /// True while its table is requested, or elements missing from it are removed.
-    pub(super) syncing: bool,
+    pub(super) is_syncing: bool,
     pub(super) sweep: Option<Sweep>,
     /// True if another registrar has described elements of this peer that have a distance, and the peer's own table is
     /// needed.
-    pub(super) hearsay: bool,
+    pub(super) has_hearsay_distances: bool,
     /// The checksum that it announced last.
-    checksum: Option<u16>,
+    announced_checksum: Option<u16>,
 }
 
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum PeerState {
     Active,
     /// Silent; asked for a response.
     Suspect,
     /// Another registrar wants to take over its elements ("not active").
     NotActive,
     /// This registrar is taking over its elements.
-    Taking(Takeover),
+    TakingOver(Takeover),
 }
 
 /// Status of a peer, for operators.
@@ -69,21 +69,21 @@ impl Registrar {
             id: *id,
             transport: peer.transport.clone(),
             connected: peer.association.is_some(),
-            active: matches!(peer.state, State::Active),
+            active: matches!(peer.state, PeerState::Active),
             last_heard: peer.last_heard,
-            elements: self.space.elements_owned_by(*id),
-            checksum: (self.space.checksum(*id), peer.checksum),
+            elements: self.handlespace.elements_owned_by(*id),
+            checksum: (self.handlespace.checksum(*id), peer.announced_checksum),
         })
     }
 
     /// Returns the stamp that marks elements of a home as contained in its table.
-    pub(super) fn stamp_of(&self, home: RegistrarId) -> u32 {
-        self.peers.get(&home).map_or(0, |peer| peer.stamp)
+    pub(super) fn sync_stamp_of(&self, home: RegistrarId) -> u32 {
+        self.peers.get(&home).map_or(0, |peer| peer.sync_stamp)
     }
 
     /// Adds a registrar to the peer list. Returns false if the list is full. A registrar known by hearsay has as much
     /// time to be heard as any other.
-    pub(super) fn know(&mut self, now: Duration, id: RegistrarId) -> bool {
+    pub(super) fn add_peer(&mut self, now: Duration, id: RegistrarId) -> bool {
         if id.0 == 0 || id == self.config.id {
             return false;
         }
@@ -98,60 +98,65 @@ impl Registrar {
             association: None,
             dial: None,
             last_heard: now,
-            state: State::Active,
-            stamp: 1,
-            syncing: false,
+            state: PeerState::Active,
+            sync_stamp: 1,
+            is_syncing: false,
             sweep: None,
-            hearsay: false,
-            checksum: None,
+            has_hearsay_distances: false,
+            announced_checksum: None,
         };
         self.peers.insert(id, peer);
         let silent = now + self.config.settings.last_heard_max;
-        self.schedule.set(Timer::Peer(id), silent);
-        self.out.event(Event::PeerUp(id));
+        self.schedule.set(Timer::PeerState(id), silent);
+        self.outbox.push_event(Event::PeerUp(id));
         true
     }
 
     /// Handles a sign of life from a peer, which ends any suspicion or takeover.
-    pub(super) fn heard(&mut self, now: Duration, id: RegistrarId) {
+    pub(super) fn on_peer_heard(&mut self, now: Duration, id: RegistrarId) {
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
         };
         peer.last_heard = now;
-        if matches!(peer.state, State::Active) {
+        if matches!(peer.state, PeerState::Active) {
             return;
         }
-        let before = std::mem::replace(&mut peer.state, State::Active);
+        let before = std::mem::replace(&mut peer.state, PeerState::Active);
         let silent = now + self.config.settings.last_heard_max;
-        self.schedule.set(Timer::Peer(id), silent);
-        if matches!(before, State::Taking(_)) {
-            self.out.event(Event::TakeoverEnded(id));
+        self.schedule.set(Timer::PeerState(id), silent);
+        if matches!(before, PeerState::TakingOver(_)) {
+            self.outbox.push_event(Event::TakeoverEnded(id));
         }
-        self.out.event(Event::PeerUp(id));
+        self.outbox.push_event(Event::PeerUp(id));
     }
 
     /// Binds an association to the peer that sent a message over it.
-    pub(super) fn bind(&mut self, now: Duration, association: AssociationId, id: RegistrarId) {
-        if let Some(known) = self.associations.get_mut(association) {
-            known.peer = Some(id);
+    pub(super) fn bind_association(
+        &mut self,
+        now: Duration,
+        association: AssociationId,
+        id: RegistrarId,
+    ) {
+        if let Some(known_association) = self.associations.get_mut(association) {
+            known_association.peer = Some(id);
         }
         if let Some(peer) = self.peers.get_mut(&id)
             && peer.association.is_none()
         {
             peer.association = Some(association);
-            self.schedule.stop(Timer::Dial(id));
-            self.count_peers();
-            self.peer_bound(now, association);
+            self.schedule.stop(Timer::DialPeer(id));
+            self.update_connected_peers();
+            self.on_peer_bound(now, association);
         }
     }
 
     /// Sets a peer's transport address to the announced one, as far as registrars are permitted there.
-    pub(super) fn reached_at(&mut self, id: RegistrarId, transport: &SctpTransport) {
+    pub(super) fn set_peer_transport(&mut self, id: RegistrarId, transport: &SctpTransport) {
         let mut transport = transport.clone();
         let config = &self.config;
         transport
             .addresses
-            .retain(|address| is_registrar(*address, &config.settings, &config.mentors));
+            .retain(|address| is_registrar_permitted(*address, &config.settings, &config.mentors));
         if transport.addresses.is_empty() {
             return;
         }
@@ -173,13 +178,13 @@ impl Registrar {
             return;
         };
         let addresses = endpoints(transport).collect();
-        let dial = self.dial(Protocol::Enrp, addresses, Purpose::Peer(id));
+        let dial = self.dial(Protocol::Enrp, addresses, DialPurpose::Peer(id));
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.dial = Some(dial);
         }
     }
 
-    pub(super) fn peer_reached(&mut self, id: RegistrarId, at: AssociationId) {
+    pub(super) fn on_peer_reached(&mut self, id: RegistrarId, at: AssociationId) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.dial = None;
         }
@@ -187,20 +192,25 @@ impl Registrar {
         self.send_presence(at, RegistrarId(0), true);
     }
 
-    pub(super) fn peer_unreached(&mut self, now: Duration, id: RegistrarId) {
-        let again = now + self.config.settings.retry;
+    pub(super) fn on_peer_unreached(&mut self, now: Duration, id: RegistrarId) {
+        let retry_at = now + self.config.settings.retry_interval;
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
         };
         peer.dial = None;
         match peer.state {
             // RFC 5353 section 3.4.3: "If the send fails".
-            State::Suspect if peer.association.is_none() => self.dead(now, id),
-            _ => self.schedule.set(Timer::Dial(id), again),
+            PeerState::Suspect if peer.association.is_none() => self.on_peer_dead(now, id),
+            _ => self.schedule.set(Timer::DialPeer(id), retry_at),
         }
     }
 
-    pub(super) fn peer_lost(&mut self, now: Duration, id: RegistrarId, association: AssociationId) {
+    pub(super) fn on_peer_lost(
+        &mut self,
+        now: Duration,
+        id: RegistrarId,
+        association: AssociationId,
+    ) {
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
         };
@@ -209,10 +219,10 @@ impl Registrar {
         }
         peer.association = None;
         self.stop_sync(id);
-        self.count_peers();
+        self.update_connected_peers();
         let active = self.peers.get(&id).map(|peer| &peer.state);
-        if matches!(active, Some(State::Active)) {
-            self.suspect(now, id);
+        if matches!(active, Some(PeerState::Active)) {
+            self.suspect_peer(now, id);
         }
     }
 
@@ -222,9 +232,9 @@ impl Registrar {
             return;
         };
         for timer in [
-            Timer::Peer(id),
-            Timer::Dial(id),
-            Timer::Sync(id),
+            Timer::PeerState(id),
+            Timer::DialPeer(id),
+            Timer::SyncTimeout(id),
             Timer::Sweep(id),
         ] {
             self.schedule.stop(timer);
@@ -234,71 +244,73 @@ impl Registrar {
         {
             association.peer = None;
         }
-        self.count_peers();
+        self.update_connected_peers();
     }
 
-    fn count_peers(&mut self) {
+    fn update_connected_peers(&mut self) {
         let associations = self.peers.values().filter_map(|peer| peer.association);
-        self.out.everybody = associations.collect();
-        self.out.audience = self.out.audience.wrapping_add(1);
+        self.outbox.peers = associations.collect();
+        self.outbox.peers_version = self.outbox.peers_version.wrapping_add(1);
     }
 
     /// Handles a peer's timer, according to the peer's state.
-    pub(super) fn peer_timeout(&mut self, now: Duration, id: RegistrarId) {
+    pub(super) fn on_peer_timeout(&mut self, now: Duration, id: RegistrarId) {
         let Some(peer) = self.peers.get(&id) else {
             return;
         };
         match &peer.state {
-            State::Active => {
+            PeerState::Active => {
                 let due = peer.last_heard + self.config.settings.last_heard_max;
                 if now < due {
-                    self.schedule.set(Timer::Peer(id), due);
+                    self.schedule.set(Timer::PeerState(id), due);
                 } else {
-                    self.suspect(now, id);
+                    self.suspect_peer(now, id);
                 }
             }
-            State::Suspect => self.dead(now, id),
+            PeerState::Suspect => self.on_peer_dead(now, id),
             // The registrar that wanted to take this peer over has not announced it. rsplib never does.
-            State::NotActive if self.space.elements_owned_by(id) == 0 => self.drop_peer(id),
-            State::NotActive => self.dead(now, id),
-            State::Taking(_) => self.takeover_timeout(now, id),
+            PeerState::NotActive if self.handlespace.elements_owned_by(id) == 0 => {
+                self.drop_peer(id)
+            }
+            PeerState::NotActive => self.on_peer_dead(now, id),
+            PeerState::TakingOver(_) => self.on_takeover_timeout(now, id),
         }
     }
 
     /// Asks a silent peer for a response. RFC 5353 section 3.4.3: "MUST immediately send a point-to-point ENRP_PRESENCE
     /// with the Reply_request flag set".
-    fn suspect(&mut self, now: Duration, id: RegistrarId) {
+    fn suspect_peer(&mut self, now: Duration, id: RegistrarId) {
         let until = now + self.config.settings.no_response_max;
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
         };
-        peer.state = State::Suspect;
+        peer.state = PeerState::Suspect;
         let association = peer.association;
-        self.schedule.set(Timer::Peer(id), until);
+        self.schedule.set(Timer::PeerState(id), until);
         match association {
             Some(to) => self.send_presence(to, id, true),
             None => self.dial_peer(id),
         }
         // A takeover may have waited for this peer.
-        self.takeovers_without(now, id);
+        self.drop_silent_arbiter(now, id);
     }
 
-    fn dead(&mut self, now: Duration, id: RegistrarId) {
-        self.out.event(Event::PeerDead(id));
+    fn on_peer_dead(&mut self, now: Duration, id: RegistrarId) {
+        self.outbox.push_event(Event::PeerDead(id));
         self.begin_takeover(now, id);
     }
 
     /// Sends the heartbeat (RFC 5353 section 3.4.2).
-    pub(super) fn heartbeat(&mut self, now: Duration) {
-        if !self.is_settled() {
+    pub(super) fn send_heartbeat(&mut self, now: Duration) {
+        if !self.has_no_home_transfers() {
             // The checksum would differ from the peers' knowledge.
             let soon = now + Duration::from_millis(1);
             return self.schedule.set(Timer::Heartbeat, soon);
         }
         let body = self.presence(false);
-        let body = self.out.announce(body);
+        let body = self.outbox.announce_to_peers(body);
         if self.config.settings.enrp_multicast {
-            self.out.multicast_enrp(body);
+            self.outbox.multicast_enrp(body);
         }
         let next = now + self.config.settings.heartbeat_cycle;
         self.schedule.set(Timer::Heartbeat, next);
@@ -307,18 +319,18 @@ impl Registrar {
             self.dial_peer(id);
         }
         self.dial_mentors();
-        self.ask_unknown();
-        self.ask_list();
-        self.tell_all();
+        self.ask_unknown_registrars();
+        self.request_list();
+        self.schedule_all_updates();
     }
 
     /// Asks one of the peers for its list from time to time. Two registrars that took each other for dead have
     /// forgotten each other, but other peers know both.
-    fn ask_list(&mut self) {
+    fn request_list(&mut self) {
         let connected = self.peers.iter();
         let connected = connected.filter_map(|(id, peer)| Some((*id, peer.association?)));
         if let Some((id, to)) = connected.choose(&mut self.random) {
-            self.out.enrp(to, id, Body::ListRequest);
+            self.outbox.send_enrp(to, id, Body::ListRequest);
         }
     }
 
@@ -326,12 +338,12 @@ impl Registrar {
     pub(super) fn presence(&self, reply_required: bool) -> Body {
         Body::Presence {
             reply_required,
-            checksum: Some(self.space.checksum(self.config.id)),
-            server: Some(self.information()),
+            checksum: Some(self.handlespace.checksum(self.config.id)),
+            server: Some(self.own_information()),
         }
     }
 
-    fn information(&self) -> ServerInformation {
+    fn own_information(&self) -> ServerInformation {
         ServerInformation {
             id: self.config.id,
             transport: self.config.transport.clone(),
@@ -340,11 +352,11 @@ impl Registrar {
 
     pub(super) fn send_presence(&mut self, to: AssociationId, receiver: RegistrarId, reply: bool) {
         let body = self.presence(reply);
-        self.out.enrp(to, receiver, body);
+        self.outbox.send_enrp(to, receiver, body);
     }
 
     /// Handles a presence of a peer.
-    pub(super) fn present(
+    pub(super) fn on_presence(
         &mut self,
         now: Duration,
         id: RegistrarId,
@@ -352,31 +364,33 @@ impl Registrar {
         server: Option<ServerInformation>,
     ) {
         if let Some(server) = server.filter(|server| server.id == id) {
-            self.reached_at(id, &server.transport);
+            self.set_peer_transport(id, &server.transport);
         }
         let Some(checksum) = checksum else { return };
         if let Some(peer) = self.peers.get_mut(&id) {
-            peer.checksum = Some(checksum);
+            peer.announced_checksum = Some(checksum);
         }
-        self.compare(now, id, checksum);
+        self.compare_checksum(now, id, checksum);
     }
 
     /// Returns the known registrars, including this one. Registrars known by hearsay only are left out: two lists would
     /// keep each other's dead ones alive.
-    pub(super) fn list(&self) -> Vec<ServerInformation> {
+    pub(super) fn server_list(&self) -> Vec<ServerInformation> {
         let known = self.peers.iter().filter_map(|(id, peer)| {
             let transport = peer.transport.clone()?;
-            let active = matches!(peer.state, State::Active) && peer.association.is_some();
+            let active = matches!(peer.state, PeerState::Active) && peer.association.is_some();
             active.then_some(ServerInformation { id: *id, transport })
         });
-        std::iter::once(self.information()).chain(known).collect()
+        std::iter::once(self.own_information())
+            .chain(known)
+            .collect()
     }
 
     /// Learns registrars from a peer's list.
     pub(super) fn learn_list(&mut self, now: Duration, servers: Vec<ServerInformation>) {
         for server in servers {
-            if !self.peers.contains_key(&server.id) && self.know(now, server.id) {
-                self.reached_at(server.id, &server.transport);
+            if !self.peers.contains_key(&server.id) && self.add_peer(now, server.id) {
+                self.set_peer_transport(server.id, &server.transport);
             }
         }
     }

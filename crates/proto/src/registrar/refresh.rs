@@ -19,43 +19,43 @@ use std::time::Duration;
 const SLOTS: u32 = 8;
 
 /// Least number of announcements in a registration's life.
-const IN_A_LIFE: u32 = 4;
+const ANNOUNCEMENTS_PER_LIFE: u32 = 4;
 
 /// The peers' knowledge of a registration.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Told {
+pub(super) struct AnnouncementState {
     /// Time of the last announcement.
-    at: Duration,
+    announced_at: Duration,
     /// Peers that received it: [`Outbox::audience`](super::outbox::Outbox::audience).
-    audience: u32,
+    peers_version: u32,
     /// True if a re-registration changes the element's place in selections.
-    counts: bool,
+    counts_selections: bool,
     /// True if the element has re-registered since.
-    again: bool,
+    is_pending: bool,
 }
 
-impl Told {
-    pub(super) fn new(at: Duration, audience: u32, counts: bool) -> Told {
-        Told {
-            at,
-            audience,
-            counts,
-            again: false,
+impl AnnouncementState {
+    pub(super) fn new(at: Duration, audience: u32, counts: bool) -> AnnouncementState {
+        AnnouncementState {
+            announced_at: at,
+            peers_version: audience,
+            counts_selections: counts,
+            is_pending: false,
         }
     }
 
-    pub(super) fn is_again(&self) -> bool {
-        self.again
+    pub(super) fn is_pending(&self) -> bool {
+        self.is_pending
     }
 
     /// Returns the time until which the next announcement may wait; none if it may not.
     #[inline]
-    fn until(&self, now: Duration, audience: u32, delay: Duration) -> Option<Duration> {
+    fn deferred_until(&self, now: Duration, audience: u32, delay: Duration) -> Option<Duration> {
         let slot = (delay / SLOTS).as_nanos() as u64;
-        if self.counts || self.audience != audience || slot == 0 {
+        if self.counts_selections || self.peers_version != audience || slot == 0 {
             return None;
         }
-        let end = (self.at + delay).as_nanos() as u64;
+        let end = (self.announced_at + delay).as_nanos() as u64;
         let until = Duration::from_nanos(end - end % slot);
         (until > now).then_some(until)
     }
@@ -73,16 +73,16 @@ impl Refreshes {
     }
 
     /// Removes up to `max` registrations that are due.
-    fn take(&mut self, now: Duration, max: usize) -> Vec<AssociationId> {
+    fn take_due(&mut self, now: Duration, max: usize) -> Vec<AssociationId> {
         let Some(mut first) = self.slots.first_entry().filter(|slot| *slot.key() <= now) else {
             return Vec::new();
         };
-        let waiting = first.get_mut();
-        let taken = waiting.split_off(waiting.len().saturating_sub(max));
-        if waiting.is_empty() {
+        let associations = first.get_mut();
+        let due = associations.split_off(associations.len().saturating_sub(max));
+        if associations.is_empty() {
             first.remove();
         }
-        taken
+        due
     }
 }
 
@@ -90,17 +90,30 @@ impl Registrar {
     /// Handles a repetition of the association's cached registration, with this life. Returns true if peers must be
     /// informed at once.
     #[inline]
-    pub(super) fn is_news(&mut self, now: Duration, from: AssociationId, life: Duration) -> bool {
-        let delay = self.config.settings.refresh_delay.min(life / IN_A_LIFE);
-        let Some(known) = self.associations.get_mut(from) else {
+    pub(super) fn must_announce_now(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        life: Duration,
+    ) -> bool {
+        let delay = self
+            .config
+            .settings
+            .refresh_delay
+            .min(life / ANNOUNCEMENTS_PER_LIFE);
+        let Some(known_association) = self.associations.get_mut(from) else {
             return true;
         };
-        let told = &mut known.granted.told;
-        let Some(until) = told.until(now, self.out.audience, delay) else {
-            *told = Told::new(now, self.out.audience, told.counts);
+        let announcement = &mut known_association.registration_cache.announcement;
+        let Some(until) = announcement.deferred_until(now, self.outbox.peers_version, delay) else {
+            *announcement = AnnouncementState::new(
+                now,
+                self.outbox.peers_version,
+                announcement.counts_selections,
+            );
             return true;
         };
-        if !std::mem::replace(&mut told.again, true) {
+        if !std::mem::replace(&mut announcement.is_pending, true) {
             self.refreshes.slots.entry(until).or_default().push(from);
             if self.refreshes.next() == Some(until) {
                 self.schedule.set(Timer::Refresh, until);
@@ -110,10 +123,10 @@ impl Registrar {
     }
 
     /// Announces some of the waiting registrations. Elements and users are served before the rest.
-    pub(super) fn refresh_some(&mut self, now: Duration) {
-        let max = self.config.settings.turn_elements_max.max(1);
-        for association in self.refreshes.take(now, max) {
-            self.refresh(now, association);
+    pub(super) fn announce_some(&mut self, now: Duration) {
+        let max = self.config.settings.batch_elements_max.max(1);
+        for association in self.refreshes.take_due(now, max) {
+            self.announce_reregistration(now, association);
         }
         if let Some(next) = self.refreshes.next() {
             // The rest follows in a later turn.
@@ -123,16 +136,20 @@ impl Registrar {
     }
 
     /// Announces the element that re-registered over this association, if it still belongs there.
-    fn refresh(&mut self, now: Duration, from: AssociationId) {
-        let Some(known) = self.associations.get_mut(from) else {
+    fn announce_reregistration(&mut self, now: Duration, from: AssociationId) {
+        let Some(known_association) = self.associations.get_mut(from) else {
             return;
         };
-        let Some(key) = known.granted.waits() else {
+        let Some(key) = known_association.registration_cache.unannounced_element() else {
             return;
         };
-        let told = &mut known.granted.told;
-        *told = Told::new(now, self.out.audience, told.counts);
-        if self.is_held(from, key) {
+        let announcement = &mut known_association.registration_cache.announcement;
+        *announcement = AnnouncementState::new(
+            now,
+            self.outbox.peers_version,
+            announcement.counts_selections,
+        );
+        if self.is_registered_over(from, key) {
             self.announce_element(key);
         }
     }
@@ -140,10 +157,10 @@ impl Registrar {
     /// Returns true if the element's last registration came over this association, and this registrar is its home
     /// since.
     #[inline]
-    pub(super) fn is_held(&self, from: AssociationId, key: ElementKey) -> bool {
-        let entry = self.space.get(key).map(|element| element.payload());
+    pub(super) fn is_registered_over(&self, from: AssociationId, key: ElementKey) -> bool {
+        let entry = self.handlespace.get(key).map(|element| element.payload());
         entry.is_some_and(|entry| {
-            entry.link.is_some_and(|(linked, _)| linked == from) && !entry.adopting
+            entry.association.is_some_and(|(linked, _)| linked == from) && !entry.adopting
         })
     }
 }

@@ -1,8 +1,8 @@
 //! Registration and deregistration (RFC 5352 sections 3.1 and 3.2).
 
-use super::distance::{distance_mut, is_distant};
-use super::entry::{Entry, class, detach};
-use super::{AssociationId, Event, Gone, Registrar};
+use super::distance::{distance_mut, has_distance};
+use super::entry::{ElementEntry, copy_opaque_transport, transport_class};
+use super::{AssociationId, Event, Registrar, RemovalReason};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, Registration};
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
@@ -17,7 +17,7 @@ use std::time::Duration;
 impl Registrar {
     /// Handles a registration and sends the response. "In all above cases, the ENRP server MUST reply".
     #[inline]
-    pub(super) fn register(
+    pub(super) fn on_registration(
         &mut self,
         now: Duration,
         from: AssociationId,
@@ -25,11 +25,11 @@ impl Registrar {
         element: PoolElement,
         bytes: &Bytes,
     ) {
-        if self.park(from, &handle, &element, bytes) {
+        if self.hold_registration(from, &handle, &element, bytes) {
             return;
         }
         let (id, length) = (element.id, bytes.len());
-        let (again, refusal) = match self.registered(now, from, &handle, element, length) {
+        let (cacheable, refusal) = match self.try_register(now, from, &handle, element, length) {
             Ok(again) => (again, None),
             Err(cause) => (None, Some(cause)),
         };
@@ -38,7 +38,7 @@ impl Registrar {
             let code = cause.code;
             self.counters.denied += u64::from(code == CauseCode::REJECTED_FOR_SECURITY);
             self.counters.over_limit += u64::from(code == CauseCode::LACK_OF_RESOURCES);
-            self.out.event(Event::Refused {
+            self.outbox.push_event(Event::Refused {
                 handle: PoolHandle(handle.0.slice(..handle.0.len().min(64))),
                 id,
                 cause: cause.code,
@@ -50,17 +50,19 @@ impl Registrar {
             id,
             causes: Vec::from_iter(refusal),
         };
-        let sent = self.out.asap(from, &message);
-        match (again, sent) {
-            (Some((key, update)), Ok(())) => self.keep_granted(now, from, key, bytes, &update),
-            _ => self.forget_granted(from),
+        let sent = self.outbox.send_asap(from, &message);
+        match (cacheable, sent) {
+            (Some((key, update)), Ok(())) => {
+                self.cache_registration(now, from, key, bytes, &update)
+            }
+            _ => self.invalidate_registration_cache(from),
         }
     }
 
     /// Performs a registration. Returns the element and its announcement to peers, if a repetition may be answered from
     /// the cache.
     #[inline]
-    fn registered(
+    fn try_register(
         &mut self,
         now: Duration,
         from: AssociationId,
@@ -68,15 +70,15 @@ impl Registrar {
         mut element: PoolElement,
         length: usize,
     ) -> Result<Option<(ElementKey, Bytes)>, Cause> {
-        let known = self.space.find(handle, element.id);
-        self.admits(from, handle, &element, known, length)?;
-        self.describe(from, &mut element);
+        let known = self.handlespace.find(handle, element.id);
+        self.check_registration(from, handle, &element, known, length)?;
+        self.complete_description(from, &mut element);
         let id = element.id;
-        let (element, update) = self.tell(handle, element);
-        let founds = known.is_none() && self.space.pool(handle).is_none();
+        let (element, update) = self.announce_registration(handle, element);
+        let founds_pool = known.is_none() && self.handlespace.pool(handle).is_none();
         let policy = element.policy;
-        let class = class(&element.user_transport);
-        let mut payload = Entry::foreign(element, 0);
+        let class = transport_class(&element.user_transport);
+        let mut payload = ElementEntry::new_foreign(element, 0);
         payload.renew(now, &self.config.settings);
         let registration = Registration {
             handle,
@@ -86,79 +88,86 @@ impl Registrar {
             class,
             payload,
         };
-        // The registration fits: `admits` has checked it.
-        let Ok(registered) = self.space.register(registration) else {
+        // The registration fits: `check_registration` has checked it.
+        let Ok(registered) = self.handlespace.register(registration) else {
             return Err(CauseCode::UNSPECIFIED.into());
         };
         let previous = registered.previous;
-        let again = previous.is_some() && !is_distant(policy);
+        let is_repeatable = previous.is_some() && !has_distance(policy);
         if !self.subscriptions.is_empty() {
-            self.notice_change(handle, registered.key, previous.as_ref());
+            self.on_changed_element(handle, registered.key, previous.as_ref());
         }
         self.counters.registrations += u64::from(previous.is_none());
         self.counters.reregistrations += u64::from(previous.is_some());
         if let Some(previous) = previous
-            && let Some(entry) = self.space.payload_mut(registered.key)
+            && let Some(entry) = self.handlespace.payload_mut(registered.key)
         {
-            entry.link = previous.link;
+            entry.association = previous.association;
             entry.host = previous.host;
             if !self.contested.is_empty() {
                 self.contested.remove(&registered.key);
             }
         } else {
-            self.notice_new(from, registered.key, founds);
+            self.on_new_element(from, registered.key, founds_pool);
         }
-        self.link_once(registered.key, from);
-        self.arm(registered.key);
-        Ok(again.then_some((registered.key, update)))
+        self.link_if_needed(registered.key, from);
+        self.update_timer(registered.key);
+        Ok(is_repeatable.then_some((registered.key, update)))
     }
 
     /// Links the element to the association, unless it is linked: most registrations arrive over the association of the
     /// previous one.
     #[inline]
-    fn link_once(&mut self, key: ElementKey, to: AssociationId) {
+    fn link_if_needed(&mut self, key: ElementKey, to: AssociationId) {
         if !self.is_linked(to, key) {
             self.link(key, Some(to));
         }
     }
 
-    fn notice_new(&mut self, from: AssociationId, key: ElementKey, founds: bool) {
-        let Some(view) = self.space.get(key) else {
+    fn on_new_element(&mut self, from: AssociationId, key: ElementKey, founds: bool) {
+        let Some(view) = self.handlespace.get(key) else {
             return;
         };
         let (handle, id, policy) = (view.handle().clone(), view.id(), *view.policy());
         self.count_distant(policy, true);
         if founds && let Some(association) = self.associations.get(from) {
             let host = association.host;
-            self.associations.hosts.founded(host, handle.clone());
+            self.associations.hosts.add_pool(host, handle.clone());
         }
-        self.out.event(Event::Registered { handle, id });
+        self.outbox.push_event(Event::Registered { handle, id });
     }
 
-    fn notice_change(&mut self, handle: &PoolHandle, key: ElementKey, before: Option<&Entry>) {
+    fn on_changed_element(
+        &mut self,
+        handle: &PoolHandle,
+        key: ElementKey,
+        before: Option<&ElementEntry>,
+    ) {
         // Compare the element as users see it.
-        let seen = |element: &PoolElement| PoolElement {
+        let rounded_element = |element: &PoolElement| PoolElement {
             policy: self.rounded(element.policy),
             ..element.clone()
         };
-        let view = self.space.get(key);
-        let now = view.map(|element| seen(&element.payload().element));
-        if before.map(|entry| seen(&entry.element)) != now {
-            self.subscriptions.changed(handle);
+        let view = self.handlespace.get(key);
+        let after = view.map(|element| rounded_element(&element.payload().element));
+        if before.map(|entry| rounded_element(&entry.element)) != after {
+            self.subscriptions.mark_changed(handle);
         }
     }
 
     /// Adds the home registrar's knowledge to the element, and removes addresses that are not confirmed as the
     /// element's.
     #[inline]
-    fn describe(&self, from: AssociationId, element: &mut PoolElement) {
+    fn complete_description(&self, from: AssociationId, element: &mut PoolElement) {
         element.home = self.config.id;
         if let Some(association) = self.associations.get(from) {
             if let Transport::Sctp(service) = &mut element.user_transport
-                && self.config.settings.addresses_checked
+                && self.config.settings.check_addresses
             {
-                let own = &association.transport.addresses;
-                service.addresses.retain(|address| own.contains(address));
+                let confirmed = &association.transport.addresses;
+                service
+                    .addresses
+                    .retain(|address| confirmed.contains(address));
             }
             // "MUST also record the SCTP transport address from which it received the ASAP_REGISTRATION in the ASAP
             // Transport parameter".
@@ -167,14 +176,18 @@ impl Registrar {
                 *distance = association.delay_ms;
             }
         }
-        detach(element);
+        copy_opaque_transport(element);
     }
 
     /// Announces an element to the peers; returns it, and the encoded announcement.
     #[inline]
-    fn tell(&mut self, handle: &PoolHandle, element: PoolElement) -> (PoolElement, Bytes) {
+    fn announce_registration(
+        &mut self,
+        handle: &PoolHandle,
+        element: PoolElement,
+    ) -> (PoolElement, Bytes) {
         self.counters.updates_sent += 1;
-        if self.out.everybody.is_empty() {
+        if self.outbox.peers.is_empty() {
             return (element, Bytes::new());
         }
         let body = Body::HandleUpdate {
@@ -183,15 +196,18 @@ impl Registrar {
             handle: handle.clone(),
             element,
         };
-        let Body::HandleUpdate { element, .. } = self.out.announce(body) else {
-            unreachable!("it was made so");
+        let Body::HandleUpdate { element, .. } = self.outbox.announce_to_peers(body) else {
+            unreachable!("the body is a HandleUpdate");
         };
-        (element, self.out.newest().cloned().unwrap_or_default())
+        (
+            element,
+            self.outbox.last_message().cloned().unwrap_or_default(),
+        )
     }
 
     /// Checks a registration's consistency, the sender's permission, and the limits.
     #[inline]
-    fn admits(
+    fn check_registration(
         &self,
         from: AssociationId,
         handle: &PoolHandle,
@@ -210,29 +226,31 @@ impl Registrar {
             return Err(CauseCode::LACK_OF_RESOURCES.into());
         }
         // RFC 5352 section 6.1: "MUST be a bound IP address in the SCTP endpoint used to communicate".
-        if settings.addresses_checked && !association.shares_service(&element.user_transport) {
+        if settings.check_addresses && !association.has_service_address(&element.user_transport) {
             return Err(CauseCode::RSPLIB_NO_USABLE_USER_ADDRESSES.into());
         }
-        let pool = self.space.pool(handle);
+        let pool = self.handlespace.pool(handle);
         if let Some(pool) = pool {
             if pool.policy != element.policy.kind() {
                 return Err(Cause::inconsistent_policy(&pool.policy.zeroed()));
             }
-            let class = class(&element.user_transport);
+            let class = transport_class(&element.user_transport);
             if pool.class != class {
-                return Err(inconsistent(pool.class, class));
+                return Err(inconsistent_transport(pool.class, class));
             }
         }
         if let Some(known) = known {
-            return match self.is_of(from, known) {
+            return match self.may_be_sender(from, known) {
                 true => Ok(()),
                 false => Err(CauseCode::NON_UNIQUE_ELEMENT_ID.into()),
             };
         }
         let (hosts, host) = (&self.associations.hosts, association.host);
-        let room = hosts.admits_element(host, limits) && self.space.elements() < limits.elements;
-        let may_begin = || hosts.admits_pool(host, limits) && self.space.pools() < limits.pools;
-        match room && (pool.is_some() || may_begin()) {
+        let has_room =
+            hosts.admits_element(host, limits) && self.handlespace.elements() < limits.elements;
+        let may_found =
+            || hosts.admits_pool(host, limits) && self.handlespace.pools() < limits.pools;
+        match has_room && (pool.is_some() || may_found()) {
             true => Ok(()),
             false => Err(CauseCode::LACK_OF_RESOURCES.into()),
         }
@@ -241,30 +259,35 @@ impl Registrar {
     /// Returns true if the element registered last over this association.
     #[inline]
     fn is_linked(&self, to: AssociationId, key: ElementKey) -> bool {
-        let link = self.space.get(key).and_then(|view| view.payload().link);
+        let link = self
+            .handlespace
+            .get(key)
+            .and_then(|view| view.payload().association);
         link.is_some_and(|(linked, _)| linked == to)
     }
 
     /// Returns true if a known element may be the sender on this association.
     #[inline]
-    pub(super) fn is_of(&self, from: AssociationId, key: ElementKey) -> bool {
-        self.is_linked(from, key) || self.is_like(from, key)
+    pub(super) fn may_be_sender(&self, from: AssociationId, key: ElementKey) -> bool {
+        self.is_linked(from, key) || self.matches_identity(from, key)
     }
 
     /// Returns true if an element registered over another association, or at another registrar, may be the sender
     /// on this one.
-    fn is_like(&self, from: AssociationId, key: ElementKey) -> bool {
-        let (Some(association), Some(view)) = (self.associations.get(from), self.space.get(key))
+    fn matches_identity(&self, from: AssociationId, key: ElementKey) -> bool {
+        let (Some(association), Some(view)) =
+            (self.associations.get(from), self.handlespace.get(key))
         else {
             return false;
         };
         let entry = view.payload();
         // While the association of the registration is up, its certificate says more than an address.
-        let holder = entry
-            .link
+        let previous_association = entry
+            .association
             .and_then(|(linked, _)| self.associations.get(linked));
-        if let Some(name) = holder.and_then(|holder| holder.name.as_ref()) {
-            return association.name.as_ref() == Some(name);
+        if let Some(name) = previous_association.and_then(|holder| holder.certificate_name.as_ref())
+        {
+            return association.certificate_name.as_ref() == Some(name);
         }
         let element = &entry.element;
         // If a peer did not name the element's endpoint, the element must at least have an address of its service.
@@ -272,36 +295,41 @@ impl Registrar {
             Some(transport) => &transport.addresses,
             None => service_addresses(&element.user_transport),
         };
-        !self.config.settings.addresses_checked || association.shares(addresses)
+        !self.config.settings.check_addresses || association.has_any_address(addresses)
     }
 
     /// Handles a deregistration. RFC 5352 section 3.2: an unknown element counts as deregistered.
-    pub(super) fn deregister(&mut self, from: AssociationId, handle: PoolHandle, id: ElementId) {
+    pub(super) fn on_deregistration(
+        &mut self,
+        from: AssociationId,
+        handle: PoolHandle,
+        id: ElementId,
+    ) {
         let allowed = self.associations.get(from).is_some_and(|a| a.may_register);
         let key = self.key(&handle, id);
-        let refused = !allowed || key.is_some_and(|key| !self.is_of(from, key));
+        let refused = !allowed || key.is_some_and(|key| !self.may_be_sender(from, key));
         let refusal = refused.then(|| CauseCode::REJECTED_FOR_SECURITY.into());
         if refused {
             self.counters.refusals += 1;
             self.counters.denied += 1;
         } else if let Some(key) = key {
             self.counters.deregistrations += 1;
-            self.withdraw(key, Gone::Deregistered);
+            self.remove_and_announce(key, RemovalReason::Deregistered);
         }
         let message = asap::Message::DeregistrationResponse {
             handle,
             id,
             causes: Vec::from_iter(refusal),
         };
-        let _ = self.out.asap(from, &message);
+        let _ = self.outbox.send_asap(from, &message);
     }
 }
 
 impl super::associations::Association {
     /// Returns true if a service has one of the association's addresses.
     #[inline]
-    fn shares_service(&self, service: &Transport) -> bool {
-        matches!(service, Transport::Opaque(_)) || self.shares(service_addresses(service))
+    fn has_service_address(&self, service: &Transport) -> bool {
+        matches!(service, Transport::Opaque(_)) || self.has_any_address(service_addresses(service))
     }
 }
 
@@ -319,7 +347,7 @@ pub(super) fn service_addresses(service: &Transport) -> &[IpAddr] {
 }
 
 /// Returns the cause for a registration with a transport that differs from the pool's.
-fn inconsistent(pool: u32, element: u32) -> Cause {
+fn inconsistent_transport(pool: u32, element: u32) -> Cause {
     if pool / 2 == element / 2 {
         return CauseCode::INCONSISTENT_CONTROL.into();
     }

@@ -15,25 +15,25 @@ pub(super) enum Timer {
     /// Announce to peers the elements that re-registered without a change.
     Refresh,
     /// Time out or retry a step of the start.
-    Start,
+    StartupStep,
     /// Check a peer for silence, according to its state.
-    Peer(RegistrarId),
+    PeerState(RegistrarId),
     /// Retry a connection to a peer.
-    Dial(RegistrarId),
+    DialPeer(RegistrarId),
     /// Time out a peer's handle table.
-    Sync(RegistrarId),
+    SyncTimeout(RegistrarId),
     /// Check more of a peer's elements for being in its handle table.
     Sweep(RegistrarId),
     /// Move more elements of an association, since their distance has changed.
-    Way(AssociationId),
+    DistanceUpdate(AssociationId),
     /// Move more of a dead registrar's elements to their new home.
-    Bequest(RegistrarId),
+    HomeTransfer(RegistrarId),
     /// Time out a peer's request for the next block.
-    Download(AssociationId),
+    DownloadTimeout(AssociationId),
     /// Abort an association that has been silent since it began.
-    Silent(AssociationId),
+    SilentAssociation(AssociationId),
     /// End the wait for the confirmation of an association's addresses.
-    Claimed(AssociationId),
+    AddressConfirmation(AssociationId),
 }
 
 #[derive(Debug, Default)]

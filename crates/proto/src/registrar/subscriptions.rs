@@ -12,23 +12,23 @@ use std::time::Duration;
 /// Most pools that one association may subscribe to.
 const POOLS_MAX: usize = 64;
 /// Least time between two rounds of updates.
-const PAUSE: Duration = Duration::from_millis(250);
+const UPDATE_INTERVAL: Duration = Duration::from_millis(250);
 /// Most messages in one turn, before others are served.
-const TURN: usize = 256;
+const MESSAGES_PER_BATCH: usize = 256;
 
 /// Subscribers of a pool, each with the requested number of elements.
 #[derive(Debug, Default)]
-struct Audience {
+struct Subscribers {
     users: BTreeMap<AssociationId, Option<u32>>,
     /// True if a change is still to be sent.
-    waits: bool,
+    has_pending_update: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
-    pools: BTreeMap<PoolHandle, Audience>,
+    pools: BTreeMap<PoolHandle, Subscribers>,
     /// Changed pools, each with the last user that was informed.
-    changed: VecDeque<(PoolHandle, Option<AssociationId>)>,
+    changed_pools: VecDeque<(PoolHandle, Option<AssociationId>)>,
     /// Time of the next round of updates.
     due: Duration,
 }
@@ -40,34 +40,34 @@ impl Subscriptions {
     }
 
     /// Returns the time at which updates are due, if any.
-    pub(super) fn next(&self) -> Option<Duration> {
-        (!self.changed.is_empty()).then_some(self.due)
+    pub(super) fn next_update(&self) -> Option<Duration> {
+        (!self.changed_pools.is_empty()).then_some(self.due)
     }
 
     /// Marks a pool as changed.
-    pub(super) fn changed(&mut self, handle: &PoolHandle) {
+    pub(super) fn mark_changed(&mut self, handle: &PoolHandle) {
         if let Some((handle, audience)) = self.pools.get_key_value(handle)
-            && !audience.waits
+            && !audience.has_pending_update
         {
             let handle = handle.clone();
             if let Some(audience) = self.pools.get_mut(&handle) {
-                audience.waits = true;
+                audience.has_pending_update = true;
             }
-            self.changed.push_back((handle, None));
+            self.changed_pools.push_back((handle, None));
         }
     }
 
-    fn all_changed(&mut self) {
+    fn mark_all_changed(&mut self) {
         for (handle, audience) in &mut self.pools {
-            if !audience.waits {
-                audience.waits = true;
-                self.changed.push_back((handle.clone(), None));
+            if !audience.has_pending_update {
+                audience.has_pending_update = true;
+                self.changed_pools.push_back((handle.clone(), None));
             }
         }
     }
 
     /// Ends a user's subscription to a pool.
-    pub(super) fn end(&mut self, user: AssociationId, handle: &PoolHandle) {
+    pub(super) fn unsubscribe(&mut self, user: AssociationId, handle: &PoolHandle) {
         if let Some(audience) = self.pools.get_mut(handle) {
             audience.users.remove(&user);
             if audience.users.is_empty() {
@@ -92,9 +92,9 @@ impl Registrar {
         let known = association.pools.iter().position(|pool| pool == handle);
         match (known, wanted) {
             (None, false) => return false,
-            (Some(place), false) => {
-                association.pools.swap_remove(place);
-                self.subscriptions.end(user, handle);
+            (Some(index), false) => {
+                association.pools.swap_remove(index);
+                self.subscriptions.unsubscribe(user, handle);
                 return false;
             }
             (None, true) if association.pools.len() >= POOLS_MAX => return false,
@@ -111,18 +111,18 @@ impl Registrar {
     }
 
     /// Sends all subscribers an update, whether their pools have changed or not.
-    pub(super) fn tell_all(&mut self) {
-        self.subscriptions.all_changed();
+    pub(super) fn schedule_all_updates(&mut self) {
+        self.subscriptions.mark_all_changed();
     }
 
     /// Sends the updates that are due.
-    pub(super) fn tell_changes(&mut self, now: Duration) {
-        if self.subscriptions.next().is_none_or(|due| due > now) {
+    pub(super) fn send_updates(&mut self, now: Duration) {
+        if self.subscriptions.next_update().is_none_or(|due| due > now) {
             return;
         }
-        let mut left = TURN;
-        while left > 0
-            && let Some((handle, last)) = self.subscriptions.changed.pop_front()
+        let mut remaining = MESSAGES_PER_BATCH;
+        while remaining > 0
+            && let Some((handle, last)) = self.subscriptions.changed_pools.pop_front()
         {
             let from = last.map_or(Bound::Unbounded, Bound::Excluded);
             let Some(audience) = self.subscriptions.pools.get_mut(&handle) else {
@@ -131,38 +131,38 @@ impl Registrar {
             let users = audience.users.range((from, Bound::Unbounded));
             let users: Vec<_> = users
                 .map(|(user, items)| (*user, *items))
-                .take(left)
+                .take(remaining)
                 .collect();
-            left -= users.len();
+            remaining -= users.len();
             match users.last() {
-                Some((last, _)) if left == 0 => {
-                    let rest = (handle.clone(), Some(*last));
-                    self.subscriptions.changed.push_front(rest);
+                Some((last, _)) if remaining == 0 => {
+                    let unfinished = (handle.clone(), Some(*last));
+                    self.subscriptions.changed_pools.push_front(unfinished);
                 }
-                _ => audience.waits = false,
+                _ => audience.has_pending_update = false,
             }
             for (user, items) in users {
-                self.tell_change(user, &handle, items);
+                self.send_update(user, &handle, items);
             }
         }
         // The rest follows in the next turn; later changes wait for the pause.
-        let pause = if left == 0 {
+        let pause = if remaining == 0 {
             Duration::from_nanos(1)
         } else {
-            PAUSE
+            UPDATE_INTERVAL
         };
         self.subscriptions.due = now + pause;
     }
 
-    fn tell_change(&mut self, user: AssociationId, handle: &PoolHandle, items: Option<u32>) {
+    fn send_update(&mut self, user: AssociationId, handle: &PoolHandle, items: Option<u32>) {
         let allowed = self.associations.get(user).is_some_and(|a| a.may_resolve);
         let answered = match allowed {
-            true => self.answer(user, handle, items, true),
+            true => self.send_resolution(user, handle, items, true),
             false => Err(CauseCode::REJECTED_FOR_SECURITY),
         };
         let Err(cause) = answered else { return };
         // "If a negative response is returned, no further updates to the Pool (when it is created) will occur."
         self.subscribe(user, handle, None, false);
-        self.refuse(user, handle.clone(), cause);
+        self.refuse_resolution(user, handle.clone(), cause);
     }
 }

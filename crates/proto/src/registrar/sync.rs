@@ -3,12 +3,12 @@
 //! To "mark" all elements of a peer, the registrar raises the peer's stamp: elements with an older stamp are marked,
 //! and writing an element removes its mark.
 
-use super::distance::{distance_mut, is_distant};
-use super::entry::{Claim, Entry, class, detach};
+use super::distance::{distance_mut, has_distance};
+use super::entry::{Claim, ElementEntry, copy_opaque_transport, transport_class};
 use super::peers::Peer;
 use super::schedule::Timer;
-use super::start::Start;
-use super::{AssociationId, Event, Gone, Protocol, Registrar};
+use super::startup::Startup;
+use super::{AssociationId, Event, Protocol, Registrar, RemovalReason};
 use holdfast_handlespace::{Cursor, ElementKey, Registration};
 use holdfast_wire::rserpool::enrp::{Body, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{PoolElement, PoolHandle, RegistrarId};
@@ -24,8 +24,8 @@ pub(super) struct Sweep {
 impl Registrar {
     /// Compares a peer's announced checksum with the known one, and requests its table if they differ (RFC 5353 section
     /// 3.6.1).
-    pub(super) fn compare(&mut self, now: Duration, id: RegistrarId, announced: u16) {
-        let known = self.space.checksum(id);
+    pub(super) fn compare_checksum(&mut self, now: Duration, id: RegistrarId, announced: u16) {
+        let known = self.handlespace.checksum(id);
         let until = now + self.config.settings.no_response_max;
         let ready = self.is_ready();
         let Some(peer) = self.peers.get_mut(&id) else {
@@ -33,52 +33,52 @@ impl Registrar {
         };
         let Some(to) = peer.association else { return };
         let agrees = known == announced;
-        if agrees && !peer.hearsay || peer.syncing || !ready {
+        if agrees && !peer.has_hearsay_distances || peer.is_syncing || !ready {
             return;
         }
-        peer.syncing = true;
-        peer.stamp = peer.stamp.wrapping_add(1);
-        self.schedule.set(Timer::Sync(id), until);
+        peer.is_syncing = true;
+        peer.sync_stamp = peer.sync_stamp.wrapping_add(1);
+        self.schedule.set(Timer::SyncTimeout(id), until);
         self.counters.resynchronisations += 1;
         if !agrees {
-            self.out.event(Event::OutOfStep {
+            self.outbox.push_event(Event::OutOfSync {
                 peer: id,
                 announced,
                 known,
             });
         }
         let body = Body::HandleTableRequest { own_only: true };
-        self.out.enrp(to, id, body);
+        self.outbox.send_enrp(to, id, body);
     }
 
     /// Gives up a resynchronisation that the peer does not answer; its next presence starts another.
-    pub(super) fn sync_timeout(&mut self, id: RegistrarId) {
+    pub(super) fn on_sync_timeout(&mut self, id: RegistrarId) {
         self.stop_sync(id);
     }
 
     pub(super) fn stop_sync(&mut self, id: RegistrarId) {
-        self.schedule.stop(Timer::Sync(id));
+        self.schedule.stop(Timer::SyncTimeout(id));
         self.schedule.stop(Timer::Sweep(id));
         if let Some(peer) = self.peers.get_mut(&id) {
-            peer.syncing = false;
+            peer.is_syncing = false;
             peer.sweep = None;
         }
     }
 
     /// Handles a block of a handle table; none if the peer refuses.
-    pub(super) fn table_came(
+    pub(super) fn on_sync_table(
         &mut self,
         now: Duration,
         from: AssociationId,
         id: RegistrarId,
         block: Option<(bool, Vec<PoolEntry>)>,
     ) {
-        if self.start == Start::Loading(from) {
-            return self.mentor_table(now, from, id, block);
+        if self.startup == Startup::RequestingHandlespace(from) {
+            return self.on_mentor_table(now, from, id, block);
         }
-        let asked = |peer: &Peer| peer.syncing && peer.sweep.is_none();
-        if !self.peers.get(&id).is_some_and(asked) {
-            return self.ignored(Some(from), Protocol::Enrp, "a handle table not asked for");
+        let is_requested = |peer: &Peer| peer.is_syncing && peer.sweep.is_none();
+        if !self.peers.get(&id).is_some_and(is_requested) {
+            return self.report_ignored(Some(from), Protocol::Enrp, "unrequested handle table");
         }
         let Some((more, entries)) = block else {
             return self.stop_sync(id);
@@ -86,11 +86,11 @@ impl Registrar {
         self.store_all(now, from, id, entries, Some(id));
         if more {
             let until = now + self.config.settings.no_response_max;
-            self.schedule.set(Timer::Sync(id), until);
+            self.schedule.set(Timer::SyncTimeout(id), until);
             let body = Body::HandleTableRequest { own_only: true };
-            self.out.enrp(from, id, body);
+            self.outbox.send_enrp(from, id, body);
         } else {
-            self.schedule.stop(Timer::Sync(id));
+            self.schedule.stop(Timer::SyncTimeout(id));
             if let Some(peer) = self.peers.get_mut(&id) {
                 let cursor = Cursor::owned_by(id);
                 peer.sweep = Some(Sweep { cursor, removed: 0 });
@@ -102,41 +102,46 @@ impl Registrar {
     /// Removes some of the marked elements: "SHOULD silently remove those 'marked' entries". Elements and users are
     /// served before the rest.
     pub(super) fn sweep_some(&mut self, now: Duration, id: RegistrarId) {
-        let max = self.config.settings.turn_elements_max.max(1);
+        let max = self.config.settings.batch_elements_max.max(1);
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
         };
-        let (stamp, begun) = (peer.stamp, peer.sweep.take());
-        let Some(mut sweep) = begun else { return };
+        let (stamp, running_sweep) = (peer.sync_stamp, peer.sweep.take());
+        let Some(mut sweep) = running_sweep else {
+            return;
+        };
         let mut marked: Vec<ElementKey> = Vec::new();
-        let shown = self.space.next_block(&mut sweep.cursor, max, |element| {
-            if element.payload().stamp != stamp {
-                marked.push(element.key());
-            }
-        });
+        let visited = self
+            .handlespace
+            .next_block(&mut sweep.cursor, max, |element| {
+                if element.payload().sync_stamp != stamp {
+                    marked.push(element.key());
+                }
+            });
         // An element that both registrars yielded to each other has no home, unless it is probed.
-        let yielded = |key: &ElementKey| {
-            let view = self.space.get(*key);
+        let is_yielded = |key: &ElementKey| {
+            let view = self.handlespace.get(*key);
             view.is_some_and(|view| view.payload().claim != Claim::None)
         };
-        let (disputed, marked): (Vec<_>, Vec<_>) = marked.into_iter().partition(yielded);
+        let (disputed, marked): (Vec<_>, Vec<_>) = marked.into_iter().partition(is_yielded);
         sweep.removed += marked.len();
-        if shown == max {
+        if visited == max {
             peer.sweep = Some(sweep);
             // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
             self.schedule.set(Timer::Sweep(id), next);
         } else {
-            peer.hearsay = false;
+            peer.has_hearsay_distances = false;
             self.stop_sync(id);
             let removed = sweep.removed;
-            self.out.event(Event::InStep { peer: id, removed });
+            self.outbox
+                .push_event(Event::Resynchronised { peer: id, removed });
         }
         for key in marked {
-            self.forget(key);
+            self.remove_local(key);
         }
         for key in disputed {
-            self.adopt(now, key, now);
+            self.become_home(now, key, now);
         }
     }
 
@@ -151,9 +156,9 @@ impl Registrar {
     ) {
         for PoolEntry { handle, elements } in entries {
             for element in elements {
-                let said = Some(element.home).filter(|home| home.0 != 0);
-                let home = home.or(said).unwrap_or(sender);
-                self.store(now, from, home, &handle, element, false);
+                let named_home = Some(element.home).filter(|home| home.0 != 0);
+                let home = home.or(named_home).unwrap_or(sender);
+                self.store_foreign(now, from, home, &handle, element, false);
             }
         }
     }
@@ -161,7 +166,7 @@ impl Registrar {
     /// Handles an update (RFC 5353 section 3.3).
     #[expect(clippy::too_many_arguments, reason = "the message's fields")]
     #[inline]
-    pub(super) fn update(
+    pub(super) fn on_handle_update(
         &mut self,
         now: Duration,
         from: AssociationId,
@@ -172,24 +177,24 @@ impl Registrar {
         suggested: bool,
     ) {
         self.counters.updates_received += 1;
-        let said = Some(element.home).filter(|home| home.0 != 0);
-        let home = said.unwrap_or(sender);
+        let named_home = Some(element.home).filter(|home| home.0 != 0);
+        let home = named_home.unwrap_or(sender);
         match action {
             UpdateAction::Add => {
                 let id = element.id;
                 let home = if suggested { sender } else { home };
-                self.store(now, from, home, handle, element, true);
+                self.store_foreign(now, from, home, handle, element, true);
                 if suggested && let Some(key) = self.key(handle, id) {
-                    self.adopt(now, key, now);
+                    self.become_home(now, key, now);
                 }
             }
-            UpdateAction::Delete => self.deleted(sender, home, handle, &element),
+            UpdateAction::Delete => self.on_deletion(sender, home, handle, &element),
         }
     }
 
     /// Handles a removal. Only the element's home, or a registrar that names the right home, can remove it: otherwise
     /// the element has moved meanwhile.
-    fn deleted(
+    fn on_deletion(
         &mut self,
         sender: RegistrarId,
         home: RegistrarId,
@@ -199,80 +204,87 @@ impl Registrar {
         let Some(key) = self.key(handle, element.id) else {
             return;
         };
-        let here = self.space.get(key).map(|element| element.home());
-        if here != Some(sender) && here != Some(home) {
+        let known_home = self.handlespace.get(key).map(|element| element.home());
+        if known_home != Some(sender) && known_home != Some(home) {
             return;
         }
-        let own = self.is_own(key);
-        let kept = self.space.get(key).map(|element| element.handle().clone());
-        self.forget(key);
-        if let (true, Some(handle)) = (own, kept) {
-            let (id, why) = (element.id, Gone::Deregistered);
-            self.out.event(Event::Removed { handle, id, why });
+        let is_own = self.is_own(key);
+        let kept = self
+            .handlespace
+            .get(key)
+            .map(|element| element.handle().clone());
+        self.remove_local(key);
+        if let (true, Some(handle)) = (is_own, kept) {
+            let (id, why) = (element.id, RemovalReason::Deregistered);
+            self.outbox.push_event(Event::Removed {
+                handle,
+                id,
+                reason: why,
+            });
         }
     }
 
-    /// Writes an element as another registrar describes it. `fresh` is true for an update that the registrar sends
+    /// Writes an element as another registrar describes it. `is_update` is true for an update that the registrar sends
     /// unasked.
-    fn store(
+    fn store_foreign(
         &mut self,
         now: Duration,
         from: AssociationId,
         home: RegistrarId,
         handle: &PoolHandle,
         mut element: PoolElement,
-        fresh: bool,
+        is_update: bool,
     ) {
-        let own = self.config.id;
-        let known = self.space.find(handle, element.id);
-        if home == own {
+        let own_id = self.config.id;
+        let known = self.handlespace.find(handle, element.id);
+        if home == own_id {
             // The element dates from an earlier run with the same number, or was taken over before the handlespace was
             // loaded: probe it.
             let id = element.id;
             if known.is_none() && !self.is_ready() {
-                self.write(own, handle, element, 0);
+                self.write_element(own_id, handle, element, 0);
                 if let Some(key) = self.key(handle, id) {
-                    self.adopt(now, key, now);
+                    self.become_home(now, key, now);
                 }
             }
             return;
         }
-        if !self.know(now, home) {
+        if !self.add_peer(now, home) {
             return;
         }
         let mut claim = Claim::None;
         if let Some(key) = known
-            && let Some(view) = self.space.get(key)
+            && let Some(view) = self.handlespace.get(key)
         {
             claim = view.payload().claim;
-            if view.home() == own {
-                if self.contests(now, key, home, fresh) {
+            if view.home() == own_id {
+                if self.contests_claim(now, key, home, is_update) {
                     return;
                 }
                 claim = self.yield_to(key, home);
             }
         }
-        let teller = self.associations.get(from);
-        let way_ms = teller.map_or(0, |from| from.delay_ms);
-        let own_word = teller.is_some_and(|from| from.peer == Some(home));
+        let source = self.associations.get(from);
+        let way_ms = source.map_or(0, |from| from.delay_ms);
+        let is_from_home = source.is_some_and(|from| from.peer == Some(home));
         if let Some(distance) = distance_mut(&mut element.policy) {
             *distance = distance.saturating_add(way_ms);
-            if !own_word && let Some(peer) = self.peers.get_mut(&home) {
-                peer.hearsay = true;
+            if !is_from_home && let Some(peer) = self.peers.get_mut(&home) {
+                peer.has_hearsay_distances = true;
             }
         }
         let id = element.id;
-        self.write(home, handle, element, way_ms);
+        self.write_element(home, handle, element, way_ms);
         if claim != Claim::None
             && let Some(key) = self.key(handle, id)
-            && let Some(entry) = self.space.payload_mut(key)
+            && let Some(entry) = self.handlespace.payload_mut(key)
         {
             entry.claim = claim;
         }
     }
 
     #[inline]
-    fn write(
+    fn write_element(
         &mut self,
         home: RegistrarId,
         handle: &PoolHandle,
@@ -280,16 +292,18 @@ impl Registrar {
         way_ms: u32,
     ) {
         element.home = home;
-        detach(&mut element);
+        copy_opaque_transport(&mut element);
         let id = element.id;
         let limits = &self.config.settings.limits;
-        if self.space.elements() >= limits.elements && self.space.find(handle, id).is_none() {
+        if self.handlespace.elements() >= limits.elements
+            && self.handlespace.find(handle, id).is_none()
+        {
             return;
         }
         let policy = self.rounded(element.policy);
-        let class = class(&element.user_transport);
-        let mut payload = Entry::foreign(element, self.stamp_of(home));
-        payload.way_ms = way_ms;
+        let class = transport_class(&element.user_transport);
+        let mut payload = ElementEntry::new_foreign(element, self.sync_stamp_of(home));
+        payload.delay_ms = way_ms;
         let registration = Registration {
             handle,
             id,
@@ -298,47 +312,58 @@ impl Registrar {
             class,
             payload,
         };
-        match self.space.register(registration) {
+        match self.handlespace.register(registration) {
             Ok(registered) => {
                 if registered.previous.is_none() {
                     self.count_distant(policy, true);
                 }
-                self.subscriptions.changed(handle);
+                self.subscriptions.mark_changed(handle);
             }
             Err(_) => {
                 let handle = PoolHandle(bytes::Bytes::copy_from_slice(&handle.0));
-                self.out.event(Event::Inconsistent { handle, id, home });
+                self.outbox
+                    .push_event(Event::Inconsistent { handle, id, home });
             }
         }
     }
 
     /// Notes that an element's home was learned from another registrar: the home's own word on its distance is needed.
-    pub(super) fn heard_of(&mut self, key: ElementKey, home: RegistrarId) {
-        let distant = self.space.get(key).is_some_and(|e| is_distant(*e.policy()));
+    pub(super) fn note_hearsay(&mut self, key: ElementKey, home: RegistrarId) {
+        let distant = self
+            .handlespace
+            .get(key)
+            .is_some_and(|e| has_distance(*e.policy()));
         if let Some(peer) = self.peers.get_mut(&home) {
-            peer.hearsay |= distant;
+            peer.has_hearsay_distances |= distant;
         }
     }
 
     /// Decides about an own element that another registrar claims, by the rules in the module documentation of the
     /// registrar. Returns true if the element stays with this registrar for the time being.
-    fn contests(&mut self, now: Duration, key: ElementKey, home: RegistrarId, fresh: bool) -> bool {
-        let Some(view) = self.space.get(key) else {
+    fn contests_claim(
+        &mut self,
+        now: Duration,
+        key: ElementKey,
+        home: RegistrarId,
+        is_update: bool,
+    ) -> bool {
+        let Some(view) = self.handlespace.get(key) else {
             return false;
         };
         let entry = view.payload();
         let window = self.config.settings.race_window;
-        let crossed = entry.link.is_some() && now.saturating_sub(entry.registered) < window;
-        if fresh && !crossed {
+        let is_simultaneous =
+            entry.association.is_some() && now.saturating_sub(entry.registered) < window;
+        if is_update && !is_simultaneous {
             return false;
         }
         if home < self.config.id {
             // The other registrar asks the element. An update that crossed is as good as the element's answer.
-            return !fresh;
+            return !is_update;
         }
         if !entry.adopting {
             self.contested.insert(key, home);
-            self.adopt(now, key, now);
+            self.become_home(now, key, now);
         }
         true
     }

@@ -1,7 +1,7 @@
 //! Takeover of the elements of a registrar that failed (RFC 5353 section 3.5).
 
 use super::config::TakeoverRace;
-use super::peers::State;
+use super::peers::PeerState;
 use super::schedule::Timer;
 use super::{AssociationId, Event, Registrar};
 use holdfast_handlespace::{Cursor, ElementKey};
@@ -14,98 +14,102 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Takeover {
     /// Peers that have not agreed yet.
-    waiting: BTreeSet<RegistrarId>,
-    tries: u32,
+    pending_acks: BTreeSet<RegistrarId>,
+    attempts: u32,
 }
 
 /// Elements of a dead registrar that have not got their new home yet.
 #[derive(Debug)]
-pub(super) struct Bequest {
-    heir: RegistrarId,
+pub(super) struct HomeTransfer {
+    new_home: RegistrarId,
     /// Time of the next adopted element's keep-alive.
-    ask: Duration,
+    next_keep_alive: Duration,
 }
 
 /// Number of requests to silent peers. Dead peers are noticed sooner.
-const TRIES: u32 = 3;
+const TAKEOVER_ATTEMPTS_MAX: u32 = 3;
 
 /// Pause between the keep-alives to adopted elements.
-const PACE: Duration = Duration::from_micros(100);
+const KEEP_ALIVE_SPACING: Duration = Duration::from_micros(100);
 
 impl Registrar {
     pub(super) fn begin_takeover(&mut self, now: Duration, target: RegistrarId) {
         let others = self.peers.iter().filter(|(id, peer)| {
-            **id != target && matches!(peer.state, State::Active) && peer.association.is_some()
+            **id != target && matches!(peer.state, PeerState::Active) && peer.association.is_some()
         });
         let waiting = others.map(|(id, _)| *id).collect();
         if let Some(peer) = self.peers.get_mut(&target) {
-            peer.state = State::Taking(Takeover { waiting, tries: 0 });
-            self.out.event(Event::TakeoverBegun(target));
-            self.arbitrate(now, target);
+            peer.state = PeerState::TakingOver(Takeover {
+                pending_acks: waiting,
+                attempts: 0,
+            });
+            self.outbox.push_event(Event::TakeoverBegun(target));
+            self.send_init_takeover(now, target);
         }
     }
 
     /// Asks the peers to agree, "sending an ENRP_INIT_TAKEOVER message to all its peer servers", including the target.
-    fn arbitrate(&mut self, now: Duration, target: RegistrarId) {
-        self.out.announce(Body::InitTakeover { target });
+    fn send_init_takeover(&mut self, now: Duration, target: RegistrarId) {
+        self.outbox.announce_to_peers(Body::InitTakeover { target });
         let until = now + self.config.settings.no_response_max;
-        self.schedule.set(Timer::Peer(target), until);
-        self.settle(now, target);
+        self.schedule.set(Timer::PeerState(target), until);
+        self.complete_if_agreed(now, target);
     }
 
     /// Completes the takeover if all peers have agreed.
-    fn settle(&mut self, now: Duration, target: RegistrarId) {
+    fn complete_if_agreed(&mut self, now: Duration, target: RegistrarId) {
         let state = self.peers.get(&target).map(|peer| &peer.state);
-        if matches!(state, Some(State::Taking(takeover)) if takeover.waiting.is_empty()) {
+        if matches!(state, Some(PeerState::TakingOver(takeover)) if takeover.pending_acks.is_empty())
+        {
             self.take_over(now, target);
         }
     }
 
-    pub(super) fn takeover_timeout(&mut self, now: Duration, target: RegistrarId) {
+    pub(super) fn on_takeover_timeout(&mut self, now: Duration, target: RegistrarId) {
         let Some(peer) = self.peers.get_mut(&target) else {
             return;
         };
-        let State::Taking(takeover) = &mut peer.state else {
+        let PeerState::TakingOver(takeover) = &mut peer.state else {
             return;
         };
-        takeover.tries += 1;
-        if takeover.tries >= TRIES {
-            takeover.waiting.clear();
+        takeover.attempts += 1;
+        if takeover.attempts >= TAKEOVER_ATTEMPTS_MAX {
+            takeover.pending_acks.clear();
         }
-        self.arbitrate(now, target);
+        self.send_init_takeover(now, target);
     }
 
     /// Removes a silent peer from arbitrations that wait for it.
-    pub(super) fn takeovers_without(&mut self, now: Duration, silent: RegistrarId) {
+    pub(super) fn drop_silent_arbiter(&mut self, now: Duration, silent: RegistrarId) {
         let mut targets = Vec::new();
         for (target, peer) in &mut self.peers {
-            if let State::Taking(takeover) = &mut peer.state
-                && takeover.waiting.remove(&silent)
+            if let PeerState::TakingOver(takeover) = &mut peer.state
+                && takeover.pending_acks.remove(&silent)
             {
                 targets.push(*target);
             }
         }
         for target in targets {
-            self.settle(now, target);
+            self.complete_if_agreed(now, target);
         }
     }
 
-    pub(super) fn takeover_granted(
+    pub(super) fn on_takeover_ack(
         &mut self,
         now: Duration,
         peer: RegistrarId,
         target: RegistrarId,
     ) {
-        if let Some(taken) = self.peers.get_mut(&target)
-            && let State::Taking(takeover) = &mut taken.state
+        if let Some(peer_state) = self.peers.get_mut(&target)
+            && let PeerState::TakingOver(takeover) = &mut peer_state.state
         {
-            takeover.waiting.remove(&peer);
-            self.settle(now, target);
+            takeover.pending_acks.remove(&peer);
+            self.complete_if_agreed(now, target);
         }
     }
 
     /// Handles another registrar's request to take over a third one, or this one.
-    pub(super) fn takeover_asked(
+    pub(super) fn on_init_takeover(
         &mut self,
         now: Duration,
         from: AssociationId,
@@ -114,27 +118,27 @@ impl Registrar {
     ) {
         if target == self.config.id {
             // "MUST immediately announce an ENRP_PRESENCE message to all its peer ENRP servers".
-            return self.heartbeat(now);
+            return self.send_heartbeat(now);
         }
         let until = now + self.config.settings.last_heard_max;
-        let goes_on = self.goes_on(initiator);
+        let wins = self.wins_race(initiator);
         if let Some(peer) = self.peers.get_mut(&target) {
-            if matches!(peer.state, State::Taking(_)) {
-                if goes_on {
+            if matches!(peer.state, PeerState::TakingOver(_)) {
+                if wins {
                     return;
                 }
-                self.out.event(Event::TakeoverEnded(target));
+                self.outbox.push_event(Event::TakeoverEnded(target));
             }
-            peer.state = State::NotActive;
-            self.schedule.set(Timer::Peer(target), until);
+            peer.state = PeerState::NotActive;
+            self.schedule.set(Timer::PeerState(target), until);
         }
-        self.out
-            .enrp(from, initiator, Body::InitTakeoverAck { target });
-        self.takeovers_without(now, target);
+        self.outbox
+            .send_enrp(from, initiator, Body::InitTakeoverAck { target });
+        self.drop_silent_arbiter(now, target);
     }
 
     /// Returns true if this registrar wins the race for a takeover.
-    fn goes_on(&self, other: RegistrarId) -> bool {
+    fn wins_race(&self, other: RegistrarId) -> bool {
         match self.config.settings.takeover_race {
             TakeoverRace::LowerId => self.config.id < other,
             TakeoverRace::HigherId => self.config.id > other,
@@ -143,74 +147,93 @@ impl Registrar {
 
     /// Takes over the target's elements (RFC 5353 section 3.5.2).
     fn take_over(&mut self, now: Duration, target: RegistrarId) {
-        self.out.announce(Body::TakeoverServer { target });
+        self.outbox
+            .announce_to_peers(Body::TakeoverServer { target });
         self.counters.takeovers += 1;
-        self.bequeath(now, target, self.config.id);
+        self.begin_home_transfer(now, target, self.config.id);
     }
 
     /// Handles a peer's takeover of another registrar.
-    pub(super) fn taken_over(&mut self, now: Duration, by: RegistrarId, target: RegistrarId) {
+    pub(super) fn on_takeover_server(
+        &mut self,
+        now: Duration,
+        by: RegistrarId,
+        target: RegistrarId,
+    ) {
         if target == self.config.id {
             // An element that follows the other registrar answers it, and that one announces the element: until then
             // the element stays here.
-            return self.heartbeat(now);
+            return self.send_heartbeat(now);
         }
-        self.bequeath(now, target, by);
-        self.takeovers_without(now, target);
+        self.begin_home_transfer(now, target, by);
+        self.drop_silent_arbiter(now, target);
     }
 
     /// Begins to move a dead registrar's elements to their new home.
-    fn bequeath(&mut self, now: Duration, target: RegistrarId, by: RegistrarId) {
+    fn begin_home_transfer(&mut self, now: Duration, target: RegistrarId, by: RegistrarId) {
         self.drop_peer(target);
-        self.out.event(Event::TakenOver {
+        self.outbox.push_event(Event::TakenOver {
             target,
             by,
-            elements: self.space.elements_owned_by(target),
+            elements: self.handlespace.elements_owned_by(target),
         });
         // Redirect elements that are still to be moved to the dead registrar.
-        let heirs = self.bequests.values_mut();
+        let heirs = self.home_transfers.values_mut();
         heirs
-            .filter(|bequest| bequest.heir == target)
-            .for_each(|bequest| bequest.heir = by);
-        let bequest = Bequest { heir: by, ask: now };
-        self.bequests.insert(target, bequest);
-        self.bequeath_some(now, target);
+            .filter(|bequest| bequest.new_home == target)
+            .for_each(|bequest| bequest.new_home = by);
+        let bequest = HomeTransfer {
+            new_home: by,
+            next_keep_alive: now,
+        };
+        self.home_transfers.insert(target, bequest);
+        self.transfer_some_homes(now, target);
     }
 
     /// Moves some elements of a dead registrar to their new home. Elements and users are served before the rest.
-    pub(super) fn bequeath_some(&mut self, now: Duration, target: RegistrarId) {
-        let Some(Bequest { heir, mut ask }) = self.bequests.remove(&target) else {
+    pub(super) fn transfer_some_homes(&mut self, now: Duration, target: RegistrarId) {
+        let Some(HomeTransfer {
+            new_home: heir,
+            next_keep_alive: mut ask,
+        }) = self.home_transfers.remove(&target)
+        else {
             return;
         };
         // A registrar that is back keeps the remaining elements.
         let mut keys = Vec::new();
         if !self.peers.contains_key(&target) {
-            keys = self.owned_by(target, self.config.settings.turn_elements_max);
+            keys = self.some_owned_by(target, self.config.settings.batch_elements_max);
         }
         for key in &keys {
             if heir == self.config.id {
-                self.adopt(now, *key, ask);
-                ask += PACE;
+                self.become_home(now, *key, ask);
+                ask += KEEP_ALIVE_SPACING;
             } else {
-                self.rehome(*key, heir);
+                self.set_home(*key, heir);
             }
         }
         if !keys.is_empty() {
-            self.bequests.insert(target, Bequest { heir, ask });
+            self.home_transfers.insert(
+                target,
+                HomeTransfer {
+                    new_home: heir,
+                    next_keep_alive: ask,
+                },
+            );
             // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
-            self.schedule.set(Timer::Bequest(target), next);
+            self.schedule.set(Timer::HomeTransfer(target), next);
         }
     }
 
     /// Returns true if this registrar's announcements cover all of its elements.
-    pub(super) fn is_settled(&self) -> bool {
-        self.bequests.is_empty()
+    pub(super) fn has_no_home_transfers(&self) -> bool {
+        self.home_transfers.is_empty()
     }
 
-    fn owned_by(&self, home: RegistrarId, max: usize) -> Vec<ElementKey> {
-        let mut keys = Vec::with_capacity(self.space.elements_owned_by(home).min(max));
-        self.space
+    fn some_owned_by(&self, home: RegistrarId, max: usize) -> Vec<ElementKey> {
+        let mut keys = Vec::with_capacity(self.handlespace.elements_owned_by(home).min(max));
+        self.handlespace
             .next_block(&mut Cursor::owned_by(home), max, |element| {
                 keys.push(element.key());
             });

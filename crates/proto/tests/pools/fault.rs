@@ -4,24 +4,24 @@
 pub enum Fault {
     None,
     /// Users send no cookies.
-    NoEcho,
+    NoCookieEcho,
     /// Users keep only their first cookie.
-    OldCookie,
+    FirstCookieOnly,
     /// Elements' timers do not fire.
-    ElementSleeps,
+    ElementTimersStuck,
     /// Users' timers do not fire.
-    UserSleeps,
+    UserTimersStuck,
     /// Users do not notice lost links.
-    UserDeaf,
+    UserMissesLinkLoss,
     /// Elements do not receive registrars' keep-alives.
-    ElementDeaf,
+    ElementMissesKeepAlives,
 }
 
-pub const ALL: [Fault; 6] = [
-    Fault::NoEcho,
-    Fault::OldCookie,
-    Fault::ElementSleeps,
-    Fault::UserSleeps,
-    Fault::UserDeaf,
-    Fault::ElementDeaf,
+pub const ALL_FAULTS: [Fault; 6] = [
+    Fault::NoCookieEcho,
+    Fault::FirstCookieOnly,
+    Fault::ElementTimersStuck,
+    Fault::UserTimersStuck,
+    Fault::UserMissesLinkLoss,
+    Fault::ElementMissesKeepAlives,
 ];

@@ -2,12 +2,12 @@
 //!
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs the first n seeds.
 
-mod any;
 mod fault;
+mod fuzz;
+mod machines;
 mod net;
 mod outputs;
-mod people;
-mod registrar;
+mod registrar_model;
 #[path = "../registrar/rng.rs"]
 mod rng;
 mod world;
@@ -17,14 +17,14 @@ use net::Node;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
-use world::{What, World};
+use world::{World, WorldEvent};
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
 /// Runs twenty seconds of crashes; then some nodes stay dead, and the others recover and come to rest.
-fn run(seed: u64, fault: Fault) -> World {
+fn run_seed(seed: u64, fault: Fault) -> World {
     let mut world = World::new(seed, 3, 5, 3);
     world.fault = fault;
     for _ in 0..world.rng.range(3, 15) {
@@ -33,36 +33,36 @@ fn run(seed: u64, fault: Fault) -> World {
             _ => Node::Element(world.rng.index(5)),
         };
         let at = Duration::from_millis(world.rng.range(0, 20_000));
-        world.at(at, What::Crash { node });
-        let later = at + Duration::from_millis(world.rng.range(10, 9_000));
-        world.at(later, What::Restart { node });
+        world.schedule(at, WorldEvent::Crash { node });
+        let restart_at = at + Duration::from_millis(world.rng.range(10, 9_000));
+        world.schedule(restart_at, WorldEvent::Restart { node });
     }
     for _ in 0..world.rng.range(0, 30) {
         let at = Duration::from_millis(world.rng.range(0, 25_000));
         let element = world.rng.index(5);
-        world.at(at, What::Policy { element });
+        world.schedule(at, WorldEvent::Policy { element });
     }
     world.run(seconds(30));
-    world.hostile = false;
-    world.at(
+    world.registrars_lose_messages = false;
+    world.schedule(
         Duration::ZERO,
-        What::Crash {
+        WorldEvent::Crash {
             node: Node::Registrar(2),
         },
     );
-    world.at(
+    world.schedule(
         Duration::ZERO,
-        What::Crash {
+        WorldEvent::Crash {
             node: Node::Element(4),
         },
     );
     world.run(seconds(100));
-    check_rest(&mut world);
+    check_final_state(&mut world);
     world
 }
 
 /// Checks that every live node is in its proper state, and that no node sends to dead ones.
-fn check_rest(world: &mut World) {
+fn check_final_state(world: &mut World) {
     let (connects, outputs) = (
         count(world, "connect to a dead node"),
         count(world, "output"),
@@ -72,10 +72,13 @@ fn check_rest(world: &mut World) {
     assert_eq!(dead, 0, "still connecting to dead nodes");
     let outputs = count(world, "output") - outputs;
     // Keep-alives each second, cookies four times a second, registrations every few seconds.
-    assert!(outputs < 20 * (4 + 9 * 4 + 10), "{outputs} outputs at rest");
+    assert!(
+        outputs < 20 * (4 + 9 * 4 + 10),
+        "{outputs} outputs while idle"
+    );
     for (index, element) in world.elements.iter().enumerate().take(4) {
         let id = element.machine.id();
-        let entry = world.space.entries.get(&id);
+        let entry = world.handlespace.entries.get(&id);
         let entry =
             entry.unwrap_or_else(|| panic!("element {index} is in no registrar's handlespace"));
         assert_eq!(
@@ -86,31 +89,31 @@ fn check_rest(world: &mut World) {
         assert!(element.machine.is_registered());
         assert!(entry.owner < 2, "its owner is dead");
     }
-    assert_eq!(world.space.entries.len(), 4, "none but the living");
+    assert_eq!(world.handlespace.entries.len(), 4, "only live elements");
     for (index, user) in world.users.iter().enumerate() {
         assert_eq!(user.sessions.len(), 3, "user {index}");
         for session in user.sessions.keys() {
-            let answered = user.answered.get(session).copied();
-            let late = answered.is_none_or(|at| at + seconds(1) < world.now);
+            let answered = user.last_answers.get(session).copied();
+            let is_overdue = answered.is_none_or(|at| at + seconds(1) < world.now);
             assert!(
-                !late,
+                !is_overdue,
                 "{session:?} of user {index} had its last answer at {answered:?}"
             );
         }
     }
 }
 
-fn count(world: &World, what: &str) -> u64 {
-    world.tally.get(what).copied().unwrap_or(0)
+fn count(world: &World, event: &str) -> u64 {
+    world.tally.get(event).copied().unwrap_or(0)
 }
 
 #[test]
-fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
+fn live_elements_stay_registered_and_sessions_resume_with_latest_cookie() {
     let seeds = rng::seeds(200);
     let all = seeds.end - seeds.start >= 200;
     let mut tally = BTreeMap::<&str, u64>::new();
     for seed in seeds {
-        let world = catch_unwind(AssertUnwindSafe(|| run(seed, Fault::None)));
+        let world = catch_unwind(AssertUnwindSafe(|| run_seed(seed, Fault::None)));
         let world =
             world.unwrap_or_else(|_| panic!("failed; run it again with HOLDFAST_SEED={seed}"));
         for (what, count) in world.tally {
@@ -118,7 +121,7 @@ fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
         }
     }
     println!("{tally:#?}");
-    let met = [
+    let required_events = [
         "resumed",
         "taken over",
         "expired",
@@ -126,18 +129,18 @@ fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
         "element: no registrar",
         "user: home lost",
     ];
-    for what in met {
-        let count = tally.get(what).copied().unwrap_or(0);
-        assert!(!all || count >= 20, "`{what}` happened {count} times only");
+    for event in required_events {
+        let count = tally.get(event).copied().unwrap_or(0);
+        assert!(!all || count >= 20, "`{event}` happened {count} times only");
     }
 }
 
 #[test]
-fn a_seed_gives_the_same_run_again() {
+fn same_seed_gives_same_run() {
     for seed in 0..5 {
         assert_eq!(
-            run(seed, Fault::None).tally,
-            run(seed, Fault::None).tally,
+            run_seed(seed, Fault::None).tally,
+            run_seed(seed, Fault::None).tally,
             "seed {seed}"
         );
     }
@@ -146,37 +149,40 @@ fn a_seed_gives_the_same_run_again() {
 /// The next element has the cookie's state one and a half round trips after the loss is noticed, and the user continues
 /// after two: the duration of an SCTP handshake.
 #[test]
-fn a_session_resumes_within_two_round_trips() {
+fn session_resumes_within_two_round_trips() {
     for seed in 0..50 {
         let mut world = World::new(seed, 1, 3, 1);
-        world.hostile = false;
+        world.registrars_lose_messages = false;
         world.delay_us = (10_000, 10_001);
         world.run(seconds(30));
         world.trace.clear();
         let session = world.users[0].sessions.values().next().copied().flatten();
         let link = session.expect("a session is up");
         let element = world.element_of(Node::User(0), link);
-        world.at(Duration::ZERO, What::Crash { node: element });
+        world.schedule(Duration::ZERO, WorldEvent::Crash { node: element });
         world.run(seconds(5));
-        let when = |what: &str| {
-            let found = world.trace.iter().find(|(_, text)| text.starts_with(what));
+        let time_of = |prefix: &str| {
+            let found = world
+                .trace
+                .iter()
+                .find(|(_, text)| text.starts_with(prefix));
             found
-                .unwrap_or_else(|| panic!("seed {seed}: never {what}"))
+                .unwrap_or_else(|| panic!("seed {seed}: never {prefix}"))
                 .0
         };
         let round_trip = Duration::from_millis(20);
-        let resumed = when("resumed") - when("broken");
+        let resumed = time_of("resumed") - time_of("broken");
         assert!(resumed <= round_trip * 3 / 2, "seed {seed}: {resumed:?}");
-        let up = when("up") - when("broken");
+        let up = time_of("up") - time_of("broken");
         assert!(up <= round_trip * 2, "seed {seed}: {up:?}");
     }
 }
 
 #[test]
-fn the_oracles_find_each_deliberate_fault() {
-    for fault in fault::ALL {
+fn oracles_detect_each_deliberate_fault() {
+    for fault in fault::ALL_FAULTS {
         let found = (0..20).find(|seed| {
-            let run = catch_unwind(AssertUnwindSafe(|| run(*seed, fault)));
+            let run = catch_unwind(AssertUnwindSafe(|| run_seed(*seed, fault)));
             run.is_err()
         });
         let seed = found.unwrap_or_else(|| panic!("{fault:?} was not found"));

@@ -31,7 +31,7 @@ impl Node {
         })
     }
 
-    pub fn of(transport: &Transport) -> Node {
+    pub fn at_transport(transport: &Transport) -> Node {
         let Transport::Sctp(SctpTransport {
             port, addresses, ..
         }) = transport
@@ -56,9 +56,9 @@ pub enum Packet {
     /// An ASAP message as bytes.
     Asap(Bytes),
     /// User data: the next step of the session.
-    Step { session: (usize, u64) },
+    Request { session: (usize, u64) },
     /// The element's answer to a step.
-    Done { session: (usize, u64) },
+    Response { session: (usize, u64) },
 }
 
 impl Packet {
@@ -66,25 +66,25 @@ impl Packet {
         let mut buffer = BytesMut::new();
         message
             .encode(&mut buffer)
-            .expect("what machines say has an encoding");
+            .expect("machines send encodable messages");
         Packet::Asap(buffer.freeze())
     }
 }
 
 /// One end of a link: a node in one of its lives, and the link's identifier there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
+pub struct LinkEnd {
     pub node: Node,
-    pub life: u64,
+    pub boot: u64,
     pub link: Link,
 }
 
 #[derive(Debug)]
-pub struct Conn {
+pub struct Connection {
     /// The end that made the link, and the end that accepted it.
-    pub ends: [End; 2],
+    pub ends: [LinkEnd; 2],
     pub delay: Duration,
     /// Arrival times of the last packets, in each direction.
-    pub last: [Duration; 2],
+    pub last_arrivals: [Duration; 2],
     pub open: bool,
 }

@@ -1,9 +1,9 @@
 //! Outputs and events of the machines.
 
 use crate::fault::Fault;
+use crate::machines::read_state;
 use crate::net::{Node, Packet};
-use crate::people::read_state;
-use crate::world::{What, World};
+use crate::world::{World, WorldEvent};
 use holdfast_proto::pool_element::{self, LinkOutput as Output, SessionEvent};
 use holdfast_proto::pool_user;
 use holdfast_wire::rserpool::asap::Message;
@@ -11,28 +11,28 @@ use std::time::Duration;
 
 impl World {
     /// Carries out a machine's outputs, and sets its next wake-up.
-    pub fn drain(&mut self, node: Node) {
+    pub fn carry_out_outputs(&mut self, node: Node) {
         let before = self.number_of_outputs();
         match node {
             Node::Element(index) => {
                 while let Some(output) = self.elements[index].machine.poll_output() {
-                    self.carry_out(node, output, World::element_told);
+                    self.carry_out(node, output, World::on_element_event);
                 }
                 while let Some(output) = self.elements[index].sessions.poll_output() {
-                    self.carry_out(node, output, World::session_told);
+                    self.carry_out(node, output, World::on_session_event);
                 }
                 let due = self.elements[index].machine.poll_timeout();
                 if std::mem::replace(&mut self.elements[index].next_wake, due) != due {
-                    self.wake_at(node, due);
+                    self.schedule_wake(node, due);
                 }
             }
             Node::User(index) => {
                 while let Some(output) = self.users[index].machine.poll_output() {
-                    self.carry_out(node, output, World::user_told);
+                    self.carry_out(node, output, World::on_user_event);
                 }
                 let due = self.users[index].machine.poll_timeout();
                 if std::mem::replace(&mut self.users[index].next_wake, due) != due {
-                    self.wake_at(node, due);
+                    self.schedule_wake(node, due);
                 }
             }
             Node::Registrar(_) => {}
@@ -40,7 +40,7 @@ impl World {
         let outputs = self.number_of_outputs() - before;
         assert!(
             outputs < 200,
-            "{node:?} gave {outputs} outputs for one input"
+            "{node:?} produced {outputs} outputs for one input"
         );
     }
 
@@ -48,17 +48,17 @@ impl World {
         self.tally.get("output").copied().unwrap_or(0)
     }
 
-    fn wake_at(&mut self, node: Node, due: Option<Duration>) {
-        let asleep = match node {
-            Node::User(_) => self.fault == Fault::UserSleeps,
-            _ => self.fault == Fault::ElementSleeps,
+    fn schedule_wake(&mut self, node: Node, due: Option<Duration>) {
+        let is_stuck = match node {
+            Node::User(_) => self.fault == Fault::UserTimersStuck,
+            _ => self.fault == Fault::ElementTimersStuck,
         };
-        if let Some(due) = due.filter(|_| !asleep) {
-            self.at(due.saturating_sub(self.now), What::Wake { node });
+        if let Some(due) = due.filter(|_| !is_stuck) {
+            self.schedule(due.saturating_sub(self.now), WorldEvent::Wake { node });
         }
     }
 
-    fn carry_out<E>(&mut self, node: Node, output: Output<E>, told: fn(&mut World, Node, E)) {
+    fn carry_out<E>(&mut self, node: Node, output: Output<E>, on_event: fn(&mut World, Node, E)) {
         self.count("output");
         match output {
             Output::Connect { link, to } => {
@@ -68,28 +68,28 @@ impl World {
             Output::Send {
                 message: Message::CookieEcho(_),
                 ..
-            } if self.fault == Fault::NoEcho => {}
+            } if self.fault == Fault::NoCookieEcho => {}
             Output::Send { link, message } => self.send(node, link, Packet::asap(&message)),
-            Output::Event(event) => told(self, node, event),
+            Output::Event(event) => on_event(self, node, event),
         }
     }
 
-    fn element_told(&mut self, _: Node, event: pool_element::Event) {
+    fn on_element_event(&mut self, _: Node, event: pool_element::Event) {
         use pool_element::Event;
         self.count(match event {
             Event::Registered { .. } => "registered",
-            Event::Refused(refusal) => panic!("{refusal}"),
-            Event::Expired => "expired",
+            Event::RegistrationRefused(refusal) => panic!("{refusal}"),
+            Event::RegistrationExpired => "expired",
             Event::NewHome { .. } => "element: new home",
             Event::HomeLost => "element: home lost",
             Event::NoRegistrar => "element: no registrar",
             Event::Unanswered { .. } => "unanswered",
-            Event::Reported(_) => "reported",
-            Event::Left(_) => "left",
+            Event::ErrorReported(_) => "reported",
+            Event::Deregistered(_) => "left",
         });
     }
 
-    fn session_told(&mut self, node: Node, event: SessionEvent) {
+    fn on_session_event(&mut self, node: Node, event: SessionEvent) {
         let Node::Element(index) = node else { return };
         match event {
             SessionEvent::Resumed { link, state } => {
@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    fn user_told(&mut self, node: Node, event: pool_user::Event) {
+    fn on_user_event(&mut self, node: Node, event: pool_user::Event) {
         use pool_user::Event;
         let Node::User(index) = node else { return };
         match event {
@@ -125,7 +125,7 @@ impl World {
                 self.send(
                     node,
                     link,
-                    Packet::Step {
+                    Packet::Request {
                         session: (index, session.0),
                     },
                 );

@@ -1,9 +1,9 @@
 //! Registrars, elements and users in virtual time.
 
 use crate::fault::Fault;
-use crate::net::{Conn, End, Node, Packet};
-use crate::people::{Element, User};
-use crate::registrar::Space;
+use crate::machines::{Element, User};
+use crate::net::{Connection, LinkEnd, Node, Packet};
+use crate::registrar_model::ModelHandlespace;
 use crate::rng::Rng;
 use bytes::Bytes;
 use holdfast_proto::pool_element::Link;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 #[derive(Debug)]
-pub enum What {
+pub enum WorldEvent {
     /// The third packet of a handshake arrives; then the fourth.
     Accepted {
         conn: usize,
@@ -26,7 +26,7 @@ pub enum What {
         conn: usize,
         end: usize,
     },
-    Packet {
+    PacketArrived {
         conn: usize,
         to: usize,
         packet: Packet,
@@ -54,21 +54,21 @@ pub enum What {
 pub struct World {
     pub now: Duration,
     pub rng: Rng,
-    pub queue: BTreeMap<(Duration, u64), What>,
-    number: u64,
-    pub conns: Vec<Conn>,
-    links: BTreeMap<(Node, u64, Link), (usize, usize)>,
+    pub queue: BTreeMap<(Duration, u64), WorldEvent>,
+    sequence: u64,
+    pub conns: Vec<Connection>,
+    ends_by_link: BTreeMap<(Node, u64, Link), (usize, usize)>,
     /// Number of starts of each node, and its running state.
-    pub lives: BTreeMap<Node, (u64, bool)>,
-    pub space: Space,
+    pub boots: BTreeMap<Node, (u64, bool)>,
+    pub handlespace: ModelHandlespace,
     pub elements: Vec<Element>,
     pub users: Vec<User>,
     pub registrars: usize,
     /// Links for keep-alives, by registrar and element.
-    pub monitors: BTreeMap<(usize, usize), usize>,
+    pub keep_alive_links: BTreeMap<(usize, usize), usize>,
     pub fault: Fault,
     /// True if registrars lose and repeat messages.
-    pub hostile: bool,
+    pub registrars_lose_messages: bool,
     pub delay_us: (u64, u64),
     /// The count in each session's cookie.
     pub cookies: BTreeMap<(usize, u64), u64>,
@@ -84,22 +84,22 @@ impl World {
         let mut world = World {
             now: Duration::ZERO,
             queue: BTreeMap::new(),
-            number: 0,
+            sequence: 0,
             conns: Vec::new(),
-            links: BTreeMap::new(),
-            lives: BTreeMap::new(),
-            space: Space {
+            ends_by_link: BTreeMap::new(),
+            boots: BTreeMap::new(),
+            handlespace: ModelHandlespace {
                 handle: PoolHandle::from("pool"),
                 entries: BTreeMap::new(),
-                turn: 0,
-                items,
+                next_element: 0,
+                items_per_answer: items,
             },
             elements: Vec::new(),
             users: Vec::new(),
             registrars,
-            monitors: BTreeMap::new(),
+            keep_alive_links: BTreeMap::new(),
             fault: Fault::None,
-            hostile: true,
+            registrars_lose_messages: true,
             delay_us: (100, 20_000),
             cookies: BTreeMap::new(),
             tally: BTreeMap::new(),
@@ -110,40 +110,40 @@ impl World {
             .map(|index| Node::Registrar(index).transport())
             .collect();
         for index in 0..registrars {
-            world.lives.insert(Node::Registrar(index), (1, true));
+            world.boots.insert(Node::Registrar(index), (1, true));
         }
         for index in 0..elements {
             world
                 .elements
                 .push(Element::new(index, known.clone(), &mut world.rng));
-            world.lives.insert(Node::Element(index), (0, false));
+            world.boots.insert(Node::Element(index), (0, false));
             let at = Duration::from_millis(world.rng.range(0, 1_000));
-            world.at(
+            world.schedule(
                 at,
-                What::Restart {
+                WorldEvent::Restart {
                     node: Node::Element(index),
                 },
             );
         }
         for index in 0..users {
             world.users.push(User::new(&known, &mut world.rng));
-            world.lives.insert(Node::User(index), (1, true));
+            world.boots.insert(Node::User(index), (1, true));
         }
-        world.at(Duration::ZERO, What::Tick);
+        world.schedule(Duration::ZERO, WorldEvent::Tick);
         world
     }
 
-    pub fn at(&mut self, after: Duration, what: What) {
-        self.number += 1;
-        self.queue.insert((self.now + after, self.number), what);
+    pub fn schedule(&mut self, after: Duration, event: WorldEvent) {
+        self.sequence += 1;
+        self.queue.insert((self.now + after, self.sequence), event);
     }
 
-    pub fn count(&mut self, what: &'static str) {
-        *self.tally.entry(what).or_default() += 1;
+    pub fn count(&mut self, name: &'static str) {
+        *self.tally.entry(name).or_default() += 1;
     }
 
     pub fn is_alive(&self, node: Node) -> bool {
-        self.lives[&node].1
+        self.boots[&node].1
     }
 
     pub fn run(&mut self, span: Duration) {
@@ -152,99 +152,101 @@ impl World {
         while let Some((&(due, _), _)) = self.queue.first_key_value()
             && due <= end
         {
-            let Some((_, what)) = self.queue.pop_first() else {
+            let Some((_, event)) = self.queue.pop_first() else {
                 break;
             };
             self.now = due;
-            self.step(what);
+            self.step(event);
             steps += 1;
             assert!(steps < 3_000_000, "no end of steps at {:?}", self.now);
         }
         self.now = end;
     }
 
-    fn step(&mut self, what: What) {
-        match what {
-            What::Accepted { conn } => {
-                if self.live_end(conn, 1) && self.conns[conn].open {
-                    self.accepted(conn);
+    fn step(&mut self, event: WorldEvent) {
+        match event {
+            WorldEvent::Accepted { conn } => {
+                if self.is_live_end(conn, 1) && self.conns[conn].open {
+                    self.on_accepted(conn);
                 }
             }
-            What::Connected { conn } => {
-                if self.live_end(conn, 0) && self.conns[conn].open {
-                    let End { node, link, .. } = self.conns[conn].ends[0];
-                    self.connected(node, link);
+            WorldEvent::Connected { conn } => {
+                if self.is_live_end(conn, 0) && self.conns[conn].open {
+                    let LinkEnd { node, link, .. } = self.conns[conn].ends[0];
+                    self.on_connected(node, link);
                 }
             }
-            What::Lost { conn, end } => {
-                if self.live_end(conn, end) {
+            WorldEvent::Lost { conn, end } => {
+                if self.is_live_end(conn, end) {
                     self.conns[conn].open = false;
-                    let End { node, link, .. } = self.conns[conn].ends[end];
-                    self.lost(node, link);
+                    let LinkEnd { node, link, .. } = self.conns[conn].ends[end];
+                    self.on_link_lost(node, link);
                 }
             }
-            What::Packet { conn, to, packet } => {
-                if self.live_end(conn, to) && self.conns[conn].open {
-                    self.arrive(conn, to, packet);
+            WorldEvent::PacketArrived { conn, to, packet } => {
+                if self.is_live_end(conn, to) && self.conns[conn].open {
+                    self.on_packet(conn, to, packet);
                 }
             }
-            What::Announce { registrar, to } => self.announced(registrar, to),
-            What::Wake { node } => {
+            WorldEvent::Announce { registrar, to } => self.on_announce(registrar, to),
+            WorldEvent::Wake { node } => {
                 if self.is_alive(node) {
                     self.wake(node);
                 }
             }
-            What::Tick => self.tick(),
-            What::Crash { node } => self.crash(node),
-            What::Restart { node } => self.restart(node),
-            What::Policy { element } => self.new_policy(element),
+            WorldEvent::Tick => self.run_periodic_work(),
+            WorldEvent::Crash { node } => self.crash(node),
+            WorldEvent::Restart { node } => self.restart_node(node),
+            WorldEvent::Policy { element } => self.change_policy(element),
         }
     }
 
-    pub fn live_end(&self, conn: usize, end: usize) -> bool {
-        let End { node, life, .. } = self.conns[conn].ends[end];
-        self.lives[&node] == (life, true)
+    pub fn is_live_end(&self, conn: usize, end: usize) -> bool {
+        let LinkEnd {
+            node, boot: life, ..
+        } = self.conns[conn].ends[end];
+        self.boots[&node] == (life, true)
     }
 
     /// Opens a link for the machine of `node`.
     pub fn connect(&mut self, node: Node, link: Link, to: &Transport) -> usize {
-        let other = Node::of(to);
+        let other = Node::at_transport(to);
         let number = self.conns.len();
         let delay = Duration::from_micros(self.rng.range(self.delay_us.0, self.delay_us.1));
-        let (life, alive) = self.lives[&other];
+        let (boot, alive) = self.boots[&other];
         let ends = [
-            End {
+            LinkEnd {
                 node,
-                life: self.lives[&node].0,
+                boot: self.boots[&node].0,
                 link,
             },
-            End {
+            LinkEnd {
                 node: other,
-                life,
-                link: Link::Theirs(number as u64),
+                boot,
+                link: Link::Accepted(number as u64),
             },
         ];
         for (end, at) in ends.iter().enumerate() {
-            self.links
-                .insert((at.node, at.life, at.link), (number, end));
+            self.ends_by_link
+                .insert((at.node, at.boot, at.link), (number, end));
         }
-        self.conns.push(Conn {
+        self.conns.push(Connection {
             ends,
             delay,
-            last: [Duration::ZERO; 2],
+            last_arrivals: [Duration::ZERO; 2],
             open: true,
         });
         if alive {
-            self.at(delay * 3, What::Accepted { conn: number });
-            self.at(delay * 4, What::Connected { conn: number });
-            self.conns[number].last[0] = self.now + delay * 3;
+            self.schedule(delay * 3, WorldEvent::Accepted { conn: number });
+            self.schedule(delay * 4, WorldEvent::Connected { conn: number });
+            self.conns[number].last_arrivals[0] = self.now + delay * 3;
         } else {
             self.count("connect to a dead node");
             // The node's host refuses, or is dead too and never answers.
             if self.rng.percent(60) {
-                self.at(
+                self.schedule(
                     delay * 2,
-                    What::Lost {
+                    WorldEvent::Lost {
                         conn: number,
                         end: 0,
                     },
@@ -254,53 +256,53 @@ impl World {
         number
     }
 
-    fn conn(&self, node: Node, link: Link) -> (usize, usize) {
-        let life = self.lives[&node].0;
-        let found = self.links.get(&(node, life, link)).copied();
+    fn connection_of(&self, node: Node, link: Link) -> (usize, usize) {
+        let life = self.boots[&node].0;
+        let found = self.ends_by_link.get(&(node, life, link)).copied();
         let (number, end) = found.unwrap_or_else(|| panic!("{node:?} has no {link:?}"));
-        let open = self.conns[number].ends[end].life == life;
+        let open = self.conns[number].ends[end].boot == life;
         assert!(open, "{node:?} uses {link:?}, which it has closed");
         (number, end)
     }
 
     pub fn element_of(&self, user: Node, link: Link) -> Node {
-        let (number, _) = self.conn(user, link);
+        let (number, _) = self.connection_of(user, link);
         self.conns[number].ends[1].node
     }
 
     pub fn send(&mut self, node: Node, link: Link, packet: Packet) {
-        let (number, end) = self.conn(node, link);
-        let conn = &mut self.conns[number];
-        let arrival = (self.now + conn.delay).max(conn.last[end]);
-        conn.last[end] = arrival;
-        let registrar = conn
+        let (number, end) = self.connection_of(node, link);
+        let connection = &mut self.conns[number];
+        let arrival = (self.now + connection.delay).max(connection.last_arrivals[end]);
+        connection.last_arrivals[end] = arrival;
+        let registrar = connection
             .ends
             .iter()
             .any(|end| matches!(end.node, Node::Registrar(_)));
-        let times = match self.rng.range(0, 100) {
-            0..8 if registrar && self.hostile => 0,
-            8..12 if registrar && self.hostile => 2,
+        let copies = match self.rng.range(0, 100) {
+            0..8 if registrar && self.registrars_lose_messages => 0,
+            8..12 if registrar && self.registrars_lose_messages => 2,
             _ => 1,
         };
-        for _ in 0..times {
-            let what = What::Packet {
+        for _ in 0..copies {
+            let event = WorldEvent::PacketArrived {
                 conn: number,
                 to: 1 - end,
                 packet: packet.clone(),
             };
-            self.at(arrival - self.now, what);
+            self.schedule(arrival - self.now, event);
         }
     }
 
     pub fn close(&mut self, node: Node, link: Link) {
-        let (number, end) = self.conn(node, link);
-        let conn = &mut self.conns[number];
+        let (number, end) = self.connection_of(node, link);
+        let connection = &mut self.conns[number];
         // Packets sent before still arrive; then the other end notices the close.
-        let after = (self.now + conn.delay).max(conn.last[end]) - self.now;
-        conn.ends[end].life = u64::MAX;
-        self.at(
+        let after = (self.now + connection.delay).max(connection.last_arrivals[end]) - self.now;
+        connection.ends[end].boot = u64::MAX;
+        self.schedule(
             after,
-            What::Lost {
+            WorldEvent::Lost {
                 conn: number,
                 end: 1 - end,
             },
@@ -308,32 +310,32 @@ impl World {
     }
 
     fn crash(&mut self, node: Node) {
-        let (life, alive) = self.lives[&node];
+        let (life, alive) = self.boots[&node];
         if !alive {
             return;
         }
-        self.lives.insert(node, (life, false));
+        self.boots.insert(node, (life, false));
         self.count(match node {
             Node::Registrar(_) => "registrar crashed",
             _ => "element crashed",
         });
         // Other nodes notice it at once, or after their transport's timeout.
-        let late = Duration::from_millis(if self.rng.percent(50) {
+        let notice_delay = Duration::from_millis(if self.rng.percent(50) {
             0
         } else {
             self.rng.range(200, 3_000)
         });
         for number in 0..self.conns.len() {
-            let conn = &self.conns[number];
-            let end = conn
+            let connection = &self.conns[number];
+            let end = connection
                 .ends
                 .iter()
-                .position(|end| end.node == node && end.life == life);
+                .position(|end| end.node == node && end.boot == life);
             if let Some(end) = end {
-                let after = conn.delay + late;
-                self.at(
+                let after = connection.delay + notice_delay;
+                self.schedule(
                     after,
-                    What::Lost {
+                    WorldEvent::Lost {
                         conn: number,
                         end: 1 - end,
                     },
@@ -342,22 +344,22 @@ impl World {
         }
     }
 
-    fn arrive(&mut self, conn: usize, to: usize, packet: Packet) {
-        let End { node, link, .. } = self.conns[conn].ends[to];
+    fn on_packet(&mut self, conn: usize, to: usize, packet: Packet) {
+        let LinkEnd { node, link, .. } = self.conns[conn].ends[to];
         match (node, packet) {
             (Node::Registrar(index), Packet::Asap(bytes)) => {
                 let message = parse(&bytes);
-                if let Some(answer) = self.space.answer(self.now, index, message) {
+                if let Some(answer) = self.handlespace.answer(self.now, index, message) {
                     self.send(node, link, Packet::asap(&answer));
                 }
             }
-            (Node::Element(index), packet) => self.element_gets(index, conn, link, packet),
-            (Node::User(index), packet) => self.user_gets(index, link, packet),
+            (Node::Element(index), packet) => self.on_element_packet(index, conn, link, packet),
+            (Node::User(index), packet) => self.on_user_packet(index, link, packet),
             (Node::Registrar(_), packet) => panic!("a registrar got {packet:?}"),
         }
     }
 }
 
 pub fn parse(bytes: &Bytes) -> Message {
-    Message::parse(bytes).expect("what was encoded").message
+    Message::parse(bytes).expect("encoded by this test").message
 }

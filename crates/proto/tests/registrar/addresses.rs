@@ -1,8 +1,8 @@
 //! Claimed addresses: any host can write any address into the packet that begins an association.
 
 use crate::security::causes;
-use crate::setup::*;
-use holdfast_proto::registrar::{Allow, AssociationId};
+use crate::test_bench::*;
+use holdfast_proto::registrar::{AssociationId, Permission};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, RegistrarId, Transport};
@@ -16,7 +16,12 @@ fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-fn tell(bench: &mut Bench, association: u64, confirmed: &[&str], claims: &[&str]) -> Vec<Out> {
+fn report_addresses(
+    bench: &mut TestBench,
+    association: u64,
+    confirmed: &[&str],
+    claims: &[&str],
+) -> Vec<TestOutput> {
     let each = |list: &[&str]| list.iter().map(|text| at(text)).collect::<Vec<_>>();
     let (confirmed, claims) = (each(confirmed), each(claims));
     let id = AssociationId(association);
@@ -27,9 +32,9 @@ fn tell(bench: &mut Bench, association: u64, confirmed: &[&str], claims: &[&str]
 }
 
 /// Returns an association of 10.1.0.66 that also claims the address 10.1.0.9, with the port of the host there.
-fn impostor(bench: &mut Bench) -> u64 {
-    let impostor = bench.up(66);
-    tell(bench, impostor, &["10.1.0.66:5000"], &["10.1.0.9:5000"]);
+fn impostor(bench: &mut TestBench) -> u64 {
+    let impostor = bench.open_association(66);
+    report_addresses(bench, impostor, &["10.1.0.66:5000"], &["10.1.0.9:5000"]);
     impostor
 }
 
@@ -43,9 +48,9 @@ fn service(addresses: &[&str]) -> PoolElement {
 }
 
 #[test]
-fn who_claims_another_s_address_cannot_act_for_its_elements() {
-    let mut bench = Bench::new(config());
-    let honest = bench.up(9);
+fn claimed_address_gives_no_control_over_its_elements() {
+    let mut bench = TestBench::new(config());
+    let honest = bench.open_association(9);
     bench.register(honest, element(1, 9, RR));
     let impostor = impostor(&mut bench);
     let (handle, id) = (handle(), ElementId(1));
@@ -53,33 +58,39 @@ fn who_claims_another_s_address_cannot_act_for_its_elements() {
         handle: handle.clone(),
         id,
     };
-    assert_eq!(causes(&bench.asap(impostor, &leave)), DENIED);
+    assert_eq!(causes(&bench.send_asap(impostor, &leave)), DENIED);
     // The keep-alive goes to the honest host, and the impostor's answer does not count.
-    bench.machine.handle_down(bench.now, AssociationId(honest));
+    bench
+        .machine
+        .handle_association_down(bench.now, AssociationId(honest));
     let outputs = bench.outputs();
-    assert!(outputs.iter().any(|out| matches!(out, Out::Connect(..))));
-    bench.asap(impostor, &Asap::EndpointKeepAliveAck { handle, id });
+    assert!(
+        outputs
+            .iter()
+            .any(|out| matches!(out, TestOutput::Connect(..)))
+    );
+    bench.send_asap(impostor, &Asap::EndpointKeepAliveAck { handle, id });
     bench.wait(SECOND * 6);
-    assert!(!bench.has(1));
+    assert!(!bench.has_element(1));
 }
 
 #[test]
-fn who_claims_an_allowed_address_is_not_allowed() {
+fn claimed_address_gives_no_permission() {
     let mut config = config();
-    config.settings.access.register = Allow::Only(vec!["10.1.0.9".parse().unwrap()]);
-    let mut bench = Bench::new(config);
+    config.settings.access.register = Permission::Only(vec!["10.1.0.9".parse().unwrap()]);
+    let mut bench = TestBench::new(config);
     let impostor = impostor(&mut bench);
-    let mut mine = element(1, 66, RR);
-    mine.registration_life = i32::MAX;
-    assert_eq!(causes(&bench.register(impostor, mine)), []);
+    let mut own_registration = element(1, 66, RR);
+    own_registration.registration_life = i32::MAX;
+    assert_eq!(causes(&bench.register(impostor, own_registration)), []);
     let later = bench.wait(SECOND * 3);
     assert_eq!(causes(&later), DENIED);
     assert_eq!(bench.machine.elements(), 0);
 }
 
 #[test]
-fn nobody_is_sent_to_an_address_that_was_only_claimed() {
-    let mut bench = Bench::new(config());
+fn unconfirmed_address_is_not_given_to_users() {
+    let mut bench = TestBench::new(config());
     let impostor = impostor(&mut bench);
     assert_eq!(causes(&bench.register(impostor, element(1, 9, RR))), []);
     let unusable = [CauseCode::RSPLIB_NO_USABLE_USER_ADDRESSES];
@@ -93,10 +104,10 @@ fn nobody_is_sent_to_an_address_that_was_only_claimed() {
 }
 
 #[test]
-fn a_registration_waits_until_its_addresses_are_confirmed() {
-    let mut bench = Bench::new(config());
-    let honest = bench.up(9);
-    tell(
+fn registration_waits_for_address_confirmation() {
+    let mut bench = TestBench::new(config());
+    let honest = bench.open_association(9);
+    report_addresses(
         &mut bench,
         honest,
         &["10.1.0.9:5000"],
@@ -104,15 +115,15 @@ fn a_registration_waits_until_its_addresses_are_confirmed() {
     );
     let both = service(&["10.1.0.9", "10.2.0.9"]);
     assert_eq!(bench.register(honest, both.clone()), []);
-    assert!(!bench.has(1));
-    let outputs = tell(
+    assert!(!bench.has_element(1));
+    let outputs = report_addresses(
         &mut bench,
         honest,
         &["10.1.0.9:5000", "10.2.0.9:5000"],
         &["10.3.0.9:5000"],
     );
-    let granted = |out: &Out| {
-        let Out::Asap(_, Asap::RegistrationResponse { rejected, .. }) = out else {
+    let granted = |out: &TestOutput| {
+        let TestOutput::Asap(_, Asap::RegistrationResponse { rejected, .. }) = out else {
             return false;
         };
         !rejected
@@ -132,9 +143,9 @@ fn a_registration_waits_until_its_addresses_are_confirmed() {
 
 /// A peer's element without an ASAP transport belongs to its service's address, not to every host.
 #[test]
-fn an_element_without_endpoint_is_not_everybody_s() {
-    let mut bench = Bench::new(config());
-    let peer = bench.peer(2);
+fn element_without_asap_transport_belongs_to_service_address() {
+    let mut bench = TestBench::new(config());
+    let peer = bench.add_peer(2);
     let add = Body::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
@@ -144,21 +155,21 @@ fn an_element_without_endpoint_is_not_everybody_s() {
             ..element(1, 9, RR)
         },
     };
-    bench.enrp(peer, add);
-    let (other, own) = (bench.up(66), bench.up(9));
+    bench.send_enrp(peer, add);
+    let (other, own) = (bench.open_association(66), bench.open_association(9));
     let taken = [CauseCode::NON_UNIQUE_ELEMENT_ID];
     assert_eq!(causes(&bench.register(other, element(1, 66, RR))), taken);
     assert_eq!(causes(&bench.register(own, element(1, 9, RR))), []);
 }
 
 #[test]
-fn an_association_may_be_who_it_is_by_any_of_its_addresses() {
+fn any_confirmed_address_identifies_the_element() {
     let mut config = config();
-    config.settings.access.register = Allow::Only(vec!["10.2.0.0/16".parse().unwrap()]);
-    let mut bench = Bench::new(config);
-    let honest = bench.up(9);
+    config.settings.access.register = Permission::Only(vec!["10.2.0.0/16".parse().unwrap()]);
+    let mut bench = TestBench::new(config);
+    let honest = bench.open_association(9);
     assert_eq!(causes(&bench.register(honest, element(1, 9, RR))), DENIED);
-    tell(&mut bench, honest, &["10.1.0.9:5000", "10.2.0.9:5000"], &[]);
+    report_addresses(&mut bench, honest, &["10.1.0.9:5000", "10.2.0.9:5000"], &[]);
     assert_eq!(causes(&bench.register(honest, element(1, 9, RR))), []);
     bench.wait(Duration::from_secs(3));
     let udp = Transport::Udp {
@@ -172,5 +183,5 @@ fn an_association_may_be_who_it_is_by_any_of_its_addresses() {
         handle: other,
         element: second,
     };
-    assert_eq!(causes(&bench.asap(honest, &message)), []);
+    assert_eq!(causes(&bench.send_asap(honest, &message)), []);
 }

@@ -9,9 +9,9 @@ use holdfast_wire::rserpool::{
 use std::time::Duration;
 
 /// Time between registrations.
-pub const RENEWAL: Duration = Duration::from_millis(3_500);
+pub const REREGISTRATION_INTERVAL: Duration = Duration::from_millis(3_500);
 /// Longest time for a registrar to answer.
-pub const PATIENCE: Duration = Duration::from_millis(800);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(800);
 /// Life of a registration in milliseconds.
 const LIFE: i32 = 9_000;
 
@@ -23,12 +23,12 @@ pub struct Element {
     /// The association with its home registrar.
     pub home: Option<u64>,
     /// Time of the open request, if any.
-    pub asked: Option<Duration>,
+    pub request_time: Option<Duration>,
     /// Time of the next registration or hunt.
-    pub next: Duration,
+    pub next_action: Duration,
     pub load: u32,
     /// True if the last registration was granted.
-    pub granted: bool,
+    pub is_registered: bool,
 }
 
 impl Element {
@@ -39,10 +39,10 @@ impl Element {
             id: ElementId(0x100 + number as u32),
             alive: true,
             home: None,
-            asked: None,
-            next: Duration::ZERO,
+            request_time: None,
+            next_action: Duration::ZERO,
             load: 0,
-            granted: false,
+            is_registered: false,
         }
     }
 
@@ -67,19 +67,24 @@ impl Element {
     }
 
     /// Handles a message; returns the answer.
-    pub fn take(&mut self, now: Duration, link: u64, message: Message) -> Option<Message> {
+    pub fn handle_message(
+        &mut self,
+        now: Duration,
+        link: u64,
+        message: Message,
+    ) -> Option<Message> {
         match message {
             Message::RegistrationResponse { rejected, .. } if self.home == Some(link) => {
                 assert!(!rejected, "a registration was refused");
-                self.asked = None;
-                self.granted = true;
+                self.request_time = None;
+                self.is_registered = true;
                 None
             }
             Message::EndpointKeepAlive { home, handle, .. } if handle == self.handle => {
                 if home && self.home != Some(link) {
                     self.home = Some(link);
-                    self.asked = None;
-                    self.next = now + RENEWAL;
+                    self.request_time = None;
+                    self.next_action = now + REREGISTRATION_INTERVAL;
                 }
                 Some(Message::EndpointKeepAliveAck {
                     handle: self.handle.clone(),

@@ -1,6 +1,6 @@
 //! Rules of RFC 5353, one by one.
 
-use crate::setup::*;
+use crate::test_bench::*;
 use holdfast_proto::registrar::{AssociationId, Event, Protocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
@@ -12,15 +12,15 @@ const RR: Policy = Policy::RoundRobin;
 /// RFC 5353 sections 3.4.1 and 3.6: a new peer is asked to identify itself, and a different checksum leads to a request
 /// for its table.
 #[test]
-fn views_are_compared_and_what_the_peer_does_not_have_goes() {
-    let mut bench = Bench::new(config());
+fn checksum_mismatch_removes_elements_missing_from_table() {
+    let mut bench = TestBench::new(config());
     let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
     bench
         .machine
-        .handle_up(bench.now, id, Protocol::Enrp, &at, None);
+        .handle_association_up(bench.now, id, Protocol::Enrp, &at, None);
     let peer = RegistrarId(2);
-    let outputs = bench.enrp(peer, presence(false, 0xffff));
-    assert_eq!(said(&outputs, "PRESENCE"), 1);
+    let outputs = bench.send_enrp(peer, presence(false, 0xffff));
+    assert_eq!(count_enrp_messages(&outputs, "PRESENCE"), 1);
     let add = |id| Body::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
@@ -30,19 +30,19 @@ fn views_are_compared_and_what_the_peer_does_not_have_goes() {
             ..element(id, 9, RR)
         },
     };
-    bench.enrp(peer, add(1));
-    bench.enrp(peer, add(2));
+    bench.send_enrp(peer, add(1));
+    bench.send_enrp(peer, add(2));
     assert_eq!(bench.machine.elements_owned_by(peer), 2);
-    let same = bench.machine.checksum(peer);
+    let known_checksum = bench.machine.checksum(peer);
     assert_eq!(
-        said(
-            &bench.enrp(peer, presence(false, same)),
+        count_enrp_messages(
+            &bench.send_enrp(peer, presence(false, known_checksum)),
             "HANDLE_TABLE_REQUEST"
         ),
         0
     );
-    let outputs = bench.enrp(peer, presence(false, !same));
-    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
+    let outputs = bench.send_enrp(peer, presence(false, !known_checksum));
+    assert_eq!(count_enrp_messages(&outputs, "HANDLE_TABLE_REQUEST"), 1);
     let table = |more, id| Body::HandleTableResponse {
         rejected: false,
         more,
@@ -51,23 +51,23 @@ fn views_are_compared_and_what_the_peer_does_not_have_goes() {
             elements: vec![element(id, 9, RR)],
         }],
     };
-    let outputs = bench.enrp(peer, table(true, 2));
-    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
+    let outputs = bench.send_enrp(peer, table(true, 2));
+    assert_eq!(count_enrp_messages(&outputs, "HANDLE_TABLE_REQUEST"), 1);
     // An update between blocks is kept.
-    bench.enrp(peer, add(4));
-    bench.enrp(peer, table(false, 3));
-    let here: Vec<_> = (1..=4).filter(|id| bench.has(*id)).collect();
-    assert_eq!(here, [2, 3, 4]);
+    bench.send_enrp(peer, add(4));
+    bench.send_enrp(peer, table(false, 3));
+    let known_ids: Vec<_> = (1..=4).filter(|id| bench.has_element(*id)).collect();
+    assert_eq!(known_ids, [2, 3, 4]);
 }
 
 /// However many elements are missing from a table, others are served before all of them are removed; elements updated
 /// meanwhile stay.
 #[test]
-fn what_a_peer_does_not_have_goes_in_turns() {
+fn missing_elements_are_removed_in_batches() {
     let mut config = config();
-    config.settings.turn_elements_max = 2;
-    let mut bench = Bench::new(config);
-    let peer = bench.peer(2);
+    config.settings.batch_elements_max = 2;
+    let mut bench = TestBench::new(config);
+    let peer = bench.add_peer(2);
     let add = |id| Body::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
@@ -75,10 +75,10 @@ fn what_a_peer_does_not_have_goes_in_turns() {
         element: element(id, 9, RR),
     };
     for id in 1..=9 {
-        bench.enrp(peer, add(id));
+        bench.send_enrp(peer, add(id));
     }
     let differs = !bench.machine.checksum(peer);
-    bench.enrp(peer, presence(false, differs));
+    bench.send_enrp(peer, presence(false, differs));
     let table = Body::HandleTableResponse {
         rejected: false,
         more: false,
@@ -87,54 +87,56 @@ fn what_a_peer_does_not_have_goes_in_turns() {
             elements: vec![element(3, 9, RR)],
         }],
     };
-    let in_step = |outputs: &[Out]| {
+    let in_step = |outputs: &[TestOutput]| {
         outputs.iter().find_map(|out| match out {
-            Out::Event(Event::InStep { removed, .. }) => Some(*removed),
+            TestOutput::Event(Event::Resynchronised { removed, .. }) => Some(*removed),
             _ => None,
         })
     };
-    let first = bench.enrp(peer, table);
+    let first = bench.send_enrp(peer, table);
     assert_eq!((bench.machine.elements(), in_step(&first)), (7, None));
     // No checksum is compared before the removal is complete.
-    let outputs = bench.enrp(peer, presence(false, differs));
-    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 0);
-    let kept = (1..=9).find(|id| *id != 3 && bench.has(*id)).unwrap();
-    bench.enrp(peer, add(kept));
-    bench.enrp(peer, add(20));
+    let outputs = bench.send_enrp(peer, presence(false, differs));
+    assert_eq!(count_enrp_messages(&outputs, "HANDLE_TABLE_REQUEST"), 0);
+    let kept = (1..=9)
+        .find(|id| *id != 3 && bench.has_element(*id))
+        .unwrap();
+    bench.send_enrp(peer, add(kept));
+    bench.send_enrp(peer, add(20));
     let rest = bench.wait(Duration::from_millis(1));
-    let here: Vec<_> = (1..=20).filter(|id| bench.has(*id)).collect();
+    let known_ids: Vec<_> = (1..=20).filter(|id| bench.has_element(*id)).collect();
     let mut expected = vec![3, kept, 20];
     expected.sort_unstable();
-    assert_eq!(here, expected);
+    assert_eq!(known_ids, expected);
     assert_eq!(in_step(&rest), Some(7));
-    let outputs = bench.enrp(peer, presence(false, differs));
-    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
+    let outputs = bench.send_enrp(peer, presence(false, differs));
+    assert_eq!(count_enrp_messages(&outputs, "HANDLE_TABLE_REQUEST"), 1);
 }
 
 /// A full buffer drops the first presence on a new association, and neither side would ever send on it.
 #[test]
-fn who_does_not_say_who_it_is_is_asked_with_each_heartbeat() {
-    let mut bench = Bench::new(config());
+fn unidentified_registrar_is_asked_at_each_heartbeat() {
+    let mut bench = TestBench::new(config());
     let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
     bench
         .machine
-        .handle_up(bench.now, id, Protocol::Enrp, &at, None);
+        .handle_association_up(bench.now, id, Protocol::Enrp, &at, None);
     bench.outputs();
-    let asked = |outputs: &[Out]| {
-        let asks = |output: &&Out| matches!(output, Out::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
+    let asks_presence = |outputs: &[TestOutput]| {
+        let asks = |output: &&TestOutput| matches!(output, TestOutput::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
         outputs.iter().filter(asks).count()
     };
-    assert_eq!(asked(&bench.wait(SECOND * 31)), 1);
-    bench.enrp(RegistrarId(2), presence(false, 0xffff));
-    assert_eq!(asked(&bench.wait(SECOND * 31)), 0);
+    assert_eq!(asks_presence(&bench.wait(SECOND * 31)), 1);
+    bench.send_enrp(RegistrarId(2), presence(false, 0xffff));
+    assert_eq!(asks_presence(&bench.wait(SECOND * 31)), 0);
 }
 
 /// RFC 5353 sections 3.4.3 and 3.5: silence, a request for a response, an arbitration, and a new home for the elements.
 #[test]
-fn a_silent_peer_is_asked_then_taken_over() {
-    let mut bench = Bench::new(config());
-    let (target, other) = (bench.peer(2), bench.peer(3));
-    bench.up(9);
+fn silent_peer_is_probed_then_taken_over() {
+    let mut bench = TestBench::new(config());
+    let (target, other) = (bench.add_peer(2), bench.add_peer(3));
+    bench.open_association(9);
     bench.outputs();
     let element = holdfast_wire::rserpool::PoolElement {
         asap_transport: Some(transport([10, 1, 0, 9], 5000)),
@@ -147,37 +149,37 @@ fn a_silent_peer_is_asked_then_taken_over() {
         handle: handle.clone(),
         element,
     };
-    bench.enrp(target, add);
+    bench.send_enrp(target, add);
     let checksum = bench.machine.checksum(target);
     let mut outputs = Vec::new();
     for _ in 0..6 {
         outputs.extend(bench.wait(SECOND * 21 / 2));
-        bench.enrp(other, presence(false, 0xffff));
+        bench.send_enrp(other, presence(false, 0xffff));
     }
-    let asks = |output: &&Out| matches!(output, Out::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
+    let asks = |output: &&TestOutput| matches!(output, TestOutput::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
     assert_eq!(outputs.iter().filter(asks).count(), 1);
     let outputs = bench.wait(SECOND * 4);
-    assert_eq!(said(&outputs, "INIT_TAKEOVER"), 1);
-    assert_eq!(said(&outputs, "TAKEOVER_SERVER"), 0);
+    assert_eq!(count_enrp_messages(&outputs, "INIT_TAKEOVER"), 1);
+    assert_eq!(count_enrp_messages(&outputs, "TAKEOVER_SERVER"), 0);
     assert_eq!(bench.machine.checksum(target), checksum);
-    let outputs = bench.enrp(other, Body::InitTakeoverAck { target });
-    assert_eq!(said(&outputs, "TAKEOVER_SERVER"), 1);
+    let outputs = bench.send_enrp(other, Body::InitTakeoverAck { target });
+    assert_eq!(count_enrp_messages(&outputs, "TAKEOVER_SERVER"), 1);
     assert_eq!(bench.machine.checksum(OWN), checksum);
     assert!(bench.machine.peers().all(|peer| peer.id != target));
     // The element is informed, and the peers once it has agreed.
     assert_eq!(keep_alives(&bench.wait(SECOND / 10)), [true]);
-    let outputs = bench.asap(9, &Asap::EndpointKeepAliveAck { handle, id });
-    assert_eq!(said(&outputs, "HANDLE_UPDATE"), 1);
+    let outputs = bench.send_asap(9, &Asap::EndpointKeepAliveAck { handle, id });
+    assert_eq!(count_enrp_messages(&outputs, "HANDLE_UPDATE"), 1);
 }
 
 /// However many elements a dead registrar has, others are served before all of them are moved; no peer sees a part.
 #[test]
-fn a_takeover_holds_up_nothing() {
+fn takeover_does_not_block_other_requests() {
     for takes_over in [true, false] {
         let mut config = config();
-        config.settings.turn_elements_max = 10;
-        let mut bench = Bench::new(config);
-        let (target, other) = (bench.peer(2), bench.peer(3));
+        config.settings.batch_elements_max = 10;
+        let mut bench = TestBench::new(config);
+        let (target, other) = (bench.add_peer(2), bench.add_peer(3));
         let add = |id| Body::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
@@ -185,21 +187,23 @@ fn a_takeover_holds_up_nothing() {
             element: element(id, 9, RR),
         };
         for id in 1..=35 {
-            bench.enrp(target, add(id));
+            bench.send_enrp(target, add(id));
         }
         let checksum = bench.machine.checksum(target);
         let to = if takes_over { OWN } else { other };
         if takes_over {
-            bench.machine.handle_down(bench.now, AssociationId(1002));
+            bench
+                .machine
+                .handle_association_down(bench.now, AssociationId(1002));
             bench.wait(SECOND * 6);
-            bench.enrp(other, Body::InitTakeoverAck { target });
+            bench.send_enrp(other, Body::InitTakeoverAck { target });
         } else {
-            bench.enrp(other, Body::TakeoverServer { target });
+            bench.send_enrp(other, Body::TakeoverServer { target });
         }
         assert_eq!(bench.machine.elements_owned_by(to), 10);
-        let outputs = bench.enrp(other, Body::HandleTableRequest { own_only: true });
-        let refuses = |out: &Out| {
-            let Out::Enrp(_, Enrp { body, .. }) = out else {
+        let outputs = bench.send_enrp(other, Body::HandleTableRequest { own_only: true });
+        let refuses = |out: &TestOutput| {
+            let TestOutput::Enrp(_, Enrp { body, .. }) = out else {
                 return false;
             };
             matches!(body, Body::HandleTableResponse { rejected: true, .. })
@@ -216,66 +220,74 @@ fn a_takeover_holds_up_nothing() {
         }
         assert_eq!(bench.machine.checksum(to), checksum);
         bench.wait(Duration::from_nanos(1));
-        let outputs = bench.enrp(other, Body::HandleTableRequest { own_only: true });
+        let outputs = bench.send_enrp(other, Body::HandleTableRequest { own_only: true });
         assert!(!outputs.iter().any(refuses), "{outputs:?}");
     }
 }
 
 #[test]
-fn of_two_that_take_over_the_lower_number_goes_on() {
-    for (rival, goes_on) in [(3, false), (0x60, true)] {
-        let mut bench = Bench::new(config());
-        let (target, rival) = (bench.peer(2), bench.peer(rival));
-        bench.machine.handle_down(bench.now, AssociationId(1002));
+fn lower_number_wins_takeover_race() {
+    for (rival, wins) in [(3, false), (0x60, true)] {
+        let mut bench = TestBench::new(config());
+        let (target, rival) = (bench.add_peer(2), bench.add_peer(rival));
+        bench
+            .machine
+            .handle_association_down(bench.now, AssociationId(1002));
         bench.wait(SECOND * 6);
-        let outputs = bench.enrp(rival, Body::InitTakeover { target });
-        assert_eq!(said(&outputs, "INIT_TAKEOVER_ACK"), usize::from(!goes_on));
-        let outputs = bench.enrp(rival, Body::InitTakeoverAck { target });
-        assert_eq!(said(&outputs, "TAKEOVER_SERVER"), usize::from(goes_on));
+        let outputs = bench.send_enrp(rival, Body::InitTakeover { target });
+        assert_eq!(
+            count_enrp_messages(&outputs, "INIT_TAKEOVER_ACK"),
+            usize::from(!wins)
+        );
+        let outputs = bench.send_enrp(rival, Body::InitTakeoverAck { target });
+        assert_eq!(
+            count_enrp_messages(&outputs, "TAKEOVER_SERVER"),
+            usize::from(wins)
+        );
     }
 }
 
 /// RFC 5353 section 3.5.1, rule 1 and the last paragraph.
 #[test]
-fn who_lives_says_so_and_a_takeover_stops() {
-    let mut bench = Bench::new(config());
-    let (peer, target) = (bench.peer(2), bench.peer(3));
+fn live_target_stops_takeover() {
+    let mut bench = TestBench::new(config());
+    let (peer, target) = (bench.add_peer(2), bench.add_peer(3));
     bench.outputs();
-    let outputs = bench.enrp(peer, Body::InitTakeover { target: OWN });
-    assert_eq!(said(&outputs, "PRESENCE"), 1);
-    assert_eq!(said(&outputs, "INIT_TAKEOVER_ACK"), 0);
-    bench.enrp(peer, Body::InitTakeover { target });
+    let outputs = bench.send_enrp(peer, Body::InitTakeover { target: OWN });
+    assert_eq!(count_enrp_messages(&outputs, "PRESENCE"), 1);
+    assert_eq!(count_enrp_messages(&outputs, "INIT_TAKEOVER_ACK"), 0);
+    bench.send_enrp(peer, Body::InitTakeover { target });
     assert!(
         bench
             .machine
             .peers()
             .any(|peer| peer.id == target && !peer.active)
     );
-    bench.enrp(target, presence(false, 0xffff));
+    bench.send_enrp(target, presence(false, 0xffff));
     assert!(bench.machine.peers().all(|peer| peer.active));
 }
 
 /// The start with a mentor (RFC 5353 section 3.2).
 #[test]
-fn a_mentor_gives_its_list_then_its_handlespace() {
+fn mentor_sends_list_then_handlespace() {
     let mut config = config();
     config.mentors = vec![vec!["10.0.0.2:9901".parse().unwrap()]];
-    let mut bench = Bench::new(config);
+    let mut bench = TestBench::new(config);
     let outputs = bench.outputs();
     assert!(!bench.machine.is_ready(), "{outputs:?}");
     let up = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
     let dial = Some(holdfast_proto::registrar::DialId(1));
     bench
         .machine
-        .handle_up(bench.now, up.0, Protocol::Enrp, &up.1, dial);
-    assert_eq!(said(&bench.outputs(), "LIST_REQUEST"), 1);
+        .handle_association_up(bench.now, up.0, Protocol::Enrp, &up.1, dial);
+    assert_eq!(count_enrp_messages(&bench.outputs(), "LIST_REQUEST"), 1);
     let mentor = RegistrarId(2);
     // A starting registrar refuses requests.
-    let outputs = bench.enrp(mentor, Body::HandleTableRequest { own_only: false });
-    let refuses = |output: &Out| {
+    let outputs = bench.send_enrp(mentor, Body::HandleTableRequest { own_only: false });
+    let refuses = |output: &TestOutput| {
         matches!(
             output,
-            Out::Enrp(
+            TestOutput::Enrp(
                 _,
                 Enrp {
                     body: Body::HandleTableResponse { rejected: true, .. },
@@ -289,7 +301,10 @@ fn a_mentor_gives_its_list_then_its_handlespace() {
         rejected: false,
         servers: Vec::new(),
     };
-    assert_eq!(said(&bench.enrp(mentor, list), "HANDLE_TABLE_REQUEST"), 1);
+    assert_eq!(
+        count_enrp_messages(&bench.send_enrp(mentor, list), "HANDLE_TABLE_REQUEST"),
+        1
+    );
     let table = |more, id| Body::HandleTableResponse {
         rejected: false,
         more,
@@ -299,11 +314,14 @@ fn a_mentor_gives_its_list_then_its_handlespace() {
         }],
     };
     assert_eq!(
-        said(&bench.enrp(mentor, table(true, 1)), "HANDLE_TABLE_REQUEST"),
+        count_enrp_messages(
+            &bench.send_enrp(mentor, table(true, 1)),
+            "HANDLE_TABLE_REQUEST"
+        ),
         1
     );
     assert!(!bench.machine.is_ready());
-    bench.enrp(mentor, table(false, 2));
+    bench.send_enrp(mentor, table(false, 2));
     assert!(bench.machine.is_ready());
     assert_eq!(bench.machine.elements_owned_by(mentor), 2);
 }
@@ -311,33 +329,35 @@ fn a_mentor_gives_its_list_then_its_handlespace() {
 /// An element that the mentor attributes to this registrar was taken over before the handlespace was loaded, or dates
 /// from an earlier run: it is probed.
 #[test]
-fn an_element_that_a_mentor_gives_to_this_registrar_is_asked() {
+fn element_attributed_by_mentor_is_probed() {
     let mut config = config();
     config.mentors = vec![vec!["10.0.0.2:9901".parse().unwrap()]];
-    let mut bench = Bench::new(config);
+    let mut bench = TestBench::new(config);
     let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
     let dial = Some(holdfast_proto::registrar::DialId(1));
     let (now, mentor) = (bench.now, RegistrarId(2));
-    bench.machine.handle_up(now, id, Protocol::Enrp, &at, dial);
+    bench
+        .machine
+        .handle_association_up(now, id, Protocol::Enrp, &at, dial);
     let servers = Vec::new();
     let rejected = false;
-    bench.enrp(mentor, Body::ListResponse { rejected, servers });
-    let mut own = element(1, 9, RR);
-    own.home = OWN;
-    own.asap_transport = Some(transport([10, 1, 0, 9], 5000));
+    bench.send_enrp(mentor, Body::ListResponse { rejected, servers });
+    let mut own_element = element(1, 9, RR);
+    own_element.home = OWN;
+    own_element.asap_transport = Some(transport([10, 1, 0, 9], 5000));
     let table = Body::HandleTableResponse {
         rejected,
         more: false,
         entries: vec![PoolEntry {
             handle: handle(),
-            elements: vec![own],
+            elements: vec![own_element],
         }],
     };
-    bench.enrp(mentor, table);
-    assert!(bench.machine.is_ready() && bench.has(1));
+    bench.send_enrp(mentor, table);
+    assert!(bench.machine.is_ready() && bench.has_element(1));
     let outputs = bench.wait(SECOND);
-    let called = |output: &Out| matches!(output, Out::Connect(_, Protocol::Asap, _));
+    let called = |output: &TestOutput| matches!(output, TestOutput::Connect(_, Protocol::Asap, _));
     assert!(outputs.iter().any(called), "{outputs:?}");
     bench.wait(SECOND * 5);
-    assert!(!bench.has(1));
+    assert!(!bench.has_element(1));
 }

@@ -9,9 +9,9 @@ use holdfast_wire::rserpool::{RegistrarId, asap};
 pub enum Fault {
     None,
     /// No handle tables are requested.
-    NoTables,
+    NoTableRequests,
     /// Handle tables end after their first block.
-    OneBlock,
+    FirstBlockOnly,
     /// Removals are not announced, and checksums do not show them.
     NoRemovals,
     /// Additions are not announced, and checksums do not show them.
@@ -19,28 +19,28 @@ pub enum Fault {
     /// No presence is sent or requested.
     NoPresence,
     /// Elements' answers to keep-alives do not count.
-    Deaf,
+    IgnoresAcks,
     /// Elements get no keep-alives, and registrations do not expire.
-    Careless,
+    NoSupervision,
 }
 
-pub const ALL: [Fault; 7] = [
-    Fault::NoTables,
-    Fault::OneBlock,
+pub const ALL_FAULTS: [Fault; 7] = [
+    Fault::NoTableRequests,
+    Fault::FirstBlockOnly,
     Fault::NoRemovals,
     Fault::NoAdditions,
     Fault::NoPresence,
-    Fault::Deaf,
-    Fault::Careless,
+    Fault::IgnoresAcks,
+    Fault::NoSupervision,
 ];
 
 impl Fault {
     /// Applies the fault to a message from a registrar.
-    pub fn sent(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
+    pub fn apply_to_registrar_message(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
         match (self, protocol) {
             (Fault::None, _) => Some(bytes),
-            (_, Protocol::Enrp) => self.sent_enrp(bytes),
-            (Fault::Careless, Protocol::Asap) => {
+            (_, Protocol::Enrp) => self.apply_to_enrp(bytes),
+            (Fault::NoSupervision, Protocol::Asap) => {
                 let parsed = asap::Message::parse(&bytes).ok()?;
                 let asks = matches!(parsed.message, asap::Message::EndpointKeepAlive { .. });
                 (!asks).then_some(bytes)
@@ -49,12 +49,12 @@ impl Fault {
         }
     }
 
-    fn sent_enrp(self, bytes: Bytes) -> Option<Bytes> {
+    fn apply_to_enrp(self, bytes: Bytes) -> Option<Bytes> {
         let mut message = Message::parse(&bytes).ok()?.message;
         match (self, &mut message.body) {
-            (Fault::NoTables, Body::HandleTableRequest { .. })
+            (Fault::NoTableRequests, Body::HandleTableRequest { .. })
             | (Fault::NoPresence, Body::Presence { .. }) => return None,
-            (Fault::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
+            (Fault::FirstBlockOnly, Body::HandleTableResponse { more, .. }) => *more = false,
             (Fault::NoRemovals, Body::HandleUpdate { action, .. })
                 if *action == UpdateAction::Delete =>
             {
@@ -76,10 +76,10 @@ impl Fault {
     }
 
     /// Applies the fault to a message from an element.
-    pub fn heard(self, mut message: asap::Message) -> Option<asap::Message> {
+    pub fn apply_to_element_message(self, mut message: asap::Message) -> Option<asap::Message> {
         match (self, &mut message) {
-            (Fault::Deaf, asap::Message::EndpointKeepAliveAck { .. }) => None,
-            (Fault::Careless, asap::Message::Registration { element, .. }) => {
+            (Fault::IgnoresAcks, asap::Message::EndpointKeepAliveAck { .. }) => None,
+            (Fault::NoSupervision, asap::Message::Registration { element, .. }) => {
                 element.registration_life = -1;
                 Some(message)
             }

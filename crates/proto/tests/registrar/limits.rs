@@ -1,9 +1,9 @@
 //! Limits on the resources of one host, besides messages and elements.
 
 use crate::security::{causes, report, resolution};
-use crate::setup::*;
+use crate::test_bench::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::{Allow, AssociationId, DialId, Protocol};
+use holdfast_proto::registrar::{AssociationId, DialId, Permission, Protocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, Message as Enrp};
 use holdfast_wire::rserpool::{
@@ -22,114 +22,140 @@ fn registration(handle: &str, host: u8) -> Asap {
 }
 
 #[test]
-fn a_host_begins_so_many_pools_and_joins_others() {
+fn pool_limit_per_host_allows_joining_other_pools() {
     let mut config = config();
     config.settings.limits.pools_per_host = 2;
-    let mut bench = Bench::new(config);
-    let (flooder, honest) = (bench.up(66), bench.up(9));
-    assert_eq!(causes(&bench.asap(honest, &registration("theirs", 9))), []);
+    let mut bench = TestBench::new(config);
+    let (flooder, honest) = (bench.open_association(66), bench.open_association(9));
+    assert_eq!(
+        causes(&bench.send_asap(honest, &registration("theirs", 9))),
+        []
+    );
     for (handle, expected) in [
         ("one", &[][..]),
         ("two", &[]),
         ("three", &[CauseCode::LACK_OF_RESOURCES]),
     ] {
-        let outputs = bench.asap(flooder, &registration(handle, 66));
+        let outputs = bench.send_asap(flooder, &registration(handle, 66));
         assert_eq!(causes(&outputs), expected, "{handle}");
     }
-    assert_eq!(causes(&bench.asap(honest, &registration("three", 9))), []);
+    assert_eq!(
+        causes(&bench.send_asap(honest, &registration("three", 9))),
+        []
+    );
     let joins = Asap::Registration {
         handle: "theirs".into(),
         element: element(2, 66, RR),
     };
-    assert_eq!(causes(&bench.asap(flooder, &joins)), []);
+    assert_eq!(causes(&bench.send_asap(flooder, &joins)), []);
     // The end of one pool allows another.
     let leave = Asap::Deregistration {
         handle: "one".into(),
         id: ElementId(1),
     };
-    bench.asap(flooder, &leave);
-    assert_eq!(causes(&bench.asap(flooder, &registration("four", 66))), []);
+    bench.send_asap(flooder, &leave);
+    assert_eq!(
+        causes(&bench.send_asap(flooder, &registration("four", 66))),
+        []
+    );
 }
 
 /// Elements with ended associations still count for their host, whether they answer or not.
 #[test]
-fn who_hangs_up_and_comes_back_has_no_new_room() {
+fn reconnecting_host_gets_no_new_quota() {
     let mut config = config();
     config.settings.limits.elements_per_host = 2;
-    let mut bench = Bench::new(config);
+    let mut bench = TestBench::new(config);
     let full = [CauseCode::LACK_OF_RESOURCES];
-    let from = bench.up(66);
+    let from = bench.open_association(66);
     bench.register(from, element(1, 66, RR));
     bench.register(from, element(2, 66, RR));
     for id in [3, 4] {
-        bench.machine.handle_down(bench.now, AssociationId(from));
-        bench.up(66);
+        bench
+            .machine
+            .handle_association_down(bench.now, AssociationId(from));
+        bench.open_association(66);
         bench.outputs();
         assert_eq!(causes(&bench.register(from, element(id, 66, RR))), full);
         let (handle, id) = (handle(), ElementId(1));
-        bench.asap(from, &Asap::EndpointKeepAliveAck { handle, id });
+        bench.send_asap(from, &Asap::EndpointKeepAliveAck { handle, id });
     }
     bench.wait(SECOND * 6);
-    assert!(bench.has(1) && !bench.has(2), "one was silent");
+    assert!(
+        bench.has_element(1) && !bench.has_element(2),
+        "only the silent element is removed"
+    );
     assert_eq!(causes(&bench.register(from, element(3, 66, RR))), []);
     assert_eq!(causes(&bench.register(from, element(4, 66, RR))), full);
 }
 
 #[test]
-fn who_says_nothing_does_not_stay() {
+fn silent_association_is_aborted() {
     let mut config = config();
     config.settings.limits.associations = 3;
-    let mut bench = Bench::new(config);
-    let (honest, idle, garbling) = (bench.up(9), bench.up(66), bench.up(67));
-    bench.asap(honest, &resolution());
+    let mut bench = TestBench::new(config);
+    let (honest, idle, garbling) = (
+        bench.open_association(9),
+        bench.open_association(66),
+        bench.open_association(67),
+    );
+    bench.send_asap(honest, &resolution());
     let garbage = Bytes::from_static(b"garbage");
     let from = AssociationId(garbling);
     bench.machine.handle_asap(bench.now, from, &garbage);
     bench.outputs();
-    bench.up(68);
-    assert_eq!(bench.outputs().first(), Some(&Out::Abort(68)));
+    bench.open_association(68);
+    assert_eq!(bench.outputs().first(), Some(&TestOutput::Abort(68)));
     let mut ended: Vec<_> = bench.wait(SECOND * 61);
-    ended.retain(|out| matches!(out, Out::Abort(_)));
-    assert_eq!(ended, [Out::Abort(idle), Out::Abort(garbling)]);
-    for gone in [idle, garbling] {
-        bench.machine.handle_down(bench.now, AssociationId(gone));
+    ended.retain(|out| matches!(out, TestOutput::Abort(_)));
+    assert_eq!(
+        ended,
+        [TestOutput::Abort(idle), TestOutput::Abort(garbling)]
+    );
+    for aborted in [idle, garbling] {
+        bench
+            .machine
+            .handle_association_down(bench.now, AssociationId(aborted));
     }
-    assert!(!bench.asap(honest, &resolution()).is_empty());
-    bench.up(68);
+    assert!(!bench.send_asap(honest, &resolution()).is_empty());
+    bench.open_association(68);
     assert_eq!(bench.outputs(), []);
 }
 
 /// RFC 5355 section 2.14: however many reports arrive, an answering element is probed once a second.
 #[test]
-fn reports_do_not_make_questions_a_flood() {
-    let mut bench = Bench::new(config());
-    let element_at = bench.up(9);
+fn reports_do_not_cause_keep_alive_flood() {
+    let mut bench = TestBench::new(config());
+    let element_at = bench.open_association(9);
     bench.register(element_at, element(1, 9, RR));
-    let users: Vec<u64> = (70..80).map(|host| bench.up(host)).collect();
-    let mut asked = 0;
+    let users: Vec<u64> = (70..80).map(|host| bench.open_association(host)).collect();
+    let mut keep_alive_count = 0;
     let ack = Asap::EndpointKeepAliveAck {
         handle: handle(),
         id: ElementId(1),
     };
     for round in 0..5_000 {
-        let mut outputs = bench.asap(users[round % users.len()], &report());
+        let mut outputs = bench.send_asap(users[round % users.len()], &report());
         outputs.extend(bench.wait(Duration::from_millis(1)));
         let questions = keep_alives(&outputs).len();
         if questions > 0 {
-            asked += questions;
-            bench.asap(element_at, &ack);
+            keep_alive_count += questions;
+            bench.send_asap(element_at, &ack);
         }
     }
-    assert!(bench.has(1));
-    assert!((4..=5).contains(&asked), "{asked} questions in 5 s");
-    assert!(bench.machine.counters().reports_unheeded > 4_900);
+    assert!(bench.has_element(1));
+    assert!(
+        (4..=5).contains(&keep_alive_count),
+        "{keep_alive_count} questions in 5 s"
+    );
+    assert!(bench.machine.counters().reports_ignored > 4_900);
 }
 
 /// An owner of a network has any number of addresses.
 #[test]
-fn the_addresses_of_one_ipv6_network_report_as_one() {
-    let mut bench = Bench::new(config());
-    let from = bench.up(9);
+fn ipv6_network_counts_as_one_reporter() {
+    let mut bench = TestBench::new(config());
+    let from = bench.open_association(9);
     bench.register(from, element(1, 9, RR));
     bench.wait(SECOND * 2);
     let mut report_from = |number: u64, address: &str| {
@@ -137,23 +163,23 @@ fn the_addresses_of_one_ipv6_network_report_as_one() {
         let id = AssociationId(number);
         bench
             .machine
-            .handle_up(bench.now, id, Protocol::Asap, &[at], None);
-        bench.asap(number, &report());
-        bench.has(1)
+            .handle_association_up(bench.now, id, Protocol::Asap, &[at], None);
+        bench.send_asap(number, &report());
+        bench.has_element(1)
     };
     for number in 0..10 {
         let spoofed = format!("[2001:db8::{number}]:5000");
         assert!(report_from(200 + number, &spoofed));
     }
-    let others = (1..4).map(|net| format!("[2001:db8:{net}::1]:5000"));
+    let other_networks = (1..4).map(|net| format!("[2001:db8:{net}::1]:5000"));
     let still: Vec<_> = (300..)
-        .zip(others)
+        .zip(other_networks)
         .map(|(n, at)| report_from(n, &at))
         .collect();
     assert_eq!(still, [true, true, false]);
 }
 
-fn presence_of(id: u32, host: u8, port: u16) -> Bytes {
+fn encoded_presence(id: u32, host: u8, port: u16) -> Bytes {
     let id = RegistrarId(id);
     let message = Enrp {
         sender: id,
@@ -171,63 +197,79 @@ fn presence_of(id: u32, host: u8, port: u16) -> Bytes {
 }
 
 /// Returns the calls caused by a presence of this registrar, with trusted multicast and a possibly forged source.
-fn hear(bench: &mut Bench, id: u32, host: u8, port: u16) -> Vec<(DialId, SocketAddr)> {
+fn deliver_multicast_presence(
+    bench: &mut TestBench,
+    id: u32,
+    host: u8,
+    port: u16,
+) -> Vec<(DialId, SocketAddr)> {
     let source = "10.0.0.2:9901".parse().unwrap();
-    let presence = presence_of(id, host, port);
+    let presence = encoded_presence(id, host, port);
     bench
         .machine
         .handle_multicast(bench.now, source, Protocol::Enrp, &presence);
     let called = bench.outputs().into_iter().filter_map(|out| match out {
-        Out::Connect(dial, _, at) => Some((dial, at)),
+        TestOutput::Connect(dial, _, at) => Some((dial, at)),
         _ => None,
     });
     called.collect()
 }
 
-fn listening() -> Bench {
+fn bench_with_multicast() -> TestBench {
     let mut config = config();
     config.settings.enrp_multicast = true;
     config.settings.announce_cycle = Some(SECOND);
-    let mut bench = Bench::new(config);
+    let mut bench = TestBench::new(config);
     bench.wait(SECOND * 6);
     bench
 }
 
 #[test]
-fn forged_presences_take_no_place_from_registrars_that_are_there() {
-    let mut bench = listening();
+fn forged_presences_do_not_block_real_registrars() {
+    let mut bench = bench_with_multicast();
     let mut called = Vec::new();
     for id in 1_000..3_000 {
-        called.extend(hear(&mut bench, id, (id % 200) as u8 + 10, id as u16));
+        called.extend(deliver_multicast_presence(
+            &mut bench,
+            id,
+            (id % 200) as u8 + 10,
+            id as u16,
+        ));
     }
     assert_eq!(called.len(), 16);
     // A registrar at the usual port is called all the same, once.
-    let there = "10.0.0.2:9901".parse().unwrap();
-    let calls = hear(&mut bench, 2, 2, 9901);
-    assert_eq!(calls.iter().map(|(_, at)| *at).collect::<Vec<_>>(), [there]);
-    assert_eq!(hear(&mut bench, 2, 2, 9901), []);
+    let real_address = "10.0.0.2:9901".parse().unwrap();
+    let calls = deliver_multicast_presence(&mut bench, 2, 2, 9901);
+    assert_eq!(
+        calls.iter().map(|(_, at)| *at).collect::<Vec<_>>(),
+        [real_address]
+    );
+    assert_eq!(deliver_multicast_presence(&mut bench, 2, 2, 9901), []);
     // Made-up registrars there are called once in a while, and others then have their turn.
     let mut dead = Vec::new();
     for id in 20..80 {
-        dead.extend(hear(&mut bench, id, id as u8, 9901));
+        dead.extend(deliver_multicast_presence(&mut bench, id, id as u8, 9901));
     }
     assert_eq!(dead.len(), 15);
     for (dial, _) in &dead {
         bench.machine.handle_dial_failed(bench.now, *dial);
     }
-    assert_eq!(hear(&mut bench, 20, 20, 9901), []);
-    assert_eq!(hear(&mut bench, 3, 3, 9901).len(), 1);
+    assert_eq!(deliver_multicast_presence(&mut bench, 20, 20, 9901), []);
+    assert_eq!(deliver_multicast_presence(&mut bench, 3, 3, 9901).len(), 1);
     bench.wait(SECOND * 21);
-    assert_eq!(hear(&mut bench, 20, 20, 9901).len(), 1);
+    assert_eq!(
+        deliver_multicast_presence(&mut bench, 20, 20, 9901).len(),
+        1
+    );
     // No registrar is known before it has identified itself.
     assert_eq!(bench.machine.peers().count(), 0);
-    bench.peer(2);
+    bench.add_peer(2);
     assert_eq!(bench.machine.peers().count(), 1);
 }
 
 #[test]
-fn forged_announces_do_not_make_its_own_rare() {
-    let mut bench = listening();
+fn forged_announces_do_not_slow_own_announces() {
+    let mut bench = bench_with_multicast();
     let source = "10.0.0.2:9901".parse().unwrap();
     for id in 1_000..3_000 {
         let announce = Asap::ServerAnnounce {
@@ -240,47 +282,53 @@ fn forged_announces_do_not_make_its_own_rare() {
             .handle_multicast(bench.now, source, Protocol::Asap, &announce);
     }
     let outputs = bench.wait(SECOND * 10);
-    let announced = |out: &&Out| **out == Out::Multicast(Protocol::Asap);
+    let announced = |out: &&TestOutput| **out == TestOutput::Multicast(Protocol::Asap);
     let announces = outputs.iter().filter(announced).count();
     assert!(announces >= 9, "{announces} announces in 10 s");
 }
 
 #[test]
-fn who_is_no_longer_allowed_leaves() {
-    let mut bench = Bench::new(config());
-    let (stays, goes) = (bench.up(9), bench.up(8));
-    bench.register(stays, element(1, 9, RR));
-    bench.register(goes, element(2, 8, RR));
-    bench.peer(2);
-    bench.peer(3);
+fn element_without_permission_is_removed() {
+    let mut bench = TestBench::new(config());
+    let (permitted, forbidden) = (bench.open_association(9), bench.open_association(8));
+    bench.register(permitted, element(1, 9, RR));
+    bench.register(forbidden, element(2, 8, RR));
+    bench.add_peer(2);
+    bench.add_peer(3);
     bench.outputs();
-    let only = |text: &str| Allow::Only(vec![text.parse().unwrap()]);
+    let only = |text: &str| Permission::Only(vec![text.parse().unwrap()]);
     let mut settings = config().settings;
     settings.access.register = only("10.1.0.9");
     settings.access.registrar = only("10.0.0.2");
     bench.machine.handle_settings(bench.now, settings);
     let outputs = bench.outputs();
     assert_eq!(causes(&outputs), [CauseCode::REJECTED_FOR_SECURITY]);
-    assert_eq!(said(&outputs, "HANDLE_UPDATE"), 1);
+    assert_eq!(count_enrp_messages(&outputs, "HANDLE_UPDATE"), 1);
     let aborted: Vec<_> = outputs
         .iter()
-        .filter(|out| matches!(out, Out::Abort(_)))
+        .filter(|out| matches!(out, TestOutput::Abort(_)))
         .collect();
-    assert_eq!(aborted, [&Out::Abort(1003)]);
-    assert!(bench.has(1) && !bench.has(2));
-    let again = bench.register(goes, element(2, 8, RR));
-    assert_eq!(causes(&again), [CauseCode::REJECTED_FOR_SECURITY]);
+    assert_eq!(aborted, [&TestOutput::Abort(1003)]);
+    assert!(bench.has_element(1) && !bench.has_element(2));
+    let retry = bench.register(forbidden, element(2, 8, RR));
+    assert_eq!(causes(&retry), [CauseCode::REJECTED_FOR_SECURITY]);
 }
 
 /// A message of neither protocol counts as malformed too.
 #[test]
-fn strays_count_and_end_the_association() {
-    let mut bench = Bench::new(config());
-    let stray = bench.up(66);
+fn stray_messages_abort_association() {
+    let mut bench = TestBench::new(config());
+    let stray_association = bench.open_association(66);
     for _ in 0..16 {
-        bench.machine.handle_stray(bench.now, AssociationId(stray));
+        bench
+            .machine
+            .handle_stray(bench.now, AssociationId(stray_association));
     }
-    assert!(bench.outputs().contains(&Out::Abort(stray)));
-    let counted = bench.machine.counters();
-    assert_eq!((counted.malformed, counted.aborted), (16, 1));
+    assert!(
+        bench
+            .outputs()
+            .contains(&TestOutput::Abort(stray_association))
+    );
+    let counters = bench.machine.counters();
+    assert_eq!((counters.malformed, counters.aborted), (16, 1));
 }

@@ -5,74 +5,74 @@
 //! events.
 
 mod addresses;
-mod asked;
+mod asap_rules;
+mod delivery;
 mod distances;
 mod element;
 mod enrp_rules;
+mod failures;
 mod fault;
-mod granted;
 mod limits;
 mod net;
-mod recorded;
 mod refresh;
+mod registration_cache;
+mod resolution_cache;
 mod rng;
-mod rules;
+mod rsplib_traces;
 mod security;
-mod setup;
-mod trouble;
-mod updates;
-mod wires;
+mod subscriptions;
+mod test_bench;
 mod world;
 
 use fault::Fault;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
-use world::{Tally, What, World};
+use world::{EventTally, World, WorldEvent};
 
-const STORM: Duration = Duration::from_secs(12);
+const FAULT_PERIOD: Duration = Duration::from_secs(12);
 
 /// Runs one seed: twelve seconds of faults, then everything recovers and comes to rest.
-fn run(seed: u64, fault: Fault) -> Tally {
+fn run_seed(seed: u64, fault: Fault) -> EventTally {
     let mut world = World::new(seed, fault);
-    plan(&mut world);
-    world.run(STORM);
-    world.heal();
+    schedule_faults(&mut world);
+    world.run(FAULT_PERIOD);
+    world.end_faults();
     world.run(Duration::from_secs(30));
-    world.check_end();
+    world.check_final_state();
     world.tally
 }
 
-fn plan(world: &mut World) {
-    world.hostile = true;
+fn schedule_faults(world: &mut World) {
+    world.loses_messages = true;
     let (registrars, elements) = (world.nodes.len(), world.elements.len());
     for _ in 0..world.rng.range(4, 14) {
         let at = Duration::from_micros(world.rng.range(1_000_000, 10_000_000));
-        let later = at + Duration::from_micros(world.rng.range(200_000, 6_000_000));
+        let recovery_at = at + Duration::from_micros(world.rng.range(200_000, 6_000_000));
         match world.rng.range(0, 4) {
             0 => {
                 let node = world.rng.index(registrars);
-                world.at(at, What::Crash { node });
-                world.at(later, What::Boot { node });
+                world.schedule(at, WorldEvent::Crash { node });
+                world.schedule(recovery_at, WorldEvent::Boot { node });
             }
             1 => {
-                let ends = world.ends();
+                let ends = world.node_count();
                 let a = world.rng.index(ends);
                 let b = world.rng.index(registrars);
-                world.at(at, What::Cut { a, b });
-                world.at(later, What::Mend { a, b });
+                world.schedule(at, WorldEvent::Cut { a, b });
+                world.schedule(recovery_at, WorldEvent::Restore { a, b });
             }
             2 => {
                 let element = world.rng.index(elements);
-                world.at(at, What::Kill { element });
+                world.schedule(at, WorldEvent::Kill { element });
                 if world.rng.percent(60) {
-                    world.at(later, What::Join { element });
+                    world.schedule(recovery_at, WorldEvent::StartElement { element });
                 }
             }
             _ => {
                 let element = world.rng.index(elements);
-                world.at(at, What::Leave { element });
+                world.schedule(at, WorldEvent::Deregister { element });
                 if world.rng.percent(60) {
-                    world.at(later, What::Join { element });
+                    world.schedule(recovery_at, WorldEvent::StartElement { element });
                 }
             }
         }
@@ -80,31 +80,31 @@ fn plan(world: &mut World) {
 }
 
 #[test]
-fn views_become_equal_and_no_live_element_is_lost() {
+fn views_converge_and_live_elements_are_kept() {
     let seeds = rng::seeds(400);
     let all = seeds.end - seeds.start >= 300;
-    let mut tally = Tally::default();
+    let mut tally = EventTally::default();
     for seed in seeds {
-        let run = catch_unwind(AssertUnwindSafe(|| run(seed, Fault::None)));
+        let run = catch_unwind(AssertUnwindSafe(|| run_seed(seed, Fault::None)));
         tally
             .add(&run.unwrap_or_else(|_| panic!("failed; run it again with HOLDFAST_SEED={seed}")));
     }
     println!("{tally:#?}");
     if all {
-        assert_worth(&tally);
+        assert_coverage(&tally);
     }
 }
 
 /// Two registrars that only multicast brings together, with the first presence on their association lost: neither
 /// knew that the other existed.
 #[test]
-fn registrars_that_lose_their_first_words_meet() {
-    run(1380, Fault::None);
+fn registrars_meet_despite_lost_first_presence() {
+    run_seed(1380, Fault::None);
 }
 
 /// Checks that the runs covered the situations they are meant for.
-fn assert_worth(tally: &Tally) {
-    let met = [
+fn assert_coverage(tally: &EventTally) {
+    let required_events = [
         "taken over",
         "takeover ended",
         "out of step",
@@ -116,52 +116,52 @@ fn assert_worth(tally: &Tally) {
         "mentor failed",
         "two homes",
     ];
-    for what in met {
-        let count = tally.counts.get(what).copied().unwrap_or(0);
+    for event in required_events {
+        let count = tally.counts.get(event).copied().unwrap_or(0);
         assert!(
             count >= 5,
-            "`{what}` happened {count} times only: {tally:#?}"
+            "`{event}` happened {count} times only: {tally:#?}"
         );
     }
 }
 
 /// Without failures no registrar is suspected, no element removed, and no view ever out of step.
 #[test]
-fn in_a_calm_world_nothing_happens() {
+fn fault_free_run_has_no_removals_or_takeovers() {
     for seed in 0..60 {
         let mut world = World::new(seed, Fault::None);
         world.run(Duration::from_secs(20));
-        world.check_end();
-        let odd = world.tally.counts.keys().find(|what| {
+        world.check_final_state();
+        let unexpected = world.tally.counts.keys().find(|what| {
             let what = what.as_str();
             what.starts_with("removed") || what == "peer dead" || what == "taken over"
         });
-        assert_eq!(odd, None, "seed {seed}");
+        assert_eq!(unexpected, None, "seed {seed}");
     }
 }
 
 #[test]
-fn a_seed_gives_the_same_run_again() {
+fn same_seed_gives_same_run() {
     for seed in 0..20 {
-        let (once, again) = (run(seed, Fault::None), run(seed, Fault::None));
-        assert_eq!(once.counts, again.counts, "seed {seed}");
+        let (first, second) = (run_seed(seed, Fault::None), run_seed(seed, Fault::None));
+        assert_eq!(first.counts, second.counts, "seed {seed}");
     }
 }
 
 #[test]
-fn the_oracles_find_each_deliberate_fault() {
+fn oracles_detect_each_deliberate_fault() {
     std::panic::set_hook(Box::new(|_| {}));
-    let mut missed = Vec::new();
-    for fault in fault::ALL {
+    let mut undetected = Vec::new();
+    for fault in fault::ALL_FAULTS {
         let found = (0..300).find(|seed| {
-            let run = catch_unwind(AssertUnwindSafe(|| run(*seed, fault)));
+            let run = catch_unwind(AssertUnwindSafe(|| run_seed(*seed, fault)));
             run.is_err()
         });
         match found {
             Some(seed) => println!("{fault:?}: found by seed {seed}"),
-            None => missed.push(fault),
+            None => undetected.push(fault),
         }
     }
     let _ = std::panic::take_hook();
-    assert!(missed.is_empty(), "not found: {missed:?}");
+    assert!(undetected.is_empty(), "not found: {undetected:?}");
 }

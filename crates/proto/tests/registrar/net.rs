@@ -8,10 +8,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Number of an end: registrars from 0 on, then elements.
-pub type End = usize;
+pub type NodeIndex = usize;
 
 pub struct Link {
-    pub ends: [End; 2],
+    pub ends: [NodeIndex; 2],
     pub protocol: Protocol,
     /// For each end: the messages in flight, with their earliest arrival times.
     pub queues: [VecDeque<(Duration, Bytes)>; 2],
@@ -20,45 +20,45 @@ pub struct Link {
 }
 
 #[derive(Default)]
-pub struct Net {
+pub struct Network {
     pub links: BTreeMap<u64, Link>,
-    pub cuts: BTreeSet<(End, End)>,
-    last: u64,
+    pub cut_pairs: BTreeSet<(NodeIndex, NodeIndex)>,
+    last_id: u64,
 }
 
-impl Net {
-    pub fn open(&mut self, ends: [End; 2], protocol: Protocol) -> u64 {
-        self.last += 1;
+impl Network {
+    pub fn open(&mut self, ends: [NodeIndex; 2], protocol: Protocol) -> u64 {
+        self.last_id += 1;
         let link = Link {
             ends,
             protocol,
             queues: Default::default(),
             open: [true; 2],
         };
-        self.links.insert(self.last, link);
-        self.last
+        self.links.insert(self.last_id, link);
+        self.last_id
     }
 
-    pub fn is_cut(&self, a: End, b: End) -> bool {
-        self.cuts.contains(&(a.min(b), a.max(b)))
+    pub fn is_cut(&self, a: NodeIndex, b: NodeIndex) -> bool {
+        self.cut_pairs.contains(&(a.min(b), a.max(b)))
     }
 
-    pub fn cut(&mut self, a: End, b: End) {
-        self.cuts.insert((a.min(b), a.max(b)));
+    pub fn cut(&mut self, a: NodeIndex, b: NodeIndex) {
+        self.cut_pairs.insert((a.min(b), a.max(b)));
     }
 
-    pub fn mend(&mut self, a: End, b: End) {
-        self.cuts.remove(&(a.min(b), a.max(b)));
+    pub fn restore(&mut self, a: NodeIndex, b: NodeIndex) {
+        self.cut_pairs.remove(&(a.min(b), a.max(b)));
     }
 
     /// Returns the links of an end.
-    pub fn of(&self, end: End) -> Vec<u64> {
+    pub fn links_of(&self, end: NodeIndex) -> Vec<u64> {
         let links = self.links.iter();
-        let of = links.filter(|(_, link)| link.ends.contains(&end));
-        of.map(|(id, _)| *id).collect()
+        let matching = links.filter(|(_, link)| link.ends.contains(&end));
+        matching.map(|(id, _)| *id).collect()
     }
 
-    pub fn between(&self, a: End, b: End, protocol: Protocol) -> Option<u64> {
+    pub fn link_between(&self, a: NodeIndex, b: NodeIndex, protocol: Protocol) -> Option<u64> {
         let links = self.links.iter();
         let mut between = links.filter(|(_, link)| {
             link.protocol == protocol
@@ -69,7 +69,7 @@ impl Net {
     }
 }
 
-pub fn address(end: End, registrars: usize, protocol: Protocol) -> SocketAddr {
+pub fn address(end: NodeIndex, registrars: usize, protocol: Protocol) -> SocketAddr {
     let port = match protocol {
         _ if end >= registrars => 5_000,
         Protocol::Asap => 3_863,
@@ -78,9 +78,9 @@ pub fn address(end: End, registrars: usize, protocol: Protocol) -> SocketAddr {
     SocketAddr::from(([10, u8::from(end >= registrars), 0, end as u8 + 1], port))
 }
 
-pub fn end_at(address: SocketAddr) -> End {
+pub fn node_at(address: SocketAddr) -> NodeIndex {
     let std::net::IpAddr::V4(address) = address.ip() else {
-        panic!("an address of nobody");
+        panic!("an address of no node");
     };
     usize::from(address.octets()[3]) - 1
 }

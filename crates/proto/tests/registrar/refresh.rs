@@ -1,6 +1,6 @@
 //! Re-registrations without a change: peers get one announcement for all those of some time.
 
-use crate::setup::*;
+use crate::test_bench::*;
 use holdfast_proto::registrar::Config;
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
@@ -13,21 +13,21 @@ const NONE: [u32; 0] = [];
 const QUARTER: Duration = Duration::from_millis(250);
 
 /// Returns a registrar with an element that has re-registered once, at time 0, and a peer that knows it.
-fn registered(config: Config, element: &PoolElement) -> (Bench, u64) {
-    let mut bench = Bench::new(config);
-    bench.peer(2);
-    let from = bench.up(9);
+fn bench_with_reregistered_element(config: Config, element: &PoolElement) -> (TestBench, u64) {
+    let mut bench = TestBench::new(config);
+    bench.add_peer(2);
+    let from = bench.open_association(9);
     for _ in 0..2 {
         let outputs = bench.register(from, element.clone());
-        assert_eq!(announced(&outputs), [1]);
+        assert_eq!(announced_ids(&outputs), [1]);
     }
     (bench, from)
 }
 
 /// Returns the elements announced to peers.
-fn announced(outputs: &[Out]) -> Vec<u32> {
+fn announced_ids(outputs: &[TestOutput]) -> Vec<u32> {
     let ids = outputs.iter().filter_map(|output| match output {
-        Out::Enrp(_, message) => match &message.body {
+        TestOutput::Enrp(_, message) => match &message.body {
             Body::HandleUpdate {
                 action: UpdateAction::Add,
                 element,
@@ -41,14 +41,14 @@ fn announced(outputs: &[Out]) -> Vec<u32> {
 }
 
 #[test]
-fn many_of_a_second_are_one() {
+fn frequent_reregistrations_cause_one_announcement_per_second() {
     let same = element(1, 9, RR);
-    let (mut bench, from) = registered(config(), &same);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &same);
     let mut times = Vec::new();
     for _ in 0..400 {
         let waited = bench.wait(QUARTER / 10);
         let at_once = bench.register(from, same.clone());
-        let count = announced(&waited).len() + announced(&at_once).len();
+        let count = announced_ids(&waited).len() + announced_ids(&at_once).len();
         times.extend((0..count).map(|_| bench.now));
     }
     // Ten seconds. Announcements are made in slots of an eighth of the delay.
@@ -56,71 +56,71 @@ fn many_of_a_second_are_one() {
     let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
     assert!(gaps.max() <= Some(DELAY + QUARTER / 10), "{times:?}");
     // The last one is announced too; then no announcement is left.
-    assert_eq!(announced(&bench.wait(DELAY)), [1]);
-    assert_eq!(announced(&bench.wait(DELAY * 5)), NONE);
+    assert_eq!(announced_ids(&bench.wait(DELAY)), [1]);
+    assert_eq!(announced_ids(&bench.wait(DELAY * 5)), NONE);
     let counters = bench.machine.counters();
     assert_eq!(counters.updates_sent, 2 + times.len() as u64 + 1);
     assert_eq!(counters.reregistrations, 401);
 }
 
 #[test]
-fn one_that_comes_alone_is_announced_at_once() {
+fn single_reregistration_is_announced_at_once() {
     let same = element(1, 9, RR);
-    let (mut bench, from) = registered(config(), &same);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &same);
     for _ in 0..5 {
-        assert_eq!(announced(&bench.wait(DELAY)), NONE);
-        assert_eq!(announced(&bench.register(from, same.clone())), [1]);
+        assert_eq!(announced_ids(&bench.wait(DELAY)), NONE);
+        assert_eq!(announced_ids(&bench.register(from, same.clone())), [1]);
     }
 }
 
 #[test]
-fn what_is_new_does_not_wait() {
+fn changed_registration_is_announced_at_once() {
     let used = |load| element(1, 9, Policy::LeastUsed { load });
-    let (mut bench, from) = registered(config(), &used(1));
-    assert_eq!(announced(&bench.register(from, used(1))), NONE);
-    assert_eq!(announced(&bench.register(from, used(2))), [1]);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &used(1));
+    assert_eq!(announced_ids(&bench.register(from, used(1))), NONE);
+    assert_eq!(announced_ids(&bench.register(from, used(2))), [1]);
     // The waiting announcement is dropped.
-    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+    assert_eq!(announced_ids(&bench.wait(DELAY * 2)), NONE);
 }
 
 /// Peers count selections until they hear of the re-registration.
 #[test]
-fn what_counts_selections_does_not_wait() {
+fn selection_counting_policy_is_announced_at_once() {
     let counting = Policy::LeastUsedDegradation {
         load: 7,
         degradation: 100,
     };
     let same = element(1, 9, counting);
-    let (mut bench, from) = registered(config(), &same);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &same);
     for _ in 0..5 {
-        assert_eq!(announced(&bench.register(from, same.clone())), [1]);
+        assert_eq!(announced_ids(&bench.register(from, same.clone())), [1]);
     }
 }
 
 #[test]
-fn who_joins_is_told_by_the_next_one() {
+fn new_peer_gets_next_announcement() {
     let same = element(1, 9, RR);
-    let (mut bench, from) = registered(config(), &same);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &same);
     bench.register(from, same.clone());
-    bench.peer(3);
-    assert_eq!(announced(&bench.register(from, same.clone())), [1]);
-    assert_eq!(announced(&bench.register(from, same)), NONE);
+    bench.add_peer(3);
+    assert_eq!(announced_ids(&bench.register(from, same.clone())), [1]);
+    assert_eq!(announced_ids(&bench.register(from, same)), NONE);
 }
 
 /// rsplib's registrars let another's element expire one life after its announcement.
 #[test]
-fn it_waits_for_a_part_of_its_life_at_most() {
+fn announcement_delay_is_bounded_by_registration_life() {
     let short = PoolElement {
         registration_life: 400,
         ..element(1, 9, RR)
     };
-    let (mut bench, from) = registered(config(), &short);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &short);
     let step = Duration::from_millis(10);
     let mut last = bench.now;
     for _ in 0..300 {
         let mut all = bench.wait(step);
         all.extend(bench.register(from, short.clone()));
-        if !announced(&all).is_empty() {
+        if !announced_ids(&all).is_empty() {
             last = bench.now;
         }
         assert!(bench.now - last <= Duration::from_millis(100) + step);
@@ -128,21 +128,21 @@ fn it_waits_for_a_part_of_its_life_at_most() {
 }
 
 #[test]
-fn an_element_that_is_gone_is_not_announced() {
+fn removed_element_is_not_announced() {
     let same = element(1, 9, RR);
-    let (mut bench, from) = registered(config(), &same);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &same);
     bench.register(from, same);
     let (handle, id) = (handle(), ElementId(1));
-    bench.asap(from, &Asap::Deregistration { handle, id });
-    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+    bench.send_asap(from, &Asap::Deregistration { handle, id });
+    assert_eq!(announced_ids(&bench.wait(DELAY * 2)), NONE);
 }
 
 #[test]
-fn an_element_that_is_anothers_is_not_announced() {
+fn element_of_other_home_is_not_announced() {
     let mut config = config();
     config.settings.race_window = Duration::ZERO;
     let same = element(1, 9, RR);
-    let (mut bench, from) = registered(config, &same);
+    let (mut bench, from) = bench_with_reregistered_element(config, &same);
     bench.register(from, same.clone());
     let add = Body::HandleUpdate {
         takeover_suggested: false,
@@ -153,38 +153,38 @@ fn an_element_that_is_anothers_is_not_announced() {
             ..same
         },
     };
-    bench.enrp(RegistrarId(2), add);
-    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+    bench.send_enrp(RegistrarId(2), add);
+    assert_eq!(announced_ids(&bench.wait(DELAY * 2)), NONE);
 }
 
 #[test]
-fn elements_of_one_association_are_all_announced() {
+fn all_elements_of_an_association_are_announced() {
     let (one, two) = (element(1, 9, RR), element(2, 9, RR));
-    let (mut bench, from) = registered(config(), &one);
+    let (mut bench, from) = bench_with_reregistered_element(config(), &one);
     bench.register(from, two.clone());
     bench.register(from, one.clone());
-    assert_eq!(announced(&bench.register(from, one.clone())), NONE);
+    assert_eq!(announced_ids(&bench.register(from, one.clone())), NONE);
     // The waiting announcement is made before another takes its place.
-    assert_eq!(announced(&bench.register(from, two)), [2, 1]);
-    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+    assert_eq!(announced_ids(&bench.register(from, two)), [2, 1]);
+    assert_eq!(announced_ids(&bench.wait(DELAY * 2)), NONE);
 }
 
 #[test]
-fn many_elements_are_announced_in_turns() {
+fn many_elements_are_announced_in_batches() {
     let mut config = config();
-    config.settings.turn_elements_max = 3;
-    let mut bench = Bench::new(config);
-    bench.peer(2);
+    config.settings.batch_elements_max = 3;
+    let mut bench = TestBench::new(config);
+    bench.add_peer(2);
     let hosts = 1..=20;
     for host in hosts.clone() {
-        let from = bench.up(host);
+        let from = bench.open_association(host);
         for _ in 0..3 {
             bench.register(from, element(host.into(), host, RR));
         }
     }
     let mut all = Vec::new();
     while let Some(next) = bench.machine.poll_timeout().filter(|at| *at < DELAY * 2) {
-        let turn = announced(&bench.wait(next - bench.now));
+        let turn = announced_ids(&bench.wait(next - bench.now));
         assert!(turn.len() <= 3, "{turn:?}");
         all.extend(turn);
     }

@@ -31,7 +31,7 @@ impl Rng {
 }
 
 /// Returns the seeds of a run: `HOLDFAST_SEED` alone, or the first `HOLDFAST_SEEDS`, or else so many.
-pub fn seeds(otherwise: u64) -> std::ops::Range<u64> {
+pub fn seeds(default_count: u64) -> std::ops::Range<u64> {
     let number = |name| {
         std::env::var(name)
             .ok()
@@ -39,6 +39,6 @@ pub fn seeds(otherwise: u64) -> std::ops::Range<u64> {
     };
     match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(otherwise),
+        (None, count) => 0..count.unwrap_or(default_count),
     }
 }

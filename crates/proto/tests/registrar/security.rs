@@ -1,8 +1,8 @@
 //! Requirements of RFC 5355: permissions, limits per host, and resistance to spoofed reports.
 
-use crate::setup::*;
+use crate::test_bench::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::{Allow, AssociationId, Config, Protocol};
+use holdfast_proto::registrar::{AssociationId, Config, Permission, Protocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, RegistrarId};
@@ -10,9 +10,9 @@ use std::net::SocketAddr;
 
 const RR: Policy = Policy::RoundRobin;
 
-pub fn causes(outputs: &[Out]) -> Vec<CauseCode> {
+pub fn causes(outputs: &[TestOutput]) -> Vec<CauseCode> {
     let messages = outputs.iter().filter_map(|output| match output {
-        Out::Asap(_, message) => Some(message.causes().iter().map(|cause| cause.code)),
+        TestOutput::Asap(_, message) => Some(message.causes().iter().map(|cause| cause.code)),
         _ => None,
     });
     messages.flatten().collect()
@@ -22,7 +22,7 @@ pub fn resolution() -> Asap {
     Asap::HandleResolution {
         updates: false,
         handle: handle(),
-        items: None,
+        items_max: None,
     }
 }
 
@@ -34,67 +34,75 @@ pub fn report() -> Asap {
 }
 
 #[test]
-fn only_the_allowed_register_and_resolve_and_operators_change_who() {
-    let only = |text: &str| Allow::Only(vec![text.parse().unwrap()]);
+fn permissions_restrict_registration_and_resolution_at_run_time() {
+    let only = |text: &str| Permission::Only(vec![text.parse().unwrap()]);
     let mut config: Config = config();
     config.settings.access.register = only("10.1.0.9");
     config.settings.access.resolve = only("10.1.0.8");
     let mut settings = config.settings.clone();
-    let mut bench = Bench::new(config);
-    let (nine, eight) = (bench.up(9), bench.up(8));
+    let mut bench = TestBench::new(config);
+    let (nine, eight) = (bench.open_association(9), bench.open_association(8));
     assert_eq!(causes(&bench.register(nine, element(1, 9, RR))), []);
     let denied = [CauseCode::REJECTED_FOR_SECURITY];
     assert_eq!(causes(&bench.register(eight, element(2, 8, RR))), denied);
-    assert_eq!(causes(&bench.asap(eight, &resolution())), []);
-    assert_eq!(causes(&bench.asap(nine, &resolution())), denied);
-    settings.access.resolve = Allow::Everybody;
+    assert_eq!(causes(&bench.send_asap(eight, &resolution())), []);
+    assert_eq!(causes(&bench.send_asap(nine, &resolution())), denied);
+    settings.access.resolve = Permission::Everyone;
     bench.machine.handle_settings(bench.now, settings);
-    assert_eq!(causes(&bench.asap(nine, &resolution())), []);
+    assert_eq!(causes(&bench.send_asap(nine, &resolution())), []);
 }
 
 #[test]
-fn a_certificate_s_name_admits_wherever_its_owner_is() {
-    let only = |text: &str| Allow::Only(vec![text.parse().unwrap()]);
+fn certificate_name_permits_any_address() {
+    let only = |text: &str| Permission::Only(vec![text.parse().unwrap()]);
     let mut config: Config = config();
     config.settings.access.register = only("tls:web");
     config.settings.access.resolve = only("tls:*");
-    let mut bench = Bench::new(config);
-    let (web, db, bare) = (bench.up(9), bench.up(8), bench.up(7));
+    let mut bench = TestBench::new(config);
+    let (web, db, bare) = (
+        bench.open_association(9),
+        bench.open_association(8),
+        bench.open_association(7),
+    );
     for (id, name) in [(web, "web"), (db, "db")] {
         let name = name.to_owned();
-        bench.machine.handle_name(AssociationId(id), name);
+        bench
+            .machine
+            .handle_certificate_name(AssociationId(id), name);
     }
     let denied = [CauseCode::REJECTED_FOR_SECURITY];
     assert_eq!(causes(&bench.register(web, element(1, 9, RR))), []);
     assert_eq!(causes(&bench.register(db, element(2, 8, RR))), denied);
     assert_eq!(causes(&bench.register(bare, element(3, 7, RR))), denied);
-    assert_eq!(causes(&bench.asap(db, &resolution())), []);
-    assert_eq!(causes(&bench.asap(bare, &resolution())), denied);
+    assert_eq!(causes(&bench.send_asap(db, &resolution())), []);
+    assert_eq!(causes(&bench.send_asap(bare, &resolution())), denied);
 }
 
 /// An address can be forged, or shared; a certificate cannot.
 #[test]
-fn an_element_with_a_certificate_is_no_other_s_at_its_address() {
-    let mut bench = Bench::new(config());
+fn certified_element_is_not_controlled_by_same_address() {
+    let mut bench = TestBench::new(config());
     let at = [SocketAddr::from(([10, 1, 0, 9], 5001))];
-    let web = bench.up(9);
-    let mut again = |id: u64, name: Option<&str>| {
+    let web = bench.open_association(9);
+    let mut open_association = |id: u64, name: Option<&str>| {
         let id = AssociationId(id);
         let now = bench.now;
-        bench.machine.handle_up(now, id, Protocol::Asap, &at, None);
+        bench
+            .machine
+            .handle_association_up(now, id, Protocol::Asap, &at, None);
         if let Some(name) = name {
-            bench.machine.handle_name(id, name.to_owned());
+            bench.machine.handle_certificate_name(id, name.to_owned());
         }
         id.0
     };
     let (bare, db, same) = (
-        again(100, None),
-        again(101, Some("db")),
-        again(102, Some("web")),
+        open_association(100, None),
+        open_association(101, Some("db")),
+        open_association(102, Some("web")),
     );
     bench
         .machine
-        .handle_name(AssociationId(web), "web".to_owned());
+        .handle_certificate_name(AssociationId(web), "web".to_owned());
     assert_eq!(causes(&bench.register(web, element(1, 9, RR))), []);
     let taken = [CauseCode::NON_UNIQUE_ELEMENT_ID];
     assert_eq!(causes(&bench.register(bare, element(1, 9, RR))), taken);
@@ -104,26 +112,26 @@ fn an_element_with_a_certificate_is_no_other_s_at_its_address() {
         id: ElementId(1),
     };
     let denied = [CauseCode::REJECTED_FOR_SECURITY];
-    assert_eq!(causes(&bench.asap(bare, &leave)), denied);
+    assert_eq!(causes(&bench.send_asap(bare, &leave)), denied);
     assert_eq!(causes(&bench.register(same, element(1, 9, RR))), []);
 }
 
 #[test]
-fn who_may_not_be_a_registrar_changes_nothing_and_is_cut_off() {
-    let mut bench = Bench::new(config());
+fn unpermitted_registrar_is_ignored_and_aborted() {
+    let mut bench = TestBench::new(config());
     let id = AssociationId(1066);
     let at = SocketAddr::from(([192, 0, 2, 66], 9901));
     bench
         .machine
-        .handle_up(bench.now, id, Protocol::Enrp, &[at], None);
+        .handle_association_up(bench.now, id, Protocol::Enrp, &[at], None);
     let add = Body::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),
         element: element(1, 9, RR),
     };
-    let outputs = bench.enrp(RegistrarId(66), add);
-    assert!(outputs.contains(&Out::Abort(1066)));
+    let outputs = bench.send_enrp(RegistrarId(66), add);
+    assert!(outputs.contains(&TestOutput::Abort(1066)));
     assert_eq!(bench.machine.counters().denied, 1);
     assert_eq!(
         (bench.machine.elements(), bench.machine.peers().count()),
@@ -132,11 +140,11 @@ fn who_may_not_be_a_registrar_changes_nothing_and_is_cut_off() {
 }
 
 #[test]
-fn multicast_is_not_believed_unless_configured() {
+fn multicast_is_ignored_unless_configured() {
     for trusted in [false, true] {
         let mut config = config();
         config.settings.enrp_multicast = trusted;
-        let mut bench = Bench::new(config);
+        let mut bench = TestBench::new(config);
         bench.wait(SECOND * 6);
         let presence = holdfast_wire::rserpool::enrp::Message {
             sender: RegistrarId(2),
@@ -162,21 +170,24 @@ fn multicast_is_not_believed_unless_configured() {
         let dials = bench
             .outputs()
             .into_iter()
-            .filter(|o| matches!(o, Out::Connect(..)))
+            .filter(|o| matches!(o, TestOutput::Connect(..)))
             .count();
         assert_eq!(dials, usize::from(trusted));
-        let unheeded = bench.machine.counters().multicast_unheeded;
+        let unheeded = bench.machine.counters().multicast_ignored;
         assert_eq!(unheeded, 2 - u64::from(trusted));
     }
 }
 
 #[test]
-fn another_cannot_register_deregister_or_answer_for_an_element() {
-    let mut bench = Bench::new(config());
-    let (nine, eight) = (bench.up(9), bench.up(8));
+fn other_host_cannot_act_for_an_element() {
+    let mut bench = TestBench::new(config());
+    let (nine, eight) = (bench.open_association(9), bench.open_association(8));
     bench.register(nine, element(1, 9, RR));
-    let stolen = bench.register(eight, element(1, 8, RR));
-    assert_eq!(causes(&stolen), [CauseCode::NON_UNIQUE_ELEMENT_ID]);
+    let takeover_response = bench.register(eight, element(1, 8, RR));
+    assert_eq!(
+        causes(&takeover_response),
+        [CauseCode::NON_UNIQUE_ELEMENT_ID]
+    );
     let elsewhere = bench.register(eight, element(2, 9, RR));
     assert_eq!(
         causes(&elsewhere),
@@ -188,93 +199,94 @@ fn another_cannot_register_deregister_or_answer_for_an_element() {
         id,
     };
     assert_eq!(
-        causes(&bench.asap(eight, &leave)),
+        causes(&bench.send_asap(eight, &leave)),
         [CauseCode::REJECTED_FOR_SECURITY]
     );
     bench.wait(SECOND * 31);
-    bench.asap(eight, &Asap::EndpointKeepAliveAck { handle, id });
-    assert!(bench.has(1));
+    bench.send_asap(eight, &Asap::EndpointKeepAliveAck { handle, id });
+    assert!(bench.has_element(1));
     bench.wait(SECOND * 5);
     assert!(
-        !bench.has(1),
-        "its silence was not covered by another's answer"
+        !bench.has_element(1),
+        "another host's answer does not keep a silent element"
     );
 }
 
 #[test]
-fn reports_make_the_registrar_ask_and_many_of_one_host_remove_nothing() {
-    let mut bench = Bench::new(config());
-    let from = bench.up(9);
+fn reports_cause_keep_alive_and_one_host_cannot_remove_element() {
+    let mut bench = TestBench::new(config());
+    let from = bench.open_association(9);
     bench.register(from, element(1, 9, RR));
     bench.wait(SECOND * 2);
-    let spoofer = bench.up(66);
-    let mut asked = 0;
+    let spoofer = bench.open_association(66);
+    let mut keep_alive_count = 0;
     for _ in 0..10_000 {
-        let outputs = bench.asap(spoofer, &report());
-        let asks = |o: &&Out| matches!(o, Out::Asap(9, Asap::EndpointKeepAlive { .. }));
-        asked += outputs.iter().filter(asks).count();
+        let outputs = bench.send_asap(spoofer, &report());
+        let asks =
+            |o: &&TestOutput| matches!(o, TestOutput::Asap(9, Asap::EndpointKeepAlive { .. }));
+        keep_alive_count += outputs.iter().filter(asks).count();
     }
-    assert_eq!(asked, 1, "one question for all of them");
+    assert_eq!(keep_alive_count, 1, "one keep-alive for all reports");
     let (handle, id) = (handle(), ElementId(1));
-    bench.asap(from, &Asap::EndpointKeepAliveAck { handle, id });
+    bench.send_asap(from, &Asap::EndpointKeepAliveAck { handle, id });
     bench.wait(SECOND * 6);
-    assert!(bench.has(1));
+    assert!(bench.has_element(1));
     // Reports from more hosts than the threshold, before the element answers.
     for host in 0..3 {
-        let user = bench.up(70 + host);
-        bench.asap(user, &report());
-        assert!(bench.has(1));
+        let user = bench.open_association(70 + host);
+        bench.send_asap(user, &report());
+        assert!(bench.has_element(1));
     }
-    let fourth = bench.up(80);
-    bench.asap(fourth, &report());
-    assert!(!bench.has(1));
+    let fourth = bench.open_association(80);
+    bench.send_asap(fourth, &report());
+    assert!(!bench.has_element(1));
 }
 
 #[test]
-fn floods_of_one_host_leave_others_served() {
+fn flood_from_one_host_does_not_block_others() {
     let mut config = config();
     config.settings.limits.messages_per_second = 100;
     config.settings.limits.elements_per_host = 5;
     config.settings.limits.associations_per_host = 1;
-    let mut bench = Bench::new(config);
-    let (honest, flooder) = (bench.up(9), bench.up(66));
+    let mut bench = TestBench::new(config);
+    let (honest, flooder) = (bench.open_association(9), bench.open_association(66));
     let mut refused = 0;
     for id in 0..1_000 {
         refused += causes(&bench.register(flooder, element(id, 66, RR))).len();
     }
     assert_eq!(bench.machine.elements(), 5);
-    let counted = bench.machine.counters();
+    let counters = bench.machine.counters();
     assert_eq!(
-        (refused, counted.over_limit, counted.limited),
+        (refused, counters.over_limit, counters.rate_limited),
         (95, 95, 900)
     );
     let second = AssociationId(1);
     let at = [SocketAddr::from(([10, 1, 0, 66], 5001))];
     bench
         .machine
-        .handle_up(bench.now, second, Protocol::Asap, &at, None);
-    assert!(bench.outputs().contains(&Out::Abort(1)));
+        .handle_association_up(bench.now, second, Protocol::Asap, &at, None);
+    assert!(bench.outputs().contains(&TestOutput::Abort(1)));
     assert_eq!(bench.machine.counters().associations_refused, 1);
     assert_eq!(causes(&bench.register(honest, element(7_000, 9, RR))), []);
-    assert!(!bench.asap(honest, &resolution()).is_empty());
+    assert!(!bench.send_asap(honest, &resolution()).is_empty());
     // A second later the host may send again, and free capacity.
     bench.wait(SECOND);
     let (handle, id) = (handle(), ElementId(0));
-    bench.asap(flooder, &Asap::Deregistration { handle, id });
+    bench.send_asap(flooder, &Asap::Deregistration { handle, id });
     assert_eq!(causes(&bench.register(flooder, element(2_000, 66, RR))), []);
 }
 
 #[test]
-fn garbage_ends_an_association_and_nothing_else() {
-    let mut bench = Bench::new(config());
-    let (honest, other) = (bench.up(9), bench.up(66));
+fn garbage_aborts_only_its_association() {
+    let mut bench = TestBench::new(config());
+    let (honest, other) = (bench.open_association(9), bench.open_association(66));
     let mut aborted = false;
     for length in 0..200u8 {
         let garbage = Bytes::from(vec![length.wrapping_mul(37); usize::from(length)]);
         bench
             .machine
             .handle_asap(bench.now, AssociationId(other), &garbage);
-        aborted |= bench.outputs().contains(&Out::Abort(other));
+        aborted |= bench.outputs().contains(&TestOutput::Abort(other));
     }
     assert!(aborted);
     assert_eq!(causes(&bench.register(honest, element(1, 9, RR))), []);

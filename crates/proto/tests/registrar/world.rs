@@ -2,7 +2,7 @@
 
 use crate::element::Element;
 use crate::fault::{Fault, registrar_id};
-use crate::net::{End, Net, address};
+use crate::net::{Network, NodeIndex, address};
 use crate::rng::Rng;
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::{Config, DialId, Event, Protocol, Registrar, Settings};
@@ -14,10 +14,10 @@ use std::time::Duration;
 /// from a view. In this time a heartbeat shows that views differ, a table is requested, the element is probed, and its
 /// next registration is due. The time covers two heartbeats and two registrations, since the first of each may just
 /// have passed.
-pub const BOUND: Duration = Duration::from_secs(10);
+pub const CONVERGENCE_BOUND: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
-pub enum What {
+pub enum WorldEvent {
     Crash {
         node: usize,
     },
@@ -25,25 +25,25 @@ pub enum What {
         node: usize,
     },
     Cut {
-        a: End,
-        b: End,
+        a: NodeIndex,
+        b: NodeIndex,
     },
-    Mend {
-        a: End,
-        b: End,
+    Restore {
+        a: NodeIndex,
+        b: NodeIndex,
     },
     /// This end notices that a link, still cut, has broken.
-    Break {
+    LinkBroken {
         link: u64,
         side: usize,
     },
     Kill {
         element: usize,
     },
-    Join {
+    StartElement {
         element: usize,
     },
-    Leave {
+    Deregister {
         element: usize,
     },
     Deliver {
@@ -54,12 +54,12 @@ pub enum What {
         node: usize,
         boot: u64,
         dial: DialId,
-        to: End,
+        to: NodeIndex,
         protocol: Protocol,
     },
     Datagram {
         to: usize,
-        from: End,
+        from: NodeIndex,
         protocol: Protocol,
         bytes: Bytes,
     },
@@ -67,25 +67,25 @@ pub enum What {
         node: usize,
         boot: u64,
     },
-    Element {
+    ElementWake {
         element: usize,
     },
-    Check,
+    CheckInvariants,
 }
 
 #[derive(Default, Debug)]
-pub struct Tally {
+pub struct EventTally {
     pub counts: BTreeMap<String, u64>,
 }
 
-impl Tally {
-    pub fn count(&mut self, what: impl Into<String>) {
-        *self.counts.entry(what.into()).or_default() += 1;
+impl EventTally {
+    pub fn count(&mut self, name: impl Into<String>) {
+        *self.counts.entry(name.into()).or_default() += 1;
     }
 
-    pub fn add(&mut self, other: &Tally) {
-        for (what, count) in &other.counts {
-            *self.counts.entry(what.clone()).or_default() += count;
+    pub fn add(&mut self, other: &EventTally) {
+        for (name, count) in &other.counts {
+            *self.counts.entry(name.clone()).or_default() += count;
         }
     }
 }
@@ -93,22 +93,22 @@ impl Tally {
 pub struct Node {
     pub machine: Option<Registrar>,
     pub boot: u64,
-    wake: Option<Duration>,
+    next_wake: Option<Duration>,
 }
 
 pub struct World {
     pub rng: Rng,
-    pub hostile: bool,
+    pub loses_messages: bool,
     pub nodes: Vec<Node>,
     pub elements: Vec<Element>,
-    pub net: Net,
-    pub tally: Tally,
+    pub network: Network,
+    pub tally: EventTally,
     pub now: Duration,
     /// Time of the last failure or recovery.
-    pub trouble: Duration,
+    pub last_fault: Duration,
     /// Time since which an element has been in a wrong state.
-    pub odd: BTreeMap<usize, Duration>,
-    queue: BTreeMap<(Duration, u64), What>,
+    pub inconsistent_since: BTreeMap<usize, Duration>,
+    queue: BTreeMap<(Duration, u64), WorldEvent>,
     sequence: u64,
     pub fault: Fault,
     multicast: bool,
@@ -122,21 +122,21 @@ impl World {
         let node = |_| Node {
             machine: None,
             boot: 0,
-            wake: None,
+            next_wake: None,
         };
         let mut world = World {
             multicast: rng.percent(30),
             rng,
-            hostile: false,
+            loses_messages: false,
             nodes: (0..registrars).map(node).collect(),
             elements: (0..elements)
                 .map(|number| Element::new(registrars + number, number))
                 .collect(),
-            net: Net::default(),
-            tally: Tally::default(),
+            network: Network::default(),
+            tally: EventTally::default(),
             now: Duration::ZERO,
-            trouble: Duration::from_secs(3),
-            odd: BTreeMap::new(),
+            last_fault: Duration::from_secs(3),
+            inconsistent_since: BTreeMap::new(),
             queue: BTreeMap::new(),
             sequence: 0,
             fault,
@@ -144,80 +144,81 @@ impl World {
         };
         for node in 0..registrars {
             let at = Duration::from_micros(world.rng.range(0, 500_000));
-            world.at(at, What::Boot { node });
+            world.schedule(at, WorldEvent::Boot { node });
         }
         for element in 0..elements {
             let at = Duration::from_micros(world.rng.range(0, 2_000_000));
-            world.at(at, What::Element { element });
+            world.schedule(at, WorldEvent::ElementWake { element });
         }
-        world.at(Duration::from_secs(3), What::Check);
+        world.schedule(Duration::from_secs(3), WorldEvent::CheckInvariants);
         world
     }
 
-    pub fn ends(&self) -> usize {
+    pub fn node_count(&self) -> usize {
         self.nodes.len() + self.elements.len()
     }
 
-    pub fn at(&mut self, after: Duration, what: What) {
+    pub fn schedule(&mut self, after: Duration, event: WorldEvent) {
         self.sequence += 1;
-        self.queue.insert((self.now + after, self.sequence), what);
+        self.queue.insert((self.now + after, self.sequence), event);
     }
 
-    pub fn run(&mut self, length: Duration) {
-        let end = self.now + length;
+    pub fn run(&mut self, duration: Duration) {
+        let end = self.now + duration;
         while let Some(entry) = self.queue.first_entry() {
             if entry.key().0 > end {
                 break;
             }
-            let ((at, _), what) = entry.remove_entry();
+            let ((at, _), event) = entry.remove_entry();
             self.now = at;
-            if self.trace && !matches!(what, What::Wake { .. } | What::Check) {
-                println!("{at:?} {what:?}");
+            if self.trace && !matches!(event, WorldEvent::Wake { .. } | WorldEvent::CheckInvariants)
+            {
+                println!("{at:?} {event:?}");
             }
-            self.step(what);
+            self.step(event);
         }
         self.now = end;
     }
 
     /// Ends all failures.
-    pub fn heal(&mut self) {
-        self.hostile = false;
-        self.net.cuts.clear();
+    pub fn end_faults(&mut self) {
+        self.loses_messages = false;
+        self.network.cut_pairs.clear();
         for node in 0..self.nodes.len() {
-            self.at(Duration::ZERO, What::Boot { node });
+            self.schedule(Duration::ZERO, WorldEvent::Boot { node });
         }
         // Some of the dead elements stay dead.
         for element in 0..self.elements.len() {
             if self.rng.percent(60) {
-                self.at(Duration::ZERO, What::Join { element });
+                self.schedule(Duration::ZERO, WorldEvent::StartElement { element });
             }
         }
-        self.trouble = self.now;
+        self.last_fault = self.now;
     }
 
-    fn step(&mut self, what: What) {
-        match what {
-            What::Crash { node } => self.crash(node),
-            What::Boot { node } => self.boot(node),
-            What::Cut { a, b } if a != b => self.cut(a, b),
-            What::Cut { .. } => {}
-            What::Mend { a, b } => {
-                self.trouble = self.now;
-                self.net.mend(a, b);
+    fn step(&mut self, event: WorldEvent) {
+        match event {
+            WorldEvent::Crash { node } => self.crash_registrar(node),
+            WorldEvent::Boot { node } => self.boot_registrar(node),
+            WorldEvent::Cut { a, b } if a != b => self.cut_link(a, b),
+            WorldEvent::Cut { .. } => {}
+            WorldEvent::Restore { a, b } => {
+                self.last_fault = self.now;
+                self.network.restore(a, b);
             }
-            What::Break { link, side } => self.broken(link, side),
-            What::Kill { element } => self.kill(element),
-            What::Join { element } => {
+            WorldEvent::LinkBroken { link, side } => self.on_link_broken(link, side),
+            WorldEvent::Kill { element } => self.kill_element(element),
+            WorldEvent::StartElement { element } => {
                 if !self.elements[element].alive {
                     self.elements[element].alive = true;
-                    self.trouble = self.now;
-                    self.elements[element].next = self.now;
-                    self.at(Duration::ZERO, What::Element { element });
+                    self.last_fault = self.now;
+                    self.elements[element].next_action = self.now;
+                    self.schedule(Duration::ZERO, WorldEvent::ElementWake { element });
                 }
             }
-            What::Leave { element } => self.leave(element),
-            What::Deliver { link, side } => self.deliver(link, side),
-            What::Dialled {
+            WorldEvent::Deregister { element } => self.deregister_element(element),
+            WorldEvent::Deliver { link, side } => self.deliver(link, side),
+            WorldEvent::Dialled {
                 node,
                 boot,
                 dial,
@@ -225,10 +226,10 @@ impl World {
                 protocol,
             } => {
                 if self.nodes[node].boot == boot {
-                    self.dialled(node, dial, to, protocol);
+                    self.on_dialled(node, dial, to, protocol);
                 }
             }
-            What::Datagram {
+            WorldEvent::Datagram {
                 to,
                 from,
                 protocol,
@@ -239,25 +240,25 @@ impl World {
                     machine.handle_multicast(now, source, protocol, &bytes);
                 });
             }
-            What::Wake { node, boot } => {
+            WorldEvent::Wake { node, boot } => {
                 if self.nodes[node].boot == boot {
-                    self.nodes[node].wake = None;
+                    self.nodes[node].next_wake = None;
                     self.feed(node, |machine, now| machine.handle_timeout(now));
                 }
             }
-            What::Element { element } => self.element_turn(element),
-            What::Check => {
+            WorldEvent::ElementWake { element } => self.run_element(element),
+            WorldEvent::CheckInvariants => {
                 self.check();
-                self.at(Duration::from_millis(100), What::Check);
+                self.schedule(Duration::from_millis(100), WorldEvent::CheckInvariants);
             }
         }
     }
 
-    fn boot(&mut self, node: usize) {
+    fn boot_registrar(&mut self, node: usize) {
         if self.nodes[node].machine.is_some() {
             return;
         }
-        self.trouble = self.now;
+        self.last_fault = self.now;
         let own = address(node, self.nodes.len(), Protocol::Enrp);
         let transport = SctpTransport {
             port: own.port(),
@@ -274,7 +275,7 @@ impl World {
                 .collect();
         }
         self.nodes[node].boot += 1;
-        self.nodes[node].wake = None;
+        self.nodes[node].next_wake = None;
         self.nodes[node].machine = Some(Registrar::new(self.now, config));
         self.feed(node, |_, _| ());
     }
@@ -295,27 +296,31 @@ impl World {
             self.carry_out(node, output);
         }
         if let Some(wake) = wake
-            && self.nodes[node].wake.is_none_or(|set| wake < set)
+            && self.nodes[node].next_wake.is_none_or(|set| wake < set)
         {
-            self.nodes[node].wake = Some(wake);
+            self.nodes[node].next_wake = Some(wake);
             let boot = self.nodes[node].boot;
             let after = wake.saturating_sub(now);
-            self.at(after, What::Wake { node, boot });
+            self.schedule(after, WorldEvent::Wake { node, boot });
         }
     }
 
-    pub fn note(&mut self, node: usize, event: Event) {
+    pub fn record_event(&mut self, node: usize, event: Event) {
         if self.trace {
             println!("{:?} node {node}: {event:?}", self.now);
         }
         match event {
             Event::TakenOver { .. } => self.tally.count("taken over"),
             Event::TakeoverEnded(_) => self.tally.count("takeover ended"),
-            Event::OutOfStep { .. } => self.tally.count("out of step"),
-            Event::InStep { .. } => self.tally.count("in step"),
-            Event::Removed { handle, id, why } => {
+            Event::OutOfSync { .. } => self.tally.count("out of step"),
+            Event::Resynchronised { .. } => self.tally.count("in step"),
+            Event::Removed {
+                handle,
+                id,
+                reason: why,
+            } => {
                 self.tally.count(format!("removed: {why:?}"));
-                self.removed(&handle, id, why);
+                self.check_removal(&handle, id, why);
             }
             Event::PeerDead(_) => self.tally.count("peer dead"),
             Event::MentorFailed => self.tally.count("mentor failed"),
@@ -332,16 +337,16 @@ fn settings(multicast: bool) -> Settings {
         heartbeat_cycle: Duration::from_secs(1),
         last_heard_max: Duration::from_millis(2_500),
         no_response_max: Duration::from_millis(700),
-        retry: Duration::from_millis(300),
-        mentor_hunt: Duration::from_millis(400),
+        retry_interval: Duration::from_millis(300),
+        mentor_hunt_time: Duration::from_millis(400),
         table_elements_max: 4,
-        turn_elements_max: 2,
+        batch_elements_max: 2,
         enrp_multicast: multicast,
         ..Settings::default()
     };
     if multicast {
         settings.access.registrar =
-            holdfast_proto::registrar::Allow::Only(vec!["10.0.0.0/24".parse().unwrap()]);
+            holdfast_proto::registrar::Permission::Only(vec!["10.0.0.0/24".parse().unwrap()]);
     }
     settings
 }

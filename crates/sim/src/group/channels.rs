@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Channel {
     pub(super) up: bool,
-    pub(super) cut: bool,
+    pub(super) is_cut: bool,
     /// Number of times that the channel has broken.
-    pub(super) life: u64,
+    pub(super) incarnation: u64,
     /// Sides that have not yet learned that the channel broke.
-    pub(super) unaware: Vec<usize>,
+    pub(super) not_notified: Vec<usize>,
     /// Arrival time of the last frame, per direction.
-    last: [Time; 2],
+    last_arrivals: [Time; 2],
 }
 
 #[derive(Debug, Default)]
@@ -27,14 +27,14 @@ impl Channels {
 
 impl Channel {
     /// Sets the channel up, with no frames in transit.
-    pub(super) fn begin(&mut self, now: Time) {
+    pub(super) fn set_up(&mut self, now: Time) {
         self.up = true;
-        self.last = [now; 2];
+        self.last_arrivals = [now; 2];
     }
 
     /// Returns the arrival time of a frame that would arrive at `arrival`, not before earlier frames.
-    pub(super) fn behind(&mut self, (from, to): (usize, usize), arrival: Time) -> Time {
-        let last = &mut self.last[usize::from(from > to)];
+    pub(super) fn arrival_in_order(&mut self, (from, to): (usize, usize), arrival: Time) -> Time {
+        let last = &mut self.last_arrivals[usize::from(from > to)];
         *last = arrival.max(*last);
         *last
     }
@@ -42,6 +42,6 @@ impl Channel {
 
 /// Returns all pairs of nodes.
 pub(crate) fn pairs(nodes: usize) -> Vec<(usize, usize)> {
-    let of = |a| (a + 1..nodes).map(move |b| (a, b));
-    (0..nodes).flat_map(of).collect()
+    let pairs_with = |a| (a + 1..nodes).map(move |b| (a, b));
+    (0..nodes).flat_map(pairs_with).collect()
 }

@@ -1,6 +1,6 @@
 //! The configuration of one run.
 
-use super::{Faults, id};
+use super::{Faults, node_id};
 use crate::time::Time;
 use std::fmt;
 
@@ -23,11 +23,11 @@ pub struct Config<K> {
     /// The planned actions with their times.
     pub plan: Vec<(Time, Action)>,
     /// Time at which all faults end: daemons are restarted, channels mended.
-    pub heals: Time,
+    pub faults_end: Time,
     /// Time by which all activity must have ended.
-    pub rest: Time,
+    pub idle_deadline: Time,
     /// The part specific to handoff or migration.
-    pub own: K,
+    pub specific: K,
 }
 
 /// A planned action. Its objects are chosen by its own random number `draw`, so that the choice depends as little as
@@ -50,7 +50,7 @@ pub enum Action {
     /// An operator cancels the requests in progress.
     Cancel,
     /// All server programs that may act process data.
-    Work,
+    Serve,
     /// A connection is closed.
     Close {
         /// Random number that chooses the connection.
@@ -71,13 +71,23 @@ pub enum Action {
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Action::Crash(node) => write!(f, "the daemon of node {} dies", id(node)),
-            Action::Restart(node) => write!(f, "the daemon of node {} begins anew", id(node)),
-            Action::Cut(a, b) => write!(f, "nodes {} and {} are parted", id(a), id(b)),
-            Action::Mend(a, b) => write!(f, "nodes {} and {} are joined again", id(a), id(b)),
-            Action::Request { draw } => write!(f, "somebody asks for a move (draw {draw:x})"),
-            Action::Cancel => write!(f, "moves are called back"),
-            Action::Work => write!(f, "programs work"),
+            Action::Crash(node) => write!(f, "the daemon of node {} crashes", node_id(node)),
+            Action::Restart(node) => write!(f, "the daemon of node {} restarts", node_id(node)),
+            Action::Cut(a, b) => write!(
+                f,
+                "the channel between nodes {} and {} breaks",
+                node_id(a),
+                node_id(b)
+            ),
+            Action::Mend(a, b) => write!(
+                f,
+                "the channel between nodes {} and {} can be connected again",
+                node_id(a),
+                node_id(b)
+            ),
+            Action::Request { draw } => write!(f, "an operator requests a move (draw {draw:x})"),
+            Action::Cancel => write!(f, "an operator cancels the requests in progress"),
+            Action::Serve => write!(f, "the server programs process data"),
             Action::Close { draw } => write!(f, "a connection is closed (draw {draw:x})"),
             Action::Open { draw } => write!(f, "a client connects (draw {draw:x})"),
             Action::Kill { draw } => write!(f, "a process is killed (draw {draw:x})"),

@@ -1,7 +1,7 @@
 //! The clock, the daemons, the channels and the holder's records.
 
 use super::channels::Channels;
-use super::{Action, Config, Faults, id, pairs};
+use super::{Action, Config, Faults, node_id, pairs};
 use crate::Violation;
 use crate::queue::Queue;
 use crate::random::Random;
@@ -16,15 +16,15 @@ pub(crate) enum Event<E> {
     Deliver {
         from: usize,
         to: usize,
-        life: u64,
+        incarnation: u64,
         frame: Frame,
     },
     Wake {
         node: usize,
-        life: u64,
+        incarnation: u64,
     },
     /// One side learns that a channel broke.
-    Lost {
+    PeerLost {
         node: usize,
         peer: usize,
     },
@@ -32,12 +32,12 @@ pub(crate) enum Event<E> {
         a: usize,
         b: usize,
     },
-    Act(Action),
+    Planned(Action),
     /// All faults end.
     Heal,
-    Own {
+    DaemonAction {
         node: usize,
-        life: u64,
+        incarnation: u64,
         event: E,
     },
 }
@@ -48,11 +48,11 @@ impl<E> Event<E> {
         let (kind, a, b) = match self {
             Event::Deliver { from, to, .. } => (0, *from, *to),
             Event::Wake { node, .. } => (1, *node, 0),
-            Event::Lost { node, peer } => (2, *node, *peer),
+            Event::PeerLost { node, peer } => (2, *node, *peer),
             Event::Connect { a, b } => (3, *a, *b),
-            Event::Act(Action::Restart(node)) => (4, *node, 0),
-            Event::Act(_) | Event::Heal => (5, 0, 0),
-            Event::Own { node, .. } => (6, *node, 0),
+            Event::Planned(Action::Restart(node)) => (4, *node, 0),
+            Event::Planned(_) | Event::Heal => (5, 0, 0),
+            Event::DaemonAction { node, .. } => (6, *node, 0),
         };
         kind << 40 | (a as u64) << 20 | b as u64
     }
@@ -63,8 +63,8 @@ pub(crate) struct Daemon<M> {
     /// The daemon's state machine; none if the daemon is dead.
     pub(crate) machine: Option<M>,
     /// Incarnation of the daemon: number of its deaths.
-    pub(crate) life: u64,
-    pub(super) wake: Option<Duration>,
+    pub(crate) incarnation: u64,
+    pub(super) next_timeout: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub(crate) struct Core<M, E> {
     pub(crate) holder: usize,
     pub(crate) steering: BTreeMap<Flow, Record>,
     /// Flows that the oracle must check.
-    pub(crate) dirty: Vec<Flow>,
+    pub(crate) changed_flows: Vec<Flow>,
     /// True if channels were hostile before all faults ended.
     pub(crate) was_hostile: bool,
     pub(crate) violation: Option<Violation>,
@@ -90,15 +90,15 @@ pub(crate) struct Core<M, E> {
     seed: u64,
     pub(super) trace: Option<Vec<String>>,
     /// Requests sent to the holder: node, incarnation, request number.
-    asked: BTreeSet<(usize, u64, u64)>,
+    sent_requests: BTreeSet<(usize, u64, u64)>,
 }
 
 impl<M, E> Core<M, E> {
     pub(crate) fn new<K>(config: &Config<K>, seed: u64) -> Core<M, E> {
         let daemon = |_| Daemon {
             machine: None,
-            life: 0,
-            wake: None,
+            incarnation: 0,
+            next_timeout: None,
         };
         Core {
             now: Time::ZERO,
@@ -106,7 +106,7 @@ impl<M, E> Core<M, E> {
             daemons: (0..config.nodes).map(daemon).collect(),
             holder: config.holder,
             steering: BTreeMap::new(),
-            dirty: Vec::new(),
+            changed_flows: Vec::new(),
             was_hostile: config.hostile,
             violation: None,
             counts: BTreeMap::new(),
@@ -119,7 +119,7 @@ impl<M, E> Core<M, E> {
             digest: 0,
             seed,
             trace: None,
-            asked: BTreeSet::new(),
+            sent_requests: BTreeSet::new(),
         }
     }
 
@@ -131,8 +131,8 @@ impl<M, E> Core<M, E> {
         self.daemons[node].machine.is_some()
     }
 
-    pub(crate) fn life(&self, node: usize) -> u64 {
-        self.daemons[node].life
+    pub(crate) fn incarnation(&self, node: usize) -> u64 {
+        self.daemons[node].incarnation
     }
 
     /// Returns the next event, if it is not after `until`. The event's random numbers depend on its time and kind, not
@@ -143,20 +143,27 @@ impl<M, E> Core<M, E> {
         self.events += 1;
         let mixed = self.digest.rotate_left(5) ^ at.0;
         self.digest = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let place = event.key().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed_key = event.key().wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let time = at.0.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        self.random = Random::new(self.seed ^ place.rotate_left(23) ^ time);
+        self.random = Random::new(self.seed ^ mixed_key.rotate_left(23) ^ time);
         Some(event)
     }
 
-    pub(super) fn at(&mut self, delay: Time, event: Event<E>) {
+    pub(super) fn schedule(&mut self, delay: Time, event: Event<E>) {
         self.queue.push(self.now + delay, event);
     }
 
     /// Schedules an action of a daemon, which is dropped if the daemon dies before.
-    pub(crate) fn own(&mut self, node: usize, at: Time, event: E) {
-        let life = self.life(node);
-        self.queue.push(at, Event::Own { node, life, event });
+    pub(crate) fn schedule_action(&mut self, node: usize, at: Time, event: E) {
+        let incarnation = self.incarnation(node);
+        self.queue.push(
+            at,
+            Event::DaemonAction {
+                node,
+                incarnation,
+                event,
+            },
+        );
     }
 
     /// Returns a random time of `low` to `high` microseconds, the latter excluded.
@@ -165,13 +172,13 @@ impl<M, E> Core<M, E> {
     }
 
     /// Returns the duration of a command: rarely much longer than usual.
-    pub(crate) fn takes(&mut self, usual_us: u64) -> Time {
+    pub(crate) fn command_duration(&mut self, usual_us: u64) -> Time {
         let slow = self.random.chance(self.faults.slow_commands);
         self.micros(1, if slow { 400_000 } else { usual_us })
     }
 
     /// Returns true if a command fails.
-    pub(crate) fn fails(&mut self) -> bool {
+    pub(crate) fn command_fails(&mut self) -> bool {
         self.failing && self.random.chance(self.faults.failed)
     }
 
@@ -184,32 +191,35 @@ impl<M, E> Core<M, E> {
         }
     }
 
-    pub(crate) fn violated(&mut self, what: String) {
+    pub(crate) fn set_violation(&mut self, what: String) {
         let at = self.now;
-        self.violation.get_or_insert(Violation { at, what });
+        self.violation.get_or_insert(Violation {
+            at,
+            description: what,
+        });
     }
 
     /// Adds a line to the trace, if there is one.
-    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+    pub(crate) fn add_to_trace(&mut self, line: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:.6} {}", self.now.as_secs_f64(), line()));
         }
     }
 
     /// Records that a request was sent; returns true if it had been sent before.
-    pub(crate) fn asks_again(&mut self, node: usize, request: u64) -> bool {
-        let life = self.life(node);
-        !self.asked.insert((node, life, request))
+    pub(crate) fn is_repeated_request(&mut self, node: usize, request: u64) -> bool {
+        let life = self.incarnation(node);
+        !self.sent_requests.insert((node, life, request))
     }
 
     /// Stores the result of the ownership rules.
-    pub(crate) fn record(&mut self, flow: Flow, result: &Result<Option<Record>, Refusal>) {
+    pub(crate) fn record_result(&mut self, flow: Flow, result: &Result<Option<Record>, Refusal>) {
         match result {
             Ok(Some(record)) => self.steering.insert(flow, *record),
             Ok(None) => self.steering.remove(&flow),
             Err(_) => return,
         };
-        self.dirty.push(flow);
+        self.changed_flows.push(flow);
     }
 
     /// Returns true if the channel between two nodes is up.
@@ -220,7 +230,7 @@ impl<M, E> Core<M, E> {
     /// Sends a frame, which arrives if the channel stays up.
     pub(crate) fn transmit(&mut self, from: usize, to: usize, frame: &Frame) {
         if from == to {
-            return self.violated(format!("node {} sends to itself", id(from)));
+            return self.set_violation(format!("node {} sends to itself", node_id(from)));
         }
         if !self.is_up(from, to) {
             return;
@@ -236,15 +246,15 @@ impl<M, E> Core<M, E> {
             let mut arrival = self.now + self.micros(50, if slow { 200_000 } else { 600 });
             let overtakes = self.hostile && self.random.chance(faults.reordered);
             let channel = self.channels.between(from, to);
-            let life = channel.life;
+            let incarnation = channel.incarnation;
             if !overtakes {
-                arrival = channel.behind((from, to), arrival);
+                arrival = channel.arrival_in_order((from, to), arrival);
             }
             let frame = frame.clone();
             let event = Event::Deliver {
                 from,
                 to,
-                life,
+                incarnation,
                 frame,
             };
             self.queue.push(arrival, event);
@@ -258,30 +268,30 @@ impl<M, E> Core<M, E> {
             return;
         }
         channel.up = false;
-        channel.life += 1;
-        channel.unaware = vec![a, b];
+        channel.incarnation += 1;
+        channel.not_notified = vec![a, b];
         for (node, peer) in [(a, b), (b, a)] {
             let delay = self.micros(10, slow_us);
-            self.at(delay, Event::Lost { node, peer });
+            self.schedule(delay, Event::PeerLost { node, peer });
         }
-        self.at(Time::from_micros(5_000), Event::Connect { a, b });
+        self.schedule(Time::from_micros(5_000), Event::Connect { a, b });
     }
 
     /// Kills a daemon, with its scheduled actions.
     pub(crate) fn kill(&mut self, node: usize) {
         let daemon = &mut self.daemons[node];
-        (daemon.machine, daemon.wake) = (None, None);
-        daemon.life += 1;
+        (daemon.machine, daemon.next_timeout) = (None, None);
+        daemon.incarnation += 1;
         for peer in (0..self.nodes()).filter(|peer| *peer != node) {
             self.break_channel(node, peer, 2_000);
         }
     }
 
     /// Connects a restarted daemon to the others.
-    pub(crate) fn dial(&mut self, node: usize) {
+    pub(crate) fn connect_to_others(&mut self, node: usize) {
         for peer in (0..self.nodes()).filter(|peer| *peer != node) {
             let delay = self.micros(100, 20_000);
-            self.at(delay, Event::Connect { a: node, b: peer });
+            self.schedule(delay, Event::Connect { a: node, b: peer });
         }
     }
 
@@ -289,13 +299,13 @@ impl<M, E> Core<M, E> {
     pub(super) fn heal(&mut self) {
         (self.hostile, self.failing) = (false, false);
         for node in 0..self.nodes() {
-            self.at(Time::ZERO, Event::Act(Action::Restart(node)));
+            self.schedule(Time::ZERO, Event::Planned(Action::Restart(node)));
         }
         for (a, b) in pairs(self.nodes()) {
-            self.at(Time::ZERO, Event::Act(Action::Mend(a, b)));
+            self.schedule(Time::ZERO, Event::Planned(Action::Mend(a, b)));
         }
         for second in [1.0, 50.0, 100.0] {
-            self.at(Time::from_secs_f64(second), Event::Act(Action::Work));
+            self.schedule(Time::from_secs_f64(second), Event::Planned(Action::Serve));
         }
     }
 }

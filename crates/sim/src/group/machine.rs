@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// An output of a state machine.
 #[derive(Debug)]
-pub(crate) enum Said<C, E> {
+pub(crate) enum MachineOutput<C, E> {
     Send { to: NodeId, frame: Frame },
     Do(C),
     Event(E),
@@ -20,9 +20,9 @@ pub(crate) trait Machine: Debug {
     fn timeout(&mut self, now: Duration);
     fn peer_lost(&mut self, now: Duration, peer: NodeId);
     fn peer_connected(&mut self, now: Duration, peer: NodeId);
-    fn said(&mut self) -> Option<Said<Self::Command, Self::Event>>;
-    fn due(&self) -> Option<Duration>;
-    fn is_at_rest(&self) -> bool;
+    fn next_output(&mut self) -> Option<MachineOutput<Self::Command, Self::Event>>;
+    fn next_timeout(&self) -> Option<Duration>;
+    fn is_idle(&self) -> bool;
 }
 
 macro_rules! machine {
@@ -43,19 +43,19 @@ macro_rules! machine {
                 self.handle_peer_connected(now, peer);
             }
 
-            fn said(&mut self) -> Option<Said<Self::Command, Self::Event>> {
+            fn next_output(&mut self) -> Option<MachineOutput<Self::Command, Self::Event>> {
                 Some(match self.poll_output()? {
-                    $module::Output::Send { to, frame } => Said::Send { to, frame },
-                    $module::Output::Do(command) => Said::Do(command),
-                    $module::Output::Event(event) => Said::Event(event),
+                    $module::Output::Send { to, frame } => MachineOutput::Send { to, frame },
+                    $module::Output::Execute(command) => MachineOutput::Do(command),
+                    $module::Output::Event(event) => MachineOutput::Event(event),
                 })
             }
 
-            fn due(&self) -> Option<Duration> {
+            fn next_timeout(&self) -> Option<Duration> {
                 self.poll_timeout()
             }
 
-            fn is_at_rest(&self) -> bool {
+            fn is_idle(&self) -> bool {
                 self.is_idle()
             }
         }

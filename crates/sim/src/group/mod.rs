@@ -20,7 +20,7 @@ pub use setting::{Faults, Setting, Span};
 
 pub(crate) use self::core::Core;
 pub(crate) use channels::pairs;
-pub(crate) use plan::{WithRequest, schedule};
+pub(crate) use plan::{AccompanyingAction, schedule};
 pub(crate) use run::{shrink, try_run};
 pub(crate) use world::World;
 
@@ -28,12 +28,12 @@ use holdfast_wire::{Change, ChangeKind, Flow, NodeId, Protocol, Record, RecordSt
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// Returns the node ID of the node with this index.
-pub(crate) fn id(index: usize) -> NodeId {
+pub(crate) fn node_id(index: usize) -> NodeId {
     NodeId(index as u16 + 1)
 }
 
 /// Returns the index of a node.
-pub(crate) fn index(id: NodeId) -> usize {
+pub(crate) fn node_index(id: NodeId) -> usize {
     usize::from(id.0) - 1
 }
 
@@ -42,20 +42,20 @@ pub(crate) fn change(flow: Flow, kind: ChangeKind, epoch: u32) -> Change {
 }
 
 /// Returns a client's connection to the service, a different one for each number.
-pub(crate) fn client(number: u64) -> Flow {
-    let at = |last, port| SocketAddr::from((Ipv4Addr::new(10, 0, last, 1), port));
+pub(crate) fn client_flow(number: u64) -> Flow {
+    let address = |last, port| SocketAddr::from((Ipv4Addr::new(10, 0, last, 1), port));
     // Use 60,000 ports, then the next address.
     let (host, port) = (number / 60_000, number % 60_000);
     Flow {
         protocol: Protocol::Tcp,
-        local: at(0, 80),
-        remote: at(1 + host as u8, 4_000 + port as u16),
+        local: address(0, 80),
+        remote: address(1 + host as u8, 4_000 + port as u16),
     }
 }
 
 /// Returns the node that may send according to the record: the owner, or the donor of a flow in transit (until it
 /// freezes).
-pub(crate) fn speaker(record: &Record) -> NodeId {
+pub(crate) fn sender(record: &Record) -> NodeId {
     match record.state {
         RecordState::Owned { owner } => owner,
         RecordState::Transit { donor, .. } => donor,

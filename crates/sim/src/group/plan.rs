@@ -5,15 +5,15 @@ use crate::random::Random;
 use crate::time::Time;
 
 /// The probability of an action that accompanies a request, and the action.
-pub(crate) type WithRequest = (f64, fn(u64) -> Action);
+pub(crate) type AccompanyingAction = (f64, fn(u64) -> Action);
 
 /// Draws a config from a separate random stream, including its specific part. The actions in `with_requests` may
 /// accompany each request.
 pub(crate) fn schedule<K>(
     setting: &Setting,
     seed: u64,
-    with_requests: &[WithRequest],
-    own: impl FnOnce(&mut Random, usize) -> K,
+    with_requests: &[AccompanyingAction],
+    draw_specific: impl FnOnce(&mut Random, usize) -> K,
 ) -> Config<K> {
     // Use a random stream other than the world's.
     let mut random = Random::new(seed ^ 0x5eed_5eed_5eed_5eed);
@@ -21,7 +21,7 @@ pub(crate) fn schedule<K>(
     let (holder, flows) = (random.below(nodes), setting.flows.draw(&mut random));
     let (hostile, failing) = (setting.faults.hostile, setting.faults.failing);
     let (hostile, failing) = (random.chance(hostile), random.chance(failing));
-    let own = own(&mut random, nodes);
+    let specific = draw_specific(&mut random, nodes);
     let mut planner = Planner {
         setting,
         nodes,
@@ -41,9 +41,9 @@ pub(crate) fn schedule<K>(
         failing,
         faults: setting.faults,
         plan,
-        heals: setting.runtime,
-        rest: setting.rest,
-        own,
+        faults_end: setting.runtime,
+        idle_deadline: setting.idle_deadline,
+        specific,
     }
 }
 
@@ -56,49 +56,49 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     /// Adds a request, and the faults near it, so that most faults occur during a move.
-    fn request(&mut self, with_requests: &[WithRequest]) {
+    fn request(&mut self, with_requests: &[AccompanyingAction]) {
         let setting = self.setting;
-        let at = self.within(Time::ZERO, setting.runtime);
+        let at = self.random_time_within(Time::ZERO, setting.runtime);
         let draw = self.random.number();
         self.plan.push((at, Action::Request { draw }));
         if self.random.chance(setting.crash) {
             let node = self.random.below(self.nodes);
             let ends = Time::from_secs_f64(0.7);
-            self.trouble(at, Action::Crash(node), Action::Restart(node), ends);
+            self.add_fault(at, Action::Crash(node), Action::Restart(node), ends);
         }
         if self.random.chance(setting.cut) {
             let pairs = pairs(self.nodes);
             let (a, b) = pairs[self.random.below(pairs.len())];
             let ends = Time::from_secs_f64(1.5);
-            self.trouble(at, Action::Cut(a, b), Action::Mend(a, b), ends);
+            self.add_fault(at, Action::Cut(a, b), Action::Mend(a, b), ends);
         }
-        self.soon(at, setting.close, |draw| Action::Close { draw });
+        self.add_action_soon(at, setting.close, |draw| Action::Close { draw });
         for (chance, action) in with_requests {
-            self.soon(at, *chance, *action);
+            self.add_action_soon(at, *chance, *action);
         }
         for _ in 0..5 {
-            self.soon(at, 1.0, |_| Action::Work);
-            self.soon(at, setting.open, |draw| Action::Open { draw });
+            self.add_action_soon(at, 1.0, |_| Action::Serve);
+            self.add_action_soon(at, setting.open, |draw| Action::Open { draw });
         }
     }
 
-    fn trouble(&mut self, at: Time, begins: Action, ends: Action, within: Time) {
-        let begin = self.within(at, self.setting.soon);
-        let end = self.within(begin, within);
+    fn add_fault(&mut self, at: Time, begins: Action, ends: Action, within: Time) {
+        let begin = self.random_time_within(at, self.setting.action_delay_max);
+        let end = self.random_time_within(begin, within);
         self.plan.push((begin, begins));
         self.plan.push((end, ends));
     }
 
-    fn soon(&mut self, at: Time, chance: f64, action: impl Fn(u64) -> Action) {
+    fn add_action_soon(&mut self, at: Time, chance: f64, action: impl Fn(u64) -> Action) {
         if self.random.chance(chance) {
-            let at = self.within(at, self.setting.soon);
+            let at = self.random_time_within(at, self.setting.action_delay_max);
             let draw = self.random.number();
             self.plan.push((at, action(draw)));
         }
     }
 
     /// Returns a random time up to `time` after `from`, but not after the end of all faults.
-    fn within(&mut self, from: Time, time: Time) -> Time {
+    fn random_time_within(&mut self, from: Time, time: Time) -> Time {
         let at = from + Time(self.random.between(0, time.0.max(1)));
         at.min(self.setting.runtime)
     }

@@ -2,9 +2,9 @@
 
 use super::core::{Daemon, Event};
 use super::machine::Machine;
-use super::{Action, Config, Faults, World, id};
+use super::{Action, Config, Faults, World, node_id};
 use crate::Violation;
-use crate::shrink::shortest;
+use crate::shrink::shrink_plan;
 use crate::time::Time;
 use std::collections::BTreeMap;
 
@@ -32,22 +32,22 @@ pub struct Failure<K> {
 
 /// Runs a config. With `trace`, every event and every output of a state machine becomes a line of it.
 pub(crate) fn try_run<W: World>(
-    config: &Config<W::Own>,
+    config: &Config<W::Specific>,
     seed: u64,
     trace: Option<&mut Vec<String>>,
 ) -> Result<Outcome, Violation> {
     let mut world = W::new(config, seed);
     world.core().trace = trace.is_some().then(Vec::new);
     for (at, action) in &config.plan {
-        world.core().queue.push(*at, Event::Act(*action));
+        world.core().queue.push(*at, Event::Planned(*action));
     }
-    world.core().queue.push(config.heals, Event::Heal);
-    while world.next(config.rest) {}
+    world.core().queue.push(config.faults_end, Event::Heal);
+    while world.handle_next(config.idle_deadline) {}
     if world.core().violation.is_none()
         && let Err(what) = check_end(&mut world)
     {
-        world.core().now = config.rest;
-        world.core().violated(what);
+        world.core().now = config.idle_deadline;
+        world.core().set_violation(what);
     }
     let core = world.core();
     if let Some(trace) = trace {
@@ -65,41 +65,44 @@ pub(crate) fn try_run<W: World>(
 
 fn check_end<W: World>(world: &mut W) -> Result<(), String> {
     if !world.core().queue.is_empty() {
-        return Err("something goes on for ever".to_owned());
+        return Err("activity never ends: events are left in the queue".to_owned());
     }
-    all_idle(world)?;
+    check_all_idle(world)?;
     world.check_end()
 }
 
 /// Checks that no state machine waits for anything.
-fn all_idle<W: World>(world: &mut W) -> Result<(), String> {
+fn check_all_idle<W: World>(world: &mut W) -> Result<(), String> {
     let core = world.core();
-    let hangs = |daemon: &Daemon<W::Machine>| {
+    let is_waiting = |daemon: &Daemon<W::Machine>| {
         let machine = daemon.machine.as_ref();
-        !machine.is_some_and(Machine::is_at_rest)
+        !machine.is_some_and(Machine::is_idle)
     };
-    let Some(node) = core.daemons.iter().position(hangs) else {
+    let Some(node) = core.daemons.iter().position(is_waiting) else {
         return Ok(());
     };
-    let state = format!("node {}: {:?}", id(node), core.daemons[node].machine);
-    core.note(|| state);
-    Err(format!("node {} hangs", id(node)))
+    let state = format!("node {}: {:?}", node_id(node), core.daemons[node].machine);
+    core.add_to_trace(|| state);
+    Err(format!("node {} hangs", node_id(node)))
 }
 
 /// Returns the smallest part of a failing config that still fails. None if the config does not fail.
-pub(crate) fn shrink<W: World>(config: Config<W::Own>, seed: u64) -> Option<Failure<W::Own>>
+pub(crate) fn shrink<W: World>(
+    config: Config<W::Specific>,
+    seed: u64,
+) -> Option<Failure<W::Specific>>
 where
-    W::Own: Clone,
+    W::Specific: Clone,
 {
-    let fails = |config: &Config<W::Own>| try_run::<W>(config, seed, None).err();
+    let fails = |config: &Config<W::Specific>| try_run::<W>(config, seed, None).err();
     let mut violation = fails(&config)?;
     let mut config = config;
-    let calmer: [fn(&mut Config<W::Own>); 3] = [
+    let with_fewer_faults: [fn(&mut Config<W::Specific>); 3] = [
         |config| config.hostile = false,
         |config| config.failing = false,
         |config| config.faults = Faults::NONE,
     ];
-    for calm in calmer {
+    for calm in with_fewer_faults {
         let mut with = config.clone();
         calm(&mut with);
         if let Some(again) = fails(&with) {
@@ -110,7 +113,7 @@ where
         plan: plan.to_vec(),
         ..config.clone()
     };
-    let (plan, violation) = shortest(config.plan.clone(), violation, |plan| fails(&with(plan)));
+    let (plan, violation) = shrink_plan(config.plan.clone(), violation, |plan| fails(&with(plan)));
     let config = with(&plan);
     let mut trace = Vec::new();
     let _ = try_run::<W>(&config, seed, Some(&mut trace));

@@ -16,9 +16,9 @@ pub struct Setting {
     /// Duration of the requests and faults.
     pub runtime: Time,
     /// Time, from the start, by which all activity must have ended.
-    pub rest: Time,
+    pub idle_deadline: Time,
     /// Maximum delay between a request and the actions that accompany it.
-    pub soon: Time,
+    pub action_delay_max: Time,
     /// Probability, per request, that a daemon dies soon after; it restarts within 0.7 s.
     pub crash: f64,
     /// Probability, per request, that a channel is cut soon after; it is mended within 1.5 s.

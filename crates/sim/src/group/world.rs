@@ -1,8 +1,8 @@
 //! The events of a group, independent of the kind of its state machines.
 
 use super::core::{Core, Event};
-use super::machine::{Machine, Said};
-use super::{Action, Config, id, index};
+use super::machine::{Machine, MachineOutput};
+use super::{Action, Config, node_id, node_index};
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_wire::Frame;
@@ -12,13 +12,13 @@ use std::time::Duration;
 /// A group with daemons that run one kind of state machine.
 pub(crate) trait World: Sized {
     /// The specific part of its configs.
-    type Own;
+    type Specific;
     type Machine: Machine;
     /// An action of a daemon for its state machine.
     type Event: Debug;
 
     /// Creates the group with all daemons running and their channels up.
-    fn new(config: &Config<Self::Own>, seed: u64) -> Self;
+    fn new(config: &Config<Self::Specific>, seed: u64) -> Self;
 
     fn core(&mut self) -> &mut Core<Self::Machine, Self::Event>;
 
@@ -31,13 +31,13 @@ pub(crate) trait World: Sized {
     fn deliver(&mut self, from: usize, to: usize, frame: Frame);
 
     /// Starts a command of a state machine.
-    fn begin(&mut self, node: usize, command: <Self::Machine as Machine>::Command);
+    fn start_command(&mut self, node: usize, command: <Self::Machine as Machine>::Command);
 
     /// Handles an event reported by a state machine.
-    fn event(&mut self, node: usize, event: <Self::Machine as Machine>::Event);
+    fn handle_event(&mut self, node: usize, event: <Self::Machine as Machine>::Event);
 
     /// Executes an action of a daemon.
-    fn step(&mut self, node: usize, event: Self::Event);
+    fn execute_action(&mut self, node: usize, event: Self::Event);
 
     /// Handles the death of a live daemon.
     fn crash(&mut self, node: usize);
@@ -47,7 +47,7 @@ pub(crate) trait World: Sized {
 
     fn request(&mut self, random: &mut Random);
     fn cancel(&mut self);
-    fn work(&mut self);
+    fn serve_all(&mut self);
     fn close(&mut self, random: &mut Random);
     fn open(&mut self, random: &mut Random);
     fn kill(&mut self, random: &mut Random);
@@ -60,40 +60,42 @@ pub(crate) trait World: Sized {
 
     /// Returns true if no live state machine has work left.
     #[cfg(test)]
-    fn is_at_rest(&mut self) -> bool {
+    fn is_idle(&mut self) -> bool {
         let mut daemons = self.core().daemons.iter();
-        let idle = |machine: &Self::Machine| machine.is_at_rest();
+        let idle = |machine: &Self::Machine| machine.is_idle();
         daemons.all(|daemon| daemon.machine.as_ref().is_none_or(idle))
     }
 
     /// Gives a live daemon's state machine an input, and executes its outputs.
-    fn input(&mut self, node: usize, give: impl FnOnce(&mut Self::Machine, Duration)) {
+    fn drive_machine(&mut self, node: usize, give: impl FnOnce(&mut Self::Machine, Duration)) {
         let now = Duration::from(self.core().now);
         let Some(machine) = self.core().daemons[node].machine.as_mut() else {
             return;
         };
         give(machine, now);
-        let said = |core: &mut Core<Self::Machine, Self::Event>| {
+        let next_output = |core: &mut Core<Self::Machine, Self::Event>| {
             let machine = core.daemons[node].machine.as_mut();
-            machine.and_then(Machine::said)
+            machine.and_then(Machine::next_output)
         };
-        while let Some(said) = said(self.core()) {
-            self.core().note(|| format!("node {}: {said:?}", id(node)));
-            match said {
-                Said::Send { to, frame } => self.send(node, index(to), frame),
-                Said::Do(command) => self.begin(node, command),
-                Said::Event(event) => self.event(node, event),
+        while let Some(output) = next_output(self.core()) {
+            self.core()
+                .add_to_trace(|| format!("node {}: {output:?}", node_id(node)));
+            match output {
+                MachineOutput::Send { to, frame } => self.send(node, node_index(to), frame),
+                MachineOutput::Do(command) => self.start_command(node, command),
+                MachineOutput::Event(event) => self.handle_event(node, event),
             }
         }
         let core = self.core();
         let daemon = &mut core.daemons[node];
-        let due = daemon.machine.as_ref().and_then(Machine::due);
+        let due = daemon.machine.as_ref().and_then(Machine::next_timeout);
         if let Some(at) = due
-            && due != daemon.wake
+            && due != daemon.next_timeout
         {
-            daemon.wake = due;
-            let life = daemon.life;
-            core.queue.push(Time::from(at), Event::Wake { node, life });
+            daemon.next_timeout = due;
+            let incarnation = daemon.incarnation;
+            core.queue
+                .push(Time::from(at), Event::Wake { node, incarnation });
         }
     }
 
@@ -103,36 +105,38 @@ pub(crate) trait World: Sized {
         let alive = core.is_alive(a) && core.is_alive(b);
         let now = core.now;
         let channel = core.channels.between(a, b);
-        if channel.up || channel.cut || !alive {
+        if channel.up || channel.is_cut || !alive {
             return;
         }
-        if !channel.unaware.is_empty() {
-            return core.at(Time::from_micros(10_000), Event::Connect { a, b });
+        if !channel.not_notified.is_empty() {
+            return core.schedule(Time::from_micros(10_000), Event::Connect { a, b });
         }
-        channel.begin(now);
+        channel.set_up(now);
         for (node, peer) in [(a, b), (b, a)] {
-            self.input(node, |machine, now| machine.peer_connected(now, id(peer)));
+            self.drive_machine(node, |machine, now| {
+                machine.peer_connected(now, node_id(peer))
+            });
         }
     }
 
-    fn act(&mut self, action: Action) {
+    fn execute_planned(&mut self, action: Action) {
         match action {
             Action::Crash(node) if self.core().is_alive(node) => self.crash(node),
             Action::Restart(node) if !self.core().is_alive(node) => self.restart(node),
             Action::Crash(_) | Action::Restart(_) => {}
             Action::Cut(a, b) => {
                 let core = self.core();
-                core.channels.between(a, b).cut = true;
+                core.channels.between(a, b).is_cut = true;
                 core.break_channel(a, b, 300_000);
             }
             Action::Mend(a, b) => {
                 let core = self.core();
-                core.channels.between(a, b).cut = false;
-                core.at(Time::from_micros(1_000), Event::Connect { a, b });
+                core.channels.between(a, b).is_cut = false;
+                core.schedule(Time::from_micros(1_000), Event::Connect { a, b });
             }
             Action::Request { draw } => self.request(&mut Random::new(draw)),
             Action::Cancel => self.cancel(),
-            Action::Work => self.work(),
+            Action::Serve => self.serve_all(),
             Action::Close { draw } => self.close(&mut Random::new(draw)),
             Action::Open { draw } => self.open(&mut Random::new(draw)),
             Action::Kill { draw } => self.kill(&mut Random::new(draw)),
@@ -140,7 +144,7 @@ pub(crate) trait World: Sized {
     }
 
     /// Handles the next event, if it is not after `until`; returns true if there was one.
-    fn next(&mut self, until: Time) -> bool {
+    fn handle_next(&mut self, until: Time) -> bool {
         let core = self.core();
         if core.violation.is_some() {
             return false;
@@ -148,45 +152,52 @@ pub(crate) trait World: Sized {
         let Some(event) = core.pop(until) else {
             return false;
         };
-        core.note(|| format!("{event:?}"));
-        self.happen(event);
+        core.add_to_trace(|| format!("{event:?}"));
+        self.handle(event);
         if let Err(what) = self.check() {
-            self.core().violated(what);
+            self.core().set_violation(what);
         }
         true
     }
 
-    fn happen(&mut self, event: Event<Self::Event>) {
+    fn handle(&mut self, event: Event<Self::Event>) {
         match event {
             Event::Deliver {
                 from,
                 to,
-                life,
+                incarnation: life,
                 frame,
             } => {
                 let channel = self.core().channels.between(from, to);
-                let arrives = channel.up && channel.life == life;
-                if arrives && self.core().is_alive(to) {
+                let is_delivered = channel.up && channel.incarnation == life;
+                if is_delivered && self.core().is_alive(to) {
                     self.deliver(from, to, frame);
                 }
             }
-            Event::Wake { node, life } if self.core().life(node) == life => {
-                self.core().daemons[node].wake = None;
+            Event::Wake {
+                node,
+                incarnation: life,
+            } if self.core().incarnation(node) == life => {
+                self.core().daemons[node].next_timeout = None;
                 if self.timers_fire() {
-                    self.input(node, Machine::timeout);
+                    self.drive_machine(node, Machine::timeout);
                 }
             }
-            Event::Own { node, life, event } if self.core().life(node) == life => {
-                self.step(node, event);
+            Event::DaemonAction {
+                node,
+                incarnation: life,
+                event,
+            } if self.core().incarnation(node) == life => {
+                self.execute_action(node, event);
             }
-            Event::Wake { .. } | Event::Own { .. } => {}
-            Event::Lost { node, peer } => {
+            Event::Wake { .. } | Event::DaemonAction { .. } => {}
+            Event::PeerLost { node, peer } => {
                 let channel = self.core().channels.between(node, peer);
-                channel.unaware.retain(|other| *other != node);
-                self.input(node, |machine, now| machine.peer_lost(now, id(peer)));
+                channel.not_notified.retain(|other| *other != node);
+                self.drive_machine(node, |machine, now| machine.peer_lost(now, node_id(peer)));
             }
             Event::Connect { a, b } => self.connect(a, b),
-            Event::Act(action) => self.act(action),
+            Event::Planned(action) => self.execute_planned(action),
             Event::Heal => self.core().heal(),
         }
     }

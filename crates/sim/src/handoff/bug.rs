@@ -7,13 +7,13 @@ pub enum Bug {
     /// An acceptor activates the flow when it requests the commit, before the answer.
     ActivatesBeforeCommitted,
     /// A donor resumes the flow when it requests the rollback, before the answer.
-    ResumesUnasked,
+    ResumesBeforeAnswer,
     /// The holder accepts any epoch.
     StaleEpochAccepted,
     /// The holder commits a rolled-back flow.
     CommitAfterRollback,
     /// A freeze does not stop the donor from sending.
-    FreezeKeepsSpeaking,
+    FreezeKeepsSending,
     /// A restarted donor resumes its flows without asking the holder.
     RestartResumes,
     /// A restarted daemon ignores the flows in transit.
@@ -21,13 +21,13 @@ pub enum Bug {
     /// A request to the holder is never repeated.
     AsksOnce,
     /// New flows start at epoch 1, regardless of earlier flows.
-    NoFloors,
+    NoEpochFloors,
     /// A discard leaves the kernel's entry.
-    DiscardLeaves,
+    DiscardLeavesEntry,
     /// State is restored into the socket twice.
     RestoresTwice,
     /// `Done` reports refused flows as moved.
-    DoneLies,
+    DoneReportsSuccess,
     /// A donor closes when the acceptor has prepared, before the commit.
     ClosesEarly,
     /// The state machines' timers do not fire.
@@ -38,17 +38,17 @@ impl Bug {
     /// All bugs.
     pub const ALL: [Bug; 14] = [
         Bug::ActivatesBeforeCommitted,
-        Bug::ResumesUnasked,
+        Bug::ResumesBeforeAnswer,
         Bug::StaleEpochAccepted,
         Bug::CommitAfterRollback,
-        Bug::FreezeKeepsSpeaking,
+        Bug::FreezeKeepsSending,
         Bug::RestartResumes,
         Bug::RestartForgets,
         Bug::AsksOnce,
-        Bug::NoFloors,
-        Bug::DiscardLeaves,
+        Bug::NoEpochFloors,
+        Bug::DiscardLeavesEntry,
         Bug::RestoresTwice,
-        Bug::DoneLies,
+        Bug::DoneReportsSuccess,
         Bug::ClosesEarly,
         Bug::NoTimers,
     ];

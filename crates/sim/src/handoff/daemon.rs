@@ -1,42 +1,44 @@
 //! Actions of a daemon for its state machine: commands, the holder's table, crash and restart.
 
 use super::Bug;
-use super::node::{Running, State, flows_of, start};
-use super::world::{Work, World, seconds};
-use crate::group::{World as _, change, id, index};
+use super::node::{Running, State, begin_results, flows_of};
+use super::world::{DaemonAction, World, seconds};
+use crate::group::{World as _, change, node_id, node_index};
 use holdfast_proto::handoff::{
-    Command, Config, Event, Handoff, Outcome, Reason, RequestId, Results, Token,
+    Command, Config, Event, Handoff, KeepReason, Outcome, RequestId, Results, Token,
 };
 use holdfast_proto::ownership;
 use holdfast_wire::{Change, ChangeKind, Flow, Record};
 
 impl World {
     pub(super) fn begin_command(&mut self, node: usize, command: Command) {
-        let (token, results) = start(&command);
+        let (token, results) = begin_results(&command);
         if let Command::Arbitrate { asker, changes, .. } = &command {
-            if index(*asker) == node {
-                self.asks(node, changes);
+            if node_index(*asker) == node {
+                self.on_request(node, changes);
             }
             let at = self.core.now + self.core.micros(1, 50);
-            let at = at.max(self.nodes[node].arbitrates_until);
-            self.nodes[node].arbitrates_until = at;
-            self.core.own(node, at, Work::Arbitrate { token });
+            let at = at.max(self.nodes[node].arbitration_busy_until);
+            self.nodes[node].arbitration_busy_until = at;
+            self.core
+                .schedule_action(node, at, DaemonAction::Arbitrate { token });
         }
         let flows = flows_of(&command);
         for (index, flow) in flows.iter().enumerate() {
-            let mut at = self.core.now + self.core.takes(60);
+            let mut at = self.core.now + self.core.command_duration(60);
             // Handle flow by flow, and not before earlier commands for the same flow.
             let busy_until = &mut self.nodes[node].busy_until;
             for earlier in &flows[..=index] {
                 at = at.max(busy_until.get(earlier).copied().unwrap_or_default());
             }
             busy_until.insert(*flow, at);
-            self.core.own(node, at, Work::Effect { token, index });
+            self.core
+                .schedule_action(node, at, DaemonAction::Effect { token, index });
         }
         let running = Running {
             command,
             results,
-            left: flows.len(),
+            effects_left: flows.len(),
         };
         self.nodes[node].running.insert(token, running);
     }
@@ -44,8 +46,8 @@ impl World {
     /// Applies changes to the kernel's table; runs on the holder's daemon.
     pub(super) fn arbitrate(&mut self, node: usize, token: Token) {
         if node != self.core.holder {
-            let what = format!("node {} arbitrates and is not the holder", id(node));
-            return self.core.violated(what);
+            let message = format!("node {} arbitrates but is not the holder", node_id(node));
+            return self.core.set_violation(message);
         }
         let Some(running) = self.nodes[node].running.get(&token) else {
             return;
@@ -57,15 +59,15 @@ impl World {
         let mut results = Vec::new();
         for mut change in changes {
             let current = self.core.steering.get(&change.flow).copied();
-            self.bend(current, &mut change);
-            let mut result = ownership::apply(current, &change, asker);
+            self.apply_bug(current, &mut change);
+            let mut result = ownership::apply_change(current, &change, asker);
             if let Some(record) = current
                 && self.bug == Some(Bug::CommitAfterRollback)
                 && change.kind == ChangeKind::Commit
             {
                 result = Ok(Some(Record::owned(asker, record.epoch + 1)));
             }
-            self.core.record(change.flow, &result);
+            self.core.record_result(change.flow, &result);
             self.count_change(&change, result.is_ok());
             results.push(result);
         }
@@ -75,9 +77,9 @@ impl World {
         self.complete_within(node, token, 50);
     }
 
-    fn bend(&self, current: Option<Record>, change: &mut Change) {
+    fn apply_bug(&self, current: Option<Record>, change: &mut Change) {
         match (self.bug, change.kind, current) {
-            (Some(Bug::NoFloors), ChangeKind::Establish, _) => change.epoch = 1,
+            (Some(Bug::NoEpochFloors), ChangeKind::Establish, _) => change.epoch = 1,
             (Some(Bug::StaleEpochAccepted), ChangeKind::Establish, _) => {}
             (Some(Bug::StaleEpochAccepted), _, Some(record)) => change.epoch = record.epoch,
             _ => {}
@@ -94,20 +96,20 @@ impl World {
     }
 
     /// Handles a request to the holder: applies the bugs that do not wait for the answer.
-    pub(super) fn asks(&mut self, node: usize, changes: &[Change]) {
+    pub(super) fn on_request(&mut self, node: usize, changes: &[Change]) {
         for change in changes {
             let flow = change.flow;
             match (self.bug, change.kind) {
                 (Some(Bug::ActivatesBeforeCommitted), ChangeKind::Commit) => {
                     self.nodes[node].activate(flow, change.epoch + 1);
-                    self.core.dirty.push(flow);
+                    self.core.changed_flows.push(flow);
                 }
-                (Some(Bug::ResumesUnasked), ChangeKind::Rollback) => {
+                (Some(Bug::ResumesBeforeAnswer), ChangeKind::Rollback) => {
                     if let Some(entry) = self.nodes[node].kernel.get_mut(&flow)
-                        && entry.state == State::Out
+                        && entry.state == State::Outgoing
                     {
                         entry.state = State::Owned;
-                        self.core.dirty.push(flow);
+                        self.core.changed_flows.push(flow);
                     }
                 }
                 _ => {}
@@ -115,57 +117,61 @@ impl World {
         }
     }
 
-    pub(super) fn told(&mut self, node: usize, event: Event) {
+    pub(super) fn on_event(&mut self, node: usize, event: Event) {
         match event {
             Event::Outcome { request, flows, .. } => {
                 for (flow, outcome) in flows {
-                    self.core.count(&name(&outcome));
+                    self.core.count(&outcome_name(&outcome));
                     if let Some(request) = request {
-                        self.ended(node, request, flow);
+                        self.on_outcome(node, request, flow);
                     }
                 }
             }
             Event::RequestFinished { request, .. } => {
-                let open = self.nodes[node].open.remove(&request);
-                if open != Some(vec![]) {
-                    let what = format!("a request ended, and had {open:?} left");
-                    self.core.violated(what);
+                let pending = self.nodes[node].pending.remove(&request);
+                if pending != Some(vec![]) {
+                    let message = format!("a request finished with pending flows: {pending:?}");
+                    self.core.set_violation(message);
                 }
             }
-            Event::Changed { change, result } => self.changed(node, change, result.ok().flatten()),
-            Event::Failed { command, .. } => {
-                self.core.count(&format!("{command} failed for good"));
+            Event::ReportAnswered { change, result } => {
+                self.on_change_result(node, change, result.ok().flatten())
             }
-            Event::Accepted { batch: None, .. } => self.core.count("activated after restart"),
-            Event::Discarded { batch: None, .. } => self.core.count("discarded after restart"),
-            Event::Ignored { what, .. } => self.core.count(&format!("ignored {what}")),
+            Event::CommandFailed { command, .. } => {
+                self.core.count(&format!("{command} failed permanently"));
+            }
+            Event::FlowsAccepted { batch: None, .. } => self.core.count("activated after restart"),
+            Event::FlowsDiscarded { batch: None, .. } => self.core.count("discarded after restart"),
+            Event::Ignored { frame: what, .. } => self.core.count(&format!("ignored {what}")),
             Event::HolderSilent { .. } => self.core.count("holder silent"),
-            Event::Accepted { .. } | Event::Discarded { .. } | Event::BatchFinished { .. } => {}
+            Event::FlowsAccepted { .. }
+            | Event::FlowsDiscarded { .. }
+            | Event::BatchFinished { .. } => {}
         }
     }
 
     /// Checks that each flow of a request has exactly one outcome.
-    fn ended(&mut self, node: usize, request: RequestId, flow: Flow) {
-        let open = self.nodes[node].open.get_mut(&request);
-        let place = open.and_then(|open| {
-            let place = open.iter().position(|other| *other == flow)?;
-            Some(open.remove(place))
+    fn on_outcome(&mut self, node: usize, request: RequestId, flow: Flow) {
+        let pending = self.nodes[node].pending.get_mut(&request);
+        let position = pending.and_then(|open| {
+            let position = open.iter().position(|other| *other == flow)?;
+            Some(open.remove(position))
         });
-        if place.is_none() {
-            let what = format!("an outcome of {flow}, which none was owed");
-            self.core.violated(what);
+        if position.is_none() {
+            let message = format!("unexpected outcome of {flow}");
+            self.core.set_violation(message);
         }
     }
 
     /// Records the holder's answer to an establish or a removal.
-    fn changed(&mut self, node: usize, change: Change, record: Option<Record>) {
+    fn on_change_result(&mut self, node: usize, change: Change, record: Option<Record>) {
         let flow = change.flow;
         let kernel = &mut self.nodes[node].kernel;
         let Some(entry) = kernel.get_mut(&flow) else {
             return;
         };
         match (change.kind, record) {
-            (ChangeKind::Establish, Some(record)) if entry.speaks() => {
+            (ChangeKind::Establish, Some(record)) if entry.may_send() => {
                 entry.epoch = entry.epoch.max(record.epoch);
             }
             (ChangeKind::Remove, _) if entry.state == State::Closing => {
@@ -173,22 +179,22 @@ impl World {
             }
             _ => {}
         }
-        self.core.dirty.push(flow);
+        self.core.changed_flows.push(flow);
     }
 
     /// Starts a daemon with the state it finds in the kernel.
-    pub(super) fn begin_daemon(&mut self, node: usize) {
+    pub(super) fn start_daemon(&mut self, node: usize) {
         let core = &mut self.core;
-        let peers = (0..core.nodes()).map(id);
-        let life = core.life(node);
-        let mut config = Config::new(id(node), life, id(core.holder), peers);
+        let peers = (0..core.nodes()).map(node_id);
+        let life = core.incarnation(node);
+        let mut config = Config::new(node_id(node), life, node_id(core.holder), peers);
         config.batch_flows_max = self.batch_flows_max;
         let epochs = core.steering.values().map(|record| record.epoch);
         let floor = (seconds(core.now) * 1_000 + 1).max(epochs.max().unwrap_or(0) + 1);
-        config.epoch_floor = floor.max(life as u32 * 10_000);
+        config.new_flow_epoch_min = floor.max(life as u32 * 10_000);
         let mut machine = Handoff::new(config);
         // Half of the daemons have no spare processor time.
-        machine.give_way((node + life as usize) % 2 == 1);
+        machine.set_yielding((node + life as usize) % 2 == 1);
         core.daemons[node].machine = Some(machine);
         let mut recovered = self.nodes[node].recovered();
         for flow in &recovered {
@@ -196,15 +202,16 @@ impl World {
         }
         if self.bug == Some(Bug::RestartResumes) {
             for entry in self.nodes[node].kernel.values_mut() {
-                if entry.state == State::Out {
+                if entry.state == State::Outgoing {
                     entry.state = State::Owned;
                 }
             }
-            core.dirty.extend(recovered.iter().map(|flow| flow.flow));
+            core.changed_flows
+                .extend(recovered.iter().map(|flow| flow.flow));
             recovered.retain(|flow| self.nodes[node].kernel[&flow.flow].state != State::Owned);
         }
         if self.bug != Some(Bug::RestartForgets) {
-            self.input(node, |machine, now| {
+            self.drive_machine(node, |machine, now| {
                 machine.handle_recovered(now, recovered)
             });
         }
@@ -215,22 +222,22 @@ impl World {
             _ => None,
         });
         let reports = reports.collect();
-        self.input(node, |machine, now| machine.handle_changes(now, reports));
+        self.drive_machine(node, |machine, now| machine.handle_changes(now, reports));
     }
 }
 
 /// Returns the name under which an outcome is counted.
-fn name(outcome: &Outcome) -> String {
+fn outcome_name(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Moved { .. } => "moved".to_owned(),
-        Outcome::Gone => "gone".to_owned(),
+        Outcome::Closed => "gone".to_owned(),
         Outcome::Kept { reason } => match reason {
-            Reason::TimedOut { step, .. } => format!("kept: timed out in {step}"),
-            Reason::PeerLost { step, .. } => format!("kept: lost in {step}"),
-            Reason::Refused { .. } => "kept: refused".to_owned(),
-            Reason::Aborted { .. } => "kept: aborted".to_owned(),
-            Reason::Extract(_) => "kept: not extracted".to_owned(),
-            Reason::NotDiverted(_) => "kept: not diverted".to_owned(),
+            KeepReason::TimedOut { step, .. } => format!("kept: timed out in {step}"),
+            KeepReason::PeerLost { step, .. } => format!("kept: lost in {step}"),
+            KeepReason::Refused { .. } => "kept: refused".to_owned(),
+            KeepReason::Aborted { .. } => "kept: aborted".to_owned(),
+            KeepReason::Extract(_) => "kept: not extracted".to_owned(),
+            KeepReason::NotDiverted(_) => "kept: not diverted".to_owned(),
             other => format!("kept: {other:?}"),
         },
     }

@@ -3,42 +3,42 @@
 use super::Bug;
 use super::node::State;
 use super::world::World;
-use crate::group::{self, id};
+use crate::group::{self, node_id};
 use holdfast_wire::{Flow, Frame};
 
 impl World {
     pub(super) fn send_frame(&mut self, from: usize, to: usize, frame: Frame) {
-        if let Frame::Ask { request, changes } = &frame {
-            self.asks(from, changes);
-            let again = self.core.asks_again(from, *request);
-            if again && self.bug == Some(Bug::AsksOnce) {
+        if let Frame::ChangeRequest { request, changes } = &frame {
+            self.on_request(from, changes);
+            let is_repeated = self.core.is_repeated_request(from, *request);
+            if is_repeated && self.bug == Some(Bug::AsksOnce) {
                 return;
             }
         }
         match self.bug {
-            Some(Bug::DoneLies) => self.core.transmit(from, to, &lie(frame)),
+            Some(Bug::DoneReportsSuccess) => self.core.transmit(from, to, &report_all_moved(frame)),
             _ => self.core.transmit(from, to, &frame),
         }
     }
 
     pub(super) fn deliver_frame(&mut self, from: usize, to: usize, frame: Frame) {
-        if self.bug == Some(Bug::ClosesEarly) && matches!(frame, Frame::Prepared { .. }) {
+        if self.bug == Some(Bug::ClosesEarly) && matches!(frame, Frame::PrepareResponse { .. }) {
             let entries = self.nodes[to].kernel.iter();
             let prepared = entries.filter(|(_, entry)| entry.state == State::Prepared);
             let prepared: Vec<Flow> = prepared.map(|(flow, _)| *flow).collect();
             for flow in prepared {
-                self.nodes[to].close(flow, id(from));
+                self.nodes[to].close(flow, node_id(from));
             }
         }
-        group::World::input(self, to, |machine, now| {
-            machine.handle_frame(now, id(from), frame);
+        group::World::drive_machine(self, to, |machine, now| {
+            machine.handle_frame(now, node_id(from), frame);
         });
     }
 }
 
 /// Returns the frame with all flows reported as moved. The donor's own epochs are unknown here; one wrongly reported
 /// flow is enough.
-fn lie(frame: Frame) -> Frame {
+fn report_all_moved(frame: Frame) -> Frame {
     match frame {
         Frame::Done {
             batch,

@@ -5,12 +5,12 @@
 //! in the record may send for a flow, that this node has every byte of the flow, and that epochs only grow. At the end
 //! every live flow has one owner.
 
+mod actors;
 mod bug;
 mod daemon;
 mod frames;
 mod node;
 mod oracle;
-mod people;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -24,7 +24,7 @@ use world::World;
 
 /// The part of a config specific to handoffs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Own {
+pub struct HandoffConfig {
     /// Maximum number of flows per batch, a setting of the state machines.
     pub batch_flows_max: usize,
     /// The deliberate bug, if any.
@@ -32,7 +32,7 @@ pub struct Own {
 }
 
 /// Configuration of a run.
-pub type Config = group::Config<Own>;
+pub type Config = group::Config<HandoffConfig>;
 
 /// Three to five nodes, with a few flows that are handed around for two seconds.
 pub const DEFAULT: Setting = Setting {
@@ -40,8 +40,8 @@ pub const DEFAULT: Setting = Setting {
     flows: Span::new(2, 8),
     requests: Span::new(3, 13),
     runtime: Time::from_micros(2_000_000),
-    rest: Time::from_micros(200_000_000),
-    soon: Time::from_micros(2_500),
+    idle_deadline: Time::from_micros(200_000_000),
+    action_delay_max: Time::from_micros(2_500),
     crash: 0.4,
     cut: 0.25,
     close: 0.3,
@@ -52,7 +52,7 @@ pub const DEFAULT: Setting = Setting {
 /// Derives a config from a setting and a seed.
 #[must_use]
 pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
-    group::schedule(setting, seed, &[], |random, _| Own {
+    group::schedule(setting, seed, &[], |random, _| HandoffConfig {
         batch_flows_max: random.between(1, 5) as usize,
         bug,
     })
@@ -73,6 +73,10 @@ pub fn try_run(
 
 /// Returns the smallest part of a failing seed's config that still fails. None if the seed does not fail.
 #[must_use]
-pub fn shrink(setting: &Setting, seed: u64, bug: Option<Bug>) -> Option<group::Failure<Own>> {
+pub fn shrink(
+    setting: &Setting,
+    seed: u64,
+    bug: Option<Bug>,
+) -> Option<group::Failure<HandoffConfig>> {
     group::shrink::<World>(schedule(setting, seed, bug), seed)
 }

@@ -5,8 +5,8 @@ use super::Bug;
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::handoff::{
-    Command, FrozenFlow, Reason, RecoveredFlow, RecoveredRole, RequestId, Results, SendQueueInfo,
-    StaticFlow, Token,
+    Command, FrozenFlow, KeepReason, RecoveredFlow, RecoveredRole, RequestId, Results,
+    SendQueueInfo, StaticFlow, Token,
 };
 use holdfast_wire::{Flow, NodeId};
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use std::time::Duration;
 pub(super) enum State {
     Owned,
     Prepared,
-    Out,
-    In,
+    Outgoing,
+    Incoming,
     Moved,
     Closing,
 }
@@ -32,7 +32,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn speaks(&self) -> bool {
+    pub(super) fn may_send(&self) -> bool {
         matches!(self.state, State::Owned | State::Prepared)
     }
 }
@@ -49,7 +49,7 @@ pub(super) struct Socket {
 pub(super) struct Running {
     pub(super) command: Command,
     pub(super) results: Results,
-    pub(super) left: usize,
+    pub(super) effects_left: usize,
 }
 
 #[derive(Debug, Default)]
@@ -59,9 +59,9 @@ pub(super) struct Node {
     pub(super) running: BTreeMap<Token, Running>,
     /// Time of the last scheduled action on a flow; below, of the last arbitration.
     pub(super) busy_until: BTreeMap<Flow, Time>,
-    pub(super) arbitrates_until: Time,
+    pub(super) arbitration_busy_until: Time,
     /// Flows without outcome, per request of this incarnation.
-    pub(super) open: BTreeMap<RequestId, Vec<Flow>>,
+    pub(super) pending: BTreeMap<RequestId, Vec<Flow>>,
 }
 
 impl Node {
@@ -69,7 +69,7 @@ impl Node {
     pub(super) fn crash(&mut self) {
         self.running.clear();
         self.busy_until.clear();
-        self.open.clear();
+        self.pending.clear();
     }
 
     /// Returns the flows that a restarted daemon finds in its maps.
@@ -78,8 +78,8 @@ impl Node {
         let found = entries.filter_map(|(flow, entry)| {
             let role = match entry.state {
                 State::Prepared => RecoveredRole::DonorPrepared,
-                State::Out => RecoveredRole::Donor,
-                State::In => RecoveredRole::Acceptor,
+                State::Outgoing => RecoveredRole::Donor,
+                State::Incoming => RecoveredRole::Acceptor,
                 _ => return None,
             };
             let (flow, epoch, peer) = (*flow, entry.epoch, entry.peer);
@@ -94,7 +94,7 @@ impl Node {
     }
 
     /// Executes a command for its flow number `index`.
-    pub(super) fn effect(
+    pub(super) fn execute(
         &mut self,
         running: &mut Running,
         index: usize,
@@ -126,10 +126,12 @@ impl Node {
                 Results::Resumed(results),
             ) => {
                 let epoch = flows[index].epoch;
-                results.push(failing(fails, || self.resume(flow, epoch, *in_doubt)));
+                results.push(unless_failing(fails, || {
+                    self.resume(flow, epoch, *in_doubt)
+                }));
             }
             (Command::Close { acceptor, .. }, Results::Closed(results)) => {
-                results.push(failing(fails, || self.close(flow, *acceptor)));
+                results.push(unless_failing(fails, || self.close(flow, *acceptor)));
             }
             (Command::PrepareSockets { flows, batch, .. }, Results::PreparedSockets(results)) => {
                 let epoch = flows[index].epoch + 1;
@@ -139,16 +141,18 @@ impl Node {
                 results.push(self.restore(flow, &flows[index].dynamic, fails, bug));
             }
             (Command::Activate { flows, .. }, Results::Activated(results)) => {
-                results.push(failing(fails, || self.activate(flow, flows[index].epoch)));
+                results.push(unless_failing(fails, || {
+                    self.activate(flow, flows[index].epoch)
+                }));
             }
             (Command::Discard { .. }, Results::Discarded) => {
-                if bug != Some(Bug::DiscardLeaves) {
+                if bug != Some(Bug::DiscardLeavesEntry) {
                     self.discard(flow);
                 }
             }
             (command, results) => unreachable!("{command:?} flow by flow, or {results:?}"),
         }
-        running.left -= 1;
+        running.effects_left -= 1;
         flow
     }
 
@@ -157,15 +161,15 @@ impl Node {
         flow: Flow,
         fails: bool,
         random: &mut Random,
-    ) -> Result<StaticFlow, Reason> {
+    ) -> Result<StaticFlow, KeepReason> {
         let Some(entry) = self.kernel.get_mut(&flow) else {
-            return Err(Reason::UnknownFlow);
+            return Err(KeepReason::UnknownFlow);
         };
         if entry.state != State::Owned {
-            return Err(Reason::OwnedElsewhere(None));
+            return Err(KeepReason::OwnedElsewhere(None));
         }
         if fails || entry.epoch == 0 {
-            return Err(Reason::Unmovable("it has urgent data".to_owned()));
+            return Err(KeepReason::Unmovable("the flow has urgent data".to_owned()));
         }
         entry.state = State::Prepared;
         let unsent = random.between(0, 3) as u32 * 30_000;
@@ -191,8 +195,8 @@ impl Node {
     ) -> Result<FrozenFlow, String> {
         match (self.kernel.get_mut(&flow), self.sockets.get(&flow)) {
             (Some(entry), Some(socket)) if entry.state == State::Prepared => {
-                if bug != Some(Bug::FreezeKeepsSpeaking) {
-                    let (state, peer) = (State::Out, acceptor);
+                if bug != Some(Bug::FreezeKeepsSending) {
+                    let (state, peer) = (State::Outgoing, acceptor);
                     *entry = Entry { state, epoch, peer };
                 }
                 if fails {
@@ -203,7 +207,7 @@ impl Node {
                     application: vec![7].into(),
                 })
             }
-            _ => Err("it is closed".to_owned()),
+            _ => Err("the flow is closed".to_owned()),
         }
     }
 
@@ -212,7 +216,10 @@ impl Node {
             return;
         }
         if let Some(entry) = self.kernel.get_mut(&flow)
-            && matches!(entry.state, State::Owned | State::Prepared | State::Out)
+            && matches!(
+                entry.state,
+                State::Owned | State::Prepared | State::Outgoing
+            )
             && epoch >= entry.epoch
         {
             entry.state = State::Owned;
@@ -222,7 +229,10 @@ impl Node {
 
     pub(super) fn close(&mut self, flow: Flow, peer: NodeId) {
         if let Some(entry) = self.kernel.get_mut(&flow)
-            && matches!(entry.state, State::Owned | State::Prepared | State::Out)
+            && matches!(
+                entry.state,
+                State::Owned | State::Prepared | State::Outgoing
+            )
         {
             entry.state = State::Moved;
             entry.peer = peer;
@@ -233,9 +243,9 @@ impl Node {
     fn prepare(&mut self, flow: Flow, epoch: u32, peer: NodeId, fails: bool) -> Result<(), String> {
         let known = self.kernel.get(&flow).map(|entry| entry.state);
         if fails || !matches!(known, None | Some(State::Moved)) {
-            return Err(format!("no socket for it: {known:?}"));
+            return Err(format!("no socket for the flow: {known:?}"));
         }
-        let state = State::In;
+        let state = State::Incoming;
         self.kernel.insert(flow, Entry { state, epoch, peer });
         let (content, restored) = (0, false);
         self.sockets.insert(flow, Socket { content, restored });
@@ -266,7 +276,7 @@ impl Node {
 
     pub(super) fn activate(&mut self, flow: Flow, epoch: u32) {
         if let Some(entry) = self.kernel.get_mut(&flow)
-            && entry.state == State::In
+            && entry.state == State::Incoming
         {
             entry.state = State::Owned;
             entry.epoch = epoch;
@@ -277,7 +287,7 @@ impl Node {
         if self
             .kernel
             .get(&flow)
-            .is_some_and(|entry| entry.state == State::In)
+            .is_some_and(|entry| entry.state == State::Incoming)
         {
             self.kernel.remove(&flow);
             self.sockets.remove(&flow);
@@ -285,7 +295,7 @@ impl Node {
     }
 }
 
-fn failing(fails: bool, effect: impl FnOnce()) -> Result<(), String> {
+fn unless_failing(fails: bool, effect: impl FnOnce()) -> Result<(), String> {
     if fails {
         return Err("try again".to_owned());
     }
@@ -325,7 +335,7 @@ fn flow_of(command: &Command, index: usize) -> Flow {
 }
 
 /// Returns the token and the empty results of a command.
-pub(super) fn start(command: &Command) -> (Token, Results) {
+pub(super) fn begin_results(command: &Command) -> (Token, Results) {
     match command {
         Command::ReadStatic { token, .. } => (*token, Results::ReadStatic(vec![])),
         Command::Drain { token, .. } => (*token, Results::Drained(vec![])),

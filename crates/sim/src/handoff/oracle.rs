@@ -2,12 +2,12 @@
 
 use super::node::State;
 use super::world::World;
-use crate::group::{id, index, speaker};
+use crate::group::{node_id, node_index, sender};
 use holdfast_wire::{Flow, Record, RecordState};
 
 impl World {
-    pub(super) fn check_dirty(&mut self) -> Result<(), String> {
-        while let Some(flow) = self.core.dirty.pop() {
+    pub(super) fn check_changed_flows(&mut self) -> Result<(), String> {
+        while let Some(flow) = self.core.changed_flows.pop() {
             self.check_flow(flow)?;
         }
         Ok(())
@@ -16,50 +16,58 @@ impl World {
     /// Checks that only the node in the holder's record may send, and has every byte of the flow, and that epochs only
     /// grow.
     fn check_flow(&mut self, flow: Flow) -> Result<(), String> {
-        let Some(truth) = self.truths.get_mut(&flow) else {
+        let Some(truth) = self.expected_flows.get_mut(&flow) else {
             return Ok(());
         };
         let record = self.core.steering.get(&flow).copied();
         if record != truth.record {
             if let Some(record) = record {
                 if record.epoch <= truth.epoch {
-                    return Err(format!("{flow} was at epoch {}, is {record}", truth.epoch));
+                    return Err(format!(
+                        "the epoch of {flow} did not grow: was {}, is {record}",
+                        truth.epoch
+                    ));
                 }
                 truth.epoch = record.epoch;
             }
             truth.record = record;
         }
-        let speaks = |node: &usize| {
+        let may_send = |node: &usize| {
             let entry = self.nodes[*node].kernel.get(&flow);
-            entry.is_some_and(|entry| entry.speaks())
+            entry.is_some_and(|entry| entry.may_send())
         };
-        let speakers: Vec<usize> = (0..self.nodes.len()).filter(speaks).collect();
-        match speakers[..] {
+        let senders: Vec<usize> = (0..self.nodes.len()).filter(may_send).collect();
+        match senders[..] {
             [] => Ok(()),
-            [node] => self.check_speaker(flow, node, record),
-            _ => Err(format!("{} nodes speak for {flow}", speakers.len())),
+            [node] => self.check_sender(flow, node, record),
+            _ => Err(format!("{} nodes may send for {flow}", senders.len())),
         }
     }
 
-    fn check_speaker(&self, flow: Flow, at: usize, record: Option<Record>) -> Result<(), String> {
+    fn check_sender(&self, flow: Flow, at: usize, record: Option<Record>) -> Result<(), String> {
         let node = &self.nodes[at];
         let entry = &node.kernel[&flow];
         match record {
-            Some(record) if index(speaker(&record)) != at => {
+            Some(record) if node_index(sender(&record)) != at => {
                 return Err(format!(
-                    "node {} has {flow}, {entry:?}, but {record}",
-                    id(at)
+                    "node {} may send for {flow} ({entry:?}), but the flow is {record}",
+                    node_id(at)
                 ));
             }
-            None if entry.epoch != 0 => return Err(format!("{flow} speaks without record")),
+            None if entry.epoch != 0 => return Err(format!("{flow} may send without a record")),
             _ => {}
         }
-        let content = self.truths.get(&flow).map_or(0, |truth| truth.content);
+        let content = self
+            .expected_flows
+            .get(&flow)
+            .map_or(0, |truth| truth.content);
         match node.sockets.get(&flow) {
-            None => Err(format!("{flow} speaks without socket")),
-            Some(socket) if !socket.restored => Err(format!("{flow} speaks without state")),
+            None => Err(format!("{flow} may send without a socket")),
+            Some(socket) if !socket.restored => {
+                Err(format!("{flow} may send without restored state"))
+            }
             Some(socket) if socket.content != content => {
-                let at = id(at);
+                let at = node_id(at);
                 Err(format!("{flow} lost or repeated bytes at node {at}"))
             }
             Some(_) => Ok(()),
@@ -67,10 +75,14 @@ impl World {
     }
 
     /// Checks the state after all faults have ended and time has passed.
-    pub(super) fn check_rest(&mut self) -> Result<(), String> {
+    pub(super) fn check_idle_state(&mut self) -> Result<(), String> {
         for (at, node) in self.nodes.iter().enumerate() {
-            if !node.open.is_empty() {
-                return Err(format!("node {} owes outcomes {:?}", id(at), node.open));
+            if !node.pending.is_empty() {
+                return Err(format!(
+                    "node {} has not reported outcomes of {:?}",
+                    node_id(at),
+                    node.pending
+                ));
             }
         }
         for flow in self.flows.clone() {
@@ -82,10 +94,13 @@ impl World {
 
     /// Checks that a live flow has one owner, which serves it, and that a closed flow has left nothing.
     fn check_owner(&self, flow: Flow) -> Result<(), String> {
-        let alive = self.truths.get(&flow).is_some_and(|truth| truth.alive);
+        let alive = self
+            .expected_flows
+            .get(&flow)
+            .is_some_and(|truth| truth.alive);
         let record = self.core.steering.get(&flow);
         let owner = record.and_then(|record| match record.state {
-            RecordState::Owned { owner } => Some((index(owner), record.epoch)),
+            RecordState::Owned { owner } => Some((node_index(owner), record.epoch)),
             RecordState::Transit { .. } => None,
         });
         let entries = self.nodes.iter().enumerate().filter_map(|(node, of)| {
@@ -95,9 +110,11 @@ impl World {
         let entries: Vec<_> = entries.collect();
         if !alive {
             // An establish that overtakes a removal, which no real channel allows, leaves a record.
-            let ghost = self.core.was_hostile && owner.is_some();
-            if (record.is_some() && !ghost) || !entries.is_empty() {
-                return Err(format!("closed {flow} has {record:?}, {entries:?}"));
+            let leftover = self.core.was_hostile && owner.is_some();
+            if (record.is_some() && !leftover) || !entries.is_empty() {
+                return Err(format!(
+                    "closed flow {flow} still has record {record:?} and entries {entries:?}"
+                ));
             }
             return Ok(());
         }
@@ -107,7 +124,9 @@ impl World {
             {
                 Ok(())
             }
-            _ => Err(format!("{flow} has {record:?} and is at {entries:?}")),
+            _ => Err(format!(
+                "{flow} has record {record:?} and entries {entries:?}"
+            )),
         }
     }
 }

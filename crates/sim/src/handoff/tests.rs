@@ -9,7 +9,7 @@ use holdfast_proto::handoff::Drain;
 use holdfast_wire::Flow;
 
 /// Returns a world without faults and requests.
-fn calm(seed: u64) -> World {
+fn faultless_world(seed: u64) -> World {
     let setting = Setting {
         requests: Span::new(0, 0),
         faults: Faults::NONE,
@@ -19,17 +19,17 @@ fn calm(seed: u64) -> World {
 }
 
 /// Runs until no state machine has work left; returns the duration.
-fn rest(world: &mut World) -> Time {
-    let begun = world.core.now;
-    while !world.is_at_rest() && world.next(Time(u64::MAX)) {}
-    world.core.now - begun
+fn run_until_idle(world: &mut World) -> Time {
+    let started_at = world.core.now;
+    while !world.is_idle() && world.handle_next(Time(u64::MAX)) {}
+    world.core.now - started_at
 }
 
 #[test]
-fn in_a_calm_world_all_flows_go_round() {
+fn all_flows_move_round_without_faults() {
     for seed in 0..300 {
-        let mut world = calm(seed);
-        rest(&mut world);
+        let mut world = faultless_world(seed);
+        run_until_idle(&mut world);
         let nodes = world.nodes.len();
         for node in 0..nodes - 1 {
             world.serve();
@@ -37,22 +37,22 @@ fn in_a_calm_world_all_flows_go_round() {
                 world.nodes[node]
                     .kernel
                     .get(flow)
-                    .is_some_and(Entry::speaks)
+                    .is_some_and(Entry::may_send)
             };
             let flows: Vec<Flow> = world.flows.iter().filter(owned).copied().collect();
-            world.hand(node, node + 1, flows, Drain::No);
-            let took = rest(&mut world);
+            world.start_handoff(node, node + 1, flows, Drain::No);
+            let duration = run_until_idle(&mut world);
             assert!(
-                took < Time::from_secs_f64(0.1),
-                "seed {seed}: it took {took:?}"
+                duration < Time::from_secs_f64(0.1),
+                "seed {seed}: it took {duration:?}"
             );
         }
         assert_eq!(world.core.violation, None, "seed {seed}");
-        assert_eq!(world.check_rest(), Ok(()), "seed {seed}");
+        assert_eq!(world.check_idle_state(), Ok(()), "seed {seed}");
         let last = world.nodes[nodes - 1].kernel.values();
-        let owned = last.filter(|entry| entry.speaks()).count();
+        let owned = last.filter(|entry| entry.may_send()).count();
         assert_eq!(owned, world.flows.len(), "seed {seed}");
-        let kept = (world.core.counts.keys()).find(|what| what.starts_with("kept"));
-        assert_eq!(kept, None, "seed {seed}");
+        let kept_count = (world.core.counts.keys()).find(|what| what.starts_with("kept"));
+        assert_eq!(kept_count, None, "seed {seed}");
     }
 }

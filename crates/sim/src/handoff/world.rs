@@ -1,8 +1,8 @@
 //! A group with daemons that hand flows off.
 
 use super::node::{Node, State};
-use super::{Bug, Config, Own};
-use crate::group::{self, Core, client, pairs};
+use super::{Bug, Config, HandoffConfig};
+use crate::group::{self, Core, client_flow, pairs};
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::handoff::{Command, Completion, Event, Handoff, Token};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// An action of a daemon for its state machine.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(super) enum DaemonAction {
     Effect { token: Token, index: usize },
     Arbitrate { token: Token },
     Complete { token: Token },
@@ -19,7 +19,7 @@ pub(super) enum Work {
 
 /// The expected state of a flow, independent of its location.
 #[derive(Debug, Default)]
-pub(super) struct Truth {
+pub(super) struct ExpectedFlow {
     pub(super) alive: bool,
     /// Number of bytes it has processed, all in the one socket that may send.
     pub(super) content: u64,
@@ -29,27 +29,27 @@ pub(super) struct Truth {
 
 #[derive(Debug)]
 pub(super) struct World {
-    pub(super) core: Core<Handoff, Work>,
+    pub(super) core: Core<Handoff, DaemonAction>,
     pub(super) nodes: Vec<Node>,
     pub(super) flows: Vec<Flow>,
-    pub(super) truths: BTreeMap<Flow, Truth>,
+    pub(super) expected_flows: BTreeMap<Flow, ExpectedFlow>,
     pub(super) bug: Option<Bug>,
     pub(super) batch_flows_max: usize,
 }
 
 impl group::World for World {
-    type Own = Own;
+    type Specific = HandoffConfig;
     type Machine = Handoff;
-    type Event = Work;
+    type Event = DaemonAction;
 
     fn new(config: &Config, seed: u64) -> World {
         let mut world = World {
             core: Core::new(config, seed),
             nodes: (0..config.nodes).map(|_| Node::default()).collect(),
-            flows: (0..config.flows as u64).map(client).collect(),
-            truths: BTreeMap::new(),
-            bug: config.own.bug,
-            batch_flows_max: config.own.batch_flows_max,
+            flows: (0..config.flows as u64).map(client_flow).collect(),
+            expected_flows: BTreeMap::new(),
+            bug: config.specific.bug,
+            batch_flows_max: config.specific.batch_flows_max,
         };
         for node in 0..config.nodes {
             world.restart(node);
@@ -59,12 +59,12 @@ impl group::World for World {
         }
         for _ in 0..config.flows {
             let node = world.core.random.below(config.nodes);
-            world.connects(node);
+            world.connect_client(node);
         }
         world
     }
 
-    fn core(&mut self) -> &mut Core<Handoff, Work> {
+    fn core(&mut self) -> &mut Core<Handoff, DaemonAction> {
         &mut self.core
     }
 
@@ -80,23 +80,25 @@ impl group::World for World {
         self.deliver_frame(from, to, frame);
     }
 
-    fn begin(&mut self, node: usize, command: Command) {
+    fn start_command(&mut self, node: usize, command: Command) {
         self.begin_command(node, command);
     }
 
-    fn event(&mut self, node: usize, event: Event) {
-        self.told(node, event);
+    fn handle_event(&mut self, node: usize, event: Event) {
+        self.on_event(node, event);
     }
 
-    fn step(&mut self, node: usize, event: Work) {
+    fn execute_action(&mut self, node: usize, event: DaemonAction) {
         match event {
-            Work::Effect { token, index } => self.effect(node, token, index),
-            Work::Arbitrate { token } => self.arbitrate(node, token),
-            Work::Complete { token } => {
+            DaemonAction::Effect { token, index } => self.execute_effect(node, token, index),
+            DaemonAction::Arbitrate { token } => self.arbitrate(node, token),
+            DaemonAction::Complete { token } => {
                 if let Some(running) = self.nodes[node].running.remove(&token) {
                     let results = running.results;
                     let completion = Completion { token, results };
-                    self.input(node, |machine, now| machine.handle_done(now, completion));
+                    self.drive_machine(node, |machine, now| {
+                        machine.handle_completion(now, completion)
+                    });
                 }
             }
         }
@@ -114,18 +116,18 @@ impl group::World for World {
     }
 
     fn restart(&mut self, node: usize) {
-        self.begin_daemon(node);
-        self.core.dial(node);
+        self.start_daemon(node);
+        self.core.connect_to_others(node);
     }
 
     fn request(&mut self, random: &mut Random) {
-        self.ask(random);
+        self.request_handoff(random);
     }
 
     /// Does nothing: a handoff cannot be cancelled.
     fn cancel(&mut self) {}
 
-    fn work(&mut self) {
+    fn serve_all(&mut self) {
         self.serve();
     }
 
@@ -136,32 +138,32 @@ impl group::World for World {
 
     fn open(&mut self, random: &mut Random) {
         let node = random.below(self.nodes.len());
-        self.connects(node);
+        self.connect_client(node);
     }
 
     /// Does nothing: there are no processes.
     fn kill(&mut self, _: &mut Random) {}
 
     fn check(&mut self) -> Result<(), String> {
-        self.check_dirty()
+        self.check_changed_flows()
     }
 
     fn check_end(&mut self) -> Result<(), String> {
-        self.check_rest()
+        self.check_idle_state()
     }
 }
 
 impl World {
-    fn effect(&mut self, node: usize, token: Token, index: usize) {
-        let fails = self.core.fails();
-        let of = &mut self.nodes[node];
-        let Some(mut running) = of.running.remove(&token) else {
+    fn execute_effect(&mut self, node: usize, token: Token, index: usize) {
+        let fails = self.core.command_fails();
+        let node_state = &mut self.nodes[node];
+        let Some(mut running) = node_state.running.remove(&token) else {
             return;
         };
         let random = &mut self.core.random;
-        let flow = of.effect(&mut running, index, random, fails, self.bug);
-        self.core.dirty.push(flow);
-        if running.left == 0 {
+        let flow = node_state.execute(&mut running, index, random, fails, self.bug);
+        self.core.changed_flows.push(flow);
+        if running.effects_left == 0 {
             self.complete_within(node, token, 100);
         }
         self.nodes[node].running.insert(token, running);
@@ -170,7 +172,8 @@ impl World {
     /// Schedules the report to the state machine that a command is done, at most `most_us` microseconds later.
     pub(super) fn complete_within(&mut self, node: usize, token: Token, most_us: u64) {
         let at = self.core.now + self.core.micros(0, most_us);
-        self.core.own(node, at, Work::Complete { token });
+        self.core
+            .schedule_action(node, at, DaemonAction::Complete { token });
     }
 }
 

@@ -5,9 +5,9 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
     /// An acceptor resumes the process when it requests the commit, before the answer.
-    GoesBeforeCommitted,
+    ResumesBeforeCommitted,
     /// A donor resumes the process when it requests the rollback, before the answer.
-    ThawsUnasked,
+    ThawsBeforeAnswer,
     /// A donor kills the original as soon as it has sent the process.
     ReleasesEarly,
     /// A rollback omits the process's own record.
@@ -24,18 +24,18 @@ pub enum Bug {
     RestartThaws,
     /// A restarted daemon ignores its stored records of moves.
     RestartForgets,
-    /// `Note` stores nothing.
-    NotesNothing,
+    /// `SaveFlows` stores nothing.
+    NotesNotStored,
     /// A request to the holder is never repeated.
     AsksOnce,
     /// A discard leaves the holds.
-    DiscardLeaves,
+    DiscardLeavesHolds,
     /// A translation request to a peer is never repeated.
-    TellsOnce,
+    TranslatesOnce,
     /// An acceptor's record is removed as soon as it is committed.
-    ForgottenEarly,
+    RecordRemovedEarly,
     /// `Done` reports a refused process as moved.
-    DoneLies,
+    DoneReportsSuccess,
     /// The state machines' timers do not fire.
     NoTimers,
 }
@@ -43,8 +43,8 @@ pub enum Bug {
 impl Bug {
     /// All bugs.
     pub const ALL: [Bug; 17] = [
-        Bug::GoesBeforeCommitted,
-        Bug::ThawsUnasked,
+        Bug::ResumesBeforeCommitted,
+        Bug::ThawsBeforeAnswer,
         Bug::ReleasesEarly,
         Bug::RollbackWithoutProcess,
         Bug::CommitWithoutProcess,
@@ -53,12 +53,12 @@ impl Bug {
         Bug::FreezeKeepsRunning,
         Bug::RestartThaws,
         Bug::RestartForgets,
-        Bug::NotesNothing,
+        Bug::NotesNotStored,
         Bug::AsksOnce,
-        Bug::DiscardLeaves,
-        Bug::TellsOnce,
-        Bug::ForgottenEarly,
-        Bug::DoneLies,
+        Bug::DiscardLeavesHolds,
+        Bug::TranslatesOnce,
+        Bug::RecordRemovedEarly,
+        Bug::DoneReportsSuccess,
         Bug::NoTimers,
     ];
 }

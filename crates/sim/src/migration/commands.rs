@@ -1,7 +1,7 @@
 //! Actions of a daemon for its state machine, in steps, between which the daemon may die.
 
-use super::host::{Running, Written};
-use super::world::{Work, World};
+use super::host::{MoveRecord, Running};
+use super::world::{DaemonAction, World};
 use crate::time::Time;
 use holdfast_proto::migration::{Command, RecoveredRole, Results, Token};
 use holdfast_wire::migration::TranslateStep;
@@ -9,22 +9,22 @@ use holdfast_wire::{Flow, MoveId};
 
 impl World {
     pub(super) fn begin_command(&mut self, node: usize, command: Command) {
-        let (token, _, id) = about(&command);
+        let (token, _, id) = command_info(&command);
         let of_holder = matches!(command, Command::Arbitrate { .. } | Command::Lookup { .. });
         let running = Running { command, step: 0 };
         self.hosts[node].running.insert(token, running);
         if !of_holder {
-            return self.next_effect(node, token, id);
+            return self.schedule_next_step(node, token, id);
         }
         let at = self.core.now + self.core.micros(1, 60);
-        self.holder_busy = at.max(self.holder_busy);
+        self.holder_busy_until = at.max(self.holder_busy_until);
         self.core
-            .own(node, self.holder_busy, Work::Effect { token });
+            .schedule_action(node, self.holder_busy_until, DaemonAction::Effect { token });
     }
 
     /// Schedules the next step. The steps of one move run in sequence, in the order of the commands.
-    fn next_effect(&mut self, node: usize, token: Token, id: Option<MoveId>) {
-        let mut at = self.core.now + self.core.takes(150);
+    fn schedule_next_step(&mut self, node: usize, token: Token, id: Option<MoveId>) {
+        let mut at = self.core.now + self.core.command_duration(150);
         if let Some(id) = id {
             let host = &mut self.hosts[node];
             let busy = host.busy_until.entry(id).or_default();
@@ -32,25 +32,27 @@ impl World {
             // Leave time for the command's other steps before the next command's.
             *busy = at + Time::from_micros(3);
         }
-        self.core.own(node, at, Work::Effect { token });
+        self.core
+            .schedule_action(node, at, DaemonAction::Effect { token });
     }
 
-    pub(super) fn effect(&mut self, node: usize, token: Token) {
+    pub(super) fn execute_effect(&mut self, node: usize, token: Token) {
         let Some(mut running) = self.hosts[node].running.remove(&token) else {
             return;
         };
-        let (_, steps, _) = about(&running.command);
+        let (_, steps, _) = command_info(&running.command);
         let step = running.step;
         running.step += 1;
         let last = running.step == steps;
-        match self.carry_out(node, &running.command, step, last) {
+        match self.execute_step(node, &running.command, step, last) {
             Some(results) => {
                 let at = self.core.now + self.core.micros(0, 100);
-                self.core.own(node, at, Work::Complete { token, results });
+                self.core
+                    .schedule_action(node, at, DaemonAction::Complete { token, results });
             }
             None => {
                 let follows = match &running.command {
-                    Command::Release { id, .. } => self.following.contains(id),
+                    Command::Release { id, .. } => self.postcopy_moves.contains(id),
                     _ => false,
                 };
                 self.hosts[node].running.insert(token, running);
@@ -60,35 +62,40 @@ impl World {
                     false => Time::from_micros(1),
                 };
                 let at = self.core.now + more;
-                self.core.own(node, at, Work::Effect { token });
+                self.core
+                    .schedule_action(node, at, DaemonAction::Effect { token });
             }
         }
     }
 
     /// Executes one step; returns the results after the last step, or early on failure.
-    fn carry_out(
+    fn execute_step(
         &mut self,
         node: usize,
         command: &Command,
         step: usize,
         last: bool,
     ) -> Option<Results> {
-        let fails = last && self.core.fails();
+        let fails = last && self.core.command_fails();
         match command {
             Command::Check { .. }
             | Command::CopyRound { .. }
-            | Command::Note { .. }
+            | Command::SaveFlows { .. }
             | Command::Freeze { .. }
             | Command::Thaw { .. }
-            | Command::Release { .. } => self.give(node, command, (step, last), fails),
+            | Command::Release { .. } => {
+                self.execute_donor_step(node, command, (step, last), fails)
+            }
             Command::Examine { .. }
             | Command::Build { .. }
             | Command::Arm { .. }
             | Command::Restore { .. }
-            | Command::Go { .. }
-            | Command::Discard { .. } => self.take(node, command, (step, last), fails),
+            | Command::Resume { .. }
+            | Command::Discard { .. } => {
+                self.execute_acceptor_step(node, command, (step, last), fails)
+            }
             Command::Forget { id, .. } => {
-                self.hosts[node].written.remove(id);
+                self.hosts[node].move_records.remove(id);
                 Some(Results::Forgotten)
             }
             Command::Translate { .. } => Some(self.translate(node, command)),
@@ -123,17 +130,20 @@ impl World {
             TranslateStep::Prepare => {
                 let connections = connections.clone();
                 let role = RecoveredRole::Peer { to, connections };
-                let known = host.processes.values().any(|process| {
+                let is_known = host.processes.values().any(|process| {
                     let mut ends = process.image.connections.iter();
-                    ends.any(|end| connections_has(command, &end.flow))
+                    ends.any(|end| has_connection(command, &end.flow))
                 });
-                if !known {
-                    return Results::Translated(Err("the connection is not here".to_owned()));
+                if !is_known {
+                    return Results::Translated(Err(
+                        "the connection is not on this node".to_owned()
+                    ));
                 }
-                host.prepared.insert(*id, Written { hops, role });
+                host.peer_translations
+                    .insert(*id, MoveRecord { hops, role });
             }
             TranslateStep::Switch | TranslateStep::Undo => {
-                host.prepared.remove(id);
+                host.peer_translations.remove(id);
             }
         }
         for process in host.processes.values_mut() {
@@ -152,7 +162,7 @@ impl World {
     }
 }
 
-fn connections_has(command: &Command, end: &Flow) -> bool {
+fn has_connection(command: &Command, end: &Flow) -> bool {
     match command {
         Command::Translate { connections, .. } => connections.contains(&end.mirrored()),
         _ => false,
@@ -160,11 +170,11 @@ fn connections_has(command: &Command, end: &Flow) -> bool {
 }
 
 /// Returns the token of a command, its number of steps, and its move.
-fn about(command: &Command) -> (Token, usize, Option<MoveId>) {
+fn command_info(command: &Command) -> (Token, usize, Option<MoveId>) {
     match command {
         Command::Check { token, .. } => (*token, 1, None),
         Command::CopyRound { token, id, .. } => (*token, 1, Some(*id)),
-        Command::Note { token, id, .. } => (*token, 1, Some(*id)),
+        Command::SaveFlows { token, id, .. } => (*token, 1, Some(*id)),
         Command::Freeze { token, id, .. } => (*token, 2, Some(*id)),
         Command::Thaw { token, id, .. } => (*token, 2, Some(*id)),
         Command::Release { token, id, .. } => (*token, 2, Some(*id)),
@@ -172,7 +182,7 @@ fn about(command: &Command) -> (Token, usize, Option<MoveId>) {
         Command::Build { token, id, .. } => (*token, 1, Some(*id)),
         Command::Arm { token, id, .. } => (*token, 1, Some(*id)),
         Command::Restore { token, id, .. } => (*token, 2, Some(*id)),
-        Command::Go { token, id, .. } => (*token, 3, Some(*id)),
+        Command::Resume { token, id, .. } => (*token, 3, Some(*id)),
         Command::Discard { token, id } | Command::Forget { token, id } => (*token, 1, Some(*id)),
         Command::Translate { token, id, .. } => (*token, 1, Some(*id)),
         Command::Arbitrate { token, .. } | Command::Lookup { token, .. } => (*token, 1, None),

@@ -2,8 +2,8 @@
 
 use super::Bug;
 use super::host::State;
-use super::world::{Work, World};
-use crate::group::{World as _, change, id, index};
+use super::world::{DaemonAction, World};
+use crate::group::{World as _, change, node_id, node_index};
 use crate::time::Time;
 use holdfast_proto::ownership;
 use holdfast_wire::{Change, ChangeKind, Flow, NodeId, Record, RecordState, Refusal};
@@ -19,7 +19,7 @@ impl World {
         let results: Vec<_> = each
             .map(|change| self.arbitrate_one(asker, *change))
             .collect();
-        self.together.answered(changes, &results);
+        self.group_commit.record_results(changes, &results);
         results
     }
 
@@ -29,11 +29,14 @@ impl World {
             return true;
         }
         let current = |flow: &Flow| self.core.steering.get(flow).copied();
-        let Some(flows) = self.together.committed(change, asker, current) else {
+        let Some(flows) = self
+            .group_commit
+            .records_after_commit(change, asker, current)
+        else {
             return false;
         };
         for (flow, record) in flows {
-            self.core.record(flow, &Ok(Some(record)));
+            self.core.record_result(flow, &Ok(Some(record)));
             self.core.count("commit of flow with its process");
         }
         true
@@ -60,15 +63,15 @@ impl World {
             }
             _ => {}
         }
-        let mut result = ownership::apply(current, &change, asker);
-        let all = matches!(change.kind, ChangeKind::CommitAll { .. });
-        let again = result == Ok(current);
-        if all && result.is_ok() && !again && !self.commit_flows(asker, &change) {
+        let mut result = ownership::apply_change(current, &change, asker);
+        let commits_all = matches!(change.kind, ChangeKind::CommitAll { .. });
+        let is_repeated = result == Ok(current);
+        if commits_all && result.is_ok() && !is_repeated && !self.commit_flows(asker, &change) {
             result = Err(Refusal { current });
         }
-        self.core.record(change.flow, &result);
+        self.core.record_result(change.flow, &result);
         match &mut result {
-            Ok(_) if self.bug == Some(Bug::ForgottenEarly) => {
+            Ok(_) if self.bug == Some(Bug::RecordRemovedEarly) => {
                 if process && is_commit(change.kind) {
                     self.core.steering.remove(&change.flow);
                 }
@@ -81,9 +84,9 @@ impl World {
             ChangeKind::CommitAll { .. } => "commit with all flows".to_owned(),
             kind => format!("{kind:?}").to_lowercase(),
         };
-        let what = if process { "process" } else { "flow" };
-        let how = if result.is_ok() { "granted" } else { "refused" };
-        self.core.count(&format!("{kind} of {what} {how}"));
+        let subject = if process { "process" } else { "flow" };
+        let answer = if result.is_ok() { "granted" } else { "refused" };
+        self.core.count(&format!("{kind} of {subject} {answer}"));
         result
     }
 
@@ -94,38 +97,40 @@ impl World {
             self.core.is_alive(holder) && (node == holder || self.core.is_up(node, holder));
         if !reached {
             let later = self.core.now + Time::from_micros(20_000);
-            return self.core.own(node, later, Work::Report { change });
+            return self
+                .core
+                .schedule_action(node, later, DaemonAction::Report { change });
         }
         let entry = self.hosts[node].entries.get(&change.flow).copied();
         let owned = entry.is_some_and(|entry| entry.state == State::Owned);
         match change.kind {
             ChangeKind::Establish if owned => {
-                let _ = self.arbitrate(id(node), &[change]);
+                let _ = self.arbitrate(node_id(node), &[change]);
             }
             ChangeKind::Remove => self.remove(node, change),
             _ => {}
         }
-        self.core.dirty.push(change.flow);
+        self.core.changed_flows.push(change.flow);
     }
 
     fn remove(&mut self, node: usize, of: Change) {
         let flow = of.flow;
         let machine = self.core.daemons[node].machine.as_ref();
         if machine.is_some_and(|machine| machine.is_moving(&flow)) {
-            return self.input(node, |machine, _| machine.handle_changes(vec![of]));
+            return self.drive_machine(node, |machine, _| machine.handle_changes(vec![of]));
         }
         let epoch = match self.core.steering.get(&flow).copied() {
             Some(Record {
                 epoch,
                 state: RecordState::Transit { donor, .. },
-            }) if index(donor) == node => {
-                let _ = self.arbitrate(id(node), &[change(flow, ChangeKind::Rollback, epoch)]);
+            }) if node_index(donor) == node => {
+                let _ = self.arbitrate(node_id(node), &[change(flow, ChangeKind::Rollback, epoch)]);
                 epoch + 1
             }
             Some(record) => record.epoch,
             None => of.epoch,
         };
-        let _ = self.arbitrate(id(node), &[change(flow, ChangeKind::Remove, epoch)]);
+        let _ = self.arbitrate(node_id(node), &[change(flow, ChangeKind::Remove, epoch)]);
         let entries = &mut self.hosts[node].entries;
         if entries
             .get(&flow)

@@ -2,7 +2,7 @@
 
 use crate::time::Time;
 use holdfast_proto::migration::{Command, ProcessId, RecoveredMove, RecoveredRole, Token};
-use holdfast_wire::migration::{FlowAt, PeerConnections};
+use holdfast_wire::migration::{DonorFlow, PeerConnections};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Owned,
-    Out,
-    In,
+    Outgoing,
+    Incoming,
     Moved,
     Closing,
 }
@@ -38,7 +38,7 @@ pub(super) struct Connection {
 /// The complete state of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Image {
-    pub(super) who: Who,
+    pub(super) identity: ProcessIdentity,
     /// Number of its work steps.
     pub(super) content: u64,
     pub(super) flows: Vec<Flow>,
@@ -48,9 +48,9 @@ pub(super) struct Image {
 
 /// Identity of a process: the number of an original, or the move that made a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Who {
+pub(super) enum ProcessIdentity {
     Original(usize),
-    Copy(MoveId),
+    Clone(MoveId),
 }
 
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ pub(super) struct Process {
 
 /// The stored record of a move.
 #[derive(Debug, Clone)]
-pub(super) struct Written {
+pub(super) struct MoveRecord {
     pub(super) hops: u32,
     pub(super) role: RecoveredRole,
 }
@@ -76,17 +76,17 @@ pub(super) struct Running {
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) processes: BTreeMap<ProcessId, Process>,
-    /// The empty processes that become restored ones, with their image after it is restored.
-    pub(super) husks: BTreeMap<MoveId, Option<Image>>,
+    /// The stub processes that become restored ones, with their image after it is restored.
+    pub(super) stub_processes: BTreeMap<MoveId, Option<Image>>,
     pub(super) entries: BTreeMap<Flow, Entry>,
-    pub(super) written: BTreeMap<MoveId, Written>,
+    pub(super) move_records: BTreeMap<MoveId, MoveRecord>,
     /// Stored translations of peers.
-    pub(super) prepared: BTreeMap<MoveId, Written>,
+    pub(super) peer_translations: BTreeMap<MoveId, MoveRecord>,
     pub(super) running: BTreeMap<Token, Running>,
     /// Time of the last scheduled step of a move.
     pub(super) busy_until: BTreeMap<MoveId, Time>,
     /// Moves of this incarnation without outcome.
-    pub(super) open: Vec<MoveId>,
+    pub(super) pending_moves: Vec<MoveId>,
     processes_made: u64,
 }
 
@@ -104,12 +104,12 @@ impl Host {
     pub(super) fn crash(&mut self) {
         self.running.clear();
         self.busy_until.clear();
-        self.open.clear();
+        self.pending_moves.clear();
     }
 
     /// Returns the records that a restarted daemon finds.
     pub(super) fn recovered(&self) -> Vec<RecoveredMove> {
-        let written = self.written.iter().chain(&self.prepared);
+        let written = self.move_records.iter().chain(&self.peer_translations);
         let moves = written.map(|(id, written)| RecoveredMove {
             id: *id,
             hops: written.hops,
@@ -118,20 +118,20 @@ impl Host {
         moves.collect()
     }
 
-    pub(super) fn given(&self, id: MoveId) -> Option<ProcessId> {
-        match &self.written.get(&id)?.role {
+    pub(super) fn outbound_process(&self, id: MoveId) -> Option<ProcessId> {
+        match &self.move_records.get(&id)?.role {
             RecoveredRole::Donor { process, .. } => Some(*process),
             _ => None,
         }
     }
 
     /// Returns the flows for which a process may send.
-    pub(super) fn flows_of(&self, process: &Process) -> Vec<FlowAt> {
+    pub(super) fn flows_of(&self, process: &Process) -> Vec<DonorFlow> {
         let flows = process.image.flows.iter();
         let flows = flows.filter_map(|flow| {
             let entry = self.entries.get(flow)?;
             let (flow, epoch) = (*flow, entry.epoch);
-            (entry.state == State::Owned).then_some(FlowAt { flow, epoch })
+            (entry.state == State::Owned).then_some(DonorFlow { flow, epoch })
         });
         flows.collect()
     }
@@ -147,7 +147,7 @@ impl Host {
         peers.collect()
     }
 
-    pub(super) fn set(&mut self, flow: Flow, state: State, epoch: u32) {
+    pub(super) fn set_state(&mut self, flow: Flow, state: State, epoch: u32) {
         if let Some(entry) = self.entries.get_mut(&flow)
             && entry.epoch <= epoch
             && !matches!(entry.state, State::Closing | State::Moved)

@@ -7,15 +7,15 @@
 //! not decrease. At the end every live process runs at one node, with its flows and connections, and no traces of moves
 //! are left.
 
+mod acceptor_commands;
+mod actors;
 mod bug;
 mod commands;
+mod donor_commands;
 mod frames;
-mod give;
 mod holder;
 mod host;
 mod oracle;
-mod people;
-mod take;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -23,7 +23,7 @@ mod world;
 pub use bug::Bug;
 
 use crate::Violation;
-use crate::group::{self, Action, Faults, Outcome, Setting as Shared, Span, WithRequest};
+use crate::group::{self, AccompanyingAction, Action, Faults, Outcome, Setting as Shared, Span};
 use crate::time::Time;
 use world::World;
 
@@ -39,22 +39,22 @@ pub struct Setting {
     /// Probability, per request, that a process is killed soon after.
     pub kill: f64,
     /// Share of requests for a clone.
-    pub copies: f64,
+    pub clone_share: f64,
 }
 
 /// The part of a config specific to migrations.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Own {
+pub struct MigrationConfig {
     /// Initial node of each process.
-    pub homes: Vec<usize>,
+    pub initial_nodes: Vec<usize>,
     /// Share of requests for a clone.
-    pub copies: f64,
+    pub clone_share: f64,
     /// The deliberate bug, if any.
     pub bug: Option<Bug>,
 }
 
 /// Configuration of a run.
-pub type Config = group::Config<Own>;
+pub type Config = group::Config<MigrationConfig>;
 
 /// Three to five nodes, with two or three processes that are moved around for two seconds.
 pub const DEFAULT: Setting = Setting {
@@ -63,8 +63,8 @@ pub const DEFAULT: Setting = Setting {
         flows: Span::new(0, 6),
         requests: Span::new(3, 13),
         runtime: Time::from_micros(2_000_000),
-        rest: Time::from_micros(2_000_000_000),
-        soon: Time::from_micros(15_000),
+        idle_deadline: Time::from_micros(2_000_000_000),
+        action_delay_max: Time::from_micros(15_000),
         crash: 0.4,
         cut: 0.25,
         close: 0.4,
@@ -74,21 +74,21 @@ pub const DEFAULT: Setting = Setting {
     processes: Span::new(2, 3),
     cancel: 0.08,
     kill: 0.03,
-    copies: 0.12,
+    clone_share: 0.12,
 };
 
 /// Derives a config from a setting and a seed.
 #[must_use]
 pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
-    let with_requests: [WithRequest; 2] = [
+    let with_requests: [AccompanyingAction; 2] = [
         (setting.kill, |draw| Action::Kill { draw }),
         (setting.cancel, |_| Action::Cancel),
     ];
     group::schedule(&setting.group, seed, &with_requests, |random, nodes| {
         let count = setting.processes.draw(random);
-        Own {
-            homes: (0..count).map(|_| random.below(nodes)).collect(),
-            copies: setting.copies,
+        MigrationConfig {
+            initial_nodes: (0..count).map(|_| random.below(nodes)).collect(),
+            clone_share: setting.clone_share,
             bug,
         }
     })
@@ -109,6 +109,10 @@ pub fn try_run(
 
 /// Returns the smallest part of a failing seed's config that still fails. None if the seed does not fail.
 #[must_use]
-pub fn shrink(setting: &Setting, seed: u64, bug: Option<Bug>) -> Option<group::Failure<Own>> {
+pub fn shrink(
+    setting: &Setting,
+    seed: u64,
+    bug: Option<Bug>,
+) -> Option<group::Failure<MigrationConfig>> {
     group::shrink::<World>(schedule(setting, seed, bug), seed)
 }

@@ -1,34 +1,37 @@
 //! The invariants after every step, and at the end.
 
-use super::host::{Host, State, Who};
+use super::host::{Host, ProcessIdentity, State};
 use super::world::World;
-use crate::group::{id, speaker};
+use crate::group::{node_id, sender};
 use holdfast_wire::Flow;
 use std::collections::BTreeMap;
 
 impl World {
     /// Checks that no process runs twice, and that each has all its work steps.
-    pub(super) fn check_running(&self) -> Result<(), String> {
-        let mut running: BTreeMap<Who, usize> = BTreeMap::new();
+    pub(super) fn check_processes_run_once(&self) -> Result<(), String> {
+        let mut running: BTreeMap<ProcessIdentity, usize> = BTreeMap::new();
         for (node, host) in self.hosts.iter().enumerate() {
             for process in host.processes.values().filter(|process| process.running) {
-                let who = process.image.who;
-                if let Some(other) = running.insert(who, node) {
-                    let (other, at) = (id(other), id(node));
-                    return Err(format!("{who:?} runs at {other} and {at}"));
+                let identity = process.image.identity;
+                if let Some(other) = running.insert(identity, node) {
+                    let (other, at) = (node_id(other), node_id(node));
+                    return Err(format!("{identity:?} runs at nodes {other} and {at}"));
                 }
-                if let Who::Original(number) = who
-                    && process.image.content != self.truths[number].content
+                if let ProcessIdentity::Original(number) = identity
+                    && process.image.content != self.expected_processes[number].content
                 {
-                    return Err(format!("{who:?} forgot or repeated at node {}", id(node)));
+                    return Err(format!(
+                        "{identity:?} lost or repeated work at node {}",
+                        node_id(node)
+                    ));
                 }
             }
         }
         Ok(())
     }
 
-    pub(super) fn check_dirty(&mut self) -> Result<(), String> {
-        while let Some(flow) = self.core.dirty.pop() {
+    pub(super) fn check_changed_flows(&mut self) -> Result<(), String> {
+        while let Some(flow) = self.core.changed_flows.pop() {
             self.check_flow(flow)?;
         }
         Ok(())
@@ -40,7 +43,9 @@ impl World {
         if let Some(record) = record.filter(|_| !flow.is_process()) {
             let highest = self.epochs.entry(flow).or_default();
             if record.epoch < *highest {
-                return Err(format!("{flow} was at epoch {highest}, is {record}"));
+                return Err(format!(
+                    "the epoch of {flow} decreased: was {highest}, is {record}"
+                ));
             }
             *highest = record.epoch;
         }
@@ -48,36 +53,47 @@ impl World {
             let entry = host.entries.get(&flow);
             entry.is_some_and(|entry| entry.state == State::Owned)
         };
-        let speaks = |node: &usize| owned(&self.hosts[*node]);
-        let speakers: Vec<usize> = (0..self.hosts.len()).filter(speaks).collect();
-        match (record, &speakers[..]) {
+        let may_send = |node: &usize| owned(&self.hosts[*node]);
+        let senders: Vec<usize> = (0..self.hosts.len()).filter(may_send).collect();
+        match (record, &senders[..]) {
             (_, []) | (None, [_]) => Ok(()),
-            (Some(record), [node]) if speaker(record) == id(*node) => Ok(()),
+            (Some(record), [node]) if sender(record) == node_id(*node) => Ok(()),
             (Some(record), [node]) => {
-                let at = id(*node);
-                Err(format!("node {at} speaks for {flow}, but {record}"))
+                let at = node_id(*node);
+                Err(format!(
+                    "node {at} may send for {flow}, but the flow is {record}"
+                ))
             }
-            (_, more) => Err(format!("{} nodes speak for {flow}", more.len())),
+            (_, more) => Err(format!("{} nodes may send for {flow}", more.len())),
         }
     }
 
     /// Checks the state after all faults have ended and time has passed.
-    pub(super) fn check_rest(&self) -> Result<(), String> {
+    pub(super) fn check_idle_state(&self) -> Result<(), String> {
         for (node, host) in self.hosts.iter().enumerate() {
-            let at = id(node);
-            if !host.open.is_empty() {
-                return Err(format!("node {at} owes outcomes of {:?}", host.open));
+            let at = node_id(node);
+            if !host.pending_moves.is_empty() {
+                return Err(format!(
+                    "node {at} has not reported outcomes of {:?}",
+                    host.pending_moves
+                ));
             }
-            let left = (&host.written, &host.husks, &host.prepared);
-            if !(left.0.is_empty() && left.1.is_empty() && left.2.is_empty()) {
-                return Err(format!("left at node {at}: {left:?}"));
+            let leftovers = (
+                &host.move_records,
+                &host.stub_processes,
+                &host.peer_translations,
+            );
+            if !(leftovers.0.is_empty() && leftovers.1.is_empty() && leftovers.2.is_empty()) {
+                return Err(format!("leftover records at node {at}: {leftovers:?}"));
             }
             let mut processes = host.processes.values();
             if let Some(process) = processes.find(|process| !process.running) {
-                return Err(format!("stopped at node {at}: {process:?}"));
+                return Err(format!(
+                    "a process is still stopped at node {at}: {process:?}"
+                ));
             }
         }
-        for number in 0..self.truths.len() {
+        for number in 0..self.expected_processes.len() {
             self.check_process(number)?;
         }
         self.check_copies()?;
@@ -85,30 +101,34 @@ impl World {
     }
 
     /// Returns the nodes with this process, running or not.
-    pub(super) fn homes(&self, who: Who) -> Vec<usize> {
-        let of = |host: &Host| {
+    pub(super) fn nodes_of(&self, identity: ProcessIdentity) -> Vec<usize> {
+        let processes_of = |host: &Host| {
             let processes = host.processes.values();
-            processes.filter(|process| process.image.who == who).count()
+            processes
+                .filter(|process| process.image.identity == identity)
+                .count()
         };
         let hosts = self.hosts.iter().enumerate();
-        let homes = hosts.flat_map(|(node, host)| std::iter::repeat_n(node, of(host)));
+        let homes = hosts.flat_map(|(node, host)| std::iter::repeat_n(node, processes_of(host)));
         homes.collect()
     }
 
     fn check_process(&self, number: usize) -> Result<(), String> {
-        let who = Who::Original(number);
-        let homes = self.homes(who);
-        if !self.truths[number].alive {
+        let identity = ProcessIdentity::Original(number);
+        let homes = self.nodes_of(identity);
+        if !self.expected_processes[number].alive {
             return match homes[..] {
                 [] => Ok(()),
-                _ => Err(format!("{who:?} was killed, and is at {homes:?}")),
+                _ => Err(format!(
+                    "{identity:?} was killed, but still exists at {homes:?}"
+                )),
             };
         }
         let [node] = homes[..] else {
-            return Err(format!("{who:?} is at {} places", homes.len()));
+            return Err(format!("{identity:?} exists {} times", homes.len()));
         };
         let mut processes = self.hosts[node].processes.values();
-        let Some(process) = processes.find(|process| process.image.who == who) else {
+        let Some(process) = processes.find(|process| process.image.identity == identity) else {
             return Ok(());
         };
         for flow in &process.image.flows {
@@ -118,25 +138,27 @@ impl World {
             // record's epoch above the entry's: the next change is refused with that record, and retried.
             let owned = entry.zip(record).is_some_and(|(entry, record)| {
                 entry.state == State::Owned
-                    && record.is_owned_by(id(node))
+                    && record.is_owned_by(node_id(node))
                     && entry.epoch <= record.epoch
             });
             if !owned {
-                return Err(format!("{flow} of {who:?} has {entry:?}, {record:?}"));
+                return Err(format!(
+                    "{flow} of {identity:?} has entry {entry:?}, record {record:?}"
+                ));
             }
         }
         for connection in &process.image.connections {
             let other = 1 - number;
             // Forwarded packets are sent to the original destination.
             let forwarded = self.core.counts.contains_key("forwarded");
-            if let [home] = self.homes(Who::Original(other))[..]
-                && self.truths[other].alive
+            if let [home] = self.nodes_of(ProcessIdentity::Original(other))[..]
+                && self.expected_processes[other].alive
                 && !forwarded
-                && connection.peer != id(home)
+                && connection.peer != node_id(home)
             {
-                let (peer, home) = (connection.peer, id(home));
+                let (peer, home) = (connection.peer, node_id(home));
                 return Err(format!(
-                    "{who:?} sends to {peer}, the other end is at {home}"
+                    "{identity:?} sends to node {peer}, but the other end is at node {home}"
                 ));
             }
         }
@@ -144,10 +166,10 @@ impl World {
     }
 
     fn check_copies(&self) -> Result<(), String> {
-        for copy in &self.copies {
-            let count = self.homes(*copy).len();
+        for copy in &self.clones_run {
+            let count = self.nodes_of(*copy).len();
             if count != 1 {
-                return Err(format!("{copy:?} was made, and is at {count} places"));
+                return Err(format!("{copy:?} was made, and exists {count} times"));
             }
         }
         Ok(())
@@ -160,7 +182,10 @@ impl World {
             let left =
                 entries.find(|(_, entry)| !matches!(entry.state, State::Owned | State::Moved));
             if let Some((flow, entry)) = left {
-                return Err(format!("{flow} at node {} is {entry:?}", id(node)));
+                return Err(format!(
+                    "leftover entry of {flow} at node {}: {entry:?}",
+                    node_id(node)
+                ));
             }
         }
         for (flow, record) in &self.core.steering {
@@ -169,9 +194,9 @@ impl World {
                 processes.any(|process| process.image.flows.contains(flow))
             });
             // A divert that overtakes the removal of its record, which no real channel allows, leaves a record.
-            let ghost = self.core.was_hostile && flow.is_process();
-            if !of_a_process && !ghost {
-                return Err(format!("{flow} is left, {record}"));
+            let leftover = self.core.was_hostile && flow.is_process();
+            if !of_a_process && !leftover {
+                return Err(format!("leftover record: {flow} is {record}"));
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Tests without faults: each process moves from node to node and on, with its clients and its connections.
 
-use super::host::Who;
+use super::host::ProcessIdentity;
 use super::world::World;
 use super::{DEFAULT, Setting, schedule};
 use crate::group::{self, Faults, Span, World as _};
@@ -8,7 +8,7 @@ use crate::time::Time;
 use holdfast_proto::migration::{Options, ProcessId};
 
 /// Returns a world without faults and requests.
-fn calm(seed: u64) -> World {
+fn faultless_world(seed: u64) -> World {
     let group = group::Setting {
         requests: Span::new(0, 0),
         faults: Faults::NONE,
@@ -18,39 +18,39 @@ fn calm(seed: u64) -> World {
     World::new(&schedule(&setting, seed, None), seed)
 }
 
-const END: Time = Time(u64::MAX);
+const END_OF_TIME: Time = Time(u64::MAX);
 
 /// Runs until no state machine has work left and all reports have arrived.
-fn rest(world: &mut World) {
-    while world.next(END) {}
-    assert!(world.is_at_rest());
+fn run_until_idle(world: &mut World) {
+    while world.handle_next(END_OF_TIME) {}
+    assert!(world.is_idle());
 }
 
-fn kept(world: &World) -> Option<&String> {
+fn is_kept(world: &World) -> Option<&String> {
     let mut counts = world.core.counts.keys();
     counts.find(|what| what.starts_with("kept"))
 }
 
 #[test]
-fn in_a_calm_world_all_processes_go_round() {
+fn all_processes_move_round_without_faults() {
     for seed in 0..200 {
-        let mut world = calm(seed);
-        rest(&mut world);
+        let mut world = faultless_world(seed);
+        run_until_idle(&mut world);
         for _ in 0..3 {
             let nodes = world.hosts.len();
-            let all = world.hosts.iter().enumerate().flat_map(|(node, host)| {
+            let all_processes = world.hosts.iter().enumerate().flat_map(|(node, host)| {
                 let processes = host.processes.keys();
                 processes.map(move |process| (node, *process))
             });
-            for (node, process) in all.collect::<Vec<_>>() {
+            for (node, process) in all_processes.collect::<Vec<_>>() {
                 world.serve();
                 world.move_process(node, process, (node + 1) % nodes, Options::default());
-                rest(&mut world);
+                run_until_idle(&mut world);
             }
         }
         assert_eq!(world.core.violation, None, "seed {seed}");
-        assert_eq!(world.check_rest(), Ok(()), "seed {seed}");
-        assert_eq!(kept(&world), None, "seed {seed}");
+        assert_eq!(world.check_idle_state(), Ok(()), "seed {seed}");
+        assert_eq!(is_kept(&world), None, "seed {seed}");
         assert!(world.core.counts["moved"] >= 6, "seed {seed}");
     }
 }
@@ -61,34 +61,35 @@ fn in_a_calm_world_all_processes_go_round() {
 fn connections_to_a_peer_without_a_daemon_are_forwarded() {
     let mut moved = 0;
     for seed in 0..100 {
-        let mut world = calm(seed);
-        rest(&mut world);
-        let home = |number| world.homes(Who::Original(number))[0];
+        let mut world = faultless_world(seed);
+        run_until_idle(&mut world);
+        let home = |number| world.nodes_of(ProcessIdentity::Original(number))[0];
         let (from, peer) = (home(0), home(1));
         let to = (0..world.hosts.len()).find(|node| ![from, peer].contains(node));
         if from == peer || peer == world.core.holder {
             continue;
         }
         world.crash(peer);
-        let process = first(&world, from);
+        let process = first_process(&world, from);
         world.move_process(from, process, to.expect("a third"), Options::default());
         let end = world.core.now + Time::from_secs_f64(5.0);
-        while world.next(end) {}
+        while world.handle_next(end) {}
         let count = |what| world.core.counts.get(what).copied();
         assert_eq!(count("forwarded"), Some(1), "seed {seed}");
         assert_eq!(count("moved"), Some(1), "seed {seed}");
         world.restart(peer);
-        rest(&mut world);
+        run_until_idle(&mut world);
         assert_eq!(world.core.violation, None, "seed {seed}");
-        assert_eq!(world.check_rest(), Ok(()), "seed {seed}");
+        assert_eq!(world.check_idle_state(), Ok(()), "seed {seed}");
         moved += 1;
     }
     assert!(moved > 10, "{moved}");
 }
 
 /// Returns the first process, which is at that node.
-fn first(world: &World, node: usize) -> ProcessId {
+fn first_process(world: &World, node: usize) -> ProcessId {
     let mut processes = world.hosts[node].processes.iter();
-    let first = processes.find(|(_, process)| process.image.who == Who::Original(0));
+    let first =
+        processes.find(|(_, process)| process.image.identity == ProcessIdentity::Original(0));
     *first.expect("it is there").0
 }

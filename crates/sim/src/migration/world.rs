@@ -1,12 +1,12 @@
 //! A group with daemons that migrate processes.
 
-use super::host::{Connection, Entry, Host, Image, State, Who};
-use super::{Bug, Config, Own};
-use crate::group::{self, Core, client, id, pairs};
+use super::host::{Connection, Entry, Host, Image, ProcessIdentity, State};
+use super::{Bug, Config, MigrationConfig};
+use crate::group::{self, Core, client_flow, node_id, pairs};
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::migration::{Command, Completion, Event, Migration, Results, Token};
-use holdfast_proto::ownership::Together;
+use holdfast_proto::ownership::ProcessTransits;
 use holdfast_wire::migration::TranslateStep;
 use holdfast_wire::{Change, Flow, Frame, MoveId, Protocol};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 /// An action of a daemon for its state machine.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(super) enum DaemonAction {
     Effect {
         token: Token,
     },
@@ -30,56 +30,56 @@ pub(super) enum Work {
 
 /// The expected state of a process, independent of its location.
 #[derive(Debug)]
-pub(super) struct Truth {
+pub(super) struct ExpectedProcess {
     pub(super) alive: bool,
     pub(super) content: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct World {
-    pub(super) core: Core<Migration, Work>,
+    pub(super) core: Core<Migration, DaemonAction>,
     pub(super) hosts: Vec<Host>,
-    pub(super) holder_busy: Time,
+    pub(super) holder_busy_until: Time,
     /// The holder's memory of flows that were diverted with a process.
-    pub(super) together: Together,
+    pub(super) group_commit: ProcessTransits,
     /// The highest epoch of each flow.
     pub(super) epochs: BTreeMap<Flow, u32>,
     /// Process images that daemons have sent to each other.
     pub(super) images: BTreeMap<MoveId, Image>,
-    pub(super) truths: Vec<Truth>,
+    pub(super) expected_processes: Vec<ExpectedProcess>,
     pub(super) clones: BTreeSet<MoveId>,
     /// Moves with memory sent by post-copy.
-    pub(super) following: BTreeSet<MoveId>,
+    pub(super) postcopy_moves: BTreeSet<MoveId>,
     /// Clones that have run.
-    pub(super) copies: BTreeSet<Who>,
+    pub(super) clones_run: BTreeSet<ProcessIdentity>,
     /// Translation requests to peers: sender, its incarnation, move, peer, step.
-    pub(super) translated: BTreeSet<(usize, u64, MoveId, usize, u8)>,
+    pub(super) translation_requests: BTreeSet<(usize, u64, MoveId, usize, u8)>,
     pub(super) bug: Option<Bug>,
     /// Share of requests for a clone.
-    pub(super) copying: f64,
+    pub(super) clone_share: f64,
     flows_made: u64,
 }
 
 impl group::World for World {
-    type Own = Own;
+    type Specific = MigrationConfig;
     type Machine = Migration;
-    type Event = Work;
+    type Event = DaemonAction;
 
     fn new(config: &Config, seed: u64) -> World {
         let mut world = World {
             core: Core::new(config, seed),
             hosts: (0..config.nodes).map(|_| Host::default()).collect(),
-            holder_busy: Time::ZERO,
-            together: Together::default(),
+            holder_busy_until: Time::ZERO,
+            group_commit: ProcessTransits::default(),
             epochs: BTreeMap::new(),
             images: BTreeMap::new(),
-            truths: Vec::new(),
+            expected_processes: Vec::new(),
             clones: BTreeSet::new(),
-            following: BTreeSet::new(),
-            copies: BTreeSet::new(),
-            translated: BTreeSet::new(),
-            bug: config.own.bug,
-            copying: config.own.copies,
+            postcopy_moves: BTreeSet::new(),
+            clones_run: BTreeSet::new(),
+            translation_requests: BTreeSet::new(),
+            bug: config.specific.bug,
+            clone_share: config.specific.clone_share,
             flows_made: 0,
         };
         for node in 0..config.nodes {
@@ -88,7 +88,7 @@ impl group::World for World {
         for (a, b) in pairs(config.nodes) {
             world.connect(a, b);
         }
-        world.populate(&config.own.homes);
+        world.populate(&config.specific.initial_nodes);
         for _ in 0..config.flows {
             let mut random = Random::new(world.core.random.number());
             world.open(&mut random);
@@ -96,7 +96,7 @@ impl group::World for World {
         world
     }
 
-    fn core(&mut self) -> &mut Core<Migration, Work> {
+    fn core(&mut self) -> &mut Core<Migration, DaemonAction> {
         &mut self.core
     }
 
@@ -112,21 +112,23 @@ impl group::World for World {
         self.deliver_frame(from, to, frame);
     }
 
-    fn begin(&mut self, node: usize, command: Command) {
+    fn start_command(&mut self, node: usize, command: Command) {
         self.begin_command(node, command);
     }
 
-    fn event(&mut self, node: usize, event: Event) {
-        self.told(node, event);
+    fn handle_event(&mut self, node: usize, event: Event) {
+        self.on_event(node, event);
     }
 
-    fn step(&mut self, node: usize, event: Work) {
+    fn execute_action(&mut self, node: usize, event: DaemonAction) {
         match event {
-            Work::Effect { token } => self.effect(node, token),
-            Work::Complete { token, results } => self.input(node, |machine, now| {
-                machine.handle_done(now, Completion { token, results });
-            }),
-            Work::Report { change } => self.report(node, change),
+            DaemonAction::Effect { token } => self.execute_effect(node, token),
+            DaemonAction::Complete { token, results } => {
+                self.drive_machine(node, |machine, now| {
+                    machine.handle_completion(now, Completion { token, results });
+                })
+            }
+            DaemonAction::Report { change } => self.report(node, change),
         }
     }
 
@@ -134,25 +136,25 @@ impl group::World for World {
         self.count_crash(node);
         self.hosts[node].crash();
         if node == self.core.holder {
-            self.together = Together::default();
+            self.group_commit = ProcessTransits::default();
         }
         self.core.kill(node);
     }
 
     fn restart(&mut self, node: usize) {
-        self.begin_daemon(node);
-        self.core.dial(node);
+        self.start_daemon(node);
+        self.core.connect_to_others(node);
     }
 
     fn request(&mut self, random: &mut Random) {
-        self.ask(random);
+        self.request_migration(random);
     }
 
     fn cancel(&mut self) {
-        self.call_back();
+        self.cancel_moves();
     }
 
-    fn work(&mut self) {
+    fn serve_all(&mut self) {
         self.serve();
     }
 
@@ -161,7 +163,7 @@ impl group::World for World {
     }
 
     fn open(&mut self, random: &mut Random) {
-        self.connects(random);
+        self.connect_client(random);
     }
 
     fn kill(&mut self, random: &mut Random) {
@@ -169,12 +171,12 @@ impl group::World for World {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        self.check_running()?;
-        self.check_dirty()
+        self.check_processes_run_once()?;
+        self.check_changed_flows()
     }
 
     fn check_end(&mut self) -> Result<(), String> {
-        self.check_rest()
+        self.check_idle_state()
     }
 }
 
@@ -191,24 +193,25 @@ impl World {
             };
             let connection = (number < 2).then(|| Connection {
                 flow,
-                peer: id(homes[other]),
+                peer: node_id(homes[other]),
                 hops: 0,
             });
             self.hosts[*home].make(Image {
-                who: Who::Original(number),
+                identity: ProcessIdentity::Original(number),
                 content: 0,
                 flows: Vec::new(),
                 connections: connection.into_iter().collect(),
                 hops: 0,
             });
             let (alive, content) = (true, 0);
-            self.truths.push(Truth { alive, content });
+            self.expected_processes
+                .push(ExpectedProcess { alive, content });
         }
     }
 
     /// Creates a flow that was never used before.
     pub(super) fn new_flow(&mut self, node: usize) -> Flow {
-        let flow = client(self.flows_made);
+        let flow = client_flow(self.flows_made);
         self.flows_made += 1;
         let (state, epoch, id) = (State::Owned, 1, None);
         let entry = Entry { state, epoch, id };
@@ -217,13 +220,15 @@ impl World {
     }
 
     /// Returns true if a peer was told the same before, in this incarnation of the daemon; records that it was told.
-    pub(super) fn tells_again(
+    pub(super) fn is_repeated_translation(
         &mut self,
         (from, to): (usize, usize),
         id: MoveId,
         step: TranslateStep,
     ) -> bool {
-        let life = self.core.life(from);
-        !self.translated.insert((from, life, id, to, step as u8))
+        let life = self.core.incarnation(from);
+        !self
+            .translation_requests
+            .insert((from, life, id, to, step as u8))
     }
 }

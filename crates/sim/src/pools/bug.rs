@@ -17,13 +17,13 @@ pub enum Bug {
     /// Additions are not announced, and checksums are missing.
     NoAdditions,
     /// Registrars neither send nor request presences.
-    NoPresence,
+    NoPresences,
     /// A request for a registrar's own elements returns all known elements.
     AllElements,
     /// Elements' answers to keep-alives are ignored.
-    Deaf,
+    KeepAliveAcksIgnored,
     /// Elements get no keep-alives, and registrations do not expire.
-    Careless,
+    NoMonitoring,
     /// Registrars' timers do not fire.
     NoRegistrarTimers,
     /// Elements' timers do not fire.
@@ -39,29 +39,29 @@ impl Bug {
         Bug::OneBlock,
         Bug::NoRemovals,
         Bug::NoAdditions,
-        Bug::NoPresence,
+        Bug::NoPresences,
         Bug::AllElements,
-        Bug::Deaf,
-        Bug::Careless,
+        Bug::KeepAliveAcksIgnored,
+        Bug::NoMonitoring,
         Bug::NoRegistrarTimers,
         Bug::NoElementTimers,
         Bug::NoUserTimers,
     ];
 
     /// Returns the altered message; none if it is not sent.
-    pub(super) fn sent(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
+    pub(super) fn apply(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
         match protocol {
-            Protocol::Asap => self.sent_asap(bytes),
-            Protocol::Enrp => self.sent_enrp(bytes),
+            Protocol::Asap => self.apply_to_asap(bytes),
+            Protocol::Enrp => self.apply_to_enrp(bytes),
         }
     }
 
-    fn sent_asap(self, bytes: Bytes) -> Option<Bytes> {
+    fn apply_to_asap(self, bytes: Bytes) -> Option<Bytes> {
         let mut message = asap::Message::parse(&bytes).ok()?.message;
         match (self, &mut message) {
-            (Bug::Deaf, asap::Message::EndpointKeepAliveAck { .. })
-            | (Bug::Careless, asap::Message::EndpointKeepAlive { .. }) => return None,
-            (Bug::Careless, asap::Message::Registration { element, .. }) => {
+            (Bug::KeepAliveAcksIgnored, asap::Message::EndpointKeepAliveAck { .. })
+            | (Bug::NoMonitoring, asap::Message::EndpointKeepAlive { .. }) => return None,
+            (Bug::NoMonitoring, asap::Message::Registration { element, .. }) => {
                 element.registration_life = -1;
             }
             _ => return Some(bytes),
@@ -71,11 +71,11 @@ impl Bug {
         Some(buffer.freeze())
     }
 
-    fn sent_enrp(self, bytes: Bytes) -> Option<Bytes> {
+    fn apply_to_enrp(self, bytes: Bytes) -> Option<Bytes> {
         let mut message = Message::parse(&bytes).ok()?.message;
         match (self, &mut message.body) {
             (Bug::NoTables, Body::HandleTableRequest { .. })
-            | (Bug::NoPresence, Body::Presence { .. }) => return None,
+            | (Bug::NoPresences, Body::Presence { .. }) => return None,
             (Bug::AllElements, Body::HandleTableRequest { own_only }) => *own_only = false,
             (Bug::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
             (Bug::NoRemovals, Body::HandleUpdate { action, .. })

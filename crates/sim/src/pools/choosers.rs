@@ -2,11 +2,11 @@
 
 use super::config::{Choice, Sharing};
 use super::node::{self, Node};
-use super::users::Letter;
+use super::users::UserMessage;
 use super::world::World;
 use crate::random::Random;
 use crate::time::Time;
-use holdfast_proto::choice::{ByLatency, ByProbes, Probing};
+use holdfast_proto::choice::{LatencyChooser, ProbeChooser, ProbeSettings};
 use holdfast_wire::rserpool::{ElementId, PoolElement};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -16,25 +16,34 @@ const DECAY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(super) enum Chooser {
-    Latency(ByLatency),
-    Probes { probes: ByProbes, with_way: bool },
+    Latency(LatencyChooser),
+    Probes {
+        probes: ProbeChooser,
+        with_round_trip: bool,
+    },
 }
 
 /// Returns the choosers of a world: one per zone or user, or none if the registrars choose.
 pub(super) fn choosers(choice: Choice, zones: usize, users: usize) -> Vec<Chooser> {
     let (sharing, new): (Sharing, Chooser) = match choice {
         Choice::LeastUsed | Choice::LeastUsedDpf(_) | Choice::RoundRobin => return Vec::new(),
-        Choice::Latency(sharing) => (sharing, Chooser::Latency(ByLatency::new(DECAY))),
+        Choice::Latency(sharing) => (sharing, Chooser::Latency(LatencyChooser::new(DECAY))),
         Choice::Probes {
             sharing,
-            with_way,
-            hot,
+            with_round_trip: with_way,
+            hot_quantile: hot,
         } => {
-            let probes = ByProbes::new(Probing {
-                hot,
-                ..Probing::default()
+            let probes = ProbeChooser::new(ProbeSettings {
+                hot_quantile: hot,
+                ..ProbeSettings::default()
             });
-            (sharing, Chooser::Probes { probes, with_way })
+            (
+                sharing,
+                Chooser::Probes {
+                    probes,
+                    with_round_trip: with_way,
+                },
+            )
         }
     };
     let count = match sharing {
@@ -46,7 +55,7 @@ pub(super) fn choosers(choice: Choice, zones: usize, users: usize) -> Vec<Choose
 
 impl World<'_> {
     fn chooser(&mut self, user: usize) -> Option<(&mut Chooser, &mut Random)> {
-        let place = match self.config.choice {
+        let chooser_index = match self.config.choice {
             Choice::Latency(Sharing::Zone)
             | Choice::Probes {
                 sharing: Sharing::Zone,
@@ -54,12 +63,12 @@ impl World<'_> {
             } => usize::from(self.nodes.zone(self.nodes.user(user))),
             _ => user,
         };
-        let chooser = self.choosers.get_mut(place)?;
+        let chooser = self.choosers.get_mut(chooser_index)?;
         Some((chooser, &mut self.random))
     }
 
     /// Handles the pool's elements at a user that chooses for itself.
-    pub(super) fn resolved(&mut self, user: usize, elements: &[PoolElement]) {
+    pub(super) fn on_resolved(&mut self, user: usize, elements: &[PoolElement]) {
         let now = self.now.into();
         let ids: Vec<ElementId> = elements.iter().map(|element| element.id).collect();
         let Some((chooser, random)) = self.chooser(user) else {
@@ -70,57 +79,57 @@ impl World<'_> {
         let chosen = match chooser {
             Chooser::Latency(latency) => latency.choose(&ids, &mut below),
             Chooser::Probes { probes, .. } => {
-                probed = probes.probe(&ids, &mut below);
+                probed = probes.choose_probe_targets(&ids, &mut below);
                 probes.choose(now, &ids, &mut below)
             }
         };
-        for place in probed {
-            self.probe(user, &elements[place], ids.len());
+        for element_index in probed {
+            self.probe(user, &elements[element_index], ids.len());
         }
         match chosen {
             Some(place) => {
                 if let Some((Chooser::Latency(latency), _)) = self.chooser(user) {
                     latency.begin(ids[place]);
                 }
-                self.selected(user, &elements[place]);
+                self.on_selected(user, &elements[place]);
             }
-            None => self.again_later(user),
+            None => self.retry_later(user),
         }
     }
 
     fn probe(&mut self, user: usize, element: &PoolElement, elements: usize) {
         let from = self.nodes.user(user);
         if let Some(to) = node::node_of(&element.user_transport) {
-            let probe = Letter::Probe {
+            let probe = UserMessage::Probe {
                 id: element.id,
                 sent: self.now,
                 elements: elements as u32,
             };
-            self.post_if_possible(from, to, probe);
+            self.send_if_reachable(from, to, probe);
         }
     }
 
     /// Handles a probe at an element, which answers with its load.
-    pub(super) fn probed(&mut self, element: usize, user: Node, probe: Letter) {
-        let (Letter::Probe { id, sent, elements }, Some(_)) =
+    pub(super) fn on_probe(&mut self, element: usize, user: Node, probe: UserMessage) {
+        let (UserMessage::Probe { id, sent, elements }, Some(_)) =
             (probe, &self.elements[element].machine)
         else {
             return;
         };
-        let (in_flight, latency) = self.elements[element].served.report();
+        let (in_flight, latency) = self.elements[element].served.probe_report();
         // An element without measurements reports no latency, so that users try it.
-        let answer = Letter::Probed {
+        let answer = UserMessage::ProbeAnswer {
             id,
             sent,
             elements,
             report: (in_flight, latency.unwrap_or_default()),
         };
         let from = self.nodes.element(element);
-        self.post_if_possible(from, user, answer);
+        self.send_if_reachable(from, user, answer);
     }
 
-    pub(super) fn probe_answered(&mut self, user: usize, answer: Letter) {
-        let Letter::Probed {
+    pub(super) fn on_probe_answer(&mut self, user: usize, answer: UserMessage) {
+        let UserMessage::ProbeAnswer {
             id,
             sent,
             elements,
@@ -130,31 +139,44 @@ impl World<'_> {
             return;
         };
         let now = self.now;
-        if let Some((Chooser::Probes { probes, with_way }, _)) = self.chooser(user) {
-            let way = match with_way {
+        if let Some((
+            Chooser::Probes {
+                probes,
+                with_round_trip: with_way,
+            },
+            _,
+        )) = self.chooser(user)
+        {
+            let round_trip = match with_way {
                 true => now.since(sent).into(),
                 false => Duration::ZERO,
             };
-            let report = (in_flight, Some(latency + way));
-            probes.answered(now.into(), id, report, elements as usize);
+            let report = (in_flight, Some(latency + round_trip));
+            probes.record_answer(now.into(), id, report, elements as usize);
         }
     }
 
     /// Records the end of a request, successful or not.
-    pub(super) fn learn(&mut self, user: usize, id: ElementId, sent: Time, well: bool) {
+    pub(super) fn record_latency(
+        &mut self,
+        user: usize,
+        id: ElementId,
+        sent: Time,
+        succeeded: bool,
+    ) {
         let now = self.now;
         if let Some((Chooser::Latency(latency), _)) = self.chooser(user) {
-            let took = now.since(sent).into();
-            match well {
-                true => latency.end(now.into(), id, took),
-                false => latency.failed(now.into(), id, took),
+            let elapsed = now.since(sent).into();
+            match succeeded {
+                true => latency.end(now.into(), id, elapsed),
+                false => latency.fail(now.into(), id, elapsed),
             }
         }
     }
 
-    fn post_if_possible(&mut self, from: Node, to: Node, letter: Letter) {
-        if let Some(arrival) = self.way_at(self.now, from, to) {
-            let letter = super::world::Event::Letter { from, to, letter };
+    fn send_if_reachable(&mut self, from: Node, to: Node, letter: UserMessage) {
+        if let Some(arrival) = self.arrival_of_request(self.now, from, to) {
+            let letter = super::world::Event::UserMessage { from, to, letter };
             self.queue.push(arrival, letter);
         }
     }

@@ -1,6 +1,6 @@
 //! The configuration of a simulation of pools.
 
-use super::{Bug, Demands};
+use super::{Bug, Invariants};
 use crate::net::Link;
 use crate::random::Random;
 use crate::time::Time;
@@ -40,7 +40,7 @@ pub struct Config {
     /// Time for which an association is kept although nothing arrives.
     pub association_timeout: Duration,
     /// Initial number of elements in each zone: [`Action::Start`] starts the others. None: all elements.
-    pub elements_at_first: Option<Vec<u32>>,
+    pub initial_elements: Option<Vec<u32>>,
     /// The planned actions with their times.
     pub plan: Vec<(Time, Action)>,
     /// Time at which users start; before that, registrars connect and elements register.
@@ -48,11 +48,11 @@ pub struct Config {
     /// Duration of the users' requests: "the simulation runtime is 15 minutes".
     pub runtime: Time,
     /// Invariants to check; none: no checks.
-    pub demands: Option<Demands>,
+    pub invariants: Option<Invariants>,
     /// The deliberate bug, if any.
     pub bug: Option<Bug>,
     /// Lifetime of an element's registration.
-    pub life: Duration,
+    pub registration_life: Duration,
     /// Intervals to report separately, counted from `begin`; none: the whole run.
     pub windows: Vec<(Time, Time)>,
 }
@@ -82,10 +82,10 @@ pub enum Choice {
         /// The users that share their observations.
         sharing: Sharing,
         /// True if the probe's round trip time is added to the latency in the element's answer.
-        with_way: bool,
+        with_round_trip: bool,
         /// Quantile of the answers above which an element is hot; 0: choose the one with the fewest requests in
         /// progress.
-        hot: f64,
+        hot_quantile: f64,
     },
 }
 
@@ -118,7 +118,7 @@ impl Choice {
 
     /// Returns true if users choose for themselves.
     #[must_use]
-    pub fn is_users(self) -> bool {
+    pub fn is_made_by_users(self) -> bool {
         matches!(self, Choice::Latency(_) | Choice::Probes { .. })
     }
 }
@@ -138,7 +138,7 @@ impl Workload {
     /// Returns the workload with the interval that equation 2 gives for a utilisation:
     /// `utilisation = ratio * (size / interval) / capacity`.
     #[must_use]
-    pub fn of_utilisation(
+    pub fn for_utilisation(
         capacity: f64,
         request_size: f64,
         users_per_element: f64,
@@ -208,7 +208,7 @@ pub enum Action {
     /// Two zones are connected again.
     Mend(u16, u16),
     /// All packet loss ends.
-    Reliable,
+    EndLoss,
 }
 
 impl Config {
@@ -223,8 +223,12 @@ impl Config {
         workload: Workload,
     ) -> Config {
         let count = zones.len();
-        let way = |from, to| if from == to { lan_ms } else { lan_ms + wan_ms };
-        let row = |from| (0..count).map(|to| Link::constant(way(from, to))).collect();
+        let one_way_ms = |from, to| if from == to { lan_ms } else { lan_ms + wan_ms };
+        let row = |from| {
+            (0..count)
+                .map(|to| Link::constant(one_way_ms(from, to)))
+                .collect()
+        };
         Config {
             links: (0..count).map(row).collect(),
             zones,
@@ -248,13 +252,13 @@ impl Config {
                 ..Settings::default()
             },
             association_timeout: Duration::from_secs(10),
-            elements_at_first: None,
+            initial_elements: None,
             plan: Vec::new(),
             begin: Time::from_secs_f64(20.0),
             runtime: Time::from_secs_f64(900.0),
-            demands: None,
+            invariants: None,
             bug: None,
-            life: Duration::from_secs(300),
+            registration_life: Duration::from_secs(300),
             windows: Vec::new(),
         }
     }

@@ -1,15 +1,15 @@
 //! Pool elements: the state machine, and the service that it registers.
 
-use super::associations::{Name, encoded};
+use super::associations::{InitiatorName, encode};
 use super::config::Choice;
 use super::node::{self, Node};
-use super::users::Letter;
+use super::users::UserMessage;
 use super::world::{Event, World};
 use crate::server::Server;
 use crate::time::Time;
-use holdfast_proto::choice::Served;
+use holdfast_proto::choice::ServerLoad;
 use holdfast_proto::pool_element::{
-    Config, Event as Told, HuntConfig, LifeUnit, Link, Output, PoolElement,
+    Config, Event as ElementEvent, HuntConfig, LifeUnit, Link, Output, PoolElement,
 };
 use holdfast_proto::registrar::Protocol;
 use holdfast_wire::rserpool::Transport;
@@ -26,10 +26,10 @@ pub(super) struct ElementNode {
     pub(super) machine: Option<PoolElement>,
     pub(super) server: Server<Job>,
     /// Figures for answers to probes; below, the conditions at each request's arrival.
-    pub(super) served: Served,
-    met: BTreeMap<Job, (u32, Time)>,
+    pub(super) served: ServerLoad,
+    arrivals: BTreeMap<Job, (u32, Time)>,
     /// End of its next request, as queued.
-    served_at: Option<Time>,
+    next_end: Option<Time>,
     pub(super) links: Links,
     pub(super) wake: Option<Time>,
 }
@@ -42,9 +42,9 @@ impl ElementNode {
         ElementNode {
             machine: None,
             server: Server::new(capacity),
-            served: Served::default(),
-            met: BTreeMap::new(),
-            served_at: None,
+            served: ServerLoad::default(),
+            arrivals: BTreeMap::new(),
+            next_end: None,
             links: Links::new(),
             wake: None,
         }
@@ -58,32 +58,32 @@ impl World<'_> {
             return;
         }
         let node = self.nodes.element(index);
-        let hunt = self.hunt(node);
+        let hunt = self.hunt_config(node);
         let policy = self.config.choice.policy(0.0);
         let seed = self.random.seed();
-        let service = node::service(node);
+        let service = node::service_transport(node);
         let mut config = Config::new(self.handle.clone(), service, policy, hunt, seed);
         config.life_unit = LifeUnit::Seconds;
-        config.life = Some(self.config.life);
-        config.life_margin = self.config.life / 2;
+        config.life = Some(self.config.registration_life);
+        config.life_margin = self.config.registration_life / 2;
         config.update_interval = self.config.update_interval;
         self.elements[index].machine = Some(PoolElement::new(config));
         self.elements[index].wake = None;
-        self.element(index, |machine, now| machine.handle_register(now));
+        self.drive_element(index, |machine, now| machine.handle_register(now));
     }
 
     /// Returns the settings for finding registrars: "PEs and PUs choose 'nearby' PRs" (paper 004 section 5.2).
-    pub(super) fn hunt(&self, node: Node) -> HuntConfig {
-        let near = u32::from(self.nodes.zone(node));
-        let registrar = |node| Transport::Sctp(node::sctp(node, Protocol::Asap));
-        let mut hunt = HuntConfig::new(vec![registrar(near)]);
+    pub(super) fn hunt_config(&self, node: Node) -> HuntConfig {
+        let nearest_first = u32::from(self.nodes.zone(node));
+        let registrar = |node| Transport::Sctp(node::sctp_transport(node, Protocol::Asap));
+        let mut hunt = HuntConfig::new(vec![registrar(nearest_first)]);
         hunt.parallel = 1;
         hunt
     }
 
     /// Starts a regular deregistration; the element's requests are lost when it has left the pool.
     pub(super) fn stop_element(&mut self, index: usize) {
-        self.element(index, |machine, now| machine.handle_deregister(now));
+        self.drive_element(index, |machine, now| machine.handle_deregister(now));
     }
 
     pub(super) fn kill_element(&mut self, index: usize) {
@@ -93,25 +93,29 @@ impl World<'_> {
             return;
         }
         element.wake = None;
-        element.served_at = None;
+        element.next_end = None;
         element.links.clear();
-        (element.served, element.met) = Default::default();
+        (element.served, element.arrivals) = Default::default();
         for (user, request) in element.server.clear(self.now) {
-            self.post(node, user, Letter::Lost { request });
+            self.send_message(node, user, UserMessage::Lost { request });
         }
         self.close_all(node);
     }
 
     /// Gives an element's state machine an input, and executes its outputs.
     #[inline]
-    pub(super) fn element(&mut self, index: usize, input: impl FnOnce(&mut PoolElement, Duration)) {
+    pub(super) fn drive_element(
+        &mut self,
+        index: usize,
+        input: impl FnOnce(&mut PoolElement, Duration),
+    ) {
         let now = self.now.into();
         let Some(machine) = &mut self.elements[index].machine else {
             return;
         };
         input(machine, now);
         let node = self.nodes.element(index);
-        let mut left = false;
+        let mut has_left = false;
         while let Some(output) = self.elements[index]
             .machine
             .as_mut()
@@ -122,7 +126,8 @@ impl World<'_> {
                     let Some(to) = node::node_of(&to) else {
                         continue;
                     };
-                    let association = self.connect(node, to, Protocol::Asap, Name::Link(link));
+                    let association =
+                        self.connect(node, to, Protocol::Asap, InitiatorName::Link(link));
                     self.elements[index].links.push((link, association));
                 }
                 Output::Close { link } => {
@@ -135,64 +140,66 @@ impl World<'_> {
                 }
                 Output::Send { link, message } => {
                     if let Some((association, side)) = self.elements[index].association(link) {
-                        self.send(association, side, encoded(&message));
+                        self.send(association, side, encode(&message));
                     }
                 }
-                Output::Event(event) => left |= matches!(event, Told::Left(_)),
+                Output::Event(event) => has_left |= matches!(event, ElementEvent::Deregistered(_)),
             }
         }
         let element = &mut self.elements[index];
         let due = element.machine.as_ref().and_then(PoolElement::poll_timeout);
         super::timers::rearm(&mut self.queue, node, &mut element.wake, due);
-        if left {
+        if has_left {
             self.kill_element(index);
         }
     }
 
     /// Handles the arrival of a request.
-    pub(super) fn requested(&mut self, index: usize, user: Node, request: u32, size: f64) {
+    pub(super) fn on_request(&mut self, index: usize, user: Node, request: u32, size: f64) {
         let node = self.nodes.element(index);
         if self.elements[index].machine.is_none() {
-            return self.post(node, user, Letter::Lost { request });
+            return self.send_message(node, user, UserMessage::Lost { request });
         }
         let element = &mut self.elements[index];
         element.server.add(self.now, (user, request), size);
         if matches!(self.config.choice, Choice::Probes { .. }) {
-            let met = element.served.begin();
-            element.met.insert((user, request), (met, self.now));
+            let arrival = element.served.begin();
+            element
+                .arrivals
+                .insert((user, request), (arrival, self.now));
         }
-        self.post(node, user, Letter::Accepted { request });
-        self.load_changed(index);
+        self.send_message(node, user, UserMessage::Accepted { request });
+        self.update_load(index);
     }
 
     /// Handles the possible end of requests.
-    pub(super) fn served(&mut self, index: usize, at: Time) -> bool {
-        if self.elements[index].served_at != Some(at) {
+    pub(super) fn on_request_end(&mut self, index: usize, at: Time) -> bool {
+        if self.elements[index].next_end != Some(at) {
             return false;
         }
-        self.elements[index].served_at = None;
+        self.elements[index].next_end = None;
         let node = self.nodes.element(index);
         while let Some((user, request)) = self.elements[index].server.pop(self.now) {
-            self.post(node, user, Letter::Done { request });
+            self.send_message(node, user, UserMessage::Done { request });
             let element = &mut self.elements[index];
-            if let Some((met, since)) = element.met.remove(&(user, request)) {
+            if let Some((met, since)) = element.arrivals.remove(&(user, request)) {
                 element.served.end(met, self.now.since(since).into());
             }
         }
-        self.load_changed(index);
+        self.update_load(index);
         true
     }
 
     /// Updates the load: "the current amount of simultaneously handled requests" (paper 004 section 6.1).
-    fn load_changed(&mut self, index: usize) {
+    fn update_load(&mut self, index: usize) {
         let element = &mut self.elements[index];
-        let next = element.server.next();
-        if next != element.served_at {
-            element.served_at = next;
+        let next = element.server.next_end();
+        if next != element.next_end {
+            element.next_end = next;
             if let Some(at) = next {
                 self.queue.push(
                     at,
-                    Event::Served {
+                    Event::RequestEnd {
                         index: index as u32,
                         at,
                     },
@@ -201,7 +208,7 @@ impl World<'_> {
         }
         let load = element.server.jobs() as f64 * self.config.load_per_request;
         let policy = self.config.choice.policy(load.min(1.0));
-        self.element(index, |machine, now| {
+        self.drive_element(index, |machine, now| {
             // The policy is of the registered kind, so it cannot be refused.
             let _ = machine.handle_policy(now, policy);
         });
@@ -211,10 +218,10 @@ impl World<'_> {
 impl ElementNode {
     fn association(&self, link: Link) -> Option<(u32, u8)> {
         match link {
-            Link::Theirs(number) => Some((number as u32, 1)),
-            Link::Ours(_) => {
-                let known = self.links.iter().find(|(other, _)| *other == link)?;
-                Some((known.1, 0))
+            Link::Accepted(number) => Some((number as u32, 1)),
+            Link::Initiated(_) => {
+                let link_entry = self.links.iter().find(|(other, _)| *other == link)?;
+                Some((link_entry.1, 0))
             }
         }
     }

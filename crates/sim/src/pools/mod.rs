@@ -8,7 +8,7 @@ mod bug;
 mod choosers;
 mod config;
 mod elements;
-mod measure;
+mod measurements;
 mod node;
 mod oracle;
 mod plan;
@@ -19,8 +19,8 @@ mod world;
 
 pub use bug::Bug;
 pub use config::{Action, Choice, Config, Requests, Sharing, Workload, Zone};
-pub use measure::{Outcome, Window};
-pub use oracle::Demands;
+pub use measurements::{Outcome, Window};
+pub use oracle::Invariants;
 
 use crate::Violation;
 
@@ -30,7 +30,7 @@ pub fn run(config: &Config, seed: u64) -> Outcome {
     world::World::new(config, seed).run().0
 }
 
-/// Simulates a config and checks [`Config::demands`], up to the first violation.
+/// Simulates a config and checks [`Config::invariants`], up to the first violation.
 ///
 /// # Errors
 /// The first violated invariant.

@@ -27,19 +27,19 @@ pub(super) struct Nodes {
 impl Nodes {
     pub(super) fn new(zones: &[super::Zone]) -> Nodes {
         let count = zones.len();
-        let mut of: Vec<Zone> = (0..count).map(|zone| zone as Zone).collect();
+        let mut zone_of: Vec<Zone> = (0..count).map(|zone| zone as Zone).collect();
         for counted in [
             |zone: &super::Zone| zone.elements,
             |zone: &super::Zone| zone.users,
         ] {
             for (index, zone) in zones.iter().enumerate() {
-                of.extend((0..counted(zone)).map(|_| index as Zone));
+                zone_of.extend((0..counted(zone)).map(|_| index as Zone));
             }
         }
         Nodes {
             registrars: count as u32,
             elements: zones.iter().map(|zone| zone.elements).sum(),
-            zones: of,
+            zones: zone_of,
         }
     }
 
@@ -72,10 +72,10 @@ impl Nodes {
 }
 
 /// The address of node 0; the others follow.
-const FIRST: u32 = 0x0a00_0001;
+const FIRST_ADDRESS: u32 = 0x0a00_0001;
 
 fn address(node: Node) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::from_bits(FIRST + node))
+    IpAddr::V4(Ipv4Addr::from_bits(FIRST_ADDRESS + node))
 }
 
 /// Returns a node's address and port for a protocol.
@@ -87,7 +87,7 @@ pub(super) fn endpoint(node: Node, protocol: Protocol) -> SocketAddr {
     SocketAddr::new(address(node), port)
 }
 
-pub(super) fn sctp(node: Node, protocol: Protocol) -> SctpTransport {
+pub(super) fn sctp_transport(node: Node, protocol: Protocol) -> SctpTransport {
     SctpTransport {
         port: endpoint(node, protocol).port(),
         usage: TransportUse::DataOnly,
@@ -96,7 +96,7 @@ pub(super) fn sctp(node: Node, protocol: Protocol) -> SctpTransport {
 }
 
 /// Returns the address of an element for users.
-pub(super) fn service(node: Node) -> Transport {
+pub(super) fn service_transport(node: Node) -> Transport {
     Transport::Tcp {
         port: 80,
         usage: TransportUse::DataOnly,
@@ -107,7 +107,7 @@ pub(super) fn service(node: Node) -> Transport {
 /// Returns the node with an address.
 pub(super) fn node_at(address: IpAddr) -> Option<Node> {
     match address {
-        IpAddr::V4(address) => address.to_bits().checked_sub(FIRST),
+        IpAddr::V4(address) => address.to_bits().checked_sub(FIRST_ADDRESS),
         IpAddr::V6(_) => None,
     }
 }

@@ -9,51 +9,54 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The invariants to check.
 #[derive(Debug, Clone, Copy)]
-pub struct Demands {
+pub struct Invariants {
     /// Time at which all faults end, counted from `begin`.
-    pub calm: Time,
+    pub faults_end: Time,
     /// Time by which all must be well.
-    pub rest: Time,
+    pub recovery_deadline: Time,
     /// Maximum time for which two registrars may both believe that they are an element's home, without faults.
-    pub two_homes: Time,
+    pub two_homes_max: Time,
 }
 
 /// Interval between checks.
-pub(super) const LOOK: Time = Time(500_000_000);
+pub(super) const CHECK_INTERVAL: Time = Time(500_000_000);
 
 /// The oracle's memory.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     /// Since when each element has had two homes.
-    shared: BTreeMap<ElementId, Time>,
+    two_homes_since: BTreeMap<ElementId, Time>,
     pub(super) violation: Option<Violation>,
 }
 
 impl World<'_> {
-    pub(super) fn examine(&mut self, demands: Demands) {
-        let calm = self.config.begin + demands.calm;
-        self.homes(demands, calm);
-        if self.now >= self.config.begin + demands.rest {
-            self.rest(calm);
+    pub(super) fn check(&mut self, invariants: Invariants) {
+        let faults_end = self.config.begin + invariants.faults_end;
+        self.check_homes(invariants, faults_end);
+        if self.now >= self.config.begin + invariants.recovery_deadline {
+            self.check_recovered(faults_end);
         }
     }
 
-    fn violated(&mut self, what: String) {
+    fn set_violation(&mut self, what: String) {
         let at = self.now;
-        self.oracle.violation.get_or_insert(Violation { at, what });
+        self.oracle.violation.get_or_insert(Violation {
+            at,
+            description: what,
+        });
     }
 
     /// Checks that no element has two monitoring registrars for longer than allowed, without faults.
-    fn homes(&mut self, demands: Demands, calm: Time) {
+    fn check_homes(&mut self, invariants: Invariants, faults_end: Time) {
         let mut owners: BTreeMap<ElementId, u32> = BTreeMap::new();
         for registrar in self
             .registrars
             .iter()
             .filter_map(|node| node.machine.as_ref())
         {
-            let own = registrar.id();
-            registrar.each_element(|_, element| {
-                if element.home == own {
+            let own_id = registrar.id();
+            registrar.visit_all_elements(|_, element| {
+                if element.home == own_id {
                     *owners.entry(element.id).or_default() += 1;
                 }
             });
@@ -63,17 +66,19 @@ impl World<'_> {
             .filter(|(_, owners)| *owners > 1)
             .map(|(id, _)| id)
             .collect();
-        self.oracle.shared.retain(|id, _| shared.contains(id));
+        self.oracle
+            .two_homes_since
+            .retain(|id, _| shared.contains(id));
         for id in shared {
-            let since = *self.oracle.shared.entry(id).or_insert(self.now);
-            if self.now.since(since.max(calm)) > demands.two_homes {
-                self.violated(format!("element {} has two homes", id.0));
+            let since = *self.oracle.two_homes_since.entry(id).or_insert(self.now);
+            if self.now.since(since.max(faults_end)) > invariants.two_homes_max {
+                self.set_violation(format!("element {} has two homes", id.0));
             }
         }
     }
 
     /// Checks the registrars' views, and that every user's requests have been served since the end of faults.
-    fn rest(&mut self, calm: Time) {
+    fn check_recovered(&mut self, faults_end: Time) {
         // Live elements, each with the home registrar that it knows.
         let elements = self.elements.iter();
         let live: BTreeMap<ElementId, Option<RegistrarId>> = elements
@@ -83,49 +88,54 @@ impl World<'_> {
         let nodes = self.registrars.iter();
         let machines: Vec<&Registrar> = nodes.filter_map(|node| node.machine.as_ref()).collect();
         let homes: BTreeSet<RegistrarId> = machines.iter().map(|machine| machine.id()).collect();
-        let mut wrong = Vec::new();
+        let mut errors = Vec::new();
         for machine in &machines {
-            view(machine, &live, &homes, &mut wrong);
+            check_view(machine, &live, &homes, &mut errors);
         }
         for home in homes {
             let views: BTreeSet<u16> = machines.iter().map(|view| view.checksum(home)).collect();
             if views.len() > 1 {
-                wrong.push(format!("views of registrar {}'s elements differ", home.0));
+                errors.push(format!("views of registrar {}'s elements differ", home.0));
             }
         }
         for (index, user) in self.users.iter().enumerate() {
-            if user.waits_since().is_some_and(|since| since < calm) {
-                let calm = calm.as_secs_f64();
-                wrong.push(format!("user {index} has waited since {calm} s"));
+            if user
+                .in_progress_since()
+                .is_some_and(|since| since < faults_end)
+            {
+                let calm = faults_end.as_secs_f64();
+                errors.push(format!("user {index} has waited since {calm} s"));
             }
         }
-        if let Some(what) = wrong.into_iter().next() {
-            self.violated(what);
+        if let Some(what) = errors.into_iter().next() {
+            self.set_violation(what);
         }
     }
 }
 
 /// Checks that each live element is in a registrar's view with a live home, the same as the element knows, and that no
 /// dead element is.
-fn view(
+fn check_view(
     registrar: &Registrar,
     live: &BTreeMap<ElementId, Option<RegistrarId>>,
     homes: &BTreeSet<RegistrarId>,
-    wrong: &mut Vec<String>,
+    errors: &mut Vec<String>,
 ) {
-    let own = registrar.id().0;
+    let own_id = registrar.id().0;
     let mut seen = BTreeSet::new();
-    registrar.each_element(|_, element| {
+    registrar.visit_all_elements(|_, element| {
         let (id, home) = (element.id.0, element.home.0);
         seen.insert(element.id);
-        let what = match live.get(&element.id) {
-            None => "is dead".to_owned(),
-            Some(_) if !homes.contains(&element.home) => format!("has a dead home, {home}"),
-            Some(Some(own)) if *own != element.home => format!("is of {}, not of {home}", own.0),
+        let problem = match live.get(&element.id) {
+            None => "has ended but is listed".to_owned(),
+            Some(_) if !homes.contains(&element.home) => {
+                format!("has a home that has ended, {home}")
+            }
+            Some(Some(own)) if *own != element.home => format!("has home {}, not {home}", own.0),
             Some(_) => return,
         };
-        wrong.push(format!("registrar {own}: element {id} {what}"));
+        errors.push(format!("registrar {own_id}: element {id} {problem}"));
     });
-    let lost = live.keys().find(|id| !seen.contains(*id));
-    wrong.extend(lost.map(|id| format!("registrar {own} does not know element {}", id.0)));
+    let missing = live.keys().find(|id| !seen.contains(*id));
+    errors.extend(missing.map(|id| format!("registrar {own_id} does not know element {}", id.0)));
 }

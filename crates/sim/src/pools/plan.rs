@@ -23,9 +23,9 @@ impl World<'_> {
             Action::Cut(a, b) => self.network.set_cut(a, b, true),
             Action::Mend(a, b) => {
                 self.network.set_cut(a, b, false);
-                self.send_held();
+                self.send_queued();
             }
-            Action::Reliable => self.network.lose_nothing(),
+            Action::EndLoss => self.network.clear_loss(),
         }
     }
 

@@ -27,7 +27,7 @@ pub(super) fn rearm(
 
 impl World<'_> {
     /// Fires a state machine's timer if it is due; returns true if it was.
-    pub(super) fn wake(&mut self, node: Node, at: Time) -> bool {
+    pub(super) fn fire_timer(&mut self, node: Node, at: Time) -> bool {
         let now: Duration = self.now.into();
         if let Some(bug) = self.config.bug
             && matches!(
@@ -49,7 +49,7 @@ impl World<'_> {
                 let due = registrar.machine.as_ref().and_then(Registrar::poll_timeout);
                 let fires = due.is_some_and(|due| due <= now);
                 match fires {
-                    true => self.registrar(index, |machine, now| machine.handle_timeout(now)),
+                    true => self.drive_registrar(index, |machine, now| machine.handle_timeout(now)),
                     false => rearm(&mut self.queue, node, &mut registrar.wake, due),
                 }
                 fires
@@ -63,7 +63,7 @@ impl World<'_> {
                 let due = element.machine.as_ref().and_then(PoolElement::poll_timeout);
                 let fires = due.is_some_and(|due| due <= now);
                 match fires {
-                    true => self.element(index, |machine, now| machine.handle_timeout(now)),
+                    true => self.drive_element(index, |machine, now| machine.handle_timeout(now)),
                     false => rearm(&mut self.queue, node, &mut element.wake, due),
                 }
                 fires
@@ -77,7 +77,7 @@ impl World<'_> {
                 let due = user.machine.poll_timeout();
                 let fires = due.is_some_and(|due| due <= now);
                 match fires {
-                    true => self.user(index, |machine, now| machine.handle_timeout(now)),
+                    true => self.drive_user(index, |machine, now| machine.handle_timeout(now)),
                     false => rearm(&mut self.queue, node, &mut user.wake, due),
                 }
                 fires

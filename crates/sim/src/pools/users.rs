@@ -1,12 +1,12 @@
 //! Pool users: the state machine, and the source of its requests.
 
-use super::associations::{Name, encoded};
+use super::associations::{InitiatorName, encode};
 use super::elements::Links;
-use super::measure::Finished;
+use super::measurements::Finished;
 use super::node::{self, Node, Role};
 use super::world::{Event, World};
 use crate::time::Time;
-use holdfast_proto::pool_user::{Config, Event as Told, Output, PoolUser};
+use holdfast_proto::pool_user::{Config, Event as UserEvent, Output, PoolUser};
 use holdfast_proto::registrar::Protocol;
 use holdfast_wire::rserpool::{ElementId, PoolElement};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// A message between users and elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Letter {
+pub(super) enum UserMessage {
     Request {
         request: u32,
         size: f64,
@@ -36,7 +36,7 @@ pub(super) enum Letter {
         elements: u32,
     },
     /// Number of requests in progress, and their latency.
-    Probed {
+    ProbeAnswer {
         id: ElementId,
         sent: Time,
         elements: u32,
@@ -46,7 +46,7 @@ pub(super) enum Letter {
 
 /// The request that a user waits for.
 #[derive(Debug)]
-struct Current {
+struct CurrentRequest {
     request: u32,
     size: f64,
     generated: Time,
@@ -65,23 +65,23 @@ pub(super) struct UserNode {
     pub(super) wake: Option<Time>,
     /// "The requests are queued and sequentially assigned to PEs" (paper 004 section 4).
     queue: VecDeque<(Time, f64)>,
-    current: Option<Current>,
+    current: Option<CurrentRequest>,
     requests: u32,
 }
 
 /// Delay before a user without an element asks again.
-const PAUSE: Time = Time(500_000_000);
+const RETRY_PAUSE: Time = Time(500_000_000);
 
 impl UserNode {
     /// Returns the time since which the user's request is in progress.
-    pub(super) fn waits_since(&self) -> Option<Time> {
+    pub(super) fn in_progress_since(&self) -> Option<Time> {
         self.current.as_ref().map(|current| current.dequeued)
     }
 }
 
 impl World<'_> {
     pub(super) fn new_user(&mut self, index: usize) -> UserNode {
-        let hunt = self.hunt(self.nodes.user(index));
+        let hunt = self.hunt_config(self.nodes.user(index));
         let seed = self.random.seed();
         UserNode {
             machine: PoolUser::new(Config::new(hunt, seed)),
@@ -102,7 +102,7 @@ impl World<'_> {
         self.users[index].queue.push_back((self.now, size));
         self.schedule_request(index);
         if self.users[index].current.is_none() {
-            self.begin(index);
+            self.begin_request(index);
         }
     }
 
@@ -122,13 +122,13 @@ impl World<'_> {
         self.queue.push(self.now + wait, Event::Generate { index });
     }
 
-    fn begin(&mut self, index: usize) {
+    fn begin_request(&mut self, index: usize) {
         let user = &mut self.users[index];
         let Some((generated, size)) = user.queue.pop_front() else {
             return;
         };
         user.requests += 1;
-        user.current = Some(Current {
+        user.current = Some(CurrentRequest {
             request: user.requests,
             size,
             generated,
@@ -139,16 +139,16 @@ impl World<'_> {
             attempts: 0,
         });
         match self.config.overhead {
-            Time::ZERO => self.select(index),
-            overhead => self.again_after(index, overhead),
+            Time::ZERO => self.select_element(index),
+            overhead => self.retry_after(index, overhead),
         }
     }
 
     /// Asks the registrar for each request, without using cached elements, unless the user chooses for itself.
-    pub(super) fn select(&mut self, index: usize) {
+    pub(super) fn select_element(&mut self, index: usize) {
         let handle = self.handle.clone();
-        let is_users = self.config.choice.is_users();
-        self.user(index, |machine, now| {
+        let is_users = self.config.choice.is_made_by_users();
+        self.drive_user(index, |machine, now| {
             if is_users {
                 machine.handle_resolve(now, handle);
                 return;
@@ -160,7 +160,7 @@ impl World<'_> {
 
     /// Gives a user's state machine an input, and executes its outputs.
     #[inline]
-    pub(super) fn user(&mut self, index: usize, input: impl FnOnce(&mut PoolUser, Duration)) {
+    pub(super) fn drive_user(&mut self, index: usize, input: impl FnOnce(&mut PoolUser, Duration)) {
         input(&mut self.users[index].machine, self.now.into());
         let node = self.nodes.user(index);
         while let Some(output) = self.users[index].machine.poll_output() {
@@ -169,7 +169,8 @@ impl World<'_> {
                     let Some(to) = node::node_of(&to) else {
                         continue;
                     };
-                    let association = self.connect(node, to, Protocol::Asap, Name::Link(link));
+                    let association =
+                        self.connect(node, to, Protocol::Asap, InitiatorName::Link(link));
                     self.users[index].links.push((link, association));
                 }
                 Output::Close { link } => {
@@ -182,12 +183,16 @@ impl World<'_> {
                 Output::Send { link, message } => {
                     let links = &self.users[index].links;
                     if let Some((_, association)) = links.iter().find(|(other, _)| *other == link) {
-                        self.send(*association, 0, encoded(&message));
+                        self.send(*association, 0, encode(&message));
                     }
                 }
-                Output::Event(Told::Selected { element, .. }) => self.selected(index, &element),
-                Output::Event(Told::Resolved { elements, .. }) => self.resolved(index, &elements),
-                Output::Event(Told::Failed { .. }) => self.again_later(index),
+                Output::Event(UserEvent::Selected { element, .. }) => {
+                    self.on_selected(index, &element)
+                }
+                Output::Event(UserEvent::Resolved { elements, .. }) => {
+                    self.on_resolved(index, &elements)
+                }
+                Output::Event(UserEvent::RequestFailed { .. }) => self.retry_later(index),
                 Output::Event(_) => {}
             }
         }
@@ -196,17 +201,17 @@ impl World<'_> {
         super::timers::rearm(&mut self.queue, node, &mut user.wake, due);
     }
 
-    pub(super) fn again_later(&mut self, index: usize) {
-        self.again_after(index, PAUSE);
+    pub(super) fn retry_later(&mut self, index: usize) {
+        self.retry_after(index, RETRY_PAUSE);
     }
 
-    fn again_after(&mut self, index: usize, wait: Time) {
+    fn retry_after(&mut self, index: usize, wait: Time) {
         let at = self.now + wait;
         let index = index as u32;
-        self.queue.push(at, Event::Again { index });
+        self.queue.push(at, Event::RetrySelection { index });
     }
 
-    pub(super) fn selected(&mut self, index: usize, element: &PoolElement) {
+    pub(super) fn on_selected(&mut self, index: usize, element: &PoolElement) {
         let node = self.nodes.user(index);
         let (Some(to), Some(current)) = (
             node::node_of(&element.user_transport),
@@ -221,39 +226,39 @@ impl World<'_> {
         let mut at = Some(self.now + self.config.delivery);
         for _ in 0..self.config.setup_round_trips {
             at = at
-                .and_then(|at| self.way_at(at, node, to))
-                .and_then(|at| self.way_at(at, to, node));
+                .and_then(|at| self.arrival_of_request(at, node, to))
+                .and_then(|at| self.arrival_of_request(at, to, node));
         }
-        self.post_at(at, node, to, Letter::Request { request, size });
+        self.send_message_at(at, node, to, UserMessage::Request { request, size });
     }
 
     /// Sends a message; if it cannot be delivered, the user learns of it after a timeout.
-    pub(super) fn post(&mut self, from: Node, to: Node, letter: Letter) {
-        self.post_at(Some(self.now), from, to, letter);
+    pub(super) fn send_message(&mut self, from: Node, to: Node, letter: UserMessage) {
+        self.send_message_at(Some(self.now), from, to, letter);
     }
 
-    fn post_at(&mut self, at: Option<Time>, from: Node, to: Node, letter: Letter) {
-        let arrival = at.and_then(|at| self.way_at(at, from, to));
+    fn send_message_at(&mut self, at: Option<Time>, from: Node, to: Node, letter: UserMessage) {
+        let arrival = at.and_then(|at| self.arrival_of_request(at, from, to));
         if let Some(arrival) = arrival {
-            let letter = Event::Letter { from, to, letter };
+            let letter = Event::UserMessage { from, to, letter };
             return self.queue.push(arrival, letter);
         }
-        let (Letter::Request { request, .. }
-        | Letter::Accepted { request }
-        | Letter::Done { request }
-        | Letter::Lost { request }) = letter
+        let (UserMessage::Request { request, .. }
+        | UserMessage::Accepted { request }
+        | UserMessage::Done { request }
+        | UserMessage::Lost { request }) = letter
         else {
             return;
         };
         let (user, element) = match letter {
-            Letter::Request { .. } => (from, to),
+            UserMessage::Request { .. } => (from, to),
             _ => (to, from),
         };
         let timeout = self.now + self.config.association_timeout.into();
-        let letter = Letter::Lost { request };
+        let letter = UserMessage::Lost { request };
         self.queue.push(
             timeout,
-            Event::Letter {
+            Event::UserMessage {
                 from: element,
                 to: user,
                 letter,
@@ -262,57 +267,57 @@ impl World<'_> {
     }
 
     /// Handles the arrival of a message.
-    pub(super) fn letter(&mut self, from: Node, to: Node, letter: Letter) {
+    pub(super) fn on_user_message(&mut self, from: Node, to: Node, letter: UserMessage) {
         match (self.nodes.role(to), letter) {
-            (Role::Element(index), Letter::Request { request, size }) => {
-                self.requested(index, from, request, size);
+            (Role::Element(index), UserMessage::Request { request, size }) => {
+                self.on_request(index, from, request, size);
             }
-            (Role::Element(index), probe) => self.probed(index, from, probe),
-            (Role::User(index), answer @ Letter::Probed { .. }) => {
-                self.probe_answered(index, answer);
+            (Role::Element(index), probe) => self.on_probe(index, from, probe),
+            (Role::User(index), answer @ UserMessage::ProbeAnswer { .. }) => {
+                self.on_probe_answer(index, answer);
             }
-            (Role::User(index), letter) => self.answered(index, from, letter),
+            (Role::User(index), letter) => self.on_answer(index, from, letter),
             _ => {}
         }
     }
 
-    fn answered(&mut self, index: usize, from: Node, letter: Letter) {
+    fn on_answer(&mut self, index: usize, from: Node, letter: UserMessage) {
         let Some(current) = &mut self.users[index].current else {
             return;
         };
-        let (Some((element, id)), asked) = (current.element, current.request) else {
+        let (Some((element, id)), selected) = (current.element, current.request) else {
             return;
         };
         if element != from {
             return;
         }
         match letter {
-            Letter::Accepted { request } if request == asked => {
+            UserMessage::Accepted { request } if request == selected => {
                 current.accepted.get_or_insert(self.now);
             }
-            Letter::Done { request } if request == asked => self.finished(index),
-            Letter::Lost { request } if request == asked => {
+            UserMessage::Done { request } if request == selected => self.on_finished(index),
+            UserMessage::Lost { request } if request == selected => {
                 current.element = None;
                 let sent = current.sent;
-                self.learn(index, id, sent, false);
+                self.record_latency(index, id, sent, false);
                 let handle = self.handle.clone();
-                self.user(index, |machine, now| {
+                self.drive_user(index, |machine, now| {
                     machine.handle_unreachable(now, &handle, id)
                 });
-                self.select(index);
+                self.select_element(index);
             }
             _ => {}
         }
     }
 
-    fn finished(&mut self, index: usize) {
+    fn on_finished(&mut self, index: usize) {
         let Some(current) = self.users[index].current.take() else {
             return;
         };
         let Some((element, id)) = current.element else {
             return;
         };
-        self.learn(index, id, current.sent, true);
+        self.record_latency(index, id, current.sent, true);
         let zone = self.nodes.zone(self.nodes.user(index));
         self.measure(&Finished {
             size: current.size,
@@ -323,6 +328,6 @@ impl World<'_> {
             attempts: current.attempts,
             local: zone == self.nodes.zone(element),
         });
-        self.begin(index);
+        self.begin_request(index);
     }
 }

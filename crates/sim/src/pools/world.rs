@@ -4,11 +4,11 @@ use super::associations::{Association, Side};
 use super::choosers::{Chooser, choosers};
 use super::config::{Action, Config, Requests};
 use super::elements::ElementNode;
-use super::measure::{Finished, Outcome, Window};
+use super::measurements::{Finished, Outcome, Window};
 use super::node::{Node, Nodes, Role};
-use super::oracle::{LOOK, Oracle};
+use super::oracle::{CHECK_INTERVAL, Oracle};
 use super::registrars::RegistrarNode;
-use super::users::{Letter, UserNode};
+use super::users::{UserMessage, UserNode};
 use crate::Violation;
 use crate::net::{Delay, Network};
 use crate::queue::Queue;
@@ -27,10 +27,10 @@ pub(super) enum Event {
         side: Side,
         message: Bytes,
     },
-    Letter {
+    UserMessage {
         from: Node,
         to: Node,
-        letter: Letter,
+        letter: UserMessage,
     },
     /// A state machine's timer is due.
     Wake {
@@ -38,7 +38,7 @@ pub(super) enum Event {
         at: Time,
     },
     /// A request has ended, unless other requests have started or ended since.
-    Served {
+    RequestEnd {
         index: u32,
         at: Time,
     },
@@ -46,7 +46,7 @@ pub(super) enum Event {
         index: u32,
     },
     /// A user asks for an element again.
-    Again {
+    RetrySelection {
         index: u32,
     },
     Up {
@@ -87,9 +87,9 @@ pub(super) enum Event {
     },
     Act(Action),
     /// A window starts or ends.
-    Look,
+    WindowEdge,
     /// The oracle checks the invariants.
-    Examine,
+    Check,
 }
 
 #[derive(Debug)]
@@ -99,7 +99,7 @@ pub(super) struct World<'a> {
     pub(super) queue: Queue<Event>,
     pub(super) random: Random,
     pub(super) network: Network,
-    pub(super) delays_vary: bool,
+    pub(super) has_variable_delays: bool,
     pub(super) nodes: Nodes,
     pub(super) registrars: Vec<RegistrarNode>,
     pub(super) elements: Vec<ElementNode>,
@@ -108,7 +108,7 @@ pub(super) struct World<'a> {
     pub(super) requests: Vec<(Requests, f64)>,
     pub(super) associations: Vec<Association>,
     /// The registrars' associations that are up, by both ends. Never iterated, because its order is random.
-    pub(super) directory: HashMap<(Node, Node, Protocol), (u32, Side)>,
+    pub(super) open_associations: HashMap<(Node, Node, Protocol), (u32, Side)>,
     /// The choosers of users that choose for themselves.
     pub(super) choosers: Vec<Chooser>,
     pub(super) handle: PoolHandle,
@@ -125,19 +125,19 @@ fn requests(config: &Config) -> Vec<(Requests, f64)> {
     };
     let zones = (0..).zip(&config.zones);
     let users = zones.flat_map(|(zone, of)| (0..of.users).map(move |user| (zone, user)));
-    let of = |(zone, user)| (Requests::new(config.workload, seed, zone, user), 0.0);
-    users.map(of).collect()
+    let requests_of = |(zone, user)| (Requests::new(config.workload, seed, zone, user), 0.0);
+    users.map(requests_of).collect()
 }
 
 impl<'a> World<'a> {
     pub(super) fn new(config: &'a Config, seed: u64) -> World<'a> {
-        let all = (config.begin, config.begin + config.runtime);
+        let whole_run = (config.begin, config.begin + config.runtime);
         let mut windows: Vec<(Time, Time)> = config.windows.clone();
         for (from, to) in &mut windows {
             (*from, *to) = (*from + config.begin, *to + config.begin);
         }
         if windows.is_empty() {
-            windows.push(all);
+            windows.push(whole_run);
         }
         let link = |from: u16, to: u16| config.links[usize::from(from)][usize::from(to)];
         let constant = |link: &crate::net::Link| matches!(link.delay, Delay::Constant(_));
@@ -146,14 +146,14 @@ impl<'a> World<'a> {
             queue: Queue::default(),
             random: Random::new(seed),
             network: Network::new(config.zones.len(), link),
-            delays_vary: !config.links.iter().flatten().all(constant),
+            has_variable_delays: !config.links.iter().flatten().all(constant),
             nodes: Nodes::new(&config.zones),
             registrars: Vec::new(),
             elements: Vec::new(),
             users: Vec::new(),
             requests: requests(config),
             associations: Vec::new(),
-            directory: HashMap::new(),
+            open_associations: HashMap::new(),
             choosers: choosers(config.choice, config.zones.len(), config.users() as usize),
             handle: PoolHandle::from("pool"),
             windows: windows
@@ -178,18 +178,18 @@ impl<'a> World<'a> {
             self.queue.push(at, Event::StartRegistrar { index });
         }
         let half = self.config.begin.as_secs_f64() / 2.0;
-        for Zoned {
+        for ZoneLayout {
             first,
             count,
-            at_first,
-        } in self.zoned()
+            initial_elements: at_first,
+        } in self.zone_layouts()
         {
-            for place in 0..count {
-                let capacity = self.config.capacity(first + place);
+            for element in 0..count {
+                let capacity = self.config.capacity(first + element);
                 self.elements.push(ElementNode::new(capacity));
-                if place < at_first {
+                if element < at_first {
                     let at = Time::from_secs_f64(half * (1.0 + self.random.fraction() / 2.0));
-                    let index = first + place;
+                    let index = first + element;
                     self.queue.push(at, Event::StartElement { index });
                 }
             }
@@ -202,34 +202,34 @@ impl<'a> World<'a> {
             self.schedule_request(index);
         }
         self.now = Time::ZERO;
-        self.foresee();
+        self.schedule_plan();
     }
 
     /// Queues the planned actions, windows and checks.
-    fn foresee(&mut self) {
+    fn schedule_plan(&mut self) {
         for (at, action) in &self.config.plan {
             self.queue
                 .push(self.config.begin + *at, Event::Act(*action));
         }
         for (from, to, _) in &self.windows {
-            self.queue.push(*from, Event::Look);
-            self.queue.push(*to, Event::Look);
+            self.queue.push(*from, Event::WindowEdge);
+            self.queue.push(*to, Event::WindowEdge);
         }
-        if self.config.demands.is_some() {
-            self.queue.push(self.config.begin, Event::Examine);
+        if self.config.invariants.is_some() {
+            self.queue.push(self.config.begin, Event::Check);
         }
     }
 
-    fn zoned(&self) -> Vec<Zoned> {
+    fn zone_layouts(&self) -> Vec<ZoneLayout> {
         let mut first = 0;
         let zones = self.config.zones.iter().enumerate();
         zones
             .map(|(index, zone)| {
-                let at_first = self.config.elements_at_first.as_ref();
-                let zoned = Zoned {
+                let at_first = self.config.initial_elements.as_ref();
+                let zoned = ZoneLayout {
                     first,
                     count: zone.elements,
-                    at_first: at_first.map_or(zone.elements, |at_first| at_first[index]),
+                    initial_elements: at_first.map_or(zone.elements, |at_first| at_first[index]),
                 };
                 first += zone.elements;
                 zoned
@@ -267,25 +267,25 @@ impl<'a> World<'a> {
                 side,
                 message,
             } => {
-                self.deliver(association, side, &message);
+                self.on_message(association, side, &message);
                 true
             }
-            Event::Letter { from, to, letter } => {
-                self.letter(from, to, letter);
+            Event::UserMessage { from, to, letter } => {
+                self.on_user_message(from, to, letter);
                 true
             }
-            Event::Wake { node, at } => self.wake(node, at),
-            Event::Served { index, at } => self.served(index as usize, at),
+            Event::Wake { node, at } => self.fire_timer(node, at),
+            Event::RequestEnd { index, at } => self.on_request_end(index as usize, at),
             Event::Generate { index } => {
                 self.generate(index as usize);
                 true
             }
-            Event::Again { index } => {
-                self.select(index as usize);
+            Event::RetrySelection { index } => {
+                self.select_element(index as usize);
                 true
             }
             other => {
-                self.seldom(other);
+                self.handle_rare(other);
                 false
             }
         };
@@ -296,15 +296,15 @@ impl<'a> World<'a> {
         }
     }
 
-    fn seldom(&mut self, event: Event) {
+    fn handle_rare(&mut self, event: Event) {
         match event {
-            Event::Up { association, side } => self.up(association, side),
-            Event::Lost { association, side } => self.lost(association, side),
-            Event::Aborted { association, side } => self.aborted(association, side),
-            Event::Measure { association, side } => self.tell_round_trip(association, side),
-            Event::Break { association } => self.break_up(association),
+            Event::Up { association, side } => self.on_up(association, side),
+            Event::Lost { association, side } => self.on_lost(association, side),
+            Event::Aborted { association, side } => self.on_abort(association, side),
+            Event::Measure { association, side } => self.report_round_trip(association, side),
+            Event::Break { association } => self.time_out(association),
             Event::DialFailed { index, dial } => {
-                self.registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
+                self.drive_registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
             }
             Event::DialledAgain {
                 index,
@@ -312,18 +312,18 @@ impl<'a> World<'a> {
                 protocol,
                 id,
             } => {
-                self.registrar(index, |machine, now| {
-                    machine.handle_up(now, id, protocol, &[], Some(dial))
+                self.drive_registrar(index, |machine, now| {
+                    machine.handle_association_up(now, id, protocol, &[], Some(dial))
                 });
             }
             Event::StartRegistrar { index } => self.start_registrar(index as usize),
             Event::StartElement { index } => self.start_element(index as usize),
             Event::Act(action) => self.act(action),
-            Event::Look => self.look(),
-            Event::Examine => {
-                if let Some(demands) = self.config.demands {
-                    self.examine(demands);
-                    self.queue.push(self.now + LOOK, Event::Examine);
+            Event::WindowEdge => self.measure_windows(),
+            Event::Check => {
+                if let Some(demands) = self.config.invariants {
+                    self.check(demands);
+                    self.queue.push(self.now + CHECK_INTERVAL, Event::Check);
                 }
             }
             _ => {}
@@ -348,29 +348,29 @@ impl<'a> World<'a> {
     }
 
     /// Measures the elements' work at a window's start and end.
-    fn look(&mut self) {
+    fn measure_windows(&mut self) {
         let mut done = 0.0;
         let mut capacity = 0.0;
         for element in &mut self.elements {
-            done += element.server.done(self.now);
+            done += element.server.work_done(self.now);
             if element.machine.is_some() {
                 capacity += element.server.capacity();
             }
         }
         for (from, to, window) in &mut self.windows {
             if *from == self.now {
-                window.done -= done;
+                window.calculated -= done;
             }
             if *to == self.now {
-                window.done += done;
-                window.could = capacity * (*to - *from).as_secs_f64();
+                window.calculated += done;
+                window.capacity = capacity * (*to - *from).as_secs_f64();
             }
         }
     }
 }
 
-struct Zoned {
+struct ZoneLayout {
     first: u32,
     count: u32,
-    at_first: u32,
+    initial_elements: u32,
 }

@@ -2,7 +2,7 @@
 
 use super::ScenarioError;
 use super::text::{GroupText, WithRequestText};
-use crate::bugs::{NoBug, named};
+use crate::bugs::{UnknownBug, by_name};
 use crate::group::{Action, Outcome, Setting};
 use crate::time::Time;
 use crate::{Violation, handoff, migration};
@@ -28,7 +28,7 @@ pub enum Group {
 
 /// The smallest failing case of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shrunk {
+pub struct ShrunkFailure {
     /// The planned actions with their times.
     pub plan: Vec<(Time, Action)>,
     /// The violated invariant.
@@ -51,14 +51,14 @@ impl Group {
     ///
     /// # Errors
     /// There is no bug of this name.
-    pub fn broken(self, name: &str) -> Result<Group, NoBug> {
+    pub fn with_bug(self, name: &str) -> Result<Group, UnknownBug> {
         Ok(match self {
             Group::Handoff { setting, .. } => {
-                let bug = Some(named(&handoff::Bug::ALL, name)?);
+                let bug = Some(by_name(&handoff::Bug::ALL, name)?);
                 Group::Handoff { setting, bug }
             }
             Group::Migration { setting, .. } => {
-                let bug = Some(named(&migration::Bug::ALL, name)?);
+                let bug = Some(by_name(&migration::Bug::ALL, name)?);
                 Group::Migration { setting, bug }
             }
         })
@@ -85,7 +85,7 @@ impl Group {
 
     /// Returns the smallest part of a failing seed's plan that still fails. None if the seed does not fail.
     #[must_use]
-    pub fn shrink(&self, seed: u64) -> Option<Shrunk> {
+    pub fn shrink(&self, seed: u64) -> Option<ShrunkFailure> {
         let (plan, violation, trace) = match self {
             Group::Handoff { setting, bug } => {
                 let failure = handoff::shrink(setting, seed, *bug)?;
@@ -96,7 +96,7 @@ impl Group {
                 (failure.config.plan, failure.violation, failure.trace)
             }
         };
-        Some(Shrunk {
+        Some(ShrunkFailure {
             plan,
             violation,
             trace,
@@ -104,12 +104,12 @@ impl Group {
     }
 }
 
-fn wrong<T>(what: &'static str) -> Result<T, ScenarioError> {
+fn invalid<T>(what: &'static str) -> Result<T, ScenarioError> {
     Err(ScenarioError::Number(what))
 }
 
-fn set<T>(value: &mut T, said: Option<T>) {
-    if let Some(said) = said {
+fn set_if_given<T>(value: &mut T, given: Option<T>) {
+    if let Some(said) = given {
         *value = said;
     }
 }
@@ -120,12 +120,12 @@ impl GroupText {
             cancel, kill, copy, ..
         } = self.with_request;
         if self.processes.is_some() || cancel.or(kill).or(copy).is_some() {
-            return wrong("processes, cancel, kill and copy are of migrations");
+            return invalid("processes, cancel, kill and copy apply to migrations only");
         }
         let mut setting = handoff::DEFAULT;
         self.shared(&mut setting)?;
         if !setting.flows.is_within(1, 1_000) {
-            return wrong("flows are from 1 to 1000");
+            return invalid("flows must be 1 to 1000");
         }
         Ok(Group::Handoff { setting, bug: None })
     }
@@ -133,40 +133,48 @@ impl GroupText {
     pub(super) fn migration(&self) -> Result<Group, ScenarioError> {
         let mut setting = migration::DEFAULT;
         self.shared(&mut setting.group)?;
-        set(&mut setting.processes, self.processes);
+        set_if_given(&mut setting.processes, self.processes);
         let with_request = &self.with_request;
-        set(&mut setting.cancel, with_request.cancel);
-        set(&mut setting.kill, with_request.kill);
-        set(&mut setting.copies, with_request.copy);
+        set_if_given(&mut setting.cancel, with_request.cancel);
+        set_if_given(&mut setting.kill, with_request.kill);
+        set_if_given(&mut setting.clone_share, with_request.copy);
         if !setting.processes.is_within(2, 100) || !setting.group.flows.is_within(0, 1_000) {
-            return wrong("processes are from 2 to 100, flows from 0 to 1000");
+            return invalid("processes must be 2 to 100, flows 0 to 1000");
         }
-        shares(&[setting.cancel, setting.kill, setting.copies])?;
+        shares(&[setting.cancel, setting.kill, setting.clone_share])?;
         Ok(Group::Migration { setting, bug: None })
     }
 
     fn shared(&self, setting: &mut Setting) -> Result<(), ScenarioError> {
-        set(&mut setting.nodes, self.nodes);
-        set(&mut setting.flows, self.flows);
-        set(&mut setting.requests, self.requests);
-        set(
+        set_if_given(&mut setting.nodes, self.nodes);
+        set_if_given(&mut setting.flows, self.flows);
+        set_if_given(&mut setting.requests, self.requests);
+        set_if_given(
             &mut setting.runtime,
             self.runtime_s.map(Time::from_secs_f64),
         );
-        set(&mut setting.rest, self.rest_s.map(Time::from_secs_f64));
-        set(&mut setting.soon, self.soon_ms.map(Time::from_ms_f64));
-        set(&mut setting.crash, self.with_request.crash);
-        set(&mut setting.cut, self.with_request.cut);
-        set(&mut setting.close, self.with_request.close);
-        set(&mut setting.open, self.with_request.open);
+        set_if_given(
+            &mut setting.idle_deadline,
+            self.rest_s.map(Time::from_secs_f64),
+        );
+        set_if_given(
+            &mut setting.action_delay_max,
+            self.soon_ms.map(Time::from_ms_f64),
+        );
+        set_if_given(&mut setting.crash, self.with_request.crash);
+        set_if_given(&mut setting.cut, self.with_request.cut);
+        set_if_given(&mut setting.close, self.with_request.close);
+        set_if_given(&mut setting.open, self.with_request.open);
         setting.faults = self.faults;
         if !setting.nodes.is_within(2, 64) || !setting.requests.is_within(0, 10_000) {
-            return wrong("nodes are from 2 to 64, requests from 0 to 10000");
+            return invalid("nodes must be 2 to 64, requests 0 to 10000");
         }
         // Programs work until 100 s after the end of all faults.
         let healed = setting.runtime + Time::from_secs_f64(100.0);
-        if setting.runtime == Time::ZERO || setting.rest <= healed {
-            return wrong("runtime_s is above 0, and rest_s more than 100 s above it");
+        if setting.runtime == Time::ZERO || setting.idle_deadline <= healed {
+            return invalid(
+                "runtime_s must be above 0, and rest_s more than 100 s above runtime_s",
+            );
         }
         shares(&[setting.crash, setting.cut, setting.close, setting.open])?;
         shares(&setting.faults.shares())
@@ -176,6 +184,6 @@ impl GroupText {
 fn shares(shares: &[f64]) -> Result<(), ScenarioError> {
     match shares.iter().all(|share| (0.0..=1.0).contains(share)) {
         true => Ok(()),
-        false => wrong("what is under [with_request] and [faults] is from 0 to 1"),
+        false => invalid("the values of [with_request] and [faults] must be 0 to 1"),
     }
 }

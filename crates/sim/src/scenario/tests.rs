@@ -17,7 +17,7 @@ fn built_in(name: &str) -> Scenario {
 }
 
 #[test]
-fn what_comes_with_the_program_can_be_read() {
+fn built_in_scenarios_parse() {
     for (name, _) in BUILT_IN {
         let scenario = Scenario::built_in(name).unwrap();
         let scenario = scenario.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -30,13 +30,13 @@ fn what_comes_with_the_program_can_be_read() {
 }
 
 #[test]
-fn a_scenario_says_what_it_says() {
+fn scenario_text_sets_the_config() {
     let regions = pools(built_in("regions")).config;
     assert_eq!(regions.links[0][2], regions.links[2][0]);
     assert_eq!(regions.links[0][2].delay.mean_ms(), 300.0);
     assert_eq!(regions.links[1][2].delay.mean_ms(), 112.0);
     assert_eq!(regions.links[1][1].delay.mean_ms(), 10.0);
-    assert_eq!(regions.elements_at_first, Some(vec![5, 5, 5]));
+    assert_eq!(regions.initial_elements, Some(vec![5, 5, 5]));
     assert_eq!(regions.plan.len(), 8);
     // Equation 2: three users for each element, requests of a second, 60 %.
     let lans = pools(built_in("lans")).config;
@@ -44,10 +44,10 @@ fn a_scenario_says_what_it_says() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn invalid_scenario_gives_a_specific_error() {
     let zone = "utilisation = 0.6\n[[zone]]\nname = \"a\"\nelements = 2\nusers = 1\n";
     let error = |text: &str| match Scenario::parse(&format!("{text}{zone}")) {
-        Ok(_) => panic!("{text} is no scenario"),
+        Ok(_) => panic!("accepted as a scenario: {text}"),
         Err(error) => error.to_string(),
     };
     assert!(error("policy = \"BEST\"\n").contains("BEST"));
@@ -55,7 +55,7 @@ fn what_is_wrong_is_named() {
     assert!(error("request_interval_s = 1\n").contains("either"));
     assert!(error("capacity = 0\n").contains("above 0"));
     let error = |text: &str| match Scenario::parse(&format!("{zone}{text}")) {
-        Ok(_) => panic!("{text} is no scenario"),
+        Ok(_) => panic!("accepted as a scenario: {text}"),
         Err(error) => error.to_string(),
     };
     assert!(error("[[event]]\nat_s = 1\ncut = [\"a\", \"b\"]\n").contains("`b`"));
@@ -65,7 +65,7 @@ fn what_is_wrong_is_named() {
 }
 /// The built-in plain scenarios state the default values.
 #[test]
-fn the_plain_scenarios_of_groups_say_what_holds_anyway() {
+fn plain_group_scenarios_state_the_defaults() {
     let group = |text: &str| match Scenario::parse(text).expect("it is right").kind {
         Kind::Group(group) => group,
         Kind::Pools(_) => panic!("no group"),
@@ -88,10 +88,10 @@ fn the_plain_scenarios_of_groups_say_what_holds_anyway() {
 }
 
 #[test]
-fn what_is_wrong_with_a_group_is_named() {
+fn invalid_group_scenario_gives_a_specific_error() {
     let error =
         |kind: &str, text: &str| match Scenario::parse(&format!("kind = \"{kind}\"\n{text}")) {
-            Ok(_) => panic!("{text} is no scenario"),
+            Ok(_) => panic!("accepted as a scenario: {text}"),
             Err(error) => error.to_string(),
         };
     assert!(error("handof", "").contains("handof"));

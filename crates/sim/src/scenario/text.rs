@@ -62,25 +62,25 @@ pub(super) struct Text {
     _kind: KindName,
     #[serde(default)]
     pub(super) about: String,
-    #[serde(default = "lu")]
+    #[serde(default = "default_policy")]
     pub(super) policy: String,
     #[serde(default)]
     pub(super) dpf: f64,
-    #[serde(default = "zone")]
+    #[serde(default = "default_sharing")]
     pub(super) sharing: Sharing,
     #[serde(default)]
     pub(super) probes_with_way: bool,
-    #[serde(default = "hot")]
+    #[serde(default = "default_hot_quantile")]
     pub(super) probes_hot: f64,
-    #[serde(default = "load")]
+    #[serde(default = "default_load_per_request")]
     pub(super) load_per_request: f64,
-    #[serde(default = "million")]
+    #[serde(default = "million_calculations")]
     pub(super) capacity: f64,
-    #[serde(default = "million")]
+    #[serde(default = "million_calculations")]
     pub(super) request_size: f64,
     pub(super) utilisation: Option<f64>,
     pub(super) request_interval_s: Option<f64>,
-    #[serde(default = "quarter")]
+    #[serde(default = "default_runtime_s")]
     pub(super) runtime_s: f64,
     pub(super) distance_step_ms: Option<u32>,
     #[serde(default)]
@@ -150,26 +150,26 @@ pub(super) struct WindowText {
     pub(super) to_s: f64,
 }
 
-fn lu() -> String {
+fn default_policy() -> String {
     "LU".to_owned()
 }
 
-fn hot() -> f64 {
+fn default_hot_quantile() -> f64 {
     0.84
 }
 
-fn zone() -> Sharing {
+fn default_sharing() -> Sharing {
     Sharing::Zone
 }
 
-fn load() -> f64 {
+fn default_load_per_request() -> f64 {
     0.01
 }
 
-fn million() -> f64 {
+fn million_calculations() -> f64 {
     1e6
 }
 
-fn quarter() -> f64 {
+fn default_runtime_s() -> f64 {
     900.0
 }

@@ -1,6 +1,6 @@
 //! Tests of handoffs.
 
-use crate::{assert_all, assert_found, assert_same_again};
+use crate::{assert_all, assert_bugs_detected, assert_deterministic};
 use holdfast_sim::Violation;
 use holdfast_sim::group::Outcome;
 use holdfast_sim::handoff::{Bug, DEFAULT, schedule, shrink, try_run};
@@ -10,7 +10,7 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<Outcome, Violation> {
 }
 
 /// Kinds of events that the runs must cover.
-const MET: [&str; 22] = [
+const EXPECTED_COUNTS: [&str; 22] = [
     "moved",
     "kept: UnknownFlow",
     "kept: AlreadyMoving",
@@ -28,30 +28,30 @@ const MET: [&str; 22] = [
     "commit refused",
     "rollback refused",
     "crash with a flow Prepared",
-    "crash with a flow Out",
-    "crash with a flow In",
+    "crash with a flow Outgoing",
+    "crash with a flow Incoming",
     "activated after restart",
     "discarded after restart",
     "holder silent",
 ];
 
 #[test]
-fn every_flow_has_one_speaker_at_any_time_and_one_owner_in_the_end() {
+fn every_flow_has_at_most_one_sender_and_finally_one_owner() {
     assert_all(
         |seed| run(seed, None),
         |seed| shrink(&DEFAULT, seed, None),
-        &MET,
+        &EXPECTED_COUNTS,
     );
 }
 
 #[test]
-fn a_seed_gives_the_same_run_again() {
-    assert_same_again(|seed| run(seed, None));
+fn equal_seeds_give_equal_runs() {
+    assert_deterministic(|seed| run(seed, None));
 }
 
 #[test]
-fn each_deliberate_bug_is_found_and_shrinks() {
-    assert_found(
+fn deliberate_bugs_are_detected_and_shrink() {
+    assert_bugs_detected(
         &Bug::ALL,
         400,
         |seed, bug| run(seed, Some(bug)).is_err(),
@@ -60,6 +60,6 @@ fn each_deliberate_bug_is_found_and_shrinks() {
 }
 
 #[test]
-fn what_comes_right_does_not_shrink() {
+fn successful_run_does_not_shrink() {
     assert!(shrink(&DEFAULT, 1, None).is_none());
 }

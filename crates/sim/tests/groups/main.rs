@@ -12,15 +12,15 @@ use holdfast_sim::{Violation, seeds};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-/// Returns only `HOLDFAST_SEED`, the first `HOLDFAST_SEEDS`, or by default the first `otherwise` seeds.
-fn all_seeds(otherwise: u64) -> Vec<u64> {
+/// Returns only `HOLDFAST_SEED`, the first `HOLDFAST_SEEDS`, or by default the first `default_count` seeds.
+fn all_seeds(default_count: u64) -> Vec<u64> {
     let number = |name| {
         let text = std::env::var(name).ok();
         text.and_then(|text| text.parse::<u64>().ok())
     };
     match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
         (Some(seed), _) => vec![seed],
-        (None, count) => (0..count.unwrap_or(otherwise)).collect(),
+        (None, count) => (0..count.unwrap_or(default_count)).collect(),
     }
 }
 
@@ -28,10 +28,10 @@ fn all_seeds(otherwise: u64) -> Vec<u64> {
 fn assert_all<K: Debug>(
     run: impl Fn(u64) -> Result<Outcome, Violation> + Sync,
     shrink: impl Fn(u64) -> Option<Failure<K>>,
-    met: &[&str],
+    expected_counts: &[&str],
 ) {
     let seeds = all_seeds(3_000);
-    let outcomes = seeds::each(&seeds, |seed| run(*seed), |_| ());
+    let outcomes = seeds::run_all(&seeds, |seed| run(*seed), |_| ());
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for (seed, outcome) in seeds.iter().zip(outcomes) {
         let outcome = outcome.unwrap_or_else(|violation| {
@@ -44,24 +44,24 @@ fn assert_all<K: Debug>(
         }
     }
     println!("{counts:#?}");
-    let seldom = |what: &&&str| counts.get(**what).copied().unwrap_or(0) < 5;
-    let seldom: Vec<_> = met.iter().filter(seldom).collect();
+    let is_rare = |what: &&&str| counts.get(**what).copied().unwrap_or(0) < 5;
+    let seldom: Vec<_> = expected_counts.iter().filter(is_rare).collect();
     assert!(
         seeds.len() < 1_000 || seldom.is_empty(),
         "{seldom:?} of {counts:#?}"
     );
 }
 
-fn assert_same_again(run: impl Fn(u64) -> Result<Outcome, Violation>) {
+fn assert_deterministic(run: impl Fn(u64) -> Result<Outcome, Violation>) {
     for seed in 0..20 {
         assert_eq!(run(seed), run(seed), "seed {seed}");
     }
-    let digest = |seed| run(seed).expect("it comes right").digest;
+    let digest = |seed| run(seed).expect("no violation").digest;
     assert_ne!(digest(0), digest(1));
 }
 
 /// Checks that one of `budget` seeds detects each bug, and that it shrinks to a few actions.
-fn assert_found<B: Copy + Debug + Sync, K>(
+fn assert_bugs_detected<B: Copy + Debug + Sync, K>(
     bugs: &[B],
     budget: u64,
     fails: impl Fn(u64, B) -> bool + Sync,
@@ -73,7 +73,7 @@ fn assert_found<B: Copy + Debug + Sync, K>(
         let violation = shrunk.violation.to_string();
         Some((seed, shrunk.config.plan, shrunk.trace.len(), violation))
     };
-    let found = seeds::each(bugs, find, |_| ());
+    let found = seeds::run_all(bugs, find, |_| ());
     for (bug, found) in bugs.iter().zip(&found) {
         println!("{bug:?}: {found:?}");
     }
@@ -85,18 +85,18 @@ fn assert_found<B: Copy + Debug + Sync, K>(
 
 /// Checks the built-in scenarios, with some seeds each.
 #[test]
-fn other_scenarios_come_right() {
+fn built_in_group_scenarios_succeed() {
     let seeds: Vec<u64> = (0..20).collect();
     for (name, text) in BUILT_IN {
         let Kind::Group(group) = Scenario::parse(text).expect(name).kind else {
             continue;
         };
-        let outcomes = seeds::each(&seeds, |seed| group.try_seed(*seed, None), |_| ());
-        let mut moved = 0;
+        let outcomes = seeds::run_all(&seeds, |seed| group.try_seed(*seed, None), |_| ());
+        let mut moves = 0;
         for (seed, outcome) in seeds.iter().zip(outcomes) {
             let outcome = outcome.unwrap_or_else(|violation| panic!("{name} {seed}: {violation}"));
-            moved += outcome.counts.get("moved").copied().unwrap_or(0);
+            moves += outcome.counts.get("moved").copied().unwrap_or(0);
         }
-        assert!(moved > 0, "{name}");
+        assert!(moves > 0, "{name}");
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of migrations.
 
-use crate::{assert_all, assert_found, assert_same_again};
+use crate::{assert_all, assert_bugs_detected, assert_deterministic};
 use holdfast_sim::Violation;
 use holdfast_sim::group::Outcome;
 use holdfast_sim::migration::{Bug, DEFAULT, schedule, shrink, try_run};
@@ -10,11 +10,11 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<Outcome, Violation> {
 }
 
 /// Kinds of events that the runs must cover.
-const MET: [&str; 30] = [
+const EXPECTED_COUNTS: [&str; 30] = [
     "moved",
     "cloned",
-    "memory follows",
-    "flows came late",
+    "post-copy started",
+    "late flows",
     "holder silent",
     "kept: Blocked",
     "kept: Cancelled",
@@ -37,29 +37,29 @@ const MET: [&str; 30] = [
     "commit with all flows of process refused",
     "rollback of process refused",
     "recovered donor, frozen",
-    "recovered donor, noted",
+    "recovered donor, flows saved",
     "recovered acceptor, restored",
-    "recovered acceptor, gone",
+    "recovered acceptor, resumed",
     "recovered peer",
 ];
 
 #[test]
-fn every_process_runs_once_at_any_time_and_somewhere_in_the_end() {
+fn every_process_runs_at_most_once_and_finally_somewhere() {
     assert_all(
         |seed| run(seed, None),
         |seed| shrink(&DEFAULT, seed, None),
-        &MET,
+        &EXPECTED_COUNTS,
     );
 }
 
 #[test]
-fn a_seed_gives_the_same_run_again() {
-    assert_same_again(|seed| run(seed, None));
+fn equal_seeds_give_equal_runs() {
+    assert_deterministic(|seed| run(seed, None));
 }
 
 #[test]
-fn each_deliberate_bug_is_found_and_shrinks() {
-    assert_found(
+fn deliberate_bugs_are_detected_and_shrink() {
+    assert_bugs_detected(
         &Bug::ALL,
         4_000,
         |seed, bug| run(seed, Some(bug)).is_err(),
@@ -68,6 +68,6 @@ fn each_deliberate_bug_is_found_and_shrinks() {
 }
 
 #[test]
-fn what_comes_right_does_not_shrink() {
+fn successful_run_does_not_shrink() {
     assert!(shrink(&DEFAULT, 1, None).is_none());
 }

@@ -11,15 +11,15 @@ use thiserror::Error;
 pub enum Error {
     /// The process or one of its threads ended.
     #[error("process {0} has ended")]
-    Gone(i32),
+    ProcessEnded(i32),
     /// The tree uses something that cannot move.
-    #[error("cannot move: {}", list(.0))]
+    #[error("cannot move: {}", join_blockers(.0))]
     Blocked(Vec<Blocker>),
     /// A thread did not stop in time (uninterruptible sleep, `vfork`).
     #[error(
-        "thread {0} did not stop in time: it waits in the kernel where it cannot be interrupted; try again later"
+        "thread {0} did not stop in time, because it is in an uninterruptible system call: try again later"
     )]
-    WouldNotStop(i32),
+    StopTimeout(i32),
     /// The local machine cannot take the process. The text names the missing or different property.
     #[error("this machine cannot take the process: {0}")]
     Refused(String),
@@ -30,10 +30,10 @@ pub enum Error {
     #[error("malformed image: {0}")]
     Image(&'static str),
     /// A system call or procfs gave an unexpected result.
-    #[error("{what}: {source}")]
+    #[error("{operation}: {source}")]
     Kernel {
         /// The attempted operation.
-        what: String,
+        operation: String,
         /// The kernel's error.
         source: io::Error,
     },
@@ -45,13 +45,16 @@ impl From<FilesError> for Error {
             FilesError::Blocked(blockers) => {
                 Self::Blocked(blockers.into_iter().map(Blocker::from).collect())
             }
-            FilesError::Kernel { step, source } => Self::Kernel { what: step, source },
+            FilesError::Kernel { step, source } => Self::Kernel {
+                operation: step,
+                source,
+            },
             FilesError::Refused(_) | FilesError::Malformed(_) => Self::Refused(error.to_string()),
         }
     }
 }
 
-fn list(blockers: &[Blocker]) -> String {
+fn join_blockers(blockers: &[Blocker]) -> String {
     let texts: Vec<String> = blockers.iter().map(ToString::to_string).collect();
     texts.join("; ")
 }
@@ -67,16 +70,16 @@ pub(crate) trait Context<T> {
 impl<T> Context<T> for io::Result<T> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|source| Error::Kernel {
-            what: what(),
+            operation: what(),
             source,
         })
     }
 }
 
 /// Returns the error for a procfs file that does not parse.
-pub(crate) fn unexpected(what: &str) -> Error {
+pub(crate) fn unexpected_text(name: &str) -> Error {
     Error::Kernel {
-        what: what.to_owned(),
+        operation: name.to_owned(),
         source: io::Error::from(io::ErrorKind::InvalidData),
     }
 }

@@ -11,17 +11,17 @@ pub mod digest;
 pub mod donor;
 #[cfg(target_arch = "x86_64")]
 pub mod error;
+#[cfg(target_arch = "x86_64")]
+mod file_identity;
 pub mod files;
-#[cfg(target_arch = "x86_64")]
-pub mod following;
-#[cfg(target_arch = "x86_64")]
-mod identity;
 #[cfg(target_arch = "x86_64")]
 pub mod image;
 #[cfg(target_arch = "x86_64")]
 pub mod inspect;
 #[cfg(target_arch = "x86_64")]
 pub mod judge;
+#[cfg(target_arch = "x86_64")]
+pub mod postcopy;
 #[cfg(target_arch = "x86_64")]
 pub mod procfs;
 #[cfg(target_arch = "x86_64")]
@@ -47,7 +47,7 @@ pub fn supported() -> std::io::Result<()> {
         return Ok(());
     }
     let arch = std::env::consts::ARCH;
-    let message = format!("processes move on x86_64 only, this machine is {arch}");
+    let message = format!("processes can move on x86_64 only; this machine is {arch}");
     Err(std::io::Error::new(
         std::io::ErrorKind::Unsupported,
         message,

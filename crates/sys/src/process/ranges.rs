@@ -2,9 +2,9 @@
 
 /// Set of disjoint address ranges in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ranges(Vec<(u64, u64)>);
+pub(crate) struct AddressRanges(Vec<(u64, u64)>);
 
-impl Ranges {
+impl AddressRanges {
     /// Adds a range that begins at or after the end of the last range.
     pub fn push(&mut self, start: u64, end: u64) {
         match self.0.last_mut() {
@@ -23,7 +23,7 @@ impl Ranges {
     }
 
     /// Returns the intersection of both sets.
-    pub fn and(&self, other: &Self) -> Self {
+    pub fn intersection(&self, other: &Self) -> Self {
         let mut found = Self::default();
         let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
         while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
@@ -41,7 +41,7 @@ impl Ranges {
     }
 
     /// Returns the addresses of this set that are not in `other`.
-    pub fn minus(&self, other: &Self) -> Self {
+    pub fn difference(&self, other: &Self) -> Self {
         let mut found = Self::default();
         let mut others = other.0.iter().peekable();
         for (start, end) in self.iter() {
@@ -66,12 +66,12 @@ impl Ranges {
         found
     }
 
-    /// Joins ranges whose gap is at most `near` bytes. The gap becomes part of the set.
-    pub fn joined(&self, near: u64) -> Self {
+    /// Joins ranges whose gap is at most `gap_max` bytes. The gap becomes part of the set.
+    pub fn merge_gaps(&self, gap_max: u64) -> Self {
         let mut found = Self::default();
         for (start, end) in self.iter() {
             match found.0.last_mut() {
-                Some(last) if start - last.1 <= near => last.1 = end,
+                Some(last) if start - last.1 <= gap_max => last.1 = end,
                 _ => found.push(start, end),
             }
         }
@@ -79,14 +79,14 @@ impl Ranges {
     }
 
     /// Returns the union of both sets.
-    pub fn or(&self, other: &Self) -> Self {
-        let mut all: Vec<(u64, u64)> = self.iter().chain(other.iter()).collect();
-        all.sort_unstable();
-        all.into_iter().collect()
+    pub fn union_with(&self, other: &Self) -> Self {
+        let mut merged: Vec<(u64, u64)> = self.iter().chain(other.iter()).collect();
+        merged.sort_unstable();
+        merged.into_iter().collect()
     }
 }
 
-impl FromIterator<(u64, u64)> for Ranges {
+impl FromIterator<(u64, u64)> for AddressRanges {
     /// Builds a set from ranges in ascending order.
     fn from_iter<I: IntoIterator<Item = (u64, u64)>>(ranges: I) -> Self {
         let mut found = Self::default();
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(bits: u64) -> Ranges {
+    fn from_bits(bits: u64) -> AddressRanges {
         (0..64)
             .filter(|bit| bits & (1 << bit) != 0)
             .map(|bit| (bit, bit + 1))
@@ -110,18 +110,18 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_joined() {
-        let some: Ranges = [(0, 2), (4, 5), (9, 10)].into_iter().collect();
-        assert_eq!(some.joined(2).0, [(0, 5), (9, 10)]);
-        assert_eq!(some.joined(1), some);
+    fn neighbouring_ranges_merge() {
+        let ranges: AddressRanges = [(0, 2), (4, 5), (9, 10)].into_iter().collect();
+        assert_eq!(ranges.merge_gaps(2).0, [(0, 5), (9, 10)]);
+        assert_eq!(ranges.merge_gaps(1), ranges);
     }
 
     proptest! {
         #[test]
         fn sets_behave_like_bits(a in any::<u64>(), b in any::<u64>()) {
-            prop_assert_eq!(of(a).and(&of(b)), of(a & b));
-            prop_assert_eq!(of(a).minus(&of(b)), of(a & !b));
-            prop_assert_eq!(of(a).or(&of(b)), of(a | b));
+            prop_assert_eq!(from_bits(a).intersection(&from_bits(b)), from_bits(a & b));
+            prop_assert_eq!(from_bits(a).difference(&from_bits(b)), from_bits(a & !b));
+            prop_assert_eq!(from_bits(a).union_with(&from_bits(b)), from_bits(a | b));
         }
     }
 }

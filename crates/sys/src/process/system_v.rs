@@ -3,8 +3,8 @@
 //! Programs refer to segments by number, so a restored tree has its own IPC namespace.
 
 use super::error::{Context, Error, Result, check_long};
-use super::image::{PAGE, Segment};
-use super::inspect::{Class, classify};
+use super::image::{PAGE, SystemVSegment};
+use super::inspect::{MappingClass, classify};
 use super::procfs::MapLine;
 use std::fs::File;
 use std::io;
@@ -12,20 +12,20 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// Prefix of the names of mapped segments in procfs. The key follows.
-pub(crate) const MAPPED: &[u8] = b"/SYSV";
+pub(crate) const MAPPED_NAME_PREFIX: &[u8] = b"/SYSV";
 /// `SHM_DEST`: the segment is destroyed when the last process detaches it.
-const REMOVED: u32 = 0o1000;
+const SHM_DEST: u32 = 0o1000;
 /// `SHM_LOCKED`.
-const LOCKED: u32 = 0o2000;
+const SHM_LOCKED: u32 = 0o2000;
 /// `IPC_CREAT | IPC_EXCL`.
-const NEW: i32 = libc::IPC_CREAT | libc::IPC_EXCL;
+const CREATE_EXCLUSIVE: i32 = libc::IPC_CREAT | libc::IPC_EXCL;
 /// Permissions of a segment while its tree is being restored.
-const OPEN: i32 = 0o777;
+const RESTORE_MODE: i32 = 0o777;
 
 /// A segment as listed in `/proc/sysvipc/shm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub segment: Segment,
+pub(crate) struct ListedSegment {
+    pub segment: SystemVSegment,
     /// PID of the creator.
     pub creator: i32,
     /// Number of mappings of the segment.
@@ -34,21 +34,21 @@ pub(crate) struct Seen {
 
 /// The list of segments of an IPC namespace.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct SegmentTable {
     /// Open `/proc/sysvipc/shm`, which shows the namespace in which it was opened.
     file: File,
 }
 
-impl Table {
+impl SegmentTable {
     /// Opens the list of the IPC namespace of a process.
-    pub fn of(pid: i32) -> Result<Self> {
+    pub fn open(pid: i32) -> Result<Self> {
         let path = "/proc/sysvipc/shm";
-        let file = within(pid, move || File::open(path))?;
+        let file = run_in_ipc_namespace(pid, move || File::open(path))?;
         file.map(|file| Self { file }).context(|| path.to_owned())
     }
 
     /// Reads all segments of the namespace.
-    pub fn read(&self) -> Result<Vec<Seen>> {
+    pub fn read(&self) -> Result<Vec<ListedSegment>> {
         let mut text = Vec::new();
         let mut piece = [0; 16 << 10];
         loop {
@@ -76,7 +76,7 @@ pub(crate) struct Attachment {
 
 impl Attachment {
     /// Returns true if the attachment covers all of a segment of this size.
-    pub fn is_whole(&self, size: u64) -> bool {
+    pub fn covers(&self, size: u64) -> bool {
         self.offset == 0 && self.bytes == size.next_multiple_of(PAGE)
     }
 }
@@ -84,7 +84,7 @@ impl Attachment {
 /// Returns the segments that a process has attached.
 pub(crate) fn attachments(lines: &[MapLine]) -> Vec<Attachment> {
     let id = |line: &MapLine| match classify(line) {
-        Class::SystemV(id) => Some(id),
+        MappingClass::SystemV(id) => Some(id),
         _ => None,
     };
     let lines: Vec<(i32, &MapLine)> = lines
@@ -107,7 +107,7 @@ pub(crate) fn attachments(lines: &[MapLine]) -> Vec<Attachment> {
 /// Removes segments from the namespace of a process that has moved. A segment lives on until the last process
 /// detaches it.
 pub(crate) fn remove(pid: i32, ids: Vec<i32>) -> Result<()> {
-    within(pid, move || {
+    run_in_ipc_namespace(pid, move || {
         for id in ids {
             // A segment that does not exist any more needs no removal.
             // SAFETY: no pointers but a null one are passed.
@@ -117,43 +117,43 @@ pub(crate) fn remove(pid: i32, ids: Vec<i32>) -> Result<()> {
 }
 
 /// Runs a closure in the IPC namespace of a process.
-pub(crate) fn within<T: Send + 'static>(
+pub(crate) fn run_in_ipc_namespace<T: Send + 'static>(
     pid: i32,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
     let path = format!("/proc/{pid}/ns/ipc");
     let entering = || format!("entering {path}");
-    let there = File::open(&path).context(entering)?;
-    let here = std::fs::metadata("/proc/thread-self/ns/ipc").context(entering)?;
-    if there.metadata().context(entering)?.ino() == here.ino() {
+    let target = File::open(&path).context(entering)?;
+    let current = std::fs::metadata("/proc/thread-self/ns/ipc").context(entering)?;
+    if target.metadata().context(entering)?.ino() == current.ino() {
         return Ok(work());
     }
     let inside = std::thread::Builder::new().spawn(move || {
         // SAFETY: no pointers are passed; only this thread moves, and it ends after its work.
-        let outcome = unsafe { libc::setns(there.as_raw_fd(), libc::CLONE_NEWIPC) };
+        let outcome = unsafe { libc::setns(target.as_raw_fd(), libc::CLONE_NEWIPC) };
         check_long(outcome.into()).map(|_| work())
     });
     let inside = inside.context(entering)?.join();
     inside
-        .unwrap_or_else(|_| Err(io::Error::other("a panic")))
+        .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
         .context(entering)
 }
 
 /// `key shmid perms size cpid lpid nattch uid gid cuid cgid …`.
-fn parse(line: &str) -> Option<Seen> {
+fn parse(line: &str) -> Option<ListedSegment> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let word = |at: usize| words.get(at).copied();
     let number = |at: usize| word(at)?.parse::<u32>().ok();
     let mode = u32::from_str_radix(word(2)?, 8).ok()?;
-    Some(Seen {
-        segment: Segment {
+    Some(ListedSegment {
+        segment: SystemVSegment {
             id: word(1)?.parse().ok()?,
             key: word(0)?.parse().ok()?,
             size: word(3)?.parse().ok()?,
             mode: mode & 0o777,
-            removed: mode & REMOVED != 0,
-            locked: mode & LOCKED != 0,
-            gone: false,
+            is_marked_removed: mode & SHM_DEST != 0,
+            is_locked: mode & SHM_LOCKED != 0,
+            is_gone: false,
             owner: (number(7)?, number(8)?),
             creator: (number(9)?, number(10)?),
         },
@@ -164,47 +164,48 @@ fn parse(line: &str) -> Option<Seen> {
 
 /// A recreated segment. The restorer attaches it too, so that it exists until the restored processes attach it.
 #[derive(Debug)]
-pub(crate) struct Made {
-    pub segment: Segment,
+pub(crate) struct RecreatedSegment {
+    pub segment: SystemVSegment,
     is_removed: bool,
-    place: usize,
+    address: usize,
     length: usize,
 }
 
-impl Made {
+impl RecreatedSegment {
     /// Creates a segment with its original number in the caller's IPC namespace.
-    pub fn new(segment: Segment) -> Result<Self> {
-        let making = || format!("System V memory {}", segment.id);
+    pub fn new(segment: SystemVSegment) -> Result<Self> {
+        let making = || format!("recreating System V memory {}", segment.id);
         // The setting applies to the next segment created in this namespace.
         std::fs::write("/proc/sys/kernel/shm_next_id", segment.id.to_string()).context(making)?;
-        let size = usize::try_from(segment.size).map_err(|_| Error::Image("size of a segment"))?;
-        let made = as_creator(segment.creator, || {
+        let size = usize::try_from(segment.size)
+            .map_err(|_| Error::Image("System V segment too large"))?;
+        let outcome = as_creator(segment.creator, || {
             // SAFETY: no pointers are passed.
-            let id = unsafe { libc::shmget(segment.key, size, NEW | OPEN) };
+            let id = unsafe { libc::shmget(segment.key, size, CREATE_EXCLUSIVE | RESTORE_MODE) };
             check_long(id.into())
         });
-        if made.context(making)? != i64::from(segment.id) {
-            let why = format!("System V memory {} cannot have its number", segment.id);
-            return Err(Error::Refused(why));
+        if outcome.context(making)? != i64::from(segment.id) {
+            let reason = format!("System V memory cannot be recreated with ID {}", segment.id);
+            return Err(Error::Refused(reason));
         }
-        // SAFETY: the kernel chooses the address, nothing refers to it, and `let_go` detaches it.
-        let place = unsafe { libc::shmat(segment.id, std::ptr::null(), 0) }.addr();
-        if place == usize::MAX {
+        // SAFETY: the kernel chooses the address, nothing refers to it, and `detach` detaches it.
+        let address = unsafe { libc::shmat(segment.id, std::ptr::null(), 0) }.addr();
+        if address == usize::MAX {
             return Err(io::Error::last_os_error()).context(making);
         }
-        let mut made = Self {
+        let mut recreated = Self {
             segment,
             is_removed: false,
-            place,
+            address,
             length: size.next_multiple_of(PAGE as usize),
         };
-        made.follow(segment)?;
-        Ok(made)
+        recreated.update(segment)?;
+        Ok(recreated)
     }
 
     /// Opens the segment's content as a file.
     pub fn open(&self) -> Result<File> {
-        let (start, end) = (self.place, self.place + self.length);
+        let (start, end) = (self.address, self.address + self.length);
         let link = format!("/proc/self/map_files/{start:x}-{end:x}");
         File::options()
             .read(true)
@@ -214,9 +215,9 @@ impl Made {
     }
 
     /// Updates the segment to the original's present state.
-    pub fn follow(&mut self, wanted: Segment) -> Result<()> {
+    pub fn update(&mut self, wanted: SystemVSegment) -> Result<()> {
         self.segment = wanted;
-        if wanted.removed {
+        if wanted.is_marked_removed {
             return self.remove();
         }
         Ok(())
@@ -230,7 +231,7 @@ impl Made {
         description.shm_perm.uid = self.segment.owner.0;
         description.shm_perm.gid = self.segment.owner.1;
         description.shm_perm.mode = self.segment.mode as u16;
-        if self.segment.locked {
+        if self.segment.is_locked {
             self.control(libc::SHM_LOCK, std::ptr::null_mut())?;
         }
         self.control(libc::IPC_SET, &raw mut description)
@@ -250,39 +251,39 @@ impl Made {
         let outcome = unsafe { libc::shmctl(id, command, description) };
         check_long(outcome.into())
             .map(drop)
-            .context(|| format!("System V memory {id}"))
+            .context(|| format!("accessing System V memory {id}"))
     }
 
     /// Detaches the segment from this process, and so leaves it to the restored ones.
-    pub fn let_go(&mut self) {
-        let place = std::mem::take(&mut self.place);
-        if place != 0 {
+    pub fn detach(&mut self) {
+        let address = std::mem::take(&mut self.address);
+        if address != 0 {
             // SAFETY: attached by `new`, and nothing refers to its content.
-            unsafe { libc::shmdt(std::ptr::without_provenance(place)) };
+            unsafe { libc::shmdt(std::ptr::without_provenance(address)) };
         }
     }
 }
 
 /// Makes a call with another effective user and group. The caller must be single-threaded.
 fn as_creator<T>((user, group): (u32, u32), call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    const KEEP: u32 = u32::MAX;
-    let set = |user: u32, group: u32| {
+    const UNCHANGED: u32 = u32::MAX;
+    let set_ids = |user: u32, group: u32| {
         // SAFETY: no pointers are passed.
-        check_long(unsafe { libc::syscall(libc::SYS_setresgid, KEEP, group, KEEP) })?;
+        check_long(unsafe { libc::syscall(libc::SYS_setresgid, UNCHANGED, group, UNCHANGED) })?;
         // SAFETY: no pointers are passed.
-        check_long(unsafe { libc::syscall(libc::SYS_setresuid, KEEP, user, KEEP) })
+        check_long(unsafe { libc::syscall(libc::SYS_setresuid, UNCHANGED, user, UNCHANGED) })
     };
     // SAFETY: no pointers are passed.
     let (own_user, own_group) = unsafe { (libc::geteuid(), libc::getegid()) };
     if (user, group) == (own_user, own_group) {
         return call();
     }
-    set(user, group)?;
+    set_ids(user, group)?;
     let outcome = call();
     // Restore the user first: another user may not be allowed to change the group.
     // SAFETY: no pointers are passed.
-    check_long(unsafe { libc::syscall(libc::SYS_setresuid, KEEP, own_user, KEEP) })?;
-    set(own_user, own_group)?;
+    check_long(unsafe { libc::syscall(libc::SYS_setresuid, UNCHANGED, own_user, UNCHANGED) })?;
+    set_ids(own_user, own_group)?;
     outcome
 }
 
@@ -291,30 +292,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_are_read_as_the_kernel_writes_them() {
+    fn segment_lines_of_the_kernel_parse() {
         let line = "1704875530      98305  1640   5000   77    78      3  1000   100     0     5 \
             1763836671          0 1763836669                     0                     0";
-        let seen = parse(line).expect("parsed");
-        let expected = Segment {
+        let segment = parse(line).expect("parsed");
+        let expected = SystemVSegment {
             id: 98305,
             key: 1_704_875_530,
             size: 5000,
             mode: 0o640,
-            removed: true,
-            locked: false,
-            gone: false,
+            is_marked_removed: true,
+            is_locked: false,
+            is_gone: false,
             owner: (1000, 100),
             creator: (0, 5),
         };
         assert_eq!(
-            (seen.segment, seen.creator, seen.attached),
+            (segment.segment, segment.creator, segment.attached),
             (expected, 77, 3)
         );
         assert_eq!(parse("key shmid perms size"), None);
     }
 
     #[test]
-    fn mappings_of_one_attachment_are_told_from_others() {
+    fn adjacent_mappings_are_grouped_by_attachment() {
         let line = |page: u64, pages: u64, offset: u64| MapLine {
             start: page * PAGE,
             end: (page + pages) * PAGE,
@@ -324,13 +325,19 @@ mod tests {
             device: (0, 1),
             inode: 5,
             name: b"/SYSV00000000 (deleted)".to_vec(),
-            advice: None,
+            vm_flags: None,
         };
         // Two adjacent whole attachments, the second in two protections, and a partial attachment.
         let lines = [line(1, 2, 0), line(3, 1, 0), line(4, 1, 1), line(9, 1, 1)];
         let found = attachments(&lines);
-        let whole: Vec<bool> = found.iter().map(|of| of.is_whole(PAGE + 1)).collect();
-        let mappings: Vec<u64> = found.iter().map(|of| of.mappings).collect();
-        assert_eq!((whole, mappings), (vec![true, true, false], vec![1, 2, 1]));
+        let are_whole: Vec<bool> = found
+            .iter()
+            .map(|attachment| attachment.covers(PAGE + 1))
+            .collect();
+        let mappings: Vec<u64> = found.iter().map(|attachment| attachment.mappings).collect();
+        assert_eq!(
+            (are_whole, mappings),
+            (vec![true, true, false], vec![1, 2, 1])
+        );
     }
 }

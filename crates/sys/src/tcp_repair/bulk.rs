@@ -10,41 +10,41 @@ use super::{
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Smallest number of connections that justifies a second thread (starting one costs about 30 us).
-const WORTH_A_THREAD: usize = 32;
+const ITEMS_PER_THREAD_MIN: usize = 32;
 
 /// Applies `step` to every item and returns the results in order; with `threads` of 2 or more, in as many slices at
 /// once.
-pub fn each<T, R, F>(items: Vec<T>, threads: usize, step: F) -> Vec<R>
+pub fn map_on_threads<T, R, F>(items: Vec<T>, threads: usize, step: F) -> Vec<R>
 where
     T: Send,
     R: Send,
     F: Fn(T) -> R + Sync,
 {
-    if threads < 2 || items.len() < WORTH_A_THREAD {
+    if threads < 2 || items.len() < ITEMS_PER_THREAD_MIN {
         return items.into_iter().map(step).collect();
     }
-    let share = items.len().div_ceil(threads);
+    let slice_len = items.len().div_ceil(threads);
     let mut results = Vec::with_capacity(items.len());
     let mut rest = items;
-    let mut slices = Vec::with_capacity(threads);
-    while rest.len() > share {
-        let tail = rest.split_off(share);
-        slices.push(std::mem::replace(&mut rest, tail));
+    let mut pending_slices = Vec::with_capacity(threads);
+    while rest.len() > slice_len {
+        let slice = rest.split_off(slice_len);
+        pending_slices.push(std::mem::replace(&mut rest, slice));
     }
     std::thread::scope(|scope| {
         let step = &step;
-        let others: Vec<_> = slices
+        let handles: Vec<_> = pending_slices
             .into_iter()
             .map(|slice| scope.spawn(move || slice.into_iter().map(step).collect::<Vec<R>>()))
             .collect();
-        let last: Vec<R> = rest.into_iter().map(step).collect();
-        for other in others {
+        let own_results: Vec<R> = rest.into_iter().map(step).collect();
+        for other in handles {
             match other.join() {
                 Ok(part) => results.extend(part),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        results.extend(last);
+        results.extend(own_results);
     });
     results
 }
@@ -66,7 +66,7 @@ pub fn prepare_all(
     fixed: &[TcpStatic],
     threads: usize,
 ) -> Vec<Result<PreparedSocket, RepairError>> {
-    each(fixed.iter().collect(), threads, |one| preparer.prepare(one))
+    map_on_threads(fixed.iter().collect(), threads, |one| preparer.prepare(one))
 }
 
 /// Does the same as [`super::extract_into`] for each connection; `states` is resized to the number of `connections`,
@@ -90,7 +90,7 @@ pub fn extract_all(
         .zip(states.iter_mut())
         .zip(polls)
         .collect();
-    each(items, threads, |(((fd, fixed), state), poll)| {
+    map_on_threads(items, threads, |(((fd, fixed), state), poll)| {
         extract_polled(*fd, fixed, state, poll.revents)
     })
 }
@@ -100,7 +100,7 @@ pub fn restore_all(
     connections: Vec<(PreparedSocket, &TcpStatic, &TcpDynamic)>,
     threads: usize,
 ) -> Vec<Result<RestoredSocket, RepairError>> {
-    each(connections, threads, |(socket, fixed, state)| {
+    map_on_threads(connections, threads, |(socket, fixed, state)| {
         restore(socket, fixed, state)
     })
 }
@@ -111,7 +111,7 @@ pub fn activate_all(
     probe: WindowProbe,
     threads: usize,
 ) -> Vec<Result<OwnedFd, RepairError>> {
-    each(connections, threads, |(socket, fixed, state)| {
+    map_on_threads(connections, threads, |(socket, fixed, state)| {
         activate(socket, fixed, state, probe)
     })
 }

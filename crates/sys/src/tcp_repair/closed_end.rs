@@ -2,9 +2,9 @@
 //! the end that is still open. Without it, the first acknowledgement of the open end would be answered by a reset.
 
 use super::dynamic_state::{TcpDynamic, Window};
-use super::ended::wait_until;
-use super::error::{At, RepairError};
-use super::inject::injection;
+use super::error::{RepairError, StepContext};
+use super::injection::state_injection;
+use super::reset_socket::wait_until;
 use super::restore::{Preparer, RestoredSocket, WindowProbe, activate, restore};
 use super::static_state::TcpStatic;
 use crate::tcp_info::{TcpInfo, TcpState};
@@ -37,7 +37,7 @@ impl ClosedEnd {
             v6_socket,
             window_scale: open.window_scale.map(|(ours, theirs)| (theirs, ours)),
             receive_shut: false,
-            options: preparer.fresh(v6_socket).clone(),
+            options: preparer.fresh_options(v6_socket).clone(),
             ..open.clone()
         };
         let state = TcpDynamic {
@@ -62,31 +62,31 @@ impl ClosedEnd {
                 fixed,
                 state,
             })),
-            Err(error) if is_there(&error) => Ok(None),
+            Err(error) if is_already_present(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns the acknowledgement of its FIN, to be delivered before [`ClosedEnd::leave`].
+    /// Returns the acknowledgement of its FIN, to be delivered before [`ClosedEnd::leave_to_kernel`].
     #[must_use]
     pub fn packet(&self) -> Option<Vec<u8>> {
-        injection(&self.fixed, &self.state)
+        state_injection(&self.fixed, &self.state)
     }
 
     /// Closes the descriptor. The kernel keeps the closed end until `tcp_fin_timeout` expires.
     ///
     /// # Errors
     /// The kernel's error, or `TimedOut` if the acknowledgement does not arrive.
-    pub fn leave(self) -> Result<(), RepairError> {
+    pub fn leave_to_kernel(self) -> Result<(), RepairError> {
         let state = || TcpInfo::read(self.socket.as_fd()).map(|info| info.state);
-        wait_until(|| Ok(state()? == TcpState::FinWait2)).at("end (loopback)")?;
-        activate(self.socket, &self.fixed, &self.state, WindowProbe::No).map(drop)
+        wait_until(|| Ok(state()? == TcpState::FinWait2)).at_step("FIN-WAIT-2 (loopback)")?;
+        activate(self.socket, &self.fixed, &self.state, WindowProbe::Never).map(drop)
     }
 }
 
 /// Returns true if the error means that a socket with the same addresses exists.
-fn is_there(error: &RepairError) -> bool {
-    let taken = |error: &io::Error| {
+fn is_already_present(error: &RepairError) -> bool {
+    let is_in_use = |error: &io::Error| {
         matches!(
             error.kind(),
             ErrorKind::AddrNotAvailable | ErrorKind::AddrInUse
@@ -94,7 +94,7 @@ fn is_there(error: &RepairError) -> bool {
     };
     match error {
         RepairError::AddressInUse(_) => true,
-        RepairError::Kernel { source, .. } => taken(source),
+        RepairError::Kernel { source, .. } => is_in_use(source),
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
 //! The donor's socket after the freeze: abandoned, or resumed.
 
-use super::error::{At, RepairError};
+use super::error::{RepairError, StepContext};
 use super::static_state::TcpStatic;
 use super::{REPAIR_OFF_QUIET, REPAIR_ON};
 use crate::address::disconnect;
@@ -15,8 +15,8 @@ use std::os::fd::BorrowedFd;
 /// The kernel's error.
 pub fn abandon(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
     // In repair mode a disconnect is silent; otherwise it would send a reset to the peer.
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-    disconnect(socket).at("disconnect")
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at_step("TCP_REPAIR")?;
+    disconnect(socket).at_step("disconnect")
 }
 
 /// Resumes a frozen socket at the donor after a failed handoff: the connection continues, and unsent data is pushed at
@@ -27,37 +27,41 @@ pub fn abandon(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
 pub fn resume(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     leave_repair(socket, fixed)?;
     let value = |name| fixed.options.int(IPPROTO_TCP, name).unwrap_or(0);
-    push(socket, value(libc::TCP_CORK), value(libc::TCP_NODELAY))
+    push_queued(socket, value(libc::TCP_CORK), value(libc::TCP_NODELAY))
 }
 
 /// Does the same as [`resume`] for a socket whose static state is unknown; its `SO_REUSEADDR` is lost.
 ///
 /// # Errors
 /// The kernel's error.
-pub fn wake(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
+pub fn resume_without_state(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at_step("TCP_REPAIR")?;
     let value = |name| get_int(socket, IPPROTO_TCP, name);
-    let cork = value(libc::TCP_CORK).at("TCP_CORK")?;
-    push(socket, cork, value(libc::TCP_NODELAY).at("TCP_NODELAY")?)
+    let cork = value(libc::TCP_CORK).at_step("TCP_CORK")?;
+    push_queued(
+        socket,
+        cork,
+        value(libc::TCP_NODELAY).at_step("TCP_NODELAY")?,
+    )
 }
 
 /// Pushes queued data by setting TCP_NODELAY. A corked socket is left alone: the program will push.
-fn push(socket: BorrowedFd<'_>, cork: i32, nodelay: i32) -> Result<(), RepairError> {
+fn push_queued(socket: BorrowedFd<'_>, cork: i32, nodelay: i32) -> Result<(), RepairError> {
     if cork != 0 {
         return Ok(());
     }
-    set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 1).at("TCP_NODELAY")?;
+    set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 1).at_step("TCP_NODELAY")?;
     if nodelay == 0 {
-        set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 0).at("TCP_NODELAY")?;
+        set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 0).at_step("TCP_NODELAY")?;
     }
     Ok(())
 }
 
 /// Leaves repair mode at the donor, and restores the option that leaving clears.
 pub(super) fn leave_repair(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at_step("TCP_REPAIR")?;
     if fixed.options.reuse_address {
-        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
+        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at_step("SO_REUSEADDR")?;
     }
     Ok(())
 }
@@ -70,12 +74,12 @@ pub(super) fn leave_repair(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<
 /// # Errors
 /// The kernel's error.
 pub fn shift_timestamp_clock(socket: BorrowedFd<'_>, ticks: u32) -> Result<(), RepairError> {
-    let reuse = get_int(socket, SOL_SOCKET, libc::SO_REUSEADDR).at("SO_REUSEADDR")?;
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-    let now = get_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP).at("TCP_TIMESTAMP")?;
+    let reuse = get_int(socket, SOL_SOCKET, libc::SO_REUSEADDR).at_step("SO_REUSEADDR")?;
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at_step("TCP_REPAIR")?;
+    let now = get_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP).at_step("TCP_TIMESTAMP")?;
     let ahead = (now as u32).wrapping_add(ticks & !1) as i32;
-    let outcome = set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, ahead).at("TCP_TIMESTAMP");
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
-    set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")?;
+    let outcome = set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, ahead).at_step("TCP_TIMESTAMP");
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at_step("TCP_REPAIR")?;
+    set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at_step("SO_REUSEADDR")?;
     outcome
 }

@@ -1,6 +1,6 @@
 //! The part of a connection's state that changes with every segment, extracted in the freeze.
 
-use super::error::{At, RepairError, Unmovable};
+use super::error::{RepairError, StepContext, Unmovable};
 use super::static_state::{TcpStatic, poll_entry, poll_now};
 use super::{RECEIVE_QUEUE, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW};
 use crate::sockopt::{check_length, get_bytes, get_int, ioctl_int, set_int};
@@ -113,7 +113,7 @@ impl TcpDynamic {
             .len()
             .checked_sub(self.unsent as usize)
             .map(|sent| self.outgoing.split_at(sent))
-            .ok_or(RepairError::Inconsistent("more unsent than queued"))
+            .ok_or(RepairError::Inconsistent("more unsent bytes than queued"))
     }
 
     /// Returns the sequence number of the first byte of `outgoing` (of the FIN, if the queue is empty and a FIN was
@@ -121,7 +121,7 @@ impl TcpDynamic {
     #[must_use]
     pub fn first_outgoing(&self) -> u32 {
         self.write_seq
-            .wrapping_sub(u32::from(self.state.sent_fin()))
+            .wrapping_sub(u32::from(self.state.has_sent_fin()))
             .wrapping_sub(self.outgoing.len() as u32)
     }
 
@@ -129,11 +129,11 @@ impl TcpDynamic {
     #[must_use]
     pub fn received_data_end(&self) -> u32 {
         self.rcv_nxt
-            .wrapping_sub(u32::from(self.state.received_fin()))
+            .wrapping_sub(u32::from(self.state.has_received_fin()))
     }
 
     /// Advances the clock, in its unit; the low bit is kept.
-    pub fn advance(&mut self, elapsed_us: u64) {
+    pub fn advance_clock(&mut self, elapsed_us: u64) {
         self.timestamp = self.clock_after(elapsed_us);
     }
 
@@ -149,14 +149,14 @@ impl TcpDynamic {
 
     /// Returns true if an own FIN was sent (acknowledged or not).
     #[must_use]
-    pub fn fin_sent(&self) -> bool {
-        self.state.sent_fin() && !self.fin_unsent
+    pub fn has_sent_fin(&self) -> bool {
+        self.state.has_sent_fin() && !self.fin_unsent
     }
 
     /// Returns true if the peer has not acknowledged everything that was sent.
     #[must_use]
-    pub fn is_waited_for(&self) -> bool {
-        let fin = self.fin_sent() && self.state != TcpState::FinWait2;
+    pub fn has_unacknowledged(&self) -> bool {
+        let fin = self.has_sent_fin() && self.state != TcpState::FinWait2;
         fin || self.outgoing.len() > self.unsent as usize
     }
 }
@@ -197,8 +197,8 @@ pub(super) fn extract_polled(
     if events & libc::POLLPRI != 0 {
         return Err(Unmovable::UrgentData.into());
     }
-    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-    let outcome = take(fd, fixed, state);
+    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at_step("TCP_REPAIR")?;
+    let outcome = extract_state(fd, fixed, state);
     if outcome.is_err() {
         // The first error is more specific. If leaving repair mode fails too, the socket is lost in any case.
         let _ = super::donor::leave_repair(fd, fixed);
@@ -209,24 +209,28 @@ pub(super) fn extract_polled(
 /// Extracts the state. The order matters: while the send queue is the selected repair queue, the kernel's own pushes
 /// mark unsent data as sent without transmitting it. So `TCP_INFO` is read first, and the receive queue is selected
 /// last.
-fn take(fd: BorrowedFd<'_>, fixed: &TcpStatic, state: &mut TcpDynamic) -> Result<(), RepairError> {
-    let info = TcpInfo::read(fd).at("TCP_INFO")?;
+fn extract_state(
+    fd: BorrowedFd<'_>,
+    fixed: &TcpStatic,
+    state: &mut TcpDynamic,
+) -> Result<(), RepairError> {
+    let info = TcpInfo::read(fd).at_step("TCP_INFO")?;
     if matches!(info.state, TcpState::Close | TcpState::TimeWait) {
         return Err(Unmovable::Closed.into());
     }
     state.state = info.state;
     state.ecn = fixed.ecn;
     state.congestion = congestion(&info);
-    take_send_queue(fd, &info, state)?;
-    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, RECEIVE_QUEUE).at("TCP_REPAIR_QUEUE")?;
-    state.rcv_nxt = get_int(fd, IPPROTO_TCP, libc::TCP_QUEUE_SEQ).at("TCP_QUEUE_SEQ")? as u32;
-    let unread = ioctl_int(fd, SIOCINQ).at("SIOCINQ")?;
-    peek(fd, unread, &mut state.unread)?;
-    state.window = take_window(fd, state.rcv_nxt)?;
-    let mss = get_int(fd, IPPROTO_TCP, libc::TCP_MAXSEG).at("TCP_MAXSEG")?;
-    state.mss = u16::try_from(mss).map_err(|_| RepairError::Inconsistent("MSS over 65535"))?;
+    extract_send_queue(fd, &info, state)?;
+    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, RECEIVE_QUEUE).at_step("TCP_REPAIR_QUEUE")?;
+    state.rcv_nxt = get_int(fd, IPPROTO_TCP, libc::TCP_QUEUE_SEQ).at_step("TCP_QUEUE_SEQ")? as u32;
+    let unread = ioctl_int(fd, SIOCINQ).at_step("SIOCINQ")?;
+    peek_queue(fd, unread, &mut state.unread)?;
+    state.window = extract_window(fd, state.rcv_nxt)?;
+    let mss = get_int(fd, IPPROTO_TCP, libc::TCP_MAXSEG).at_step("TCP_MAXSEG")?;
+    state.mss = u16::try_from(mss).map_err(|_| RepairError::Inconsistent("MSS above 65535"))?;
     state.timestamp = if fixed.timestamps {
-        get_int(fd, IPPROTO_TCP, libc::TCP_TIMESTAMP).at("TCP_TIMESTAMP")? as u32
+        get_int(fd, IPPROTO_TCP, libc::TCP_TIMESTAMP).at_step("TCP_TIMESTAMP")? as u32
     } else {
         0
     };
@@ -244,13 +248,14 @@ fn congestion(info: &TcpInfo) -> Congestion {
     }
 }
 
-fn take_send_queue(
+fn extract_send_queue(
     fd: BorrowedFd<'_>,
     info: &TcpInfo,
     state: &mut TcpDynamic,
 ) -> Result<(), RepairError> {
-    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
-    state.write_seq = get_int(fd, IPPROTO_TCP, libc::TCP_QUEUE_SEQ).at("TCP_QUEUE_SEQ")? as u32;
+    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at_step("TCP_REPAIR_QUEUE")?;
+    state.write_seq =
+        get_int(fd, IPPROTO_TCP, libc::TCP_QUEUE_SEQ).at_step("TCP_QUEUE_SEQ")? as u32;
     state.outgoing.clear();
     state.unsent = 0;
     state.fin_unsent = false;
@@ -258,16 +263,16 @@ fn take_send_queue(
         return Ok(());
     }
     // Both counts include a FIN. The FIN is the last byte of the queue, so it is unsent if anything is.
-    let queued = ioctl_int(fd, SIOCOUTQ).at("SIOCOUTQ")?;
-    let fin = i32::from(state.state.sent_fin() && state.state != TcpState::FinWait2);
+    let queued = ioctl_int(fd, SIOCOUTQ).at_step("SIOCOUTQ")?;
+    let fin = i32::from(state.state.has_sent_fin() && state.state != TcpState::FinWait2);
     state.fin_unsent = fin == 1 && info.notsent_bytes > 0;
     state.unsent = info.notsent_bytes - u32::from(state.fin_unsent);
-    peek(fd, queued - fin, &mut state.outgoing)
+    peek_queue(fd, queued - fin, &mut state.outgoing)
 }
 
 /// Returns the received and unread data if it has exactly `length` bytes; does not change the socket.
 #[must_use]
-pub fn unread(fd: BorrowedFd<'_>, length: u32) -> Option<Vec<u8>> {
+pub fn peek_unread(fd: BorrowedFd<'_>, length: u32) -> Option<Vec<u8>> {
     // One more byte of buffer shows if there is more data.
     let mut bytes = vec![0; length as usize + 1];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
@@ -286,7 +291,7 @@ pub fn unread(fd: BorrowedFd<'_>, length: u32) -> Option<Vec<u8>> {
 }
 
 /// Copies exactly `length` bytes of the selected queue.
-fn peek(fd: BorrowedFd<'_>, length: i32, into: &mut Vec<u8>) -> Result<(), RepairError> {
+fn peek_queue(fd: BorrowedFd<'_>, length: i32, into: &mut Vec<u8>) -> Result<(), RepairError> {
     into.clear();
     let length = usize::try_from(length).unwrap_or(0);
     if length == 0 {
@@ -296,18 +301,19 @@ fn peek(fd: BorrowedFd<'_>, length: i32, into: &mut Vec<u8>) -> Result<(), Repai
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: `into` is writable for `length` bytes and outlives the call.
     let outcome = unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), length, flags) };
-    if check_length(outcome).at("recv MSG_PEEK")? == length {
+    if check_length(outcome).at_step("recv MSG_PEEK")? == length {
         Ok(())
     } else {
         Err(RepairError::Inconsistent(
-            "a queue holds less than the kernel said (urgent data?)",
+            "a queue holds fewer bytes than the kernel reported (urgent data?)",
         ))
     }
 }
 
-fn take_window(fd: BorrowedFd<'_>, rcv_nxt: u32) -> Result<Window, RepairError> {
+fn extract_window(fd: BorrowedFd<'_>, rcv_nxt: u32) -> Result<Window, RepairError> {
     let mut raw = [0u8; 20];
-    let length = get_bytes(fd, IPPROTO_TCP, TCP_REPAIR_WINDOW, &mut raw).at("TCP_REPAIR_WINDOW")?;
+    let length =
+        get_bytes(fd, IPPROTO_TCP, TCP_REPAIR_WINDOW, &mut raw).at_step("TCP_REPAIR_WINDOW")?;
     if length != raw.len() {
         return Err(RepairError::Inconsistent(
             "TCP_REPAIR_WINDOW is not 20 bytes",

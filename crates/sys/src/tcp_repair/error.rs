@@ -1,7 +1,7 @@
 //! Reasons that a connection cannot be moved, and failures while moving one.
 
 use crate::tcp_info::TcpState;
-use crate::wide_options::WideError;
+use crate::wide_options::WideOptionsError;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;
@@ -35,45 +35,49 @@ pub enum Unmovable {
     Mptcp,
     /// The connection uses TCP MD5 signatures (RFC 2385).
     #[error(
-        "the connection has TCP MD5 keys (RFC 2385), which the kernel does not give up: use TLS or IPsec"
+        "the connection has TCP MD5 keys (RFC 2385), which cannot be read from the kernel: use TLS or IPsec"
     )]
     Md5,
     /// The connection uses the TCP authentication option (RFC 5925).
     #[error(
-        "the connection has TCP-AO keys (RFC 5925), which the kernel does not give up: use TLS or IPsec"
+        "the connection has TCP-AO keys (RFC 5925), which cannot be read from the kernel: use TLS or IPsec"
     )]
     TcpAo,
     /// An upper layer protocol is attached, such as kernel TLS.
     #[error(
-        "the kernel handles '{0}' on this connection (TCP_ULP) and does not give its state up: keep it in the program"
+        "the kernel handles '{0}' on this connection (TCP_ULP), and its state cannot be read: use an implementation \
+         in user space"
     )]
     UpperLayerProtocol(String),
     /// An eBPF program filters the socket's received packets.
     #[error(
-        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which the kernel does not give out: attach a classic filter (SO_ATTACH_FILTER), or detach it"
+        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which cannot be read from the kernel: attach a \
+         classic filter (SO_ATTACH_FILTER), or detach it"
     )]
-    ExtendedFilter,
+    EbpfFilter,
     /// The socket has a peek offset (`SO_PEEK_OFF`).
-    #[error("the socket keeps a place to peek at (SO_PEEK_OFF): set it to -1")]
+    #[error("the socket has a peek offset (SO_PEEK_OFF): set it to -1")]
     PeekOffset,
     /// Timestamps are numbered (`SOF_TIMESTAMPING_OPT_ID`), and the kernel does not tell the current number.
     #[error(
-        "timestamps of the socket are numbered (SOF_TIMESTAMPING_OPT_ID), and the kernel does not tell how far: ask for timestamps without numbers"
+        "the socket's timestamps are numbered (SOF_TIMESTAMPING_OPT_ID), and the next number cannot be read from the \
+         kernel: request timestamps without numbers"
     )]
     NumberedTimestamps,
     /// Timestamps come from a hardware clock of this host (`SOF_TIMESTAMPING_BIND_PHC`).
     #[error(
-        "timestamps of the socket are of a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): ask for those of the system's clock"
+        "the socket's timestamps come from a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): request \
+         timestamps of the system clock"
     )]
     HardwareClock,
     /// An address is valid on this host's link only.
     #[error(
-        "{0} is a link-local address, which means nothing on another link: use a routable address"
+        "{0} is a link-local address, which is invalid on another link: use a routable address"
     )]
-    HostAddress(std::net::IpAddr),
+    HostOnlyAddress(std::net::IpAddr),
     /// The socket is bound to a device that the acceptor lacks.
     #[error(
-        "the socket is bound to device '{0}', which the acceptor has not: create it there, or do not bind to it"
+        "the socket is bound to device '{0}', which the acceptor does not have: create it there, or do not bind to it"
     )]
     DeviceAbsent(String),
     /// The congestion control algorithm is not available at the acceptor.
@@ -83,7 +87,7 @@ pub enum Unmovable {
     CongestionControlAbsent(String),
     /// A connection attempt failed, and the program has not read the error yet.
     #[error(
-        "a connection was refused or timed out, and the program has not asked why yet: try again"
+        "a connection was refused or timed out, and the program has not read the error yet: try again"
     )]
     NeverConnected,
     /// The socket belongs to a network namespace other than the caller's.
@@ -109,7 +113,8 @@ pub enum RepairError {
     },
     /// Another socket of the host uses the address.
     #[error(
-        "{0} is in use there: end what has it, or try again where connections of that port were closed a moment ago"
+        "{0} is in use at the acceptor: end the program that uses it, or try again if connections of that port have \
+         just closed"
     )]
     AddressInUse(SocketAddr),
     /// The state contradicts itself, or the kernel's state.
@@ -117,36 +122,39 @@ pub enum RepairError {
     Inconsistent(&'static str),
 }
 
-impl From<WideError> for RepairError {
-    fn from(error: WideError) -> Self {
+impl From<WideOptionsError> for RepairError {
+    fn from(error: WideOptionsError) -> Self {
         match error {
-            WideError::ExtendedFilter => Unmovable::ExtendedFilter.into(),
-            WideError::NumberedTimestamps => Unmovable::NumberedTimestamps.into(),
-            WideError::HardwareClock => Unmovable::HardwareClock.into(),
-            WideError::DeviceAbsent(name) => Unmovable::DeviceAbsent(name).into(),
-            WideError::Kernel(step, source) => Self::Kernel { step, source },
+            WideOptionsError::EbpfFilter => Unmovable::EbpfFilter.into(),
+            WideOptionsError::NumberedTimestamps => Unmovable::NumberedTimestamps.into(),
+            WideOptionsError::HardwareClock => Unmovable::HardwareClock.into(),
+            WideOptionsError::DeviceAbsent(name) => Unmovable::DeviceAbsent(name).into(),
+            WideOptionsError::Kernel(step, source) => Self::Kernel { step, source },
         }
     }
 }
 
 /// Adds the failed step's name to an IO error.
-pub(super) trait At<T> {
+pub(super) trait StepContext<T> {
     /// Converts the error; `step` names the failed step as the kernel does.
-    fn at(self, step: &'static str) -> Result<T, RepairError>;
+    fn at_step(self, step: &'static str) -> Result<T, RepairError>;
 }
 
-impl<T> At<T> for io::Result<T> {
-    fn at(self, step: &'static str) -> Result<T, RepairError> {
+impl<T> StepContext<T> for io::Result<T> {
+    fn at_step(self, step: &'static str) -> Result<T, RepairError> {
         self.map_err(|source| RepairError::Kernel { step, source })
     }
 }
 
 /// Adds the address to a failure to bind.
-pub(super) fn bound(outcome: io::Result<()>, address: SocketAddr) -> Result<(), RepairError> {
+pub(super) fn map_bind_error(
+    outcome: io::Result<()>,
+    address: SocketAddr,
+) -> Result<(), RepairError> {
     match outcome {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             Err(RepairError::AddressInUse(address))
         }
-        outcome => outcome.at("bind"),
+        outcome => outcome.at_step("bind"),
     }
 }

@@ -5,13 +5,13 @@
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
-//! | before the freeze | [`read_static`], for many [`StaticReader::read_seen`] | [`prepare`] |
-//! | in the freeze | [`extract`] | [`restore`], [`injection`] where there is one, [`activate`] |
+//! | before the freeze | [`read_static`], for many [`StaticReader::read_snapshot`] | [`prepare`] |
+//! | in the freeze | [`extract`] | [`restore`], [`state_injection`] where there is one, [`activate`] |
 //! | after the freeze | [`abandon`] (or [`resume`], when the handoff failed) | [`settle`] |
 //!
 //! A connection may be restored before the freeze, from a snapshot that was taken without stopping the process. If the
-//! connection continues at the donor, it is restored again: [`RestoredSocket::take_back`],
-//! [`RestoredSocket::keep_time`].
+//! connection continues at the donor, it is restored again: [`RestoredSocket::reset_to_prepared`],
+//! [`RestoredSocket::sync_clock`].
 //!
 //! [`extract`] switches the socket to repair mode. From then on, until [`resume`] or [`abandon`], the program must not
 //! use the socket, and no packet may reach or leave it: ingress and egress of its flow must be shut first. The donor's
@@ -21,46 +21,48 @@
 //! is echoed, which receivers ignore, RFC 7323 section 3.2), segments received out of order (the hold replays them),
 //! and ECN (see [`TcpDynamic::ecn`]).
 
-mod again;
 mod bulk;
-mod closed;
 mod closed_end;
+mod closed_socket;
 mod donor;
 mod dynamic_state;
-mod ended;
+mod early_restore;
 mod error;
-mod inject;
+mod injection;
 mod options;
-mod queue;
-mod queued;
+mod queue_levels;
 mod reclaim;
+mod reset_socket;
 mod restore;
-mod seen;
-mod sent_again;
+mod retransmission;
 mod settle;
+mod snapshot;
 mod static_state;
+mod unaccepted;
 mod unconnected;
 
-pub use bulk::{activate_all, each, extract_all, prepare_all, read_static_all, restore_all};
-pub use closed::{Closing, Rest, TcpClosed, has_closed};
+pub use bulk::{
+    activate_all, extract_all, map_on_threads, prepare_all, read_static_all, restore_all,
+};
 pub(crate) use closed_end::ClosedEnd;
-pub use donor::{abandon, resume, shift_timestamp_clock, wake};
-pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into, unread};
-pub use ended::ended;
+pub use closed_socket::{ClosingSocket, PendingInput, TcpClosed, has_closed};
+pub use donor::{abandon, resume, resume_without_state, shift_timestamp_clock};
+pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into, peek_unread};
 pub use error::{RepairError, Unmovable};
-pub use inject::injection;
+pub use injection::state_injection;
 pub use options::{Linger, SocketOptions};
-pub use queue::{Queue, send_queue, set_congestion_control};
-pub use queued::{Handshake, Queued, queued};
+pub use queue_levels::{QueueLevels, queue_levels, set_congestion_control};
 pub use reclaim::activate_again;
+pub use reset_socket::reset_socket;
 pub use restore::{
     PreparedSocket, Preparer, RestoredSocket, WindowProbe, activate, prepare, restore,
 };
-pub use seen::Seen;
-pub(crate) use settle::settle_awake;
-pub use settle::{Settled, Uncap, settle, settle_options, uncap_timeout};
+pub(crate) use settle::settle_early_restored;
+pub use settle::{SettleOutcome, UncapCondition, settle, settle_options, uncap_timeout};
+pub use snapshot::TcpSnapshot;
 pub use static_state::{StaticReader, TcpStatic, read_static};
-pub use unconnected::{TcpUnconnected, Waiting};
+pub use unaccepted::{Handshake, UnacceptedConnection, unaccepted_connection};
+pub use unconnected::{ListenParameters, TcpUnconnected};
 
 /// `TCP_REPAIR` on.
 const REPAIR_ON: i32 = 1;

@@ -1,8 +1,8 @@
 //! Socket options that travel with a connection: read at the donor, applied at the acceptor where they differ from a
 //! fresh socket's.
 
-use super::error::{At, RepairError, Unmovable};
-use super::seen::Seen;
+use super::error::{RepairError, StepContext, Unmovable};
+use super::snapshot::TcpSnapshot;
 use crate::sockopt::numbers::{
     IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
     IPV6_2292HOPLIMIT, IPV6_2292HOPOPTS, IPV6_2292PKTINFO, IPV6_2292RTHDR, IPV6_ADDR_PREFERENCES,
@@ -34,7 +34,7 @@ struct IntOption {
     unconnected: bool,
 }
 
-const fn option(id: u8, level: i32, name: i32) -> IntOption {
+const fn int_option(id: u8, level: i32, name: i32) -> IntOption {
     IntOption {
         id,
         level,
@@ -44,7 +44,7 @@ const fn option(id: u8, level: i32, name: i32) -> IntOption {
     }
 }
 
-const fn nonzero(id: u8, level: i32, name: i32) -> IntOption {
+const fn nonzero_option(id: u8, level: i32, name: i32) -> IntOption {
     IntOption {
         id,
         level,
@@ -54,7 +54,7 @@ const fn nonzero(id: u8, level: i32, name: i32) -> IntOption {
     }
 }
 
-const fn unconnected(id: u8, level: i32, name: i32) -> IntOption {
+const fn unconnected_option(id: u8, level: i32, name: i32) -> IntOption {
     IntOption {
         id,
         level,
@@ -75,104 +75,104 @@ const WINDOW_CLAMP_ID: u8 = 37;
 /// All `int` options. Numbers never change meaning, because hosts of different versions read each other's state.
 /// Options are set in this order: TOS also changes the priority, and `SO_RCVLOWAT` may raise the receive buffer.
 const INT_OPTIONS: &[IntOption] = &[
-    nonzero(1, IPPROTO_IP, libc::IP_TRANSPARENT),
-    option(2, IPPROTO_IP, libc::IP_TOS),
-    option(3, IPPROTO_IPV6, libc::IPV6_TCLASS),
-    option(4, SOL_SOCKET, libc::SO_PRIORITY),
-    option(5, SOL_SOCKET, libc::SO_MARK),
-    option(6, IPPROTO_IP, libc::IP_TTL),
-    option(7, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
-    option(8, IPPROTO_IP, libc::IP_MTU_DISCOVER),
-    option(9, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
-    option(10, IPPROTO_IP, libc::IP_MINTTL),
-    option(11, IPPROTO_IPV6, IPV6_MINHOPCOUNT),
-    option(12, IPPROTO_IPV6, libc::IPV6_DONTFRAG),
-    option(13, IPPROTO_IPV6, IPV6_AUTOFLOWLABEL),
-    option(14, IPPROTO_TCP, libc::TCP_KEEPIDLE),
-    option(15, IPPROTO_TCP, libc::TCP_KEEPINTVL),
-    option(16, IPPROTO_TCP, libc::TCP_KEEPCNT),
-    option(17, SOL_SOCKET, libc::SO_KEEPALIVE),
-    option(18, IPPROTO_TCP, libc::TCP_NODELAY),
-    option(19, IPPROTO_TCP, libc::TCP_CORK),
-    option(QUICK_ACK_ID, IPPROTO_TCP, libc::TCP_QUICKACK),
-    option(21, IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
-    option(22, IPPROTO_TCP, libc::TCP_LINGER2),
-    option(23, IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
-    option(24, IPPROTO_TCP, TCP_INQ),
-    option(25, IPPROTO_TCP, TCP_TX_DELAY),
-    option(26, IPPROTO_TCP, TCP_RTO_MAX_MS),
-    option(27, IPPROTO_TCP, TCP_RTO_MIN_US),
-    option(28, IPPROTO_TCP, TCP_DELACK_MAX_US),
-    option(29, SOL_SOCKET, libc::SO_OOBINLINE),
-    option(30, SOL_SOCKET, libc::SO_DONTROUTE),
-    option(31, SOL_SOCKET, libc::SO_BUSY_POLL),
+    nonzero_option(1, IPPROTO_IP, libc::IP_TRANSPARENT),
+    int_option(2, IPPROTO_IP, libc::IP_TOS),
+    int_option(3, IPPROTO_IPV6, libc::IPV6_TCLASS),
+    int_option(4, SOL_SOCKET, libc::SO_PRIORITY),
+    int_option(5, SOL_SOCKET, libc::SO_MARK),
+    int_option(6, IPPROTO_IP, libc::IP_TTL),
+    int_option(7, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+    int_option(8, IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    int_option(9, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    int_option(10, IPPROTO_IP, libc::IP_MINTTL),
+    int_option(11, IPPROTO_IPV6, IPV6_MINHOPCOUNT),
+    int_option(12, IPPROTO_IPV6, libc::IPV6_DONTFRAG),
+    int_option(13, IPPROTO_IPV6, IPV6_AUTOFLOWLABEL),
+    int_option(14, IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    int_option(15, IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    int_option(16, IPPROTO_TCP, libc::TCP_KEEPCNT),
+    int_option(17, SOL_SOCKET, libc::SO_KEEPALIVE),
+    int_option(18, IPPROTO_TCP, libc::TCP_NODELAY),
+    int_option(19, IPPROTO_TCP, libc::TCP_CORK),
+    int_option(QUICK_ACK_ID, IPPROTO_TCP, libc::TCP_QUICKACK),
+    int_option(21, IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    int_option(22, IPPROTO_TCP, libc::TCP_LINGER2),
+    int_option(23, IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
+    int_option(24, IPPROTO_TCP, TCP_INQ),
+    int_option(25, IPPROTO_TCP, TCP_TX_DELAY),
+    int_option(26, IPPROTO_TCP, TCP_RTO_MAX_MS),
+    int_option(27, IPPROTO_TCP, TCP_RTO_MIN_US),
+    int_option(28, IPPROTO_TCP, TCP_DELACK_MAX_US),
+    int_option(29, SOL_SOCKET, libc::SO_OOBINLINE),
+    int_option(30, SOL_SOCKET, libc::SO_DONTROUTE),
+    int_option(31, SOL_SOCKET, libc::SO_BUSY_POLL),
     // Each of the timestamp options changes the values of the following ones.
-    option(40, SOL_SOCKET, SO_TIMESTAMPING),
-    nonzero(41, SOL_SOCKET, SO_TIMESTAMPING_NEW),
-    nonzero(32, SOL_SOCKET, libc::SO_TIMESTAMP),
-    nonzero(33, SOL_SOCKET, libc::SO_TIMESTAMPNS),
-    nonzero(42, SOL_SOCKET, SO_TIMESTAMP_NEW),
-    nonzero(43, SOL_SOCKET, SO_TIMESTAMPNS_NEW),
-    option(34, SOL_SOCKET, libc::SO_ZEROCOPY),
-    option(35, SOL_SOCKET, SO_TXREHASH),
-    option(RCVLOWAT_ID, SOL_SOCKET, libc::SO_RCVLOWAT),
-    nonzero(WINDOW_CLAMP_ID, IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
-    option(38, IPPROTO_IPV6, libc::IPV6_V6ONLY),
-    option(39, IPPROTO_TCP, libc::TCP_SYNCNT),
-    option(44, SOL_SOCKET, libc::SO_DEBUG),
-    option(45, SOL_SOCKET, libc::SO_BROADCAST),
-    option(46, SOL_SOCKET, libc::SO_NO_CHECK),
-    option(47, SOL_SOCKET, libc::SO_RXQ_OVFL),
-    option(48, SOL_SOCKET, SO_WIFI_STATUS),
-    option(49, SOL_SOCKET, SO_NOFCS),
-    option(50, SOL_SOCKET, SO_SELECT_ERR_QUEUE),
-    option(51, SOL_SOCKET, SO_PREFER_BUSY_POLL),
-    option(52, SOL_SOCKET, SO_BUSY_POLL_BUDGET),
-    option(53, SOL_SOCKET, SO_RCVMARK),
-    option(54, SOL_SOCKET, SO_RCVPRIORITY),
-    option(55, SOL_SOCKET, SO_RESERVE_MEM),
-    unconnected(57, SOL_SOCKET, SO_INCOMING_CPU),
-    unconnected(58, IPPROTO_TCP, libc::TCP_MAXSEG),
-    unconnected(59, IPPROTO_TCP, TCP_FASTOPEN_CONNECT),
-    option(61, IPPROTO_TCP, TCP_SAVE_SYN),
-    option(62, IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE),
-    option(63, IPPROTO_IP, libc::IP_RECVERR),
-    option(64, IPPROTO_IP, libc::IP_RECVTTL),
-    option(65, IPPROTO_IP, libc::IP_RECVTOS),
-    option(66, IPPROTO_IP, libc::IP_PKTINFO),
-    option(67, IPPROTO_IP, libc::IP_RECVOPTS),
-    option(68, IPPROTO_IP, libc::IP_RETOPTS),
-    option(69, IPPROTO_IP, libc::IP_PASSSEC),
-    option(70, IPPROTO_IP, libc::IP_RECVORIGDSTADDR),
-    option(71, IPPROTO_IP, IP_CHECKSUM),
-    option(72, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
-    option(73, IPPROTO_IP, IP_RECVFRAGSIZE),
-    option(74, IPPROTO_IP, IP_RECVERR_RFC4884),
-    option(76, IPPROTO_IP, libc::IP_MULTICAST_LOOP),
-    option(77, IPPROTO_IP, libc::IP_MULTICAST_ALL),
-    option(78, IPPROTO_IP, IP_LOCAL_PORT_RANGE),
-    option(80, IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
-    option(81, IPPROTO_IPV6, IPV6_2292PKTINFO),
-    option(82, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
-    option(83, IPPROTO_IPV6, IPV6_2292HOPLIMIT),
-    option(84, IPPROTO_IPV6, libc::IPV6_RECVRTHDR),
-    option(85, IPPROTO_IPV6, IPV6_2292RTHDR),
-    option(86, IPPROTO_IPV6, libc::IPV6_RECVHOPOPTS),
-    option(87, IPPROTO_IPV6, IPV6_2292HOPOPTS),
-    option(88, IPPROTO_IPV6, libc::IPV6_RECVDSTOPTS),
-    option(89, IPPROTO_IPV6, IPV6_2292DSTOPTS),
-    option(90, IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
-    option(91, IPPROTO_IPV6, IPV6_FLOWINFO),
-    option(92, IPPROTO_IPV6, libc::IPV6_RECVPATHMTU),
-    option(93, IPPROTO_IPV6, libc::IPV6_RECVORIGDSTADDR),
-    option(94, IPPROTO_IPV6, IPV6_RECVFRAGSIZE),
-    option(96, IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
-    option(97, IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
-    option(98, IPPROTO_IPV6, libc::IPV6_RECVERR),
-    option(99, IPPROTO_IPV6, IPV6_RECVERR_RFC4884),
-    option(100, IPPROTO_IPV6, IPV6_FLOWINFO_SEND),
-    option(101, IPPROTO_IPV6, IPV6_ROUTER_ALERT_ISOLATE),
-    option(102, IPPROTO_IPV6, IPV6_ADDR_PREFERENCES),
+    int_option(40, SOL_SOCKET, SO_TIMESTAMPING),
+    nonzero_option(41, SOL_SOCKET, SO_TIMESTAMPING_NEW),
+    nonzero_option(32, SOL_SOCKET, libc::SO_TIMESTAMP),
+    nonzero_option(33, SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    nonzero_option(42, SOL_SOCKET, SO_TIMESTAMP_NEW),
+    nonzero_option(43, SOL_SOCKET, SO_TIMESTAMPNS_NEW),
+    int_option(34, SOL_SOCKET, libc::SO_ZEROCOPY),
+    int_option(35, SOL_SOCKET, SO_TXREHASH),
+    int_option(RCVLOWAT_ID, SOL_SOCKET, libc::SO_RCVLOWAT),
+    nonzero_option(WINDOW_CLAMP_ID, IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+    int_option(38, IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    int_option(39, IPPROTO_TCP, libc::TCP_SYNCNT),
+    int_option(44, SOL_SOCKET, libc::SO_DEBUG),
+    int_option(45, SOL_SOCKET, libc::SO_BROADCAST),
+    int_option(46, SOL_SOCKET, libc::SO_NO_CHECK),
+    int_option(47, SOL_SOCKET, libc::SO_RXQ_OVFL),
+    int_option(48, SOL_SOCKET, SO_WIFI_STATUS),
+    int_option(49, SOL_SOCKET, SO_NOFCS),
+    int_option(50, SOL_SOCKET, SO_SELECT_ERR_QUEUE),
+    int_option(51, SOL_SOCKET, SO_PREFER_BUSY_POLL),
+    int_option(52, SOL_SOCKET, SO_BUSY_POLL_BUDGET),
+    int_option(53, SOL_SOCKET, SO_RCVMARK),
+    int_option(54, SOL_SOCKET, SO_RCVPRIORITY),
+    int_option(55, SOL_SOCKET, SO_RESERVE_MEM),
+    unconnected_option(57, SOL_SOCKET, SO_INCOMING_CPU),
+    unconnected_option(58, IPPROTO_TCP, libc::TCP_MAXSEG),
+    unconnected_option(59, IPPROTO_TCP, TCP_FASTOPEN_CONNECT),
+    int_option(61, IPPROTO_TCP, TCP_SAVE_SYN),
+    int_option(62, IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE),
+    int_option(63, IPPROTO_IP, libc::IP_RECVERR),
+    int_option(64, IPPROTO_IP, libc::IP_RECVTTL),
+    int_option(65, IPPROTO_IP, libc::IP_RECVTOS),
+    int_option(66, IPPROTO_IP, libc::IP_PKTINFO),
+    int_option(67, IPPROTO_IP, libc::IP_RECVOPTS),
+    int_option(68, IPPROTO_IP, libc::IP_RETOPTS),
+    int_option(69, IPPROTO_IP, libc::IP_PASSSEC),
+    int_option(70, IPPROTO_IP, libc::IP_RECVORIGDSTADDR),
+    int_option(71, IPPROTO_IP, IP_CHECKSUM),
+    int_option(72, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    int_option(73, IPPROTO_IP, IP_RECVFRAGSIZE),
+    int_option(74, IPPROTO_IP, IP_RECVERR_RFC4884),
+    int_option(76, IPPROTO_IP, libc::IP_MULTICAST_LOOP),
+    int_option(77, IPPROTO_IP, libc::IP_MULTICAST_ALL),
+    int_option(78, IPPROTO_IP, IP_LOCAL_PORT_RANGE),
+    int_option(80, IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    int_option(81, IPPROTO_IPV6, IPV6_2292PKTINFO),
+    int_option(82, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
+    int_option(83, IPPROTO_IPV6, IPV6_2292HOPLIMIT),
+    int_option(84, IPPROTO_IPV6, libc::IPV6_RECVRTHDR),
+    int_option(85, IPPROTO_IPV6, IPV6_2292RTHDR),
+    int_option(86, IPPROTO_IPV6, libc::IPV6_RECVHOPOPTS),
+    int_option(87, IPPROTO_IPV6, IPV6_2292HOPOPTS),
+    int_option(88, IPPROTO_IPV6, libc::IPV6_RECVDSTOPTS),
+    int_option(89, IPPROTO_IPV6, IPV6_2292DSTOPTS),
+    int_option(90, IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
+    int_option(91, IPPROTO_IPV6, IPV6_FLOWINFO),
+    int_option(92, IPPROTO_IPV6, libc::IPV6_RECVPATHMTU),
+    int_option(93, IPPROTO_IPV6, libc::IPV6_RECVORIGDSTADDR),
+    int_option(94, IPPROTO_IPV6, IPV6_RECVFRAGSIZE),
+    int_option(96, IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
+    int_option(97, IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
+    int_option(98, IPPROTO_IPV6, libc::IPV6_RECVERR),
+    int_option(99, IPPROTO_IPV6, IPV6_RECVERR_RFC4884),
+    int_option(100, IPPROTO_IPV6, IPV6_FLOWINFO_SEND),
+    int_option(101, IPPROTO_IPV6, IPV6_ROUTER_ALERT_ISOLATE),
+    int_option(102, IPPROTO_IPV6, IPV6_ADDR_PREFERENCES),
 ];
 
 /// `SO_LINGER`: treatment of unsent data by `close`.
@@ -233,31 +233,32 @@ impl SocketOptions {
     }
 
     fn read_all(fd: BorrowedFd<'_>, v6: bool, unconnected: bool) -> Result<Self, RepairError> {
-        let flag = |name, step| Ok::<_, RepairError>(get_int(fd, SOL_SOCKET, name).at(step)? != 0);
+        let flag =
+            |name, step| Ok::<_, RepairError>(get_int(fd, SOL_SOCKET, name).at_step(step)? != 0);
         Ok(Self {
             ints: read_ints(fd, v6, unconnected)?,
-            linger: read_linger(fd).at("SO_LINGER")?,
-            send_buffer: get_int(fd, SOL_SOCKET, libc::SO_SNDBUF).at("SO_SNDBUF")?,
-            receive_buffer: get_int(fd, SOL_SOCKET, libc::SO_RCVBUF).at("SO_RCVBUF")?,
-            buffer_lock: get_int(fd, SOL_SOCKET, SO_BUF_LOCK).at("SO_BUF_LOCK")?,
-            max_pacing_rate: read_pacing(fd).at("SO_MAX_PACING_RATE")?,
-            receive_timeout_us: read_timeout(fd, libc::SO_RCVTIMEO).at("SO_RCVTIMEO")?,
-            send_timeout_us: read_timeout(fd, libc::SO_SNDTIMEO).at("SO_SNDTIMEO")?,
+            linger: read_linger(fd).at_step("SO_LINGER")?,
+            send_buffer: get_int(fd, SOL_SOCKET, libc::SO_SNDBUF).at_step("SO_SNDBUF")?,
+            receive_buffer: get_int(fd, SOL_SOCKET, libc::SO_RCVBUF).at_step("SO_RCVBUF")?,
+            buffer_lock: get_int(fd, SOL_SOCKET, SO_BUF_LOCK).at_step("SO_BUF_LOCK")?,
+            max_pacing_rate: read_pacing(fd).at_step("SO_MAX_PACING_RATE")?,
+            receive_timeout_us: read_timeout(fd, libc::SO_RCVTIMEO).at_step("SO_RCVTIMEO")?,
+            send_timeout_us: read_timeout(fd, libc::SO_SNDTIMEO).at_step("SO_SNDTIMEO")?,
             congestion_control: read_text(fd, IPPROTO_TCP, libc::TCP_CONGESTION)
-                .at("TCP_CONGESTION")?,
-            device: read_text(fd, SOL_SOCKET, libc::SO_BINDTODEVICE).at("SO_BINDTODEVICE")?,
+                .at_step("TCP_CONGESTION")?,
+            device: read_text(fd, SOL_SOCKET, libc::SO_BINDTODEVICE).at_step("SO_BINDTODEVICE")?,
             notsent_lowat: get_int(fd, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT)
-                .at("TCP_NOTSENT_LOWAT")?,
+                .at_step("TCP_NOTSENT_LOWAT")?,
             reuse_address: flag(libc::SO_REUSEADDR, "SO_REUSEADDR")?,
             reuse_port: flag(libc::SO_REUSEPORT, "SO_REUSEPORT")?,
-            free_bind: get_int(fd, IPPROTO_IP, libc::IP_FREEBIND).at("IP_FREEBIND")? != 0,
-            nonblocking: is_nonblocking(fd).at("F_GETFL")?,
+            free_bind: get_int(fd, IPPROTO_IP, libc::IP_FREEBIND).at_step("IP_FREEBIND")? != 0,
+            nonblocking: is_nonblocking(fd).at_step("F_GETFL")?,
             wide: WideOptions::read(fd, v6)?,
         })
     }
 
     /// Returns level and name of an `int` option by its number.
-    pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
+    pub(crate) fn option_by_id(id: u8) -> Option<(i32, i32)> {
         let known = INT_OPTIONS.iter().find(|known| known.id == id)?;
         Some((known.level, known.name))
     }
@@ -276,20 +277,20 @@ impl SocketOptions {
     }
 
     /// Returns true if the connection is probed while it is idle (`SO_KEEPALIVE`).
-    pub(super) fn keeps_alive(&self) -> bool {
+    pub(super) fn has_keepalive(&self) -> bool {
         let on = self.int(SOL_SOCKET, libc::SO_KEEPALIVE);
         on.is_some_and(|on| on != 0)
     }
 
-    /// Returns these options with the values of `seen` that change by themselves, for another socket with equal
+    /// Returns these options with the values of `snapshot` that change by themselves, for another socket with equal
     /// options.
-    pub(super) fn with_sizes(mut self, seen: &Seen<'_>) -> Self {
-        self.send_buffer = seen.send_buffer.cast_signed();
-        self.receive_buffer = seen.receive_buffer.cast_signed();
+    pub(super) fn with_tuned_sizes(mut self, snapshot: &TcpSnapshot<'_>) -> Self {
+        self.send_buffer = snapshot.send_buffer.cast_signed();
+        self.receive_buffer = snapshot.receive_buffer.cast_signed();
         for (id, value) in &mut self.ints {
             match *id {
-                RCVLOWAT_ID => *value = seen.receive_low_water.cast_signed(),
-                WINDOW_CLAMP_ID => *value = seen.window_clamp.cast_signed(),
+                RCVLOWAT_ID => *value = snapshot.receive_low_water.cast_signed(),
+                WINDOW_CLAMP_ID => *value = snapshot.window_clamp.cast_signed(),
                 _ => {}
             }
         }
@@ -298,18 +299,18 @@ impl SocketOptions {
 
     /// Copies from another socket's options the values that the kernel tunes by itself, and `TCP_QUICKACK`, which
     /// changes with traffic.
-    pub(super) fn take_tuned(&mut self, from: &Self) {
-        self.take_int(QUICK_ACK_ID, from);
+    pub(super) fn copy_tuned(&mut self, from: &Self) {
+        self.copy_int(QUICK_ACK_ID, from);
         if self.buffer_lock & 1 == 0 {
             self.send_buffer = from.send_buffer;
         }
         if self.buffer_lock & 2 == 0 {
             self.receive_buffer = from.receive_buffer;
-            self.take_int(WINDOW_CLAMP_ID, from);
+            self.copy_int(WINDOW_CLAMP_ID, from);
         }
     }
 
-    fn take_int(&mut self, wanted: u8, from: &Self) {
+    fn copy_int(&mut self, wanted: u8, from: &Self) {
         let theirs = from.ints.iter().find(|(id, _)| *id == wanted);
         let ours = self.ints.iter_mut().find(|(id, _)| *id == wanted);
         if let (Some((_, ours)), Some((_, theirs))) = (ours, theirs) {
@@ -343,7 +344,7 @@ impl SocketOptions {
         if self.wide != fresh.wide {
             self.wide.apply(fd)?;
             if self.wide.filter != fresh.wide.filter {
-                self.wide.filter.attach(fd).at("SO_ATTACH_FILTER")?;
+                self.wide.filter.attach(fd).at_step("SO_ATTACH_FILTER")?;
             }
         }
         self.apply_buffers(fd, fresh)
@@ -371,13 +372,13 @@ impl SocketOptions {
             let Some((_, value)) = find(&self.ints) else {
                 continue;
             };
-            let same = find(&fresh.ints).is_some_and(|(_, fresh)| fresh == value);
+            let is_unchanged = find(&fresh.ints).is_some_and(|(_, fresh)| fresh == value);
             let is_priority = known.level == SOL_SOCKET && known.name == libc::SO_PRIORITY;
-            let forced = is_priority && priority_changed;
-            if (same && !forced) || (known.only_nonzero && value == 0) {
+            let is_forced = is_priority && priority_changed;
+            if (is_unchanged && !is_forced) || (known.only_nonzero && value == 0) {
                 continue;
             }
-            set_int(fd, known.level, known.name, value).at("setting a socket option")?;
+            set_int(fd, known.level, known.name, value).at_step("setting a socket option")?;
             priority_changed |= known.name == libc::IP_TOS && known.level == IPPROTO_IP;
         }
         Ok(())
@@ -388,22 +389,23 @@ impl SocketOptions {
             let mut raw = [0u8; 8];
             raw[..4].copy_from_slice(&i32::from(self.linger.on).to_ne_bytes());
             raw[4..].copy_from_slice(&self.linger.seconds.to_ne_bytes());
-            set_bytes(fd, SOL_SOCKET, libc::SO_LINGER, &raw).at("SO_LINGER")?;
+            set_bytes(fd, SOL_SOCKET, libc::SO_LINGER, &raw).at_step("SO_LINGER")?;
         }
         if self.max_pacing_rate != fresh.max_pacing_rate {
             let raw = self.max_pacing_rate.to_ne_bytes();
-            set_bytes(fd, SOL_SOCKET, libc::SO_MAX_PACING_RATE, &raw).at("SO_MAX_PACING_RATE")?;
+            set_bytes(fd, SOL_SOCKET, libc::SO_MAX_PACING_RATE, &raw)
+                .at_step("SO_MAX_PACING_RATE")?;
         }
         if self.receive_timeout_us != 0 {
             let raw = timeval(self.receive_timeout_us);
-            set_bytes(fd, SOL_SOCKET, libc::SO_RCVTIMEO, &raw).at("SO_RCVTIMEO")?;
+            set_bytes(fd, SOL_SOCKET, libc::SO_RCVTIMEO, &raw).at_step("SO_RCVTIMEO")?;
         }
         if self.send_timeout_us != 0 {
             let raw = timeval(self.send_timeout_us);
-            set_bytes(fd, SOL_SOCKET, libc::SO_SNDTIMEO, &raw).at("SO_SNDTIMEO")?;
+            set_bytes(fd, SOL_SOCKET, libc::SO_SNDTIMEO, &raw).at_step("SO_SNDTIMEO")?;
         }
         if self.reuse_port {
-            set_int(fd, SOL_SOCKET, libc::SO_REUSEPORT, 1).at("SO_REUSEPORT")?;
+            set_int(fd, SOL_SOCKET, libc::SO_REUSEPORT, 1).at_step("SO_REUSEPORT")?;
         }
         Ok(())
     }
@@ -414,7 +416,7 @@ impl SocketOptions {
         let receive = self.receive_buffer != fresh.receive_buffer;
         if send {
             set_int(fd, SOL_SOCKET, libc::SO_SNDBUFFORCE, self.send_buffer / 2)
-                .at("SO_SNDBUFFORCE")?;
+                .at_step("SO_SNDBUFFORCE")?;
         }
         if receive {
             set_int(
@@ -423,7 +425,7 @@ impl SocketOptions {
                 libc::SO_RCVBUFFORCE,
                 self.receive_buffer / 2,
             )
-            .at("SO_RCVBUFFORCE")?;
+            .at_step("SO_RCVBUFFORCE")?;
         }
         if send || receive || self.buffer_lock != fresh.buffer_lock {
             self.apply_buffer_lock(fd)?;
@@ -433,7 +435,7 @@ impl SocketOptions {
 
     /// Restores `SO_BUF_LOCK` after a size was set, which locks that size.
     pub(super) fn apply_buffer_lock(&self, fd: BorrowedFd<'_>) -> Result<(), RepairError> {
-        set_int(fd, SOL_SOCKET, SO_BUF_LOCK, self.buffer_lock & 3).at("SO_BUF_LOCK")
+        set_int(fd, SOL_SOCKET, SO_BUF_LOCK, self.buffer_lock & 3).at_step("SO_BUF_LOCK")
     }
 }
 
@@ -451,7 +453,7 @@ fn read_ints(
             Ok(value) => ints.push((known.id, value)),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => {}
-                _ => return Err(error).at("reading a socket option"),
+                _ => return Err(error).at_step("reading a socket option"),
             },
         }
     }

@@ -1,7 +1,7 @@
 //! Sockets that an earlier daemon restored, and perhaps activated before it died.
 
 use super::dynamic_state::TcpDynamic;
-use super::error::{At, RepairError};
+use super::error::{RepairError, StepContext};
 use super::restore::{RestoredSocket, WindowProbe, activate_from};
 use super::static_state::TcpStatic;
 use crate::sockopt::ioctl_int;
@@ -22,14 +22,16 @@ pub fn activate_again(
     state: &TcpDynamic,
 ) -> Result<OwnedFd, RepairError> {
     let (sent, unsent) = state.outgoing_parts()?;
-    let queued = ioctl_int(socket.as_fd(), SIOCOUTQ).at("SIOCOUTQ")?;
-    let acked = TcpInfo::read(socket.as_fd()).at("TCP_INFO")?.bytes_acked;
+    let queued = ioctl_int(socket.as_fd(), SIOCOUTQ).at_step("SIOCOUTQ")?;
+    let acked = TcpInfo::read(socket.as_fd())
+        .at_step("TCP_INFO")?
+        .bytes_acked;
     // Since the restore the socket has received `sent`, then the pushed bytes; acknowledged bytes left the queue.
-    let had = u64::try_from(queued).unwrap_or(0) + acked;
-    let pushed = had
+    let ever_queued = u64::try_from(queued).unwrap_or(0) + acked;
+    let pushed = ever_queued
         .saturating_sub(sent.len() as u64)
         .min(unsent.len() as u64);
     let restored = RestoredSocket { fd: socket };
     // The packets held in the freeze were lost with the earlier daemon.
-    activate_from(restored, fixed, state, WindowProbe::Yes, pushed as usize)
+    activate_from(restored, fixed, state, WindowProbe::Always, pushed as usize)
 }

@@ -1,9 +1,9 @@
 //! Restore of a connection's socket at the acceptor.
 
 use super::dynamic_state::TcpDynamic;
-use super::error::{At, RepairError, bound};
+use super::error::{RepairError, StepContext, map_bind_error};
 use super::options::SocketOptions;
-use super::sent_again::sent_again;
+use super::retransmission::first_retransmission;
 use super::static_state::TcpStatic;
 use super::{
     RECEIVE_QUEUE, REPAIR_OFF, REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW,
@@ -71,7 +71,7 @@ impl Preparer {
     /// # Errors
     /// The kernel's error from making or reading a socket.
     pub fn new() -> Result<Self, RepairError> {
-        let v4 = stream_socket(false, false).at("socket")?;
+        let v4 = stream_socket(false, false).at_step("socket")?;
         let fresh_v6 = match stream_socket(true, false) {
             Ok(fd) => Some(SocketOptions::read(fd.as_fd(), true)?),
             Err(_) => None,
@@ -83,7 +83,7 @@ impl Preparer {
     }
 
     /// Returns the options of a fresh socket.
-    pub(super) fn fresh(&self, v6: bool) -> &SocketOptions {
+    pub(super) fn fresh_options(&self, v6: bool) -> &SocketOptions {
         match (v6, &self.fresh_v6) {
             (true, Some(v6)) => v6,
             _ => &self.fresh_v4,
@@ -97,22 +97,25 @@ impl Preparer {
     pub fn prepare(&self, fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
         // The blocking mode is set at creation: a restored program may share the descriptor and use it at once, and
         // changing the mode later would be too late.
-        let fd = stream_socket(fixed.v6_socket, fixed.options.nonblocking).at("socket")?;
+        let fd = stream_socket(fixed.v6_socket, fixed.options.nonblocking).at_step("socket")?;
         let socket = fd.as_fd();
         // Repair mode comes before bind, so that bind succeeds beside a listener of the same address.
-        set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-        fixed.options.apply(socket, self.fresh(fixed.v6_socket))?;
-        if fixed.options.keeps_alive() {
+        set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at_step("TCP_REPAIR")?;
+        fixed
+            .options
+            .apply(socket, self.fresh_options(fixed.v6_socket))?;
+        if fixed.options.has_keepalive() {
             // Repair mode stops neither the probes of a connected socket nor its keepalive timeout. `settle` sets the
             // option.
-            set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 0).at("SO_KEEPALIVE")?;
+            set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 0).at_step("SO_KEEPALIVE")?;
         }
         set_segment_size(socket, fixed)?;
         // A socket that never measured a round trip waits 3 s for its first retransmission. No option sets the measured
         // value, but this one caps the wait. `settle` restores the cap. Kernels before 6.15 do not have the option.
         let _ = set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, FIRST_TIMEOUT_CAP_MS);
         bind_local(socket, fixed)?;
-        set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
+        set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE)
+            .at_step("TCP_REPAIR_QUEUE")?;
         Ok(PreparedSocket { fd })
     }
 }
@@ -124,7 +127,7 @@ pub(super) fn set_segment_size(
     fixed: &TcpStatic,
 ) -> Result<(), RepairError> {
     let segment = i32::from(fixed.segment_size).clamp(88, 32_767);
-    set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at("TCP_MAXSEG")
+    set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at_step("TCP_MAXSEG")
 }
 
 /// Does the same as [`Preparer::prepare`] for one socket.
@@ -139,9 +142,10 @@ pub fn prepare(fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
 /// address, which this host does not have; routing lets only a transparent socket send from it.
 fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let address = RawAddress::for_family(fixed.local, fixed.v6_socket);
-    let transparent = || set_int(socket, IPPROTO_IP, libc::IP_TRANSPARENT, 1).at("IP_TRANSPARENT");
+    let transparent =
+        || set_int(socket, IPPROTO_IP, libc::IP_TRANSPARENT, 1).at_step("IP_TRANSPARENT");
     if fixed.options.free_bind {
-        set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
+        set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at_step("IP_FREEBIND")?;
         // With IP_FREEBIND, bind accepts any address, even one that routing would not send from.
         if !crate::net::is_local(fixed.local.ip()).unwrap_or(true) {
             transparent()?;
@@ -150,9 +154,9 @@ fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairErr
     match bind(socket, &address) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             transparent()?;
-            bound(bind(socket, &address), fixed.local)
+            map_bind_error(bind(socket, &address), fixed.local)
         }
-        outcome => bound(outcome, fixed.local),
+        outcome => map_bind_error(outcome, fixed.local),
     }
 }
 
@@ -168,7 +172,7 @@ fn stream_socket(v6: bool, nonblocking: bool) -> io::Result<OwnedFd> {
 }
 
 /// Restores the connection in a prepared socket; repair mode stays on and nothing is sent. The service address must be
-/// configured and there must be a route to the peer. If [`super::injection`] returns a packet, the packet must be
+/// configured and there must be a route to the peer. If [`super::state_injection`] returns a packet, the packet must be
 /// delivered to this socket next, before [`activate`].
 ///
 /// # Errors
@@ -185,7 +189,7 @@ pub fn restore(
         // The kernel cleared or set the low bit of the value that it returned, so the true value may be one higher, and
         // the peer may have seen it. Adding two is certainly enough, and keeps the low bit (the unit).
         let clock = state.timestamp.wrapping_add(2) as i32;
-        set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, clock).at("TCP_TIMESTAMP")?;
+        set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, clock).at_step("TCP_TIMESTAMP")?;
     }
     let first_unread = state
         .received_data_end()
@@ -197,14 +201,14 @@ pub fn restore(
         socket,
         &RawAddress::for_family(fixed.remote, fixed.v6_socket),
     )
-    .at("connect")?;
+    .at_step("connect")?;
     set_tcp_options(socket, fixed, state.mss)?;
-    push(socket, &state.unread, libc::SO_RCVBUFFORCE, &fixed.options)?;
+    write_queue(socket, &state.unread, libc::SO_RCVBUFFORCE, &fixed.options)?;
     set_window(socket, state)?;
-    let fin = state.fin_sent() && state.state != TcpState::LastAck;
+    let fin = state.has_sent_fin() && state.state != TcpState::LastAck;
     if fin || !sent.is_empty() {
         select_queue(socket, SEND_QUEUE)?;
-        push(socket, sent, libc::SO_SNDBUFFORCE, &fixed.options)?;
+        write_queue(socket, sent, libc::SO_SNDBUFFORCE, &fixed.options)?;
     }
     if fin {
         shut_write(socket)?;
@@ -213,17 +217,17 @@ pub fn restore(
 }
 
 fn select_queue(socket: BorrowedFd<'_>, queue: i32) -> Result<(), RepairError> {
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue).at("TCP_REPAIR_QUEUE")
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue).at_step("TCP_REPAIR_QUEUE")
 }
 
 fn set_queue_seq(socket: BorrowedFd<'_>, sequence: u32) -> Result<(), RepairError> {
-    set_int(socket, IPPROTO_TCP, libc::TCP_QUEUE_SEQ, sequence as i32).at("TCP_QUEUE_SEQ")
+    set_int(socket, IPPROTO_TCP, libc::TCP_QUEUE_SEQ, sequence as i32).at_step("TCP_QUEUE_SEQ")
 }
 
 /// Shuts the sending direction; in repair mode the kernel queues the FIN as sent, without sending it.
 fn shut_write(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
     // SAFETY: no pointers are passed.
-    check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) }).at("shutdown")
+    check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) }).at_step("shutdown")
 }
 
 /// Sets `TCP_REPAIR_OPTIONS`: pairs of option kind (RFC 9293 section 3.1, RFC 7323, RFC 2018) and value.
@@ -251,17 +255,17 @@ fn set_tcp_options(socket: BorrowedFd<'_>, fixed: &TcpStatic, mss: u16) -> Resul
         libc::TCP_REPAIR_OPTIONS,
         &raw[..length],
     )
-    .at("TCP_REPAIR_OPTIONS")
+    .at_step("TCP_REPAIR_OPTIONS")
 }
 
 fn set_window(socket: BorrowedFd<'_>, state: &TcpDynamic) -> Result<(), RepairError> {
     let window = &state.window;
-    let known = state.received_data_end();
+    let received_end = state.received_data_end();
     let mut rcv_wup = state.rcv_nxt.wrapping_sub(window.rcv_wup_back);
     let mut rcv_wnd = window.rcv_wnd;
-    if state.state.received_fin() && rcv_wup == state.rcv_nxt {
+    if state.state.has_received_fin() && rcv_wup == state.rcv_nxt {
         // The FIN was acknowledged, but this socket has not received it yet; the right window edge stays.
-        rcv_wup = known;
+        rcv_wup = received_end;
         rcv_wnd = rcv_wnd.saturating_add(1);
     }
     let words = [
@@ -275,14 +279,14 @@ fn set_window(socket: BorrowedFd<'_>, state: &TcpDynamic) -> Result<(), RepairEr
     for (slot, word) in raw.chunks_exact_mut(4).zip(words) {
         slot.copy_from_slice(&word.to_ne_bytes());
     }
-    set_bytes(socket, IPPROTO_TCP, TCP_REPAIR_WINDOW, &raw).at("TCP_REPAIR_WINDOW")
+    set_bytes(socket, IPPROTO_TCP, TCP_REPAIR_WINDOW, &raw).at_step("TCP_REPAIR_WINDOW")
 }
 
 /// Writes `bytes` to the selected queue (or sends them, outside repair mode), and enlarges the buffer if necessary.
-fn push(
+fn write_queue(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
-    enlarge: i32,
+    buffer_option: i32,
     options: &SocketOptions,
 ) -> Result<(), RepairError> {
     let mut rest = bytes;
@@ -298,11 +302,11 @@ fn push(
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::ENOMEM) if size < 1 << 30 => {
                     size = (size * 2).max(65_536);
-                    let _ = set_int(socket, SOL_SOCKET, enlarge, size as i32);
+                    let _ = set_int(socket, SOL_SOCKET, buffer_option, size as i32);
                     enlarged = true;
                 }
                 Some(libc::EINTR) => {}
-                _ => return Err(error).at("send"),
+                _ => return Err(error).at_step("send"),
             },
         }
     }
@@ -319,13 +323,13 @@ pub enum WindowProbe {
     /// Never. Right if every packet of the freeze was held and is delivered, and the connection stays for some seconds:
     /// windows are restored exactly, so there is nothing to learn.
     #[default]
-    No,
+    Never,
     /// If the peer has not acknowledged everything that was sent. Its acknowledgement may have been lost before the
     /// freeze, and the new socket would notice only after its first timeout, 1 s.
-    Unacknowledged,
+    IfUnacknowledged,
     /// Always. For a freeze in which packets may have been lost: after a lost window update the connection would
     /// otherwise wait until a timer expires.
-    Yes,
+    Always,
 }
 
 /// Resumes the connection: repair mode off, then unsent data and FIN are sent. If the peer has acknowledged nothing
@@ -355,32 +359,32 @@ pub(super) fn activate_from(
     let socket = restored.fd.as_fd();
     let (_, unsent) = state.outgoing_parts()?;
     let unsent = unsent.get(pushed..).unwrap_or_default();
-    if state.state == TcpState::LastAck && state.fin_sent() {
+    if state.state == TcpState::LastAck && state.has_sent_fin() {
         select_queue(socket, SEND_QUEUE)?;
         shut_write(socket)?;
     }
-    let asks = match probe {
-        WindowProbe::No => false,
-        WindowProbe::Unacknowledged => state.is_waited_for(),
-        WindowProbe::Yes => true,
+    let sends_probe = match probe {
+        WindowProbe::Never => false,
+        WindowProbe::IfUnacknowledged => state.has_unacknowledged(),
+        WindowProbe::Always => true,
     };
     // A zero round-trip time shows that no acknowledgement has arrived: the first one measures it. The loopback device
     // loses nothing.
-    let is_unanswered = state.is_waited_for() && state.congestion.srtt_us == 0;
-    let again = match is_unanswered && !fixed.remote.ip().is_loopback() {
-        true => sent_again(socket, fixed, state)?,
+    let is_unanswered = state.has_unacknowledged() && state.congestion.srtt_us == 0;
+    let retransmission = match is_unanswered && !fixed.remote.ip().is_loopback() {
+        true => first_retransmission(socket, fixed, state)?,
         false => None,
     };
-    let off = match asks && again.is_none() {
+    let mode = match sends_probe && retransmission.is_none() {
         false => REPAIR_OFF_QUIET,
         true => REPAIR_OFF,
     };
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, off).at("TCP_REPAIR")?;
-    if let Some(packet) = again {
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, mode).at_step("TCP_REPAIR")?;
+    if let Some(packet) = retransmission {
         // If the packet cannot be sent, the socket retransmits after its timeout.
         let _ = crate::packet::send(&packet);
     }
-    push(socket, unsent, libc::SO_SNDBUFFORCE, &fixed.options)?;
+    write_queue(socket, unsent, libc::SO_SNDBUFFORCE, &fixed.options)?;
     if state.fin_unsent {
         shut_write(socket)?;
     }

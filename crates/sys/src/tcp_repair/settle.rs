@@ -1,6 +1,6 @@
 //! Completion of a moved connection's socket after the freeze.
 
-use super::error::{At, RepairError};
+use super::error::{RepairError, StepContext};
 use super::restore::FIRST_TIMEOUT_CAP_MS;
 use super::static_state::TcpStatic;
 use crate::sockopt::{TCP_RTO_MAX_MS, check, set_int};
@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Result of [`settle`]: done, or to be called again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum SettleOutcome {
     /// All options have their original values.
     Done,
     /// No round trip was measured yet, so the cap on the retransmission timeout stays.
-    Later,
+    TimeoutCapped,
 }
 
 /// Sets options that could not be set before [`super::activate`] and that nothing waits for: `SO_REUSEADDR` (which
@@ -24,9 +24,9 @@ pub enum Settled {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, RepairError> {
+pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<SettleOutcome, RepairError> {
     settle_options(socket, fixed)?;
-    uncap_timeout(socket, fixed, Uncap::Measured)
+    uncap_timeout(socket, fixed, UncapCondition::RoundTripMeasured)
 }
 
 /// Does the same as [`settle`] but for the retransmission timeout.
@@ -35,34 +35,35 @@ pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, Repa
 /// The kernel's error.
 pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let reuse = i32::from(fixed.options.reuse_address);
-    set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")?;
-    settle_others(socket, fixed)
+    set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at_step("SO_REUSEADDR")?;
+    settle_remaining(socket, fixed)
 }
 
-/// Does the same as [`settle_options`] for a connection that left repair mode early ([`super::RestoredSocket::awaken`])
+/// Does the same as [`settle_options`] for a connection that left repair mode early ([`super::RestoredSocket::leave_repair`])
 /// and has had `SO_REUSEADDR` since.
 ///
 /// # Errors
 /// The kernel's error.
-pub fn settle_awake(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+pub fn settle_early_restored(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     match fixed.options.reuse_address {
-        true => settle_others(socket, fixed),
+        true => settle_remaining(socket, fixed),
         false => settle_options(socket, fixed),
     }
 }
 
-fn settle_others(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+fn settle_remaining(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let options = &fixed.options;
-    if options.keeps_alive() {
-        set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 1).at("SO_KEEPALIVE")?;
+    if options.has_keepalive() {
+        set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 1).at_step("SO_KEEPALIVE")?;
     }
     if options.notsent_lowat != 0 {
         let value = options.notsent_lowat;
-        set_int(socket, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value).at("TCP_NOTSENT_LOWAT")?;
+        set_int(socket, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value)
+            .at_step("TCP_NOTSENT_LOWAT")?;
     }
     if fixed.receive_shut {
         // SAFETY: no pointers are passed.
-        check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).at("shutdown")?;
+        check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).at_step("shutdown")?;
     }
     Ok(())
 }
@@ -77,11 +78,11 @@ impl TcpStatic {
 
 /// Time at which [`uncap_timeout`] restores the longest retransmission timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Uncap {
+pub enum UncapCondition {
     /// Once a round trip was measured: the timeout is then right without a cap.
-    Measured,
+    RoundTripMeasured,
     /// In any case, so that a silent connection does not keep the cap for ever.
-    Now,
+    Always,
 }
 
 /// Restores a socket's original longest retransmission timeout.
@@ -91,17 +92,17 @@ pub enum Uncap {
 pub fn uncap_timeout(
     socket: BorrowedFd<'_>,
     fixed: &TcpStatic,
-    when: Uncap,
-) -> Result<Settled, RepairError> {
+    condition: UncapCondition,
+) -> Result<SettleOutcome, RepairError> {
     let Some(longest) = fixed.options.int(IPPROTO_TCP, TCP_RTO_MAX_MS) else {
-        return Ok(Settled::Done);
+        return Ok(SettleOutcome::Done);
     };
-    if when == Uncap::Measured {
-        let info = TcpInfo::read(socket).at("TCP_INFO")?;
+    if condition == UncapCondition::RoundTripMeasured {
+        let info = TcpInfo::read(socket).at_step("TCP_INFO")?;
         if info.rtt_us == 0 && info.state != TcpState::Close {
-            return Ok(Settled::Later);
+            return Ok(SettleOutcome::TimeoutCapped);
         }
     }
-    set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, longest).at("TCP_RTO_MAX_MS")?;
-    Ok(Settled::Done)
+    set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, longest).at_step("TCP_RTO_MAX_MS")?;
+    Ok(SettleOutcome::Done)
 }

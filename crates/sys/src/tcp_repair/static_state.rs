@@ -1,9 +1,9 @@
 //! The part of a connection's state that stays constant during its life, read while the connection is in use.
 
-use super::error::{At, RepairError, Unmovable};
+use super::error::{RepairError, StepContext, Unmovable};
 use super::options::{SocketOptions, read_text};
-use super::seen::Known;
-use crate::address::{canonical, local, remote};
+use super::snapshot::KnownOptions;
+use crate::address::{canonical, local_address, remote_address};
 use crate::netlink::Netlink;
 use crate::sockopt::{TCP_AO_INFO, get_bytes, get_int};
 use crate::tcp_info::{OPT_ECN, OPT_SACK, OPT_TIMESTAMPS, OPT_WSCALE, TcpInfo, TcpState};
@@ -42,10 +42,10 @@ pub struct TcpStatic {
 impl TcpStatic {
     /// Returns true if both states agree in everything but sizes that the kernel tunes by itself.
     #[must_use]
-    pub fn is_like(&self, other: &Self) -> bool {
+    pub fn equals_except_tuned(&self, other: &Self) -> bool {
         let mut tuned = other.clone();
         tuned.segment_size = self.segment_size;
-        tuned.options.take_tuned(&self.options);
+        tuned.options.copy_tuned(&self.options);
         *self == tuned
     }
 }
@@ -63,7 +63,7 @@ pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
 #[derive(Debug)]
 pub struct StaticReader {
     netlink: Netlink,
-    pub(super) known: Known,
+    pub(super) known_options: KnownOptions,
 }
 
 impl StaticReader {
@@ -72,10 +72,10 @@ impl StaticReader {
     /// # Errors
     /// Errors of making a netlink socket.
     pub fn new() -> Result<Self, RepairError> {
-        let netlink = Netlink::new(libc::NETLINK_SOCK_DIAG).at("sock_diag")?;
+        let netlink = Netlink::new(libc::NETLINK_SOCK_DIAG).at_step("sock_diag")?;
         Ok(Self {
             netlink,
-            known: Known::default(),
+            known_options: KnownOptions::default(),
         })
     }
 
@@ -90,12 +90,12 @@ impl StaticReader {
 
 fn read_with(netlink: &mut Netlink, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
     let v6_socket = check_kind(fd)?;
-    let info = TcpInfo::read(fd).at("TCP_INFO")?;
+    let info = TcpInfo::read(fd).at_step("TCP_INFO")?;
     check_state(info.state)?;
     check_features(fd)?;
-    let receive_shut = check_urgent(fd)? && !info.state.received_fin();
+    let receive_shut = check_urgent(fd)? && !info.state.has_received_fin();
     let (local, remote) = addresses(fd)?;
-    crate::sock_diag::check_md5(netlink, fd, local, remote, v6_socket)?;
+    crate::sock_diag::check_keys_and_namespace(netlink, fd, local, remote, v6_socket)?;
     let negotiated = |bit| info.options & bit != 0;
     Ok(TcpStatic {
         local,
@@ -121,7 +121,7 @@ pub(super) fn segment_size(snd_mss: u32, timestamps: bool) -> u16 {
 /// Returns true for an IPv6 socket; refuses any socket but a TCP one.
 fn check_kind(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
     let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| Unmovable::NotTcp)?;
-    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
+    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at_step("SO_PROTOCOL")?;
     match (domain, protocol) {
         (libc::AF_INET | libc::AF_INET6, libc::IPPROTO_TCP) => Ok(domain == libc::AF_INET6),
         (_, libc::IPPROTO_MPTCP) => Err(Unmovable::Mptcp.into()),
@@ -185,12 +185,12 @@ pub(super) fn poll_entry(fd: BorrowedFd<'_>) -> libc::pollfd {
 pub(super) fn poll_now(entries: &mut [libc::pollfd]) -> Result<(), RepairError> {
     // SAFETY: the entries are valid and outlive the call; a timeout of zero returns at once.
     let outcome = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
-    crate::sockopt::check(outcome).at("poll")
+    crate::sockopt::check(outcome).at_step("poll")
 }
 
 fn addresses(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr), RepairError> {
-    let local = canonical(local(fd).at("getsockname")?);
-    let remote = canonical(remote(fd).at("getpeername")?);
+    let local = canonical(local_address(fd).at_step("getsockname")?);
+    let remote = canonical(remote_address(fd).at_step("getpeername")?);
     check_host_addresses(local, remote)?;
     Ok((local, remote))
 }
@@ -203,7 +203,7 @@ pub(super) fn check_host_addresses(local: SocketAddr, remote: SocketAddr) -> Res
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         };
         if host_only {
-            return Err(Unmovable::HostAddress(ip));
+            return Err(Unmovable::HostOnlyAddress(ip));
         }
     }
     Ok(())

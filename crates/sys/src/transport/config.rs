@@ -21,7 +21,7 @@ pub struct Config {
     /// The first endpoint of a process determines the setting; the kernel's SCTP always uses protocol 132.
     pub raw: bool,
     /// Most inbound streams.
-    pub streams: u16,
+    pub inbound_streams_max: u16,
     /// Number of outbound streams requested. libusrsctp scans all of them whenever it sends.
     pub outbound_streams: u16,
     /// Most unsent or unacknowledged bytes of an association before [`send`](super::Endpoint::send) refuses.
@@ -36,13 +36,13 @@ pub struct Config {
     /// Send small messages at once, before earlier ones are acknowledged (`SCTP_NODELAY`).
     pub no_delay: bool,
     /// Limits after which a path or an association has failed.
-    pub failure: Failure,
+    pub failure: FailureDetection,
 }
 
 /// Parameters for detecting a dead path or peer (RFC 9260, sections 6.3 and 8). The standard's defaults take half a
 /// minute; these defaults suit registrars and elements that must be replaced within seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct FailureDetection {
     /// First retransmission timeout of a path.
     pub rto_initial: Duration,
     /// Lower bound of the retransmission timeout.
@@ -59,7 +59,7 @@ pub struct Failure {
     pub init_retransmissions: u16,
 }
 
-impl Default for Failure {
+impl Default for FailureDetection {
     fn default() -> Self {
         Self {
             rto_initial: Duration::from_millis(500),
@@ -83,14 +83,14 @@ impl Config {
             listen: true,
             encapsulation: Some(ENCAPSULATION_PORT),
             raw: true,
-            streams: 16,
+            inbound_streams_max: 16,
             outbound_streams: 16,
             send_buffer: 1 << 20,
             receive_buffer: 1 << 20,
             message_len_max: 1 << 20,
             path_mtu: 1400,
             no_delay: true,
-            failure: Failure::default(),
+            failure: FailureDetection::default(),
         }
     }
 }

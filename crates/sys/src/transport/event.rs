@@ -8,18 +8,18 @@ use std::net::SocketAddr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AssocId(pub u64);
 
-/// Port number that marks a connection of [`Streams`](super::Streams), larger than any local port's number.
-const STREAM: u32 = 1 << 30;
+/// Port number that marks a connection of [`StreamEndpoint`](super::Streams), larger than any local port's number.
+const STREAM_PORT: u32 = 1 << 30;
 
 impl AssocId {
-    pub(super) fn of_stream(number: u32) -> Self {
-        Self::new(STREAM, number)
+    pub(super) fn from_stream_number(number: u32) -> Self {
+        Self::new(STREAM_PORT, number)
     }
 
     /// Returns true for a connection over TCP, with or without TLS.
     #[must_use]
     pub fn is_stream(self) -> bool {
-        self.port() == STREAM
+        self.port() == STREAM_PORT
     }
 
     pub(super) fn new(port: u32, id: u32) -> Self {
@@ -109,7 +109,7 @@ pub enum Event {
         /// The message, or its remaining part.
         message: Message,
         /// True if part of it was sent: the peer may have received it.
-        sent: bool,
+        was_sent: bool,
     },
     /// A TCP connection was not established, or its peer is not admitted any more. If the connection was reported as up
     /// or was started here, [`Event::Down`] follows.
@@ -117,7 +117,7 @@ pub enum Event {
         /// Address of the other side.
         remote: SocketAddr,
         /// Reason for the refusal.
-        why: String,
+        reason: String,
     },
 }
 

@@ -22,7 +22,7 @@ pub struct Initmsg {
 }
 
 /// Packs addresses without gaps, each as long as its family needs, as bindx and connectx read them.
-pub fn packed(addresses: &[SocketAddr]) -> Vec<u8> {
+pub fn pack_addresses(addresses: &[SocketAddr]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(addresses.len() * 28);
     for &address in addresses {
         bytes.extend_from_slice(RawAddress::for_family(address, false).as_bytes());
@@ -31,13 +31,13 @@ pub fn packed(addresses: &[SocketAddr]) -> Vec<u8> {
 }
 
 /// Returns the addresses in a packed list of `count`; stops at another family than IPv4 and IPv6.
-pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
+pub fn unpack_addresses(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
     let mut addresses = Vec::new();
     while addresses.len() < count {
         let Some((address, rest)) = RawAddress::split_from(bytes) else {
             break;
         };
-        addresses.extend(address.to_socket_addr().map(plain));
+        addresses.extend(address.to_socket_addr().map(without_scope));
         bytes = rest;
     }
     addresses
@@ -45,7 +45,7 @@ pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
 
 /// Clears the scope ID of an address that does not need one: Linux sets the interface for any IPv6 peer, but only
 /// link-local addresses depend on it.
-fn plain(mut address: SocketAddr) -> SocketAddr {
+fn without_scope(mut address: SocketAddr) -> SocketAddr {
     if let SocketAddr::V6(v6) = &mut address
         && !v6.ip().is_unicast_link_local()
     {
@@ -74,18 +74,18 @@ mod tests {
             .iter()
             .map(|text| text.parse().expect("an address"))
             .collect();
-        let bytes = packed(&addresses);
+        let bytes = pack_addresses(&addresses);
         assert_eq!(bytes.len(), 16 + 28 + 16);
-        assert_eq!(unpacked(&bytes, 3), addresses);
-        assert_eq!(unpacked(&bytes[..20], 3), addresses[..1]);
-        assert_eq!(unpacked(&bytes, 2), addresses[..2]);
+        assert_eq!(unpack_addresses(&bytes, 3), addresses);
+        assert_eq!(unpack_addresses(&bytes[..20], 3), addresses[..1]);
+        assert_eq!(unpack_addresses(&bytes, 2), addresses[..2]);
         // `sin6_scope_id` is the last word.
-        let at = |text: &str| text.parse().expect("an address");
+        let parse = |text: &str| text.parse().expect("an address");
         for (address, scope) in [("[2001:db8::1]:80", ""), ("[fe80::1]:80", "%7")] {
-            let mut bytes = packed(&[at(address)]);
+            let mut bytes = pack_addresses(&[parse(address)]);
             bytes[24] = 7;
-            let shown = unpacked(&bytes, 1)[0].to_string();
-            assert_eq!(shown, address.replace(']', &format!("{scope}]")));
+            let text = unpack_addresses(&bytes, 1)[0].to_string();
+            assert_eq!(text, address.replace(']', &format!("{scope}]")));
         }
     }
 }

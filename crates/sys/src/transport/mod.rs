@@ -2,7 +2,7 @@
 //! pool's service runs over its servers' own protocol; for TCP and UDP services, the standard library's sockets
 //! suffice.
 //!
-//! [`Streams`] offers TCP connections through the same interface as SCTP, and [`Joined`] combines both. SCTP comes from
+//! [`StreamEndpoint`] offers TCP connections through the same interface as SCTP, and [`CombinedEndpoint`] combines both. SCTP comes from
 //! the kernel if the kernel has it, otherwise from libusrsctp; both implement [`Endpoint`]. An endpoint is a
 //! one-to-many socket (RFC 6458, section 3) for an event loop:
 //!
@@ -13,22 +13,23 @@
 //!
 //! System calls are made for batches of packets or messages, not for each one.
 
-mod assembly;
+mod combined;
 mod config;
 mod event;
-mod joined;
+mod event_assembler;
 mod kernel;
 mod layout;
 mod multicast;
 mod stream;
 mod usrsctp;
 
-pub use config::{Config, ENCAPSULATION_PORT, Failure};
+pub use combined::CombinedEndpoint;
+pub use config::{Config, ENCAPSULATION_PORT, FailureDetection};
 pub use event::{AssocId, DownReason, Event, Message, PathState};
-pub use joined::Joined;
-pub use multicast::{Announced, Multicast};
+pub use multicast::{Multicast, ReceivedAnnouncement};
 pub use stream::{
-    Frames, MessageLength, Over, Rules, Security, StreamConfig, StreamLimits, Streams,
+    ConnectionRules, MessageLength, MessageSplitter, Security, StreamConfig, StreamEndpoint,
+    StreamLimits, StreamProtocol,
 };
 
 use std::io;
@@ -92,7 +93,7 @@ pub trait Endpoint: Send {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    fn connect_apart(
+    fn connect_from_new_port(
         &mut self,
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
@@ -102,20 +103,20 @@ pub trait Endpoint: Send {
     ///
     /// # Errors
     /// `Unsupported`; no such route, or no certificates.
-    fn connect_stream(&mut self, remote: SocketAddr, over: &Over) -> io::Result<AssocId> {
+    fn connect_stream(&mut self, remote: SocketAddr, over: &StreamProtocol) -> io::Result<AssocId> {
         let _ = (remote, over);
         Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Returns the name in the certificate of an association's peer.
-    fn name(&self, assoc: AssocId) -> Option<String> {
+    fn peer_name(&self, assoc: AssocId) -> Option<String> {
         let _ = assoc;
         None
     }
 
     /// Replaces the certificates and the admission rules. New connections use the new ones, and connections whose peer
     /// is not admitted any more are ended.
-    fn secure_anew(&mut self, security: Arc<dyn Security>) {
+    fn replace_security(&mut self, security: Arc<dyn Security>) {
         let _ = security;
     }
 
@@ -130,7 +131,7 @@ pub trait Endpoint: Send {
 
     /// Requests a measurement of the round trip despite traffic: usrsctp sends heartbeats on idle paths only. The other
     /// transports measure with the data that they send.
-    fn measure(&mut self, assoc: AssocId) {
+    fn measure_round_trip(&mut self, assoc: AssocId) {
         let _ = assoc;
     }
 
@@ -176,9 +177,9 @@ pub trait Endpoint: Send {
 /// per process.
 #[must_use]
 pub fn provider() -> Provider {
-    static FOUND: std::sync::OnceLock<Provider> = std::sync::OnceLock::new();
-    *FOUND.get_or_init(|| {
-        if kernel::is_there() {
+    static PROVIDER: std::sync::OnceLock<Provider> = std::sync::OnceLock::new();
+    *PROVIDER.get_or_init(|| {
+        if kernel::is_available() {
             Provider::Kernel
         } else {
             Provider::Usrsctp

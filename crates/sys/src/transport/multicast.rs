@@ -25,7 +25,7 @@ pub struct Multicast {
 
 /// A received datagram.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Announced<'a> {
+pub struct ReceivedAnnouncement<'a> {
     /// Claimed sender address.
     pub from: SocketAddr,
     /// Payload.
@@ -41,7 +41,7 @@ impl Multicast {
     /// route.
     pub fn join(group: SocketAddr, interfaces: &[u32]) -> io::Result<Self> {
         if !group.ip().is_multicast() {
-            let text = format!("{group} is no multicast address");
+            let text = format!("{group} is not a multicast address");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let domain = if group.is_ipv4() {
@@ -60,11 +60,11 @@ impl Multicast {
             interfaces: interfaces.to_vec(),
             buffer: vec![0; ANNOUNCE_LEN_MAX],
         };
-        member.prepare()?;
+        member.configure()?;
         Ok(member)
     }
 
-    fn prepare(&self) -> io::Result<()> {
+    fn configure(&self) -> io::Result<()> {
         let fd = self.fd();
         sockopt::set_int(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
         match self.group.ip() {
@@ -160,17 +160,17 @@ impl Multicast {
     ///
     /// # Errors
     /// The socket's error.
-    pub fn receive(&mut self) -> io::Result<Option<Announced<'_>>> {
+    pub fn receive(&mut self) -> io::Result<Option<ReceivedAnnouncement<'_>>> {
         loop {
             let mut from = RawAddress::empty();
             let (address, length) = from.as_raw_mut();
             let fd = self.fd.as_raw_fd();
             // SAFETY: the buffer is writable for its length, and so is the address; all outlive the call.
-            let came = unsafe {
+            let outcome = unsafe {
                 let (data, len) = (self.buffer.as_mut_ptr().cast(), self.buffer.len());
                 libc::recvfrom(fd, data, len, libc::MSG_TRUNC, address, length)
             };
-            let len = match sockopt::check_length(came) {
+            let len = match sockopt::check_length(outcome) {
                 Ok(len) => len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -178,7 +178,7 @@ impl Multicast {
             };
             if let (Some(from), true) = (from.to_socket_addr(), len <= self.buffer.len()) {
                 let bytes = &self.buffer[..len];
-                return Ok(Some(Announced { from, bytes }));
+                return Ok(Some(ReceivedAnnouncement { from, bytes }));
             }
         }
     }

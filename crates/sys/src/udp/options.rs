@@ -1,8 +1,8 @@
 //! Addresses and options of a UDP socket.
 
-use super::membership::{Membership, join};
-use super::{At, UdpError};
-use crate::address::{RawAddress, bind, canonical, connect, local, remote};
+use super::multicast_membership::{Membership, join};
+use super::{StepContext, UdpError};
+use crate::address::{RawAddress, bind, canonical, connect, local_address, remote_address};
 use crate::sockopt::numbers::{
     IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
     IPV6_2292HOPLIMIT, IPV6_2292HOPOPTS, IPV6_2292PKTINFO, IPV6_2292RTHDR, IPV6_ADDR_PREFERENCES,
@@ -33,7 +33,7 @@ const IPV6_FREEBIND: i32 = 78;
 
 /// `int` options by their number in the encoded state; numbers never change meaning. Options are set in this order,
 /// because setting the TOS also changes the priority.
-const INTS: &[(u8, i32, i32)] = &[
+const INT_OPTIONS: &[(u8, i32, i32)] = &[
     // Each of the timestamp options changes the values of the following ones, so their order matters.
     (45, SOL_SOCKET, SO_TIMESTAMPING),
     (46, SOL_SOCKET, SO_TIMESTAMPING_NEW),
@@ -139,7 +139,7 @@ pub struct UdpStatic {
     /// `int` options by number.
     pub(crate) ints: Vec<(u8, i32)>,
     /// `SO_SNDBUF` and `SO_RCVBUF`, as the kernel counts them.
-    pub buffers: (i32, i32),
+    pub buffer_sizes: (i32, i32),
     /// `SO_BUF_LOCK`.
     pub buffer_lock: i32,
     /// `SO_BINDTODEVICE`, empty for none.
@@ -161,15 +161,15 @@ impl UdpStatic {
     #[must_use]
     pub fn may_share_port(&self) -> bool {
         let set = |(id, value): &(u8, i32)| {
-            option_of(*id) == Some((SOL_SOCKET, libc::SO_REUSEPORT)) && *value != 0
+            option_by_id(*id) == Some((SOL_SOCKET, libc::SO_REUSEPORT)) && *value != 0
         };
         self.remote.is_none() && self.local.port() != 0 && self.ints.iter().any(set)
     }
 }
 
 /// Returns level and name of an `int` option by its number.
-pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
-    let known = INTS.iter().find(|(known, ..)| *known == id)?;
+pub(crate) fn option_by_id(id: u8) -> Option<(i32, i32)> {
+    let known = INT_OPTIONS.iter().find(|(known, ..)| *known == id)?;
     Some((known.1, known.2))
 }
 
@@ -183,33 +183,36 @@ pub fn read_static(
     fd: BorrowedFd<'_>,
     memberships: Vec<Membership>,
 ) -> Result<UdpStatic, UdpError> {
-    let found = read_any(fd, memberships)?;
-    if found.local.port() == 0 {
+    let static_state = read_static_unbound_too(fd, memberships)?;
+    if static_state.local.port() == 0 {
         return Err(UdpError::NotBound);
     }
-    Ok(found)
+    Ok(static_state)
 }
 
 /// Does the same as [`read_static`], but also accepts a socket that is not bound: its port is 0.
 ///
 /// # Errors
 /// An option that cannot be moved, by name.
-pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpStatic, UdpError> {
+pub fn read_static_unbound_too(
+    fd: BorrowedFd<'_>,
+    memberships: Vec<Membership>,
+) -> Result<UdpStatic, UdpError> {
     let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| UdpError::NotUdp)?;
-    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
+    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at_step("SO_PROTOCOL")?;
     if !matches!(domain, libc::AF_INET | libc::AF_INET6) || protocol != IPPROTO_UDP {
         return Err(UdpError::NotUdp);
     }
     let v6_socket = domain == libc::AF_INET6;
-    let local = local(fd).at("getsockname")?;
-    if get_int(fd, IPPROTO_UDP, UDP_ENCAP).at("UDP_ENCAP")? != 0 {
+    let local = local_address(fd).at_step("getsockname")?;
+    if get_int(fd, IPPROTO_UDP, UDP_ENCAP).at_step("UDP_ENCAP")? != 0 {
         return Err(UdpError::Encapsulation);
     }
-    if get_int(fd, IPPROTO_UDP, UDP_CORK).at("UDP_CORK")? != 0 {
+    if get_int(fd, IPPROTO_UDP, UDP_CORK).at_step("UDP_CORK")? != 0 {
         return Err(UdpError::Corked);
     }
-    let buffer = |name, step| get_int(fd, SOL_SOCKET, name).at(step);
-    let remote = remote(fd).ok().map(canonical);
+    let buffer = |name, step| get_int(fd, SOL_SOCKET, name).at_step(step);
+    let remote = remote_address(fd).ok().map(canonical);
     Ok(UdpStatic {
         v6_socket,
         local: canonical(local),
@@ -217,7 +220,7 @@ pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpS
         wide: WideOptions::read(fd, v6_socket)?,
         remote,
         shutdown: shut_halves(fd)?,
-        buffers: (
+        buffer_sizes: (
             buffer(libc::SO_SNDBUF, "SO_SNDBUF")?,
             buffer(libc::SO_RCVBUF, "SO_RCVBUF")?,
         ),
@@ -231,19 +234,19 @@ pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpS
 /// Returns the halves that are shut down, as far as poll shows them: a lone shut-down sending half is not visible.
 fn shut_halves(fd: BorrowedFd<'_>) -> Result<u8, UdpError> {
     let mut entry = [PollFd::new(&fd, PollFlags::RDHUP)];
-    let asked = poll(&mut entry, Some(&Timespec::default()));
-    asked.map_err(std::io::Error::from).at("poll")?;
-    let found = entry[0].revents();
-    Ok(match found {
-        _ if found.contains(PollFlags::HUP) => 3,
-        _ if found.contains(PollFlags::RDHUP) => 1,
+    let poll_result = poll(&mut entry, Some(&Timespec::default()));
+    poll_result.map_err(std::io::Error::from).at_step("poll")?;
+    let events = entry[0].revents();
+    Ok(match events {
+        _ if events.contains(PollFlags::HUP) => 3,
+        _ if events.contains(PollFlags::RDHUP) => 1,
         _ => 0,
     })
 }
 
 fn read_ints(fd: BorrowedFd<'_>, connected: bool) -> Result<Vec<(u8, i32)>, UdpError> {
-    let mut ints = Vec::with_capacity(INTS.len());
-    for (id, level, name) in INTS {
+    let mut ints = Vec::with_capacity(INT_OPTIONS.len());
+    for (id, level, name) in INT_OPTIONS {
         if *id == INCOMING_CPU_ID && connected {
             continue;
         }
@@ -251,7 +254,7 @@ fn read_ints(fd: BorrowedFd<'_>, connected: bool) -> Result<Vec<(u8, i32)>, UdpE
             Ok(value) => ints.push((*id, value)),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::ENOTCONN) => {}
-                _ => return Err(error).at("reading a socket option"),
+                _ => return Err(error).at_step("reading a socket option"),
             },
         }
     }
@@ -261,18 +264,18 @@ fn read_ints(fd: BorrowedFd<'_>, connected: bool) -> Result<Vec<(u8, i32)>, UdpE
 fn read_device(fd: BorrowedFd<'_>) -> Result<String, UdpError> {
     let mut raw = [0u8; libc::IFNAMSIZ];
     let length =
-        get_bytes(fd, SOL_SOCKET, libc::SO_BINDTODEVICE, &mut raw).at("SO_BINDTODEVICE")?;
-    Ok(crate::net::name_of(&raw[..length.min(raw.len())]))
+        get_bytes(fd, SOL_SOCKET, libc::SO_BINDTODEVICE, &mut raw).at_step("SO_BINDTODEVICE")?;
+    Ok(crate::net::name_from_bytes(&raw[..length.min(raw.len())]))
 }
 
 fn read_multicast_interface(fd: BorrowedFd<'_>, v6: bool) -> Result<String, UdpError> {
     let index = if v6 {
-        get_int(fd, IPPROTO_IPV6, libc::IPV6_MULTICAST_IF).at("IPV6_MULTICAST_IF")?
+        get_int(fd, IPPROTO_IPV6, libc::IPV6_MULTICAST_IF).at_step("IPV6_MULTICAST_IF")?
     } else {
         // The kernel returns the index only into a buffer as large as a `struct ip_mreqn`; otherwise, only an address.
         let mut raw = [0u8; 12];
-        let length =
-            get_bytes(fd, IPPROTO_IP, libc::IP_MULTICAST_IF, &mut raw).at("IP_MULTICAST_IF")?;
+        let length = get_bytes(fd, IPPROTO_IP, libc::IP_MULTICAST_IF, &mut raw)
+            .at_step("IP_MULTICAST_IF")?;
         if length < raw.len() {
             return Ok(String::new());
         }
@@ -281,7 +284,7 @@ fn read_multicast_interface(fd: BorrowedFd<'_>, v6: bool) -> Result<String, UdpE
     if index == 0 {
         return Ok(String::new());
     }
-    crate::net::interface_name(index as u32).at("if_indextoname")
+    crate::net::interface_name(index as u32).at_step("if_indextoname")
 }
 
 /// Makes a bound socket with the same options, connected if the old one was, and a member of the same groups. The
@@ -298,7 +301,7 @@ pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers are passed.
     let fd = unsafe { libc::socket(family, kind, 0) };
-    check(fd).at("socket")?;
+    check(fd).at_step("socket")?;
     // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let socket = fd.as_fd();
@@ -308,33 +311,37 @@ pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
             .map_err(|_| UdpError::DeviceAbsent(fixed.device.clone()))?;
     }
     apply_ints(socket, fixed)?;
-    let (send, receive) = fixed.buffers;
-    set_int(socket, SOL_SOCKET, libc::SO_SNDBUFFORCE, send / 2).at("SO_SNDBUFFORCE")?;
-    set_int(socket, SOL_SOCKET, libc::SO_RCVBUFFORCE, receive / 2).at("SO_RCVBUFFORCE")?;
-    set_int(socket, SOL_SOCKET, SO_BUF_LOCK, fixed.buffer_lock & 3).at("SO_BUF_LOCK")?;
+    let (send, receive) = fixed.buffer_sizes;
+    set_int(socket, SOL_SOCKET, libc::SO_SNDBUFFORCE, send / 2).at_step("SO_SNDBUFFORCE")?;
+    set_int(socket, SOL_SOCKET, libc::SO_RCVBUFFORCE, receive / 2).at_step("SO_RCVBUFFORCE")?;
+    set_int(socket, SOL_SOCKET, SO_BUF_LOCK, fixed.buffer_lock & 3).at_step("SO_BUF_LOCK")?;
     fixed.wide.apply(socket)?;
     apply_multicast_interface(socket, fixed)?;
     if fixed.local.port() != 0 {
-        match bind(socket, &local_address(fixed)) {
+        match bind(socket, &bind_address(fixed)) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 return Err(UdpError::AddressInUse(fixed.local));
             }
-            outcome => outcome.at("bind")?,
+            outcome => outcome.at_step("bind")?,
         }
     }
     if let Some(remote) = fixed.remote {
-        connect(socket, &RawAddress::for_family(remote, fixed.v6_socket)).at("connect")?;
+        connect(socket, &RawAddress::for_family(remote, fixed.v6_socket)).at_step("connect")?;
     }
     for membership in &fixed.memberships {
         join(socket, membership)?;
     }
-    fixed.wide.filter.attach(socket).at("SO_ATTACH_FILTER")?;
-    shut(socket, fixed.shutdown)?;
+    fixed
+        .wide
+        .filter
+        .attach(socket)
+        .at_step("SO_ATTACH_FILTER")?;
+    shut_down(socket, fixed.shutdown)?;
     Ok(fd)
 }
 
 /// Shuts halves down. For a socket without a peer the kernel does so and yet returns `ENOTCONN`.
-fn shut(socket: BorrowedFd<'_>, halves: u8) -> Result<(), UdpError> {
+fn shut_down(socket: BorrowedFd<'_>, halves: u8) -> Result<(), UdpError> {
     let how = match halves & 3 {
         1 => Shutdown::Read,
         2 => Shutdown::Write,
@@ -343,17 +350,17 @@ fn shut(socket: BorrowedFd<'_>, halves: u8) -> Result<(), UdpError> {
     };
     match shutdown(socket, how) {
         Ok(()) | Err(Errno::NOTCONN) => Ok(()),
-        Err(error) => Err(std::io::Error::from(error)).at("shutdown"),
+        Err(error) => Err(std::io::Error::from(error)).at_step("shutdown"),
     }
 }
 
 /// Returns the address to bind to. A wildcard keeps the socket's own family: `::` on an IPv6 socket also receives IPv4.
-fn local_address(fixed: &UdpStatic) -> RawAddress {
+fn bind_address(fixed: &UdpStatic) -> RawAddress {
     RawAddress::for_family(fixed.local, fixed.v6_socket)
 }
 
 fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError> {
-    for (id, level, name) in INTS {
+    for (id, level, name) in INT_OPTIONS {
         let Some((_, value)) = fixed.ints.iter().find(|(known, _)| known == id) else {
             continue;
         };
@@ -361,7 +368,7 @@ fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError>
         // flags).
         let fresh = get_int(socket, *level, *name).ok();
         if fresh != Some(*value) {
-            set_int(socket, *level, *name, *value).at("setting a socket option")?;
+            set_int(socket, *level, *name, *value).at_step("setting a socket option")?;
         }
     }
     Ok(())
@@ -375,9 +382,9 @@ fn apply_multicast_interface(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Resul
         .map_err(|_| UdpError::DeviceAbsent(fixed.multicast_interface.clone()))?;
     if fixed.v6_socket {
         return set_int(socket, IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, index as i32)
-            .at("IPV6_MULTICAST_IF");
+            .at_step("IPV6_MULTICAST_IF");
     }
     let mut raw = [0u8; 12];
     raw[8..].copy_from_slice(&index.to_ne_bytes());
-    set_bytes(socket, IPPROTO_IP, libc::IP_MULTICAST_IF, &raw).at("IP_MULTICAST_IF")
+    set_bytes(socket, IPPROTO_IP, libc::IP_MULTICAST_IF, &raw).at_step("IP_MULTICAST_IF")
 }

@@ -8,8 +8,8 @@ use holdfast_sys::socket_filter::{Instruction, SocketFilter};
 use holdfast_sys::sockopt::set_int;
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use holdfast_sys::tcp_repair::{
-    TcpDynamic, TcpStatic, WindowProbe, abandon, activate, extract, injection, prepare,
-    read_static, restore, settle,
+    TcpDynamic, TcpStatic, WindowProbe, abandon, activate, extract, prepare, read_static, restore,
+    settle, state_injection,
 };
 use holdfast_sys::tun::{Tun, VnetHeader};
 use std::fs::File;
@@ -20,7 +20,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Longest wait for any condition that must become true.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A network namespace.
 pub struct Namespace {
@@ -73,7 +73,7 @@ impl Namespace {
     }
 
     /// Creates a link to `other`, called `name` on both sides.
-    pub fn join(&self, other: &Namespace, name: &str) {
+    pub fn link_to(&self, other: &Namespace, name: &str) {
         let path = other.path();
         self.ip(&format!(
             "link add {name} type veth peer name {name} netns {path}"
@@ -90,7 +90,7 @@ impl Namespace {
 }
 
 /// The hosts. Both `a` and `b` have the service addresses, and the router forwards packets to one of them.
-pub struct Net {
+pub struct TestNetwork {
     pub client: Namespace,
     pub router: Namespace,
     pub a: Namespace,
@@ -98,7 +98,7 @@ pub struct Net {
 }
 
 /// Returns the service's addresses of both families.
-pub fn services() -> [SocketAddr; 2] {
+pub fn service_addresses() -> [SocketAddr; 2] {
     [(SERVICE_V4, 8080).into(), (SERVICE_V6, 8080).into()]
 }
 
@@ -107,13 +107,13 @@ pub const SERVICE_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 9, 0, 0, 0, 0, 0, 9);
 
 /// The host to which the router forwards packets for the service address.
 #[derive(Clone, Copy)]
-pub enum To {
+pub enum RouteTarget {
     A,
     B,
-    Nowhere,
+    Unreachable,
 }
 
-impl Net {
+impl TestNetwork {
     pub fn new() -> Self {
         let net = Self {
             client: Namespace::new(),
@@ -130,20 +130,20 @@ impl Net {
             host.ip("addr add 10.77.9.9/32 dev lo");
             host.ip("-6 addr add fd77:9::9/128 dev lo nodad");
         }
-        net.route(To::A);
+        net.route(RouteTarget::A);
         net
     }
 
-    pub fn route(&self, to: To) {
+    pub fn route(&self, target: RouteTarget) {
         for (family, service, net) in [
             ("-4", "10.77.9.9/32", "10.77."),
             ("-6", "fd77:9::9/128", "fd77:"),
         ] {
             let host = if family == "-4" { ".2" } else { "::2" };
-            let target = match to {
-                To::A => format!("{service} via {net}2{host}"),
-                To::B => format!("{service} via {net}3{host}"),
-                To::Nowhere => format!("blackhole {service}"),
+            let next_hop = match target {
+                RouteTarget::A => format!("{service} via {net}2{host}"),
+                RouteTarget::B => format!("{service} via {net}3{host}"),
+                RouteTarget::Unreachable => format!("blackhole {service}"),
             };
             // `ip route replace` keeps a route of another type, so the old route is removed first.
             let _ = self.router.run(|| {
@@ -151,13 +151,13 @@ impl Net {
                     .args([family, "route", "flush", service])
                     .status()
             });
-            self.router.ip(&format!("{family} route add {target}"));
+            self.router.ip(&format!("{family} route add {next_hop}"));
         }
     }
 
     /// Drops everything that the servers send to the client, or stops dropping.
-    pub fn deafen_client(&self, deaf: bool) {
-        let verb = if deaf { "add" } else { "del" };
+    pub fn block_traffic_to_client(&self, blocked: bool) {
+        let verb = if blocked { "add" } else { "del" };
         for (family, address) in [("-4", "10.77.1.2/32"), ("-6", "fd77:1::2/128")] {
             self.router
                 .ip(&format!("{family} route {verb} blackhole {address}"));
@@ -177,15 +177,15 @@ impl Net {
             .run(|| TcpStream::connect(address).expect("connect"));
         let (server, _) = listener.accept().expect("accept");
         for end in [&client, &server] {
-            end.set_read_timeout(Some(PATIENCE)).expect("timeout");
-            end.set_write_timeout(Some(PATIENCE)).expect("timeout");
+            end.set_read_timeout(Some(WAIT_LIMIT)).expect("timeout");
+            end.set_write_timeout(Some(WAIT_LIMIT)).expect("timeout");
         }
         (client, server)
     }
 }
 
 fn link(router: &Namespace, host: &Namespace, number: u8) {
-    let mac = |end: u8| format!("02:77:00:00:0{number}:0{end}");
+    let mac = |side: u8| format!("02:77:00:00:0{number}:0{side}");
     let device = format!("r{number}");
     let peer = host.path();
     router.ip(&format!(
@@ -227,24 +227,24 @@ pub fn exchange(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
         scope.spawn(move || sender.write_all(bytes).expect("write"));
         to.read_exact(&mut arrived).expect("read");
     });
-    assert!(arrived == bytes, "bytes changed on the way");
+    assert!(arrived == bytes, "bytes changed in transit");
 }
 
-/// Waits until `done` returns true.
-pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+/// Waits until `condition` returns true.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "exceeded time: {what}");
+    while !condition() {
+        assert!(start.elapsed() < WAIT_LIMIT, "exceeded time: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Returns a descriptor as a blocking stream with timeouts of [`PATIENCE`].
+/// Returns a descriptor as a blocking stream with timeouts of [`WAIT_LIMIT`].
 pub fn stream(fd: OwnedFd) -> TcpStream {
     let stream = TcpStream::from(fd);
     stream.set_nonblocking(false).expect("blocking");
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
-    stream.set_write_timeout(Some(PATIENCE)).expect("timeout");
+    stream.set_read_timeout(Some(WAIT_LIMIT)).expect("timeout");
+    stream.set_write_timeout(Some(WAIT_LIMIT)).expect("timeout");
     stream
 }
 
@@ -256,7 +256,7 @@ pub fn counter(namespace: &Namespace, name: &str) -> u64 {
     for pair in lines.chunks_exact(2) {
         let names = pair[0].split_whitespace();
         let mut values = names.zip(pair[1].split_whitespace());
-        if let Some((_, value)) = values.find(|(known, _)| *known == name) {
+        if let Some((_, value)) = values.find(|(key, _)| *key == name) {
             return value.parse().expect("a number");
         }
     }
@@ -264,12 +264,12 @@ pub fn counter(namespace: &Namespace, name: &str) -> u64 {
 }
 
 /// Returns the connection's TCP state.
-pub fn state(socket: impl AsFd) -> TcpState {
+pub fn tcp_state(socket: impl AsFd) -> TcpState {
     TcpInfo::read(socket.as_fd()).expect("TCP_INFO").state
 }
 
 /// A connection that has moved.
-pub struct Moved {
+pub struct MovedConnection {
     pub socket: TcpStream,
     /// True if the descriptor was non-blocking when it was activated.
     pub nonblocking: bool,
@@ -278,35 +278,40 @@ pub struct Moved {
 }
 
 /// Moves the connection of `server` from `a` to `b` by [`hand_off_from`], without a window probe.
-pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
-    hand_off_from(net, (&net.a, &net.b, To::B), server, WindowProbe::No)
+pub fn hand_off(net: &TestNetwork, server: TcpStream) -> MovedConnection {
+    hand_off_from(
+        net,
+        (&net.a, &net.b, RouteTarget::B),
+        server,
+        WindowProbe::Never,
+    )
 }
 
 /// Moves the connection of `server` from one host to another, with every step, and encodes and decodes both states. The
 /// client's packets are dropped in between.
 pub fn hand_off_from(
-    net: &Net,
-    (donor, acceptor, to): (&Namespace, &Namespace, To),
+    net: &TestNetwork,
+    (donor, acceptor, to): (&Namespace, &Namespace, RouteTarget),
     server: TcpStream,
     probe: WindowProbe,
-) -> Moved {
+) -> MovedConnection {
     let fixed = donor.run(|| read_static(server.as_fd()).expect("static state"));
     let fixed: TcpStatic =
         postcard::from_bytes(&postcard::to_stdvec(&fixed).expect("coded")).expect("decoded");
     let prepared = acceptor.run(|| prepare(&fixed).expect("prepared"));
-    net.route(To::Nowhere);
+    net.route(RouteTarget::Unreachable);
     let frozen = extract(server.as_fd(), &fixed).expect("dynamic state");
     let frozen: TcpDynamic =
         postcard::from_bytes(&postcard::to_stdvec(&frozen).expect("coded")).expect("decoded");
     let restored = acceptor.run(|| restore(prepared, &fixed, &frozen).expect("restored"));
-    if let Some(packet) = injection(&fixed, &frozen) {
-        let before = state(&restored);
+    if let Some(packet) = state_injection(&fixed, &frozen) {
+        let before = tcp_state(&restored);
         acceptor.run(|| {
             let tun = Tun::open("hold").expect("a TUN");
             tun.write(VnetHeader::default(), &packet).expect("injected");
         });
         assert_ne!(
-            state(&restored),
+            tcp_state(&restored),
             before,
             "the injected packet had no effect"
         );
@@ -318,7 +323,7 @@ pub fn hand_off_from(
     // SAFETY: F_GETFL takes no argument and touches no memory.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
     settle(fd.as_fd(), &fixed).expect("settled");
-    Moved {
+    MovedConnection {
         socket: stream(fd),
         nonblocking: flags & libc::O_NONBLOCK != 0,
         fixed,
@@ -330,7 +335,7 @@ pub fn hand_off_from(
 pub type Filter = [(u16, u8, u8, u32)];
 
 /// A filter that accepts only packets shorter than 9,000 bytes, and accepts them whole.
-pub const SHORT_ONES: [(u16, u8, u8, u32); 4] = [
+pub const SHORT_PACKETS_ONLY: [(u16, u8, u8, u32); 4] = [
     // `ld #len`, `jge #9000, 0, 1`, `ret #0`, `ret #-1`.
     (0x80, 0, 0, 0),
     (0x35, 0, 1, 9000),
@@ -356,10 +361,10 @@ fn instruction(&(code, jump_true, jump_false, operand): &(u16, u8, u8, u32)) -> 
 }
 
 /// Returns the filter of a socket.
-pub fn filter(socket: BorrowedFd<'_>) -> Vec<(u16, u8, u8, u32)> {
+pub fn read_filter(socket: BorrowedFd<'_>) -> Vec<(u16, u8, u8, u32)> {
     let program = SocketFilter::read(socket).expect("a filter").program;
-    let plain = |one: &Instruction| (one.code, one.jump_true, one.jump_false, one.operand);
-    program.iter().map(plain).collect()
+    let tuple = |one: &Instruction| (one.code, one.jump_true, one.jump_false, one.operand);
+    program.iter().map(tuple).collect()
 }
 
 /// Attaches an eBPF program that accepts every packet.
@@ -382,13 +387,13 @@ pub fn attach_ebpf(socket: BorrowedFd<'_>) {
 }
 
 /// Writes until the client's window and the send buffer are full; returns the number of bytes written.
-pub fn fill(server: &mut TcpStream, bytes: &[u8]) -> usize {
+pub fn fill_send_queue(server: &mut TcpStream, bytes: &[u8]) -> usize {
     server.set_nonblocking(true).expect("nonblocking");
     let mut written = 0;
     wait_for("a full queue", || match server.write(&bytes[written..]) {
         Ok(count) => {
             written += count;
-            assert!(written < bytes.len(), "the queue takes everything");
+            assert!(written < bytes.len(), "the queue never fills");
             false
         }
         Err(error) => {

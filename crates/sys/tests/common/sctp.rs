@@ -39,24 +39,24 @@ pub fn is_peer() -> bool {
 }
 
 /// Returns host 1 and host 2 of the networks 10.1.0.0/24 (link "left") and 10.2.0.0/24 (link "right").
-pub fn two_links() -> (Namespace, Namespace) {
-    let (ours, theirs) = (Namespace::new(), Namespace::new());
+pub fn hosts_with_two_links() -> (Namespace, Namespace) {
+    let (local, remote) = (Namespace::new(), Namespace::new());
     for (name, net) in [("left", 1), ("right", 2)] {
-        ours.join(&theirs, name);
-        for (host, namespace) in [(1, &ours), (2, &theirs)] {
+        local.link_to(&remote, name);
+        for (host, namespace) in [(1, &local), (2, &remote)] {
             namespace.ip(&format!("address add 10.{net}.0.{host}/24 dev {name}"));
             namespace.ip(&format!("link set {name} up"));
         }
     }
-    (ours, theirs)
+    (local, remote)
 }
 
-pub fn at(address: &str) -> SocketAddr {
+pub fn socket_address(address: &str) -> SocketAddr {
     SocketAddr::new(address.parse().expect("an address"), 3863)
 }
 
 /// Sends pending packets, waits up to 50 ms for packets of the peer, and returns the events.
-pub fn turn(endpoint: &mut dyn Endpoint) -> Vec<Event> {
+pub fn poll_events(endpoint: &mut dyn Endpoint) -> Vec<Event> {
     endpoint.flush().expect("flushed");
     let mut poll = libc::pollfd {
         fd: endpoint.fd().as_raw_fd(),

@@ -4,21 +4,21 @@ use holdfast_sys::sockopt::{get_bytes, set_bytes};
 use std::os::fd::BorrowedFd;
 
 /// Longest value that is read.
-const BYTES: usize = 64;
+const VALUE_LEN_MAX: usize = 64;
 
 /// Level, name, and the value read after all options were set.
-pub type Varied = Vec<(i32, i32, Vec<u8>)>;
+pub type VariedOptions = Vec<(i32, i32, Vec<u8>)>;
 
 /// Levels of a socket's own options, each with the first number that belongs to another module (netfilter, MPTCP).
-pub const SOCKET: (i32, i32) = (libc::SOL_SOCKET, 100);
-pub const IP: (i32, i32) = (libc::IPPROTO_IP, 64);
-pub const IPV6: (i32, i32) = (libc::IPPROTO_IPV6, 80);
-pub const TCP: (i32, i32) = (libc::IPPROTO_TCP, 48);
-pub const UDP: (i32, i32) = (libc::IPPROTO_UDP, 110);
+pub const SOCKET_LEVEL: (i32, i32) = (libc::SOL_SOCKET, 100);
+pub const IP_LEVEL: (i32, i32) = (libc::IPPROTO_IP, 64);
+pub const IPV6_LEVEL: (i32, i32) = (libc::IPPROTO_IPV6, 80);
+pub const TCP_LEVEL: (i32, i32) = (libc::IPPROTO_TCP, 48);
+pub const UDP_LEVEL: (i32, i32) = (libc::IPPROTO_UDP, 110);
 
 /// Options that are no keepable property of a socket, or have a test of their own: bound devices (set by name),
 /// timestamps with numbers, repair mode, keys, and conversion to another address family.
-const LEFT_OUT: &[(i32, i32)] = &[
+const EXCLUDED_OPTIONS: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
     (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX),
     (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
@@ -36,50 +36,55 @@ const LEFT_OUT: &[(i32, i32)] = &[
     (libc::IPPROTO_UDP, 100),
 ];
 
-/// Changes every option of these levels except `without`, and returns the resulting values.
-pub fn vary(socket: BorrowedFd<'_>, levels: &[(i32, i32)], without: &[(i32, i32)]) -> Varied {
+/// Changes every option of these levels except `excluded`, and returns the resulting values.
+pub fn vary_options(
+    socket: BorrowedFd<'_>,
+    levels: &[(i32, i32)],
+    excluded: &[(i32, i32)],
+) -> VariedOptions {
     let mut changed = Vec::new();
     for (level, end) in levels {
         for name in 1..*end {
-            let left_out = LEFT_OUT.contains(&(*level, name)) || without.contains(&(*level, name));
-            if !left_out && change(socket, *level, name) {
+            let is_excluded =
+                EXCLUDED_OPTIONS.contains(&(*level, name)) || excluded.contains(&(*level, name));
+            if !is_excluded && change_option(socket, *level, name) {
                 changed.push((*level, name));
             }
         }
     }
-    let now = changed.into_iter().map(|(level, name)| {
-        let value = read(socket, level, name).expect("it was read before");
+    let values = changed.into_iter().map(|(level, name)| {
+        let value = read(socket, level, name).expect("readable before");
         (level, name, value)
     });
-    now.collect()
+    values.collect()
 }
 
 /// Returns the options with values that differ from `varied`.
-pub fn differences(socket: BorrowedFd<'_>, varied: &Varied) -> Vec<String> {
-    let all = varied.iter().filter_map(|(level, name, value)| {
+pub fn differences(socket: BorrowedFd<'_>, varied: &VariedOptions) -> Vec<String> {
+    let differing = varied.iter().filter_map(|(level, name, value)| {
         let now = read(socket, *level, *name);
         (now.as_ref() != Some(value)).then(|| format!("{level}/{name}: {value:?}, now {now:?}"))
     });
-    all.collect()
+    differing.collect()
 }
 
 fn read(socket: BorrowedFd<'_>, level: i32, name: i32) -> Option<Vec<u8>> {
-    let mut value = [0; BYTES];
+    let mut value = [0; VALUE_LEN_MAX];
     let length = get_bytes(socket, level, name, &mut value).ok()?;
-    (length <= BYTES).then(|| value[..length].to_vec())
+    (length <= VALUE_LEN_MAX).then(|| value[..length].to_vec())
 }
 
-fn change(socket: BorrowedFd<'_>, level: i32, name: i32) -> bool {
+fn change_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> bool {
     let Some(before) = read(socket, level, name) else {
         return false;
     };
-    candidates(&before).into_iter().any(|value| {
-        let set = set_bytes(socket, level, name, &value).is_ok();
-        set && read(socket, level, name).is_some_and(|now| now != before)
+    candidate_values(&before).into_iter().any(|value| {
+        let is_set = set_bytes(socket, level, name, &value).is_ok();
+        is_set && read(socket, level, name).is_some_and(|now| now != before)
     })
 }
 
-fn candidates(before: &[u8]) -> Vec<Vec<u8>> {
+fn candidate_values(before: &[u8]) -> Vec<Vec<u8>> {
     match before.len() {
         1 | 4 => {
             let mut raw = [0; 4];

@@ -1,31 +1,31 @@
 //! One small program per feature of a process. Each is moved while it runs, and back while it is stopped; the program
 //! must find its state unchanged, and procfs must show no difference either.
 
-use crate::moving::{self, Host};
+use crate::job_control;
+use crate::migration::{self, Host};
 use crate::program::Program;
-use crate::same;
 use std::path::Path;
 use std::sync::Mutex;
 
 /// Number of programs that move at a time: a program waits more than it works.
-const AT_A_TIME: usize = 4;
+const PARALLEL_PROGRAMS: usize = 4;
 /// Environment variable with parts of names: only programs with such a name are moved.
-const ONLY: &str = "HOLDFAST_TEST_FEATURES";
+const ONLY_VARIABLE: &str = "HOLDFAST_TEST_FEATURES";
 /// Smallest number of programs that must have moved: a kernel lacks few of the features.
-const FEWEST: usize = 80;
+const MOVED_MIN: usize = 80;
 
 #[test]
 fn every_feature_moves() {
-    let only = std::env::var(ONLY).unwrap_or_default();
-    let names = Mutex::new(features(&only));
+    let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
+    let names = Mutex::new(feature_names(&only));
     let (moved, failed) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..AT_A_TIME {
+        for _ in 0..PARALLEL_PROGRAMS {
             scope.spawn(|| {
-                while let Some(name) = next(&names) {
-                    let began = std::time::Instant::now();
-                    let outcome = std::panic::catch_unwind(|| there_and_back(&name));
-                    eprintln!("{name}: {:?}", began.elapsed());
+                while let Some(name) = take_next(&names) {
+                    let started = std::time::Instant::now();
+                    let outcome = std::panic::catch_unwind(|| move_there_and_back(&name));
+                    eprintln!("{name}: {:?}", started.elapsed());
                     match outcome {
                         Ok(true) => moved.lock().expect("unspoilt").push(name),
                         Ok(false) => {}
@@ -36,13 +36,13 @@ fn every_feature_moves() {
         }
     });
     let failed = failed.into_inner().expect("unspoilt");
-    assert!(failed.is_empty(), "these came out wrong: {failed:?}");
+    assert!(failed.is_empty(), "features that failed: {failed:?}");
     let moved = moved.into_inner().expect("unspoilt").len();
-    assert!(moved >= FEWEST || !only.is_empty(), "only {moved} moved");
+    assert!(moved >= MOVED_MIN || !only.is_empty(), "only {moved} moved");
 }
 
 /// Returns the names of all programs that match `only`.
-fn features(only: &str) -> Vec<String> {
+fn feature_names(only: &str) -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process/features");
     let entries = std::fs::read_dir(folder).expect("readable").flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -54,26 +54,26 @@ fn features(only: &str) -> Vec<String> {
     names
 }
 
-fn next(names: &Mutex<Vec<String>>) -> Option<String> {
+fn take_next(names: &Mutex<Vec<String>>) -> Option<String> {
     names.lock().expect("unspoilt").pop()
 }
 
 /// Moves a program there and back. Returns false if this machine lacks a feature that the program needs.
-fn there_and_back(name: &str) -> bool {
+fn move_there_and_back(name: &str) -> bool {
     let program = Program::start_feature(name);
-    if let Some(why) = program.skipped() {
-        eprintln!("{name}: this machine has no {why}");
+    if let Some(missing_feature) = program.skipped() {
+        eprintln!("{name}: this machine has no {missing_feature}");
         return false;
     }
-    let here = Host::own();
-    let moved = moving::migrate(program.tree(&here), &Host::new())
+    let here = Host::local();
+    let moved = migration::migrate(program.tree(&here), &Host::new())
         .unwrap_or_else(|error| panic!("{name} does not move: {error}"));
-    program.goes_on();
-    let stood = same::stop(moved.root);
-    let back = moving::migrate(moved, &here.in_a_hurry())
+    program.assert_runs_on();
+    let already_stopped = job_control::stop_tree(moved.root);
+    let back = migration::migrate(moved, &here.with_realtime())
         .unwrap_or_else(|error| panic!("{name} does not move back: {error}"));
-    same::go_on(back.root, &stood);
-    program.goes_on();
-    program.ends_well(back);
+    job_control::continue_tree(back.root, &already_stopped);
+    program.assert_runs_on();
+    program.assert_good_verdict(back);
     true
 }

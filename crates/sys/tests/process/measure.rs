@@ -1,8 +1,8 @@
 //! Measures the cost of each step of a freeze, and prints it:
 //! `cargo test --release -p holdfast-sys --test process measure -- --ignored --nocapture`.
 
-use crate::common::{Net, SERVICE_V4, SERVICE_V6};
-use crate::moving::{Host, restorer};
+use crate::common::{SERVICE_V4, SERVICE_V6, TestNetwork};
+use crate::migration::{Host, restorer};
 use crate::program::Program;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Tracker;
@@ -15,10 +15,10 @@ const RUNS: usize = 7;
 const CONNECTIONS: usize = 1024;
 
 #[test]
-#[ignore = "measures, and says nothing about right or wrong"]
-fn a_freeze() {
+#[ignore = "measures, and checks nothing"]
+fn measure_freeze() {
     for idle in [0, CONNECTIONS] {
-        let runs: Vec<Steps> = (0..RUNS).map(|_| run(idle)).collect();
+        let runs: Vec<StepTimes> = (0..RUNS).map(|_| run(idle)).collect();
         println!("{idle} connections and 24 other descriptors, median and maximum of {RUNS}:");
         print_steps(&runs);
     }
@@ -27,28 +27,28 @@ fn a_freeze() {
 /// Trees like a server with one process per session, a server with one thread per session, and a process with the
 /// largest possible number of mappings.
 #[test]
-#[ignore = "measures, and says nothing about right or wrong"]
-fn a_freeze_of_many() {
-    for (what, of) in [
+#[ignore = "measures, and checks nothing"]
+fn measure_freeze_of_large_trees() {
+    for (description, arguments) in [
         ("27 processes", ["27", "1", "0"]),
         ("300 threads", ["1", "300", "0"]),
         ("65,000 mappings", ["1", "1", "65000"]),
     ] {
-        let runs: Vec<Steps> = (0..RUNS).map(|_| run_many(&of)).collect();
-        println!("{what}, median and maximum of {RUNS}:");
+        let runs: Vec<StepTimes> = (0..RUNS).map(|_| run_many(&arguments)).collect();
+        println!("{description}, median and maximum of {RUNS}:");
         print_steps(&runs);
     }
 }
 
-fn run_many(of: &[&str]) -> Steps {
-    let program = Program::start_with("crowd", of);
-    program.goes_on();
+fn run_many(arguments: &[&str]) -> StepTimes {
+    let program = Program::start_with("large_trees", arguments);
+    program.assert_runs_on();
     let pid = program.pid();
-    let moving = move || move_measured(pid, &Host::own(), &Host::new());
+    let moving = move || move_measured(pid, &Host::local(), &Host::new());
     std::thread::spawn(moving).join().expect("moves")
 }
 
-fn print_steps(runs: &[Steps]) {
+fn print_steps(runs: &[StepTimes]) {
     for (at, (name, _)) in runs[0].0.iter().enumerate() {
         let mut times: Vec<Duration> = runs.iter().map(|steps| steps.0[at].1).collect();
         times.sort();
@@ -61,19 +61,19 @@ fn print_steps(runs: &[Steps]) {
 }
 
 #[derive(Default)]
-struct Steps(Vec<(&'static str, Duration)>);
+struct StepTimes(Vec<(&'static str, Duration)>);
 
-impl Steps {
+impl StepTimes {
     fn time<R>(&mut self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        let began = Instant::now();
+        let started = Instant::now();
         let result = work();
-        self.0.push((name, began.elapsed()));
+        self.0.push((name, started.elapsed()));
         result
     }
 }
 
-fn run(idle: usize) -> Steps {
-    let net = Net::new();
+fn run(idle: usize) -> StepTimes {
+    let net = TestNetwork::new();
     let addresses = [SERVICE_V4.to_string(), SERVICE_V6.to_string()];
     let program = net
         .a
@@ -82,10 +82,10 @@ fn run(idle: usize) -> Steps {
         let connect = |_| TcpStream::connect((SERVICE_V4, 8080)).expect("connects");
         (0..idle).map(connect).collect()
     });
-    program.goes_on();
+    program.assert_runs_on();
     let steps = std::thread::scope(|scope| {
         let moving = || {
-            let [from, to] = [&net.a, &net.b].map(|namespace| namespace.run(Host::own));
+            let [from, to] = [&net.a, &net.b].map(|namespace| namespace.run(Host::local));
             move_measured(program.pid(), &from, &to)
         };
         scope.spawn(moving).join().expect("moves")
@@ -95,58 +95,60 @@ fn run(idle: usize) -> Steps {
 }
 
 /// Moves a tree step by step, and ends it at the acceptor.
-fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
-    let mut steps = Steps::default();
+fn move_measured(root: i32, from: &Host, to: &Host) -> StepTimes {
+    let mut steps = StepTimes::default();
     to.enter();
     let restorer = restorer();
     let sockets = Sockets::new(1024).expect("sockets");
     from.enter();
     let mut tracker = Tracker::start(root).expect("starts");
     let mut acceptor = (restorer, sockets);
-    copy(&mut tracker, &mut acceptor, [from, to], &mut steps);
+    precopy(&mut tracker, &mut acceptor, [from, to], &mut steps);
     let (mut restorer, mut sockets) = acceptor;
     let mut stopped = steps
         .time("stop, mappings, dirty pages", || tracker.freeze())
         .map_err(|unfrozen| unfrozen.error)
         .expect("stops");
-    let found = steps
-        .time("donor: descriptors", || stopped.descriptors())
-        .expect("looks");
+    let descriptors = steps
+        .time("donor: descriptors", || stopped.read_descriptors())
+        .expect("inspected");
     let states = steps
         .time("donor: sockets", || stopped.extract(2, |_| false))
         .expect("extracted");
     let frozen = steps
-        .time("donor: state", || stopped.state())
+        .time("donor: state", || stopped.read_state())
         .expect("state");
     steps
-        .time("acceptor: tree", || restorer.tree(stopped.tree()))
+        .time("acceptor: tree", || restorer.update_tree(stopped.tree()))
         .expect("made");
     steps.time("read and write pages", || {
         while let Some(pages) = stopped.read(1 << 20).expect("read") {
-            restorer.pages(pages).expect("written");
+            restorer.write_pages(pages).expect("written");
         }
     });
     to.enter();
     steps.time("acceptor: descriptors", || {
         sockets
-            .prepare(&found.sockets, &found.gone)
+            .prepare(&descriptors.sockets, &descriptors.removed)
             .expect("prepared");
         restorer
-            .last_descriptors(&found, &sockets.fresh())
+            .finish_descriptors(&descriptors, &sockets.new_sockets())
             .expect("made");
     });
     steps
         .time("acceptor: sockets", || sockets.restore(states, 2))
         .expect("restored");
     steps
-        .time("acceptor: state", || restorer.frozen(&frozen))
+        .time("acceptor: state", || restorer.restore_state(&frozen))
         .expect("given");
     steps
         .time("acceptor: sockets on", || {
-            sockets.activate(WindowProbe::No, 2)
+            sockets.activate(WindowProbe::Never, 2)
         })
         .expect("active");
-    steps.time("acceptor: go", || restorer.go()).expect("runs");
+    steps
+        .time("acceptor: resume", || restorer.resume())
+        .expect("runs");
     steps
         .time("after: donor's sockets and processes end", || {
             stopped.release()
@@ -156,27 +158,32 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
 }
 
 /// Runs two pre-copy rounds while the tree runs.
-fn copy(
+fn precopy(
     tracker: &mut Tracker,
     (restorer, sockets): &mut (Restorer, Sockets),
     [from, to]: [&Host; 2],
-    steps: &mut Steps,
+    steps: &mut StepTimes,
 ) {
-    for name in ["before: first look at descriptors", "before: another look"] {
-        let mut round = tracker.round().expect("a round");
-        restorer.tree(&round.tree).expect("made");
+    for name in [
+        "before: first reading of descriptors",
+        "before: second reading",
+    ] {
+        let mut round = tracker.next_round().expect("a round");
+        restorer.update_tree(&round.tree).expect("made");
         while let Some(pages) = tracker.read(&mut round, 1 << 20).expect("read") {
-            restorer.pages(pages).expect("written");
+            restorer.write_pages(pages).expect("written");
         }
-        let found = steps.time(name, || tracker.descriptors()).expect("looks");
+        let descriptors = steps
+            .time(name, || tracker.read_descriptors())
+            .expect("inspected");
         to.enter();
         sockets
-            .prepare(&found.sockets, &found.gone)
+            .prepare(&descriptors.sockets, &descriptors.removed)
             .expect("prepared");
         from.enter();
         restorer
-            .descriptors(&found, &sockets.fresh())
+            .update_descriptors(&descriptors, &sockets.new_sockets())
             .expect("made");
-        sockets.handed_over();
+        sockets.mark_handed_over();
     }
 }

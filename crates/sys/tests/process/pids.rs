@@ -12,7 +12,7 @@ pub fn wait_for_end(pid: i32) {
 }
 
 /// Returns the root's PID as the test sees it: the restorer's first child; orphans of the tree follow.
-pub fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
+pub fn outer_pid(restorer: &Restorer, original_pid: i32) -> i32 {
     let pid = restorer.pid();
     let children =
         std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("children");
@@ -20,5 +20,5 @@ pub fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
         .split_whitespace()
         .map(|word| word.parse().expect("a PID"))
         .collect();
-    *(children.first()).unwrap_or_else(|| panic!("{before} is gone"))
+    *(children.first()).unwrap_or_else(|| panic!("process {original_pid} has ended"))
 }

@@ -1,7 +1,7 @@
 //! A small C program under test.
 
-use crate::leftovers;
-use crate::moving::{Host, Tree};
+use crate::migration::{Host, Tree};
+use crate::process_cleanup;
 use rustix::process::{WaitId, WaitIdOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Time limit for any operation on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running program.
 pub struct Program {
@@ -48,7 +48,7 @@ impl Program {
     }
 
     fn run(command: &[&str], program: &Path, source: &str, arguments: &[&str]) -> Self {
-        let folder = scratch(source);
+        let folder = scratch_folder(source);
         let mut starter = Command::new(command[0]);
         starter
             .args(&command[1..])
@@ -64,7 +64,7 @@ impl Program {
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) };
             Ok(())
         };
-        leftovers::mark(&mut starter, &folder);
+        process_cleanup::mark_command(&mut starter, &folder);
         // SAFETY: the closure makes one system call. Descriptors of the test must not reach the program.
         unsafe { starter.pre_exec(close_others) };
         let child = starter.spawn().expect("starts");
@@ -72,7 +72,7 @@ impl Program {
         let mut started = Self { folder, child, pid };
         started.wait_for(|started| started.read("ready").is_some());
         // The program may run in a PID namespace below the command.
-        started.pid = descendant(pid, program).unwrap_or(pid);
+        started.pid = find_running(pid, program).unwrap_or(pid);
         started
     }
 
@@ -92,10 +92,10 @@ impl Program {
     }
 
     /// Counts the processes that run this program with this folder, without their children.
-    pub fn like_it(&self) -> usize {
+    pub fn count_copies(&self) -> usize {
         let arguments =
             |pid: &str| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let own = arguments(&self.pid().to_string());
+        let own_arguments = arguments(&self.pid().to_string());
         let entries = std::fs::read_dir("/proc").expect("readable").flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         let parent = |pid: &str| {
@@ -109,19 +109,19 @@ impl Program {
         names
             .filter(|pid| {
                 pid.parse::<i32>().is_ok()
-                    && arguments(pid) == own
-                    && arguments(&parent(pid)) != own
+                    && arguments(pid) == own_arguments
+                    && arguments(&parent(pid)) != own_arguments
             })
             .count()
     }
 
     /// Creates a file for the program to find.
-    pub fn leave(&self, name: &str) {
+    pub fn create_file(&self, name: &str) {
         std::fs::write(self.folder.join(name), "").expect("writes");
     }
 
     /// Returns true if the program has written this file.
-    pub fn said(&self, name: &str) -> bool {
+    pub fn has_written(&self, name: &str) -> bool {
         self.read(name).is_some()
     }
 
@@ -132,21 +132,21 @@ impl Program {
 
     /// Returns true if a tracer, a stub or a `userfaultfd` is left in a process.
     pub fn has_traces(&self, pid: i32) -> bool {
-        Tree::original(pid, &Host::own()).has_traces()
+        Tree::original(pid, &Host::local()).has_traces()
     }
 
     /// Waits until the program has checked itself a few more times.
-    pub fn goes_on(&self) {
-        let beats = |program: &Self| {
+    pub fn assert_runs_on(&self) {
+        let heartbeat = |program: &Self| {
             program
                 .read("beats")
                 .and_then(|text| text.parse::<u64>().ok())
                 .unwrap_or(0)
         };
         // Changes are counted, not the difference: a rolled-back program counts from an earlier value.
-        let (mut last, mut changes) = (beats(self), 0);
+        let (mut last, mut changes) = (heartbeat(self), 0);
         self.wait_for(|program| {
-            let now = beats(program);
+            let now = heartbeat(program);
             changes += u32::from(now != last);
             last = now;
             changes >= 5
@@ -154,9 +154,9 @@ impl Program {
     }
 
     /// Tells the program to end, and asserts that its verdict is good.
-    pub fn ends_well(mut self, tree: Tree) {
-        self.leave("end");
-        let status = tree.wait(&mut self.child, LIMIT);
+    pub fn assert_good_verdict(mut self, tree: Tree) {
+        self.create_file("end");
+        let status = tree.wait(&mut self.child, WAIT_LIMIT);
         let verdict = self
             .read("verdict")
             .unwrap_or_else(|| "no verdict".to_owned());
@@ -164,15 +164,15 @@ impl Program {
     }
 
     fn wait_for(&self, mut condition: impl FnMut(&Self) -> bool) {
-        let began = Instant::now();
+        let started = Instant::now();
         while !condition(self) {
             if let Some(verdict) = self.read("verdict") {
                 panic!("the program says: {verdict}");
             }
-            if began.elapsed() >= LIMIT {
+            if started.elapsed() >= WAIT_LIMIT {
                 panic!(
                     "exceeded time: the program does not go on: {}",
-                    self.original()
+                    self.describe_original()
                 );
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -180,7 +180,7 @@ impl Program {
     }
 
     /// Describes the process that was started, which also ends once it has moved.
-    fn original(&self) -> String {
+    fn describe_original(&self) -> String {
         let child = WaitId::Pid(rustix::process::Pid::from_child(&self.child));
         let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match rustix::process::waitid(child, ended) {
@@ -202,13 +202,13 @@ impl Drop for Program {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        leftovers::end(&self.folder);
+        process_cleanup::kill_marked(&self.folder);
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
 /// Returns the process that runs a program: this process, or the first one below it.
-fn descendant(pid: i32, program: &Path) -> Option<i32> {
+fn find_running(pid: i32, program: &Path) -> Option<i32> {
     if std::fs::read_link(format!("/proc/{pid}/exe")).ok()? == program {
         return Some(pid);
     }
@@ -216,7 +216,7 @@ fn descendant(pid: i32, program: &Path) -> Option<i32> {
     let mut children = children
         .split_whitespace()
         .filter_map(|pid| pid.parse().ok());
-    children.find_map(|child| descendant(child, program))
+    children.find_map(|child| find_running(child, program))
 }
 
 /// Compiles a program once for all test runs: its name contains a hash of its source. The first line of the source may
@@ -232,35 +232,35 @@ fn compile(folder: &str, source: &str) -> PathBuf {
     let name = format!("{folder}-{source}-{:016x}", digest.finish());
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _one = ONE_AT_A_TIME.lock();
+    let _guard = ONE_AT_A_TIME.lock();
     if !program.exists() {
-        let first = text.lines().next().unwrap_or_default();
-        let flags = first
+        let first_line = text.lines().next().unwrap_or_default();
+        let flags = first_line
             .strip_prefix("/* flags: ")
             .and_then(|line| line.strip_suffix(" */"));
-        let draft = program.with_extension(std::process::id().to_string());
+        let temporary = program.with_extension(std::process::id().to_string());
         let status = Command::new("gcc")
             .args(["-O1", "-g", "-Wall", "-Wno-unused-function"])
             .args(["-D_GNU_SOURCE", "-pthread"])
             .args(flags.unwrap_or_default().split_whitespace())
             .arg("-o")
-            .arg(&draft)
+            .arg(&temporary)
             .arg(&path)
             .args(["-lrt", "-lm"])
             .status()
             .expect("gcc");
         assert!(status.success(), "{source}.c does not compile");
         // A file that another process has compiled meanwhile is not replaced, since it may run already.
-        if let Err(error) = std::fs::hard_link(&draft, &program) {
+        if let Err(error) = std::fs::hard_link(&temporary, &program) {
             assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{error}");
         }
-        std::fs::remove_file(&draft).expect("removed");
+        std::fs::remove_file(&temporary).expect("removed");
     }
     program
 }
 
 /// Creates a folder that programs without privileges can reach.
-fn scratch(name: &str) -> PathBuf {
+fn scratch_folder(name: &str) -> PathBuf {
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let name = format!("holdfast-{name}-{}-{number}", std::process::id());

@@ -1,7 +1,7 @@
 //! Blockers of a move are reported, each kind with its reason.
 
-use crate::harness::{Donor, fork, put, stop};
-use holdfast_sys::process::files::{Draft, Limits};
+use crate::harness::{Donor, fork_child, put_at, stop_self};
+use holdfast_sys::process::files::{FilesSnapshot, Limits};
 use rustix::event::EventfdFlags;
 use rustix::event::epoll::CreateFlags;
 use rustix::fs::MemfdFlags;
@@ -11,15 +11,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// Returns the blockers of a process with one descriptor, at number 10.
-fn blockers(hold: impl FnOnce() -> OwnedFd) -> Vec<String> {
+fn blockers_of(hold: impl FnOnce() -> OwnedFd) -> Vec<String> {
     let donor = Donor::new(|| {
-        put(hold(), 10);
-        stop();
+        put_at(hold(), 10);
+        stop_self();
     });
     donor.blockers()
 }
 
-fn only(found: &[String], reason: &str) {
+fn assert_only(found: &[String], reason: &str) {
     assert!(
         found.len() == 1 && found[0].starts_with(reason),
         "{found:?}"
@@ -28,7 +28,7 @@ fn only(found: &[String], reason: &str) {
 }
 
 /// Returns the new descriptor of a system call.
-fn made(number: libc::c_long, arguments: [usize; 4]) -> OwnedFd {
+fn fd_from_syscall(number: libc::c_long, arguments: [usize; 4]) -> OwnedFd {
     let [one, two, three, four] = arguments;
     // All arguments are passed, because an omitted one would be whatever a register holds.
     // SAFETY: the callers pass numbers, and pointers to memory that outlives the call.
@@ -43,166 +43,167 @@ fn made(number: libc::c_long, arguments: [usize; 4]) -> OwnedFd {
 }
 
 #[test]
-fn an_io_uring() {
+fn io_uring_is_refused() {
     let parameters = [0u64; 16];
-    let found = blockers(|| {
-        made(
+    let found = blockers_of(|| {
+        fd_from_syscall(
             libc::SYS_io_uring_setup,
             [4, parameters.as_ptr() as usize, 0, 0],
         )
     });
-    only(&found, "IoUring");
+    assert_only(&found, "IoUring");
 }
 
 #[test]
-fn a_pipe_with_an_owner_outside_the_tree() {
-    let found = blockers(|| {
+fn pipe_with_outside_owner_is_refused() {
+    let found = blockers_of(|| {
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        put(writer, 11);
+        put_at(writer, 11);
         // SAFETY: no pointers are passed.
         assert_eq!(0, unsafe {
             libc::fcntl(reader.as_raw_fd(), libc::F_SETOWN, libc::getppid())
         });
         reader.into()
     });
-    only(&found, "OwnerOutside");
+    assert_only(&found, "OwnerOutside");
 }
 
 #[test]
-fn a_packet_socket() {
-    let found = blockers(|| socket(AddressFamily::PACKET, SocketType::RAW, None).expect("socket"));
-    only(&found, "Family(17)");
+fn packet_socket_is_refused() {
+    let found =
+        blockers_of(|| socket(AddressFamily::PACKET, SocketType::RAW, None).expect("socket"));
+    assert_only(&found, "Family(17)");
 }
 
 #[test]
-fn a_vsock() {
+fn vsock_is_refused() {
     let family = AddressFamily::from_raw(libc::AF_VSOCK as u16);
-    let found = blockers(|| socket(family, SocketType::STREAM, None).expect("socket"));
-    only(&found, "Family(40)");
+    let found = blockers_of(|| socket(family, SocketType::STREAM, None).expect("socket"));
+    assert_only(&found, "Family(40)");
 }
 
 #[test]
-fn a_netlink_socket_of_another_protocol() {
+fn uevent_netlink_socket_is_refused() {
     let protocol = Some(rustix::net::netlink::KOBJECT_UEVENT);
     let found =
-        blockers(|| socket(AddressFamily::NETLINK, SocketType::RAW, protocol).expect("socket"));
-    only(&found, "Protocol(15, 16)");
+        blockers_of(|| socket(AddressFamily::NETLINK, SocketType::RAW, protocol).expect("socket"));
+    assert_only(&found, "Protocol(15, 16)");
 }
 
 #[test]
-fn a_raw_socket() {
+fn raw_socket_is_refused() {
     let protocol = Some(rustix::net::ipproto::ICMP);
     let found =
-        blockers(|| socket(AddressFamily::INET, SocketType::RAW, protocol).expect("socket"));
-    only(&found, "Protocol(1, 2)");
+        blockers_of(|| socket(AddressFamily::INET, SocketType::RAW, protocol).expect("socket"));
+    assert_only(&found, "Protocol(1, 2)");
 }
 
 #[test]
-fn multipath_tcp() {
+fn multipath_tcp_is_refused() {
     let number = std::num::NonZeroU32::new(libc::IPPROTO_MPTCP as u32).expect("a protocol");
     let protocol = Some(Protocol::from_raw(number));
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let make = || socket_with(AddressFamily::INET, SocketType::STREAM, flags, protocol);
-    let found = blockers(|| make().expect("socket"));
-    only(&found, "Mptcp");
+    let found = blockers_of(|| make().expect("socket"));
+    assert_only(&found, "Mptcp");
 }
 
 #[test]
-fn a_pidfd_of_a_process_that_stays() {
+fn pidfd_of_outside_process_is_refused() {
     let own = std::process::id() as usize;
-    let found = blockers(|| made(libc::SYS_pidfd_open, [own, 0, 0, 0]));
-    only(&found, "PidfdOutside");
+    let found = blockers_of(|| fd_from_syscall(libc::SYS_pidfd_open, [own, 0, 0, 0]));
+    assert_only(&found, "PidfdOutside");
 }
 
 #[test]
-fn a_pidfd_of_a_process_that_was_waited_for() {
-    let found = blockers(|| {
+fn pidfd_of_reaped_process_is_refused() {
+    let found = blockers_of(|| {
         let mut child = std::process::Command::new("true").spawn().expect("starts");
-        let fd = made(libc::SYS_pidfd_open, [child.id() as usize, 0, 0, 0]);
+        let fd = fd_from_syscall(libc::SYS_pidfd_open, [child.id() as usize, 0, 0, 0]);
         child.wait().expect("ended");
         fd
     });
-    only(&found, "PidfdEnded");
+    assert_only(&found, "PidfdEnded");
 }
 
 #[test]
-fn a_pidfd_of_a_thread() {
+fn pidfd_of_thread_is_refused() {
     let thread = rustix::process::PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
     if let Err(error) = rustix::process::pidfd_open(rustix::process::getpid(), thread) {
         eprintln!("this kernel has no PIDFD_THREAD: {error}");
         return;
     }
-    let found = blockers(|| {
+    let found = blockers_of(|| {
         let own = std::process::id() as usize;
-        made(libc::SYS_pidfd_open, [own, libc::O_EXCL as usize, 0, 0])
+        fd_from_syscall(libc::SYS_pidfd_open, [own, libc::O_EXCL as usize, 0, 0])
     });
-    only(&found, "PidfdOfThread");
+    assert_only(&found, "PidfdOfThread");
 }
 
 #[test]
-fn fanotify() {
-    let found = blockers(|| made(libc::SYS_fanotify_init, [0, 0, 0, 0]));
-    only(&found, "Fanotify");
+fn fanotify_is_refused() {
+    let found = blockers_of(|| fd_from_syscall(libc::SYS_fanotify_init, [0, 0, 0, 0]));
+    assert_only(&found, "Fanotify");
 }
 
 #[test]
-fn a_performance_counter() {
+fn performance_counter_is_refused() {
     // `struct perf_event_attr`: software event, size, CPU clock.
     let mut attributes = [0u32; 32];
     (attributes[0], attributes[1]) = (1, 128);
     let pointer = attributes.as_ptr() as usize;
-    let found = blockers(|| {
-        made(
+    let found = blockers_of(|| {
+        fd_from_syscall(
             libc::SYS_perf_event_open,
             [pointer, 0, usize::MAX, usize::MAX],
         )
     });
-    only(&found, "Perf");
+    assert_only(&found, "Perf");
 }
 
 #[test]
-fn a_map_of_ebpf() {
+fn ebpf_map_is_refused() {
     // `BPF_MAP_CREATE` of an array: key 4 bytes, value 4 bytes, one entry.
     let attributes = [2u32, 4, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let pointer = attributes.as_ptr() as usize;
-    let found = blockers(|| made(libc::SYS_bpf, [0, pointer, 72, 0]));
-    only(&found, "Bpf");
+    let found = blockers_of(|| fd_from_syscall(libc::SYS_bpf, [0, pointer, 72, 0]));
+    assert_only(&found, "Bpf");
 }
 
 #[test]
-fn a_posix_message_queue() {
+fn posix_message_queue_is_refused() {
     let name = format!("holdfast-test-{}", std::process::id());
     let name = std::ffi::CString::new(name).expect("a name");
-    let found = blockers(|| {
+    let found = blockers_of(|| {
         let flags = (libc::O_RDWR | libc::O_CREAT) as usize;
-        made(libc::SYS_mq_open, [name.as_ptr() as usize, flags, 0o600, 0])
+        fd_from_syscall(libc::SYS_mq_open, [name.as_ptr() as usize, flags, 0o600, 0])
     });
     // SAFETY: the name outlives the call.
     unsafe { libc::syscall(libc::SYS_mq_unlink, name.as_ptr()) };
-    only(&found, "MessageQueue");
+    assert_only(&found, "MessageQueue");
 }
 
 #[test]
-fn a_directory_that_a_signal_tells_of() {
+fn dnotify_directory_is_refused() {
     let directory = tempfile::tempdir().expect("made");
-    let found = blockers(|| {
+    let found = blockers_of(|| {
         let file = File::open(directory.path()).expect("open");
         // `DN_CREATE | DN_MULTISHOT`; the signal is ignored unless the process handles it.
-        let asked = 1 << 31 | 4_u32;
+        let notify_flags = 1 << 31 | 4_u32;
         // SAFETY: no pointers are passed.
         let outcome = unsafe {
             libc::signal(libc::SIGIO, libc::SIG_IGN);
-            libc::fcntl(file.as_raw_fd(), libc::F_NOTIFY, asked)
+            libc::fcntl(file.as_raw_fd(), libc::F_NOTIFY, notify_flags)
         };
         assert_eq!(outcome, 0);
         file.into()
     });
-    only(&found, "DirectoryNotify");
+    assert_only(&found, "DirectoryNotify");
 }
 
 /// Nameless objects that are shared with a process outside the tree are found.
 #[test]
-fn what_a_process_outside_has_too() {
+fn objects_shared_with_outside_process_are_refused() {
     let memory = || rustix::fs::memfd_create("shared", MemfdFlags::CLOEXEC).expect("made");
     let deleted = || tempfile::tempfile().expect("made");
     let timer = || {
@@ -213,7 +214,7 @@ fn what_a_process_outside_has_too() {
         &|| rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("made"),
         &timer,
         &|| {
-            made(
+            fd_from_syscall(
                 libc::SYS_signalfd4,
                 [usize::MAX, [1u64].as_ptr() as usize, 8, 0],
             )
@@ -226,75 +227,75 @@ fn what_a_process_outside_has_too() {
     for make in make {
         // Two objects of the same kind, none of them shared.
         let donor = Donor::new(|| {
-            put(make(), 10);
-            put(make(), 11);
-            stop();
+            put_at(make(), 10);
+            put_at(make(), 11);
+            stop_self();
         });
         assert!(donor.blockers().is_empty(), "{:?}", donor.blockers());
         let pid = donor.pids()[0];
         // The outside process copies the descriptor itself: a copy in the test process would be inherited by each
         // child that another test starts.
-        let stranger = Donor::new(|| {
-            put(donor.copy(10), 10);
-            stop();
+        let outside_process = Donor::new(|| {
+            put_at(donor.copy(10), 10);
+            stop_self();
         });
-        let expected = format!("HeldOutside({})", stranger.pids()[0]);
-        only(&donor.blockers(), &expected);
-        drop(stranger);
+        let expected = format!("HeldOutside({})", outside_process.pids()[0]);
+        assert_only(&donor.blockers(), &expected);
+        drop(outside_process);
         assert!(donor.blockers().is_empty());
         assert_eq!(donor.pids(), [pid]);
     }
 }
 
 #[test]
-fn userfaultfd() {
-    let found = blockers(|| {
-        made(
+fn userfaultfd_is_refused() {
+    let found = blockers_of(|| {
+        fd_from_syscall(
             libc::SYS_userfaultfd,
             [libc::O_CLOEXEC as usize | 1, 0, 0, 0],
         )
     });
-    only(&found, "Userfaultfd");
+    assert_only(&found, "Userfaultfd");
 }
 
 #[test]
-fn a_namespace() {
-    let found = blockers(|| File::open("/proc/self/ns/net").expect("open").into());
-    only(&found, "Namespace");
+fn namespace_file_is_refused() {
+    let found = blockers_of(|| File::open("/proc/self/ns/net").expect("open").into());
+    assert_only(&found, "Namespace");
 }
 
 #[test]
-fn a_device_file() {
-    let found = blockers(|| File::open("/dev/kmsg").expect("open").into());
-    only(&found, "Device(1, 11)");
+fn device_file_is_refused() {
+    let found = blockers_of(|| File::open("/dev/kmsg").expect("open").into());
+    assert_only(&found, "Device(1, 11)");
 }
 
 #[test]
-fn a_pipe_to_a_process_that_stays() {
+fn pipe_to_outside_process_is_refused() {
     let (_reader, writer) = std::io::pipe().expect("pipe");
-    let donor = Donor::keeping(|| writer.into());
-    only(
+    let donor = Donor::with_inherited(|| writer.into());
+    assert_only(
         &donor.blockers(),
         &format!("OtherEndOutside(Some({}", std::process::id()),
     );
 }
 
 #[test]
-fn a_connection_to_a_process_that_stays() {
+fn unix_connection_to_outside_process_is_refused() {
     let (_near, far) = UnixStream::pair().expect("pair");
-    let donor = Donor::keeping(|| far.into());
+    let donor = Donor::with_inherited(|| far.into());
     let found = donor.blockers();
     assert!(found[0].starts_with("OtherEndOutside(Some("), "{found:?}");
 }
 
 #[test]
-fn a_terminal_whose_master_stays() {
+fn terminal_with_outside_master_is_refused() {
     use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     unlockpt(&master).expect("unlocked");
     let name = ptsname(&master, Vec::new()).expect("name");
     let path = name.to_str().expect("text").to_string();
-    let found = blockers(|| {
+    let found = blockers_of(|| {
         File::options()
             .read(true)
             .write(true)
@@ -302,15 +303,15 @@ fn a_terminal_whose_master_stays() {
             .expect("open")
             .into()
     });
-    only(&found, "TerminalOutside");
+    assert_only(&found, "TerminalOutside");
 }
 
 #[test]
-fn a_lease() {
+fn file_lease_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("leased");
     std::fs::write(&path, "").expect("written");
-    let found = blockers(|| {
+    let found = blockers_of(|| {
         let file = OwnedFd::from(File::open(&path).expect("open"));
         let raw = std::os::fd::AsRawFd::as_raw_fd(&file);
         // SAFETY: no pointers are passed.
@@ -318,11 +319,11 @@ fn a_lease() {
         assert_eq!(outcome, 0);
         file
     });
-    only(&found, "Lease");
+    assert_only(&found, "Lease");
 }
 
 #[test]
-fn a_file_without_a_name_that_is_too_large() {
+fn oversized_nameless_file_is_refused() {
     let limits = Limits {
         content_bytes_max: 1000,
         ..Limits::default()
@@ -331,10 +332,10 @@ fn a_file_without_a_name_that_is_too_large() {
         let memory = rustix::fs::memfd_create("large", rustix::fs::MemfdFlags::CLOEXEC);
         let memory = memory.expect("made");
         rustix::fs::ftruncate(&memory, 1001).expect("size");
-        put(memory, 10);
-        stop();
+        put_at(memory, 10);
+        stop_self();
     });
-    let error = Draft::save(&donor.pids(), &limits)
+    let error = FilesSnapshot::save(&donor.pids(), &limits)
         .expect_err("refused")
         .to_string();
     assert!(
@@ -345,24 +346,28 @@ fn a_file_without_a_name_that_is_too_large() {
 }
 
 #[test]
-fn a_set_that_watches_what_others_have() {
+fn epoll_set_watching_outside_file_is_refused() {
     use rustix::event::epoll;
     let donor = Donor::new(|| {
         let set = epoll::create(epoll::CreateFlags::empty()).expect("made");
-        let event = made(libc::SYS_eventfd2, [0, 0, 0, 0]);
+        let event = fd_from_syscall(libc::SYS_eventfd2, [0, 0, 0, 0]);
         let data = epoll::EventData::new_u64(1);
         epoll::add(&set, &event, data, epoll::EventFlags::IN).expect("added");
-        put(set, 10);
+        put_at(set, 10);
         // A child outside the tree keeps the eventfd open.
-        if fork().is_none() {
-            stop();
+        if fork_child().is_none() {
+            stop_self();
         }
         drop(event);
-        stop();
+        stop_self();
     });
     let pid = donor.pids()[0];
-    let draft = Draft::save(&[pid], &Limits::default()).expect("saved while it may close it");
-    let error = draft.save_frozen(&[pid]).expect_err("refused").to_string();
+    let snapshot = FilesSnapshot::save(&[pid], &Limits::default())
+        .expect("a snapshot, since the program may still close it");
+    let error = snapshot
+        .save_frozen(&[pid])
+        .expect_err("refused")
+        .to_string();
     assert!(
         error.contains("whose file is not open in the tree"),
         "{error}"
@@ -370,11 +375,11 @@ fn a_set_that_watches_what_others_have() {
 }
 
 #[test]
-fn all_blockers_are_named_at_once() {
+fn all_blockers_are_reported_at_once() {
     let donor = Donor::new(|| {
-        put(File::open("/dev/kmsg").expect("open"), 10);
-        put(made(libc::SYS_fanotify_init, [0, 0, 0, 0]), 12);
-        stop();
+        put_at(File::open("/dev/kmsg").expect("open"), 10);
+        put_at(fd_from_syscall(libc::SYS_fanotify_init, [0, 0, 0, 0]), 12);
+        stop_self();
     });
     let found = donor.blockers();
     assert_eq!(found.len(), 2, "{found:?}");
@@ -385,39 +390,36 @@ fn all_blockers_are_named_at_once() {
 }
 
 #[test]
-fn a_terminal_with_something_to_read() {
+fn terminal_with_unread_input_is_refused() {
     use rustix::pty::{OpenptFlags, openpt, unlockpt};
     let donor = Donor::new(|| {
-        put(
+        put_at(
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal"),
             10,
         );
-        unlockpt(crate::harness::at(10)).expect("unlocked");
-        stop();
-        rustix::io::write(crate::harness::at(10), b"typed\n").expect("written");
-        stop();
+        unlockpt(crate::harness::borrow_fd(10)).expect("unlocked");
+        stop_self();
+        rustix::io::write(crate::harness::borrow_fd(10), b"typed\n").expect("written");
+        stop_self();
     });
-    let draft = donor.draft();
-    donor.run_on();
-    let error = draft
+    let snapshot = donor.snapshot();
+    donor.continue_to_next_stop();
+    let error = snapshot
         .save_frozen(&donor.pids())
         .expect_err("refused")
         .to_string();
-    assert!(
-        error.contains("input or output that was not read"),
-        "{error}"
-    );
+    assert!(error.contains("unread input or output"), "{error}");
 }
 
 #[test]
-fn a_terminal_that_is_locked() {
+fn locked_terminal_is_refused() {
     use rustix::pty::{OpenptFlags, openpt};
     let donor = Donor::new(|| {
-        put(
+        put_at(
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal"),
             10,
         );
-        stop();
+        stop_self();
     });
     let found = donor.blockers();
     assert!(

@@ -7,7 +7,7 @@ use holdfast_sys::process::files::{Changes, Image};
 use holdfast_sys::socket_filter::SocketFilter;
 use proptest::prelude::*;
 
-fn file(kind: Kind) -> OpenFile {
+fn open_file(kind: Kind) -> OpenFile {
     OpenFile {
         flags: 0,
         owner: None,
@@ -16,7 +16,7 @@ fn file(kind: Kind) -> OpenFile {
     }
 }
 
-fn socket(link: UnixLink) -> Kind {
+fn unix_socket(link: UnixLink) -> Kind {
     Kind::Unix(Box::new(UnixSocket {
         socket: 1,
         name: UnixName::None,
@@ -31,12 +31,12 @@ fn socket(link: UnixLink) -> Kind {
 }
 
 /// Returns kinds that refer to some of the first files, pipes and tables; some references lead nowhere.
-fn kind() -> impl Strategy<Value = Kind> {
+fn kind_strategy() -> impl Strategy<Value = Kind> {
     prop_oneof![
         any::<(u64, bool)>().prop_map(|(count, semaphore)| Kind::Event { count, semaphore }),
         any::<u64>().prop_map(|mask| Kind::Signal { mask }),
         (0u32..6).prop_map(|pipe| Kind::Pipe { pipe }),
-        (0u32..12).prop_map(|peer| socket(UnixLink::To(peer))),
+        (0u32..12).prop_map(|peer| unix_socket(UnixLink::Peer(peer))),
         ("/?[a-z]{0,5}", any::<u64>()).prop_map(|(path, offset)| Kind::Directory {
             path: path.into(),
             offset
@@ -59,7 +59,7 @@ fn kind() -> impl Strategy<Value = Kind> {
     ]
 }
 
-fn image() -> impl Strategy<Value = Image> {
+fn image_strategy() -> impl Strategy<Value = Image> {
     let slot = (0u32..10, any::<bool>()).prop_map(|(file, close_on_exec)| Slot {
         file,
         close_on_exec,
@@ -77,12 +77,12 @@ fn image() -> impl Strategy<Value = Image> {
         path: None,
         capacity: 4096,
         chunks: chunks.into_iter().map(Bytes).collect(),
-        packets: false,
+        packet_mode: false,
         access: (0, 0, 0o600),
     });
     (
         prop::collection::btree_map(0u32..4, table, 0..3),
-        prop::collection::btree_map(0u32..10, kind().prop_map(file), 0..10),
+        prop::collection::btree_map(0u32..10, kind_strategy().prop_map(open_file), 0..10),
         prop::collection::btree_map(0u32..6, pipe, 0..4),
     )
         .prop_map(|(tables, files, pipes)| Image {
@@ -95,7 +95,7 @@ fn image() -> impl Strategy<Value = Image> {
 
 proptest! {
     #[test]
-    fn any_bytes_decode_to_an_error_or_a_value(bytes: Vec<u8>) {
+    fn arbitrary_bytes_decode_without_panic(bytes: Vec<u8>) {
         let _ = Image::decode(&bytes);
         if let Ok(changes) = Changes::decode(&bytes) {
             let _ = Image::default().apply(changes);
@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn an_image_survives_or_is_refused_for_what_it_refers_to(image in image()) {
+    fn image_survives_encoding_or_is_refused_for_dangling_references(image in image_strategy()) {
         let bytes = postcard::to_stdvec(&image).expect("coded");
         let exists = |file: &u32| image.files.contains_key(file);
         let slots = image.tables.values().flat_map(|table| table.slots.values());
@@ -116,7 +116,7 @@ proptest! {
                 Kind::Event { count, .. } => *count != u64::MAX,
                 Kind::Directory { path, offset } => path.as_bytes().starts_with(b"/") && *offset >> 63 == 0,
                 Kind::Unix(socket) => match socket.link {
-                    UnixLink::To(peer) => {
+                    UnixLink::Peer(peer) => {
                         matches!(image.files.get(&peer), Some(OpenFile { kind: Kind::Unix(_), .. }))
                     }
                     _ => true,
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn changes_lead_from_one_image_to_another(before in image(), after in image()) {
+    fn applied_changes_give_the_later_image(before in image_strategy(), after in image_strategy()) {
         let bytes = postcard::to_stdvec(&after.changes_since(&before)).expect("coded");
         let changes = Changes::decode(&bytes).expect("decoded");
         let mut there = before.clone();

@@ -1,17 +1,17 @@
 //! Descriptor listings made from `/proc`, equal to the ones that a caller makes if it can read many descriptors at
 //! once.
 
-use holdfast_sys::process::files::{EpollLine, FdInfo, Listed, Listing, Watches};
+use holdfast_sys::process::files::{EpollLine, FdInfo, ListedDescriptor, Listing, WatchDigest};
 use std::collections::HashMap;
 use std::fs;
 
 /// A process, one of its descriptors, and the identity of the open file.
-type Same = (i32, u32, u64);
+type FileIdentity = (i32, u32, u64);
 
 /// Lists the descriptors of these processes.
-pub fn list(pids: &[i32]) -> Vec<Listing> {
+pub fn list_descriptors(pids: &[i32]) -> Vec<Listing> {
     // Candidates for the same open file, with the identities assigned to them.
-    let mut known: HashMap<(u32, u64, Option<u32>), Vec<Same>> = HashMap::new();
+    let mut known: HashMap<(u32, u64, Option<u32>), Vec<FileIdentity>> = HashMap::new();
     let mut next = 0;
     let listing = |pid: &i32| {
         let numbers = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
@@ -24,31 +24,31 @@ pub fn list(pids: &[i32]) -> Vec<Listing> {
         for number in numbers {
             let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
             let mut info = FdInfo::parse(&text).expect("fdinfo");
-            let alike = known
+            let candidates = known
                 .entry((info.mount, info.inode, info.number("eventfd-id")))
                 .or_default();
-            let same = alike
+            let same_file = candidates
                 .iter()
-                .find(|(other, fd, _)| is_same(0, (*other, *fd), (*pid, number)));
-            let file = same.map_or(next, |(_, _, file)| *file);
+                .find(|(other, fd, _)| is_same_object(0, (*other, *fd), (*pid, number)));
+            let file = same_file.map_or(next, |(_, _, file)| *file);
             if file == next {
-                alike.push((*pid, number, next));
+                candidates.push((*pid, number, next));
                 next += 1;
             }
-            let has_more = !info.rest.is_empty();
-            info.rest.clear();
-            info.owned = is_owned(*pid, number);
-            descriptors.push(Listed {
+            let has_more = !info.kind_lines.is_empty();
+            info.kind_lines.clear();
+            info.has_owner = has_signal_owner(*pid, number);
+            descriptors.push(ListedDescriptor {
                 number,
                 file,
                 info,
-                has_more,
-                watches: None,
+                has_extra_lines: has_more,
+                watch_digest: None,
             });
         }
         let first = pids
             .iter()
-            .find(|other| is_same(2, (**other, 0), (*pid, 0)));
+            .find(|other| is_same_object(2, (**other, 0), (*pid, 0)));
         Some(Listing {
             pid: *pid,
             thread_tables: false,
@@ -59,17 +59,17 @@ pub fn list(pids: &[i32]) -> Vec<Listing> {
         })
     };
     let mut listings: Vec<Listing> = pids.iter().filter_map(listing).collect();
-    let files: Vec<Same> = known.into_values().flatten().collect();
+    let files: Vec<FileIdentity> = known.into_values().flatten().collect();
     for listing in &mut listings {
         for one in &mut listing.descriptors {
-            one.watches = watches((listing.pid, one.number), &files);
+            one.watch_digest = epoll_watches((listing.pid, one.number), &files);
         }
     }
     listings
 }
 
 /// Returns true if a descriptor has an owner for signals (F_SETOWN).
-fn is_owned(pid: i32, number: u32) -> bool {
+fn has_signal_owner(pid: i32, number: u32) -> bool {
     use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
     use std::os::fd::AsRawFd;
     let process = Pid::from_raw(pid).expect("a pid");
@@ -80,15 +80,15 @@ fn is_owned(pid: i32, number: u32) -> bool {
 }
 
 /// Returns the watches of an epoll set, if all watched files are among these files.
-fn watches(set: (i32, u32), files: &[Same]) -> Option<Watches> {
+fn epoll_watches(set: (i32, u32), files: &[FileIdentity]) -> Option<WatchDigest> {
     let text = fs::read_to_string(format!("/proc/{}/fdinfo/{}", set.0, set.1)).ok()?;
     let lines = FdInfo::parse(&text)?.epoll();
     if lines.is_empty() {
         return None;
     }
-    let mut met: HashMap<u32, u32> = HashMap::new();
+    let mut occurrences: HashMap<u32, u32> = HashMap::new();
     let entry = |line: &EpollLine| {
-        let nth = met.entry(line.fd).or_default();
+        let nth = occurrences.entry(line.fd).or_default();
         let found = files
             .iter()
             .find(|(pid, fd, _)| is_watched((*pid, *fd), set, (line.fd, *nth)));
@@ -96,7 +96,7 @@ fn watches(set: (i32, u32), files: &[Same]) -> Option<Watches> {
         found.map(|(.., file)| (*file, line.fd, line.events, line.data))
     };
     let entries: Option<Vec<_>> = lines.iter().map(entry).collect();
-    entries.map(Watches::of)
+    entries.map(WatchDigest::from_entries)
 }
 
 /// Compares an open file with the file that a set watches at a number, by `kcmp`.
@@ -118,8 +118,8 @@ fn is_watched(file: (i32, u32), set: (i32, u32), (number, nth): (u32, u32)) -> b
 }
 
 /// Compares two open files (kind 0) or two tables (kind 2) by `kcmp`.
-fn is_same(what: i32, one: (i32, u32), other: (i32, u32)) -> bool {
+fn is_same_object(kcmp_type: i32, one: (i32, u32), other: (i32, u32)) -> bool {
     // SAFETY: these kinds of comparison take no pointers.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, what, one.1, other.1) };
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, kcmp_type, one.1, other.1) };
     order == 0
 }

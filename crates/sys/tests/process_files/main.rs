@@ -1,15 +1,15 @@
 //! Descriptors of a stopped process are saved from outside, restored in another process, and used there.
 
-mod ahead;
+mod access_rights;
 mod blockers;
-mod busy;
-mod events;
+mod epoll_and_inotify;
 mod files;
 mod harness;
 mod image;
 mod listing;
-mod rights;
-mod sets;
+mod pipes_and_timers;
+mod prepared_descriptors;
+mod running_tree;
 mod sockets;
 mod tables;
 mod terminals;

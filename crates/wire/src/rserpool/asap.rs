@@ -13,9 +13,9 @@ use bytes::{Bytes, BytesMut};
 mod parameters;
 mod resolution;
 
-pub use resolution::ResolutionResponse;
+pub use resolution::ResolutionResponseEncoder;
 
-use parameters::{Busy, Cookie, Items};
+use parameters::{Cookie, ItemCount, LoadFigures};
 
 /// The payload protocol identifier in SCTP.
 pub const PPID: u32 = 11;
@@ -65,7 +65,7 @@ pub enum Message {
         handle: PoolHandle,
         /// Maximum number of elements, `u32::MAX` for no limit: rsplib's private parameter `0x803f`, which other
         /// implementations skip.
-        items: Option<u32>,
+        items_max: Option<u32>,
     },
     /// The answer to a handle resolution: negative exactly if it has causes; then policy and elements are absent.
     HandleResolutionResponse {
@@ -131,7 +131,7 @@ impl Message {
     /// # Errors
     /// The reason for discarding the message, and the reports for its sender.
     pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
-        read::message(bytes, parse)
+        read::parse_message(bytes, parse)
     }
 
     /// Appends the message.
@@ -139,7 +139,7 @@ impl Message {
     /// # Errors
     /// A message without an encoding; then nothing is appended.
     pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
-        write::message(buffer, self.number(), self.flags(), |writer| {
+        write::encode_message(buffer, self.number(), self.flags(), |writer| {
             self.write(writer);
         })
     }
@@ -217,13 +217,13 @@ impl Message {
     }
 
     /// Returns the load figures of a probe's answer.
-    fn busy(&self) -> Option<Busy> {
+    fn load_figures(&self) -> Option<LoadFigures> {
         match self {
             Message::ProbeAnswer {
                 in_flight,
                 latency_us,
                 ..
-            } => Some(Busy(*in_flight, *latency_us)),
+            } => Some(LoadFigures(*in_flight, *latency_us)),
             _ => None,
         }
     }
@@ -244,9 +244,13 @@ impl Message {
                 writer.put(handle);
                 writer.put(id);
             }
-            Message::HandleResolution { handle, items, .. } => {
+            Message::HandleResolution {
+                handle,
+                items_max: items,
+                ..
+            } => {
                 writer.put(handle);
-                writer.put_all(&items.map(Items));
+                writer.put_all(&items.map(ItemCount));
             }
             Message::HandleResolutionResponse {
                 handle,
@@ -285,7 +289,7 @@ impl Message {
             }
             Message::Error(_) => {}
         }
-        writer.put_all(&self.busy());
+        writer.put_all(&self.load_figures());
         writer.put_all(self.operation_error());
     }
 }
@@ -294,52 +298,52 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
     let flag = flags & 1 != 0;
     Ok(match number {
         0x01 => Message::Registration {
-            handle: body.expect()?,
-            element: body.expect()?,
+            handle: body.required()?,
+            element: body.required()?,
         },
         0x02 => Message::Deregistration {
-            handle: body.expect()?,
-            id: body.expect()?,
+            handle: body.required()?,
+            id: body.required()?,
         },
         0x03 | 0x04 | 0x06 => parse_response(number, flag, body)?,
         0x05 => Message::HandleResolution {
             updates: flag,
-            handle: body.expect()?,
-            items: body.optional::<Items>()?.map(|items| items.0),
+            handle: body.required()?,
+            items_max: body.optional::<ItemCount>()?.map(|items| items.0),
         },
         0x07 => Message::EndpointKeepAlive {
             home: flag,
             registrar: RegistrarId(body.u32()?),
-            handle: body.expect()?,
+            handle: body.required()?,
             id: body.optional()?,
         },
         0x08 => Message::EndpointKeepAliveAck {
-            handle: body.expect()?,
-            id: body.expect()?,
+            handle: body.required()?,
+            id: body.required()?,
         },
         0x09 => Message::EndpointUnreachable {
-            handle: body.expect()?,
-            id: body.expect()?,
+            handle: body.required()?,
+            id: body.required()?,
         },
         0x0a => Message::ServerAnnounce {
             registrar: RegistrarId(body.u32()?),
             transports: body.list()?,
         },
-        0x0b => Message::Cookie(body.expect::<Cookie>()?.0),
-        0x0c => Message::CookieEcho(body.expect::<Cookie>()?.0),
+        0x0b => Message::Cookie(body.required::<Cookie>()?.0),
+        0x0c => Message::CookieEcho(body.required::<Cookie>()?.0),
         0x0d => Message::BusinessCard {
-            handle: body.expect()?,
+            handle: body.required()?,
             policy: body.optional()?,
             elements: body.list()?,
         },
-        0x0e => Message::Error(body.expect()?),
+        0x0e => Message::Error(body.required()?),
         PROBE => Message::Probe {
-            handle: body.expect()?,
-            id: body.expect()?,
+            handle: body.required()?,
+            id: body.required()?,
         },
         PROBE_ANSWER => {
-            let (handle, id) = (body.expect()?, body.expect()?);
-            let Busy(in_flight, latency_us) = body.expect()?;
+            let (handle, id) = (body.required()?, body.required()?);
+            let LoadFigures(in_flight, latency_us) = body.required()?;
             Message::ProbeAnswer {
                 handle,
                 id,
@@ -352,17 +356,17 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
 }
 
 fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Message, ErrorKind> {
-    let handle = body.expect()?;
+    let handle = body.required()?;
     Ok(match number {
         0x03 => Message::RegistrationResponse {
             rejected: flag,
             handle,
-            id: body.expect()?,
+            id: body.required()?,
             causes: body.optional()?.unwrap_or_default(),
         },
         0x04 => Message::DeregistrationResponse {
             handle,
-            id: body.expect()?,
+            id: body.required()?,
             causes: body.optional()?.unwrap_or_default(),
         },
         _ => Message::HandleResolutionResponse {

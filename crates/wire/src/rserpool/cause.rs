@@ -104,7 +104,7 @@ impl Cause {
     pub fn inconsistent_policy(pool: &Policy) -> Cause {
         Cause {
             code: CauseCode::INCONSISTENT_POLICY,
-            data: write::parameter(pool),
+            data: write::parameter_bytes(pool),
         }
     }
 
@@ -112,18 +112,19 @@ impl Cause {
     pub fn inconsistent_transport(pool: &Transport) -> Cause {
         Cause {
             code: CauseCode::INCONSISTENT_TRANSPORT,
-            data: write::parameter(pool),
+            data: write::parameter_bytes(pool),
         }
     }
 
     /// Returns the pool's policy from a [`CauseCode::INCONSISTENT_POLICY`] that carries it (rsplib's do not).
     pub fn policy(&self) -> Option<Policy> {
-        (self.code == CauseCode::INCONSISTENT_POLICY).then(|| read::parameter(&self.data))?
+        (self.code == CauseCode::INCONSISTENT_POLICY).then(|| read::parse_parameter(&self.data))?
     }
 
     /// Returns the pool's transport from a [`CauseCode::INCONSISTENT_TRANSPORT`] that carries it.
     pub fn transport(&self) -> Option<Transport> {
-        (self.code == CauseCode::INCONSISTENT_TRANSPORT).then(|| read::parameter(&self.data))?
+        (self.code == CauseCode::INCONSISTENT_TRANSPORT)
+            .then(|| read::parse_parameter(&self.data))?
     }
 }
 
@@ -133,10 +134,10 @@ impl Parameter for Vec<Cause> {
 
     fn read(value: &mut Reader<'_>) -> Result<Vec<Cause>, ErrorKind> {
         let mut causes = Vec::new();
-        while let Some(cause) = value.any(|value| {
+        while let Some(cause) = value.any_parameter(|value| {
             Ok(Cause {
                 code: CauseCode(value.kind()),
-                data: value.rest(),
+                data: value.remaining(),
             })
         })? {
             causes.push(cause);

@@ -19,12 +19,12 @@ pub struct PeChecksum {
 impl PeChecksum {
     /// Adds an element to the set.
     pub fn add(&mut self, handle: &PoolHandle, id: ElementId) {
-        self.sum += block(handle, id);
+        self.sum += block_sum(handle, id);
     }
 
     /// Removes an element that was added.
     pub fn remove(&mut self, handle: &PoolHandle, id: ElementId) {
-        self.sum = self.sum.wrapping_sub(block(handle, id));
+        self.sum = self.sum.wrapping_sub(block_sum(handle, id));
     }
 
     /// Returns the checksum; `0xffff` for an empty set.
@@ -38,17 +38,17 @@ impl PeChecksum {
 }
 
 /// The sum of the 16-bit words of an element's block.
-fn block(handle: &PoolHandle, id: ElementId) -> u64 {
+fn block_sum(handle: &PoolHandle, id: ElementId) -> u64 {
     let mut words = handle.0.chunks_exact(2);
-    let whole: u64 = words
+    let word_sum: u64 = words
         .by_ref()
         .map(|word| u64::from(u16::from_be_bytes([word[0], word[1]])))
         .sum();
-    let last = words
+    let odd_byte = words
         .remainder()
         .first()
         .map_or(0, |&byte| u64::from(byte) << 8);
-    whole + last + u64::from(id.0 >> 16) + u64::from(id.0 & 0xffff)
+    word_sum + odd_byte + u64::from(id.0 >> 16) + u64::from(id.0 & 0xffff)
 }
 
 /// The value as a PE Checksum parameter (RFC 5354 section 3.15).
@@ -59,7 +59,7 @@ impl Parameter for ChecksumValue {
 
     fn read(value: &mut Reader<'_>) -> Result<ChecksumValue, ErrorKind> {
         let checksum = value.u16()?;
-        value.end()?;
+        value.expect_end()?;
         Ok(ChecksumValue(checksum))
     }
 
@@ -84,12 +84,12 @@ mod tests {
     }
 
     #[test]
-    fn of_no_elements_it_is_all_ones() {
+    fn empty_set_has_all_ones() {
         assert_eq!(PeChecksum::default().value(), 0xffff);
     }
 
     #[test]
-    fn a_hundred_thousand_elements_lose_no_carry() {
+    fn hundred_thousand_elements_keep_carries() {
         let handle = PoolHandle::from("\u{7f}~\u{7f}~");
         let (mut checksum, mut bytes) = (PeChecksum::default(), Vec::new());
         for id in (0..100_000).map(|id| u32::MAX - id) {
@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn coming_and_going_leaves_the_checksum_of_those_that_stay(
+        fn added_and_removed_elements_leave_checksum_of_rest(
             elements in proptest::collection::vec(
                 (proptest::collection::vec(any::<u8>(), 0..9), any::<u32>(), any::<bool>()), 0..40),
         ) {

@@ -41,8 +41,8 @@ pub struct EncodedElement(pub(super) Result<Box<[u8]>, EncodeError>);
 
 impl PoolElement {
     /// Encodes the element. An element without an encoding makes every message fail that contains it.
-    pub fn encoded(&self) -> EncodedElement {
-        EncodedElement(write::parameter_of(self).map(|bytes| Box::from(&bytes[..])))
+    pub fn to_encoded(&self) -> EncodedElement {
+        EncodedElement(write::checked_parameter_bytes(self).map(|bytes| Box::from(&bytes[..])))
     }
 }
 
@@ -50,7 +50,7 @@ impl Parameter for PoolHandle {
     const KINDS: &'static [u16] = &[parameter::POOL_HANDLE];
 
     fn read(value: &mut Reader<'_>) -> Result<PoolHandle, ErrorKind> {
-        Ok(PoolHandle(value.rest()))
+        Ok(PoolHandle(value.remaining()))
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
@@ -63,7 +63,7 @@ impl Parameter for ElementId {
 
     fn read(value: &mut Reader<'_>) -> Result<ElementId, ErrorKind> {
         let id = value.u32()?;
-        value.end()?;
+        value.expect_end()?;
         Ok(ElementId(id))
     }
 
@@ -80,8 +80,8 @@ impl Parameter for PoolElement {
             id: ElementId(value.u32()?),
             home: RegistrarId(value.u32()?),
             registration_life: value.u32()?.cast_signed(),
-            user_transport: value.expect()?,
-            policy: value.expect()?,
+            user_transport: value.required()?,
+            policy: value.required()?,
             asap_transport: value.optional()?,
         };
         value.finish()?;
@@ -104,7 +104,7 @@ impl Parameter for ServerInformation {
     fn read(value: &mut Reader<'_>) -> Result<ServerInformation, ErrorKind> {
         let server = ServerInformation {
             id: RegistrarId(value.u32()?),
-            transport: value.expect()?,
+            transport: value.required()?,
         };
         value.finish()?;
         Ok(server)

@@ -45,7 +45,7 @@ pub enum Body {
         /// The W flag: only the elements that the receiver owns.
         own_only: bool,
     },
-    /// A block of the handlespace; large blocks are encoded with [`HandleTable`].
+    /// A block of the handlespace; large blocks are encoded with [`HandleTableEncoder`].
     HandleTableResponse {
         /// The R flag: the request is rejected for the present.
         rejected: bool,
@@ -103,7 +103,7 @@ impl Message {
     /// # Errors
     /// The reason for discarding the message, and the reports for its sender.
     pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
-        read::message(bytes, |number, flags, reader| {
+        read::parse_message(bytes, |number, flags, reader| {
             if !(PRESENCE..=ERROR).contains(&number) {
                 return Err(ErrorKind::UnknownMessage(number));
             }
@@ -120,7 +120,7 @@ impl Message {
     /// # Errors
     /// A message without an encoding; then nothing is appended.
     pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
-        write::message(buffer, self.body.number(), self.body.flags(), |writer| {
+        write::encode_message(buffer, self.body.number(), self.body.flags(), |writer| {
             writer.u32(self.sender.0);
             writer.u32(self.receiver.0);
             self.body.write(writer);
@@ -132,8 +132,8 @@ const PRESENCE: u8 = 0x01;
 const HANDLE_TABLE_RESPONSE: u8 = 0x03;
 const ERROR: u8 = 0x0a;
 /// The lowest flag bit, with a meaning per message type.
-const FIRST: u8 = 1;
-const MORE: u8 = 2;
+const LOW_FLAG: u8 = 1;
+const MORE_FLAG: u8 = 2;
 
 impl Body {
     /// The message type's name in the RFC, without the prefix.
@@ -168,7 +168,7 @@ impl Body {
     }
 
     fn flags(&self) -> u8 {
-        let (first, more) = match self {
+        let (low_flag, more) = match self {
             Body::Presence { reply_required, .. } => (*reply_required, false),
             Body::HandleTableRequest { own_only } => (*own_only, false),
             Body::HandleTableResponse { rejected, more, .. } => (*rejected, *more),
@@ -178,7 +178,7 @@ impl Body {
             Body::ListResponse { rejected, .. } => (*rejected, false),
             _ => (false, false),
         };
-        (u8::from(first) * FIRST) | (u8::from(more) * MORE)
+        (u8::from(low_flag) * LOW_FLAG) | (u8::from(more) * MORE_FLAG)
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
@@ -217,28 +217,28 @@ impl Body {
 }
 
 fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Body, ErrorKind> {
-    let first = flags & FIRST != 0;
+    let low_flag = flags & LOW_FLAG != 0;
     Ok(match number {
         PRESENCE => Body::Presence {
-            reply_required: first,
+            reply_required: low_flag,
             checksum: body.optional::<ChecksumValue>()?.map(|value| value.0),
             server: body.optional()?,
         },
-        0x02 => Body::HandleTableRequest { own_only: first },
+        0x02 => Body::HandleTableRequest { own_only: low_flag },
         HANDLE_TABLE_RESPONSE => Body::HandleTableResponse {
-            rejected: first,
-            more: flags & MORE != 0,
+            rejected: low_flag,
+            more: flags & MORE_FLAG != 0,
             entries: parse_entries(body)?,
         },
         0x04 => Body::HandleUpdate {
-            takeover_suggested: first,
+            takeover_suggested: low_flag,
             action: UpdateAction::parse(body)?,
-            handle: body.expect()?,
-            element: body.expect()?,
+            handle: body.required()?,
+            element: body.required()?,
         },
         0x05 => Body::ListRequest,
         0x06 => Body::ListResponse {
-            rejected: first,
+            rejected: low_flag,
             servers: body.list()?,
         },
         0x07 => Body::InitTakeover {
@@ -250,7 +250,7 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Body, ErrorKind
         0x09 => Body::TakeoverServer {
             target: RegistrarId(body.u32()?),
         },
-        ERROR => Body::Error(body.expect()?),
+        ERROR => Body::Error(body.required()?),
         _ => return Err(ErrorKind::UnknownMessage(number)),
     })
 }
@@ -286,24 +286,24 @@ impl UpdateAction {
 }
 
 /// Encoder of a handle table response, which appends elements to one block of the handlespace until it is full.
-pub struct HandleTable<'a> {
+pub struct HandleTableEncoder<'a> {
     writer: Writer<'a>,
     handle: Option<PoolHandle>,
     length_max: usize,
 }
 
-impl<'a> HandleTable<'a> {
+impl<'a> HandleTableEncoder<'a> {
     /// Starts a block of at most `length_max` bytes.
     pub fn new(
         buffer: &'a mut BytesMut,
         sender: RegistrarId,
         receiver: RegistrarId,
         length_max: usize,
-    ) -> HandleTable<'a> {
+    ) -> HandleTableEncoder<'a> {
         let mut writer = Writer::begin(buffer, HANDLE_TABLE_RESPONSE, 0);
         writer.u32(sender.0);
         writer.u32(receiver.0);
-        HandleTable {
+        HandleTableEncoder {
             writer,
             handle: None,
             length_max: length_max.min(LENGTH_MAX),
@@ -336,7 +336,7 @@ impl<'a> HandleTable<'a> {
     /// An element without an encoding; the buffer is then as before the block.
     pub fn finish(mut self, more: bool) -> Result<(), EncodeError> {
         if more {
-            self.writer.set_flags(MORE);
+            self.writer.set_flags(MORE_FLAG);
         }
         self.writer.finish()
     }

@@ -20,9 +20,9 @@ pub(super) const ELEMENT_ID: u16 = 0x000e;
 pub(super) const CHECKSUM: u16 = 0x000f;
 pub(super) const OPAQUE_TRANSPORT: u16 = 0x0010;
 /// rsplib's private parameter of a handle resolution: the number of elements requested.
-pub(super) const ITEMS: u16 = 0x803f;
+pub(super) const ITEM_COUNT: u16 = 0x803f;
 /// Private parameter of the answer to a probe: an element's load.
-pub(super) const BUSY: u16 = 0x803e;
+pub(super) const LOAD_FIGURES: u16 = 0x803e;
 
 /// A value that is encoded as a parameter: type, length, value (RFC 5354 section 3).
 pub(super) trait Parameter: Sized {
@@ -43,16 +43,16 @@ pub(super) trait Parameter: Sized {
 
 /// Treatment of a parameter that is unknown where it stands, from the two top bits of its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Unrecognized {
+pub(super) struct UnknownTreatment {
     /// Continue after the parameter; if false, the message is discarded.
     pub(super) skip: bool,
     /// Report the parameter to the sender.
     pub(super) report: bool,
 }
 
-impl Unrecognized {
-    pub(super) fn of(kind: u16) -> Unrecognized {
-        Unrecognized {
+impl UnknownTreatment {
+    pub(super) fn from_kind(kind: u16) -> UnknownTreatment {
+        UnknownTreatment {
             skip: kind & 0x8000 != 0,
             report: kind & 0x4000 != 0,
         }

@@ -11,7 +11,7 @@ pub struct Subject<'a> {
     /// The element's number; none in a handle resolution.
     pub id: Option<ElementId>,
     /// True if the element leaves its pool.
-    pub leaves: bool,
+    pub is_removal: bool,
 }
 
 /// Returns the subject of an ASAP message to a registrar.
@@ -19,14 +19,14 @@ pub struct Subject<'a> {
 pub fn asap(message: &[u8]) -> Option<Subject<'_>> {
     match message.first()? {
         // Registration, deregistration, answer to a keep-alive, unreachable report.
-        &kind @ (0x01 | 0x02 | 0x08 | 0x09) => element(message.get(4..)?, kind == 0x02),
+        &kind @ (0x01 | 0x02 | 0x08 | 0x09) => parse_element(message.get(4..)?, kind == 0x02),
         // Resolution.
         0x05 => {
-            let (handle, _) = handle(message.get(4..)?)?;
+            let (handle, _) = parse_handle(message.get(4..)?)?;
             Some(Subject {
                 handle,
                 id: None,
-                leaves: false,
+                is_removal: false,
             })
         }
         _ => None,
@@ -41,24 +41,24 @@ pub fn enrp(message: &[u8]) -> Option<Subject<'_>> {
         return None;
     }
     let adds = message.get(12..14)? == [0, 0];
-    element(message.get(16..)?, !adds)
+    parse_element(message.get(16..)?, !adds)
 }
 
 /// Reads a handle, then an element's number, or an element, which begins with its number.
 #[inline]
-fn element(parameters: &[u8], leaves: bool) -> Option<Subject<'_>> {
-    let (handle, rest) = handle(parameters)?;
+fn parse_element(parameters: &[u8], is_removal: bool) -> Option<Subject<'_>> {
+    let (handle, rest) = parse_handle(parameters)?;
     let id = rest.get(4..)?.first_chunk()?;
     Some(Subject {
         handle,
         id: Some(ElementId(u32::from_be_bytes(*id))),
-        leaves,
+        is_removal,
     })
 }
 
 /// Reads a pool handle parameter; returns the handle and the bytes after it.
 #[inline]
-fn handle(parameters: &[u8]) -> Option<(&[u8], &[u8])> {
+fn parse_handle(parameters: &[u8]) -> Option<(&[u8], &[u8])> {
     let &[t0, t1, l0, l1] = parameters.first_chunk()?;
     let length = usize::from(u16::from_be_bytes([l0, l1]));
     if u16::from_be_bytes([t0, t1]) != parameter::POOL_HANDLE {

@@ -8,19 +8,19 @@ use std::str::FromStr;
 
 macro_rules! figure {
     (weight) => {
-        "Share of the sessions, in proportion to the pool's other weights."
+        "Weight: relative share of the sessions."
     };
     (priority) => {
-        "The higher, the sooner chosen."
+        "Priority: elements of higher priority are chosen first."
     };
     (load) => {
         "Load, as a fraction of `u32::MAX`."
     };
     (degradation) => {
-        "What one more session adds to the load, as a fraction of `u32::MAX`."
+        "Increase of the load by one more session, as a fraction of `u32::MAX`."
     };
     (dpf) => {
-        "Delay penalty factor, as a fraction of `u32::MAX`: what one millisecond of distance costs."
+        "Delay penalty factor: increase of the load per millisecond of distance, as a fraction of `u32::MAX`."
     };
     (distance) => {
         "One-way delay between registrar and element in milliseconds; the registrar fills it in."
@@ -89,9 +89,9 @@ macro_rules! policies {
             fn read(value: &mut Reader<'_>) -> Result<Policy, ErrorKind> {
                 let policy = match PolicyKind::from_number(value.u32()?) {
                     $(Some(PolicyKind::$name) => Policy::$name { $($($figure: value.u32()?),+)? },)*
-                    None => return Err(value.invalid()),
+                    None => return Err(value.invalid_value()),
                 };
-                value.end()?;
+                value.expect_end()?;
                 Ok(policy)
             }
 

@@ -1,7 +1,7 @@
 //! Decoding: a total reader of received bytes, which treats unknown parts as RFC 5354 section 3 requires.
 
 use super::cause::{Cause, CauseCode};
-use super::parameter::{Parameter, Unrecognized};
+use super::parameter::{Parameter, UnknownTreatment};
 use bytes::Bytes;
 
 /// A message, and the reports for its sender.
@@ -89,12 +89,12 @@ impl Reports {
 }
 
 /// Reads one message: `body` gets its type, its flags, and a reader of the rest, which `body` need not consume.
-pub(super) fn message<M>(
+pub(super) fn parse_message<M>(
     bytes: &Bytes,
     body: impl FnOnce(u8, u8, &mut Reader<'_>) -> Result<M, ErrorKind>,
 ) -> Result<Parsed<M>, Error> {
     let mut reports = Reports::default();
-    match read(bytes, &mut reports, body) {
+    match parse_into(bytes, &mut reports, body) {
         Ok(message) => Ok(Parsed {
             message,
             reports: reports.causes,
@@ -106,7 +106,7 @@ pub(super) fn message<M>(
     }
 }
 
-fn read<M>(
+fn parse_into<M>(
     bytes: &Bytes,
     reports: &mut Reports,
     body: impl FnOnce(u8, u8, &mut Reader<'_>) -> Result<M, ErrorKind>,
@@ -125,14 +125,16 @@ fn read<M>(
         reports,
         kind: None,
         start: 0,
-        at: 4,
+        position: 4,
         end,
     };
     let message = body(kind, flags, &mut reader);
     // RFC 5354 section 4: 01 is to be reported; 10 and 11 are reserved.
     if let Err(ErrorKind::UnknownMessage(0x40..0x80)) = message {
-        let whole = bytes.slice(..end);
-        reader.reports.push(CauseCode::UNRECOGNIZED_MESSAGE, whole);
+        let message_bytes = bytes.slice(..end);
+        reader
+            .reports
+            .push(CauseCode::UNRECOGNIZED_MESSAGE, message_bytes);
     }
     let message = message?;
     reader.finish()?;
@@ -140,16 +142,16 @@ fn read<M>(
 }
 
 /// Reads one parameter outside a message.
-pub(super) fn parameter<P: Parameter>(bytes: &Bytes) -> Option<P> {
+pub(super) fn parse_parameter<P: Parameter>(bytes: &Bytes) -> Option<P> {
     let mut reader = Reader {
         bytes,
         reports: &mut Reports::default(),
         kind: None,
         start: 0,
-        at: 0,
+        position: 0,
         end: bytes.len(),
     };
-    let parameter = reader.expect().ok()?;
+    let parameter = reader.required().ok()?;
     reader.finish().ok()?;
     Some(parameter)
 }
@@ -162,7 +164,7 @@ pub(super) struct Reader<'a> {
     kind: Option<u16>,
     /// Start of the parameter.
     start: usize,
-    at: usize,
+    position: usize,
     end: usize,
 }
 
@@ -189,47 +191,48 @@ impl Reader<'_> {
     }
 
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], ErrorKind> {
-        match self.bytes[self.at..self.end].first_chunk() {
+        match self.bytes[self.position..self.end].first_chunk() {
             Some(array) => {
-                self.at += N;
+                self.position += N;
                 Ok(*array)
             }
-            None => Err(self.invalid()),
+            None => Err(self.invalid_value()),
         }
     }
 
     /// Returns all remaining bytes, without a copy.
-    pub(super) fn rest(&mut self) -> Bytes {
-        let rest = self.bytes.slice(self.at..self.end);
-        self.at = self.end;
-        rest
+    pub(super) fn remaining(&mut self) -> Bytes {
+        let remaining = self.bytes.slice(self.position..self.end);
+        self.position = self.end;
+        remaining
     }
 
     /// Checks that no bytes remain.
-    pub(super) fn end(&mut self) -> Result<(), ErrorKind> {
-        if self.at == self.end {
+    pub(super) fn expect_end(&mut self) -> Result<(), ErrorKind> {
+        if self.position == self.end {
             Ok(())
         } else {
-            Err(self.invalid())
+            Err(self.invalid_value())
         }
     }
 
     /// Reports the whole parameter for its invalid value (RFC 5354 section 3.12.4).
-    pub(super) fn invalid(&mut self) -> ErrorKind {
+    pub(super) fn invalid_value(&mut self) -> ErrorKind {
         let Some(kind) = self.kind else {
             return ErrorKind::Truncated;
         };
-        let whole = self.bytes.slice(self.start..self.end);
-        self.reports.push(CauseCode::INVALID_VALUES, whole);
+        let parameter_bytes = self.bytes.slice(self.start..self.end);
+        self.reports
+            .push(CauseCode::INVALID_VALUES, parameter_bytes);
         ErrorKind::InvalidParameter(kind)
     }
 
     /// Reads the next parameter, which must be a `P`.
-    pub(super) fn expect<P: Parameter>(&mut self) -> Result<P, ErrorKind> {
+    pub(super) fn required<P: Parameter>(&mut self) -> Result<P, ErrorKind> {
         match self.optional()? {
             Some(parameter) => Ok(parameter),
-            None => match self.header()? {
-                Some(header) => Err(self.stop(&header)),
+            None => match self.next_header()? {
+                Some(header) => Err(self.unexpected(&header)),
                 None => Err(ErrorKind::MissingParameter(P::KINDS[0])),
             },
         }
@@ -237,11 +240,11 @@ impl Reader<'_> {
 
     /// Reads the next parameter if it is a `P`.
     pub(super) fn optional<P: Parameter>(&mut self) -> Result<Option<P>, ErrorKind> {
-        while let Some(header) = self.header()? {
+        while let Some(header) = self.next_header()? {
             if P::KINDS.contains(&header.kind) {
-                return self.enter(&header, P::read).map(Some);
+                return self.read_value(&header, P::read).map(Some);
             }
-            if !self.skip(&header) {
+            if !self.try_skip(&header) {
                 break;
             }
         }
@@ -258,36 +261,36 @@ impl Reader<'_> {
     }
 
     /// Reads the next parameter of any type, because error causes have their own numbers.
-    pub(super) fn any<T>(
+    pub(super) fn any_parameter<T>(
         &mut self,
         read: impl FnOnce(&mut Reader<'_>) -> Result<T, ErrorKind>,
     ) -> Result<Option<T>, ErrorKind> {
-        match self.header()? {
-            Some(header) => self.enter(&header, read).map(Some),
+        match self.next_header()? {
+            Some(header) => self.read_value(&header, read).map(Some),
             None => Ok(None),
         }
     }
 
     /// Checks that only parameters follow that may be skipped.
     pub(super) fn finish(&mut self) -> Result<(), ErrorKind> {
-        while let Some(header) = self.header()? {
-            if !self.skip(&header) {
-                return Err(self.stop(&header));
+        while let Some(header) = self.next_header()? {
+            if !self.try_skip(&header) {
+                return Err(self.unexpected(&header));
             }
         }
         Ok(())
     }
 
-    fn header(&mut self) -> Result<Option<Header>, ErrorKind> {
-        if self.at == self.end {
+    fn next_header(&mut self) -> Result<Option<Header>, ErrorKind> {
+        if self.position == self.end {
             return Ok(None);
         }
-        let start = self.at;
+        let start = self.position;
         let kind = self.u16()?;
         let length = usize::from(self.u16()?);
-        self.at = start;
+        self.position = start;
         if length < 4 || length > self.end - start {
-            return Err(self.invalid());
+            return Err(self.invalid_value());
         }
         Ok(Some(Header {
             kind,
@@ -296,7 +299,7 @@ impl Reader<'_> {
         }))
     }
 
-    fn enter<T>(
+    fn read_value<T>(
         &mut self,
         header: &Header,
         read: impl FnOnce(&mut Reader<'_>) -> Result<T, ErrorKind>,
@@ -306,40 +309,41 @@ impl Reader<'_> {
             reports: self.reports,
             kind: Some(header.kind),
             start: header.start,
-            at: header.start + 4,
+            position: header.start + 4,
             end: header.end,
         })?;
-        self.pass(header);
+        self.advance_past(header);
         Ok(value)
     }
 
     /// Moves past a parameter and its padding, which may be missing after the last parameter of a value.
-    fn pass(&mut self, header: &Header) {
+    fn advance_past(&mut self, header: &Header) {
         let padded = header.start + (header.end - header.start).next_multiple_of(4);
-        self.at = padded.min(self.end);
+        self.position = padded.min(self.end);
     }
 
     /// Skips a parameter that is unknown here, if its type allows skipping.
-    fn skip(&mut self, header: &Header) -> bool {
-        let Unrecognized { skip, report } = Unrecognized::of(header.kind);
+    fn try_skip(&mut self, header: &Header) -> bool {
+        let UnknownTreatment { skip, report } = UnknownTreatment::from_kind(header.kind);
         if skip {
             if report {
                 self.report(header);
             }
-            self.pass(header);
+            self.advance_past(header);
         }
         skip
     }
 
-    fn stop(&mut self, header: &Header) -> ErrorKind {
-        if Unrecognized::of(header.kind).report {
+    fn unexpected(&mut self, header: &Header) -> ErrorKind {
+        if UnknownTreatment::from_kind(header.kind).report {
             self.report(header);
         }
         ErrorKind::UnexpectedParameter(header.kind)
     }
 
     fn report(&mut self, header: &Header) {
-        let whole = self.bytes.slice(header.start..header.end);
-        self.reports.push(CauseCode::UNRECOGNIZED_PARAMETER, whole);
+        let parameter_bytes = self.bytes.slice(header.start..header.end);
+        self.reports
+            .push(CauseCode::UNRECOGNIZED_PARAMETER, parameter_bytes);
     }
 }

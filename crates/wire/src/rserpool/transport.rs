@@ -89,7 +89,7 @@ impl Parameter for IpAddr {
             parameter::IPV4_ADDRESS => IpAddr::from(value.array::<4>()?),
             _ => IpAddr::from(value.array::<16>()?).to_canonical(),
         };
-        value.end()?;
+        value.expect_end()?;
         Ok(address)
     }
 
@@ -123,9 +123,9 @@ impl Parameter for SctpTransport {
 
     fn read(value: &mut Reader<'_>) -> Result<SctpTransport, ErrorKind> {
         let port = value.u16()?;
-        let usage = TransportUse::from_number(value.u16()?).ok_or_else(|| value.invalid())?;
+        let usage = TransportUse::from_number(value.u16()?).ok_or_else(|| value.invalid_value())?;
         let mut addresses = Addresses::new();
-        addresses.push(value.expect()?);
+        addresses.push(value.required()?);
         while let Some(address) = value.optional()? {
             addresses.push(address);
         }
@@ -139,7 +139,7 @@ impl Parameter for SctpTransport {
 
     fn write(&self, writer: &mut Writer<'_>) {
         if self.addresses.is_empty() {
-            writer.fail(EncodeError::NoAddress);
+            writer.set_error(EncodeError::NoAddress);
         }
         writer.u16(self.port);
         writer.u16(self.usage.number());
@@ -171,7 +171,7 @@ impl Parameter for Transport {
     fn read(value: &mut Reader<'_>) -> Result<Transport, ErrorKind> {
         match value.kind() {
             parameter::SCTP_TRANSPORT => return SctpTransport::read(value).map(Transport::Sctp),
-            parameter::OPAQUE_TRANSPORT => return Ok(Transport::Opaque(value.rest())),
+            parameter::OPAQUE_TRANSPORT => return Ok(Transport::Opaque(value.remaining())),
             _ => {}
         }
         let port = value.u16()?;
@@ -180,20 +180,20 @@ impl Parameter for Transport {
             parameter::DCCP_TRANSPORT => Transport::Dccp {
                 port,
                 service_code: value.u32()?,
-                address: value.expect()?,
+                address: value.required()?,
             },
             parameter::TCP_TRANSPORT => Transport::Tcp {
                 port,
                 usage: TransportUse::from_number(reserved).unwrap_or_default(),
-                address: value.expect()?,
+                address: value.required()?,
             },
             parameter::UDP_TRANSPORT => Transport::Udp {
                 port,
-                address: value.expect()?,
+                address: value.required()?,
             },
             _ => Transport::UdpLite {
                 port,
-                address: value.expect()?,
+                address: value.required()?,
             },
         };
         value.finish()?;

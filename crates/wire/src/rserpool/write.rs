@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 pub enum EncodeError {
     /// The length field has 16 bits.
     #[error(
-        "the message would take {0} bytes, the format allows {LENGTH_MAX}; send it in several, or less in it"
+        "the message would have {0} bytes, more than the maximum of {LENGTH_MAX}; split or shorten it"
     )]
     TooLong(usize),
     /// RFC 5354 section 3.4 requires at least one address.
@@ -20,7 +20,7 @@ pub enum EncodeError {
 pub const LENGTH_MAX: usize = 65_532;
 
 /// Growth step of the buffer, in bytes: resizing the buffer for each field would cost more than the field.
-const ROOM: usize = 256;
+const GROWTH_BYTES: usize = 256;
 
 /// Encoder of one message. Padding is written before the next part, so that padding is never counted in the length of
 /// the parameter it pads nor, at the end of a nested parameter, in the length of the outer one (RFC 5354 section 2).
@@ -29,12 +29,12 @@ pub(super) struct Writer<'a> {
     buffer: &'a mut BytesMut,
     start: usize,
     /// Position of the next byte.
-    at: usize,
+    position: usize,
     error: Option<EncodeError>,
 }
 
 /// Appends a message with the given type and flags, its body written by `body`.
-pub(super) fn message(
+pub(super) fn encode_message(
     buffer: &mut BytesMut,
     kind: u8,
     flags: u8,
@@ -46,29 +46,29 @@ pub(super) fn message(
 }
 
 /// Encodes one parameter outside a message, unpadded; the receiver detects any error in it.
-pub(super) fn parameter<P: Parameter>(parameter: &P) -> Bytes {
-    written(parameter).0
+pub(super) fn parameter_bytes<P: Parameter>(parameter: &P) -> Bytes {
+    encode_parameter(parameter).0
 }
 
 /// Encodes one parameter for use in messages.
-pub(super) fn parameter_of<P: Parameter>(parameter: &P) -> Result<Bytes, EncodeError> {
-    match written(parameter) {
+pub(super) fn checked_parameter_bytes<P: Parameter>(parameter: &P) -> Result<Bytes, EncodeError> {
+    match encode_parameter(parameter) {
         (bytes, None) if bytes.len() <= LENGTH_MAX => Ok(bytes),
         (bytes, None) => Err(EncodeError::TooLong(bytes.len())),
         (_, Some(error)) => Err(error),
     }
 }
 
-fn written<P: Parameter>(parameter: &P) -> (Bytes, Option<EncodeError>) {
+fn encode_parameter<P: Parameter>(parameter: &P) -> (Bytes, Option<EncodeError>) {
     let mut buffer = BytesMut::new();
     let mut writer = Writer {
         buffer: &mut buffer,
         start: 0,
-        at: 0,
+        position: 0,
         error: None,
     };
     writer.put(parameter);
-    let (end, error) = (writer.at, writer.error);
+    let (end, error) = (writer.position, writer.error);
     buffer.truncate(end);
     (buffer.freeze(), error)
 }
@@ -76,17 +76,17 @@ fn written<P: Parameter>(parameter: &P) -> (Bytes, Option<EncodeError>) {
 impl<'a> Writer<'a> {
     /// Starts a message; [`Writer::finish`] completes it.
     pub(super) fn begin(buffer: &'a mut BytesMut, kind: u8, flags: u8) -> Writer<'a> {
-        Writer::go_on(buffer, &[kind, flags, 0, 0])
+        Writer::begin_with(buffer, &[kind, flags, 0, 0])
     }
 
     /// Starts a message with its first bytes.
     #[inline]
-    pub(super) fn go_on(buffer: &'a mut BytesMut, first: &[u8]) -> Writer<'a> {
+    pub(super) fn begin_with(buffer: &'a mut BytesMut, first: &[u8]) -> Writer<'a> {
         let start = buffer.len();
         let mut writer = Writer {
             buffer,
             start,
-            at: start,
+            position: start,
             error: None,
         };
         writer.bytes(first);
@@ -100,7 +100,7 @@ impl<'a> Writer<'a> {
         let error = match self.error {
             None if length <= LENGTH_MAX => {
                 self.set_length(self.start);
-                self.buffer.truncate(self.at);
+                self.buffer.truncate(self.position);
                 return Ok(());
             }
             None => EncodeError::TooLong(length),
@@ -112,12 +112,12 @@ impl<'a> Writer<'a> {
 
     /// Length of the message so far, in bytes.
     pub(super) fn length(&self) -> usize {
-        self.at - self.start
+        self.position - self.start
     }
 
     /// Removes all but the first `length` bytes of the message.
     pub(super) fn truncate(&mut self, length: usize) {
-        self.at = self.start + length;
+        self.position = self.start + length;
     }
 
     /// Sets bits in the message's flags.
@@ -137,29 +137,29 @@ impl<'a> Writer<'a> {
 
     #[inline]
     pub(super) fn bytes(&mut self, value: &[u8]) {
-        let end = self.room(value.len());
-        self.buffer[self.at..end].copy_from_slice(value);
-        self.at = end;
+        let end = self.reserve(value.len());
+        self.buffer[self.position..end].copy_from_slice(value);
+        self.position = end;
     }
 
     #[inline]
     fn array<const N: usize>(&mut self, value: [u8; N]) {
-        let end = self.room(N);
-        self.buffer[self.at..end].copy_from_slice(&value);
-        self.at = end;
+        let end = self.reserve(N);
+        self.buffer[self.position..end].copy_from_slice(&value);
+        self.position = end;
     }
 
     /// Returns the end position of the next `length` bytes, and grows the buffer to hold them.
     #[inline]
-    fn room(&mut self, length: usize) -> usize {
-        let end = self.at + length;
+    fn reserve(&mut self, length: usize) -> usize {
+        let end = self.position + length;
         if end > self.buffer.len() {
-            self.buffer.resize(end + ROOM, 0);
+            self.buffer.resize(end + GROWTH_BYTES, 0);
         }
         end
     }
 
-    pub(super) fn fail(&mut self, error: EncodeError) {
+    pub(super) fn set_error(&mut self, error: EncodeError) {
         self.error = Some(error);
     }
 
@@ -170,7 +170,7 @@ impl<'a> Writer<'a> {
 
     /// Appends a parameter that was encoded before.
     #[inline]
-    pub(super) fn put_written(&mut self, parameter: &[u8]) {
+    pub(super) fn put_encoded(&mut self, parameter: &[u8]) {
         self.pad();
         self.bytes(parameter);
     }
@@ -188,7 +188,7 @@ impl<'a> Writer<'a> {
     #[inline]
     pub(super) fn tlv(&mut self, kind: u16, value: impl FnOnce(&mut Self)) {
         self.pad();
-        let start = self.at;
+        let start = self.position;
         self.u32(u32::from(kind) << 16);
         value(self);
         self.set_length(start);
@@ -198,7 +198,7 @@ impl<'a> Writer<'a> {
     /// see `finish`.
     #[inline]
     fn set_length(&mut self, start: usize) {
-        let length = u16::try_from(self.at - start).unwrap_or(u16::MAX);
+        let length = u16::try_from(self.position - start).unwrap_or(u16::MAX);
         self.buffer[start + 2..start + 4].copy_from_slice(&length.to_be_bytes());
     }
 

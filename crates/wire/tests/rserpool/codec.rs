@@ -20,7 +20,7 @@ impl Message {
         match ppid {
             asap::PPID => asap::Message::parse(bytes).map(|parsed| wrap(parsed, Message::Asap)),
             enrp::PPID => enrp::Message::parse(bytes).map(|parsed| wrap(parsed, Message::Enrp)),
-            _ => panic!("PPID {ppid} is neither protocol's"),
+            _ => panic!("unknown PPID {ppid}"),
         }
     }
 

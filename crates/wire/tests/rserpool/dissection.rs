@@ -40,7 +40,7 @@ fn packet(message: &Message, tsn: u32) -> Vec<u8> {
 }
 
 /// A capture in the classic format, times all 0.
-fn capture(packets: &[Vec<u8>]) -> Vec<u8> {
+fn capture_bytes(packets: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let header = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 0x0004_0000, LINKTYPE_RAW];
     bytes.extend(header.iter().flat_map(|word: &u32| word.to_be_bytes()));
@@ -56,7 +56,7 @@ fn capture(packets: &[Vec<u8>]) -> Vec<u8> {
 /// Returns one line per packet: message type, checksum validity (1 if right), malformed parts or warnings.
 fn dissect(packets: &[Vec<u8>]) -> Vec<String> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    std::fs::write(file.path(), capture(packets)).expect("written");
+    std::fs::write(file.path(), capture_bytes(packets)).expect("written");
     let mut tshark = Command::new("tshark");
     tshark.args([
         "-n",
@@ -113,9 +113,9 @@ fn messages() -> Vec<Message> {
 }
 
 #[test]
-fn wireshark_finds_nothing_malformed() {
+fn wireshark_accepts_encoded_messages() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("tshark is not installed: its opinion is not asked");
+        eprintln!("skipped: tshark is not installed");
         return;
     }
     let messages = messages();
@@ -140,9 +140,9 @@ fn wireshark_finds_nothing_malformed() {
 
 /// A control test: the dissectors report a message that is cut short and has a wrong checksum.
 #[test]
-fn wireshark_would_find_what_is_malformed() {
+fn wireshark_reports_malformed_messages() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("tshark is not installed: its opinion is not asked");
+        eprintln!("skipped: tshark is not installed");
         return;
     }
     let short = Cause {
@@ -159,10 +159,10 @@ fn wireshark_would_find_what_is_malformed() {
 
 /// Runs `scripts/captures.sh`, with which `./x test` checks its captures, on these folders; returns its verdict and
 /// output.
-fn check(captures: &[(&str, Vec<Vec<u8>>)]) -> (bool, String) {
+fn run_capture_check(captures: &[(&str, Vec<Vec<u8>>)]) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, packets) in captures {
-        std::fs::write(folder.path().join(name), capture(packets)).expect("written");
+        std::fs::write(folder.path().join(name), capture_bytes(packets)).expect("written");
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/captures.sh");
     let output = Command::new(script)
@@ -170,53 +170,53 @@ fn check(captures: &[(&str, Vec<Vec<u8>>)]) -> (bool, String) {
         .arg(folder.path())
         .output();
     let output = output.expect("bash runs the script");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8(said).expect("text");
-    (output.status.success(), said)
+    let output_text = [output.stdout, output.stderr].concat();
+    let output_text = String::from_utf8(output_text).expect("text");
+    (output.status.success(), output_text)
 }
 
 #[test]
-fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
+fn capture_check_reports_malformed_and_missing() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("tshark is not installed: its opinion is not asked");
+        eprintln!("skipped: tshark is not installed");
         return;
     }
     let all = messages();
-    let of = |wanted: fn(&Message) -> bool| -> Vec<_> {
+    let packets_of = |wanted: fn(&Message) -> bool| -> Vec<_> {
         let wanted = all.iter().filter(|message| wanted(message)).take(5);
         (0..).zip(wanted).map(|(tsn, m)| packet(m, tsn)).collect()
     };
-    let asap = of(|message| matches!(message, Message::Asap(_)));
-    let enrp = of(|message| matches!(message, Message::Enrp(_)));
+    let asap = packets_of(|message| matches!(message, Message::Asap(_)));
+    let enrp = packets_of(|message| matches!(message, Message::Enrp(_)));
     // One capture for each test program that the script lists, and one for a host of a lab.
-    let mut good: Vec<(&str, Vec<_>)> = [
+    let mut valid_captures: Vec<(&str, Vec<_>)> = [
         "node-registrar.pcap",
         "node-pool.pcap",
         "bench-registrar.pcap",
         "bench-sessions.pcap",
         "bench-pool_commands.pcap",
-        "bench-distances.pcap",
+        "bench-pool_distances.pcap",
     ]
     .map(|name| (name, asap.clone()))
     .into();
-    assert!(!check(&good).0, "no ENRP");
-    good.push(("bench-sessions@lab.n1.pcap", enrp.clone()));
-    let (content, said) = check(&good);
-    assert!(content, "{said}");
+    assert!(!run_capture_check(&valid_captures).0, "no ENRP");
+    valid_captures.push(("bench-sessions@lab.n1.pcap", enrp.clone()));
+    let (content, report) = run_capture_check(&valid_captures);
+    assert!(content, "{report}");
     let summary = "35 packets, 30 ASAP and 5 ENRP messages, 0 packets malformed";
-    assert!(said.contains(summary), "{said}");
-    for (place, name) in ["node-registrar", "node-pool", "bench-registrar"]
+    assert!(report.contains(summary), "{report}");
+    for (index, name) in ["node-registrar", "node-pool", "bench-registrar"]
         .iter()
         .enumerate()
     {
-        let mut others = good.clone();
-        others[place].1 = enrp.clone();
-        let (content, said) = check(&others);
-        assert!(!content && said.contains(name), "{said}");
-        others.remove(place);
-        assert!(!check(&others).0, "nothing of {name}");
+        let mut others = valid_captures.clone();
+        others[index].1 = enrp.clone();
+        let (content, output_text) = run_capture_check(&others);
+        assert!(!content && output_text.contains(name), "{output_text}");
+        others.remove(index);
+        assert!(!run_capture_check(&others).0, "passed without {name}");
     }
-    assert!(!check(&[]).0, "nothing");
+    assert!(!run_capture_check(&[]).0, "nothing");
     let mut damaged = asap[0].clone();
     damaged[28] ^= 1;
     let short = Cause {
@@ -225,10 +225,13 @@ fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
     };
     let short = packet(&Message::Asap(asap::Message::Error(vec![short])), 9);
     for bad in [damaged, short] {
-        let mut all = good.clone();
+        let mut all = valid_captures.clone();
         all.push(("node-pool@c.pcap", vec![bad]));
-        let (content, said) = check(&all);
-        assert!(!content, "{said}");
-        assert!(said.contains("node-pool@c, packet 1"), "{said}");
+        let (content, output_text) = run_capture_check(&all);
+        assert!(!content, "{output_text}");
+        assert!(
+            output_text.contains("node-pool@c, packet 1"),
+            "{output_text}"
+        );
     }
 }

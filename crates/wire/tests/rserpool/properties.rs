@@ -3,8 +3,8 @@
 use crate::codec::Message;
 use crate::strategies::message;
 use bytes::{Bytes, BytesMut};
-use holdfast_wire::rserpool::asap::ResolutionResponse;
-use holdfast_wire::rserpool::enrp::{Body, HandleTable};
+use holdfast_wire::rserpool::asap::ResolutionResponseEncoder;
+use holdfast_wire::rserpool::enrp::{Body, HandleTableEncoder};
 use holdfast_wire::rserpool::{
     Addresses, Cause, CauseCode, ElementId, EncodeError, ErrorKind, LENGTH_MAX, Policy, PolicyKind,
     PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse, asap, enrp,
@@ -16,7 +16,7 @@ use std::net::Ipv4Addr;
 
 proptest! {
     #[test]
-    fn any_bytes_give_a_message_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
+    fn any_bytes_give_message_or_error(bytes in vec(any::<u8>(), 0..200)) {
         let bytes = Bytes::from(bytes);
         for ppid in [asap::PPID, enrp::PPID] {
             let _ = Message::parse(ppid, &bytes);
@@ -24,19 +24,19 @@ proptest! {
     }
 
     #[test]
-    fn any_body_under_a_sound_header_too(
+    fn any_body_with_valid_header_gives_message_or_error(
         ppid in 11u32..13, number in prop_oneof![0u8..0x10, 0x3du8..0x3f], flags: u8, body in vec(0u8..0x14, 0..40)
     ) {
         let length = u16::try_from(body.len() + 4).expect("short").to_be_bytes();
         let bytes = Bytes::from([&[number, flags][..], &length, &body].concat());
         if let Ok(parsed) = Message::parse(ppid, &bytes) {
-            let again = parsed.message.encode().expect("no longer than it was");
+            let again = parsed.message.encode().expect("no longer than the input");
             prop_assert_eq!(Message::parse(ppid, &again).expect("ours").message, parsed.message);
         }
     }
 
     #[test]
-    fn a_damaged_message_is_one_or_an_error(
+    fn damaged_message_gives_message_or_error(
         message in message(), at: prop::sample::Index, bits in 1u8.., cut: prop::sample::Index
     ) {
         let mut bytes = message.encode().expect("small").to_vec();
@@ -47,7 +47,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_comes_back_as_it_was(message in message()) {
+    fn message_round_trips(message in message()) {
         let bytes = message.encode().expect("small");
         prop_assert_eq!(bytes.len() % 4, 0);
         prop_assert_eq!(message_length(&bytes[..4]), Ok(Some(bytes.len())));
@@ -57,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn every_shorter_piece_of_a_message_is_an_error(message in message(), cut: prop::sample::Index) {
+    fn truncated_message_is_error(message in message(), cut: prop::sample::Index) {
         let bytes = message.encode().expect("small");
         let piece = bytes.slice(..cut.index(bytes.len()));
         let error = Message::parse(message.ppid(), &piece).expect_err("too short");
@@ -83,7 +83,7 @@ fn element(id: u32, policy: Policy) -> PoolElement {
 
 /// RFC 5354 section 4: the length does not cover the padding, and the receiver ignores that.
 #[test]
-fn padding_may_be_counted_or_not_be_there_and_holds_anything() {
+fn padding_may_be_counted_or_missing_with_any_content() {
     let forms: [&[u8]; 4] = [
         b"\x0b\0\0\x0c\0\x0d\0\x05c\0\0\0",
         b"\x0b\0\0\x0c\0\x0d\0\x05cxyz",
@@ -104,7 +104,7 @@ fn padding_may_be_counted_or_not_be_there_and_holds_anything() {
 
 /// RFC 5354 section 4: of the unknown types, only the 01 types are reported, with the whole message.
 #[test]
-fn an_unknown_type_is_discarded_and_reported_by_its_two_top_bits() {
+fn unknown_type_is_treated_by_top_bits() {
     for number in [0x00, 0x0f, 0x3f, 0x40, 0x7f, 0x80, 0xbf, 0xc0, 0xff] {
         let bytes = Bytes::from(vec![number, 0, 0, 8, 1, 2, 3, 4]);
         for ppid in [asap::PPID, enrp::PPID] {
@@ -123,7 +123,7 @@ fn an_unknown_type_is_discarded_and_reported_by_its_two_top_bits() {
 }
 
 #[test]
-fn an_invalid_value_is_reported_with_its_parameter() {
+fn invalid_value_is_reported_with_parameter() {
     let message = asap::Message::Registration {
         handle: "pool".into(),
         element: element(1, Policy::Random),
@@ -146,7 +146,7 @@ fn an_invalid_value_is_reported_with_its_parameter() {
 /// A transport of 12 bytes with an address that claims 8 bytes where 4 are left: the others belong to another
 /// parameter.
 #[test]
-fn a_parameter_does_not_reach_beyond_the_one_it_is_in() {
+fn parameter_stays_within_enclosing_parameter() {
     let announce = |length| {
         let mut bytes = vec![0x0a, 0, 0, 28, 0, 0, 0, 1];
         bytes.extend([0, 6, 0, length, 0, 1, 0, 0, 0, 1, 0, 8]);
@@ -159,7 +159,7 @@ fn a_parameter_does_not_reach_beyond_the_one_it_is_in() {
 }
 
 #[test]
-fn a_mapped_address_is_written_and_read_as_ipv4() {
+fn mapped_address_is_encoded_as_ipv4() {
     let v4 = Ipv4Addr::new(10, 0, 0, 1);
     let of = |address| asap::Message::ServerAnnounce {
         registrar: RegistrarId(1),
@@ -180,7 +180,7 @@ fn a_mapped_address_is_written_and_read_as_ipv4() {
 }
 
 #[test]
-fn what_has_no_encoding_leaves_the_buffer_alone() {
+fn failed_encoding_leaves_buffer_unchanged() {
     let mut buffer = BytesMut::from(&b"before"[..]);
     let fits = asap::Message::Cookie(vec![1; LENGTH_MAX - 8].into());
     fits.encode(&mut buffer).expect("just");
@@ -193,39 +193,39 @@ fn what_has_no_encoding_leaves_the_buffer_alone() {
         long.encode(&mut buffer),
         Err(EncodeError::TooLong(LENGTH_MAX + 4))
     );
-    let mut nowhere = element(1, Policy::Random);
-    nowhere.asap_transport = Some(SctpTransport {
+    let mut without_address = element(1, Policy::Random);
+    without_address.asap_transport = Some(SctpTransport {
         port: 1,
         usage: TransportUse::DataOnly,
         addresses: Addresses::new(),
     });
     let nowhere = asap::Message::Registration {
         handle: "pool".into(),
-        element: nowhere,
+        element: without_address,
     };
     assert_eq!(nowhere.encode(&mut buffer), Err(EncodeError::NoAddress));
     assert_eq!(buffer, b"before"[..]);
 }
 
 #[test]
-fn a_handle_table_goes_in_blocks() {
+fn handle_table_is_split_into_blocks() {
     let pools = ["one", "seven", "seventeen"].map(PoolHandle::from);
     let all: Vec<_> = (0..90)
         .map(|id| (&pools[id as usize / 30], element(id, Policy::Random)))
         .collect();
-    let (mut left, mut back, mut blocks) = (&all[..], Vec::new(), 0);
-    while !left.is_empty() {
+    let (mut remaining, mut decoded, mut blocks) = (&all[..], Vec::new(), 0);
+    while !remaining.is_empty() {
         let mut buffer = BytesMut::new();
-        let mut block = HandleTable::new(&mut buffer, RegistrarId(1), RegistrarId(2), 1400);
-        let taken = left
+        let mut block = HandleTableEncoder::new(&mut buffer, RegistrarId(1), RegistrarId(2), 1400);
+        let taken = remaining
             .iter()
             .take_while(|(handle, element)| block.push(handle, element))
             .count();
-        left = &left[taken..];
+        remaining = &remaining[taken..];
         block
-            .finish(!left.is_empty())
+            .finish(!remaining.is_empty())
             .expect("elements with addresses");
-        assert!(buffer.len() <= 1400 && (left.is_empty() || buffer.len() > 1300));
+        assert!(buffer.len() <= 1400 && (remaining.is_empty() || buffer.len() > 1300));
         let parsed = enrp::Message::parse(&buffer.freeze()).expect("ours");
         let Body::HandleTableResponse {
             rejected,
@@ -235,10 +235,10 @@ fn a_handle_table_goes_in_blocks() {
         else {
             panic!("not a handle table");
         };
-        assert_eq!((rejected, more), (false, !left.is_empty()));
+        assert_eq!((rejected, more), (false, !remaining.is_empty()));
         blocks += 1;
         for entry in entries {
-            back.extend(
+            decoded.extend(
                 entry
                     .elements
                     .into_iter()
@@ -251,24 +251,24 @@ fn a_handle_table_goes_in_blocks() {
         .into_iter()
         .map(|(handle, element)| (handle.clone(), element))
         .collect();
-    assert_eq!(back, all);
+    assert_eq!(decoded, all);
 }
 
 /// Answers to users are written element by element, most of them from encoded elements.
 #[test]
-fn an_answer_is_the_same_however_it_is_written() {
+fn response_is_same_in_both_encodings() {
     let (handle, policy) = (PoolHandle::from("seventeen"), Policy::Random);
     let mut long = element(3, policy);
     long.user_transport = Transport::Opaque(Bytes::from_static(b"somewhere"));
     let elements = vec![element(1, policy), long, element(2, policy)];
     for updates in [false, true] {
         let mut buffer = BytesMut::from(&b"before"[..]);
-        let mut answer = ResolutionResponse::new(&mut buffer, updates, &handle, &policy);
+        let mut answer = ResolutionResponseEncoder::new(&mut buffer, updates, &handle, &policy);
         answer.push(&elements[0]);
-        answer.push_encoded(&elements[1].encoded());
-        answer.push_encoded(&elements[2].encoded());
+        answer.push_encoded(&elements[1].to_encoded());
+        answer.push_encoded(&elements[2].to_encoded());
         answer.finish().expect("elements with addresses");
-        let whole = asap::Message::HandleResolutionResponse {
+        let full_message = asap::Message::HandleResolutionResponse {
             updates,
             handle: handle.clone(),
             policy: Some(policy),
@@ -276,10 +276,10 @@ fn an_answer_is_the_same_however_it_is_written() {
             causes: Vec::new(),
         };
         let mut expected = BytesMut::from(&b"before"[..]);
-        whole.encode(&mut expected).expect("the same");
+        full_message.encode(&mut expected).expect("the same");
         assert_eq!(buffer, expected);
     }
-    let nowhere = PoolElement {
+    let without_address = PoolElement {
         asap_transport: Some(SctpTransport {
             port: 1,
             usage: TransportUse::DataOnly,
@@ -289,18 +289,18 @@ fn an_answer_is_the_same_however_it_is_written() {
     };
     let mut huge = element(1, policy);
     huge.user_transport = Transport::Opaque(Bytes::from(vec![0; LENGTH_MAX]));
-    for (element, is_too_long) in [(nowhere, false), (huge, true)] {
+    for (element, is_too_long) in [(without_address, false), (huge, true)] {
         let mut buffer = BytesMut::from(&b"before"[..]);
-        let mut answer = ResolutionResponse::new(&mut buffer, false, &handle, &policy);
-        answer.push_encoded(&element.encoded());
-        let error = answer.finish().expect_err("it has no encoding");
+        let mut answer = ResolutionResponseEncoder::new(&mut buffer, false, &handle, &policy);
+        answer.push_encoded(&element.to_encoded());
+        let error = answer.finish().expect_err("an element without an encoding");
         assert_eq!(matches!(error, EncodeError::TooLong(_)), is_too_long);
         assert_eq!(buffer, b"before"[..]);
     }
 }
 
 #[test]
-fn policies_have_a_number_and_a_name() {
+fn policies_have_number_and_name() {
     for &kind in PolicyKind::ALL {
         assert_eq!(PolicyKind::from_number(kind.number()), Some(kind));
         assert_eq!(kind.to_string().to_lowercase().parse(), Ok(kind));

@@ -34,7 +34,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
 }
 
 /// Builds a policy from as many of these figures as it has.
-fn policy_of(kind: PolicyKind, figures: [u32; 4]) -> Policy {
+fn policy_with_figures(kind: PolicyKind, figures: [u32; 4]) -> Policy {
     let read = |count: usize| {
         let length = 8 + 4 * count as u16;
         let mut bytes = [8u16.to_be_bytes(), length.to_be_bytes()].concat();
@@ -49,14 +49,20 @@ fn policy_of(kind: PolicyKind, figures: [u32; 4]) -> Policy {
         Cause { code, data }.policy()
     };
     let mut policies = (0..=4).filter_map(read);
-    let policy = policies.next().expect("a number of figures that it has");
-    assert_eq!(policies.next(), None, "one number of figures");
+    let policy = policies
+        .next()
+        .expect("a policy for some number of figures");
+    assert_eq!(
+        policies.next(),
+        None,
+        "a policy for one number of figures only"
+    );
     policy
 }
 
 fn policy() -> impl Strategy<Value = Policy> {
     (select(PolicyKind::ALL), any::<[u32; 4]>())
-        .prop_map(|(kind, figures)| policy_of(kind, figures))
+        .prop_map(|(kind, figures)| policy_with_figures(kind, figures))
 }
 
 fn usage() -> impl Strategy<Value = TransportUse> {
@@ -74,21 +80,23 @@ fn sctp() -> impl Strategy<Value = SctpTransport> {
 }
 
 fn transport() -> impl Strategy<Value = Transport> {
-    let one = || (any::<u16>(), address());
+    let port_and_address = || (any::<u16>(), address());
     prop_oneof![
-        (one(), any::<u32>()).prop_map(|((port, address), service_code)| Transport::Dccp {
-            port,
-            service_code,
-            address
+        (port_and_address(), any::<u32>()).prop_map(|((port, address), service_code)| {
+            Transport::Dccp {
+                port,
+                service_code,
+                address,
+            }
         }),
         sctp().prop_map(Transport::Sctp),
-        (one(), usage()).prop_map(|((port, address), usage)| Transport::Tcp {
+        (port_and_address(), usage()).prop_map(|((port, address), usage)| Transport::Tcp {
             port,
             usage,
             address
         }),
-        one().prop_map(|(port, address)| Transport::Udp { port, address }),
-        one().prop_map(|(port, address)| Transport::UdpLite { port, address }),
+        port_and_address().prop_map(|(port, address)| Transport::Udp { port, address }),
+        port_and_address().prop_map(|(port, address)| Transport::UdpLite { port, address }),
         blob().prop_map(Transport::Opaque),
     ]
 }
@@ -129,7 +137,7 @@ fn causes(at_least: usize) -> impl Strategy<Value = Vec<Cause>> {
     vec(cause, at_least..4)
 }
 
-fn of_elements() -> impl Strategy<Value = asap::Message> {
+fn element_message() -> impl Strategy<Value = asap::Message> {
     use asap::Message;
     prop_oneof![
         (handle(), element())
@@ -163,7 +171,7 @@ fn of_elements() -> impl Strategy<Value = asap::Message> {
     ]
 }
 
-fn of_users() -> impl Strategy<Value = asap::Message> {
+fn user_message() -> impl Strategy<Value = asap::Message> {
     use asap::Message;
     let response = (
         any::<bool>(),
@@ -173,13 +181,15 @@ fn of_users() -> impl Strategy<Value = asap::Message> {
         causes(0),
     );
     prop_oneof![
-        (any::<bool>(), handle(), option::of(any::<u32>())).prop_map(|(updates, handle, items)| {
-            Message::HandleResolution {
-                updates,
-                handle,
-                items,
+        (any::<bool>(), handle(), option::of(any::<u32>())).prop_map(
+            |(updates, handle, items_max)| {
+                Message::HandleResolution {
+                    updates,
+                    handle,
+                    items_max,
+                }
             }
-        }),
+        ),
         response.prop_map(|(updates, handle, policy, elements, causes)| {
             Message::HandleResolutionResponse {
                 updates,
@@ -275,8 +285,8 @@ pub fn message() -> impl Strategy<Value = Message> {
         })
     });
     prop_oneof![
-        of_elements().prop_map(Message::Asap),
-        of_users().prop_map(Message::Asap),
+        element_message().prop_map(Message::Asap),
+        user_message().prop_map(Message::Asap),
         enrp
     ]
 }

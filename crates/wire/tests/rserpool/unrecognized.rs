@@ -8,13 +8,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 /// A position for a parameter, and the start of each parameter that encloses it.
-struct Place {
-    at: usize,
-    inside: Vec<usize>,
+struct ParameterPosition {
+    offset: usize,
+    enclosing: Vec<usize>,
 }
 
 /// Bytes before the first parameter.
-fn fixed(message: &Message, number: u8) -> usize {
+fn fixed_header_length(message: &Message, number: u8) -> usize {
     match (message, number) {
         (Message::Asap(_), 0x07 | 0x0a) => 8,
         (Message::Asap(_), _) => 4,
@@ -24,33 +24,39 @@ fn fixed(message: &Message, number: u8) -> usize {
 }
 
 /// Collects the positions in a range of parameters, inside the parameters that begin at `inside`.
-fn places(bytes: &[u8], mut at: usize, end: usize, inside: &[usize], places_: &mut Vec<Place>) {
+fn collect_positions(
+    bytes: &[u8],
+    mut offset: usize,
+    end: usize,
+    inside: &[usize],
+    positions: &mut Vec<ParameterPosition>,
+) {
     loop {
-        places_.push(Place {
-            at,
-            inside: inside.to_vec(),
+        positions.push(ParameterPosition {
+            offset,
+            enclosing: inside.to_vec(),
         });
-        if at >= end {
+        if offset >= end {
             return;
         }
         let word = |at| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-        let length = usize::from(word(at + 2));
-        let header = match word(at) {
+        let length = usize::from(word(offset + 2));
+        let header = match word(offset) {
             0x03 => Some(12),
             0x04..=0x07 | 0x0b => Some(8),
             0x0a => Some(16),
             _ => None,
         };
         if let Some(header) = header {
-            let inside = [inside, &[at]].concat();
-            places(bytes, at + header, at + length, &inside, places_);
+            let inside = [inside, &[offset]].concat();
+            collect_positions(bytes, offset + header, offset + length, &inside, positions);
         }
-        at += length.next_multiple_of(4);
+        offset += length.next_multiple_of(4);
     }
 }
 
 /// An unknown parameter with nonzero padding.
-fn unknown() -> impl Strategy<Value = (u16, Vec<u8>)> {
+fn unknown_parameter() -> impl Strategy<Value = (u16, Vec<u8>)> {
     let kind = any::<u16>().prop_filter(
         "known",
         |kind| !matches!(kind, 0x01..=0x10 | 0x803e..=0x803f),
@@ -63,28 +69,28 @@ fn tlv(kind: u16, value: &[u8]) -> Vec<u8> {
     [&kind.to_be_bytes()[..], &length.to_be_bytes(), value].concat()
 }
 
-fn insert(bytes: &[u8], place: &Place, parameter: &[u8]) -> Bytes {
+fn insert_parameter(bytes: &[u8], position: &ParameterPosition, parameter: &[u8]) -> Bytes {
     let mut padded = parameter.to_vec();
     padded.resize(parameter.len().next_multiple_of(4), 0xff);
     let mut bytes = bytes.to_vec();
-    for start in std::iter::once(&0).chain(&place.inside) {
+    for start in std::iter::once(&0).chain(&position.enclosing) {
         let length = u16::from_be_bytes([bytes[start + 2], bytes[start + 3]]) + padded.len() as u16;
         bytes[start + 2..start + 4].copy_from_slice(&length.to_be_bytes());
     }
-    bytes.splice(place.at..place.at, padded);
+    bytes.splice(position.offset..position.offset, padded);
     bytes.into()
 }
 
 proptest! {
     #[test]
-    fn an_unknown_parameter_is_treated_by_its_two_top_bits(
-        message in message(), (kind, value) in unknown(), index: prop::sample::Index
+    fn unknown_parameter_is_treated_by_top_bits(
+        message in message(), (kind, value) in unknown_parameter(), index: prop::sample::Index
     ) {
         let bytes = message.encode().expect("small");
         let mut all = Vec::new();
-        places(&bytes, fixed(&message, bytes[0]), bytes.len(), &[], &mut all);
+        collect_positions(&bytes, fixed_header_length(&message, bytes[0]), bytes.len(), &[], &mut all);
         let parameter = tlv(kind, &value);
-        let changed = insert(&bytes, index.get(&all), &parameter);
+        let changed = insert_parameter(&bytes, index.get(&all), &parameter);
         let report = Cause {
             code: CauseCode::UNRECOGNIZED_PARAMETER,
             data: parameter.into(),
@@ -106,7 +112,7 @@ proptest! {
 }
 
 #[test]
-fn a_small_message_cannot_ask_for_many_reports() {
+fn small_message_causes_limited_reports() {
     let mut bytes = vec![0x05, 0, 0, 0, 0, 9, 0, 4];
     for _ in 0..1000 {
         bytes.extend(tlv(0xc001, &[]));
@@ -131,7 +137,7 @@ fn reports_fit_into_one_error_message() {
 
 /// A parameter of the RFC in a message that does not allow it: its top bits say stop.
 #[test]
-fn a_known_parameter_out_of_place_is_not_recognised_there() {
+fn known_parameter_in_wrong_message_is_error() {
     let bytes = Bytes::from_static(b"\x05\0\0\x10\0\x09\0\x04\0\x0e\0\x08\0\0\0\x01");
     let error = asap::Message::parse(&bytes).expect_err("an element's number");
     assert_eq!(error.kind, ErrorKind::UnexpectedParameter(0x0e));

@@ -38,7 +38,7 @@ const DISCARDED: [(&str, ErrorKind, usize); 3] = [
 
 /// Messages that are decoded but encode differently, and how many reports they cause: each has an unknown
 /// parameter that is skipped.
-const SKIPPING: [(&str, usize); 2] = [
+const WITH_SKIPPED_PARAMETERS: [(&str, usize); 2] = [
     ("050000180009000a5252506f6f6c0000bf03000812345678", 0),
     ("050000180009000a5252506f6f6c0000ff03000812345678", 1),
 ];
@@ -49,17 +49,17 @@ fn vectors() -> impl Iterator<Item = Vector> {
         .map(|line| serde_json::from_str(line).expect("a line of the fixture"))
 }
 
-fn bytes(hex: &str) -> Bytes {
+fn from_hex(hex: &str) -> Bytes {
     let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits");
     (0..hex.len()).step_by(2).map(byte).collect()
 }
 
 #[test]
-fn every_vector_is_read_and_written_again_as_it_was() {
-    let mut seen = 0;
+fn every_vector_round_trips() {
+    let mut vector_count = 0;
     for Vector { ppid, hex, .. } in vectors() {
-        seen += 1;
-        let input = bytes(&hex);
+        vector_count += 1;
+        let input = from_hex(&hex);
         let parsed = match Message::parse(ppid, &input) {
             Ok(parsed) => parsed,
             Err(error) => {
@@ -73,20 +73,26 @@ fn every_vector_is_read_and_written_again_as_it_was() {
                 continue;
             }
         };
-        let again = parsed.message.encode().expect("it came in one message");
-        match SKIPPING.iter().find(|(skipping, _)| *skipping == hex) {
+        let reencoded = parsed
+            .message
+            .encode()
+            .expect("a parsed message fits into a message");
+        match WITH_SKIPPED_PARAMETERS
+            .iter()
+            .find(|(skipping, _)| *skipping == hex)
+        {
             Some((_, reports)) => assert_eq!(parsed.reports.len(), *reports, "{hex}"),
             None => {
-                assert_eq!(again, input, "{:?}", parsed.message);
+                assert_eq!(reencoded, input, "{:?}", parsed.message);
                 assert!(parsed.reports.is_empty(), "{hex}: {:?}", parsed.reports);
             }
         }
     }
-    assert_eq!(seen, 833);
+    assert_eq!(vector_count, 833);
 }
 
 #[test]
-fn every_type_is_among_the_vectors() {
+fn vectors_cover_every_type() {
     let mut types: Vec<_> = vectors()
         .map(|vector| (vector.ppid, vector.r#type))
         .collect();
@@ -100,10 +106,10 @@ fn every_type_is_among_the_vectors() {
 /// A peek returns the same subject as the decoded message; a peek at a truncated message returns no more than the bytes
 /// tell.
 #[test]
-fn a_peek_sees_the_subject() {
-    let mut seen = 0;
+fn peek_returns_subject() {
+    let mut subject_count = 0;
     for Vector { ppid, hex, .. } in vectors() {
-        let input = bytes(&hex);
+        let input = from_hex(&hex);
         let peek = if ppid == asap::PPID {
             peek::asap
         } else {
@@ -115,21 +121,24 @@ fn a_peek_sees_the_subject() {
         let Ok(parsed) = Message::parse(ppid, &input) else {
             continue;
         };
-        let expected = subject(&parsed.message);
-        seen += u32::from(expected.is_some());
+        let expected = expected_subject(&parsed.message);
+        subject_count += u32::from(expected.is_some());
         let peeked = peek(&input);
         let peeked = peeked.map(|seen| {
             let handle = PoolHandle(Bytes::copy_from_slice(seen.handle));
-            (handle, seen.id, seen.leaves)
+            (handle, seen.id, seen.is_removal)
         });
         assert_eq!(peeked, expected, "{hex}");
     }
-    assert!(seen > 100, "{seen} of them have a subject");
+    assert!(
+        subject_count > 100,
+        "only {subject_count} vectors have a subject"
+    );
 }
 
-fn subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>, bool)> {
+fn expected_subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>, bool)> {
     use asap::Message::*;
-    let leaves = match message {
+    let is_removal = match message {
         Message::Asap(Deregistration { .. }) => true,
         Message::Enrp(enrp) => matches!(
             enrp.body,
@@ -156,20 +165,20 @@ fn subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>, bool)> {
         },
         _ => return None,
     };
-    Some((handle.clone(), id, leaves))
+    Some((handle.clone(), id, is_removal))
 }
 
 #[test]
-fn type_and_flags_are_where_the_dissection_has_them() {
+fn type_and_flags_match_dissection() {
     for vector in vectors() {
-        assert_eq!(bytes(&vector.hex)[..2], [vector.r#type, vector.flags]);
+        assert_eq!(from_hex(&vector.hex)[..2], [vector.r#type, vector.flags]);
     }
 }
 
 #[test]
-fn a_report_carries_the_whole_parameter() {
-    let reported = [DISCARDED[2].0, SKIPPING[1].0].map(|hex| {
-        let input = bytes(hex);
+fn report_contains_complete_parameter() {
+    let reported = [DISCARDED[2].0, WITH_SKIPPED_PARAMETERS[1].0].map(|hex| {
+        let input = from_hex(hex);
         match Message::parse(11, &input) {
             Ok(parsed) => parsed.reports,
             Err(error) => error.reports,
@@ -180,21 +189,21 @@ fn a_report_carries_the_whole_parameter() {
         .zip(["7f03000812345678", "ff03000812345678"])
     {
         assert_eq!(causes[0].code, CauseCode::UNRECOGNIZED_PARAMETER);
-        assert_eq!(causes[0].data, bytes(data));
+        assert_eq!(causes[0].data, from_hex(data));
     }
 }
 
 /// The sender of the encoder's messages, which have invented checksums.
-const ENCODER: RegistrarId = RegistrarId(0x1234_5678);
+const ENCODER_ID: RegistrarId = RegistrarId(0x1234_5678);
 
 /// Each handle table that a registrar sent, with the checksum that it announced for its own elements.
 #[test]
-fn checksums_are_those_that_rsplib_announces() {
+fn checksums_match_rsplib() {
     let messages = vectors()
         .filter(|vector| vector.ppid == enrp::PPID)
-        .filter_map(|vector| enrp::Message::parse(&bytes(&vector.hex)).ok())
+        .filter_map(|vector| enrp::Message::parse(&from_hex(&vector.hex)).ok())
         .map(|parsed| parsed.message)
-        .filter(|message| message.sender != ENCODER);
+        .filter(|message| message.sender != ENCODER_ID);
     let mut announced = HashSet::new();
     let mut tables = Vec::new();
     let mut unfinished: HashMap<_, PeChecksum> = HashMap::new();
@@ -207,11 +216,11 @@ fn checksums_are_those_that_rsplib_announces() {
             Body::HandleTableResponse { more, entries, .. } => {
                 let checksum = unfinished.entry(sender).or_default();
                 for entry in &entries {
-                    let own = entry
+                    let own_elements = entry
                         .elements
                         .iter()
                         .filter(|element| element.home == sender);
-                    own.for_each(|element| checksum.add(&entry.handle, element.id));
+                    own_elements.for_each(|element| checksum.add(&entry.handle, element.id));
                 }
                 if !more {
                     tables.extend(unfinished.remove_entry(&sender));

@@ -1,8 +1,8 @@
 //! Requests to a pool daemon.
 
-use super::{Client, ClientError, percent, query_text};
+use super::{Client, ClientError, percent_encode, query_text};
 use crate::control::{
-    OwnElementList, PoolDaemonStatus, Reported, Resolution, ResolveQuery, UnreachableReport,
+    OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
 };
 
 impl Client {
@@ -32,7 +32,7 @@ impl Client {
         query: &ResolveQuery,
     ) -> Result<Resolution, ClientError> {
         let query = query_text(query)?;
-        self.get(&format!("/v1/resolve/{}{query}", percent(handle)))
+        self.get(&format!("/v1/resolve/{}{query}", percent_encode(handle)))
             .await
     }
 
@@ -41,7 +41,8 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn select(&self, handle: &str) -> Result<Resolution, ClientError> {
-        self.get(&format!("/v1/select/{}", percent(handle))).await
+        self.get(&format!("/v1/select/{}", percent_encode(handle)))
+            .await
     }
 
     /// `POST /v1/unreachable`, of a pool daemon.
@@ -51,7 +52,7 @@ impl Client {
     pub async fn report_unreachable(
         &self,
         report: &UnreachableReport,
-    ) -> Result<Reported, ClientError> {
+    ) -> Result<ReportAccepted, ClientError> {
         self.post("/v1/unreachable", report).await
     }
 }

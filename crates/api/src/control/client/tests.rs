@@ -5,7 +5,7 @@ use std::thread;
 use super::*;
 
 /// Starts a daemon that gives these answers, one per connection; its thread returns the requests.
-fn daemon(
+fn start_fake_daemon(
     answers: Vec<(u16, String)>,
 ) -> (tempfile::TempDir, PathBuf, thread::JoinHandle<Vec<String>>) {
     let directory = tempfile::tempdir().unwrap();
@@ -18,7 +18,7 @@ fn daemon(
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut request = Vec::new();
                 let mut part = [0; 4096];
-                while !complete(&request) {
+                while !is_complete(&request) {
                     let length = stream.read(&mut part).unwrap();
                     assert_ne!(length, 0, "an incomplete request");
                     request.extend(&part[..length]);
@@ -36,7 +36,7 @@ fn daemon(
     (directory, path, thread)
 }
 
-fn complete(request: &[u8]) -> bool {
+fn is_complete(request: &[u8]) -> bool {
     let text = String::from_utf8_lossy(request).to_lowercase();
     let Some((head, body)) = text.split_once("\r\n\r\n") else {
         return false;
@@ -51,13 +51,13 @@ fn complete(request: &[u8]) -> bool {
 const FLOW: &str = "tcp:10.0.0.1:80-10.0.1.2:4242";
 
 #[test]
-fn asks_and_understands() {
+fn client_sends_requests_and_parses_answers() {
     let entry = |n: u32| {
         format!(
             r#"{{"flow":"tcp:10.0.0.1:80-10.0.1.2:{n}","state":"owned","owner":"n1","epoch":1,"pool":null,"program":"x"}}"#
         )
     };
-    let (_directory, path, thread) = daemon(vec![
+    let (_directory, path, thread) = start_fake_daemon(vec![
         (
             200,
             format!(r#"{{"flows":[{}],"total":2,"next":"{FLOW}"}}"#, entry(4242)),
@@ -108,8 +108,8 @@ fn asks_and_understands() {
 }
 
 #[test]
-fn tells_what_went_wrong() {
-    let (_directory, path, _thread) = daemon(vec![
+fn client_errors_name_the_problem() {
+    let (_directory, path, _thread) = start_fake_daemon(vec![
         (
             404,
             r#"{"error":"no such flow","what_to_do":"see `holdfast flow list`"}"#.into(),
@@ -125,11 +125,11 @@ fn tells_what_went_wrong() {
     assert!(error.to_string().contains("oops"));
     assert!(matches!(
         client.run(|client| client.status()).unwrap_err(),
-        ClientError::Form(_)
+        ClientError::UnexpectedForm(_)
     ));
     let absent = BlockingClient::new("/nowhere/control.sock").unwrap();
     assert!(matches!(
         absent.run(|client| client.status()).unwrap_err(),
-        ClientError::Absent { .. }
+        ClientError::NoDaemon { .. }
     ));
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Core, Event, Flow, Incoming, Link, Tag, Violation};
+use super::{Core, Event, Flow, Incoming, LinkState, Tag, Violation};
 use crate::app::{
-    FromDaemon, IncomingItem, Piece, ReclaimItem, StillWaiting, ToDaemon, join_pieces,
+    DatagramPiece, FromDaemon, IncomingItem, ReclaimItem, ToDaemon, TransitState, join_pieces,
 };
 use crate::session::Descriptor;
 use crate::{Destination, FlowText, Protocol};
@@ -32,103 +32,110 @@ impl<T: Tag> Core<T> {
         let is_lacking = descriptors_lost && descriptors.len() < expected;
         if descriptors.len() != expected && !is_lacking {
             return Err(Violation(format!(
-                "{} descriptors, {expected} expected",
+                "{} descriptors instead of {expected}",
                 descriptors.len()
             )));
         }
         match message {
-            FromDaemon::Opened { node } => self.opened(node),
-            _ if self.link != Link::Open => return Err(Violation("it spoke before Opened".into())),
-            FromDaemon::Asked { flows, to, drain } => self.asked(flows, &Destination { to, drain }),
-            FromDaemon::Incoming { items } => self.incoming(items, descriptors),
+            FromDaemon::Opened { node } => self.on_opened(node),
+            _ if self.link != LinkState::Open => {
+                return Err(Violation("a message before Opened".into()));
+            }
+            FromDaemon::HandoffRequested { flows, to, drain } => {
+                self.on_handoff_requested(flows, &Destination { to, drain })
+            }
+            FromDaemon::Incoming { items } => self.on_incoming(items, descriptors),
             FromDaemon::State {
                 id,
                 application_state,
                 unread,
                 last,
             } => {
-                return self.state(id, application_state, unread, last);
+                return self.on_state(id, application_state, unread, last);
             }
             FromDaemon::States { items } => {
                 return items.into_iter().try_for_each(|item| {
-                    self.state(item.id, item.application_state, Vec::new(), true)
+                    self.on_state(item.id, item.application_state, Vec::new(), true)
                 });
             }
-            FromDaemon::Go { ids } => return ids.into_iter().try_for_each(|id| self.go(id)),
-            FromDaemon::Cancel { ids, .. } => ids.into_iter().for_each(|id| self.cancel(id)),
-            FromDaemon::Collect { flows } => self.collect(flows),
-            FromDaemon::Gone { flows, to } => {
-                flows.into_iter().for_each(|flow| self.gone(flow, &to))
+            FromDaemon::Activate { ids } => {
+                return ids.into_iter().try_for_each(|id| self.on_activate(id));
             }
-            FromDaemon::Kept { flows, reason } => {
-                flows.into_iter().for_each(|flow| self.kept(flow, &reason))
+            FromDaemon::Cancel { ids, .. } => ids.into_iter().for_each(|id| self.on_cancel(id)),
+            FromDaemon::Collect { flows } => self.on_collect(flows),
+            FromDaemon::Moved { flows, to } => {
+                flows.into_iter().for_each(|flow| self.on_moved(flow, &to))
             }
+            FromDaemon::Kept { flows, reason } => flows
+                .into_iter()
+                .for_each(|flow| self.on_kept(flow, &reason)),
             FromDaemon::Error { text } => self.events.push_back(Event::Problem { text }),
         }
         Ok(())
     }
 
     /// Sends everything that a daemon must know of this session, whether the session is new or not.
-    fn opened(&mut self, node: String) {
-        self.link = Link::Open;
+    fn on_opened(&mut self, node: String) {
+        self.link = LinkState::Open;
         for (id, service) in &self.services {
-            self.outbox.whole(service.message(*id));
+            self.outbox.push_single(service.message(*id));
         }
-        let mut here: BTreeMap<u32, Vec<FlowText>> = BTreeMap::new();
-        let mut waiting = Vec::new();
+        let mut owned_flows: BTreeMap<u32, Vec<FlowText>> = BTreeMap::new();
+        let mut reclaim_items = Vec::new();
         for (flow, entry) in &self.flows {
-            match &entry.leaving {
-                None => here.entry(entry.service).or_default().push(*flow),
+            match &entry.handoff {
+                None => owned_flows.entry(entry.service).or_default().push(*flow),
                 Some(leaving) => {
-                    let was = StillWaiting::Donated {
+                    let transit = TransitState::Donated {
                         to: leaving.to.clone(),
                     };
-                    waiting.push((
-                        reclaim(*flow, entry.service, was, &leaving.descriptor),
+                    reclaim_items.push((
+                        reclaim_item(*flow, entry.service, transit, &leaving.descriptor),
                         leaving.descriptor.clone(),
                     ));
                 }
             }
         }
         for (id, incoming) in &self.incoming {
-            let was = StillWaiting::Incoming {
+            let transit = TransitState::Incoming {
                 id: *id,
                 received: incoming.unread.is_some(),
             };
             let descriptor = incoming.descriptor.clone().map(|fd| fd as Descriptor);
-            waiting.push((
-                reclaim(incoming.flow, incoming.service, was, &descriptor),
+            reclaim_items.push((
+                reclaim_item(incoming.flow, incoming.service, transit, &descriptor),
                 descriptor,
             ));
         }
-        here.into_iter()
-            .for_each(|(service, flows)| self.outbox.accepted(service, flows));
-        if !waiting.is_empty() {
-            self.outbox.reclaim(waiting);
+        owned_flows
+            .into_iter()
+            .for_each(|(service, flows)| self.outbox.push_accepted(service, flows));
+        if !reclaim_items.is_empty() {
+            self.outbox.push_reclaim(reclaim_items);
         }
         self.events.push_back(Event::Opened { node });
     }
 
-    fn asked(&mut self, flows: Vec<FlowText>, destination: &Destination) {
+    fn on_handoff_requested(&mut self, flows: Vec<FlowText>, destination: &Destination) {
         for flow in flows {
             match self.flows.get(&flow) {
                 Some(Flow {
-                    leaving: None,
+                    handoff: None,
                     tag,
                     service,
-                }) => self.events.push_back(Event::Asked {
+                }) => self.events.push_back(Event::HandoffRequested {
                     service: *service,
                     flow,
                     tag: tag.clone(),
                     destination: destination.clone(),
                 }),
                 Some(_) => {}
-                None => self.outbox.declined(flow, NO_SUCH_FLOW),
+                None => self.outbox.push_declined(flow, NO_SUCH_FLOW),
             }
         }
     }
 
-    fn incoming(&mut self, items: Vec<IncomingItem>, descriptors: Vec<OwnedFd>) {
+    fn on_incoming(&mut self, items: Vec<IncomingItem>, descriptors: Vec<OwnedFd>) {
         let mut descriptors = descriptors.into_iter();
         for IncomingItem {
             id,
@@ -144,17 +151,17 @@ impl<T: Tag> Core<T> {
                 .map(Arc::new);
             let refusal = match self.services.get(&service) {
                 _ if is_socket_expected && descriptor.is_none() => Some(NO_DESCRIPTOR),
-                None => Some("the program no longer serves this"),
+                None => Some("the program no longer offers the service"),
                 Some(served) if served.protocol != flow.protocol() => {
                     Some("the service has another protocol")
                 }
                 Some(_) if self.flows.contains_key(&flow) => {
-                    Some("the program has this connection already")
+                    Some("the program already has this connection")
                 }
                 Some(_) => None,
             };
             if let Some(reason) = refusal {
-                self.outbox.whole(ToDaemon::Refused {
+                self.outbox.push_single(ToDaemon::Refused {
                     ids: vec![id],
                     reason: reason.into(),
                 });
@@ -172,11 +179,11 @@ impl<T: Tag> Core<T> {
         }
     }
 
-    fn state(
+    fn on_state(
         &mut self,
         id: u64,
         state: Vec<u8>,
-        pieces: Vec<Piece>,
+        pieces: Vec<DatagramPiece>,
         last: bool,
     ) -> Result<(), Violation> {
         // An unknown flow was refused, and the daemon had not processed the refusal.
@@ -196,14 +203,14 @@ impl<T: Tag> Core<T> {
                 flow: incoming.flow,
             });
         }
-        self.outbox.received(id);
+        self.outbox.push_received(id);
         Ok(())
     }
 
-    fn go(&mut self, id: u64) -> Result<(), Violation> {
+    fn on_activate(&mut self, id: u64) -> Result<(), Violation> {
         match self.incoming.remove(&id) {
             None => Ok(()),
-            Some(Incoming { unread: None, .. }) => Err(Violation("Go without State".into())),
+            Some(Incoming { unread: None, .. }) => Err(Violation("Activate without State".into())),
             Some(Incoming {
                 service,
                 flow,
@@ -218,7 +225,7 @@ impl<T: Tag> Core<T> {
                     Flow {
                         service,
                         tag: tag.clone(),
-                        leaving: None,
+                        handoff: None,
                     },
                 );
                 self.events.push_back(Event::Arrived {
@@ -234,17 +241,17 @@ impl<T: Tag> Core<T> {
         }
     }
 
-    fn cancel(&mut self, id: u64) {
+    fn on_cancel(&mut self, id: u64) {
         if let Some(Incoming { service, flow, .. }) = self.incoming.remove(&id) {
             self.events.push_back(Event::Cancelled { service, flow });
         }
     }
 
-    fn collect(&mut self, flows: Vec<FlowText>) {
+    fn on_collect(&mut self, flows: Vec<FlowText>) {
         for flow in flows {
             match self.flows.get(&flow) {
                 Some(Flow {
-                    leaving: Some(_),
+                    handoff: Some(_),
                     service,
                     ..
                 }) => {
@@ -253,16 +260,16 @@ impl<T: Tag> Core<T> {
                         flow,
                     });
                 }
-                _ => self.collected(flow, []),
+                _ => self.send_collected(flow, []),
             }
         }
     }
 
-    fn gone(&mut self, flow: FlowText, to: &str) {
+    fn on_moved(&mut self, flow: FlowText, to: &str) {
         if self
             .flows
             .get(&flow)
-            .is_some_and(|entry| entry.leaving.is_some())
+            .is_some_and(|entry| entry.handoff.is_some())
         {
             let Some(Flow { service, tag, .. }) = self.flows.remove(&flow) else {
                 return;
@@ -276,16 +283,16 @@ impl<T: Tag> Core<T> {
         }
     }
 
-    fn kept(&mut self, flow: FlowText, reason: &str) {
+    fn on_kept(&mut self, flow: FlowText, reason: &str) {
         let Some(entry) = self.flows.get_mut(&flow) else {
             return;
         };
-        let Some(leaving) = entry.leaving.take() else {
+        let Some(leaving) = entry.handoff.take() else {
             return;
         };
         let (service, tag) = (entry.service, entry.tag.clone());
-        if leaving.abandoned {
-            self.closed(flow, &tag);
+        if leaving.is_abandoned {
+            self.handle_closed(flow, &tag);
         }
         self.events.push_back(Event::Kept {
             service,
@@ -296,16 +303,16 @@ impl<T: Tag> Core<T> {
     }
 }
 
-fn reclaim(
+fn reclaim_item(
     flow: FlowText,
     service: u32,
-    was: StillWaiting,
+    transit: TransitState,
     descriptor: &Option<Descriptor>,
 ) -> ReclaimItem {
     ReclaimItem {
         flow,
         service,
-        was,
+        transit,
         descriptor: descriptor.is_some(),
     }
 }

@@ -1,6 +1,6 @@
 //! Bit streams: a number's bits beyond whole bytes come first and uncoded, then its whole bytes by the fixed code.
 
-use super::{Malformed, code};
+use super::{Malformed, fixed_huffman};
 
 /// Bytes of the longest text, including its end.
 const TEXT_MAX: usize = 8192;
@@ -10,14 +10,14 @@ const TEXT_MAX: usize = 8192;
 pub struct Reader<'a> {
     bytes: &'a [u8],
     /// Bits that were read.
-    at: usize,
+    position: usize,
 }
 
 impl<'a> Reader<'a> {
     /// Creates a reader at the first bit.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+        Self { bytes, position: 0 }
     }
 
     /// Reads one uncoded bit.
@@ -25,9 +25,12 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// No bit is left.
     pub fn bit(&mut self) -> Result<bool, Malformed> {
-        let byte = self.bytes.get(self.at / 8).ok_or(Malformed::Short)?;
-        let bit = byte >> (self.at % 8) & 1;
-        self.at += 1;
+        let byte = self
+            .bytes
+            .get(self.position / 8)
+            .ok_or(Malformed::Truncated)?;
+        let bit = byte >> (self.position % 8) & 1;
+        self.position += 1;
         Ok(bit == 1)
     }
 
@@ -52,12 +55,12 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// As [`number`](Self::number).
     pub fn byte(&mut self) -> Result<u8, Malformed> {
-        let left = self.bytes.len() * 8 - self.at;
-        let (byte, count) = code::find(self.ahead()).ok_or(Malformed::Unknown)?;
+        let left = self.bytes.len() * 8 - self.position;
+        let (byte, count) = fixed_huffman::decode(self.peek_bits()).ok_or(Malformed::Unknown)?;
         if count as usize > left {
-            return Err(Malformed::Short);
+            return Err(Malformed::Truncated);
         }
-        self.at += count as usize;
+        self.position += count as usize;
         Ok(byte)
     }
 
@@ -80,18 +83,18 @@ impl<'a> Reader<'a> {
             match self.byte()? {
                 0 => return Ok(text),
                 _ if text.len() + 1 >= TEXT_MAX => return Err(Malformed::TooLong),
-                byte => text.push(char::from(harmless(byte))),
+                byte => text.push(char::from(sanitize(byte))),
             }
         }
     }
 
     /// Returns at least the next 11 bits, with zeros behind the last.
-    fn ahead(&self) -> u32 {
+    fn peek_bits(&self) -> u32 {
         let mut bytes = [0; 4];
-        let rest = self.bytes.get(self.at / 8..).unwrap_or_default();
+        let rest = self.bytes.get(self.position / 8..).unwrap_or_default();
         let count = rest.len().min(bytes.len());
         bytes[..count].copy_from_slice(&rest[..count]);
-        u32::from_le_bytes(bytes) >> (self.at % 8)
+        u32::from_le_bytes(bytes) >> (self.position % 8)
     }
 }
 
@@ -100,14 +103,14 @@ impl<'a> Reader<'a> {
 pub struct Writer {
     bytes: Vec<u8>,
     /// Bits that were written.
-    at: usize,
+    position: usize,
 }
 
 impl Writer {
     /// Writes the lowest `bits` bits of a number, 1 to 32.
     pub fn number(&mut self, value: u32, bits: u32) {
         let raw = bits % 8;
-        self.raw(value, raw);
+        self.write_raw(value, raw);
         for place in (raw..bits).step_by(8) {
             self.byte((value >> place) as u8);
         }
@@ -115,8 +118,8 @@ impl Writer {
 
     /// Writes a byte by its code.
     pub fn byte(&mut self, byte: u8) {
-        let (bits, count) = code::of(byte);
-        self.raw(bits, count);
+        let (bits, count) = fixed_huffman::encode(byte);
+        self.write_raw(bits, count);
     }
 
     /// Writes a signed number of 32 bits.
@@ -128,7 +131,7 @@ impl Writer {
     pub fn text(&mut self, text: &str) {
         let bytes = text.bytes().filter(|byte| *byte != 0);
         for byte in bytes.take(TEXT_MAX - 1) {
-            self.byte(harmless(byte));
+            self.byte(sanitize(byte));
         }
         self.byte(0);
     }
@@ -136,26 +139,26 @@ impl Writer {
     /// Returns the stream. The protocol counts one byte more if the last byte is full.
     #[must_use]
     pub fn into_bytes(mut self) -> Vec<u8> {
-        self.bytes.resize(self.at / 8 + 1, 0);
+        self.bytes.resize(self.position / 8 + 1, 0);
         self.bytes
     }
 
     /// Writes uncoded bits, the lowest first.
-    fn raw(&mut self, value: u32, count: u32) {
+    fn write_raw(&mut self, value: u32, count: u32) {
         for place in 0..count {
-            if self.at.is_multiple_of(8) {
+            if self.position.is_multiple_of(8) {
                 self.bytes.push(0);
             }
             if let Some(last) = self.bytes.last_mut() {
-                *last |= ((value >> place & 1) as u8) << (self.at % 8);
+                *last |= ((value >> place & 1) as u8) << (self.position % 8);
             }
-            self.at += 1;
+            self.position += 1;
         }
     }
 }
 
 /// Returns the byte that both sides use for a byte of a text.
-pub(super) fn harmless(byte: u8) -> u8 {
+pub(super) fn sanitize(byte: u8) -> u8 {
     if byte.is_ascii() && byte != b'%' {
         byte
     } else {

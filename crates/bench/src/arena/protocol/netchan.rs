@@ -6,7 +6,7 @@
 use super::Malformed;
 
 /// Flag in the number of a fragment.
-const FRAGMENT: u32 = 1 << 31;
+const FRAGMENT_FLAG: u32 = 1 << 31;
 /// Bytes of each fragment but the last.
 pub const FRAGMENT_BYTES: usize = 1300;
 /// Bytes of the longest message.
@@ -14,7 +14,7 @@ pub const MESSAGE_MAX: usize = 16384;
 
 /// Returns a datagram of a client: the message's number, the number of the client behind its address, the message.
 #[must_use]
-pub fn from_client(sequence: u32, client: u16, message: &[u8]) -> Vec<u8> {
+pub fn client_datagram(sequence: u32, client: u16, message: &[u8]) -> Vec<u8> {
     let mut datagram = Vec::with_capacity(6 + message.len());
     datagram.extend(sequence.to_le_bytes());
     datagram.extend(client.to_le_bytes());
@@ -24,7 +24,7 @@ pub fn from_client(sequence: u32, client: u16, message: &[u8]) -> Vec<u8> {
 
 /// Receiver of the server's messages.
 #[derive(Clone, Debug, Default)]
-pub struct Incoming {
+pub struct Reassembly {
     /// Number of the newest whole message.
     sequence: u32,
     fragments: Vec<u8>,
@@ -33,10 +33,10 @@ pub struct Incoming {
     /// Messages that never arrived whole.
     pub lost: u64,
     /// Datagrams that arrived twice, or after a later one.
-    pub late: u64,
+    pub duplicate_or_late: u64,
 }
 
-impl Incoming {
+impl Reassembly {
     /// Returns the number of the newest whole message.
     #[must_use]
     pub fn sequence(&self) -> u32 {
@@ -48,17 +48,17 @@ impl Incoming {
     /// # Errors
     /// The datagram is shorter than its header says, or the message is too long.
     pub fn handle(&mut self, datagram: &[u8]) -> Result<Option<(u32, Vec<u8>)>, Malformed> {
-        let (head, rest) = datagram.split_first_chunk().ok_or(Malformed::Short)?;
+        let (head, rest) = datagram.split_first_chunk().ok_or(Malformed::Truncated)?;
         let number = u32::from_le_bytes(*head);
-        let sequence = number & !FRAGMENT;
+        let sequence = number & !FRAGMENT_FLAG;
         if sequence <= self.sequence {
-            self.late += 1;
+            self.duplicate_or_late += 1;
             return Ok(None);
         }
-        let message = if number & FRAGMENT == 0 {
+        let message = if number & FRAGMENT_FLAG == 0 {
             rest.to_vec()
-        } else if let Some(whole) = self.fragment(sequence, rest)? {
-            whole
+        } else if let Some(message) = self.add_fragment(sequence, rest)? {
+            message
         } else {
             return Ok(None);
         };
@@ -68,12 +68,12 @@ impl Incoming {
         Ok(Some((sequence, message)))
     }
 
-    fn fragment(&mut self, sequence: u32, rest: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
-        let (start, rest) = rest.split_first_chunk().ok_or(Malformed::Short)?;
-        let (length, bytes) = rest.split_first_chunk().ok_or(Malformed::Short)?;
+    fn add_fragment(&mut self, sequence: u32, rest: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
+        let (start, rest) = rest.split_first_chunk().ok_or(Malformed::Truncated)?;
+        let (length, bytes) = rest.split_first_chunk().ok_or(Malformed::Truncated)?;
         let start = usize::from(u16::from_le_bytes(*start));
         let length = usize::from(u16::from_le_bytes(*length));
-        let bytes = bytes.get(..length).ok_or(Malformed::Short)?;
+        let bytes = bytes.get(..length).ok_or(Malformed::Truncated)?;
         if self.fragments_of != sequence {
             self.fragments_of = sequence;
             self.fragments.clear();

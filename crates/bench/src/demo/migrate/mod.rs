@@ -1,17 +1,17 @@
 //! OpenArena's dedicated server moves between nodes while players play: paper 002, section VI B.
 
+mod display;
 mod report;
-mod screen;
 
 use std::time::Instant;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::moves::game::{GameMove, GameSpec, Playing};
+use crate::moves::game::{GameMove, GameSpec, RunningGame};
 
+pub use display::MigrateDisplay;
 pub use report::MigrateReport;
-pub use screen::MigrateScreen;
 
 /// Parameters of the demonstration.
 #[derive(Clone, Debug, Serialize)]
@@ -47,31 +47,34 @@ pub enum MigrateEvent {
 }
 
 /// A function that receives the events.
-pub type Watch<'a> = &'a (dyn Fn(&MigrateEvent) + Sync);
+pub type EventHandler<'a> = &'a (dyn Fn(&MigrateEvent) + Sync);
 
 /// Runs the demonstration.
 ///
 /// # Errors
 /// The demonstration came to no result: no game, no lab, or a failed move. A result that breaks a promise is no error:
 /// [`field@MigrateReport::problems`] lists it.
-pub fn run(spec: &MigrateDemoSpec, watch: Watch<'_>) -> Result<MigrateReport> {
+pub fn run(spec: &MigrateDemoSpec, watch: EventHandler<'_>) -> Result<MigrateReport> {
     let started = Instant::now();
     let players = spec.game.players;
     watch(&MigrateEvent::Step(format!(
         "starting 3 nodes, OpenArena's server at n2, and {players} players"
     )));
-    let mut game = Playing::begin(&spec.game)?;
+    let mut running_game = RunningGame::start(&spec.game)?;
     watch(&MigrateEvent::Step(format!(
-        "{players} play; the server moves {} times",
+        "{players} players are in the game; moving the server {} times",
         spec.moves
     )));
     let mut moves = Vec::new();
     for _ in 0..spec.moves {
-        let moved = game.next_move()?;
-        watch(&MigrateEvent::Moved(moved.clone(), game.playing()));
+        let moved = running_game.next_move()?;
+        watch(&MigrateEvent::Moved(
+            moved.clone(),
+            running_game.players_playing(),
+        ));
         moves.push(moved);
     }
-    let (_, losses) = game.end()?;
+    let (_, losses) = running_game.end()?;
     watch(&MigrateEvent::Ended);
     Ok(MigrateReport::new(spec, moves, losses, started.elapsed()))
 }

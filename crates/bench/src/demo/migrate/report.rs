@@ -41,8 +41,9 @@ impl MigrateReport {
         losses: Losses,
         total: Duration,
     ) -> MigrateReport {
-        let median =
-            |of: fn(&GameMove) -> f64| Quantiles::of(moves.iter().map(of).collect()).median() / 1e3;
+        let median = |of: fn(&GameMove) -> f64| {
+            Quantiles::new(moves.iter().map(of).collect()).median() / 1e3
+        };
         let mut report = MigrateReport {
             spec: spec.clone(),
             passed: false,
@@ -65,21 +66,24 @@ impl MigrateReport {
             silent,
         } = self.losses;
         let mut problems = Vec::new();
-        let mut expect = |kept: bool, otherwise: String| {
+        let mut expect = |kept: bool, problem: String| {
             if !kept {
-                problems.push(otherwise);
+                problems.push(problem);
             }
         };
-        let made = self.moves.len();
+        let moves_made = self.moves.len();
         expect(
-            made == self.spec.moves,
-            format!("{made} of {} moves", self.spec.moves),
+            moves_made == self.spec.moves,
+            format!("only {moves_made} of {} moves were made", self.spec.moves),
         );
         expect(
             disconnected == 0,
             format!("{disconnected} players were disconnected"),
         );
-        expect(silent == 0, format!("{silent} players heard nothing"));
+        expect(
+            silent == 0,
+            format!("{silent} players received no snapshots"),
+        );
         expect(datagrams == 0, format!("{datagrams} datagrams were lost"));
         problems
     }
@@ -89,22 +93,22 @@ impl MigrateReport {
         let mut text = format!(
             "{:>4}  {:<8}  {:>9}  {:>14}  {:>14}  {:>12}  {:>12}\n",
             "move",
-            "way",
+            "nodes",
             "freeze ms",
             "added delay ms",
             "usual delay ms",
-            "before, KiB",
-            "in it, KiB"
+            "pre-copy KiB",
+            "freeze KiB"
         );
-        for (number, of) in (1..).zip(&self.moves) {
+        for (number, game_move) in (1..).zip(&self.moves) {
             text += &format!(
                 "{number:>4}  {:<8}  {:>9.2}  {:>14.2}  {:>14.2}  {:>12}  {:>12}\n",
-                format!("{} - {}", of.from, of.to),
-                of.freeze_us / 1e3,
-                of.added_delay_us / 1e3,
-                of.usual_delay_us / 1e3,
-                of.copied_bytes >> 10,
-                of.freeze_bytes >> 10
+                format!("{} - {}", game_move.from, game_move.to),
+                game_move.freeze_us / 1e3,
+                game_move.added_delay_us / 1e3,
+                game_move.usual_delay_us / 1e3,
+                game_move.copied_bytes >> 10,
+                game_move.freeze_bytes >> 10
             );
         }
         let rows = [
@@ -115,7 +119,7 @@ impl MigrateReport {
             (
                 "added delay, median",
                 format!(
-                    "{:.2} ms, of all players the longest of each move (paper: {PAPER_DELAY_MS})",
+                    "{:.2} ms, longest of all players in each move (paper: {PAPER_DELAY_MS})",
                     self.added_delay_ms_median
                 ),
             ),
@@ -127,7 +131,7 @@ impl MigrateReport {
                     self.losses.disconnected, self.spec.game.players
                 ),
             ),
-            ("all in all", format!("{:.1} s", self.total_s)),
+            ("total time", format!("{:.1} s", self.total_s)),
         ];
         text.push('\n');
         text += &rows
@@ -137,7 +141,7 @@ impl MigrateReport {
             text += &format!("NOT AS PROMISED: {problem}\n");
         }
         if self.passed {
-            text += "As promised: everybody plays on, and nothing was lost.\n";
+            text += "As promised: no player was disconnected, and no datagram was lost.\n";
         }
         text
     }
@@ -148,7 +152,7 @@ mod tests {
     use super::*;
     use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
 
-    fn moved(freeze_us: f64) -> GameMove {
+    fn sample_move(freeze_us: f64) -> GameMove {
         GameMove {
             from: "n2",
             to: "n3",
@@ -172,9 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn medians_and_losses_are_told() {
+    fn text_shows_medians_and_losses() {
         let report = report(
-            [1e3, 9e3, 2e3].map(moved).to_vec(),
+            [1e3, 9e3, 2e3].map(sample_move).to_vec(),
             Losses {
                 disconnected: 2,
                 datagrams: 7,
@@ -182,7 +186,11 @@ mod tests {
             },
         );
         let text = report.text();
-        for part in ["2.00 ms (paper: 20)", "1.00 ms, of all", "2 of 24 players"] {
+        for part in [
+            "2.00 ms (paper: 20)",
+            "1.00 ms, longest of all",
+            "2 of 24 players",
+        ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }
         assert!(text.contains("NOT AS PROMISED: 7 datagrams were lost"));
@@ -190,9 +198,9 @@ mod tests {
     }
 
     #[test]
-    fn moves_that_were_not_made_are_not_as_promised() {
-        let good = report(vec![moved(1e3); 3], Losses::default());
+    fn missing_moves_break_the_promise() {
+        let good = report(vec![sample_move(1e3); 3], Losses::default());
         assert!(good.passed && good.text().contains("As promised"));
-        assert!(!report(vec![moved(1e3); 2], Losses::default()).passed);
+        assert!(!report(vec![sample_move(1e3); 2], Losses::default()).passed);
     }
 }

@@ -12,19 +12,19 @@ use holdfast_api::control::{BlockingClient, UnreachableReport};
 use holdfast_lab::Lab;
 use serde::Serialize;
 
-use super::scene::{POOL, Scene};
-use super::{PoolDemoSpec, PoolEvent, Watch};
+use super::demo_lab::{POOL, PoolDemoLab};
+use super::{EventHandler, PoolDemoSpec, PoolEvent};
 
 /// Time limit for the answer of an element.
-const ANSWER: Duration = Duration::from_millis(1000);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Time limit for a request, including all retries.
-const REQUEST: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Pause while no element is known.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Results of the client.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Counts {
+pub struct ClientCounts {
     /// Requests.
     pub requests: u64,
     /// Failed attempts at an element.
@@ -38,40 +38,40 @@ pub struct Counts {
 }
 
 /// The client of the demonstration.
-pub struct Client<'a> {
+pub struct PoolClient<'a> {
     daemon: BlockingClient,
     lab: &'a Lab,
     pause: Duration,
-    over: AtomicBool,
+    is_stopped: AtomicBool,
 }
 
-impl<'a> Client<'a> {
+impl<'a> PoolClient<'a> {
     /// Creates a client in c1.
     ///
     /// # Errors
     /// The system gives no descriptors.
-    pub fn new(scene: &'a Scene, spec: &PoolDemoSpec) -> Result<Client<'a>> {
-        Ok(Client {
+    pub fn new(scene: &'a PoolDemoLab, spec: &PoolDemoSpec) -> Result<PoolClient<'a>> {
+        Ok(PoolClient {
             daemon: scene.daemon()?,
             lab: scene.lab().lab(),
             pause: spec.pause,
-            over: AtomicBool::new(false),
+            is_stopped: AtomicBool::new(false),
         })
     }
 
-    /// Makes [`Client::work`] return.
+    /// Makes [`PoolClient::run_requests`] return.
     pub fn stop(&self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.is_stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Makes requests until [`Client::stop`]. Needs a thread of its own, because it moves the thread into c1's network.
-    pub fn work(&self, watch: Watch<'_>) -> Counts {
-        let mut counts = Counts::default();
+    /// Makes requests until [`PoolClient::stop`]. Needs a thread of its own, because it moves the thread into c1's network.
+    pub fn run_requests(&self, watch: EventHandler<'_>) -> ClientCounts {
+        let mut counts = ClientCounts::default();
         if self.lab.enter_net("c1").is_err() {
             counts.failures = 1;
             return counts;
         }
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.is_stopped.load(Ordering::Relaxed) {
             let begun = Instant::now();
             counts.requests += 1;
             match self.request(&mut counts, watch) {
@@ -88,19 +88,19 @@ impl<'a> Client<'a> {
     }
 
     /// Fetches one page from any element; returns the host that served it.
-    fn request(&self, counts: &mut Counts, watch: Watch<'_>) -> Option<String> {
-        let deadline = Instant::now() + REQUEST;
+    fn request(&self, counts: &mut ClientCounts, watch: EventHandler<'_>) -> Option<String> {
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         while Instant::now() < deadline {
             let Some((id, address)) = self.select() else {
-                sleep(PAUSE);
+                sleep(RETRY_PAUSE);
                 continue;
             };
-            match get(address) {
+            match fetch_page(address) {
                 Ok(host) => return Some(host),
                 Err(error) => {
                     counts.retries += 1;
                     watch(&PoolEvent::Retried(format!("{address}: {error:#}")));
-                    self.report(id);
+                    self.report_unreachable(id);
                 }
             }
         }
@@ -113,7 +113,7 @@ impl<'a> Client<'a> {
         Some((element.id, *element.addresses.first()?))
     }
 
-    fn report(&self, id: String) {
+    fn report_unreachable(&self, id: String) {
         let handle = POOL.to_owned();
         let report = UnreachableReport { handle, id };
         // If the daemon has failed, the next selection fails, too.
@@ -122,15 +122,22 @@ impl<'a> Client<'a> {
 }
 
 /// Returns the body of `GET /`.
-fn get(address: SocketAddr) -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
-    stream.set_read_timeout(Some(ANSWER))?;
+fn fetch_page(address: SocketAddr) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     write!(stream, "GET / HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .context("the server sent no HTTP answer")?;
     if !head.contains(" 200 ") {
-        bail!("{}", head.lines().next().unwrap_or("an empty answer"));
+        bail!(
+            "{}",
+            head.lines()
+                .next()
+                .unwrap_or("the server sent an empty answer")
+        );
     }
     Ok(body.trim_end().to_owned())
 }

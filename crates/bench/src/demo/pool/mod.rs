@@ -1,9 +1,9 @@
 //! A pool of stock web servers, used through the failure of a server and of a registrar.
 
 mod client;
+mod demo_lab;
+mod display;
 mod report;
-mod scene;
-mod screen;
 
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 
+use demo_lab::PoolDemoLab;
+pub use display::PoolDisplay;
 pub use report::PoolReport;
-use scene::Scene;
-pub use screen::PoolScreen;
 
 /// Parameters of the demonstration.
 #[derive(Clone, Debug, Serialize)]
@@ -51,7 +51,7 @@ pub enum PoolEvent {
     /// An element was not reached, and the client tries another at once.
     Retried(String),
     /// An element was killed.
-    Dead(String),
+    ElementKilled(String),
     /// The pool has recovered, after this many seconds.
     Recovered(String, f64),
     /// The demonstration has ended.
@@ -59,28 +59,28 @@ pub enum PoolEvent {
 }
 
 /// A function that receives the events.
-pub type Watch<'a> = &'a (dyn Fn(&PoolEvent) + Sync);
+pub type EventHandler<'a> = &'a (dyn Fn(&PoolEvent) + Sync);
 
 /// Longest wait for any expected event.
-const PATIENCE: Duration = Duration::from_secs(60);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the demonstration.
 ///
 /// # Errors
 /// The demonstration came to no result. A result that breaks a promise is no error: [`field@PoolReport::problems`]
 /// lists it.
-pub fn run(spec: &PoolDemoSpec, watch: Watch<'_>) -> Result<PoolReport> {
+pub fn run(spec: &PoolDemoSpec, watch: EventHandler<'_>) -> Result<PoolReport> {
     let started = Instant::now();
     watch(&PoolEvent::Step(format!(
         "starting 2 registrars, {} nginx servers, and a client",
         spec.elements
     )));
-    let scene = Scene::up(spec)?;
+    let scene = PoolDemoLab::up(spec)?;
     watch(&PoolEvent::Elements(scene.elements().to_vec()));
-    let client = client::Client::new(&scene, spec)?;
+    let client = client::PoolClient::new(&scene, spec)?;
     let (deaths, counts) = scope(|threads| {
-        let working = threads.spawn(|| client.work(watch));
-        let deaths = deaths(&scene, spec, watch);
+        let working = threads.spawn(|| client.run_requests(watch));
+        let deaths = run_failures(&scene, spec, watch);
         client.stop();
         (deaths, working.join())
     });
@@ -92,7 +92,7 @@ pub fn run(spec: &PoolDemoSpec, watch: Watch<'_>) -> Result<PoolReport> {
 
 /// Recovery times, and the elements listed in between.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Deaths {
+pub struct FailureResults {
     /// Seconds until the killed element had left the pool.
     pub element_s: f64,
     /// Seconds until the other registrar was the home of the killed registrar's elements.
@@ -101,19 +101,23 @@ pub struct Deaths {
     pub elements_min: usize,
 }
 
-fn deaths(scene: &Scene, spec: &PoolDemoSpec, watch: Watch<'_>) -> Result<Deaths> {
+fn run_failures(
+    scene: &PoolDemoLab,
+    spec: &PoolDemoSpec,
+    watch: EventHandler<'_>,
+) -> Result<FailureResults> {
     sleep(spec.calm);
     let victim = scene.elements()[0].clone();
     watch(&PoolEvent::Step(format!(
-        "kill -9 of the server at {victim}, with its daemon"
+        "kill -9 of the server and the pool daemon at {victim}"
     )));
     let killed = Instant::now();
     scene.kill(&victim)?;
-    watch(&PoolEvent::Dead(victim.clone()));
-    scene.wait_until_gone(&victim)?;
+    watch(&PoolEvent::ElementKilled(victim.clone()));
+    scene.wait_until_delisted(&victim)?;
     let element_s = killed.elapsed().as_secs_f64();
-    let words = format!("{victim} is out of the pool");
-    watch(&PoolEvent::Recovered(words, element_s));
+    let message = format!("{victim} has left the pool");
+    watch(&PoolEvent::Recovered(message, element_s));
     sleep(spec.calm);
     let (registrar, other) = scene.busiest_registrar()?;
     watch(&PoolEvent::Step(format!(
@@ -123,10 +127,10 @@ fn deaths(scene: &Scene, spec: &PoolDemoSpec, watch: Watch<'_>) -> Result<Deaths
     scene.kill(&registrar)?;
     let elements_min = scene.wait_for_takeover(&other, usize::from(spec.elements) - 1)?;
     let registrar_s = killed.elapsed().as_secs_f64();
-    let words = format!("{other} has all elements");
-    watch(&PoolEvent::Recovered(words, registrar_s));
+    let message = format!("{other} has taken over all elements");
+    watch(&PoolEvent::Recovered(message, registrar_s));
     sleep(spec.calm);
-    Ok(Deaths {
+    Ok(FailureResults {
         element_s,
         registrar_s,
         elements_min,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::client::Counts;
-use super::{Deaths, PoolDemoSpec};
+use super::client::ClientCounts;
+use super::{FailureResults, PoolDemoSpec};
 
 /// Results of the demonstration.
 #[derive(Debug, Serialize)]
@@ -17,9 +17,9 @@ pub struct PoolReport {
     /// Broken promises.
     pub problems: Vec<String>,
     /// Results of the client.
-    pub client: Counts,
+    pub client: ClientCounts,
     /// Recovery of the pool.
-    pub deaths: Deaths,
+    pub deaths: FailureResults,
     /// Duration of the demonstration, seconds.
     pub total_s: f64,
 }
@@ -27,8 +27,8 @@ pub struct PoolReport {
 impl PoolReport {
     pub(super) fn new(
         spec: &PoolDemoSpec,
-        client: Counts,
-        deaths: Deaths,
+        client: ClientCounts,
+        deaths: FailureResults,
         total: Duration,
     ) -> PoolReport {
         let mut report = PoolReport {
@@ -47,26 +47,29 @@ impl PoolReport {
     fn problems(&self) -> Vec<String> {
         let (client, living) = (&self.client, usize::from(self.spec.elements) - 1);
         let mut problems = Vec::new();
-        let mut expect = |kept: bool, otherwise: String| {
+        let mut expect = |kept: bool, problem: String| {
             if !kept {
-                problems.push(otherwise);
+                problems.push(problem);
             }
         };
         expect(
             client.failures == 0 && client.requests > 0,
             format!("{} of {} requests failed", client.failures, client.requests),
         );
-        let served = client.answers.len();
+        let elements_served = client.answers.len();
         expect(
-            served == usize::from(self.spec.elements),
-            format!("{served} of {} servers served", self.spec.elements),
-        );
-        let least = self.deaths.elements_min;
-        expect(
-            least >= living,
+            elements_served == usize::from(self.spec.elements),
             format!(
-                "with the registrar, {} elements were lost",
-                living - least.min(living)
+                "only {elements_served} of {} servers answered requests",
+                self.spec.elements
+            ),
+        );
+        let elements_min = self.deaths.elements_min;
+        expect(
+            elements_min >= living,
+            format!(
+                "{} elements were lost with the registrar",
+                living - elements_min.min(living)
             ),
         );
         problems
@@ -83,22 +86,22 @@ impl PoolReport {
         let rows = [
             ("requests", client.requests.to_string()),
             ("failures", client.failures.to_string()),
-            ("elements tried in vain", client.retries.to_string()),
+            ("failed attempts", client.retries.to_string()),
             ("longest request", format!("{:.2} s", client.longest_s)),
             ("answers", answers.join(", ")),
             (
-                "a server's death: out of the pool",
+                "killed server left the pool",
                 format!("after {:.2} s", deaths.element_s),
             ),
             (
-                "a registrar's death: taken over",
+                "killed registrar's elements moved",
                 format!("after {:.2} s", deaths.registrar_s),
             ),
             (
-                "elements listed meanwhile",
+                "fewest elements listed meanwhile",
                 format!("{} of {living}", deaths.elements_min),
             ),
-            ("all in all", format!("{:.1} s", self.total_s)),
+            ("total time", format!("{:.1} s", self.total_s)),
         ];
         let mut text: String = rows
             .map(|(name, value)| format!("{name:<36}{value}\n"))

@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 
 use crate::arena::Trace;
 use crate::handoff::stats::Quantiles;
-use crate::moves::game::{GameMove, GameSpec, Losses, Playing};
+use crate::moves::game::{GameMove, GameSpec, Losses, RunningGame};
 use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Point, Row, Series};
-use crate::repro::{Settings, report::figure};
+use crate::repro::{Settings, report::format_significant};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "dve/figure4",
@@ -17,23 +17,23 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
 };
 
 /// Moves by default.
-const MOVES: u32 = 10;
+const MOVES_DEFAULT: u32 = 10;
 /// Freeze in the paper, milliseconds: "a 20 milliseconds downtime of the server process execution" (section VI B).
 const PAPER_FREEZE_MS: f64 = 20.0;
 /// Added delay in the paper, milliseconds: "the imposed delay compared to the expected packet transmission is
 /// approximately 25 milliseconds" (section VI B).
 const PAPER_DELAY_MS: f64 = 25.0;
 /// Bar for our own results, milliseconds: for the medians over the moves.
-const BAR_MS: f64 = 3.0;
+const TARGET_MS: f64 = 3.0;
 /// Packets shown on either side of the packet that the move delayed.
-const AROUND: usize = 16;
+const PACKETS_AROUND: usize = 16;
 
 fn run(settings: &Settings) -> Result<Outcome> {
     let spec = GameSpec::default();
     eprintln!("OpenArena's server with {} players", spec.players);
-    let mut game = Playing::begin(&spec)?;
+    let mut game = RunningGame::start(&spec)?;
     let mut moves = Vec::new();
-    for number in 1..=settings.repeats_or(MOVES) {
+    for number in 1..=settings.repeats_or(MOVES_DEFAULT) {
         let moved = game.next_move()?;
         eprintln!("move {number}: frozen {:.1} ms", moved.freeze_us / 1e3);
         moves.push(moved);
@@ -41,16 +41,17 @@ fn run(settings: &Settings) -> Result<Outcome> {
     let interval = game.interval();
     let (reports, losses) = game.end()?;
     let traces: Vec<&Trace> = reports.iter().map(|report| &report.trace).collect();
-    let series = series(&traces, &moves, interval)?;
-    Ok(outcome(&spec, &moves, losses, series))
+    let series = delay_series(&traces, &moves, interval)?;
+    Ok(build_outcome(&spec, &moves, losses, series))
 }
 
-fn outcome(spec: &GameSpec, moves: &[GameMove], losses: Losses, series: Series) -> Outcome {
+fn build_outcome(spec: &GameSpec, moves: &[GameMove], losses: Losses, series: Series) -> Outcome {
     let freezes: Vec<f64> = moves.iter().map(|of| of.freeze_us / 1e3).collect();
     let delays: Vec<f64> = moves.iter().map(|of| of.added_delay_us / 1e3).collect();
     let usual: Vec<f64> = moves.iter().map(|of| of.usual_delay_us / 1e3).collect();
-    let row =
-        |point: &str, paper, values: &[f64]| Row::new(point, paper, Estimate::of(values), "ms");
+    let row = |point: &str, paper, values: &[f64]| {
+        Row::new(point, paper, Estimate::from_repeats(values), "ms")
+    };
     let mut rows = vec![
         row("freeze of the server", Some(PAPER_FREEZE_MS), &freezes),
         row("delay added by a move", Some(PAPER_DELAY_MS), &delays),
@@ -73,11 +74,11 @@ fn outcome(spec: &GameSpec, moves: &[GameMove], losses: Losses, series: Series) 
         notes: notes(spec, moves.len()),
         rows,
         checks: vec![
-            below("freeze, median", &freezes),
-            below("delay added by a move, median", &delays),
-            nothing("datagrams lost", losses.datagrams),
-            nothing(
-                "players disconnected or without news",
+            check_below_target("freeze, median", &freezes),
+            check_below_target("delay added by a move, median", &delays),
+            check_zero("datagrams lost", losses.datagrams),
+            check_zero(
+                "players disconnected or without snapshots",
                 (losses.disconnected + losses.silent) as u64,
             ),
         ],
@@ -91,25 +92,27 @@ fn notes(spec: &GameSpec, moves: usize) -> Vec<String> {
             "OpenArena's dedicated server, {} snapshots a second to each of {} players; {moves} moves between two nodes of one",
             spec.snapshots, spec.players
         ),
-        "machine; a delay is the longest time between two snapshots of any player, less the server's interval. Times of the curve"
+        "machine; a delay is the longest time between two snapshots of any player, minus the server's interval. The \
+         curve shows"
             .to_owned(),
         format!(
-            "are those of the player whom a move delayed longest, by packets; the packet that it delayed is at {} ms",
-            50 * AROUND
+            "the packets of the player with the longest delay in each move; the packet that the move delayed is at {} \
+             ms",
+            50 * PACKETS_AROUND
         ),
     ]
 }
 
-fn below(what: &str, values: &[f64]) -> Check {
-    let median = Quantiles::of(values.to_vec()).median();
+fn check_below_target(what: &str, values: &[f64]) -> Check {
+    let median = Quantiles::new(values.to_vec()).median();
     Check {
-        statement: format!("{what}: at most {BAR_MS} ms"),
-        holds: median <= BAR_MS,
-        seen: format!("{} ms", figure(median)),
+        statement: format!("{what}: at most {TARGET_MS} ms"),
+        holds: median <= TARGET_MS,
+        seen: format!("{} ms", format_significant(median)),
     }
 }
 
-fn nothing(what: &str, count: u64) -> Check {
+fn check_zero(what: &str, count: u64) -> Check {
     Check {
         statement: format!("{what}: none"),
         holds: count == 0,
@@ -118,25 +121,27 @@ fn nothing(what: &str, count: u64) -> Check {
 }
 
 /// Returns the delays of packets around the one that a move delayed longest, as means over the moves.
-fn series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Result<Series> {
-    let curves = moves.iter().map(|of| around(traces, of, interval));
+fn delay_series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Result<Series> {
+    let curves = moves
+        .iter()
+        .map(|of| delays_around_move(traces, of, interval));
     let curves: Vec<Vec<f64>> = curves.collect::<Option<_>>().context("too few packets")?;
     let point = |slot: usize| {
         let values: Vec<f64> = curves.iter().map(|curve| curve[slot]).collect();
         Point {
             x: (interval * slot as u32).as_micros() as f64 / 1e3,
-            ours: Estimate::of(&values),
-            paper: (slot == AROUND).then_some(PAPER_DELAY_MS),
+            ours: Estimate::from_repeats(&values),
+            paper: (slot == PACKETS_AROUND).then_some(PAPER_DELAY_MS),
         }
     };
     Ok(Series {
         name: "the player delayed longest".to_owned(),
-        points: (0..=2 * AROUND).map(point).collect(),
+        points: (0..=2 * PACKETS_AROUND).map(point).collect(),
     })
 }
 
 /// Returns delays in milliseconds, with the longest of the move in the middle.
-fn around(traces: &[&Trace], of: &GameMove, interval: Duration) -> Option<Vec<f64>> {
+fn delays_around_move(traces: &[&Trace], of: &GameMove, interval: Duration) -> Option<Vec<f64>> {
     let (from, to) = (of.span.0, of.span.1 + interval * 2);
     let longest = |trace: &&&Trace| trace.longest_gap(from..=to);
     let trace = traces.iter().max_by_key(longest)?;
@@ -144,7 +149,7 @@ fn around(traces: &[&Trace], of: &GameMove, interval: Duration) -> Option<Vec<f6
     let within = |(_, (at, _)): &(usize, &(Duration, Duration))| (from..=to).contains(at);
     let during = gaps.iter().enumerate().filter(within);
     let (middle, _) = during.max_by_key(|(_, (_, gap))| *gap)?;
-    let shown = gaps.get(middle.checked_sub(AROUND)?..=middle + AROUND)?;
+    let shown = gaps.get(middle.checked_sub(PACKETS_AROUND)?..=middle + PACKETS_AROUND)?;
     let delay = |(_, gap): &(Duration, Duration)| gap.saturating_sub(interval).as_secs_f64() * 1e3;
     Some(shown.iter().map(delay).collect())
 }
@@ -168,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packet_that_a_move_delayed_is_in_the_middle() {
+    fn delayed_packet_is_centred_in_the_series() {
         let ms = Duration::from_millis;
         let of = GameMove {
             from: "n2",
@@ -183,19 +188,19 @@ mod tests {
             span: (ms(2_300), ms(2_700)),
         };
         let (short, long) = (trace(3), trace(7));
-        let series = series(&[&short, &long], &[of], ms(50)).unwrap();
-        assert_eq!(series.points.len(), 2 * AROUND + 1);
+        let series = delay_series(&[&short, &long], &[of], ms(50)).unwrap();
+        assert_eq!(series.points.len(), 2 * PACKETS_AROUND + 1);
         for (slot, point) in series.points.iter().enumerate() {
-            let expected = if slot == AROUND { 7.0 } else { 0.0 };
+            let expected = if slot == PACKETS_AROUND { 7.0 } else { 0.0 };
             assert!((point.ours.mean - expected).abs() < 1e-9, "{slot}");
-            assert_eq!(point.paper.is_some(), slot == AROUND);
+            assert_eq!(point.paper.is_some(), slot == PACKETS_AROUND);
         }
     }
 
     #[test]
-    fn what_is_missed_does_not_hold() {
-        assert!(below("freeze", &[2.0, 9.0, 3.0]).holds);
-        assert!(!below("freeze", &[2.0, 9.0, 3.1]).holds);
-        assert!(!nothing("lost", 1).holds);
+    fn missed_target_fails_the_check() {
+        assert!(check_below_target("freeze", &[2.0, 9.0, 3.0]).holds);
+        assert!(!check_below_target("freeze", &[2.0, 9.0, 3.1]).holds);
+        assert!(!check_zero("lost", 1).holds);
     }
 }

@@ -2,43 +2,47 @@
 
 use anyhow::Result;
 
-use crate::migrate::{Way, topology};
+use crate::migrate::{StrategyArg, topology};
 use crate::moves::Move;
-use crate::moves::zone::{LoadSpec, Loaded};
+use crate::moves::zone::{LoadedZone, ZoneLoadSpec};
 use crate::repro::{Check, Estimate, Figure, Outcome, Panel, Point, Series, Settings};
 
 /// Numbers of connections: "the number of clients varies from 16 up to 1024" (section VI D).
 const CONNECTIONS: [u32; 4] = [16, 64, 256, 1024];
 /// Moves for each point; the worst one counts.
-const RUNS: u32 = 20;
+const MOVES_PER_POINT: u32 = 20;
 /// Rate of the links, Mbit/s: "interconnected by a Gigabit Ethernet network" (section VI A).
 const LINK_MBIT: u32 = 1000;
 /// Memory of the server, MiB, most of which never changes.
 const MEMORY_MIB: usize = 16;
-const WAYS: [Way; 3] = [Way::Iterative, Way::Collective, Way::Incremental];
+const STRATEGIES: [StrategyArg; 3] = [
+    StrategyArg::Iterative,
+    StrategyArg::Collective,
+    StrategyArg::Incremental,
+];
 
 /// Content of a figure.
-pub(super) struct Shown {
+pub(super) struct FigureContent {
     pub title: &'static str,
     pub y: &'static str,
     pub unit: &'static str,
     /// Returns the value of a move, in `unit`.
-    pub of: fn(&Move) -> f64,
+    pub value_of: fn(&Move) -> f64,
     /// Returns the value in the paper's text for this way and number of connections.
-    pub paper: fn(Way, u32) -> Option<f64>,
+    pub paper: fn(StrategyArg, u32) -> Option<f64>,
     /// Checks the measured curves.
-    pub checks: fn(&[(Way, Series)]) -> Vec<Check>,
+    pub checks: fn(&[(StrategyArg, Series)]) -> Vec<Check>,
 }
 
 /// Measures each way with each number of connections.
-pub(super) fn run(settings: &Settings, shown: &Shown) -> Result<Outcome> {
+pub(super) fn run(settings: &Settings, shown: &FigureContent) -> Result<Outcome> {
     let mut notes = notes(settings);
     let mut curves = Vec::new();
-    for way in WAYS {
-        match curve(settings, way, shown) {
+    for way in STRATEGIES {
+        match measure_curve(settings, way, shown) {
             Ok(series) => curves.push((way, series)),
             Err(error) if is_refused(&error) => {
-                notes.push(format!("{}: not measured: {error}", way.name()));
+                notes.push(format!("{}: not measured: {error}", way.display_name()));
             }
             Err(error) => return Err(error),
         }
@@ -55,7 +59,7 @@ pub(super) fn run(settings: &Settings, shown: &Shown) -> Result<Outcome> {
         title: shown.title.to_owned(),
         panels: vec![panel],
     };
-    let mut outcome = Outcome::of_figure(figure, notes);
+    let mut outcome = Outcome::from_figure(figure, notes);
     outcome.checks = (shown.checks)(&curves);
     Ok(outcome)
 }
@@ -64,30 +68,33 @@ pub(super) fn run(settings: &Settings, shown: &Shown) -> Result<Outcome> {
 fn is_refused(error: &anyhow::Error) -> bool {
     error
         .chain()
-        .any(|cause| cause.to_string().contains(REFUSED))
+        .any(|cause| cause.to_string().contains(REFUSED_TEXT))
 }
 
 /// Text of the error with which [`crate::moves::Group::migrate`] reports a refusal by the daemon.
-const REFUSED: &str = "refused at once";
+const REFUSED_TEXT: &str = "the daemon refused the request";
 
 fn notes(settings: &Settings) -> Vec<String> {
     vec![
         format!(
-            "worst of {} moves a point, {LINK_MBIT} Mbit/s between the nodes; each client sends 20 messages of 256 bytes a second;",
-            settings.repeats_or(RUNS)
+            "worst of {} moves per point, {LINK_MBIT} Mbit/s between the nodes; each client sends 20 messages of 256 \
+             bytes per second;",
+            settings.repeats_or(MOVES_PER_POINT)
         ),
         format!(
-            "the server has {MEMORY_MIB} MiB of memory, of which it writes only what serving takes; bytes are all that is sent in"
+            "the server has {MEMORY_MIB} MiB of memory, and writes only the pages that it needs to serve; bytes are \
+             everything sent in"
         ),
-        "the freeze, memory included. The server has a session with a MariaDB on a third node, which it asks 20 times a second;".to_owned(),
-        "that node sends to where the server is from the commit on".to_owned(),
+        "the freeze, including memory. The server has a session with MariaDB on a third node, and queries it 20 times \
+         per second;".to_owned(),
+        "from the commit on, that node sends to the server's new node".to_owned(),
     ]
 }
 
-fn curve(settings: &Settings, way: Way, shown: &Shown) -> Result<Series> {
+fn measure_curve(settings: &Settings, way: StrategyArg, shown: &FigureContent) -> Result<Series> {
     let mut points = Vec::new();
     for connections in settings.sizes_or(&CONNECTIONS) {
-        let spec = LoadSpec {
+        let spec = ZoneLoadSpec {
             name: format!("dve-{}-{connections}", std::process::id()),
             topology: topology(Some(LINK_MBIT)),
             connections: connections as usize,
@@ -96,11 +103,11 @@ fn curve(settings: &Settings, way: Way, shown: &Shown) -> Result<Series> {
             database: true,
             post_copy: None,
         };
-        let mut loaded = Loaded::begin(&spec)?;
+        let mut loaded = LoadedZone::start(&spec)?;
         let mut worst = 0.0_f64;
         // An even number of moves ends the server at its first node.
-        for _ in 0..settings.repeats_or(RUNS).next_multiple_of(2) {
-            worst = worst.max((shown.of)(loaded.next_move(way.asked())?));
+        for _ in 0..settings.repeats_or(MOVES_PER_POINT).next_multiple_of(2) {
+            worst = worst.max((shown.value_of)(loaded.next_move(way.to_api())?));
         }
         let seen = loaded.end()?;
         anyhow::ensure!(seen.bytes_wrong == 0, "{} bytes wrong", seen.bytes_wrong);
@@ -112,23 +119,27 @@ fn curve(settings: &Settings, way: Way, shown: &Shown) -> Result<Series> {
         );
         eprintln!(
             "{}, {connections} connections: {worst:.1} {}",
-            way.name(),
+            way.display_name(),
             shown.unit
         );
         points.push(Point {
             x: f64::from(connections),
-            ours: Estimate::of(&[worst]),
+            ours: Estimate::from_repeats(&[worst]),
             paper: (shown.paper)(way, connections),
         });
     }
     Ok(Series {
-        name: way.name().to_owned(),
+        name: way.display_name().to_owned(),
         points,
     })
 }
 
 /// Returns the value of a way at a number of connections.
-pub(super) fn at(curves: &[(Way, Series)], way: Way, connections: u32) -> Option<f64> {
+pub(super) fn value_at(
+    curves: &[(StrategyArg, Series)],
+    way: StrategyArg,
+    connections: u32,
+) -> Option<f64> {
     let (_, series) = curves.iter().find(|(of, _)| *of == way)?;
     let mut points = series.points.iter();
     let point = points.find(|point| point.x == f64::from(connections))?;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::figure5::{self, Shown, at};
-use crate::migrate::Way;
+use super::figure5::{self, FigureContent, value_at};
+use crate::migrate::StrategyArg;
 use crate::repro::{Check, Experiment, Outcome, Series, Settings};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
@@ -13,31 +13,32 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
 };
 
 /// Numbers of connections at which incremental must move fewer bytes than collective.
-const MANY: [u32; 2] = [256, 1024];
+const COMPARED_CONNECTIONS: [u32; 2] = [256, 1024];
 
 fn run(settings: &Settings) -> Result<Outcome> {
     figure5::run(
         settings,
-        &Shown {
+        &FigureContent {
             title: "Paper 002, figure 5c",
             y: "most bytes in the freeze",
             unit: "KiB",
-            of: |of| of.status.freeze_bytes as f64 / 1024.0,
+            value_of: |of| of.status.freeze_bytes as f64 / 1024.0,
             paper: |_, _| None,
             checks,
         },
     )
 }
 
-fn checks(curves: &[(Way, Series)]) -> Vec<Check> {
+fn checks(curves: &[(StrategyArg, Series)]) -> Vec<Check> {
     let check = |connections: &u32| {
-        let of = |way| at(curves, way, *connections);
-        let (incremental, collective) = (of(Way::Incremental)?, of(Way::Collective)?);
+        let of = |way| value_at(curves, way, *connections);
+        let (incremental, collective) =
+            (of(StrategyArg::Incremental)?, of(StrategyArg::Collective)?);
         Some(Check {
             statement: format!("{connections} connections: incremental fewer than collective"),
             holds: incremental < collective,
             seen: format!("{incremental:.0} KiB, {collective:.0} KiB"),
         })
     };
-    MANY.iter().filter_map(check).collect()
+    COMPARED_CONNECTIONS.iter().filter_map(check).collect()
 }

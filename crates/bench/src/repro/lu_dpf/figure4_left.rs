@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::sweep::sweep;
-use super::{DPF, add, check, lans, notes, simulate, speed, utilisation};
+use super::{DPF, add_point, check, handling_speed, notes, simulate, three_lans, utilisation};
 use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Settings};
 use holdfast_sim::pools::Outcome as Simulated;
 
@@ -21,7 +21,7 @@ const WAN_MS: [f64; 6] = [0.0, 100.0, 200.0, 300.0, 400.0, 500.0];
 const ELEMENTS: u32 = 10;
 
 /// Result at one point.
-struct Measured {
+struct MeasuredPoint {
     ratio: u32,
     wan_ms: f64,
     dpf: f64,
@@ -32,24 +32,31 @@ struct Measured {
 fn run(settings: &Settings) -> Result<Outcome> {
     let elements = settings.elements.unwrap_or(ELEMENTS);
     let ratios = settings.sizes_or(&RATIOS);
-    let mut places = Vec::new();
+    let mut points = Vec::new();
     for dpf in [0.0, DPF] {
         for wan_ms in WAN_MS {
-            places.extend(ratios.iter().map(|ratio| (*ratio, wan_ms, dpf)));
+            points.extend(ratios.iter().map(|ratio| (*ratio, wan_ms, dpf)));
         }
     }
-    let config = |&(ratio, wan_ms, dpf): &(u32, f64, f64)| lans(elements, ratio, wan_ms, dpf, 1.0);
-    let configs: Vec<_> = places.iter().map(config).collect();
+    let config =
+        |&(ratio, wan_ms, dpf): &(u32, f64, f64)| three_lans(elements, ratio, wan_ms, dpf, 1.0);
+    let configs: Vec<_> = points.iter().map(config).collect();
     let outcomes = simulate(settings, &configs);
     let (mut series, mut measured) = (Vec::new(), Vec::new());
-    for ((ratio, wan_ms, dpf), outcomes) in places.into_iter().zip(&outcomes) {
+    for ((ratio, wan_ms, dpf), outcomes) in points.into_iter().zip(&outcomes) {
         let name = format!("DPF {dpf:e}, WAN {wan_ms} ms");
-        add(&mut series, name, ratio.into(), speed(outcomes), None);
-        measured.push(Measured {
+        add_point(
+            &mut series,
+            name,
+            ratio.into(),
+            handling_speed(outcomes),
+            None,
+        );
+        measured.push(MeasuredPoint {
             ratio,
             wan_ms,
             dpf,
-            speed: speed(outcomes),
+            speed: handling_speed(outcomes),
             utilisation: utilisation(outcomes),
         });
     }
@@ -65,15 +72,18 @@ fn run(settings: &Settings) -> Result<Outcome> {
         title: "Handling speed by users for each element".to_owned(),
         panels: vec![panel],
     };
-    let mut outcome = Outcome::of_figure(figure, notes(settings));
+    let mut outcome = Outcome::from_figure(figure, notes(settings));
     outcome.checks = checks(&measured, &ratios);
-    outcome.checks.push(in_range(settings, elements, &ratios));
+    outcome
+        .checks
+        .push(check_over_loads(settings, elements, &ratios));
     Ok(outcome)
 }
 
-fn checks(measured: &[Measured], ratios: &[u32]) -> Vec<Check> {
+fn checks(measured: &[MeasuredPoint], ratios: &[u32]) -> Vec<Check> {
     let at = |ratio: u32, wan_ms: f64, dpf: f64| {
-        let wanted = |one: &&Measured| (one.ratio, one.wan_ms, one.dpf) == (ratio, wan_ms, dpf);
+        let wanted =
+            |one: &&MeasuredPoint| (one.ratio, one.wan_ms, one.dpf) == (ratio, wan_ms, dpf);
         measured
             .iter()
             .find(wanted)
@@ -108,10 +118,10 @@ fn checks(measured: &[Measured], ratios: &[u32]) -> Vec<Check> {
             format!("{few:.1} % with {first}, {many:.1} % with {last}"),
         ));
     }
-    let off = |one: &&Measured| one.dpf == DPF;
+    let utilisation_error = |one: &&MeasuredPoint| one.dpf == DPF;
     let off = measured
         .iter()
-        .filter(off)
+        .filter(utilisation_error)
         .map(|one| (one.utilisation.mean - 60.0).abs());
     let off = off.fold(0.0, f64::max);
     checks.push(check(
@@ -123,7 +133,7 @@ fn checks(measured: &[Measured], ratios: &[u32]) -> Vec<Check> {
 }
 
 /// Checks the first statement over the loads.
-fn in_range(settings: &Settings, elements: u32, ratios: &[u32]) -> Check {
+fn check_over_loads(settings: &Settings, elements: u32, ratios: &[u32]) -> Check {
     let ratios: Vec<u32> = ratios
         .iter()
         .copied()
@@ -132,10 +142,12 @@ fn in_range(settings: &Settings, elements: u32, ratios: &[u32]) -> Check {
     let ratios = if ratios.is_empty() { vec![3] } else { ratios };
     let configs: Vec<_> = ratios
         .iter()
-        .flat_map(|&ratio| [0.0, 500.0].map(|wan_ms| lans(elements, ratio, wan_ms, DPF, 1.0)))
+        .flat_map(|&ratio| [0.0, 500.0].map(|wan_ms| three_lans(elements, ratio, wan_ms, DPF, 1.0)))
         .collect();
     let kept = |outcomes: &[Vec<Simulated>]| {
-        let pair = |pair: &[Vec<Simulated>]| speed(&pair[1]).mean >= 0.9 * speed(&pair[0]).mean;
+        let pair = |pair: &[Vec<Simulated>]| {
+            handling_speed(&pair[1]).mean >= 0.9 * handling_speed(&pair[0]).mean
+        };
         outcomes.chunks(2).all(pair)
     };
     let statement = "at DPF 1e-5 the speed at 500 ms is at least 90 % of that at 0 ms";

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::sweep::sweep;
-use super::{DPF, add, check, lans, notes, simulate, speed};
+use super::{DPF, add_point, check, handling_speed, notes, simulate, three_lans};
 use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Settings};
 use holdfast_sim::pools::Outcome as Simulated;
 
@@ -21,27 +21,34 @@ const RATIO: u32 = 3;
 const ELEMENTS: u32 = 10;
 /// WAN delay in milliseconds, request size and handling speed of the text: "e.g. still a handling speed of 48% for a
 /// DPF of 1e-5 vs. almost 0% for a DPF of 0, at a WAN delay of 300ms for a request size:PE capacity ratio of 0.1".
-const STATED: (f64, f64, f64) = (300.0, 0.1, 48.0);
+const STATED_POINT: (f64, f64, f64) = (300.0, 0.1, 48.0);
 
-type Measured = ((f64, f64, f64), Estimate);
+type MeasuredPoint = ((f64, f64, f64), Estimate);
 
 fn run(settings: &Settings) -> Result<Outcome> {
     let elements = settings.elements.unwrap_or(ELEMENTS);
-    let mut places = Vec::new();
+    let mut points = Vec::new();
     for dpf in [0.0, DPF] {
         for wan_ms in WAN_MS {
-            places.extend(SIZES.map(|size| (size, wan_ms, dpf)));
+            points.extend(SIZES.map(|size| (size, wan_ms, dpf)));
         }
     }
-    let config = |&(size, wan_ms, dpf): &(f64, f64, f64)| lans(elements, RATIO, wan_ms, dpf, size);
-    let configs: Vec<_> = places.iter().map(config).collect();
+    let config =
+        |&(size, wan_ms, dpf): &(f64, f64, f64)| three_lans(elements, RATIO, wan_ms, dpf, size);
+    let configs: Vec<_> = points.iter().map(config).collect();
     let outcomes = simulate(settings, &configs);
     let (mut series, mut measured) = (Vec::new(), Vec::new());
-    for ((size, wan_ms, dpf), outcomes) in places.into_iter().zip(&outcomes) {
+    for ((size, wan_ms, dpf), outcomes) in points.into_iter().zip(&outcomes) {
         let name = format!("DPF {dpf:e}, WAN {wan_ms} ms");
-        let stated = (wan_ms, size) == (STATED.0, STATED.1) && dpf == DPF;
-        let ours = speed(outcomes);
-        add(&mut series, name, size, ours, stated.then_some(STATED.2));
+        let stated = (wan_ms, size) == (STATED_POINT.0, STATED_POINT.1) && dpf == DPF;
+        let ours = handling_speed(outcomes);
+        add_point(
+            &mut series,
+            name,
+            size,
+            ours,
+            stated.then_some(STATED_POINT.2),
+        );
         measured.push(((size, wan_ms, dpf), ours));
     }
     let panel = Panel {
@@ -56,13 +63,13 @@ fn run(settings: &Settings) -> Result<Outcome> {
         title: "Handling speed by size of requests".to_owned(),
         panels: vec![panel],
     };
-    let mut outcome = Outcome::of_figure(figure, notes(settings));
+    let mut outcome = Outcome::from_figure(figure, notes(settings));
     outcome.checks = checks(&measured);
-    outcome.checks.push(in_range(settings, elements));
+    outcome.checks.push(check_over_loads(settings, elements));
     Ok(outcome)
 }
 
-fn checks(measured: &[Measured]) -> Vec<Check> {
+fn checks(measured: &[MeasuredPoint]) -> Vec<Check> {
     let at = |size: f64, wan_ms: f64, dpf: f64| {
         let one = measured
             .iter()
@@ -109,9 +116,10 @@ fn checks(measured: &[Measured]) -> Vec<Check> {
 }
 
 /// Checks the first statement over the loads.
-fn in_range(settings: &Settings, elements: u32) -> Check {
-    let configs = [lans(elements, RATIO, 300.0, DPF, 0.1)];
-    let stated = |outcomes: &[Vec<Simulated>]| (40.0..=56.0).contains(&speed(&outcomes[0]).mean);
+fn check_over_loads(settings: &Settings, elements: u32) -> Check {
+    let configs = [three_lans(elements, RATIO, 300.0, DPF, 0.1)];
+    let stated =
+        |outcomes: &[Vec<Simulated>]| (40.0..=56.0).contains(&handling_speed(&outcomes[0]).mean);
     let statement = "at a ratio of 0.1 and 300 ms the speed is 48 % (± 8) with DPF 1e-5";
     sweep(settings, statement, &configs, stated)
 }

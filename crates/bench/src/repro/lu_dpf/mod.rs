@@ -1,8 +1,8 @@
 //! Paper 004, "On Improving the Performance of Reliable Server Pooling Systems for Distance-Sensitive Distributed
 //! Applications": its figures and its table, simulated with the machines of the daemons.
 //!
-//! The paper does not state the load that one request adds. The default is [`LOAD`], and each statement is also tried
-//! over [`LOADS`].
+//! The paper does not state the load that one request adds. The default is [`LOAD_PER_REQUEST`], and each statement is also tried
+//! over [`LOADS_PER_REQUEST`].
 
 pub(super) mod figure4_left;
 pub(super) mod figure4_right;
@@ -28,12 +28,12 @@ const LAN_MS: f64 = 10.0;
 const DPF: f64 = 1e-5;
 /// Load that one request adds to an element, as a share of the whole: an element takes at most 200 requests. With 0.01,
 /// DPF 15e-5 does not quite fall below plain LU if a quarter of the elements is left (Figure 5).
-const LOAD: f64 = 0.005;
-/// Values tried for [`LOAD`], up to the value of elements that take ten requests (rsplib's default).
-const LOADS: [f64; 8] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1];
+const LOAD_PER_REQUEST: f64 = 0.005;
+/// Values tried for [`LOAD_PER_REQUEST`], up to the value of elements that take ten requests (rsplib's default).
+const LOADS_PER_REQUEST: [f64; 8] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1];
 
 /// Returns the policy with a DPF; with DPF 0, plain least used (section 6.2).
-fn choice(dpf: f64) -> Choice {
+fn least_used_policy(dpf: f64) -> Choice {
     match dpf {
         0.0 => Choice::LeastUsed,
         _ => Choice::LeastUsedDpf(dpf),
@@ -42,13 +42,13 @@ fn choice(dpf: f64) -> Choice {
 
 /// Returns three LANs with `elements` elements each and `ratio` users per element; `size` is the request size as a
 /// share of an element's capacity per second.
-fn lans(elements: u32, ratio: u32, wan_ms: f64, dpf: f64, size: f64) -> Config {
+fn three_lans(elements: u32, ratio: u32, wan_ms: f64, dpf: f64, size: f64) -> Config {
     let users = elements * ratio;
     let zones = vec![Zone { elements, users }; 3];
     let size = CAPACITY * size;
-    let workload = Workload::of_utilisation(CAPACITY, size, f64::from(ratio), UTILISATION);
-    let mut config = Config::new(zones, LAN_MS, wan_ms, choice(dpf), workload);
-    config.load_per_request = LOAD;
+    let workload = Workload::for_utilisation(CAPACITY, size, f64::from(ratio), UTILISATION);
+    let mut config = Config::new(zones, LAN_MS, wan_ms, least_used_policy(dpf), workload);
+    config.load_per_request = LOAD_PER_REQUEST;
     config
 }
 
@@ -73,7 +73,7 @@ fn simulate_seeds(settings: &Settings, repeats: u32, configs: &[Config]) -> Vec<
             eprintln!("{done} of {all} simulations");
         }
     };
-    let outcomes = seeds::each(
+    let outcomes = seeds::run_all(
         &jobs,
         |(config, seed)| run(&configs[*config], *seed),
         progress,
@@ -83,22 +83,22 @@ fn simulate_seeds(settings: &Settings, repeats: u32, configs: &[Config]) -> Vec<
 }
 
 /// Returns the estimate over the seeds for the first window.
-fn estimate(outcomes: &[Outcome], of: impl Fn(&Window) -> f64) -> Estimate {
-    estimate_of(outcomes, 0, of)
+fn estimate(outcomes: &[Outcome], value_of: impl Fn(&Window) -> f64) -> Estimate {
+    estimate_of(outcomes, 0, value_of)
 }
 
-fn estimate_of(outcomes: &[Outcome], window: usize, of: impl Fn(&Window) -> f64) -> Estimate {
+fn estimate_of(outcomes: &[Outcome], window: usize, value_of: impl Fn(&Window) -> f64) -> Estimate {
     let values: Vec<f64> = outcomes
         .iter()
-        .map(|outcome| of(&outcome.windows[window]))
+        .map(|outcome| value_of(&outcome.windows[window]))
         .collect();
-    Estimate::of(&values)
+    Estimate::from_repeats(&values)
 }
 
 /// Returns the handling speed in per cent of an element's capacity: equation 1 with the means of size and delay. The
 /// mean of the requests' own speeds says little about a LAN with users that wait for ever: such a mean weighs short and
 /// long waits alike.
-fn speed(outcomes: &[Outcome]) -> Estimate {
+fn handling_speed(outcomes: &[Outcome]) -> Estimate {
     estimate(outcomes, |window| 100.0 * window.speed() / CAPACITY)
 }
 
@@ -107,7 +107,7 @@ fn utilisation(outcomes: &[Outcome]) -> Estimate {
 }
 
 /// Adds a point to the series of that name.
-fn add(series: &mut Vec<Series>, name: String, x: f64, ours: Estimate, paper: Option<f64>) {
+fn add_point(series: &mut Vec<Series>, name: String, x: f64, ours: Estimate, paper: Option<f64>) {
     let point = Point { x, ours, paper };
     match series.iter_mut().find(|one| one.name == name) {
         Some(one) => one.points.push(point),
@@ -137,11 +137,13 @@ fn notes(settings: &Settings) -> Vec<String> {
     let minutes = settings.milliseconds.map_or(15.0, |ms| ms as f64 / 6e4);
     vec![
         format!(
-            "{} seeds, {minutes} virtual minutes each; a request adds {LOAD} of the whole to an element's load;",
+            "{} seeds, {minutes} virtual minutes each; a request adds {LOAD_PER_REQUEST} of the maximum to an \
+             element's load;",
             settings.repeats_or(SEEDS)
         ),
         format!(
-            "{LAN_MS} ms within a LAN, that and the WAN delay between two; the speed is the mean size by the mean delay (equation 1)"
+            "{LAN_MS} ms within a LAN, plus the WAN delay between two; the speed is the mean size divided by the mean \
+             delay (equation 1)"
         ),
     ]
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{CAPACITY, DPF, LAN_MS, LOAD, estimate, lans, simulate_seeds};
+use super::{CAPACITY, DPF, LAN_MS, LOAD_PER_REQUEST, estimate, simulate_seeds, three_lans};
 use crate::repro::{Experiment, Outcome, Row, Settings};
 use holdfast_sim::pools::{Choice, Config, Sharing};
 
@@ -23,9 +23,15 @@ const CHOICES: [(&str, Choice); 9] = [
     ("round robin", Choice::RoundRobin),
     ("two by latency, zone", Choice::Latency(Sharing::Zone)),
     ("two by latency, user", Choice::Latency(Sharing::User)),
-    ("probes, zone", probes(Sharing::Zone, false, HOT)),
-    ("probes and way, zone", probes(Sharing::Zone, true, HOT)),
-    ("probes and way, user", probes(Sharing::User, true, HOT)),
+    ("probes, zone", probes(Sharing::Zone, false, HOT_THRESHOLD)),
+    (
+        "probes and way, zone",
+        probes(Sharing::Zone, true, HOT_THRESHOLD),
+    ),
+    (
+        "probes and way, user",
+        probes(Sharing::User, true, HOT_THRESHOLD),
+    ),
     (
         "probes, fewest in flight, zone",
         probes(Sharing::Zone, true, 0.0),
@@ -33,20 +39,20 @@ const CHOICES: [(&str, Choice); 9] = [
 ];
 
 /// Threshold for hot elements, as chosen by Prequal's authors.
-const HOT: f64 = 0.84;
+const HOT_THRESHOLD: f64 = 0.84;
 
 const fn probes(sharing: Sharing, with_way: bool, hot: f64) -> Choice {
     Choice::Probes {
         sharing,
-        with_way,
-        hot,
+        with_round_trip: with_way,
+        hot_quantile: hot,
     }
 }
 
 /// A name, the request size in seconds, the WAN delay, and other changes of the configuration.
-type Situation = (&'static str, f64, f64, fn(&mut Config));
+type Scenario = (&'static str, f64, f64, fn(&mut Config));
 
-const SITUATIONS: [Situation; 5] = [
+const SCENARIOS: [Scenario; 5] = [
     ("one LAN's delays", 1.0, 0.0, |_| ()),
     ("three LANs", 1.0, WAN_MS, |_| ()),
     ("short requests", 0.1, WAN_MS, |_| ()),
@@ -65,11 +71,11 @@ fn run(settings: &Settings) -> Result<Outcome> {
     let seeds = settings.repeats_or(SEEDS);
     let elements = settings.elements.unwrap_or(ELEMENTS);
     let mut configs = Vec::new();
-    for (_, size, wan_ms, differ) in SITUATIONS {
+    for (_, size, wan_ms, adjust_config) in SCENARIOS {
         for (_, choice) in CHOICES {
-            let mut config = lans(elements, RATIO, wan_ms, 0.0, size);
+            let mut config = three_lans(elements, RATIO, wan_ms, 0.0, size);
             config.choice = choice;
-            differ(&mut config);
+            adjust_config(&mut config);
             configs.push(config);
         }
     }
@@ -79,7 +85,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
         notes: notes(seeds),
         ..Outcome::default()
     };
-    for (situation, size, _, _) in SITUATIONS {
+    for (situation, size, _, _) in SCENARIOS {
         for (choice, _) in CHOICES {
             let Some(outcomes) = outcomes.next() else {
                 continue;
@@ -97,8 +103,11 @@ fn run(settings: &Settings) -> Result<Outcome> {
 
 fn notes(seeds: u32) -> Vec<String> {
     vec![
-        format!("{seeds} seeds; 3 LANs of {ELEMENTS} elements of {CAPACITY:e} calculations a second, {RATIO} users for each, 60 % utilisation, {LAN_MS} ms within a LAN and {WAN_MS} ms more between two;"),
-        format!("LU and LU-DPF ({DPF:e}): a request adds {LOAD} to the load; \"zone\": all users of a LAN learn together, \"user\": each for itself;"),
-        "\"and way\": the probe's round trip is added to the latency in its answer; \"slow elements\": each fifth has a quarter of the capacity".to_owned(),
+        format!("{seeds} seeds; 3 LANs of {ELEMENTS} elements of {CAPACITY:e} calculations per second, {RATIO} users \
+                 per element, 60 % utilisation, {LAN_MS} ms within a LAN and {WAN_MS} ms more between two;"),
+        format!("LU and LU-DPF ({DPF:e}): a request adds {LOAD_PER_REQUEST} to the load; \"zone\": all users of a LAN \
+                 share observations, \"user\": each user has its own;"),
+        "\"and way\": the probe's round trip is added to the latency in its answer; \"slow elements\": every fifth \
+         element has a quarter of the capacity".to_owned(),
     ]
 }

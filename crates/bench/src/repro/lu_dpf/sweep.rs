@@ -1,6 +1,6 @@
 //! The range of loads per request for which a statement holds.
 
-use super::{LOADS, check, simulate_seeds};
+use super::{LOADS_PER_REQUEST, check, simulate_seeds};
 use crate::repro::{Check, Settings};
 use holdfast_sim::pools::{Config, Outcome};
 
@@ -15,25 +15,28 @@ pub(super) fn sweep(
     configs: &[Config],
     holds: impl Fn(&[Vec<Outcome>]) -> bool,
 ) -> Check {
-    let with = |load: &f64| {
+    let configs_with_load = |load: &f64| {
         let load = *load;
         configs.iter().cloned().map(move |mut config| {
             config.load_per_request = load;
             config
         })
     };
-    let all: Vec<Config> = LOADS.iter().flat_map(with).collect();
+    let all: Vec<Config> = LOADS_PER_REQUEST
+        .iter()
+        .flat_map(configs_with_load)
+        .collect();
     let outcomes = simulate_seeds(settings, settings.repeats.unwrap_or(SEEDS).min(SEEDS), &all);
-    let each = LOADS.iter().zip(outcomes.chunks(configs.len()));
-    let held: Vec<String> = each
+    let each = LOADS_PER_REQUEST.iter().zip(outcomes.chunks(configs.len()));
+    let holding_loads: Vec<String> = each
         .filter(|(_, outcomes)| holds(outcomes))
         .map(|(load, _)| load.to_string())
         .collect();
-    let tried = LOADS.map(|load| load.to_string()).join(", ");
-    let seen = match held.as_slice() {
-        [] => format!("with none of {tried}"),
-        some => format!("with {}, of {tried}", some.join(", ")),
+    let loads_tried = LOADS_PER_REQUEST.map(|load| load.to_string()).join(", ");
+    let seen = match holding_loads.as_slice() {
+        [] => format!("with none of {loads_tried}"),
+        some => format!("with {}, of {loads_tried}", some.join(", ")),
     };
-    let range = format!("loads for each request with which: {statement}");
-    check(range, !held.is_empty(), seen)
+    let range = format!("for some load per request: {statement}");
+    check(range, !holding_loads.is_empty(), seen)
 }

@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 
-use super::{CAPACITY, DPF, SEEDS, check, choice, clearly_above, estimate_of, live};
+use super::{CAPACITY, DPF, SEEDS, check, clearly_above, estimate_of, least_used_policy, live};
 use crate::repro::{Estimate, Experiment, Outcome, Row, Settings};
 use holdfast_sim::net::Link;
 use holdfast_sim::pools::{Action, Config, Outcome as Simulated, Workload, Zone, run as simulate};
@@ -34,9 +34,9 @@ const REGION_MS: (f64, f64) = (5.0, 15.0);
 const NEIGHBOUR_MS: (f64, f64) = (75.0, 150.0);
 /// Round trips between Europe and Asia, milliseconds: "about 250ms to 350ms between Europe and Asia (routed via the
 /// U.S.A.)".
-const FAR_MS: (f64, f64) = (250.0, 350.0);
+const EUROPE_ASIA_MS: (f64, f64) = (250.0, 350.0);
 /// DistanceStep, milliseconds: "DistanceStep has been set to 75ms".
-const STEP_MS: u32 = 75;
+const DISTANCE_STEP_MS: u32 = 75;
 /// Elements and users of a region: "the region's 5 PEs and 15 PUs"; an average interval of 7.5 s.
 const ELEMENTS: u32 = 5;
 const USERS: u32 = 15;
@@ -47,32 +47,32 @@ const ASIA: u16 = 2;
 
 /// Time of users' hosts per request in the paper's measurement, in addition to delays and calculations, in seconds:
 /// chosen so that LU-DPF takes the paper's 2.17 s in the first phase. The other nine times follow from the simulation.
-const HOSTS_S: f64 = 0.75;
+const HOST_TIME_S: f64 = 0.75;
 
 /// A reading of the paper's section 7.1.
 #[derive(Clone, Copy)]
-struct Reading {
+struct DelayInterpretation {
     about: &'static str,
     /// Share of each delay that applies to one direction.
-    way: f64,
-    hosts_s: f64,
+    one_way_share: f64,
+    host_time_s: f64,
 }
 
-const READINGS: [Reading; 3] = [
-    Reading {
+const INTERPRETATIONS: [DelayInterpretation; 3] = [
+    DelayInterpretation {
         about: "",
-        way: 0.5,
-        hosts_s: 0.0,
+        one_way_share: 0.5,
+        host_time_s: 0.0,
     },
-    Reading {
+    DelayInterpretation {
         about: ", busy hosts",
-        way: 0.5,
-        hosts_s: HOSTS_S,
+        one_way_share: 0.5,
+        host_time_s: HOST_TIME_S,
     },
-    Reading {
+    DelayInterpretation {
         about: ", delays one way",
-        way: 1.0,
-        hosts_s: 0.0,
+        one_way_share: 1.0,
+        host_time_s: 0.0,
     },
 ];
 
@@ -82,7 +82,7 @@ fn minutes(count: u32) -> Time {
 
 /// Returns the configuration of a run, which draws its delays once: "The delays between any two endpoints have not
 /// shown a significant variation".
-fn config(reading: Reading, dpf: f64, seed: u64) -> Config {
+fn config(reading: DelayInterpretation, dpf: f64, seed: u64) -> Config {
     let zone = |elements| Zone {
         elements,
         users: USERS,
@@ -93,39 +93,41 @@ fn config(reading: Reading, dpf: f64, seed: u64) -> Config {
         request_size: CAPACITY,
         request_interval: INTERVAL_S,
     };
-    let mut config = Config::new(zones, 0.0, 0.0, choice(dpf), workload);
+    let mut config = Config::new(zones, 0.0, 0.0, least_used_policy(dpf), workload);
     let mut random = Random::new(seed);
     for from in 0..3 {
         for to in from..3 {
             let (least, most) = match (from, to) {
                 _ if from == to => REGION_MS,
-                (0, 2) => FAR_MS,
+                (0, 2) => EUROPE_ASIA_MS,
                 _ => NEIGHBOUR_MS,
             };
-            let link = Link::constant(reading.way * (least + (most - least) * random.fraction()));
+            let link = Link::constant(
+                reading.one_way_share * (least + (most - least) * random.fraction()),
+            );
             config.links[from][to] = link;
             config.links[to][from] = link;
         }
     }
-    config.registrar.distance_step = STEP_MS;
-    config.load_per_request = super::LOAD;
+    config.registrar.distance_step = DISTANCE_STEP_MS;
+    config.load_per_request = super::LOAD_PER_REQUEST;
     // Each selected element needs a new association.
     config.setup_round_trips = 1;
-    config.overhead = Time::from_secs_f64(reading.hosts_s);
-    config.elements_at_first = Some(vec![ELEMENTS; 3]);
+    config.overhead = Time::from_secs_f64(reading.host_time_s);
+    config.initial_elements = Some(vec![ELEMENTS; 3]);
     config.runtime = minutes(MINUTES);
     config.windows = PHASES
         .iter()
         .map(|(_, (from, to), _)| (minutes(*from), minutes(*to)))
         .collect();
-    config.plan = plan();
+    config.plan = failure_plan();
     config
 }
 
 /// Returns the changes during a run: "at t1=15min, 2 of the 5 Asian PEs are turned off; at t2=30min, two additional PEs
 /// are turned on [...]. At t3=45min, the failure in Asia is repaired. [...] The two additional PEs [...] are turned off
 /// at t4=50min."
-fn plan() -> Vec<(Time, Action)> {
+fn failure_plan() -> Vec<(Time, Action)> {
     let asian = [3, 4];
     let backup = [EUROPE, AMERICA];
     let mut plan = Vec::new();
@@ -171,17 +173,17 @@ fn plan() -> Vec<(Time, Action)> {
 fn run(settings: &Settings) -> Result<Outcome> {
     if settings.live {
         let phases = PHASES.map(|(name, _, paper)| (name, paper)).to_vec();
-        let config = |dpf, seed| config(READINGS[0], dpf, seed);
-        return live::run(settings, &live::Experiment { config, phases });
+        let config = |dpf, seed| config(INTERPRETATIONS[0], dpf, seed);
+        return live::run(settings, &live::LiveExperiment { config, phases });
     }
     let repeats = u64::from(settings.repeats_or(SEEDS));
     let mut jobs = Vec::new();
-    for reading in READINGS {
+    for reading in INTERPRETATIONS {
         for dpf in [DPF, 0.0] {
             jobs.extend((1..=repeats).map(|seed| (reading, dpf, seed)));
         }
     }
-    let simulated = seeds::each(
+    let simulated = seeds::run_all(
         &jobs,
         |(reading, dpf, seed)| simulate(&config(*reading, *dpf, *seed), *seed),
         |_| (),
@@ -191,10 +193,10 @@ fn run(settings: &Settings) -> Result<Outcome> {
         ..Outcome::default()
     };
     let both = simulated.chunks(2 * repeats as usize);
-    for (reading, both) in READINGS.into_iter().zip(both) {
+    for (reading, both) in INTERPRETATIONS.into_iter().zip(both) {
         let (near, plain) = both.split_at(repeats as usize);
         for place in 0..PHASES.len() {
-            phase(&mut outcome, reading, place, near, plain);
+            add_phase_rows(&mut outcome, reading, place, near, plain);
         }
     }
     Ok(outcome)
@@ -206,19 +208,22 @@ fn notes(repeats: u64) -> Vec<String> {
             "{repeats} seeds, {MINUTES} virtual minutes each; delays between regions drawn for each seed from the paper's ranges, as round trips;"
         ),
         format!(
-            "one round trip to make an association before each request; a request adds {} of the whole to an element's load;",
-            super::LOAD
+            "one round trip to establish an association before each request; a request adds {} of the maximum to an \
+             element's load;",
+            super::LOAD_PER_REQUEST
         ),
         format!(
-            "\"busy hosts\": users' hosts take {HOSTS_S} s more for each request, so that LU-DPF takes the paper's 2.17 s in the first phase; the rest follows;"
+            "\"busy hosts\": users' hosts take {HOST_TIME_S} s more for each request, so that LU-DPF takes the \
+             paper's 2.17 s in the first phase; the other values result from that;"
         ),
-        "\"delays one way\": the paper's delays are no round trips".to_owned(),
+        "\"delays one way\": the paper's delays are taken as one-way delays instead of round trips"
+            .to_owned(),
     ]
 }
 
-fn phase(
+fn add_phase_rows(
     outcome: &mut Outcome,
-    reading: Reading,
+    reading: DelayInterpretation,
     place: usize,
     near: &[Simulated],
     plain: &[Simulated],
@@ -226,7 +231,7 @@ fn phase(
     let (name, _, paper) = PHASES[place];
     let time = |outcomes| estimate_of(outcomes, place, |window| window.handling_mean_s());
     let (near_s, plain_s) = (time(near), time(plain));
-    let gain = Estimate::of(&gains(place, near, plain));
+    let gain = Estimate::from_repeats(&gains_per_seed(place, near, plain));
     let about = reading.about;
     let row = |what: &str, paper, ours, unit: &str| {
         Row::new(format!("{name}{about}: {what}"), Some(paper), ours, unit)
@@ -249,10 +254,10 @@ fn phase(
 }
 
 /// Returns the gain of LU-DPF for each seed, in per cent.
-fn gains(place: usize, near: &[Simulated], plain: &[Simulated]) -> Vec<f64> {
+fn gains_per_seed(place: usize, lu_dpf: &[Simulated], lu: &[Simulated]) -> Vec<f64> {
     let gain = |(near, plain): (&Simulated, &Simulated)| {
         let [near, plain] = [near, plain].map(|one| one.windows[place].handling_mean_s());
         100.0 * (1.0 - near / plain)
     };
-    near.iter().zip(plain).map(gain).collect()
+    lu_dpf.iter().zip(lu).map(gain).collect()
 }

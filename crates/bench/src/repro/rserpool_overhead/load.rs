@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use holdfast_wire::rserpool::PolicyKind;
 
-use crate::registrar::measure::{Group, GroupSpec, Windows, measure};
-use crate::registrar::scope::{Scope, ScopeSpec, Target};
-use crate::registrar::{Carrier, Kind};
+use crate::registrar::measure::{MemberGroupSpec, RunningGroup, WindowSchedule, measure_windows};
+use crate::registrar::scope::{RegistrarTarget, Scope, ScopeSpec};
+use crate::registrar::{Encapsulation, MemberKind};
 use crate::repro::{Estimate, Figure, Outcome, Panel, Point, Series, Settings};
 
 /// Elements of a pool with a constant size.
@@ -18,74 +18,74 @@ const MILLISECONDS: u64 = 300;
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// Registrars of one scope, and the groups that load them.
-pub(super) struct World {
+pub(super) struct RegistrarBench {
     // Groups end before the registrars: otherwise, registrars would send keep-alives to elements that have ended.
-    groups: Vec<(Group, Kind)>,
-    targets: Vec<Target>,
+    groups: Vec<(RunningGroup, MemberKind)>,
+    targets: Vec<RegistrarTarget>,
     scope: Scope,
     /// Registrar of the users, counted from 0.
-    users_at: usize,
-    windows: Windows,
+    users_registrar: usize,
+    windows: WindowSchedule,
 }
 
-impl World {
-    pub(super) fn start(settings: &Settings, registrars: usize) -> Result<World> {
+impl RegistrarBench {
+    pub(super) fn start(settings: &Settings, registrars: usize) -> Result<RegistrarBench> {
         let scope = Scope::start(&ScopeSpec {
             // The paper's registrars announce each re-registration.
             announce_each: true,
             registrars,
             one_send: true,
             pause_us: None,
-            carrier: Carrier::here(false),
+            encapsulation: Encapsulation::choose(false),
         })?;
         let targets = (0..registrars.min(2)).filter_map(|place| scope.target(place));
-        Ok(World {
+        Ok(RegistrarBench {
             groups: Vec::new(),
             targets: targets.collect(),
             scope,
-            users_at: 0,
-            windows: windows(settings),
+            users_registrar: 0,
+            windows: window_schedule(settings),
         })
     }
 
     /// Adds a group at the first or second registrar, counted from 0.
-    pub(super) fn add(
+    pub(super) fn add_group(
         &mut self,
-        kind: Kind,
+        kind: MemberKind,
         count: u32,
         at: usize,
         policy: PolicyKind,
     ) -> Result<()> {
         let target = self.targets.get(at).context("no such registrar")?;
-        let group = Group::start(&GroupSpec {
+        let group = RunningGroup::start(&MemberGroupSpec {
             kind,
             count: count as usize,
-            at: *target,
+            registrar: *target,
             handle: "repro".to_owned(),
             policy,
             items: None,
         })?;
         self.groups.push((group, kind));
         match kind {
-            Kind::Elements => self.scope.in_step(count.into())?,
-            Kind::Users => self.users_at = at,
+            MemberKind::Elements => self.scope.wait_for_elements(count.into())?,
+            MemberKind::Users => self.users_registrar = at,
         }
         Ok(())
     }
 
-    /// Adds a point at `x` to each registrar's curve for each interval. `asks` returns the request intervals of
+    /// Adds a point at `x` to each registrar's curve for each interval. `request_intervals` returns the request intervals of
     /// elements and users, `paper` the paper's value for a registrar, counted from 1. `of` is a part of the curves'
     /// names.
-    pub(super) fn points(
+    pub(super) fn add_points(
         &mut self,
         intervals_ms: &[u64],
-        asks: impl Fn(Duration) -> (Duration, Duration),
+        request_intervals: impl Fn(Duration) -> (Duration, Duration),
         (x, of): (u32, &str),
         paper: impl Fn(usize, u64) -> Option<f64>,
         series: &mut Vec<Series>,
     ) -> Result<()> {
         for &interval in intervals_ms {
-            let (elements, users) = asks(Duration::from_millis(interval));
+            let (elements, users) = request_intervals(Duration::from_millis(interval));
             for (place, ours) in (1..).zip(self.measure(elements, users)?) {
                 let name = format!("registrar #{place}{of}, every {interval} ms");
                 let point = Point {
@@ -93,7 +93,7 @@ impl World {
                     ours,
                     paper: paper(place, interval),
                 };
-                push(series, &name, point);
+                push_point(series, &name, point);
             }
         }
         Ok(())
@@ -102,34 +102,36 @@ impl World {
     /// Returns the share of a core that the first and the second registrar use, in percent, while each element and user
     /// sends one request per interval.
     fn measure(&mut self, elements: Duration, users: Duration) -> Result<Vec<Estimate>> {
-        let interval = |kind: Kind| match kind {
-            Kind::Elements => elements,
-            Kind::Users => users,
+        let interval = |kind: MemberKind| match kind {
+            MemberKind::Elements => elements,
+            MemberKind::Users => users,
         };
         let groups = self.groups.iter_mut();
         let mut groups: Vec<_> = groups
             .map(|(group, kind)| (group, interval(*kind)))
             .collect();
-        let measured = measure(&mut groups, &self.targets, self.windows)?;
-        let answered = |wanted: Kind| -> u64 {
+        let measured = measure_windows(&mut groups, &self.targets, self.windows)?;
+        let answered = |wanted: MemberKind| -> u64 {
             let of_kind = self.groups.iter().filter(|(_, kind)| *kind == wanted);
             of_kind.map(|(group, _)| group.answered()).sum()
         };
-        self.scope.has_counted(
-            answered(Kind::Elements),
-            answered(Kind::Users),
-            self.users_at,
+        self.scope.check_counters(
+            answered(MemberKind::Elements),
+            answered(MemberKind::Users),
+            self.users_registrar,
         )?;
         let of_target = |target: usize| {
-            let shares = measured.iter().map(|window| window.cpu[target] * 100.0);
-            Estimate::of(&shares.collect::<Vec<_>>())
+            let shares = measured
+                .iter()
+                .map(|window| window.target_cpu_shares[target] * 100.0);
+            Estimate::from_repeats(&shares.collect::<Vec<_>>())
         };
         Ok((0..self.targets.len()).map(of_target).collect())
     }
 }
 
-fn windows(settings: &Settings) -> Windows {
-    Windows {
+fn window_schedule(settings: &Settings) -> WindowSchedule {
+    WindowSchedule {
         settle: SETTLE,
         length: Duration::from_millis(settings.milliseconds.unwrap_or(MILLISECONDS)),
         count: settings.repeats_or(super::REPEATS) as usize,
@@ -138,17 +140,17 @@ fn windows(settings: &Settings) -> Windows {
 
 /// Returns the notes that a reader of the numbers needs.
 fn notes(settings: &Settings) -> Vec<String> {
-    let Windows { length, count, .. } = windows(settings);
+    let WindowSchedule { length, count, .. } = window_schedule(settings);
     vec![
         format!(
             "{count} repeats of {} ms each (--repeats, --milliseconds), one after the other with the same associations;",
             length.as_millis()
         ),
         format!(
-            "one registrar alone on its processor, everything else on another, SCTP {} on loopback.",
-            match Carrier::here(false) {
-                Carrier::Ip => "of the kernel",
-                Carrier::Udp => "of libusrsctp inside UDP",
+            "the measured registrar alone on its processor, everything else on another, SCTP {} on loopback.",
+            match Encapsulation::choose(false) {
+                Encapsulation::Ip => "of the kernel",
+                Encapsulation::Udp => "of libusrsctp inside UDP",
             }
         ),
         "The paper's registrars had a 1.3 GHz Athlon (2001) and the kernel's SCTP of Linux 2.6.17."
@@ -157,13 +159,13 @@ fn notes(settings: &Settings) -> Vec<String> {
 }
 
 /// Returns the paper's value for a point, by the point's key.
-pub(super) fn stated<K: PartialEq>(table: &[(K, f64)], point: &K) -> Option<f64> {
+pub(super) fn paper_value<K: PartialEq>(table: &[(K, f64)], point: &K) -> Option<f64> {
     let found = table.iter().find(|(stated, _)| stated == point);
     found.map(|&(_, percent)| percent)
 }
 
 /// Returns a panel of utilisations.
-pub(super) fn panel(title: impl Into<String>, x: &str, series: Vec<Series>) -> Panel {
+pub(super) fn utilisation_panel(title: impl Into<String>, x: &str, series: Vec<Series>) -> Panel {
     Panel {
         title: title.into(),
         x: x.to_owned(),
@@ -175,13 +177,13 @@ pub(super) fn panel(title: impl Into<String>, x: &str, series: Vec<Series>) -> P
 }
 
 /// Returns the outcome of a figure.
-pub(super) fn outcome(settings: &Settings, title: &str, panels: Vec<Panel>) -> Outcome {
+pub(super) fn figure_outcome(settings: &Settings, title: &str, panels: Vec<Panel>) -> Outcome {
     let title = title.to_owned();
-    Outcome::of_figure(Figure { title, panels }, notes(settings))
+    Outcome::from_figure(Figure { title, panels }, notes(settings))
 }
 
 /// Adds a point to the curve of that name, and creates the curve if needed.
-fn push(series: &mut Vec<Series>, name: &str, point: Point) {
+fn push_point(series: &mut Vec<Series>, name: &str, point: Point) {
     match series.iter_mut().find(|each| each.name == name) {
         Some(each) => each.points.push(point),
         None => series.push(Series {

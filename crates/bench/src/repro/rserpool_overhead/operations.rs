@@ -8,7 +8,7 @@ use nix::time::{ClockId, clock_gettime};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::subject::{Kind, OfTrees, Ours, Subject};
+use super::handlespaces::{HoldfastHandlespace, MeasuredHandlespace, PolicyClass, TreeHandlespace};
 use crate::repro::{Estimate, Figure, Outcome, Panel, Point, Series, Settings};
 use crate::trees::{RedBlack, Treap};
 
@@ -17,15 +17,15 @@ use crate::trees::{RedBlack, Treap};
 pub enum Operation {
     /// Deregistration and registration in turns: "The deregistration of a randomly selected element if the pool has the
     /// configured size; otherwise, a new PE is registered."
-    Exchange(Kind),
+    Replace(PolicyClass),
     /// Re-registration of a random element with a random load.
-    Renew(Kind),
+    Reregister(PolicyClass),
     /// Restart of a random element's lifetime timer, as at a registrar that is not its home.
-    Lifetime,
+    RestartLifetimeTimer,
     /// Transmission and answer of the next keep-alive, as at the home registrar.
     KeepAlive,
     /// Selection of this many elements.
-    Resolve(Kind, usize),
+    Resolve(PolicyClass, usize),
     /// Walk through all elements of a registrar.
     Synchronize,
 }
@@ -37,15 +37,15 @@ pub struct Curve {
     /// Measured operation.
     pub operation: Operation,
     /// The paper's value for the red-black tree: number of elements, and operations per element and second.
-    pub stated: Option<(u32, f64)>,
+    pub paper_value: Option<(u32, f64)>,
 }
 
 /// Title of a panel, divisor of its operations, and its curves.
-pub type Curves = (&'static str, Per, &'static [Curve]);
+pub type PanelSpec = (&'static str, Divisor, &'static [Curve]);
 
 /// Divisor of the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Per {
+pub enum Divisor {
     /// Operations per element and second.
     Element,
     /// Operations per second.
@@ -54,37 +54,37 @@ pub enum Per {
 
 /// A function that returns the operations per second for an operation, a number of elements, a random seed and a
 /// duration.
-type Measure = fn(Operation, u32, u64, Duration) -> f64;
+type MeasureFunction = fn(Operation, u32, u64, Duration) -> f64;
 
-const STRUCTURES: [(&str, Measure); 3] = [
-    ("red-black tree", measure::<OfTrees<RedBlack>>),
-    ("treap", measure::<OfTrees<Treap>>),
-    ("Holdfast", measure::<Ours>),
+const STRUCTURES: [(&str, MeasureFunction); 3] = [
+    ("red-black tree", measure::<TreeHandlespace<RedBlack>>),
+    ("treap", measure::<TreeHandlespace<Treap>>),
+    ("Holdfast", measure::<HoldfastHandlespace>),
 ];
 const SIZES: [u32; 5] = [1000, 5000, 10_000, 20_000, 30_000];
 const MILLISECONDS: u64 = 10;
 /// Life of a timer, microseconds.
 const LIFE_US: u64 = 30_000_000;
 /// Operations between two readings of the clock.
-const BATCH: usize = 512;
+const OPERATIONS_PER_CLOCK_READ: usize = 512;
 
 /// Measures all panels.
-pub fn figure(settings: &Settings, title: &str, panels: &[Curves]) -> Result<Outcome> {
+pub fn figure(settings: &Settings, title: &str, panels: &[PanelSpec]) -> Result<Outcome> {
     let milliseconds = settings.milliseconds.unwrap_or(MILLISECONDS);
     let panels = panels.iter().map(|&(panel, per, curves)| Panel {
         title: panel.to_owned(),
         x: "elements".to_owned(),
         y: "operations".to_owned(),
         unit: match per {
-            Per::Element => "per element and second".to_owned(),
-            Per::Second => "per second".to_owned(),
+            Divisor::Element => "per element and second".to_owned(),
+            Divisor::Second => "per second".to_owned(),
         },
         y_log: true,
         series: STRUCTURES
             .iter()
             .flat_map(|structure| curves.iter().map(move |curve| (structure, curve)))
             .map(|(structure, curve)| {
-                series(settings, milliseconds, (panel, per), structure, curve)
+                measure_series(settings, milliseconds, (panel, per), structure, curve)
             })
             .collect(),
     });
@@ -94,19 +94,19 @@ pub fn figure(settings: &Settings, title: &str, panels: &[Curves]) -> Result<Out
     };
     let notes = vec![
         format!(
-            "{} repeats of {milliseconds} ms of processor time each, every one on a pool of its own; this machine, one core",
+            "{} repeats of {milliseconds} ms of processor time each, each on a separate pool; this machine, one core",
             settings.repeats_or(super::REPEATS)
         ),
-        "paper: what its text states, of its red-black tree on a 1.3 GHz Athlon".to_owned(),
+        "paper: values stated in its text, for its red-black tree on a 1.3 GHz Athlon".to_owned(),
     ];
-    Ok(Outcome::of_figure(figure, notes))
+    Ok(Outcome::from_figure(figure, notes))
 }
 
-fn series(
+fn measure_series(
     settings: &Settings,
     milliseconds: u64,
-    (panel, per): (&str, Per),
-    &(structure, measure): &(&'static str, Measure),
+    (panel, per): (&str, Divisor),
+    &(structure, measure): &(&'static str, MeasureFunction),
     curve: &Curve,
 ) -> Series {
     let name = format!("{structure}, {}", curve.name);
@@ -116,17 +116,17 @@ fn series(
             let duration = Duration::from_millis(milliseconds);
             let rate = measure(curve.operation, elements, u64::from(seed), duration);
             match per {
-                Per::Element => rate / f64::from(elements),
-                Per::Second => rate,
+                Divisor::Element => rate / f64::from(elements),
+                Divisor::Second => rate,
             }
         };
         let repeats: Vec<f64> = (0..settings.repeats_or(super::REPEATS))
             .map(repeat)
             .collect();
-        let stated = curve.stated.filter(|_| structure == STRUCTURES[0].0);
+        let stated = curve.paper_value.filter(|_| structure == STRUCTURES[0].0);
         Point {
             x: f64::from(elements),
-            ours: Estimate::of(&repeats),
+            ours: Estimate::from_repeats(&repeats),
             paper: stated
                 .filter(|&(at, _)| at == elements)
                 .map(|(_, rate)| rate),
@@ -147,34 +147,40 @@ fn processor_time() -> Duration {
 }
 
 /// A pool of the configured size with its workload.
-struct Run<S> {
+struct PoolRun<S> {
     subject: S,
     /// Registered elements.
     ids: Vec<u32>,
     size: usize,
     random: SmallRng,
     now_us: u64,
-    born: u32,
+    ids_assigned: u32,
 }
 
-fn measure<S: Subject>(operation: Operation, elements: u32, seed: u64, duration: Duration) -> f64 {
-    let (Operation::Exchange(kind) | Operation::Renew(kind) | Operation::Resolve(kind, _)) =
+fn measure<S: MeasuredHandlespace>(
+    operation: Operation,
+    elements: u32,
+    seed: u64,
+    duration: Duration,
+) -> f64 {
+    let (Operation::Replace(kind) | Operation::Reregister(kind) | Operation::Resolve(kind, _)) =
         operation
     else {
-        return Run::<S>::new(Kind::RoundRobin, elements, seed).measure(operation, duration);
+        return PoolRun::<S>::new(PolicyClass::RoundRobin, elements, seed)
+            .measure(operation, duration);
     };
-    Run::<S>::new(kind, elements, seed).measure(operation, duration)
+    PoolRun::<S>::new(kind, elements, seed).measure(operation, duration)
 }
 
-impl<S: Subject> Run<S> {
-    fn new(kind: Kind, elements: u32, seed: u64) -> Run<S> {
-        let mut run = Run {
+impl<S: MeasuredHandlespace> PoolRun<S> {
+    fn new(kind: PolicyClass, elements: u32, seed: u64) -> PoolRun<S> {
+        let mut run = PoolRun {
             subject: S::new(kind),
             ids: Vec::new(),
             size: elements as usize,
             random: SmallRng::seed_from_u64(seed),
             now_us: 0,
-            born: 0,
+            ids_assigned: 0,
         };
         while run.ids.len() < run.size {
             run.register();
@@ -185,7 +191,7 @@ impl<S: Subject> Run<S> {
     fn measure(mut self, operation: Operation, duration: Duration) -> f64 {
         let batch = match operation {
             Operation::Synchronize => 1,
-            _ => BATCH,
+            _ => OPERATIONS_PER_CLOCK_READ,
         };
         let start = processor_time();
         let mut operations = 0;
@@ -204,18 +210,18 @@ impl<S: Subject> Run<S> {
     #[inline]
     fn operate(&mut self, operation: Operation) {
         match operation {
-            Operation::Exchange(_) if self.ids.len() == self.size => {
+            Operation::Replace(_) if self.ids.len() == self.size => {
                 let at = self.random.random_range(0..self.size);
                 let id = self.ids.swap_remove(at);
                 self.subject.deregister(id);
             }
-            Operation::Exchange(_) => self.register(),
-            Operation::Renew(_) => {
-                let (id, load) = (self.one(), self.random.random());
+            Operation::Replace(_) => self.register(),
+            Operation::Reregister(_) => {
+                let (id, load) = (self.random_id(), self.random.random());
                 self.subject.register(id, load);
             }
-            Operation::Lifetime => {
-                let id = self.one();
+            Operation::RestartLifetimeTimer => {
+                let id = self.random_id();
                 self.now_us += 1;
                 self.subject.set_timer(id, self.now_us + LIFE_US);
             }
@@ -229,8 +235,8 @@ impl<S: Subject> Run<S> {
 
     fn register(&mut self) {
         // Ids that look random and never repeat.
-        self.born += 1;
-        let id = self.born.wrapping_mul(0x9e37_79b1);
+        self.ids_assigned += 1;
+        let id = self.ids_assigned.wrapping_mul(0x9e37_79b1);
         let load = self.random.random();
         self.subject.register(id, load);
         let at_us = self.now_us + self.random.random_range(1..=LIFE_US);
@@ -238,7 +244,7 @@ impl<S: Subject> Run<S> {
         self.ids.push(id);
     }
 
-    fn one(&mut self) -> u32 {
+    fn random_id(&mut self) -> u32 {
         self.ids[self.random.random_range(0..self.ids.len())]
     }
 }
@@ -250,7 +256,7 @@ pub(super) mod tests {
 
     /// Checks that the experiment has `series` positive rows for each of two sizes, and `stated` values of the paper at
     /// the paper's sizes.
-    pub fn smoke(experiment: Experiment, series: usize, stated: usize) {
+    pub fn check_experiment(experiment: Experiment, series: usize, stated: usize) {
         let settings = Settings {
             repeats: Some(2),
             milliseconds: Some(1),

@@ -77,7 +77,7 @@ pub fn flow(protocol: u8, local: SocketAddr, remote: SocketAddr) -> FlowKey {
 }
 
 /// A UDP socket of a client, connected to the service.
-pub struct Datagrams {
+pub struct DatagramClient {
     pub socket: UdpSocket,
     /// The number appended to the next datagram, which tells a late answer from the answer to another attempt.
     next: AtomicU32,
@@ -85,10 +85,14 @@ pub struct Datagrams {
     answered: Mutex<HashSet<u32>>,
 }
 
-impl Datagrams {
-    pub fn new(host: &Host, own: IpAddr) -> Self {
-        let socket = host.run(|| UdpSocket::bind((own, 0)).expect("bind"));
-        host.run(|| socket.connect(service(own.is_ipv6())).expect("connect"));
+impl DatagramClient {
+    pub fn new(host: &Host, bind_address: IpAddr) -> Self {
+        let socket = host.run(|| UdpSocket::bind((bind_address, 0)).expect("bind"));
+        host.run(|| {
+            socket
+                .connect(service(bind_address.is_ipv6()))
+                .expect("connect")
+        });
         Self {
             socket,
             next: AtomicU32::new(0),
@@ -139,8 +143,8 @@ impl Datagrams {
             let length = self.socket.recv(&mut buffer).ok()?;
             let (echo, number) = buffer[1..length].split_last_chunk().expect("a number");
             let number = u32::from_be_bytes(*number);
-            let new = self.answered.lock().expect("lock").insert(number);
-            assert!(new, "two answers to attempt {number}");
+            let is_new = self.answered.lock().expect("lock").insert(number);
+            assert!(is_new, "two answers to attempt {number}");
             if number >= first {
                 assert_eq!(echo, bytes, "the echo differs");
                 return Some(buffer[0]);
@@ -201,7 +205,7 @@ pub fn path_mtu(socket: &impl AsRawFd, v6: bool) -> i32 {
 }
 
 /// Returns the unspecified address of a family.
-pub fn any(v6: bool) -> IpAddr {
+pub fn unspecified(v6: bool) -> IpAddr {
     if v6 {
         Ipv6Addr::UNSPECIFIED.into()
     } else {

@@ -130,10 +130,10 @@ impl Host {
             .lines()
             .filter_map(|line| line.strip_prefix(&format!("{group}: ")));
         let (names, values) = (rows.next().expect("names"), rows.next().expect("values"));
-        let at = names.split(' ').position(|n| n == name).expect("counter");
+        let column = names.split(' ').position(|n| n == name).expect("counter");
         values
             .split(' ')
-            .nth(at)
+            .nth(column)
             .and_then(|v| v.parse().ok())
             .expect("a number")
     }
@@ -177,8 +177,8 @@ fn new_cgroup(name: &str) -> PathBuf {
         .find(|fields| fields[2] == "cgroup2")
         .map(|fields| PathBuf::from(fields[1]))
         .expect("cgroup2 is mounted");
-    let own = std::fs::read_to_string("/proc/self/cgroup").expect("cgroup");
-    if !own.lines().any(|line| line == "0::/") {
+    let own_cgroup = std::fs::read_to_string("/proc/self/cgroup").expect("cgroup");
+    if !own_cgroup.lines().any(|line| line == "0::/") {
         std::fs::write(root.join("cgroup.procs"), "0").expect("move to the root cgroup");
     }
     let path = root.join(name);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::host::Host;
 
 /// Returns a name that no other test on this machine uses.
-pub fn unique() -> String {
+pub fn unique_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!(
         "hft{}-{}",
@@ -18,12 +18,12 @@ pub fn unique() -> String {
 
 /// Position of a host: segment and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct HostPosition {
     pub segment: u8,
     pub number: u8,
 }
 
-impl Place {
+impl HostPosition {
     pub fn v4(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, self.segment, self.number)
     }
@@ -64,7 +64,7 @@ pub const ROUTER: u8 = 1;
 
 pub struct Lab {
     pub name: String,
-    hosts: BTreeMap<&'static str, (Host, Place)>,
+    hosts: BTreeMap<&'static str, (Host, HostPosition)>,
     pub router: Option<Host>,
     pub switch: Host,
 }
@@ -72,7 +72,7 @@ pub struct Lab {
 impl Lab {
     /// Creates one segment for each list of hosts. Names that begin with `n` are nodes; each host has `eth0`.
     pub fn new(segments: &[&[&'static str]]) -> Self {
-        let name = unique();
+        let name = unique_name();
         let switch = Host::new(&format!("{name}-sw"), false);
         // If bridges pass packets to the firewall, it would drop the malformed packets of the tests.
         for kind in ["iptables", "ip6tables"] {
@@ -95,7 +95,7 @@ impl Lab {
             lab.switch.ip(&format!("link set br{segment} up"));
             lab.add_router(segment);
             for (number, host) in (11u8..).zip(*hosts) {
-                lab.add_host(host, Place { segment, number });
+                lab.add_host(host, HostPosition { segment, number });
             }
         }
         lab
@@ -103,25 +103,25 @@ impl Lab {
 
     fn add_router(&self, segment: u8) {
         let Some(router) = &self.router else { return };
-        let place = Place {
+        let position = HostPosition {
             segment,
             number: ROUTER,
         };
         let device = format!("eth{segment}");
-        self.plug(router, &device, place);
+        self.attach_to_bridge(router, &device, position);
         // Packets forwarded by a router have complete checksums, as if they came from a wire.
         router.feature(&device, "tx", "off");
         router.sysctl("net/ipv4/ip_forward", "1");
         router.sysctl("net/ipv6/conf/all/forwarding", "1");
     }
 
-    fn add_host(&mut self, name: &'static str, place: Place) {
+    fn add_host(&mut self, name: &'static str, position: HostPosition) {
         let host = Host::new(&format!("{}-{name}", self.name), name.starts_with('n'));
-        self.plug(&host, "eth0", place);
+        self.attach_to_bridge(&host, "eth0", position);
         if self.router.is_some() {
-            let router = Place {
+            let router = HostPosition {
                 number: ROUTER,
-                ..place
+                ..position
             };
             host.ip(&format!("route add default via {}", router.v4()));
             host.ip(&format!("route add default via {}", router.v6()));
@@ -129,25 +129,25 @@ impl Lab {
         if !name.starts_with('n') {
             host.feature("eth0", "tx", "off");
         }
-        self.hosts.insert(name, (host, place));
+        self.hosts.insert(name, (host, position));
     }
 
-    fn plug(&self, host: &Host, device: &str, place: Place) {
-        let port = format!("p{}-{}", place.segment, place.number);
-        let link = link_text(place.link());
+    fn attach_to_bridge(&self, host: &Host, device: &str, position: HostPosition) {
+        let port = format!("p{}-{}", position.segment, position.number);
+        let link = link_text(position.link());
         self.switch.ip(&format!(
             "link add {port} type veth peer name {device} netns {} address {link}",
             host.namespace()
         ));
         self.switch
-            .ip(&format!("link set {port} master br{} up", place.segment));
+            .ip(&format!("link set {port} master br{} up", position.segment));
         // A redirect out of a node needs NAPI at this end. Elsewhere GRO would give the contact node packets with
         // partial checksums, which XDP on veth cannot complete.
         if host.is_node() {
             self.switch.feature(&port, "gro", "on");
         }
-        host.ip(&format!("addr add {}/24 dev {device}", place.v4()));
-        host.ip(&format!("addr add {}/64 dev {device} nodad", place.v6()));
+        host.ip(&format!("addr add {}/24 dev {device}", position.v4()));
+        host.ip(&format!("addr add {}/64 dev {device} nodad", position.v6()));
         host.ip(&format!("link set {device} up"));
         host.wait_until_up(device);
         eventually("the port forwards", || {
@@ -161,7 +161,7 @@ impl Lab {
         &self.hosts[name].0
     }
 
-    pub fn place(&self, name: &str) -> Place {
+    pub fn position(&self, name: &str) -> HostPosition {
         self.hosts[name].1
     }
 

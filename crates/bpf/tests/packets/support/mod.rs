@@ -5,12 +5,12 @@ pub mod host;
 pub mod lab;
 pub mod node;
 pub mod pool;
-pub mod raw;
+pub mod raw_peer;
 pub mod server;
 pub mod tun;
 
-pub use client::{Client, Datagrams, any, flow, open, path_mtu, pattern, set_option};
-pub use lab::{Place, eventually};
+pub use client::{Client, DatagramClient, flow, open, path_mtu, pattern, set_option, unspecified};
+pub use lab::{HostPosition, eventually};
 pub use pool::{Options, Pool, TCP, UDP, service};
-pub use raw::RawPeer;
-pub use server::unsent;
+pub use raw_peer::RawPeer;
+pub use server::unsent_bytes;

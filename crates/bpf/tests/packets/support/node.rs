@@ -44,7 +44,7 @@ impl Node {
     }
 
     /// Calls `work` with the node's data plane.
-    pub fn plane<T>(&self, work: impl FnOnce(&Dataplane) -> T) -> T {
+    pub fn with_dataplane<T>(&self, work: impl FnOnce(&Dataplane) -> T) -> T {
         work(self.plane.lock().expect("lock").as_ref().expect("loaded"))
     }
 
@@ -64,8 +64,8 @@ impl Node {
         &self.pins
     }
 
-    pub fn count(&self, name: &str) -> u64 {
-        let all = self.plane(Dataplane::counters);
+    pub fn counter(&self, name: &str) -> u64 {
+        let all = self.with_dataplane(Dataplane::counters);
         all.iter()
             .find(|(n, _)| *n == name)
             .unwrap_or_else(|| panic!("no counter {name}"))
@@ -73,7 +73,8 @@ impl Node {
     }
 
     pub fn flow(&self, key: &FlowKey) -> Option<FlowValue> {
-        self.plane(|plane| plane.flows.get(key)).expect("flows")
+        self.with_dataplane(|plane| plane.flows.get(key))
+            .expect("flows")
     }
 
     pub fn state(&self, key: &FlowKey) -> Option<FlowState> {
@@ -90,18 +91,18 @@ impl Node {
             hold_slot,
             ..old
         };
-        self.plane(|plane| plane.flows.set(key, &value))
+        self.with_dataplane(|plane| plane.flows.set(key, &value))
             .expect("flows");
     }
 
-    pub fn held(&self, slot: u32) -> u32 {
-        self.plane(|plane| plane.holds.get(slot))
+    pub fn held_count(&self, slot: u32) -> u32 {
+        self.with_dataplane(|plane| plane.hold_counters.get(slot))
     }
 
     /// Returns all events so far.
     pub fn events(&self) -> Vec<Event> {
         let events = Arc::clone(&self.events);
-        self.plane(|plane| {
+        self.with_dataplane(|plane| {
             let reader = plane.events(move |event| events.lock().expect("lock").push(event));
             reader.expect("events").consume();
         });
@@ -128,6 +129,6 @@ impl Drop for Node {
 impl Node {
     /// Returns the number of flows that the node knows.
     pub fn flow_count(&self) -> usize {
-        self.plane(|plane| plane.flows.entries().len())
+        self.with_dataplane(|plane| plane.flows.entries().len())
     }
 }

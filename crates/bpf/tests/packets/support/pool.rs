@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared::{
     Config, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node as NodeEntry, PLACEMENT_SLOTS, REACH_BROADCAST,
-    REACH_STEER, Service, ServiceKey, mapped,
+    REACH_STEER, Service, ServiceKey, to_mapped,
 };
 
-use super::lab::{Lab, Place, ROUTER, link_text};
+use super::lab::{HostPosition, Lab, ROUTER, link_text};
 use super::node::Node;
 use super::tun::Tun;
 
@@ -92,11 +92,11 @@ impl Pool {
             lab,
         };
         for name in pool.lab.names('n') {
-            pool.start(name);
+            pool.start_node(name);
             pool.give_service_address(name);
-            pool.serve(name);
+            pool.start_servers(name);
         }
-        pool.place_all(1);
+        pool.place_all_on(1);
         pool.route_clients();
         pool
     }
@@ -106,7 +106,7 @@ impl Pool {
     }
 
     /// Loads the programs of a node (again), and fills all maps but the placement.
-    pub fn start(&self, name: &'static str) {
+    pub fn start_node(&self, name: &'static str) {
         let node = self.node(name);
         let host = self.lab.host(name);
         let ifindex = host.ifindex("eth0");
@@ -149,41 +149,41 @@ impl Pool {
     }
 
     fn fill_nodes(&self, name: &str, plane: &Dataplane) {
-        let own = self.lab.place(name);
+        let own_position = self.lab.position(name);
         for peer in self.nodes.values() {
-            let entry = self.path(name, own, self.lab.place(peer.name));
+            let entry = self.path_to(name, own_position, self.lab.position(peer.name));
             plane.nodes.set(&u32::from(peer.id), &entry).expect("node");
             plane.peers.set(&entry.address, &peer.id).expect("peer");
         }
     }
 
-    fn path(&self, name: &str, own: Place, to: Place) -> NodeEntry {
-        let routed = own.segment != to.segment;
-        let hop = if routed {
-            Place {
+    fn path_to(&self, name: &str, own_position: HostPosition, to: HostPosition) -> NodeEntry {
+        let is_routed = own_position.segment != to.segment;
+        let hop = if is_routed {
+            HostPosition {
                 number: ROUTER,
-                ..own
+                ..own_position
             }
         } else {
             to
         };
         let v6 = if self.options.outer_v6 { NODE_V6 } else { 0 };
         NodeEntry {
-            address: mapped(to.address(self.options.outer_v6)),
+            address: to_mapped(to.address(self.options.outer_v6)),
             link: hop.link(),
-            own_link: own.link(),
+            own_link: own_position.link(),
             ifindex: self.lab.host(name).ifindex("eth0"),
-            flags: NODE_KNOWN | v6 | if routed { NODE_ENCAP } else { 0 },
+            flags: NODE_KNOWN | v6 | if is_routed { NODE_ENCAP } else { 0 },
             pad: 0,
         }
     }
 
     fn give_service_address(&self, name: &str) {
         let host = self.lab.host(name);
-        let contact = name == "n1" && self.options.reach == REACH_STEER;
+        let is_contact = name == "n1" && self.options.reach == REACH_STEER;
         host.sysctl("net/ipv4/conf/all/arp_ignore", "1");
         host.sysctl("net/ipv4/conf/all/arp_announce", "2");
-        let device = if contact { "eth0" } else { "lo" };
+        let device = if is_contact { "eth0" } else { "lo" };
         host.ip(&format!("addr add {}/32 dev {device}", service(false).ip()));
         host.ip(&format!(
             "addr add {}/128 dev {device} nodad",
@@ -191,18 +191,18 @@ impl Pool {
         ));
     }
 
-    fn serve(&self, name: &str) {
+    fn start_servers(&self, name: &str) {
         let (node, host) = (self.node(name), self.lab.host(name));
         let id = u8::try_from(node.id).expect("small");
         for v6 in [false, true] {
-            node.server.tcp(host, service(v6), id);
-            node.server.udp(host, service(v6), id);
+            node.server.start_tcp(host, service(v6), id);
+            node.server.start_udp(host, service(v6), id);
         }
     }
 
     /// Routes clients to the service through the contact node, on the link with broadcast, or by the router.
     fn route_clients(&self) {
-        let contact = self.lab.place("n1");
+        let contact = self.lab.position("n1");
         for v6 in [false, true] {
             let (to, length) = (service(v6).ip(), if v6 { 128 } else { 32 });
             let via = format!("via {}", contact.address(v6));
@@ -224,13 +224,13 @@ impl Pool {
     }
 
     /// Places all new flows on `owner`, without a previous table.
-    pub fn place_all(&self, owner: u16) {
+    pub fn place_all_on(&self, owner: u16) {
         self.set_services(&[owner; PLACEMENT_SLOTS], Service::default());
     }
 
     /// Changes the table from "all to `before`" to "all to `after`".
     pub fn change_placement(&self, before: u16, after: u16) {
-        self.place_all(before);
+        self.place_all_on(before);
         let next = Service {
             generation: 1,
             has_previous: 1,
@@ -239,33 +239,33 @@ impl Pool {
         self.set_services(&[after; PLACEMENT_SLOTS], next);
     }
 
-    /// Sets every service at every node; `like` gives the fields other than the row.
-    pub fn set_services(&self, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
+    /// Sets every service at every node; `template` gives the fields other than the row.
+    pub fn set_services(&self, slots: &[u16; PLACEMENT_SLOTS], template: Service) {
         for node in self.nodes.values().filter(|node| node.runs()) {
-            node.plane(|plane| set_services(plane, slots, like));
+            node.with_dataplane(|plane| set_services(plane, slots, template));
         }
     }
 
-    /// Sets every service at one node; `like` gives the fields other than the row.
-    pub fn set_services_at(&self, name: &str, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
+    /// Sets every service at one node; `template` gives the fields other than the row.
+    pub fn set_services_at(&self, name: &str, slots: &[u16; PLACEMENT_SLOTS], template: Service) {
         self.node(name)
-            .plane(|plane| set_services(plane, slots, like));
+            .with_dataplane(|plane| set_services(plane, slots, template));
     }
 
     /// Adds a permanent neighbour entry for an address that only a test uses, at all nodes and the router.
-    pub fn adopt_address(&self, place: Place, link: [u8; 6]) {
+    pub fn add_neighbour(&self, position: HostPosition, link: [u8; 6]) {
         let mut hosts: Vec<_> = self
             .lab
             .names('n')
             .into_iter()
-            .map(|name| (self.lab.host(name), self.lab.place(name)))
+            .map(|name| (self.lab.host(name), self.lab.position(name)))
             .collect();
-        hosts.retain(|(_, at)| at.segment == place.segment);
-        let device = format!("eth{}", place.segment);
+        hosts.retain(|(_, at)| at.segment == position.segment);
+        let device = format!("eth{}", position.segment);
         for v6 in [false, true] {
             let entry = format!(
                 "neigh replace {} lladdr {} nud permanent",
-                place.address(v6),
+                position.address(v6),
                 link_text(link)
             );
             for (host, _) in &hosts {
@@ -278,15 +278,15 @@ impl Pool {
     }
 }
 
-fn set_services(plane: &Dataplane, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
+fn set_services(plane: &Dataplane, slots: &[u16; PLACEMENT_SLOTS], template: Service) {
     for (index, protocol, address) in services() {
         plane
-            .set_placement(index, like.generation, slots)
+            .set_placement(index, template.generation, slots)
             .expect("placement");
-        let value = Service { index, ..like };
+        let value = Service { index, ..template };
         for port in [address.port(), 0] {
             let key = ServiceKey {
-                address: mapped(address.ip()),
+                address: to_mapped(address.ip()),
                 port: port.to_be_bytes(),
                 protocol,
                 pad: 0,

@@ -11,17 +11,17 @@ use std::time::Duration;
 use super::host::Host;
 use super::lab::eventually;
 
-const TURN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
-struct Shared {
+struct ServerState {
     stop: AtomicBool,
     accepted: Mutex<Vec<TcpStream>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Shared {
-    fn start(&self, work: impl FnOnce() + Send + 'static) {
+impl ServerState {
+    fn spawn(&self, work: impl FnOnce() + Send + 'static) {
         self.threads
             .lock()
             .expect("lock")
@@ -32,29 +32,31 @@ impl Shared {
 /// The servers of a node, ended when dropped.
 #[derive(Default)]
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 impl Server {
     /// Starts a TCP server: the first byte sent is `node`, then all received bytes are echoed.
-    pub fn tcp(&self, host: &Host, address: SocketAddr, node: u8) {
+    pub fn start_tcp(&self, host: &Host, address: SocketAddr, node: u8) {
         let shared = Arc::clone(&self.shared);
         host.run(|| {
             let listener = TcpListener::bind(address).expect("listen");
             listener.set_nonblocking(true).expect("nonblocking");
             let own = Arc::clone(&shared);
-            shared.start(move || accept(&listener, &own, node));
+            shared.spawn(move || accept_loop(&listener, &own, node));
         });
     }
 
     /// Starts a UDP server: each datagram is returned after one byte, `node`.
-    pub fn udp(&self, host: &Host, address: SocketAddr, node: u8) {
+    pub fn start_udp(&self, host: &Host, address: SocketAddr, node: u8) {
         let shared = Arc::clone(&self.shared);
         host.run(|| {
             let socket = UdpSocket::bind(address).expect("bind");
-            socket.set_read_timeout(Some(TURN)).expect("timeout");
+            socket
+                .set_read_timeout(Some(POLL_INTERVAL))
+                .expect("timeout");
             let own = Arc::clone(&shared);
-            shared.start(move || answer(&socket, &own, node));
+            shared.spawn(move || answer_loop(&socket, &own, node));
         });
     }
 
@@ -68,10 +70,10 @@ impl Server {
 
     /// Waits until `client` has acknowledged all sent data: a late acknowledgement would be held ahead of the client's
     /// data.
-    pub fn settle(&self, client: SocketAddr) {
+    pub fn wait_until_acknowledged(&self, client: SocketAddr) {
         let connection = self.connection(client);
         eventually("all acknowledged", || {
-            waiting(&connection, libc::TIOCOUTQ) == 0
+            queued_bytes(&connection, libc::TIOCOUTQ) == 0
         });
     }
 }
@@ -99,18 +101,18 @@ impl Drop for Server {
 }
 
 /// Returns the number of bytes that TCP has accepted and not sent.
-pub fn unsent(socket: &impl AsRawFd) -> i32 {
+pub fn unsent_bytes(socket: &impl AsRawFd) -> i32 {
     const SIOCOUTQNSD: libc::c_ulong = 0x894b;
-    waiting(socket, SIOCOUTQNSD)
+    queued_bytes(socket, SIOCOUTQNSD)
 }
 
 /// Returns the number of bytes in a queue of a socket.
-fn waiting(socket: &impl AsRawFd, request: libc::c_ulong) -> i32 {
+fn queued_bytes(socket: &impl AsRawFd, request: libc::c_ulong) -> i32 {
     let mut bytes = 0i32;
     // SAFETY: the requests used here write one int.
-    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
     assert_eq!(
-        asked,
+        result,
         0,
         "ioctl {request:#x}: {}",
         std::io::Error::last_os_error()
@@ -118,24 +120,26 @@ fn waiting(socket: &impl AsRawFd, request: libc::c_ulong) -> i32 {
     bytes
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>, node: u8) {
+fn accept_loop(listener: &TcpListener, shared: &Arc<ServerState>, node: u8) {
     while !shared.stop.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok((stream, _)) => {
                 let clone = stream.try_clone().expect("clone");
                 shared.accepted.lock().expect("lock").push(clone);
                 let own = Arc::clone(shared);
-                shared.start(move || echo(stream, &own, node));
+                shared.spawn(move || echo_loop(stream, &own, node));
             }
-            Err(_) => std::thread::sleep(TURN),
+            Err(_) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
 
-fn echo(mut stream: TcpStream, shared: &Shared, node: u8) {
+fn echo_loop(mut stream: TcpStream, shared: &ServerState, node: u8) {
     stream.set_nonblocking(false).expect("blocking");
     stream.set_nodelay(true).expect("no delay");
-    stream.set_read_timeout(Some(TURN)).expect("timeout");
+    stream
+        .set_read_timeout(Some(POLL_INTERVAL))
+        .expect("timeout");
     let mut buffer = vec![0; 65536];
     let mut alive = stream.write_all(&[node]).is_ok();
     while alive && !shared.stop.load(Ordering::Relaxed) {
@@ -153,7 +157,7 @@ fn echo(mut stream: TcpStream, shared: &Shared, node: u8) {
         .retain(|other| other.peer_addr().ok() != peer);
 }
 
-fn answer(socket: &UdpSocket, shared: &Shared, node: u8) {
+fn answer_loop(socket: &UdpSocket, shared: &ServerState, node: u8) {
     let mut buffer = vec![0; 65536];
     while !shared.stop.load(Ordering::Relaxed) {
         if let Ok((length, client)) = socket.recv_from(&mut buffer[1..]) {

@@ -11,7 +11,7 @@ const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const IFF_TUN_NO_PI_VNET_HDR: libc::c_short = 0x0001 | 0x1000 | 0x4000;
 const CSUM_TSO4_TSO6: libc::c_ulong = 1 | 2 | 4;
 /// Size in bytes of `struct virtio_net_hdr` before each packet.
-pub const VNET: usize = 10;
+pub const VNET_HEADER_BYTES: usize = 10;
 
 pub struct Tun(File);
 
@@ -65,8 +65,8 @@ fn open() -> File {
     }
     request.ifr_ifru.ifru_flags = IFF_TUN_NO_PI_VNET_HDR;
     // SAFETY: the request is a valid ifreq and lives through the call.
-    let made = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) };
-    assert_eq!(made, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) };
+    assert_eq!(result, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
     // SAFETY: this request takes a number, not a pointer.
     let offload = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD, CSUM_TSO4_TSO6) };
     assert_eq!(

@@ -12,7 +12,7 @@ pub(super) enum Unanswered {
     /// Messages, each answered by one message.
     Messages {
         /// Kept messages, oldest first.
-        kept: VecDeque<Vec<u8>>,
+        messages: VecDeque<Vec<u8>>,
         bytes: usize,
         /// Number of older messages that were dropped.
         dropped: u64,
@@ -22,13 +22,13 @@ pub(super) enum Unanswered {
     /// A stream of bytes, or datagrams: answers cannot be matched to requests.
     Bytes {
         /// True if data was sent to this element.
-        asked: bool,
+        has_sent: bool,
         /// True if data was received from this element.
-        heard: bool,
+        has_received: bool,
         /// True if data was sent since the last received data.
-        waits: bool,
+        is_waiting: bool,
         /// True if a previous element left data unanswered.
-        lost: bool,
+        has_lost: bool,
     },
 }
 
@@ -37,16 +37,16 @@ impl Unanswered {
     pub(super) fn new(by_message: bool) -> Unanswered {
         match by_message {
             true => Unanswered::Messages {
-                kept: VecDeque::new(),
+                messages: VecDeque::new(),
                 bytes: 0,
                 dropped: 0,
                 lost: 0,
             },
             false => Unanswered::Bytes {
-                asked: false,
-                heard: false,
-                waits: false,
-                lost: false,
+                has_sent: false,
+                has_received: false,
+                is_waiting: false,
+                has_lost: false,
             },
         }
     }
@@ -57,10 +57,10 @@ impl Unanswered {
     }
 
     /// Records data sent to the element.
-    pub(super) fn sent(&mut self, sent: &[u8]) {
+    pub(super) fn on_sent(&mut self, sent: &[u8]) {
         match self {
             Unanswered::Messages {
-                kept,
+                messages: kept,
                 bytes,
                 dropped,
                 ..
@@ -74,29 +74,41 @@ impl Unanswered {
                     *dropped += 1;
                 }
             }
-            Unanswered::Bytes { asked, waits, .. } => (*asked, *waits) = (true, true),
+            Unanswered::Bytes {
+                has_sent: asked,
+                is_waiting: waits,
+                ..
+            } => (*asked, *waits) = (true, true),
         }
     }
 
     /// Records data received from the element: a message answers the oldest unanswered one.
-    pub(super) fn answered(&mut self) {
+    pub(super) fn on_answer(&mut self) {
         match self {
             Unanswered::Messages { dropped, .. } if *dropped > 0 => *dropped -= 1,
-            Unanswered::Messages { kept, bytes, .. } => {
+            Unanswered::Messages {
+                messages: kept,
+                bytes,
+                ..
+            } => {
                 if let Some(oldest) = kept.pop_front() {
                     *bytes -= oldest.len();
                 }
             }
-            Unanswered::Bytes { heard, waits, .. } => (*heard, *waits) = (true, false),
+            Unanswered::Bytes {
+                has_received: heard,
+                is_waiting: waits,
+                ..
+            } => (*heard, *waits) = (true, false),
         }
     }
 
     /// Records the end of the connection. `cut`: the connection broke while only answers were awaited. Returns true if
     /// anything is unanswered.
-    pub(super) fn broken(&mut self, cut: bool) -> bool {
+    pub(super) fn on_broken(&mut self, was_cut: bool) -> bool {
         match self {
             Unanswered::Messages {
-                kept,
+                messages: kept,
                 dropped,
                 lost,
                 ..
@@ -106,12 +118,12 @@ impl Unanswered {
                 is_left
             }
             Unanswered::Bytes {
-                asked,
-                heard,
-                waits,
-                lost,
+                has_sent: asked,
+                has_received: heard,
+                is_waiting: waits,
+                has_lost: lost,
             } => {
-                let is_left = *waits || cut;
+                let is_left = *waits || was_cut;
                 *lost |= is_left;
                 (*asked, *heard, *waits) = (false, false, false);
                 is_left
@@ -120,19 +132,19 @@ impl Unanswered {
     }
 
     /// Returns the messages to send to the next element.
-    pub(super) fn again(&self) -> impl Iterator<Item = &[u8]> {
+    pub(super) fn messages_to_resend(&self) -> impl Iterator<Item = &[u8]> {
         let kept = match self {
-            Unanswered::Messages { kept, .. } => Some(kept),
+            Unanswered::Messages { messages: kept, .. } => Some(kept),
             Unanswered::Bytes { .. } => None,
         };
         kept.into_iter().flatten().map(Vec::as_slice)
     }
 
     /// Describes the unanswered data; none if all is answered, as far as can be known.
-    pub(super) fn what(&self) -> Option<String> {
+    pub(super) fn describe(&self) -> Option<String> {
         match self {
             Unanswered::Messages {
-                kept,
+                messages: kept,
                 dropped,
                 lost,
                 ..
@@ -141,12 +153,14 @@ impl Unanswered {
                 1 => Some("one line has no answer".to_owned()),
                 count => Some(format!("{count} lines have no answer")),
             },
-            Unanswered::Bytes { lost: true, .. } => {
-                Some("what an element had not answered when it was lost is not sent again".into())
+            Unanswered::Bytes { has_lost: true, .. } => {
+                Some("data that a lost element had not answered is not sent again".into())
             }
-            Unanswered::Bytes { asked, heard, .. } => {
-                (*asked && !*heard).then(|| "no answer came".to_owned())
-            }
+            Unanswered::Bytes {
+                has_sent: asked,
+                has_received: heard,
+                ..
+            } => (*asked && !*heard).then(|| "no answer came".to_owned()),
         }
     }
 }
@@ -155,66 +169,73 @@ impl Unanswered {
 mod tests {
     use super::*;
 
-    fn again(unanswered: &Unanswered) -> Vec<&[u8]> {
-        unanswered.again().collect()
+    fn resent(unanswered: &Unanswered) -> Vec<&[u8]> {
+        unanswered.messages_to_resend().collect()
     }
 
     #[test]
-    fn an_answer_is_the_oldest_message_s() {
-        let mut own = Unanswered::new(true);
+    fn answer_belongs_to_the_oldest_message() {
+        let mut unanswered = Unanswered::new(true);
         for line in [b"1", b"2", b"3"] {
-            own.sent(line);
+            unanswered.on_sent(line);
         }
-        own.answered();
-        assert!(own.broken(false));
-        assert_eq!(again(&own), [b"2", b"3"]);
-        assert_eq!(own.what().unwrap(), "2 lines have no answer");
-        own.answered();
-        own.answered();
-        assert_eq!(own.what(), None);
+        unanswered.on_answer();
+        assert!(unanswered.on_broken(false));
+        assert_eq!(resent(&unanswered), [b"2", b"3"]);
+        assert_eq!(unanswered.describe().unwrap(), "2 lines have no answer");
+        unanswered.on_answer();
+        unanswered.on_answer();
+        assert_eq!(unanswered.describe(), None);
         // More answers than requests.
-        own.answered();
-        own.sent(b"4");
-        assert_eq!(again(&own), [b"4"]);
+        unanswered.on_answer();
+        unanswered.on_sent(b"4");
+        assert_eq!(resent(&unanswered), [b"4"]);
     }
 
     #[test]
-    fn what_is_kept_is_bounded_and_the_rest_is_not_forgotten() {
-        let mut own = Unanswered::new(true);
+    fn kept_messages_are_limited_and_dropped_ones_counted() {
+        let mut unanswered = Unanswered::new(true);
         let line = vec![7; 1 << 20];
         for _ in 0..10 {
-            own.sent(&line);
+            unanswered.on_sent(&line);
         }
-        assert_eq!(again(&own).len(), 8);
-        own.answered();
-        assert_eq!(again(&own).len(), 8, "it was for the first, which is gone");
-        own.broken(false);
+        assert_eq!(resent(&unanswered).len(), 8);
+        unanswered.on_answer();
+        assert_eq!(
+            resent(&unanswered).len(),
+            8,
+            "it was for the first, which is gone"
+        );
+        unanswered.on_broken(false);
         for _ in 0..8 {
-            own.answered();
+            unanswered.on_answer();
         }
-        assert!(again(&own).is_empty());
-        assert_eq!(own.what().unwrap(), "one line has no answer");
+        assert!(resent(&unanswered).is_empty());
+        assert_eq!(unanswered.describe().unwrap(), "one line has no answer");
     }
 
     #[test]
-    fn of_a_stream_nothing_is_kept_and_the_loss_is_known() {
-        let mut own = Unanswered::new(false);
-        assert_eq!(own.what(), None);
-        own.sent(b"ask");
-        assert_eq!(own.what().unwrap(), "no answer came");
-        own.answered();
-        own.sent(b"ask again");
-        assert_eq!((own.what(), again(&own).len()), (None, 0));
-        assert!(own.broken(false));
-        own.sent(b"ask the next");
-        own.answered();
-        assert!(own.what().unwrap().contains("not sent again"));
-        assert!(!own.broken(false), "that one has answered");
+    fn stream_keeps_nothing_and_reports_loss() {
+        let mut unanswered = Unanswered::new(false);
+        assert_eq!(unanswered.describe(), None);
+        unanswered.on_sent(b"ask");
+        assert_eq!(unanswered.describe().unwrap(), "no answer came");
+        unanswered.on_answer();
+        unanswered.on_sent(b"ask again");
+        assert_eq!(
+            (unanswered.describe(), resent(&unanswered).len()),
+            (None, 0)
+        );
+        assert!(unanswered.on_broken(false));
+        unanswered.on_sent(b"ask the next");
+        unanswered.on_answer();
+        assert!(unanswered.describe().unwrap().contains("not sent again"));
+        assert!(!unanswered.on_broken(false), "that one has answered");
         // A part of the answer may be missing, although another part arrived.
         let mut cut = Unanswered::new(false);
-        cut.sent(b"ask");
-        cut.answered();
-        cut.broken(true);
-        assert!(cut.what().is_some());
+        cut.on_sent(b"ask");
+        cut.on_answer();
+        cut.on_broken(true);
+        assert!(cut.describe().is_some());
     }
 }

@@ -1,12 +1,12 @@
 use holdfast_api::ca::{Authority, NODE_DAYS};
 use holdfast_wire::NodeId;
 
-use super::group::{Group, aside, eventually, read_to_end, run, tls_files};
+use super::group::{Group, eventually, read_to_end, run, run_blocking, tls_files};
 use crate::config::TlsConfig;
 use crate::tls::{Tls, TlsError};
 
 #[test]
-fn another_authoritys_certificate_is_refused_on_both_sides() {
+fn certificate_of_other_authority_is_refused_on_both_sides() {
     run(async {
         let group = Group::new();
         let other = group.ca().join("other");
@@ -20,7 +20,7 @@ fn another_authoritys_certificate_is_refused_on_both_sides() {
         };
         let n1 = group.start(1);
         let n2 = group.start_as(group.options(2, 2), Tls::from_files(&files, "n2").unwrap());
-        let refused = |node: &super::group::Node| node.metrics.frames_rejected("certificate") > 0;
+        let refused = |node: &super::group::Node| node.metrics.rejections("certificate") > 0;
         eventually("n1 refuses", || refused(&n1)).await;
         eventually("n2 hears why", || refused(&n2)).await;
         eventually("n1 says", || {
@@ -33,7 +33,7 @@ fn another_authoritys_certificate_is_refused_on_both_sides() {
 }
 
 #[test]
-fn a_certificate_for_another_node_is_refused_by_name() {
+fn certificate_for_another_node_is_refused_by_name() {
     run(async {
         let group = Group::new();
         let n1 = group.start(1);
@@ -45,7 +45,7 @@ fn a_certificate_for_another_node_is_refused_by_name() {
         })
         .await;
         // Dialling n1, the node claims to be n2 and shows the certificate of n3.
-        eventually("n1 refuses", || n1.metrics.frames_rejected("node") > 0).await;
+        eventually("n1 refuses", || n1.metrics.rejections("node") > 0).await;
         assert!(!n1.peers.is_up(NodeId(2)) && !n2.peers.is_up(NodeId(1)));
     });
 }
@@ -59,7 +59,7 @@ fn a_revoked_certificate_is_refused() {
         let n1 = group.start(1);
         let n2 = group.start_as(group.options(2, 2), revoked);
         eventually("n1 refuses", || {
-            n1.metrics.frames_rejected("certificate") > 0
+            n1.metrics.rejections("certificate") > 0
                 && n1
                     .peers
                     .problem(NodeId(2))
@@ -67,25 +67,28 @@ fn a_revoked_certificate_is_refused() {
                     .contains("Revoked")
         })
         .await;
-        eventually("n2 hears", || n2.metrics.frames_rejected("certificate") > 0).await;
+        eventually("n2 hears", || n2.metrics.rejections("certificate") > 0).await;
         assert!(!n1.peers.is_up(NodeId(2)));
     });
 }
 
 #[test]
-fn a_revocation_ends_living_connections() {
+fn revocation_closes_open_connections() {
     run(async {
         let group = Group::new();
         let (mut n1, mut n2, mut n3) = (group.start(1), group.start(2), group.start(3));
         for peer in [2, 3] {
-            n1.up(peer).await;
+            n1.wait_up(peer).await;
         }
-        n2.up(1).await;
-        n3.up(1).await;
+        n2.wait_up(1).await;
+        n3.wait_up(1).await;
         group.authority().revoke("n2").unwrap();
         n1.peers.set_tls(group.tls("n1"));
-        let why = n1.lost(2).await;
-        assert!(why.to_string().contains("not admitted any more"), "{why}");
+        let reason = n1.wait_lost(2).await;
+        assert!(
+            reason.to_string().contains("no longer accepted"),
+            "{reason}"
+        );
         assert!(n1.peers.is_up(NodeId(3)));
         eventually("refused again", || {
             n1.peers
@@ -99,13 +102,13 @@ fn a_revocation_ends_living_connections() {
 }
 
 #[test]
-fn a_stranger_without_a_certificate_is_refused() {
+fn client_without_certificate_is_refused() {
     run(async {
         let group = Group::new();
         let n1 = group.start(1);
         let address = group.address(1);
         let ca = std::fs::read(group.ca().join("ca.pem")).unwrap();
-        aside(move || {
+        run_blocking(move || {
             use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
             let mut roots = rustls::RootCertStore::empty();
             roots
@@ -123,7 +126,7 @@ fn a_stranger_without_a_certificate_is_refused() {
             read_to_end(&mut rustls::StreamOwned::new(tls, socket));
         })
         .await;
-        eventually("refused", || n1.metrics.frames_rejected("certificate") == 1).await;
+        eventually("refused", || n1.metrics.rejections("certificate") == 1).await;
     });
 }
 
@@ -133,7 +136,7 @@ fn tls_before_1_3_is_refused() {
         let group = Group::new();
         let n1 = group.start(1);
         let address = group.address(1);
-        aside(move || {
+        run_blocking(move || {
             use std::io::Write;
             // A ClientHello that offers TLS 1.2 only: no supported_versions extension (RFC 8446, 4.2.1).
             let mut hello = vec![0x03, 0x03];
@@ -155,12 +158,12 @@ fn tls_before_1_3_is_refused() {
             read_to_end(&mut socket);
         })
         .await;
-        eventually("refused", || n1.metrics.frames_rejected("tls") == 1).await;
+        eventually("refused", || n1.metrics.rejections("tls") == 1).await;
     });
 }
 
 #[test]
-fn files_that_do_not_fit_are_named() {
+fn mismatched_tls_files_are_named() {
     let group = Group::new();
     let files = tls_files(&group.ca(), "n2");
     let error = Tls::from_files(&files, "n1").err().unwrap();
@@ -174,7 +177,7 @@ fn files_that_do_not_fit_are_named() {
         ..files.clone()
     };
     let error = Tls::from_files(&mixed, "n2").err().unwrap();
-    assert!(matches!(error, TlsError::Unfit(_)), "{error}");
+    assert!(matches!(error, TlsError::Mismatch(_)), "{error}");
     let missing = TlsConfig {
         crl: Some(group.ca().join("none.crl")),
         ..files.clone()

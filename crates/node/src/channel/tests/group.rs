@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::tls::Tls;
 
 /// Time limit far above any real duration; only a failing test waits so long.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) const PORT: u16 = 7400;
 
@@ -47,7 +47,7 @@ impl Group {
                 | 0x0100,
             timing: ChannelConfig {
                 ping_interval: Duration::from_millis(50),
-                dead_after: LONG,
+                dead_after: TEST_TIMEOUT,
                 queue_bytes: 32 << 20,
             },
         };
@@ -127,14 +127,14 @@ pub(super) fn tls_files(ca: &Path, name: &str) -> TlsConfig {
 }
 
 impl Node {
-    pub(super) async fn next(&mut self) -> PeerEvent {
-        let next = tokio::time::timeout(LONG, self.events.recv()).await;
+    pub(super) async fn next_event(&mut self) -> PeerEvent {
+        let next = tokio::time::timeout(TEST_TIMEOUT, self.events.recv()).await;
         next.unwrap_or_else(|_| panic!("node {}: no event", self.id))
     }
 
-    pub(super) async fn up(&mut self, peer: u16) -> u64 {
+    pub(super) async fn wait_up(&mut self, peer: u16) -> u64 {
         loop {
-            match self.next().await {
+            match self.next_event().await {
                 PeerEvent::Up { peer: other, boot } if other == NodeId(peer) => return boot,
                 PeerEvent::Up { .. } => {}
                 other => panic!("node {}: {other:?} instead of Up", self.id),
@@ -143,18 +143,23 @@ impl Node {
     }
 
     /// Waits until `peer` is lost. Returns the reason.
-    pub(super) async fn lost(&mut self, peer: u16) -> crate::channel::LinkError {
+    pub(super) async fn wait_lost(&mut self, peer: u16) -> crate::channel::LinkError {
         loop {
-            match self.next().await {
-                PeerEvent::Lost { peer: other, why } if other == NodeId(peer) => return why,
-                PeerEvent::Lost { peer, why } => panic!("node {}: {peer} lost: {why}", self.id),
+            match self.next_event().await {
+                PeerEvent::Lost {
+                    peer: other,
+                    reason: why,
+                } if other == NodeId(peer) => return why,
+                PeerEvent::Lost { peer, reason: why } => {
+                    panic!("node {}: {peer} lost: {why}", self.id)
+                }
                 _ => {}
             }
         }
     }
 
-    pub(super) async fn frame(&mut self) -> (NodeId, Frame) {
-        match self.next().await {
+    pub(super) async fn wait_frame(&mut self) -> (NodeId, Frame) {
+        match self.next_event().await {
             PeerEvent::Frame { from, frame } => (from, frame),
             other => panic!("node {}: {other:?} instead of a frame", self.id),
         }
@@ -173,23 +178,25 @@ pub(super) fn run(test: impl Future<Output = ()>) {
 pub(super) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !condition() {
-        assert!(start.elapsed() < LONG, "not in time: {what}");
+        assert!(start.elapsed() < TEST_TIMEOUT, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
 /// Runs `work` on another thread, while this one continues to serve the channel.
-pub(super) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }
 
-pub(super) fn hello(node: u16, group: &str) -> Vec<u8> {
+pub(super) fn hello_bytes(node: u16, group: &str) -> Vec<u8> {
     let (boot, group) = (u64::from(node), group.to_owned());
     let node = NodeId(node);
-    bytes(&Frame::Hello { node, boot, group })
+    frame_bytes(&Frame::Hello { node, boot, group })
 }
 
-pub(super) fn bytes(frame: &Frame) -> Vec<u8> {
+pub(super) fn frame_bytes(frame: &Frame) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(frame, &mut bytes).unwrap();
     bytes
@@ -206,7 +213,7 @@ pub(super) struct Rogue {
 
 pub(super) fn dial(tls: &Tls, to: SocketAddr, name: &str) -> Dialled {
     let socket = TcpStream::connect(to).unwrap();
-    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     StreamOwned::new(tls.dial(name).unwrap(), socket)
 }
 
@@ -239,13 +246,13 @@ pub(super) fn read_frame(stream: &mut impl Read) -> Frame {
 
 impl Rogue {
     /// Connects as `node` to n1, in both directions.
-    pub(super) fn up(group: &Group, node: u16) -> impl FnOnce() -> Rogue + Send + 'static {
+    pub(super) fn connect(group: &Group, node: u16) -> impl FnOnce() -> Rogue + Send + 'static {
         let (own, n1) = (group.address(node), group.address(1));
         let tls = group.tls(&format!("n{node}"));
         move || {
             let listener = TcpListener::bind(own).unwrap();
             let mut dialled = dial(&tls, n1, "n1");
-            dialled.write_all(&hello(node, "files")).unwrap();
+            dialled.write_all(&hello_bytes(node, "files")).unwrap();
             assert!(matches!(read_frame(&mut dialled), Frame::Hello { .. }));
             loop {
                 let (socket, _) = listener.accept().unwrap();
@@ -256,7 +263,7 @@ impl Rogue {
                     Frame::Hello { .. } => {}
                     other => panic!("{other:?}"),
                 }
-                accepted.write_all(&hello(node, "files")).unwrap();
+                accepted.write_all(&hello_bytes(node, "files")).unwrap();
                 return Rogue { dialled, accepted };
             }
         }
@@ -264,11 +271,14 @@ impl Rogue {
 }
 
 /// Opens another greeted connection from `node` to n1.
-pub(super) fn again(group: &Group, node: u16) -> impl FnOnce() -> Dialled + Send + 'static {
+pub(super) fn second_connection(
+    group: &Group,
+    node: u16,
+) -> impl FnOnce() -> Dialled + Send + 'static {
     let (tls, n1) = (group.tls(&format!("n{node}")), group.address(1));
     move || {
         let mut dialled = dial(&tls, n1, "n1");
-        dialled.write_all(&hello(node, "files")).unwrap();
+        dialled.write_all(&hello_bytes(node, "files")).unwrap();
         assert!(matches!(read_frame(&mut dialled), Frame::Hello { .. }));
         dialled
     }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use holdfast_wire::NodeId;
 
-use super::group::{Group, Rogue, again, aside, eventually, run};
+use super::group::{Group, Rogue, eventually, run, run_blocking, second_connection};
 use crate::channel::LinkError;
 use crate::config::ChannelConfig;
 
@@ -13,16 +13,16 @@ fn three_nodes_come_up_in_any_order() {
         let mut n3 = group.start(3);
         eventually("n3 tried", || n3.peers.problem(NodeId(1)).is_some()).await;
         let mut n1 = group.start(1);
-        n1.up(3).await;
-        assert_eq!(n3.up(1).await, 1);
+        n1.wait_up(3).await;
+        assert_eq!(n3.wait_up(1).await, 1);
         let mut n2 = group.start(2);
         for peer in [1, 3] {
             eventually("n2 up", || n2.peers.is_up(NodeId(peer))).await;
         }
-        assert_eq!(n1.up(2).await, 2);
-        assert_eq!(n3.up(2).await, 2);
-        n2.next().await;
-        n2.next().await;
+        assert_eq!(n1.wait_up(2).await, 2);
+        assert_eq!(n3.wait_up(2).await, 2);
+        n2.next_event().await;
+        n2.next_event().await;
         assert!(n2.events.try_recv().is_none());
         assert_eq!(n1.peers.problem(NodeId(3)), None);
         assert_eq!(n1.peers.ids().collect::<Vec<_>>(), [NodeId(2), NodeId(3)]);
@@ -31,15 +31,15 @@ fn three_nodes_come_up_in_any_order() {
 }
 
 #[test]
-fn a_restarted_peer_has_another_boot() {
+fn restarted_peer_has_a_new_boot_id() {
     run(async {
         let group = Group::new();
         let (mut n1, mut n2) = (group.start(1), group.start(2));
-        assert_eq!(n1.up(2).await, 2);
-        n2.up(1).await;
+        assert_eq!(n1.wait_up(2).await, 2);
+        n2.wait_up(1).await;
         n2.peers.shutdown();
-        assert!(matches!(n2.lost(1).await, LinkError::Shutdown));
-        n1.lost(2).await;
+        assert!(matches!(n2.wait_lost(1).await, LinkError::Shutdown));
+        n1.wait_lost(2).await;
         assert!(!n1.peers.is_up(NodeId(2)));
         assert!(
             n1.metrics
@@ -48,8 +48,8 @@ fn a_restarted_peer_has_another_boot() {
         );
         drop(n2);
         let mut n2 = group.start_with(group.options(2, 22));
-        assert_eq!(n1.up(2).await, 22);
-        assert_eq!(n2.up(1).await, 1);
+        assert_eq!(n1.wait_up(2).await, 22);
+        assert_eq!(n2.wait_up(1).await, 1);
         assert!(
             n1.metrics
                 .encode()
@@ -70,17 +70,17 @@ fn a_silent_peer_is_lost() {
         };
         let mut n1 = group.start(1);
         // The rogue keeps its sockets open, but neither pings nor answers.
-        let rogue = aside(Rogue::up(&group, 2)).await;
-        n1.up(2).await;
-        let why = n1.lost(2).await;
-        assert!(matches!(why, LinkError::Silent(_)), "{why}");
-        assert_eq!(why.rejection(), None);
+        let rogue = run_blocking(Rogue::connect(&group, 2)).await;
+        n1.wait_up(2).await;
+        let reason = n1.wait_lost(2).await;
+        assert!(matches!(reason, LinkError::IdleTimeout(_)), "{reason}");
+        assert_eq!(reason.rejection_reason(), None);
         drop(rogue);
     });
 }
 
 #[test]
-fn a_daemon_that_was_held_up_does_not_blame_its_peers() {
+fn delayed_daemon_does_not_declare_peers_lost() {
     run(async {
         let mut group = Group::new();
         group.timing = ChannelConfig {
@@ -90,8 +90,8 @@ fn a_daemon_that_was_held_up_does_not_blame_its_peers() {
         };
         // Both nodes share a thread: blocking it delays both, like a busy daemon with a busy peer.
         let (mut n1, mut n2) = (group.start(1), group.start(2));
-        n1.up(2).await;
-        n2.up(1).await;
+        n1.wait_up(2).await;
+        n2.wait_up(1).await;
         for _ in 0..3 {
             std::thread::sleep(Duration::from_millis(500));
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -106,11 +106,11 @@ fn a_second_connection_of_a_peer_replaces_the_first() {
     run(async {
         let group = Group::new();
         let mut n1 = group.start(1);
-        let rogue = aside(Rogue::up(&group, 2)).await;
-        n1.up(2).await;
-        let second = aside(again(&group, 2)).await;
-        assert!(matches!(n1.lost(2).await, LinkError::Replaced));
-        n1.up(2).await;
+        let rogue = run_blocking(Rogue::connect(&group, 2)).await;
+        n1.wait_up(2).await;
+        let second = run_blocking(second_connection(&group, 2)).await;
+        assert!(matches!(n1.wait_lost(2).await, LinkError::Replaced));
+        n1.wait_up(2).await;
         assert!(n1.peers.is_up(NodeId(2)));
         drop((rogue, second));
     });
@@ -121,11 +121,14 @@ fn an_address_in_use_is_an_error() {
     run(async {
         let group = Group::new();
         let _n1 = group.start(1);
-        let taken = crate::channel::Channel::start(
+        let second_start = crate::channel::Channel::start(
             group.options(1, 5),
             group.tls("n1"),
             crate::metrics::Metrics::new(),
         );
-        assert_eq!(taken.err().unwrap().kind(), std::io::ErrorKind::AddrInUse);
+        assert_eq!(
+            second_start.err().unwrap().kind(),
+            std::io::ErrorKind::AddrInUse
+        );
     });
 }

@@ -6,9 +6,9 @@ use toml::Spanned;
 
 use super::super::raw::RawMigration;
 use super::super::{ConfigError, MigrationConfig, SocketFamily};
-use super::Check;
+use super::Checker;
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn migration(&self, raw: RawMigration) -> Result<MigrationConfig, ConfigError> {
         Ok(MigrationConfig {
             enabled: raw.enabled,
@@ -26,7 +26,7 @@ impl Check<'_> {
             true => Ok(path.into_inner()),
             false => {
                 let problem = format!("{} is not an absolute path", path.get_ref().display());
-                Err(self.fail(&path, problem, "name a directory from the root on"))
+                Err(self.error_for(&path, problem, "write the path from the root directory"))
             }
         };
         paths.into_iter().map(absolute).collect()

@@ -1,11 +1,11 @@
 //! Configuration of a pool daemon: a TOML file in which every key is optional. The file is optional too.
 
 mod raw;
-mod registrar_at;
+mod registrar_address;
 #[cfg(test)]
 mod tests;
 
-pub use registrar_at::{RegistrarAt, RegistrarAtError};
+pub use registrar_address::{RegistrarAddress, RegistrarAddressError};
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use holdfast_proto::pool_element::{CookieKey, LifeUnit};
 use holdfast_proto::registrar::Prefix;
-use holdfast_sys::transport::{Failure, Over};
+use holdfast_sys::transport::{FailureDetection, StreamProtocol};
 use holdfast_wire::rserpool::asap;
 
 use super::registrar::{ASAP_GROUP, PATH_MTU, PATH_MTU_RANGE};
-use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, TlsConfig, read};
+use super::{ConfigError, LogConfig, LogFormat, TlsConfig, UNREADABLE_FILE_REMEDY, read};
 
 /// A checked configuration of a pool daemon.
 #[derive(Debug, Clone)]
@@ -33,17 +33,17 @@ pub struct PoolConfig {
     /// UDP port of the remote ends; `None` means that port 9899 is tried besides IP.
     pub remote_encapsulation: Option<u16>,
     /// Limits after which SCTP gives up a path, an association or an attempt.
-    pub failure: Failure,
+    pub failure: FailureDetection,
     /// Largest SCTP packet with its IP header, in bytes.
     pub path_mtu: u32,
     /// Directory for sockets; emptied by a reboot.
     pub run_dir: PathBuf,
     /// Known registrars. If empty and announces are not believed, the registrar of this host is used.
-    pub registrars: Vec<RegistrarAt>,
+    pub registrars: Vec<RegistrarAddress>,
     /// Addresses that may act as a registrar of elements here, besides `registrars`.
-    pub allowed: Vec<Prefix>,
+    pub allowed_registrars: Vec<Prefix>,
     /// Addresses that may probe elements here.
-    pub probers: Vec<Prefix>,
+    pub allowed_probers: Vec<Prefix>,
     /// Unit of a registration's life.
     pub life_unit: LifeUnit,
     /// Default life of a registration, for programs that set none.
@@ -53,7 +53,7 @@ pub struct PoolConfig {
     /// Certificates, for registrars over TLS.
     pub tls: Option<TlsConfig>,
     /// Announces by multicast.
-    pub announces: Announces,
+    pub announces: AnnounceConfig,
     /// Format and filter of the log.
     pub log: LogConfig,
 }
@@ -64,16 +64,16 @@ pub enum Encapsulation {
     /// No SCTP inside UDP.
     Off,
     /// Port 9899, or a port chosen by the system if another process uses 9899. Off if the kernel has SCTP.
-    Usual,
+    Standard,
     /// This port; 0 lets the system choose.
     Port(u16),
 }
 
 /// `[multicast]`: reception of registrars' announces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Announces {
+pub struct AnnounceConfig {
     /// True if announces are believed; any host on the segment can send one.
-    pub believed: bool,
+    pub trusted: bool,
     /// Multicast group.
     pub group: SocketAddr,
     /// Names of the interfaces; empty: as the routing table says.
@@ -86,14 +86,14 @@ impl Default for PoolConfig {
             listen: vec![Ipv4Addr::UNSPECIFIED.into()],
             port: 0,
             raw: true,
-            encapsulation: Encapsulation::Usual,
+            encapsulation: Encapsulation::Standard,
             remote_encapsulation: None,
-            failure: Failure::default(),
+            failure: FailureDetection::default(),
             path_mtu: PATH_MTU,
             run_dir: PathBuf::from("/run/holdfast"),
             registrars: Vec::new(),
-            allowed: Vec::new(),
-            probers: ["0.0.0.0/0", "::/0"]
+            allowed_registrars: Vec::new(),
+            allowed_probers: ["0.0.0.0/0", "::/0"]
                 .iter()
                 .filter_map(|all| all.parse().ok())
                 .collect(),
@@ -101,8 +101,8 @@ impl Default for PoolConfig {
             life: Duration::from_secs(300),
             update_interval: Duration::from_millis(250),
             tls: None,
-            announces: Announces {
-                believed: false,
+            announces: AnnounceConfig {
+                trusted: false,
                 group: ASAP_GROUP,
                 interfaces: Vec::new(),
             },
@@ -123,7 +123,7 @@ impl PoolConfig {
         let Some(path) = path else {
             return Ok(PoolConfig::default());
         };
-        let text = read(path, IF_NONE_IS_NEEDED)?;
+        let text = read(path, UNREADABLE_FILE_REMEDY)?;
         PoolConfig::parse(path, &text)
     }
 
@@ -134,7 +134,7 @@ impl PoolConfig {
     pub fn parse(path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
         let raw: raw::Raw =
             toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
-        let config = raw.checked(path, text)?;
+        let config = raw.into_config(path, text)?;
         config.check(path)?;
         Ok(config)
     }
@@ -150,17 +150,17 @@ impl PoolConfig {
     }
 
     /// Returns the registrars known at start: the one of this host if the configuration names none.
-    pub fn known_registrars(&self) -> Vec<RegistrarAt> {
-        if !self.registrars.is_empty() || self.announces.believed {
+    pub fn known_registrars(&self) -> Vec<RegistrarAddress> {
+        if !self.registrars.is_empty() || self.announces.trusted {
             return self.registrars.clone();
         }
         let local = match self.listen.first() {
             Some(IpAddr::V6(_)) => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
             _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
         };
-        vec![RegistrarAt {
+        vec![RegistrarAddress {
             address: SocketAddr::new(local, asap::PORT),
-            over: None,
+            transport: None,
         }]
     }
 
@@ -168,14 +168,19 @@ impl PoolConfig {
     /// believed, any host may, since any host can announce itself. A registrar known only over TLS may not, since over
     /// SCTP any host could use its address.
     pub fn admits_registrar(&self, addresses: &[SocketAddr]) -> bool {
-        if self.announces.believed {
+        if self.announces.trusted {
             return true;
         }
-        let known = self.known_registrars();
+        let registrars = self.known_registrars();
         let admitted = |address: &SocketAddr| {
             let ip = address.ip();
-            let is_it = |known: &RegistrarAt| known.over.is_none() && known.address.ip() == ip;
-            known.iter().any(is_it) || self.allowed.iter().any(|prefix| prefix.contains(ip))
+            let is_it =
+                |known: &RegistrarAddress| known.transport.is_none() && known.address.ip() == ip;
+            registrars.iter().any(is_it)
+                || self
+                    .allowed_registrars
+                    .iter()
+                    .any(|prefix| prefix.contains(ip))
         };
         addresses.iter().any(admitted)
     }
@@ -183,7 +188,7 @@ impl PoolConfig {
     /// Returns true if a host with one of these addresses may probe elements here.
     pub fn admits_prober(&self, addresses: &[SocketAddr]) -> bool {
         let admitted = |prefix: &Prefix| addresses.iter().any(|at| prefix.contains(at.ip()));
-        self.probers.iter().any(admitted)
+        self.allowed_probers.iter().any(admitted)
     }
 
     /// Checks the configuration as a whole; errors name `path`.
@@ -192,29 +197,33 @@ impl PoolConfig {
     /// The configuration contradicts itself.
     pub fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let fail =
-            |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));
-        let mut own = self.listen.iter().map(IpAddr::is_ipv4);
-        let first = own.next();
-        if first.is_none() || !own.all(|is_v4| Some(is_v4) == first) {
+            |problem: &str, advice| Err(ConfigError::for_file(path, problem.to_owned(), advice));
+        let mut own_families = self.listen.iter().map(IpAddr::is_ipv4);
+        let first = own_families.next();
+        if first.is_none() || !own_families.all(|is_v4| Some(is_v4) == first) {
             let advice = "name at least one address, all IPv4 or all IPv6";
-            return fail("pool.listen has none or mixed addresses", advice);
+            return fail(
+                "pool.listen has no addresses, or addresses of both families",
+                advice,
+            );
         }
         if self
             .registrars
             .iter()
             .any(|at| Some(at.address.is_ipv4()) != first || at.address.port() == 0)
         {
-            let advice = "name addresses of the family of pool.listen, with a port other than 0";
+            let advice =
+                "use addresses of the same family as pool.listen, with a port other than 0";
             return fail("a registrar cannot be reached from pool.listen", advice);
         }
         self.check_registrars(path)?;
         if !self.raw && self.encapsulation == Encapsulation::Off {
-            let advice = "leave one of raw and encapsulation on";
-            return fail("SCTP neither over IP nor inside UDP", advice);
+            let advice = "enable raw or encapsulation";
+            return fail("SCTP is enabled neither over IP nor inside UDP", advice);
         }
         if !self.announces.group.ip().is_multicast() {
-            let advice = "use one such as 239.0.0.50:3863";
-            return fail("multicast.group is no multicast address", advice);
+            let advice = "use a multicast address such as 239.0.0.50:3863";
+            return fail("multicast.group is not a multicast address", advice);
         }
         if !PATH_MTU_RANGE.contains(&self.path_mtu) {
             return fail("sctp.path_mtu is out of range", "use 576 to 65535 bytes");
@@ -229,32 +238,36 @@ impl PoolConfig {
 impl PoolConfig {
     fn check_registrars(&self, path: &Path) -> Result<(), ConfigError> {
         let fail =
-            |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));
-        let needs_tls = |at: &RegistrarAt| matches!(at.over, Some(Over::Tls(_)));
+            |problem: &str, advice| Err(ConfigError::for_file(path, problem.to_owned(), advice));
+        let needs_tls =
+            |at: &RegistrarAddress| matches!(at.transport, Some(StreamProtocol::Tls(_)));
         if self.registrars.iter().any(needs_tls) {
             if self.tls.is_none() {
                 let advice = "give [tls] ca, cert and key; `holdfast ca issue` makes them";
-                return fail("a registrar over TLS, and no certificate", advice);
-            }
-            if self.announces.believed {
-                let advice =
-                    "name all registrars, or carry them over IPsec or WireGuard instead of TLS";
                 return fail(
-                    "announces are believed, which anybody can send without TLS",
+                    "a registrar is over TLS, but there is no certificate",
+                    advice,
+                );
+            }
+            if self.announces.trusted {
+                let advice = "disable announces and list all registrars, or use IPsec or WireGuard instead of TLS";
+                return fail(
+                    "multicast.announces is enabled, but anybody can send announcements without TLS",
                     advice,
                 );
             }
         }
-        let same = |(index, at): (usize, &RegistrarAt)| {
-            let others = &self.registrars[..index];
-            let alike = |other: &&RegistrarAt| other.over.is_some() == at.over.is_some();
-            others
+        let is_repeated = |(index, at): (usize, &RegistrarAddress)| {
+            let earlier = &self.registrars[..index];
+            let is_same_kind =
+                |other: &&RegistrarAddress| other.transport.is_some() == at.transport.is_some();
+            earlier
                 .iter()
-                .filter(alike)
+                .filter(is_same_kind)
                 .any(|other| other.address == at.address)
         };
-        if self.registrars.iter().enumerate().any(same) {
-            return fail("a registrar is named twice", "name each address once");
+        if self.registrars.iter().enumerate().any(is_repeated) {
+            return fail("a registrar is listed twice", "list each address once");
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use holdfast_proto::registrar::Prefix;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{ConfigError, Encapsulation, PoolConfig, RegistrarAt};
+use super::{ConfigError, Encapsulation, PoolConfig, RegistrarAddress};
 use crate::config::raw::{RawLog, RawTls};
 use crate::config::registrar::raw::{RawLifeUnit, RawSctp, set};
 
@@ -56,17 +56,20 @@ struct RawMulticast {
 }
 
 impl Raw {
-    pub(super) fn checked(self, path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
+    pub(super) fn into_config(self, path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
         let mut config = PoolConfig::default();
         let registrar = |written: &Spanned<String>| {
-            written.get_ref().parse::<RegistrarAt>().map_err(|error| {
-                let advice = "a port is 3863 if it is not named, with TLS 3864";
-                ConfigError::at(path, text, written.span(), error.to_string(), advice)
-            })
+            written
+                .get_ref()
+                .parse::<RegistrarAddress>()
+                .map_err(|error| {
+                    let advice = "the default port is 3863, or 3864 with TLS";
+                    ConfigError::at(path, text, written.span(), error.to_string(), advice)
+                })
         };
         let prefix = |written: &Spanned<String>| {
             written.get_ref().parse::<Prefix>().map_err(|error| {
-                let advice = "an address alone is a prefix too";
+                let advice = "write ADDRESS or ADDRESS/LENGTH";
                 ConfigError::at(path, text, written.span(), error.to_string(), advice)
             })
         };
@@ -76,19 +79,19 @@ impl Raw {
             .iter()
             .map(registrar)
             .collect::<Result<_, _>>()?;
-        config.allowed = self
+        config.allowed_registrars = self
             .access
             .registrar
             .iter()
             .map(prefix)
             .collect::<Result<_, _>>()?;
         if let Some(probe) = &self.access.probe {
-            config.probers = probe.iter().map(prefix).collect::<Result<_, _>>()?;
+            config.allowed_probers = probe.iter().map(prefix).collect::<Result<_, _>>()?;
         }
         self.pool.apply(&mut config);
         self.sctp.apply(&mut config.failure, &mut config.path_mtu);
-        config.tls = self.tls.map(|tls| tls.beside(path));
-        config.announces.believed = self.multicast.announces;
+        config.tls = self.tls.map(|tls| tls.resolve_paths(path));
+        config.announces.trusted = self.multicast.announces;
         set(&mut config.announces.group, self.multicast.group);
         config.announces.interfaces = self.multicast.interfaces;
         config.log.format = self.log.format;

@@ -4,12 +4,12 @@ fn parse(text: &str) -> Result<PoolConfig, ConfigError> {
     PoolConfig::parse(Path::new("pool.toml"), text)
 }
 
-fn refused(text: &str) -> String {
+fn parse_error(text: &str) -> String {
     parse(text).expect_err(text).to_string()
 }
 
 #[test]
-fn an_empty_file_is_the_default_and_knows_the_registrar_of_this_host() {
+fn empty_file_gives_defaults_and_local_registrar() {
     let (empty, none) = (parse("").unwrap(), PoolConfig::load(None).unwrap());
     assert_eq!(format!("{empty:?}"), format!("{none:?}"));
     let local: SocketAddr = "127.0.0.1:3863".parse().unwrap();
@@ -19,7 +19,7 @@ fn an_empty_file_is_the_default_and_knows_the_registrar_of_this_host() {
 }
 
 #[test]
-fn what_is_written_is_heeded() {
+fn configured_values_are_applied() {
     let text = r#"
 [pool]
 listen = ["10.0.0.1", "10.1.0.1"]
@@ -40,8 +40,9 @@ init_retransmissions = 2
     let config = parse(text).unwrap();
     assert_eq!((config.listen.len(), config.raw), (2, false));
     assert_eq!(config.encapsulation, Encapsulation::Port(7000));
-    let known = ["10.0.0.2:3863", "10.0.0.3:4000"].map(|at| at.parse::<RegistrarAt>().unwrap());
-    assert_eq!(config.known_registrars(), known);
+    let addresses =
+        ["10.0.0.2:3863", "10.0.0.3:4000"].map(|at| at.parse::<RegistrarAddress>().unwrap());
+    assert_eq!(config.known_registrars(), addresses);
     assert!(config.admits_registrar(&["10.0.0.3:9".parse().unwrap()]));
     assert!(config.admits_registrar(&["10.9.1.1:9".parse().unwrap()]));
     assert!(!config.admits_registrar(&["10.8.1.1:9".parse().unwrap()]));
@@ -53,42 +54,42 @@ init_retransmissions = 2
 }
 
 #[test]
-fn announces_alone_are_enough() {
+fn trusted_announces_need_no_registrar() {
     let config = parse("[multicast]\nannounces = true\n").unwrap();
     assert!(config.known_registrars().is_empty());
     assert!(config.admits_registrar(&["10.8.1.1:9".parse().unwrap()]));
 }
 
 #[test]
-fn a_registrar_over_tls_wants_certificates_and_is_none_over_sctp() {
+fn tls_registrar_requires_certificates_and_is_not_an_sctp_registrar() {
     let tls = "[tls]\nca = \"ca.pem\"\ncert = \"/etc/web.pem\"\nkey = \"web.key\"\n";
-    let one = "[pool]\nregistrars = [\"tls://r1@10.0.0.2\"]\n";
-    let config = parse(&format!("{one}{tls}")).unwrap();
+    let tls_registrar = "[pool]\nregistrars = [\"tls://r1@10.0.0.2\"]\n";
+    let config = parse(&format!("{tls_registrar}{tls}")).unwrap();
     let files = config.tls.as_ref().expect("certificates");
     assert_eq!(files.cert, Path::new("/etc/web.pem"));
     assert!(!config.admits_registrar(&["10.0.0.2:3863".parse().unwrap()]));
-    assert!(refused(one).contains("no certificate"));
-    let announced = format!("{one}{tls}[multicast]\nannounces = true\n");
-    assert!(refused(&announced).contains("announces are believed"));
-    let twice = "[pool]\nregistrars = [\"tcp://10.0.0.2\", \"tcp://10.0.0.2:3863\"]\n";
-    assert!(refused(twice).contains("named twice"));
-    let beside = "[pool]\nregistrars = [\"10.0.0.2\", \"tcp://10.0.0.2\"]\n";
-    assert!(parse(beside).is_ok());
+    assert!(parse_error(tls_registrar).contains("no certificate"));
+    let announced = format!("{tls_registrar}{tls}[multicast]\nannounces = true\n");
+    assert!(parse_error(&announced).contains("multicast.announces is enabled"));
+    let repeated = "[pool]\nregistrars = [\"tcp://10.0.0.2\", \"tcp://10.0.0.2:3863\"]\n";
+    assert!(parse_error(repeated).contains("listed twice"));
+    let both_transports = "[pool]\nregistrars = [\"10.0.0.2\", \"tcp://10.0.0.2\"]\n";
+    assert!(parse(both_transports).is_ok());
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_named() {
-    let registrar = refused("[pool]\nregistrars = [\"here\"]\n");
+fn invalid_values_are_refused_by_name() {
+    let registrar = parse_error("[pool]\nregistrars = [\"here\"]\n");
     assert!(
         registrar.contains("pool.toml:2: pool.registrars"),
         "{registrar}"
     );
-    assert!(refused("[pool]\nlisen = []\n").contains("lisen"));
-    assert!(refused("[pool]\nlisten = []\n").contains("listen"));
-    assert!(refused("[pool]\nregistrars = [\"::1\"]\n").contains("registrar"));
-    assert!(refused("[pool]\nraw = false\nencapsulation = false\n").contains("neither"));
-    assert!(refused("[access]\nregistrar = [\"10.0.0.0/33\"]\n").contains("access.registrar"));
-    assert!(refused("[multicast]\ngroup = \"10.0.0.1:1\"\n").contains("multicast"));
-    assert!(refused("[sctp]\npath_mtu = 10\n").contains("path_mtu"));
-    assert!(refused("[pool]\nlife_ms = 0\n").contains("life"));
+    assert!(parse_error("[pool]\nlisen = []\n").contains("lisen"));
+    assert!(parse_error("[pool]\nlisten = []\n").contains("listen"));
+    assert!(parse_error("[pool]\nregistrars = [\"::1\"]\n").contains("registrar"));
+    assert!(parse_error("[pool]\nraw = false\nencapsulation = false\n").contains("neither"));
+    assert!(parse_error("[access]\nregistrar = [\"10.0.0.0/33\"]\n").contains("access.registrar"));
+    assert!(parse_error("[multicast]\ngroup = \"10.0.0.1:1\"\n").contains("multicast"));
+    assert!(parse_error("[sctp]\npath_mtu = 10\n").contains("path_mtu"));
+    assert!(parse_error("[pool]\nlife_ms = 0\n").contains("life"));
 }

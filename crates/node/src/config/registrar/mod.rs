@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::registrar::Settings;
-use holdfast_sys::transport::{ENCAPSULATION_PORT, Failure};
+use holdfast_sys::transport::{ENCAPSULATION_PORT, FailureDetection};
 use holdfast_wire::rserpool::{asap, enrp};
 
-use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, read};
+use super::{ConfigError, LogConfig, LogFormat, UNREADABLE_FILE_REMEDY, read};
 
 /// Multicast groups of rsplib, for announces to elements and between registrars.
 pub(super) const ASAP_GROUP: SocketAddr =
@@ -30,7 +30,7 @@ pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
 /// Default pause. A single request is answered at once; with thousands of requests a second, this delay saves most of
 /// their cost.
-const PAUSE: Duration = Duration::from_millis(2);
+const BATCH_DELAY: Duration = Duration::from_millis(2);
 
 /// Default update delay: where elements register by the thousand, a few milliseconds contain dozens of updates.
 const UPDATE_DELAY: Duration = Duration::from_millis(20);
@@ -55,13 +55,13 @@ pub struct RegistrarConfig {
     /// Default UDP port of remote ends; `None`: no UDP if SCTP runs directly over IP, else 9899.
     pub remote_encapsulation: Option<u16>,
     /// Limits after which SCTP gives up a path, an association or an attempt.
-    pub failure: Failure,
+    pub failure: FailureDetection,
     /// Largest SCTP packet with its IP header, in bytes.
     pub path_mtu: u32,
     /// True if a message to all peers is passed to the transport once, instead of once for each peer.
-    pub one_send: bool,
+    pub send_to_all_at_once: bool,
     /// Time for which frequent requests are collected and then handled together; zero: not at all.
-    pub pause: Duration,
+    pub batch_delay: Duration,
     /// Maximum time for which an update waits for others, to share packets with them.
     pub update_delay: Duration,
     /// Directory for sockets; emptied by a reboot.
@@ -128,10 +128,10 @@ impl Default for RegistrarConfig {
             raw: true,
             encapsulation: Some(ENCAPSULATION_PORT),
             remote_encapsulation: None,
-            failure: Failure::default(),
+            failure: FailureDetection::default(),
             path_mtu: PATH_MTU,
-            one_send: true,
-            pause: PAUSE,
+            send_to_all_at_once: true,
+            batch_delay: BATCH_DELAY,
             update_delay: UPDATE_DELAY,
             run_dir: PathBuf::from("/run/holdfast"),
             peers: Vec::new(),
@@ -160,7 +160,7 @@ impl RegistrarConfig {
         let Some(path) = path else {
             return Ok(RegistrarConfig::default());
         };
-        let text = read(path, IF_NONE_IS_NEEDED)?;
+        let text = read(path, UNREADABLE_FILE_REMEDY)?;
         let mut config = RegistrarConfig::parse(path, &text)?;
         config.file = Some(path.to_owned());
         Ok(config)
@@ -172,7 +172,7 @@ impl RegistrarConfig {
     ///
     /// # Errors
     /// As [`RegistrarConfig::load`].
-    pub fn reread(&self) -> Result<Option<RegistrarConfig>, ConfigError> {
+    pub fn reload(&self) -> Result<Option<RegistrarConfig>, ConfigError> {
         let Some(path) = &self.file else {
             return Ok(None);
         };
@@ -192,7 +192,7 @@ impl RegistrarConfig {
     pub fn parse(path: &Path, text: &str) -> Result<RegistrarConfig, ConfigError> {
         let raw: raw::Raw =
             toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
-        let config = raw.checked(path, text)?;
+        let config = raw.into_config(path, text)?;
         config.check(path)?;
         Ok(config)
     }
@@ -204,11 +204,15 @@ impl RegistrarConfig {
 
     /// Returns the UDP ports of the peers that have their own.
     pub fn encapsulations(&self) -> HashMap<SocketAddr, u16> {
-        let each = |peer: &RegistrarPeer| {
+        let peer_address = |peer: &RegistrarPeer| {
             let port = peer.encapsulation?;
             Some(peer.addresses.clone().into_iter().map(move |at| (at, port)))
         };
-        self.peers.iter().filter_map(each).flatten().collect()
+        self.peers
+            .iter()
+            .filter_map(peer_address)
+            .flatten()
+            .collect()
     }
 
     /// Checks the configuration as a whole; errors name `path`.
@@ -217,37 +221,43 @@ impl RegistrarConfig {
     /// The configuration contradicts itself.
     pub fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let fail =
-            |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));
-        let one_family = |mut addresses: std::slice::Iter<'_, IpAddr>| {
+            |problem: &str, advice| Err(ConfigError::for_file(path, problem.to_owned(), advice));
+        let is_one_family = |mut addresses: std::slice::Iter<'_, IpAddr>| {
             let first = addresses.next().map(IpAddr::is_ipv4);
             first.is_some() && addresses.all(|address| Some(address.is_ipv4()) == first)
         };
-        if !one_family(self.listen.iter()) {
+        if !is_one_family(self.listen.iter()) {
             let advice = "name at least one address, all IPv4 or all IPv6";
-            return fail("registrar.listen has none or mixed addresses", advice);
+            return fail(
+                "registrar.listen has no addresses, or addresses of both families",
+                advice,
+            );
         }
         if !self.raw && self.encapsulation.is_none() {
-            let advice = "leave one of raw and encapsulation on";
-            return fail("SCTP neither over IP nor inside UDP", advice);
+            let advice = "enable raw or encapsulation";
+            return fail("SCTP is enabled neither over IP nor inside UDP", advice);
         }
         if self.peers.iter().any(|peer| peer.addresses.is_empty()) {
-            return fail("a peer without addresses", "give it one or more");
+            return fail("a peer has no addresses", "give it at least one");
         }
         let groups = [self.multicast.asap_group, self.multicast.enrp_group];
         if groups.iter().any(|group| !group.ip().is_multicast()) {
-            let advice = "use one such as 239.0.0.50:3863";
-            return fail("a group is no multicast address", advice);
+            let advice = "use a multicast address such as 239.0.0.50:3863";
+            return fail(
+                "asap_group or enrp_group is not a multicast address",
+                advice,
+            );
         }
         if !PATH_MTU_RANGE.contains(&self.path_mtu) {
             return fail("sctp.path_mtu is out of range", "use 576 to 65535 bytes");
         }
         let limits = &self.settings.limits;
         if limits.ipv6_host_bits > 128 {
-            let advice = "use 64, or 128 for every address by itself";
+            let advice = "use 64, or 128 to limit each address separately";
             return fail("limits.ipv6_host_bits is out of range", advice);
         }
         if limits.messages_per_second == 0 {
-            let advice = "allow at least 1, or use [access] to keep everybody out";
+            let advice = "allow at least 1, or use [access] to refuse everybody";
             return fail("limits.messages_per_second is 0", advice);
         }
         self.streams.check(&self.settings.access, path)?;
@@ -259,7 +269,10 @@ impl RegistrarConfig {
         let (heartbeat, silent) = (self.settings.heartbeat_cycle, self.settings.last_heard_max);
         if heartbeat == Duration::ZERO || heartbeat >= silent {
             let advice = "make last_heard_max_ms at least twice heartbeat_cycle_ms";
-            return fail("peers would be silent between two heartbeats", advice);
+            return fail(
+                "heartbeat_cycle_ms is too long for last_heard_max_ms",
+                advice,
+            );
         }
         Ok(())
     }

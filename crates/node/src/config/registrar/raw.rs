@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_proto::registrar::{Allow, LifeUnit, Limits, Settings, TakeoverRace, Who};
-use holdfast_sys::transport::Failure;
+use holdfast_proto::registrar::{HostClass, LifeUnit, Limits, Permission, Settings, TakeoverRace};
+use holdfast_sys::transport::FailureDetection;
 use holdfast_wire::rserpool::enrp;
 use serde::Deserialize;
 use toml::Spanned;
@@ -40,8 +40,8 @@ struct RawRegistrar {
     encapsulation: Option<bool>,
     encapsulation_port: Option<u16>,
     remote_encapsulation_port: Option<std::num::NonZeroU16>,
-    one_send: Option<bool>,
-    pause_us: Option<u32>,
+    send_to_all_at_once: Option<bool>,
+    batch_delay_us: Option<u32>,
     update_delay_ms: Option<u64>,
     run_dir: Option<PathBuf>,
     life_unit: Option<RawLifeUnit>,
@@ -149,26 +149,32 @@ pub(in crate::config) fn set_ms(target: &mut Duration, value: Option<u64>) {
 }
 
 impl Raw {
-    pub(super) fn checked(self, path: &Path, text: &str) -> Result<RegistrarConfig, ConfigError> {
+    pub(super) fn into_config(
+        self,
+        path: &Path,
+        text: &str,
+    ) -> Result<RegistrarConfig, ConfigError> {
         let mut config = RegistrarConfig::default();
-        self.registrar.settings(&mut config.settings);
-        self.registrar.endpoints(&mut config);
+        self.registrar.apply_settings(&mut config.settings);
+        self.registrar.apply_endpoints(&mut config);
         self.limits.apply(&mut config.settings.limits);
         self.sctp.apply(&mut config.failure, &mut config.path_mtu);
         self.tcp.apply(self.tls, path, &mut config.streams);
         let access = &mut config.settings.access;
-        let each = [
+        let access_lists = [
             (&mut access.register, self.access.register),
             (&mut access.resolve, self.access.resolve),
             (&mut access.registrar, self.access.registrar),
         ];
-        for (target, given) in each {
+        for (target, given) in access_lists {
             set(
                 target,
-                given.map(|list| allow(path, text, list)).transpose()?,
+                given
+                    .map(|list| parse_access_list(path, text, list))
+                    .transpose()?,
             );
         }
-        config.peers = self.peer.into_iter().map(RawPeer::checked).collect();
+        config.peers = self.peer.into_iter().map(RawPeer::into_peer).collect();
         let multicast = self.multicast;
         set(&mut config.multicast.asap_group, multicast.asap_group);
         set(&mut config.multicast.enrp_group, multicast.enrp_group);
@@ -178,7 +184,10 @@ impl Raw {
             .announce_ms
             .map(|ms| Duration::from_millis(ms.get()));
         config.settings.announce_cycle = cycle;
-        set_ms(&mut config.settings.mentor_hunt, multicast.mentor_hunt_ms);
+        set_ms(
+            &mut config.settings.mentor_hunt_time,
+            multicast.mentor_hunt_ms,
+        );
         config.metrics_listen = self.metrics.listen;
         config.log.format = self.log.format;
         set(&mut config.log.filter, self.log.filter);
@@ -186,23 +195,23 @@ impl Raw {
     }
 }
 
-pub(in crate::config) fn allow(
+pub(in crate::config) fn parse_access_list(
     path: &Path,
     text: &str,
     list: Vec<Spanned<String>>,
-) -> Result<Allow, ConfigError> {
-    let who = |written: Spanned<String>| {
-        written.get_ref().parse::<Who>().map_err(|error| {
-            let advice = "an address alone is a prefix too";
+) -> Result<Permission, ConfigError> {
+    let parse = |written: Spanned<String>| {
+        written.get_ref().parse::<HostClass>().map_err(|error| {
+            let advice = "write ADDRESS or ADDRESS/LENGTH";
             ConfigError::at(path, text, written.span(), error.to_string(), advice)
         })
     };
-    let who: Result<_, _> = list.into_iter().map(who).collect();
-    Ok(Allow::Only(who?))
+    let allowed: Result<_, _> = list.into_iter().map(parse).collect();
+    Ok(Permission::Only(allowed?))
 }
 
 impl RawPeer {
-    fn checked(self) -> RegistrarPeer {
+    fn into_peer(self) -> RegistrarPeer {
         let port = self.port.unwrap_or(enrp::PORT);
         let at = |address| SocketAddr::new(address, port);
         RegistrarPeer {
@@ -213,7 +222,7 @@ impl RawPeer {
 }
 
 impl RawRegistrar {
-    fn endpoints(self, config: &mut RegistrarConfig) {
+    fn apply_endpoints(self, config: &mut RegistrarConfig) {
         config.id = self.id.map(Into::into);
         set(&mut config.listen, self.listen);
         set(&mut config.asap_port, self.asap_port);
@@ -226,14 +235,16 @@ impl RawRegistrar {
             config.encapsulation = None;
         }
         config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
-        set(&mut config.one_send, self.one_send);
-        let pause = self.pause_us.map(|us| Duration::from_micros(us.into()));
-        set(&mut config.pause, pause);
+        set(&mut config.send_to_all_at_once, self.send_to_all_at_once);
+        let batch_delay = self
+            .batch_delay_us
+            .map(|us| Duration::from_micros(us.into()));
+        set(&mut config.batch_delay, batch_delay);
         set_ms(&mut config.update_delay, self.update_delay_ms);
         set(&mut config.run_dir, self.run_dir);
     }
 
-    fn settings(&self, settings: &mut Settings) {
+    fn apply_settings(&self, settings: &mut Settings) {
         let unit = self.life_unit.map(|unit| match unit {
             RawLifeUnit::Milliseconds => LifeUnit::Milliseconds,
             RawLifeUnit::Seconds => LifeUnit::Seconds,
@@ -254,13 +265,13 @@ impl RawRegistrar {
         let names = self.keep_alive_names_element;
         set(&mut settings.keep_alive_names_element, names);
         set(&mut settings.bad_reports_max, self.bad_reports_max);
-        set_ms(&mut settings.report_interval, self.report_interval_ms);
-        set(&mut settings.addresses_checked, self.addresses_checked);
+        set_ms(&mut settings.report_probe_interval, self.report_interval_ms);
+        set(&mut settings.check_addresses, self.addresses_checked);
         set(&mut settings.distance_step, self.distance_step_ms);
         set_ms(&mut settings.heartbeat_cycle, self.heartbeat_cycle_ms);
         set_ms(&mut settings.last_heard_max, self.last_heard_max_ms);
         set_ms(&mut settings.no_response_max, self.no_response_max_ms);
-        set_ms(&mut settings.retry, self.retry_ms);
+        set_ms(&mut settings.retry_interval, self.retry_ms);
         set_ms(&mut settings.race_window, self.race_window_ms);
         set_ms(&mut settings.refresh_delay, self.refresh_delay_ms);
         set(&mut settings.table_bytes_max, self.table_bytes_max);
@@ -270,7 +281,7 @@ impl RawRegistrar {
 }
 
 impl RawSctp {
-    pub(in crate::config) fn apply(self, failure: &mut Failure, path_mtu: &mut u32) {
+    pub(in crate::config) fn apply(self, failure: &mut FailureDetection, path_mtu: &mut u32) {
         set(path_mtu, self.path_mtu);
         set_ms(&mut failure.rto_initial, self.rto_initial_ms);
         set_ms(&mut failure.rto_min, self.rto_min_ms);
@@ -293,11 +304,11 @@ impl RawLimits {
         set(&mut limits.ipv6_host_bits, self.ipv6_host_bits);
         set(&mut limits.elements_per_host, self.elements_per_host);
         set(&mut limits.pools_per_host, self.pools_per_host);
-        set_ms(&mut limits.first_message, self.first_message_ms);
-        set_ms(&mut limits.confirmation, self.confirmation_ms);
+        set_ms(&mut limits.first_message_timeout, self.first_message_ms);
+        set_ms(&mut limits.confirmation_timeout, self.confirmation_ms);
         set(&mut limits.associations, self.associations);
         set(&mut limits.messages_per_second, self.messages_per_second);
-        set(&mut limits.malformed, self.malformed);
+        set(&mut limits.malformed_max, self.malformed);
         set(&mut limits.pools, self.pools);
         set(&mut limits.elements, self.elements);
         set(&mut limits.registration_bytes, self.registration_bytes);

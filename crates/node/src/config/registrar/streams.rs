@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::ConfigError;
 use super::raw::{set, set_ms};
-use crate::asap::{HANDSHAKE, MESSAGE, TLS_PORT};
+use crate::asap::{HANDSHAKE_TIMEOUT, MESSAGE_TIMEOUT, TLS_PORT};
 use crate::config::TlsConfig;
 use crate::config::raw::RawTls;
 
@@ -25,9 +25,9 @@ pub struct StreamsConfig {
     /// Limits for remote hosts.
     pub limits: StreamLimits,
     /// Time limit for establishing a connection.
-    pub handshake: Duration,
+    pub handshake_timeout: Duration,
     /// Time limit for a message from its first byte to its last, and for a peer to receive data that is sent to it.
-    pub message: Duration,
+    pub message_timeout: Duration,
 }
 
 impl Default for StreamsConfig {
@@ -41,8 +41,8 @@ impl Default for StreamsConfig {
                 connections_per_host: 1_000,
                 handshakes_per_host: 50,
             },
-            handshake: HANDSHAKE,
-            message: MESSAGE,
+            handshake_timeout: HANDSHAKE_TIMEOUT,
+            message_timeout: MESSAGE_TIMEOUT,
         }
     }
 }
@@ -63,13 +63,13 @@ impl RawTcp {
     pub(super) fn apply(self, tls: Option<RawTls>, path: &Path, config: &mut StreamsConfig) {
         config.tcp_port = self.port;
         set(&mut config.tls_port, self.tls_port);
-        config.tls = tls.map(|tls| tls.beside(path));
+        config.tls = tls.map(|tls| tls.resolve_paths(path));
         let limits = &mut config.limits;
         set(&mut limits.connections, self.connections);
         set(&mut limits.connections_per_host, self.connections_per_host);
         set(&mut limits.handshakes_per_host, self.handshakes_per_host);
-        set_ms(&mut config.handshake, self.handshake_ms);
-        set_ms(&mut config.message, self.message_ms);
+        set_ms(&mut config.handshake_timeout, self.handshake_ms);
+        set_ms(&mut config.message_timeout, self.message_ms);
     }
 }
 
@@ -81,16 +81,16 @@ impl StreamsConfig {
 
     pub(super) fn check(&self, access: &Access, path: &Path) -> Result<(), ConfigError> {
         let fail =
-            |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));
-        if access.registrar.asks_for_certificates() {
+            |problem: &str, advice| Err(ConfigError::for_file(path, problem.to_owned(), advice));
+        if access.registrar.requires_certificates() {
             let advice = "registrars speak SCTP with each other, which has no TLS: list addresses";
             return fail("access.registrar names certificates", advice);
         }
         let asks =
-            access.register.asks_for_certificates() || access.resolve.asks_for_certificates();
+            access.register.requires_certificates() || access.resolve.requires_certificates();
         if asks && self.tls.is_none() {
             let advice = "give [tls] ca, cert and key, or list addresses";
-            return fail("[access] names certificates, and there is no TLS", advice);
+            return fail("[access] names certificates, but there is no TLS", advice);
         }
         let ports = (self.tcp_port, self.tls.as_ref().map(|_| self.tls_port));
         if ports.0 == ports.1 && ports.0.is_some_and(|port| port != 0) {
@@ -100,7 +100,7 @@ impl StreamsConfig {
             );
         }
         let zero = Duration::ZERO;
-        if self.handshake == zero || self.message == zero {
+        if self.handshake_timeout == zero || self.message_timeout == zero {
             return fail(
                 "tcp.handshake_ms or tcp.message_ms is 0",
                 "allow some seconds",

@@ -1,16 +1,16 @@
 use super::*;
-use holdfast_proto::registrar::{Allow, LifeUnit, TakeoverRace};
+use holdfast_proto::registrar::{LifeUnit, Permission, TakeoverRace};
 
 fn parse(text: &str) -> Result<RegistrarConfig, ConfigError> {
     RegistrarConfig::parse(Path::new("registrar.toml"), text)
 }
 
-fn refused(text: &str) -> String {
+fn parse_error(text: &str) -> String {
     parse(text).expect_err(text).to_string()
 }
 
 #[test]
-fn an_empty_file_is_the_default() {
+fn empty_file_gives_defaults() {
     let (empty, none) = (parse("").unwrap(), RegistrarConfig::load(None).unwrap());
     assert_eq!(format!("{empty:?}"), format!("{none:?}"));
     assert_eq!((none.asap_port, none.enrp_port), (3863, 9901));
@@ -18,7 +18,7 @@ fn an_empty_file_is_the_default() {
 }
 
 #[test]
-fn what_is_written_is_heeded() {
+fn configured_values_are_applied() {
     let text = r#"
 [registrar]
 id = 0x1234
@@ -26,8 +26,8 @@ listen = ["10.0.0.1", "10.1.0.1"]
 asap_port = 0
 raw = false
 encapsulation_port = 0
-one_send = false
-pause_us = 250
+send_to_all_at_once = false
+batch_delay_us = 250
 update_delay_ms = 3
 refresh_delay_ms = 70
 life_unit = "seconds"
@@ -51,8 +51,8 @@ init_retransmissions = 2
     assert_eq!(config.id, Some(0x1234));
     assert_eq!((config.listen.len(), config.asap_port), (2, 0));
     assert_eq!((config.raw, config.encapsulation), (false, Some(0)));
-    assert!(!config.one_send && RegistrarConfig::default().one_send);
-    assert_eq!(config.pause, Duration::from_micros(250));
+    assert!(!config.send_to_all_at_once && RegistrarConfig::default().send_to_all_at_once);
+    assert_eq!(config.batch_delay, Duration::from_micros(250));
     assert_eq!(config.update_delay, Duration::from_millis(3));
     let settings = &config.settings;
     assert_eq!(settings.life_unit, LifeUnit::Seconds);
@@ -66,9 +66,9 @@ init_retransmissions = 2
         !settings
             .access
             .register
-            .contains("11.0.0.1".parse().unwrap())
+            .permits_address("11.0.0.1".parse().unwrap())
     );
-    assert_eq!(settings.access.resolve, Allow::Everybody);
+    assert_eq!(settings.access.resolve, Permission::Everyone);
     assert_eq!(config.failure.rto_max, Duration::from_millis(600));
     assert_eq!(config.failure.init_retransmissions, 2);
     let peer = "10.0.0.2:9901".parse().unwrap();
@@ -85,31 +85,31 @@ fn tcp_and_tls_are_off_unless_configured() {
     assert!(streams.is_on());
     let names = "[access]\nregister = [\"tls:web\"]\n";
     assert!(parse(&format!("{tls}{names}")).is_ok());
-    assert!(refused(names).contains("there is no TLS"));
+    assert!(parse_error(names).contains("there is no TLS"));
     let registrar = format!("{tls}[access]\nregistrar = [\"tls:r2\"]\n");
-    assert!(refused(&registrar).contains("access.registrar"));
-    let same = format!("{tls}[tcp]\nport = 3864\n");
-    assert!(refused(&same).contains("the same"));
-    assert!(refused("[tcp]\nhandshake_ms = 0\n").contains("handshake_ms"));
+    assert!(parse_error(&registrar).contains("access.registrar"));
+    let same_port = format!("{tls}[tcp]\nport = 3864\n");
+    assert!(parse_error(&same_port).contains("the same"));
+    assert!(parse_error("[tcp]\nhandshake_ms = 0\n").contains("handshake_ms"));
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_named() {
-    let prefix = refused("[access]\nregister = [\"10.0.0.0/33\"]\n");
+fn invalid_values_are_refused_by_name() {
+    let prefix = parse_error("[access]\nregister = [\"10.0.0.0/33\"]\n");
     assert!(
         prefix.contains("registrar.toml:2: access.register"),
         "{prefix}"
     );
-    assert!(refused("[registrar]\nlisen = []\n").contains("lisen"));
-    assert!(refused("[registrar]\nlisten = []\n").contains("listen"));
-    assert!(refused("[registrar]\nlisten = [\"10.0.0.1\", \"::1\"]\n").contains("listen"));
-    assert!(refused("[registrar]\nraw = false\nencapsulation = false\n").contains("neither"));
-    assert!(refused("[registrar]\nid = 0\n").contains("registrar.id"));
-    assert!(refused("[registrar]\nlast_heard_max_ms = 10\n").contains("heartbeat"));
-    assert!(refused("[sctp]\nrto_max_ms = 100\n").contains("[sctp]"));
-    assert!(refused("[sctp]\npath_mtu = 100\n").contains("sctp.path_mtu"));
-    assert!(refused("[limits]\nipv6_host_bits = 129\n").contains("ipv6_host_bits"));
-    assert!(refused("[limits]\nmessages_per_second = 0\n").contains("messages_per_second"));
-    assert!(refused("[[peer]]\naddresses = []\n").contains("peer"));
-    assert!(refused("[multicast]\nenrp_group = \"10.0.0.1:9901\"\n").contains("group"));
+    assert!(parse_error("[registrar]\nlisen = []\n").contains("lisen"));
+    assert!(parse_error("[registrar]\nlisten = []\n").contains("listen"));
+    assert!(parse_error("[registrar]\nlisten = [\"10.0.0.1\", \"::1\"]\n").contains("listen"));
+    assert!(parse_error("[registrar]\nraw = false\nencapsulation = false\n").contains("neither"));
+    assert!(parse_error("[registrar]\nid = 0\n").contains("registrar.id"));
+    assert!(parse_error("[registrar]\nlast_heard_max_ms = 10\n").contains("heartbeat"));
+    assert!(parse_error("[sctp]\nrto_max_ms = 100\n").contains("[sctp]"));
+    assert!(parse_error("[sctp]\npath_mtu = 100\n").contains("sctp.path_mtu"));
+    assert!(parse_error("[limits]\nipv6_host_bits = 129\n").contains("ipv6_host_bits"));
+    assert!(parse_error("[limits]\nmessages_per_second = 0\n").contains("messages_per_second"));
+    assert!(parse_error("[[peer]]\naddresses = []\n").contains("peer"));
+    assert!(parse_error("[multicast]\nenrp_group = \"10.0.0.1:9901\"\n").contains("group"));
 }

@@ -5,17 +5,21 @@ use holdfast_sys::process::sockets::Sockets;
 use holdfast_wire::MoveId;
 use tokio::sync::oneshot;
 
-use super::super::connections::{States, members, shares_port};
-use super::super::pieces::Kind;
-use super::super::places::place;
-use super::super::told::{Teller, Told};
-use super::{RESTORERS, Taking, text};
-use crate::dataplane::shared_ports::{self, Shared};
-use crate::dataplane::timeouts;
+use super::super::connections::{SocketStates, port_members, shares_port};
+use super::super::image_messages::MessageKind;
+use super::super::socket_endpoints::endpoint_of;
+use super::super::worker_events::{EventSender, WorkerEvent};
+use super::{AcceptorWorker, RESTORE_THREADS, error_text};
+use crate::dataplane::retransmission_timeouts;
+use crate::dataplane::shared_ports::{self, SharedPortState};
 
-impl Taking {
-    pub(super) fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
-        let found: Descriptors = decode(message).map_err(text)?;
+impl AcceptorWorker {
+    pub(super) fn restore_descriptors(
+        &mut self,
+        kind: MessageKind,
+        message: &[u8],
+    ) -> Result<(), String> {
+        let found: Descriptors = decode(message).map_err(error_text)?;
         self.policy.check_descriptors(&found)?;
         if !self.refusals.is_empty() {
             return Ok(());
@@ -24,65 +28,78 @@ impl Taking {
             let first_port = self.policy.judge().first_port();
             self.sockets = Some(Sockets::new(first_port).map_err(|error| error.to_string())?);
             // Loaded before the freeze, which the loading would lengthen.
-            timeouts::load();
+            retransmission_timeouts::load();
         }
         if found.sockets.values().any(shares_port) {
             shared_ports::load();
         }
         let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
-            return Err("descriptors came before the shape of their tree".to_owned());
+            return Err("received descriptors before the process tree".to_owned());
         };
-        expect(&self.teller, self.id, &found);
-        let prepared = sockets.prepare(&found.sockets, &found.gone);
+        redirect_new_clients(&self.events, self.id, &found);
+        let prepared = sockets.prepare(&found.sockets, &found.removed);
         prepared.map_err(|error| error.to_string())?;
         match kind {
-            Kind::LastDescriptors => restorer.last_descriptors(&found, &sockets.fresh()),
-            _ => restorer.descriptors(&found, &sockets.fresh()),
+            MessageKind::LastDescriptors => {
+                restorer.finish_descriptors(&found, &sockets.new_sockets())
+            }
+            _ => restorer.update_descriptors(&found, &sockets.new_sockets()),
         }
-        .map_err(text)?;
-        sockets.handed_over();
+        .map_err(error_text)?;
+        sockets.mark_handed_over();
         Ok(())
     }
 
-    pub(super) fn give_states(&mut self, kind: Kind, given: States) -> Result<(), String> {
+    pub(super) fn restore_socket_states(
+        &mut self,
+        kind: MessageKind,
+        given: SocketStates,
+    ) -> Result<(), String> {
         let sockets = self
             .sockets
             .as_mut()
-            .ok_or("their state came before sockets")?;
-        let States {
+            .ok_or("received socket states before the sockets")?;
+        let SocketStates {
             at_us,
             states,
             clients,
             programs,
         } = given;
-        self.policy.judge().states(&states)?;
+        self.policy.judge().check_socket_states(&states)?;
         let packets = match kind {
-            Kind::Seen => sockets
-                .inject(states, at_us, RESTORERS)
+            MessageKind::Snapshots => sockets
+                .inject(states, at_us, RESTORE_THREADS)
                 .map(|()| Vec::new()),
-            Kind::Sockets => sockets.restore_some(states, RESTORERS),
-            _ => sockets.restore_changed(states, at_us, RESTORERS),
+            MessageKind::Sockets => sockets.restore_some(states, RESTORE_THREADS),
+            _ => sockets.restore_changed(states, at_us, RESTORE_THREADS),
         };
         let packets = packets.map_err(|error| error.to_string())?;
-        let shared = Shared { clients, programs };
-        shared_ports::give(&members(sockets.iter()), &shared)?;
+        let shared = SharedPortState { clients, programs };
+        shared_ports::restore(&port_members(sockets.iter()), &shared)?;
         if !packets.is_empty() {
             let id = self.id;
-            self.teller.tell(Told::Packets { id, packets });
+            self.events
+                .send(WorkerEvent::PacketsToInject { id, packets });
         }
         Ok(())
     }
 }
 
 /// Waits until new clients of the sockets about to be made are redirected to the donor, where the program still runs.
-fn expect(teller: &Teller, id: MoveId, found: &Descriptors) {
-    let places = found.sockets.values().filter_map(place);
-    let servers: Vec<_> = places.filter(|place| place.remote.is_none()).collect();
-    if servers.is_empty() {
+fn redirect_new_clients(events: &EventSender, id: MoveId, found: &Descriptors) {
+    let endpoints = found.sockets.values().filter_map(endpoint_of);
+    let listeners: Vec<_> = endpoints
+        .filter(|endpoint| endpoint.remote.is_none())
+        .collect();
+    if listeners.is_empty() {
         return;
     }
-    let (reply, expected) = oneshot::channel();
-    teller.tell(Told::Expected { id, servers, reply });
+    let (reply, redirected) = oneshot::channel();
+    events.send(WorkerEvent::RedirectNewClients {
+        id,
+        listeners,
+        reply,
+    });
     // If the daemon is ending, no client is redirected.
-    let _ = expected.blocking_recv();
+    let _ = redirected.blocking_recv();
 }

@@ -4,196 +4,220 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use holdfast_proto::migration::FreezeReport;
-use holdfast_sys::priority::Hurry;
-use holdfast_sys::process::donor::{Behind, StoppedTree, Tracker};
+use holdfast_sys::priority::RealtimeGuard;
+use holdfast_sys::process::donor::{PageSource, StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Frozen, encode};
+use holdfast_sys::process::image::{FrozenTree, encode};
 use holdfast_wire::Flow;
-use holdfast_wire::migration::FlowAt;
+use holdfast_wire::migration::DonorFlow;
 use tokio::sync::oneshot;
 
-use super::super::connections::{self, Connections, Reader, States};
-use super::super::pieces::Kind;
-use super::super::records::Entry;
-use super::super::state::{Last, State};
-use super::super::steps::Steps;
-use super::super::told::Told;
-use super::serve::Serving;
-use super::{Giving, PAGES_BYTES, text};
-use crate::engine::Turn;
+use super::super::connections::{self, DescriptorThread, SocketStates, TrackedConnections};
+use super::super::donor_state::{DonorState, FinalState};
+use super::super::image_messages::MessageKind;
+use super::super::records::RecordEntry;
+use super::super::step_timer::StepTimer;
+use super::super::worker_events::WorkerEvent;
+use super::postcopy_sender::PostcopySender;
+use super::{DonorWorker, PAGES_MESSAGE_BYTES, error_text};
+use crate::engine::Redirect;
 
 /// Time limit for stopping a tree whose descriptors cannot be saved yet, and the pause between attempts.
-const STOP_MAX: Duration = Duration::from_millis(300);
-const STOP_AGAIN: Duration = Duration::from_millis(1);
+const STOP_WAIT_MAX: Duration = Duration::from_millis(300);
+const STOP_RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Number of attempts to read blocked descriptors of a stopped tree, and the pause between attempts. Descriptors that
 /// other processes hold open for a moment are closed by then.
-const READS: usize = 3;
-const READ_AGAIN: Duration = Duration::from_micros(300);
+const READ_ATTEMPTS: usize = 3;
+const READ_RETRY_PAUSE: Duration = Duration::from_micros(300);
 
 /// Number of changed connections below which reading them in the freeze costs less than another round.
-const FEW: usize = 32;
+const FEW_CONNECTIONS: usize = 32;
 
 /// Time limit for the acknowledgement of the data that the program sent last, and the polling interval.
-const QUIET_MAX: Duration = Duration::from_millis(10);
-const QUIET_AGAIN: Duration = Duration::from_millis(2);
+const QUIET_WAIT_MAX: Duration = Duration::from_millis(10);
+const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-impl Giving {
-    pub(super) fn freeze(&mut self, state: State) -> (State, Result<FreezeReport, String>) {
-        let mut before = self.outgoing.counts();
-        let hurries = self.ways.hurries;
-        let _hurry;
-        let (mut stopped, last, newcomers) = match state {
-            State::Watched(mut tracker) => {
+impl DonorWorker {
+    pub(super) fn freeze(
+        &mut self,
+        state: DonorState,
+    ) -> (DonorState, Result<FreezeReport, String>) {
+        let mut counts_before = self.sender.byte_counts();
+        let realtime = self.options.realtime;
+        let _priority_boost;
+        let (mut stopped, final_state, newcomers) = match state {
+            DonorState::Tracked(mut tracker) => {
                 if let Err(why) = self.catch_up(&mut tracker) {
-                    return (State::Watched(tracker), Err(why));
+                    return (DonorState::Tracked(tracker), Err(why));
                 }
-                _hurry = hurries.then(Hurry::begin);
-                before = self.outgoing.counts();
-                self.steps = Steps::begin();
-                match self.stop(*tracker) {
+                _priority_boost = realtime.then(RealtimeGuard::begin);
+                counts_before = self.sender.byte_counts();
+                self.steps = StepTimer::begin();
+                match self.stop_tree(*tracker) {
                     Ok(stopped) => stopped,
-                    Err(Unstopped { tracker, why }) => {
-                        return (tracker.map_or(State::Ended, State::Watched), Err(why));
+                    Err(StopFailure { tracker, why }) => {
+                        return (
+                            tracker.map_or(DonorState::Ended, DonorState::Tracked),
+                            Err(why),
+                        );
                     }
                 }
             }
             // Flows that began late are diverted in this freeze.
-            State::Waiting(stopped, last) => {
-                _hurry = hurries.then(Hurry::begin);
-                match self.turn_flows(Turn::Stands) {
-                    Ok(_) => (stopped, *last, Vec::new()),
-                    Err(why) => return (State::Stopped(stopped), Err(why)),
+            DonorState::AwaitingDivert(stopped, final_state) => {
+                _priority_boost = realtime.then(RealtimeGuard::begin);
+                match self.set_redirect(Redirect::All) {
+                    Ok(_) => (stopped, *final_state, Vec::new()),
+                    Err(why) => return (DonorState::Stopped(stopped), Err(why)),
                 }
             }
-            other => return (other, Err("nothing was copied".to_owned())),
+            other => return (other, Err("no pre-copy round was completed".to_owned())),
         };
-        let gone = self.places.closed_by(&last.descriptors);
-        match self.late(&last, newcomers, &gone) {
-            Ok(late) if late.is_empty() => {
-                let sent = self.send_rest(&mut stopped, last);
-                let report = sent.map(|()| FreezeReport {
+        let closed_flows = self.sockets.closed_connections(&final_state.descriptors);
+        match self.undiverted_flows(&final_state, newcomers, &closed_flows) {
+            Ok(late_flows) if late_flows.is_empty() => {
+                let result = self.send_final_state(&mut stopped, final_state);
+                let report = result.map(|()| FreezeReport {
                     steps: self.steps.list(),
-                    gone,
-                    ..self.report(before, late)
+                    closed_flows,
+                    ..self.freeze_report(counts_before, late_flows)
                 });
-                State::sent(stopped, (self.id, self.ways.copy), report)
+                DonorState::after_send(stopped, (self.id, self.options.is_clone), report)
             }
-            Ok(late) => {
-                let waiting = State::Waiting(stopped, Box::new(last));
+            Ok(late_flows) => {
+                let waiting = DonorState::AwaitingDivert(stopped, Box::new(final_state));
                 let report = FreezeReport {
-                    gone,
-                    ..self.report(before, late)
+                    closed_flows,
+                    ..self.freeze_report(counts_before, late_flows)
                 };
                 (waiting, Ok(report))
             }
-            Err(why) => (State::Stopped(stopped), Err(why)),
+            Err(why) => (DonorState::Stopped(stopped), Err(why)),
         }
     }
 
     /// Returns the process's flows that are not diverted yet: connections among the changed descriptors, and new
     /// datagram flows of its sockets since the last round.
-    fn late(
+    fn undiverted_flows(
         &mut self,
-        last: &Last,
+        final_state: &FinalState,
         newcomers: Vec<Flow>,
-        gone: &[Flow],
-    ) -> Result<Vec<FlowAt>, String> {
-        self.addresses.check(&last.descriptors)?;
-        if self.places.follow(&last.descriptors) {
-            self.tell_sockets();
+        closed_flows: &[Flow],
+    ) -> Result<Vec<DonorFlow>, String> {
+        self.addresses.check_descriptors(&final_state.descriptors)?;
+        if self.sockets.update(&final_state.descriptors) {
+            self.report_sockets();
         }
-        if !self.ways.copy {
-            self.places.are_whole()?;
+        if !self.options.is_clone {
+            self.sockets.check_loopback_ends()?;
         }
-        let mut late = self.addresses.connections(&last.descriptors);
-        if let Some(flow) = late.iter().find(|flow| gone.contains(flow)) {
+        let mut undiverted = self.addresses.connections(&final_state.descriptors);
+        if let Some(flow) = undiverted.iter().find(|flow| closed_flows.contains(flow)) {
             return Err(format!(
-                "a client has come again from the port of a connection that was just closed ({flow}); try again"
+                "a client reused the port of a connection that was just closed ({flow}); try again"
             ));
         }
-        late.extend(newcomers.into_iter().filter(|flow| self.places.has(flow)));
-        late.retain(|flow| !self.fenced.contains(flow));
-        if late.is_empty() {
+        undiverted.extend(
+            newcomers
+                .into_iter()
+                .filter(|flow| self.sockets.receives_flow(flow)),
+        );
+        undiverted.retain(|flow| !self.held_flows.contains(flow));
+        if undiverted.is_empty() {
             return Ok(Vec::new());
         }
         let (reply, answer) = oneshot::channel();
-        self.teller.tell(Told::Late { flows: late, reply });
+        self.events.send(WorkerEvent::OwnedFlows {
+            flows: undiverted,
+            reply,
+        });
         answer
             .blocking_recv()
-            .map_err(|_| "the daemon ends".to_owned())
+            .map_err(|_| "the daemon is stopping".to_owned())
     }
 
     /// Sends memory, even if the descriptors cannot be saved; the acceptor takes it as another round. Returns the state
     /// of the tree, which is sent last.
-    fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<Frozen, String> {
+    fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<FrozenTree, String> {
         self.send_tree(stopped.tree())?;
-        self.steps.done("tree");
-        if self.may_follow {
-            return self.send_some_memory(stopped);
+        self.steps.mark("tree");
+        if self.may_postcopy {
+            return self.send_memory_for_postcopy(stopped);
         }
-        while let Some(pages) = stopped.read(PAGES_BYTES).map_err(text)? {
-            self.outgoing.send_pages(pages)?;
+        while let Some(pages) = stopped.read(PAGES_MESSAGE_BYTES).map_err(error_text)? {
+            self.sender.send_pages(pages)?;
         }
-        self.steps.done("memory");
-        let state = stopped.state().map_err(text)?;
-        self.steps.done("state");
+        self.steps.mark("memory");
+        let state = stopped.read_state().map_err(error_text)?;
+        self.steps.mark("state");
         Ok(state)
     }
 
     /// Sends memory with post-copy: some pages, and a list of the remaining ones. Returns the state of the tree.
-    fn send_some_memory(&mut self, stopped: &mut StoppedTree) -> Result<Frozen, String> {
-        self.serving = None;
-        let state = stopped.state().map_err(text)?;
-        let missing = stopped.leave_behind(&state);
-        self.steps.done("state");
-        while let Some(pages) = stopped.read(PAGES_BYTES).map_err(text)? {
-            self.outgoing.send_pages(pages)?;
+    fn send_memory_for_postcopy(
+        &mut self,
+        stopped: &mut StoppedTree,
+    ) -> Result<FrozenTree, String> {
+        self.postcopy_sender = None;
+        let state = stopped.read_state().map_err(error_text)?;
+        let missing = stopped.defer_to_postcopy(&state);
+        self.steps.mark("state");
+        while let Some(pages) = stopped.read(PAGES_MESSAGE_BYTES).map_err(error_text)? {
+            self.sender.send_pages(pages)?;
         }
-        self.steps.done("memory");
+        self.steps.mark("memory");
         if !missing.is_empty() {
-            self.outgoing
-                .send(Kind::Missing, encode(&missing).map_err(text)?)?;
-            let behind = Behind::new(&stopped.process_ids(), &missing).map_err(text)?;
-            self.serving = Some(Serving::new((self.id, self.to), behind));
-            self.follows.store(true, Ordering::Relaxed);
+            self.sender.send(
+                MessageKind::MissingPages,
+                encode(&missing).map_err(error_text)?,
+            )?;
+            let page_source =
+                PageSource::new(&stopped.process_ids(), &missing).map_err(error_text)?;
+            self.postcopy_sender = Some(PostcopySender::new((self.id, self.to), page_source));
+            self.is_postcopy.store(true, Ordering::Relaxed);
         }
-        self.steps.done("missing");
+        self.steps.mark("missing");
         Ok(state)
     }
 
     /// Sends all remaining messages. The tree is stopped for good before its connections enter repair mode, and before
     /// the message that lets the acceptor run the process.
-    fn send_rest(&mut self, stopped: &mut StoppedTree, last: Last) -> Result<(), String> {
-        let descriptors = encode(&last.descriptors).map_err(text)?;
-        self.outgoing.send(Kind::LastDescriptors, descriptors)?;
+    fn send_final_state(
+        &mut self,
+        stopped: &mut StoppedTree,
+        final_state: FinalState,
+    ) -> Result<(), String> {
+        let descriptors = encode(&final_state.descriptors).map_err(error_text)?;
+        self.sender
+            .send(MessageKind::LastDescriptors, descriptors)?;
         // The original of a copy continues in any case, so it is not held.
-        if !self.ways.copy {
+        if !self.options.is_clone {
             // Written before holding, so that a held process is never forgotten.
-            if self.serving.is_some() {
-                self.record.write(&Entry::Follows(stopped.process_ids()))?;
+            if self.postcopy_sender.is_some() {
+                self.record
+                    .write(&RecordEntry::PostcopyPids(stopped.process_ids()))?;
             }
-            self.record
-                .write(&Entry::Held(stopped.to_hold().map_err(text)?))?;
-            stopped.hold().map_err(text)?;
+            self.record.write(&RecordEntry::HeldProcesses(
+                stopped.processes_to_hold().map_err(error_text)?,
+            ))?;
+            stopped.send_pending_stop().map_err(error_text)?;
         }
-        self.steps.done("hold");
+        self.steps.mark("hold");
         let connections = self.connections.as_mut();
-        connections.ok_or("nothing was copied")?.send(
-            stopped,
-            self.fenced.iter(),
-            &mut self.outgoing,
-        )?;
-        self.steps.done("sockets");
-        let state = encode(&last.state).map_err(text)?;
-        self.outgoing.send(Kind::Frozen, state)?;
-        if self.ways.verify {
-            let digest = stopped.digest(&last.state).map_err(text)?;
-            self.outgoing
-                .send(Kind::Digest, encode(&digest).map_err(text)?)?;
-            self.steps.done("checksums");
+        connections
+            .ok_or("no pre-copy round was completed")?
+            .send_states(stopped, self.held_flows.iter(), &mut self.sender)?;
+        self.steps.mark("sockets");
+        let state = encode(&final_state.state).map_err(error_text)?;
+        self.sender.send(MessageKind::Frozen, state)?;
+        if self.options.verify {
+            let digest = stopped.digest(&final_state.state).map_err(error_text)?;
+            self.sender
+                .send(MessageKind::Digest, encode(&digest).map_err(error_text)?)?;
+            self.steps.mark("checksums");
         }
-        tracing::debug!(id = %self.id, steps = %self.steps, "frozen");
+        tracing::debug!(id = %self.id, steps = %self.steps, "the process is frozen");
         Ok(())
     }
 
@@ -201,203 +225,225 @@ impl Giving {
     /// each time. Then diverts new data, so that all received data is answered and acknowledged when the process is
     /// stopped. Without post-copy, finally copies the pages dirtied meanwhile.
     fn catch_up(&mut self, tracker: &mut Tracker) -> Result<(), String> {
-        let mut before = usize::MAX;
-        while let Some(seen) = self.connections.as_mut().and_then(Connections::catch_up) {
-            let changed = seen.states.len();
-            self.send_seen(&seen)?;
-            if changed < FEW || changed > before / 2 {
+        let mut previous = usize::MAX;
+        while let Some(states) = self
+            .connections
+            .as_mut()
+            .and_then(TrackedConnections::changed_states)
+        {
+            let changed = states.states.len();
+            self.send_snapshots(&states)?;
+            if changed < FEW_CONNECTIONS || changed > previous / 2 {
                 break;
             }
-            before = changed;
+            previous = changed;
         }
-        let follows = self.connections.as_ref();
-        if !follows.is_some_and(Connections::follows_some) {
-            return self.outgoing.send(Kind::Freezing, Vec::new());
+        let connections = self.connections.as_ref();
+        if !connections.is_some_and(TrackedConnections::has_tracked) {
+            return self.sender.send(MessageKind::FreezeNotice, Vec::new());
         }
-        self.turn_flows(Turn::Leaves)?;
+        self.set_redirect(Redirect::Data)?;
         self.wait_for_quiet();
-        if let Some(seen) = self.connections.as_mut().and_then(Connections::untold) {
-            self.send_seen(&seen)?;
+        if let Some(states) = self
+            .connections
+            .as_mut()
+            .and_then(TrackedConnections::unsent_states)
+        {
+            self.send_snapshots(&states)?;
         }
         // Waits until the acceptor's connections have left repair mode.
-        self.outgoing.send(Kind::Freezing, Vec::new())?;
-        self.outgoing.taken()?;
-        if self.may_follow {
+        self.sender.send(MessageKind::FreezeNotice, Vec::new())?;
+        self.sender.wait_until_taken()?;
+        if self.may_postcopy {
             return Ok(());
         }
         self.touch_up(tracker, Instant::now()).map(drop)
     }
 
-    fn send_seen(&mut self, seen: &States) -> Result<(), String> {
-        tracing::debug!(id = %self.id, changed = seen.states.len(), "caught up");
-        self.outgoing.send(Kind::Seen, connections::encode(seen)?)?;
-        self.outgoing.taken()
+    fn send_snapshots(&mut self, states: &SocketStates) -> Result<(), String> {
+        tracing::debug!(id = %self.id, changed = states.states.len(), "sending changed socket snapshots");
+        self.sender
+            .send(MessageKind::Snapshots, connections::encode(states)?)?;
+        self.sender.wait_until_taken()
     }
 
     /// Waits until no connection needs extraction or their number stops falling: some programs acknowledge with their
     /// next data.
     fn wait_for_quiet(&mut self) {
-        let (began, mut before) = (Instant::now(), usize::MAX);
-        while let Some(unseen) = self.connections.as_mut().and_then(Connections::unseen) {
-            if unseen == 0 || unseen >= before || began.elapsed() >= QUIET_MAX {
-                tracing::debug!(id = %self.id, unseen, "quiet");
+        let (started_at, mut previous) = (Instant::now(), usize::MAX);
+        while let Some(unseen) = self
+            .connections
+            .as_mut()
+            .and_then(TrackedConnections::count_unseen)
+        {
+            if unseen == 0 || unseen >= previous || started_at.elapsed() >= QUIET_WAIT_MAX {
+                tracing::debug!(id = %self.id, unseen, "connections are quiet");
                 return;
             }
-            before = unseen;
-            std::thread::sleep(QUIET_AGAIN);
+            previous = unseen;
+            std::thread::sleep(QUIET_POLL_INTERVAL);
         }
     }
 
-    /// Returns a report of the bytes sent and saved since the counts in `before`.
-    fn report(&self, before: (u64, u64), late: Vec<FlowAt>) -> FreezeReport {
-        let (sent, saved) = self.outgoing.counts();
+    /// Returns a report of the bytes sent and saved since the counts in `counts_before`.
+    fn freeze_report(&self, counts_before: (u64, u64), late: Vec<DonorFlow>) -> FreezeReport {
+        let (sent, saved) = self.sender.byte_counts();
         FreezeReport {
-            bytes: sent - before.0,
-            saved: saved - before.1,
-            follows: self.serving.as_ref().map_or(0, Serving::bytes),
-            late,
+            sent_bytes: sent - counts_before.0,
+            saved_bytes: saved - counts_before.1,
+            post_copy_bytes: self
+                .postcopy_sender
+                .as_ref()
+                .map_or(0, PostcopySender::total_bytes),
+            late_flows: late,
             ..FreezeReport::default()
         }
     }
 }
 
-impl Giving {
+impl DonorWorker {
     /// Stops the tree at a time when its descriptors can be saved. Some cannot for moments, for example while unread
     /// data is queued that only the program can read. Data sent until the stop has left; later packets are held at the
     /// acceptor. Sends memory, and returns the other state with the datagram flows that began here since the last
     /// round.
-    fn stop(&mut self, mut tracker: Tracker) -> Result<Still, Unstopped> {
-        let reader = (self.connections.as_ref()).ok_or_else(|| "nothing was copied".to_owned());
-        let reader = match reader.and_then(Connections::reader) {
+    fn stop_tree(&mut self, mut tracker: Tracker) -> Result<StoppedRead, StopFailure> {
+        let reader =
+            (self.connections.as_ref()).ok_or_else(|| "no pre-copy round was completed".to_owned());
+        let reader = match reader.and_then(TrackedConnections::start_reader) {
             Ok(reader) => reader,
             Err(why) => {
                 let tracker = Some(Box::new(tracker));
-                return Err(Unstopped { tracker, why });
+                return Err(StopFailure { tracker, why });
             }
         };
-        let began = Instant::now();
+        let started_at = Instant::now();
         loop {
             let mut stopped = match tracker.freeze() {
                 Ok(stopped) => Box::new(stopped),
                 Err(unfrozen) => {
-                    return Err(Unstopped {
+                    return Err(StopFailure {
                         tracker: Some(Box::new(unfrozen.tracker)),
-                        why: text(unfrozen.error),
+                        why: error_text(unfrozen.error),
                     });
                 }
             };
-            self.steps.done("halt");
-            let look = self.look(&mut stopped, &reader);
-            let (passing, why) = match look {
-                Ok((last, newcomers)) => return Ok((stopped, last, newcomers)),
+            self.steps.mark("halt");
+            let result = self.read_stopped(&mut stopped, &reader);
+            let (is_temporary, why) = match result {
+                Ok((final_state, newcomers)) => return Ok((stopped, final_state, newcomers)),
                 Err(failed) => failed,
             };
             // Set before the process resumes, because packets that it then sends must pass.
-            let kept = self.turn_flows(Turn::Leaves);
-            tracker = stopped.thaw().map_err(|error| Unstopped {
+            let redirected = self.set_redirect(Redirect::Data);
+            tracker = stopped.thaw().map_err(|error| StopFailure {
                 tracker: None,
-                why: text(error),
+                why: error_text(error),
             })?;
-            if !passing || kept.is_err() || began.elapsed() > STOP_MAX {
+            if !is_temporary || redirected.is_err() || started_at.elapsed() > STOP_WAIT_MAX {
                 let tracker = Some(Box::new(tracker));
-                return Err(Unstopped { tracker, why });
+                return Err(StopFailure { tracker, why });
             }
-            std::thread::sleep(STOP_AGAIN);
+            std::thread::sleep(STOP_RETRY_PAUSE);
             // The process has run, so the freeze begins anew.
-            self.steps = Steps::begin();
+            self.steps = StepTimer::begin();
         }
     }
 
     /// Sends memory of a stopped tree, has its packets diverted, and reads the remaining state, with the descriptors in
     /// parallel. An error says whether it may be temporary.
-    fn look(
+    fn read_stopped(
         &mut self,
         stopped: &mut StoppedTree,
-        reader: &Reader,
-    ) -> Result<(Last, Vec<Flow>), (bool, String)> {
-        let for_good = |why: String| (false, why);
-        let mut connections =
-            (self.connections.take()).ok_or_else(|| for_good("nothing was copied".to_owned()))?;
-        let found = self.look_at(stopped, &mut connections, reader);
+        reader: &DescriptorThread,
+    ) -> Result<(FinalState, Vec<Flow>), (bool, String)> {
+        let permanent = |why: String| (false, why);
+        let mut connections = (self.connections.take())
+            .ok_or_else(|| permanent("no pre-copy round was completed".to_owned()))?;
+        let result = self.read_stopped_with(stopped, &mut connections, reader);
         self.connections = Some(connections);
-        found
+        result
     }
 
-    fn look_at(
+    fn read_stopped_with(
         &mut self,
         stopped: &mut StoppedTree,
-        connections: &mut Connections,
-        reader: &Reader,
-    ) -> Result<(Last, Vec<Flow>), (bool, String)> {
-        let for_good = |why: String| (false, why);
+        connections: &mut TrackedConnections,
+        reader: &DescriptorThread,
+    ) -> Result<(FinalState, Vec<Flow>), (bool, String)> {
+        let permanent = |why: String| (false, why);
         let failed = |error: Error| {
-            let for_good = matches!(error, Error::Gone(_) | Error::WouldNotStop(_));
-            (!for_good, text(error))
+            let is_permanent = matches!(error, Error::ProcessEnded(_) | Error::StopTimeout(_));
+            (!is_permanent, error_text(error))
         };
-        reader.begin(stopped.describer().map_err(failed)?);
+        reader.start_reading(stopped.descriptor_reader().map_err(failed)?);
         // The event loop diverts the packets during the copy.
-        let turning = self.ask_to_turn(Turn::Stands);
+        let pending_redirect = self.request_redirect(Redirect::All);
         let state = self.send_memory(stopped);
-        let turned = answer(turning);
-        self.steps.done("divert");
-        connections.see(stopped);
-        self.steps.done("look");
-        let mut described = reader.found();
-        for _ in 1..READS {
-            if !matches!(described, Err(Error::Blocked(_))) {
+        let redirected = wait_for_redirect(pending_redirect);
+        self.steps.mark("divert");
+        connections.snapshot_stopped(stopped);
+        self.steps.mark("inspect");
+        let mut descriptors_read = reader.wait();
+        for _ in 1..READ_ATTEMPTS {
+            if !matches!(descriptors_read, Err(Error::Blocked(_))) {
                 break;
             }
-            std::thread::sleep(READ_AGAIN);
-            reader.begin(stopped.describer().map_err(failed)?);
-            described = reader.found();
+            std::thread::sleep(READ_RETRY_PAUSE);
+            reader.start_reading(stopped.descriptor_reader().map_err(failed)?);
+            descriptors_read = reader.wait();
         }
         let (state, newcomers) = state
-            .and_then(|state| Ok((state, turned?)))
-            .map_err(for_good)?;
-        let descriptors = described.and_then(|described| connections.stopped(stopped, described));
+            .and_then(|state| Ok((state, redirected?)))
+            .map_err(permanent)?;
+        let descriptors = descriptors_read
+            .and_then(|described| connections.stopped_descriptors(stopped, described));
         let descriptors = descriptors.map_err(failed)?;
-        if !self.ways.copy {
-            let waiting = stopped.unaccepted().map_err(failed)?;
-            let may_follow = self.addresses.may_follow(&waiting);
-            may_follow.map_err(|why| (true, why))?;
+        if !self.options.is_clone {
+            let unaccepted = stopped.listeners_with_unaccepted().map_err(failed)?;
+            let handoff_check = self.addresses.check_handoff_of(&unaccepted);
+            handoff_check.map_err(|why| (true, why))?;
         }
-        self.steps.done("descriptors");
-        Ok((Last { descriptors, state }, newcomers))
+        self.steps.mark("descriptors");
+        Ok((FinalState { descriptors, state }, newcomers))
     }
 
     /// Has the event loop set the forwarding rule for the process's packets, and waits until it is set. Returns the
     /// datagram flows that began here since the last round.
-    fn turn_flows(&self, turn: Turn) -> Result<Vec<Flow>, String> {
-        answer(self.ask_to_turn(turn))
+    fn set_redirect(&self, redirect: Redirect) -> Result<Vec<Flow>, String> {
+        wait_for_redirect(self.request_redirect(redirect))
     }
 
     /// Asks the event loop to set the forwarding rule, without waiting; [`answer`] waits.
-    fn ask_to_turn(&self, turn: Turn) -> Turning {
+    fn request_redirect(&self, redirect: Redirect) -> PendingRedirect {
         let (reply, answer) = oneshot::channel();
         let id = self.id;
-        self.teller.tell(Told::Turns { id, turn, reply });
+        self.events.send(WorkerEvent::SetRedirect {
+            id,
+            redirect,
+            reply,
+        });
         answer
     }
 
-    pub(super) fn tell_sockets(&self) {
-        let (id, sockets) = (self.id, self.places.list());
-        self.teller.tell(Told::Sockets { id, sockets });
+    pub(super) fn report_sockets(&self) {
+        let (id, sockets) = (self.id, self.sockets.list());
+        self.events.send(WorkerEvent::SocketsFound { id, sockets });
     }
 }
 
 /// Waits until the event loop has set the forwarding rule.
-fn answer(turning: Turning) -> Result<Vec<Flow>, String> {
-    let answer = turning.blocking_recv();
-    answer.unwrap_or_else(|_| Err("the daemon ends".to_owned()))
+fn wait_for_redirect(pending: PendingRedirect) -> Result<Vec<Flow>, String> {
+    let answer = pending.blocking_recv();
+    answer.unwrap_or_else(|_| Err("the daemon is stopping".to_owned()))
 }
 
-type Turning = oneshot::Receiver<Result<Vec<Flow>, String>>;
+type PendingRedirect = oneshot::Receiver<Result<Vec<Flow>, String>>;
 
-/// A stopped tree; see [`Giving::stop`].
-type Still = (Box<StoppedTree>, Last, Vec<Flow>);
+/// A stopped tree; see [`DonorWorker::stop_tree`].
+type StoppedRead = (Box<StoppedTree>, FinalState, Vec<Flow>);
 
 /// Failure to stop a tree.
-struct Unstopped {
+struct StopFailure {
     /// Tracker of the running tree; `None` if it is no longer tracked.
     tracker: Option<Box<Tracker>>,
     why: String,

@@ -3,31 +3,33 @@
 use holdfast_sys::process::donor::StoppedTree;
 use holdfast_sys::process::files::{LockStep, WantedLock};
 
+use super::super::image_messages::MessageKind;
 use super::super::locks::{LockAnswer, LockRequest};
-use super::super::pieces::Kind;
-use super::super::records::Entry;
-use super::{Giving, text};
+use super::super::records::RecordEntry;
+use super::{DonorWorker, error_text};
 
-impl Giving {
+impl DonorWorker {
     /// Performs the donor's part of a step of the hand-over.
-    pub(super) fn give_locks(&self, stopped: &mut StoppedTree, request: &[u8]) {
+    pub(super) fn on_lock_request(&self, stopped: &mut StoppedTree, request: &[u8]) {
         let Some(LockRequest { step, locks }) = LockRequest::decode(request) else {
             return;
         };
         let outcome = match step {
-            LockStep::Share => self.share_locks(stopped, &locks),
-            step => stopped.release_locks(step).map_err(text),
+            LockStep::ShareRemainder => self.share_locks(stopped, &locks),
+            step => stopped.advance_handover(step).map_err(error_text),
         };
         let problem = outcome.err();
         let answer = LockAnswer { step, problem };
-        self.outgoing.send_anyway(Kind::Locks, answer.encode());
+        self.sender
+            .send_unwindowed(MessageKind::Locks, answer.encode());
     }
 
     /// Shares locks with the acceptor. The record is written first, so that a process that lacks locks regains them
     /// before it resumes.
     fn share_locks(&self, stopped: &mut StoppedTree, locks: &[WantedLock]) -> Result<(), String> {
-        let given = stopped.find_locks(locks).map_err(text)?;
-        self.record.write(&Entry::Locks(given.clone()))?;
-        stopped.share_locks(given).map_err(text)
+        let given_locks = stopped.find_locks(locks).map_err(error_text)?;
+        self.record
+            .write(&RecordEntry::GivenLocks(given_locks.clone()))?;
+        stopped.begin_handover(given_locks).map_err(error_text)
     }
 }

@@ -17,28 +17,28 @@ fn policy(enabled: bool) -> Policy {
     Policy::new(&config, Addresses::default(), [])
 }
 
-fn identity(user: u32, groups: &[u32]) -> Identity {
-    Identity {
+fn identity(user: u32, groups: &[u32]) -> UserIdentity {
+    UserIdentity {
         user,
         group: 100,
         groups: groups.to_vec(),
     }
 }
 
-fn game(user: u32, program: &str) -> Description {
-    Description {
+fn game_description(user: u32, program: &str) -> ProcessDescription {
+    ProcessDescription {
         name: "game".into(),
         users: BTreeSet::from([user]),
         identities: BTreeSet::from([identity(user, &[100])]),
         programs: BTreeSet::from([program.to_owned()]),
         group: None,
-        locks: Vec::new(),
+        risky_locks: Vec::new(),
     }
 }
 
 #[test]
-fn only_what_is_allowed_comes() {
-    let allowed = game(1000, "/usr/games/server");
+fn only_allowed_processes_are_accepted() {
+    let allowed = game_description(1000, "/usr/games/server");
     assert_eq!(policy(true).refusals(&allowed, 1), Vec::<String>::new());
     assert_eq!(policy(false).refusals(&allowed, 1).len(), 1);
     for (user, program, why) in [
@@ -46,7 +46,7 @@ fn only_what_is_allowed_comes() {
         (1000, "/usr/gamesome/server", "/usr/gamesome"),
         (1000, "/usr/games/../bin/sh", "/usr/games/../bin/sh"),
     ] {
-        let refusals = policy(true).refusals(&game(user, program), 1);
+        let refusals = policy(true).refusals(&game_description(user, program), 1);
         assert_eq!(refusals.len(), 1, "{refusals:?}");
         assert!(refusals[0].contains(why), "{refusals:?}");
     }
@@ -55,9 +55,10 @@ fn only_what_is_allowed_comes() {
 }
 
 #[test]
-fn what_is_sent_is_looked_at_again() {
+fn received_image_is_judged_again() {
     use holdfast_sys::process::image::{
-        BackingFile, Credentials, Frozen, FrozenProcess, FrozenThread, Limit, Process, Tree,
+        BackingFile, Credentials, FrozenProcess, FrozenThread, FrozenTree, Process, ResourceLimit,
+        Tree,
     };
     let tree = |path: &str| Tree {
         processes: vec![Process {
@@ -75,10 +76,10 @@ fn what_is_sent_is_looked_at_again() {
         ..Tree::default()
     };
     assert_eq!(
-        policy(true).judge().tree(&tree("/usr/games/server")),
+        policy(true).judge().check_tree(&tree("/usr/games/server")),
         Ok(())
     );
-    assert!(policy(true).judge().tree(&tree("/bin/sh")).is_err());
+    assert!(policy(true).judge().check_tree(&tree("/bin/sh")).is_err());
     let frozen = |uids: [u32; 4], group: u32, permitted: u64| {
         let mut thread = FrozenThread::default();
         thread.credentials.uids = uids;
@@ -87,54 +88,54 @@ fn what_is_sent_is_looked_at_again() {
         thread.credentials.capabilities[1] = permitted;
         let process = FrozenProcess {
             threads: vec![thread],
-            limits: vec![Limit::default(); 16],
+            limits: vec![ResourceLimit::default(); 16],
             ..FrozenProcess::default()
         };
-        Frozen {
+        FrozenTree {
             processes: vec![Some(process)],
         }
     };
     assert_eq!(
-        policy(true).judge().frozen(&frozen([1000; 4], 100, 0)),
+        policy(true).judge().check_state(&frozen([1000; 4], 100, 0)),
         Ok(())
     );
     assert!(
         policy(true)
             .judge()
-            .frozen(&frozen([1000, 1000, 0, 1000], 100, 0))
+            .check_state(&frozen([1000, 1000, 0, 1000], 100, 0))
             .is_err()
     );
     assert!(
         policy(true)
             .judge()
-            .frozen(&frozen([1000; 4], 42, 0))
+            .check_state(&frozen([1000; 4], 42, 0))
             .is_err()
     );
     assert!(
         policy(true)
             .judge()
-            .frozen(&frozen([1000; 4], 100, 1 << 12))
+            .check_state(&frozen([1000; 4], 100, 1 << 12))
             .is_err()
     );
 }
 
 /// An identity with which files are opened is checked like a user: otherwise the process would get that user's files.
 #[test]
-fn only_who_may_come_opens_files() {
-    let why = |who: Identity| {
-        let description = Description {
-            identities: BTreeSet::from([who]),
-            ..game(1000, "/usr/games/server")
+fn file_identities_must_be_allowed_users() {
+    let refusals_for = |identity: UserIdentity| {
+        let description = ProcessDescription {
+            identities: BTreeSet::from([identity]),
+            ..game_description(1000, "/usr/games/server")
         };
         policy(true).refusals(&description, 1)
     };
-    assert_eq!(why(identity(1000, &[])), Vec::<String>::new());
-    let refusals = why(identity(1001, &[]));
+    assert_eq!(refusals_for(identity(1000, &[])), Vec::<String>::new());
+    let refusals = refusals_for(identity(1001, &[]));
     assert!(
         refusals.len() == 1 && refusals[0].contains("user 1001"),
         "{refusals:?}"
     );
-    let refusals = why(identity(1000, &[42]));
+    let refusals = refusals_for(identity(1000, &[42]));
     assert!(
         refusals.len() == 1 && refusals[0].contains("group 42"),
         "{refusals:?}"
@@ -142,27 +143,31 @@ fn only_who_may_come_opens_files() {
 }
 
 #[test]
-fn a_process_opens_what_its_users_could_and_the_files_of_the_policy() {
-    let game = game(1000, "/usr/games/server");
+fn process_may_open_files_of_its_users_and_of_policy() {
+    let game = game_description(1000, "/usr/games/server");
     assert_eq!(
-        *policy(true).of(&game).rights(),
-        Rights::Of {
-            whose: BTreeSet::from([identity(1000, &[100])]),
-            files: vec!["/var/log/game".into()],
+        *policy(true).for_process(&game).rights(),
+        FileRights::Limited {
+            identities: BTreeSet::from([identity(1000, &[100])]),
+            directories: vec!["/var/log/game".into()],
         }
     );
-    let mut roots = policy(true);
-    roots.config.users.insert(0);
-    assert_eq!(*roots.of(&game).rights(), Rights::All);
+    let mut root_policy = policy(true);
+    root_policy.config.users.insert(0);
+    assert_eq!(*root_policy.for_process(&game).rights(), FileRights::Root);
     // Without an offer, the policy allows no files.
-    let Rights::Of { whose, files } = policy(true).rights().clone() else {
+    let FileRights::Limited {
+        identities: whose,
+        directories: files,
+    } = policy(true).rights().clone()
+    else {
         panic!("everything");
     };
     assert!(whose.is_empty() && files.is_empty());
 }
 
 #[test]
-fn sockets_are_of_the_families_that_are_listed() {
+fn unlisted_socket_family_is_refused() {
     use holdfast_sys::process::files::Image;
     use holdfast_sys::process::files::image::{Kind, NetlinkSocket, OpenFile};
     use holdfast_sys::process::image::Files;
@@ -170,7 +175,7 @@ fn sockets_are_of_the_families_that_are_listed() {
     let sockets = |v6_socket| Descriptors {
         files: Files::Image(Image::default()),
         sockets: BTreeMap::from([(0, SocketStatic::Ended { v6_socket })]),
-        gone: BTreeSet::new(),
+        removed: BTreeSet::new(),
     };
     assert_eq!(policy(true).check_descriptors(&sockets(false)), Ok(()));
     let refusal = policy(true).check_descriptors(&sockets(true));
@@ -195,7 +200,7 @@ fn sockets_are_of_the_families_that_are_listed() {
         let found = Descriptors {
             files,
             sockets: BTreeMap::new(),
-            gone: BTreeSet::new(),
+            removed: BTreeSet::new(),
         };
         let refusal = policy(true).check_descriptors(&found);
         assert!(refusal.is_err_and(|why| why.contains("family netlink")));

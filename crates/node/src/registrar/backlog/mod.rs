@@ -13,56 +13,56 @@ use std::time::Duration;
 use holdfast_proto::registrar::AssociationId;
 use holdfast_sys::transport::{AssocId, Message};
 
-use super::links::of_number;
+use super::links::endpoint_of;
 
 /// Number of updates that are sent without waiting for others.
-const MANY: usize = 64;
+const FRESH_MAX: usize = 64;
 /// Bytes that wait for a peer, above which no requests are taken.
-const LONG: usize = 1 << 20;
+const LONG_BYTES: usize = 1 << 20;
 /// Maximum time above that limit.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LONG_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes above which a peer is given up at once, because data that the peer itself requests is not held back.
-const TOO_LONG: usize = 8 << 20;
+const BYTES_MAX: usize = 8 << 20;
 /// Interval for retrying to send without an event.
-const AGAIN: Duration = Duration::from_millis(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Function that sends messages: [`send_bundles`](holdfast_sys::transport::Endpoint::send_bundles).
-pub(super) type Send<'a> = &'a mut dyn FnMut(&[AssocId], &[Message], &mut Vec<usize>);
+pub(super) type SendBundles<'a> = &'a mut dyn FnMut(&[AssocId], &[Message], &mut Vec<usize>);
 
 /// Messages to other registrars that are not sent yet.
 #[derive(Debug)]
 pub(super) struct Backlog {
     delay: Duration,
-    one_send: bool,
+    send_to_all_at_once: bool,
     /// Messages for all of `to`, after the messages that wait for each.
     fresh: Vec<Message>,
-    to: Arc<[AssociationId]>,
+    receivers_of_fresh: Arc<[AssociationId]>,
     /// Time at which the fresh messages are sent, if they are few.
     due: Duration,
-    waiting: BTreeMap<AssocId, Waiting>,
+    queues: BTreeMap<AssocId, PeerQueue>,
     /// Buffers that are reused.
-    receivers: Vec<AssocId>,
-    taken: Vec<usize>,
+    receiver_buffer: Vec<AssocId>,
+    taken_counts: Vec<usize>,
 }
 
 /// Messages that wait for one association.
 #[derive(Debug, Default)]
-struct Waiting {
+struct PeerQueue {
     messages: VecDeque<Message>,
     bytes: usize,
     /// Time since which the queue is long.
     long_since: Option<Duration>,
 }
 
-impl Waiting {
+impl PeerQueue {
     fn push(&mut self, message: Message) {
         self.bytes += message.data.len();
         self.messages.push_back(message);
     }
 
-    fn took(&mut self, count: usize) {
-        let gone = self.messages.drain(..count);
-        self.bytes -= gone.map(|message| message.data.len()).sum::<usize>();
+    fn remove_front(&mut self, count: usize) {
+        let removed = self.messages.drain(..count);
+        self.bytes -= removed.map(|message| message.data.len()).sum::<usize>();
     }
 }
 
@@ -72,38 +72,38 @@ impl Backlog {
     pub(super) fn new(delay: Duration, one_send: bool) -> Backlog {
         Backlog {
             delay,
-            one_send,
+            send_to_all_at_once: one_send,
             fresh: Vec::new(),
-            to: Arc::new([]),
+            receivers_of_fresh: Arc::new([]),
             due: Duration::ZERO,
-            waiting: BTreeMap::new(),
-            receivers: Vec::new(),
-            taken: Vec::new(),
+            queues: BTreeMap::new(),
+            receiver_buffer: Vec::new(),
+            taken_counts: Vec::new(),
         }
     }
 
     /// Adds a message for all of these associations.
     pub(super) fn push_all(&mut self, to: &Arc<[AssociationId]>, message: Message) {
-        if !Arc::ptr_eq(&self.to, to) {
-            self.part();
-            self.to = to.clone();
+        if !Arc::ptr_eq(&self.receivers_of_fresh, to) {
+            self.distribute_fresh();
+            self.receivers_of_fresh = to.clone();
         }
         self.fresh.push(message);
     }
 
     /// Adds a message for one association, which does not wait for others.
     pub(super) fn push(&mut self, to: AssocId, message: Message) {
-        self.part();
-        self.waiting.entry(to).or_default().push(message);
+        self.distribute_fresh();
+        self.queues.entry(to).or_default().push(message);
     }
 
     /// Moves the fresh messages to each association's own queue.
-    fn part(&mut self) {
+    fn distribute_fresh(&mut self) {
         if self.fresh.is_empty() {
             return;
         }
-        for id in self.to.iter() {
-            let waiting = self.waiting.entry(of_number(*id).1).or_default();
+        for id in self.receivers_of_fresh.iter() {
+            let waiting = self.queues.entry(endpoint_of(*id).1).or_default();
             self.fresh
                 .iter()
                 .for_each(|each| waiting.push(each.clone()));
@@ -112,73 +112,81 @@ impl Backlog {
     }
 
     /// Removes an association with its waiting messages.
-    pub(super) fn forget(&mut self, gone: AssocId) {
-        if self.to.iter().any(|id| of_number(*id).1 == gone) {
-            self.part();
-            self.to = Arc::new([]);
+    pub(super) fn forget(&mut self, assoc: AssocId) {
+        if self
+            .receivers_of_fresh
+            .iter()
+            .any(|id| endpoint_of(*id).1 == assoc)
+        {
+            self.distribute_fresh();
+            self.receivers_of_fresh = Arc::new([]);
         }
-        self.waiting.remove(&gone);
+        self.queues.remove(&assoc);
     }
 
     /// Sends all messages that are due, as far as there is room.
-    pub(super) fn hand_over(&mut self, now: Duration, send: Send<'_>) {
-        if !self.waiting.is_empty() {
-            self.hand_over_late(send);
+    pub(super) fn send_due(&mut self, now: Duration, send: SendBundles<'_>) {
+        if !self.queues.is_empty() {
+            self.send_queued(send);
         }
-        if !self.fresh.is_empty() && (now >= self.due || self.fresh.len() >= MANY) {
-            self.hand_over_fresh(send);
+        if !self.fresh.is_empty() && (now >= self.due || self.fresh.len() >= FRESH_MAX) {
+            self.send_fresh(send);
             self.due = now + self.delay;
         }
-        for waiting in self.waiting.values_mut() {
+        for waiting in self.queues.values_mut() {
             let since = waiting.long_since.unwrap_or(now);
-            waiting.long_since = (waiting.bytes > LONG).then_some(since);
+            waiting.long_since = (waiting.bytes > LONG_BYTES).then_some(since);
         }
     }
 
     /// Sends all messages as far as there is room, at the end of the daemon.
-    pub(super) fn finish(&mut self, send: Send<'_>) {
-        self.part();
-        self.hand_over_late(send);
+    pub(super) fn send_all(&mut self, send: SendBundles<'_>) {
+        self.distribute_fresh();
+        self.send_queued(send);
     }
 
-    fn hand_over_late(&mut self, send: Send<'_>) {
-        for (assoc, waiting) in &mut self.waiting {
+    fn send_queued(&mut self, send: SendBundles<'_>) {
+        for (assoc, waiting) in &mut self.queues {
             loop {
                 let (first, _) = waiting.messages.as_slices();
                 let offered = first.len();
-                self.taken.clear();
-                send(&[*assoc], first, &mut self.taken);
-                let taken = self.taken.first().map_or(0, |taken| *taken);
-                waiting.took(taken);
-                if taken < offered || waiting.messages.is_empty() {
+                self.taken_counts.clear();
+                send(&[*assoc], first, &mut self.taken_counts);
+                let sent = self.taken_counts.first().map_or(0, |taken| *taken);
+                waiting.remove_front(sent);
+                if sent < offered || waiting.messages.is_empty() {
                     break;
                 }
             }
         }
-        self.waiting
+        self.queues
             .retain(|_, waiting| !waiting.messages.is_empty());
     }
 
-    fn hand_over_fresh(&mut self, send: Send<'_>) {
-        self.receivers.clear();
-        for id in self.to.iter() {
-            let (_, assoc) = of_number(*id);
-            match self.waiting.get_mut(&assoc) {
+    fn send_fresh(&mut self, send: SendBundles<'_>) {
+        self.receiver_buffer.clear();
+        for id in self.receivers_of_fresh.iter() {
+            let (_, assoc) = endpoint_of(*id);
+            match self.queues.get_mut(&assoc) {
                 Some(waiting) => self
                     .fresh
                     .iter()
                     .for_each(|each| waiting.push(each.clone())),
-                None => self.receivers.push(assoc),
+                None => self.receiver_buffer.push(assoc),
             }
         }
-        self.taken.clear();
-        let at_once = if self.one_send { usize::MAX } else { 1 };
-        for receivers in self.receivers.chunks(at_once) {
-            send(receivers, &self.fresh, &mut self.taken);
+        self.taken_counts.clear();
+        let chunk_len = if self.send_to_all_at_once {
+            usize::MAX
+        } else {
+            1
+        };
+        for receivers in self.receiver_buffer.chunks(chunk_len) {
+            send(receivers, &self.fresh, &mut self.taken_counts);
         }
-        for (assoc, taken) in self.receivers.iter().zip(&self.taken) {
+        for (assoc, taken) in self.receiver_buffer.iter().zip(&self.taken_counts) {
             for message in self.fresh.iter().skip(*taken) {
-                let waiting = self.waiting.entry(*assoc).or_default();
+                let waiting = self.queues.entry(*assoc).or_default();
                 waiting.push(message.clone());
             }
         }
@@ -186,27 +194,29 @@ impl Backlog {
     }
 
     /// Returns the time at which messages must be sent, regardless of events.
-    pub(super) fn next(&self, now: Duration) -> Option<Duration> {
-        let again = (!self.waiting.is_empty()).then_some(now + AGAIN);
+    pub(super) fn next_send(&self, now: Duration) -> Option<Duration> {
+        let retry_at = (!self.queues.is_empty()).then_some(now + RETRY_INTERVAL);
         let due = (!self.fresh.is_empty()).then_some(self.due);
-        again.into_iter().chain(due).min()
+        retry_at.into_iter().chain(due).min()
     }
 
     /// Returns true if the backlog is so long that nothing must be added.
     pub(super) fn is_long(&self) -> bool {
-        self.waiting.values().any(|waiting| waiting.bytes > LONG)
+        self.queues
+            .values()
+            .any(|waiting| waiting.bytes > LONG_BYTES)
     }
 
     /// Returns a peer that is too slow, after dropping its messages; the caller must end its association.
-    pub(super) fn give_up(&mut self, now: Duration) -> Option<AssocId> {
-        let is_stuck = |waiting: &Waiting| {
+    pub(super) fn pop_stuck_peer(&mut self, now: Duration) -> Option<AssocId> {
+        let is_stuck = |waiting: &PeerQueue| {
             let since = waiting.long_since.unwrap_or(now);
-            waiting.bytes > TOO_LONG || now.saturating_sub(since) >= PATIENCE
+            waiting.bytes > BYTES_MAX || now.saturating_sub(since) >= LONG_TIMEOUT
         };
-        let mut each = self.waiting.iter();
-        let stuck = each.find_map(|(assoc, waiting)| is_stuck(waiting).then_some(*assoc))?;
-        self.waiting.remove(&stuck);
-        Some(stuck)
+        let mut queues = self.queues.iter();
+        let stuck_peer = queues.find_map(|(assoc, waiting)| is_stuck(waiting).then_some(*assoc))?;
+        self.queues.remove(&stuck_peer);
+        Some(stuck_peer)
     }
 }
 

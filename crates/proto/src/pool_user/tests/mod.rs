@@ -32,7 +32,7 @@ fn element(id: u32) -> PoolElement {
 }
 
 /// A user with its clock, its home registrar's link and its events.
-struct Bench {
+struct TestBench {
     user: PoolUser,
     now: Duration,
     home: Link,
@@ -43,33 +43,33 @@ struct Bench {
 
 const REGISTRAR: u16 = 3863;
 
-impl Bench {
-    fn new() -> Bench {
+impl TestBench {
+    fn new() -> TestBench {
         let hunt = HuntConfig::new(vec![transport(REGISTRAR)]);
-        Bench {
+        TestBench {
             user: PoolUser::new(Config::new(hunt, [4; 32])),
             now: Duration::from_secs(1_000),
-            home: Link::Ours(0),
+            home: Link::Initiated(0),
             events: Vec::new(),
             connects: Vec::new(),
         }
     }
 
     /// Returns a user that knows elements 1 to 3.
-    fn knowing() -> Bench {
-        let mut bench = Bench::new();
+    fn with_known_pool() -> TestBench {
+        let mut bench = TestBench::new();
         // Watched and not resolved, so that no element counts as selected.
         bench.user.handle_watch(bench.now, handle());
-        bench.sent();
+        bench.take_sent();
         bench.user.handle_unwatch(&handle());
-        bench.answer((1..4).map(element).collect());
-        bench.sent();
+        bench.deliver_answer((1..4).map(element).collect());
+        bench.take_sent();
         bench.events.clear();
         bench
     }
 
     /// Carries out the outputs; returns the messages sent. Registrars are reached at once.
-    fn sent(&mut self) -> Vec<(Link, Message)> {
+    fn take_sent(&mut self) -> Vec<(Link, Message)> {
         let mut sent = Vec::new();
         while let Some(output) = self.user.poll_output() {
             match output {
@@ -86,12 +86,12 @@ impl Bench {
         sent
     }
 
-    fn tell(&mut self, message: Message) {
+    fn deliver(&mut self, message: Message) {
         self.user.handle_message(self.now, self.home, message);
     }
 
-    fn answer(&mut self, elements: Vec<PoolElement>) {
-        self.tell(Message::HandleResolutionResponse {
+    fn deliver_answer(&mut self, elements: Vec<PoolElement>) {
+        self.deliver(Message::HandleResolutionResponse {
             updates: false,
             handle: handle(),
             policy: None,
@@ -100,8 +100,8 @@ impl Bench {
         });
     }
 
-    fn refuse(&mut self) {
-        self.tell(Message::HandleResolutionResponse {
+    fn deliver_refusal(&mut self) {
+        self.deliver(Message::HandleResolutionResponse {
             updates: false,
             handle: handle(),
             policy: None,
@@ -110,7 +110,7 @@ impl Bench {
         });
     }
 
-    fn pass(&mut self, time: Duration) {
+    fn advance_time(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(due) = self.user.poll_timeout()
             && due <= end
@@ -123,23 +123,25 @@ impl Bench {
 
     /// Requests an element; returns its identifier, if the answer is there at once.
     fn select(&mut self) -> Option<u32> {
-        let wanted = self.user.handle_select(self.now, handle());
-        let questions = self.sent();
-        assert!(questions.len() <= 1, "{questions:?}");
+        let request_id = self.user.handle_select(self.now, handle());
+        let requests = self.take_sent();
+        assert!(requests.len() <= 1, "{requests:?}");
         match self.events.pop() {
-            Some(Event::Selected { request, element }) if request == wanted => Some(element.id.0),
+            Some(Event::Selected { request, element }) if request == request_id => {
+                Some(element.id.0)
+            }
             Some(other) => panic!("{other:?}"),
             None => None,
         }
     }
 
     /// Returns a session that is up, with its link and element.
-    fn session(&mut self) -> (SessionId, Link, u32) {
+    fn open_session(&mut self) -> (SessionId, Link, u32) {
         let id = self.user.handle_open(self.now, handle(), None);
-        self.sent();
+        self.take_sent();
         let (link, to) = self.connects.pop().expect("a link to an element");
         self.user.handle_connected(self.now, link);
-        self.sent();
+        self.take_sent();
         (id, link, port(&to))
     }
 }
@@ -152,51 +154,51 @@ fn port(transport: &Transport) -> u32 {
 }
 
 fn is_report(message: &Message, id: u32) -> bool {
-    matches!(message, Message::EndpointUnreachable { id: ElementId(of), .. } if *of == id)
+    matches!(message, Message::EndpointUnreachable { id: ElementId(element), .. } if *element == id)
 }
 
-fn is_question(message: &Message) -> bool {
+fn is_resolution(message: &Message) -> bool {
     matches!(message, Message::HandleResolution { .. })
 }
 
 #[test]
-fn an_answer_is_used_while_it_is_fresh_in_turn() {
-    let mut bench = Bench::knowing();
+fn fresh_answer_is_used_round_robin() {
+    let mut bench = TestBench::with_known_pool();
     let chosen: Vec<_> = (0..7).map(|_| bench.select()).collect();
     assert_eq!(chosen, [1, 2, 3, 1, 2, 3, 1].map(Some));
 }
 
 #[test]
-fn a_stale_answer_is_used_and_renewed_and_an_old_one_is_not_used() {
-    let mut bench = Bench::knowing();
-    bench.pass(bench.user.config.fresh_for);
+fn stale_answer_is_used_and_renewed_and_expired_one_is_not_used() {
+    let mut bench = TestBench::with_known_pool();
+    bench.advance_time(bench.user.config.cache_fresh_for);
     bench.user.handle_select(bench.now, handle());
     bench.user.handle_select(bench.now, handle());
-    let sent = bench.sent();
+    let sent = bench.take_sent();
     assert_eq!(sent.len(), 1, "one question for both: {sent:?}");
-    assert!(is_question(&sent[0].1));
+    assert!(is_resolution(&sent[0].1));
     assert_eq!(bench.events.len(), 2);
-    bench.answer(vec![element(9)]);
+    bench.deliver_answer(vec![element(9)]);
     bench.events.clear();
     assert_eq!(bench.select(), Some(9));
-    bench.pass(bench.user.config.usable_for);
+    bench.advance_time(bench.user.config.cache_usable_for);
     assert_eq!(bench.select(), None);
     assert!(bench.user.pools.is_empty(), "nobody needed it");
 }
 
 #[test]
-fn all_who_wait_are_told_and_learn_why_not() {
-    let mut bench = Bench::new();
+fn all_waiting_requests_get_answer_or_error() {
+    let mut bench = TestBench::new();
     for _ in 0..3 {
         bench.user.handle_select(bench.now, handle());
     }
-    assert_eq!(bench.sent().len(), 1);
-    bench.refuse();
-    bench.sent();
+    assert_eq!(bench.take_sent().len(), 1);
+    bench.deliver_refusal();
+    bench.take_sent();
     let unknown = |event: &&Event| {
         matches!(
             event,
-            Event::Failed {
+            Event::RequestFailed {
                 error: ResolveError::UnknownPool,
                 ..
             }
@@ -206,22 +208,22 @@ fn all_who_wait_are_told_and_learn_why_not() {
 }
 
 #[test]
-fn a_registrar_that_does_not_answer_is_left_and_the_wait_ends() {
-    let mut bench = Bench::new();
+fn unanswered_request_tries_other_registrars_and_then_fails() {
+    let mut bench = TestBench::new();
     bench.user.handle_select(bench.now, handle());
     let mut homes = vec![];
     for _ in 0..3 {
-        assert_eq!(bench.sent().len(), 1);
+        assert_eq!(bench.take_sent().len(), 1);
         homes.push(bench.home);
-        bench.pass(bench.user.config.answer_timeout);
+        bench.advance_time(bench.user.config.answer_timeout);
     }
     homes.dedup();
     assert_eq!(homes.len(), 3);
-    assert!(bench.sent().is_empty());
+    assert!(bench.take_sent().is_empty());
     let end = |event: &Event| {
         matches!(
             event,
-            Event::Failed {
+            Event::RequestFailed {
                 error: ResolveError::Unanswered,
                 ..
             }
@@ -231,16 +233,16 @@ fn a_registrar_that_does_not_answer_is_left_and_the_wait_ends() {
 }
 
 #[test]
-fn without_any_registrar_the_wait_ends() {
-    let mut bench = Bench::new();
+fn request_fails_without_registrar() {
+    let mut bench = TestBench::new();
     bench.user = PoolUser::new(Config::new(HuntConfig::new(Vec::new()), [1; 32]));
     bench.user.handle_select(bench.now, handle());
-    bench.pass(Duration::from_secs(10));
-    bench.sent();
+    bench.advance_time(Duration::from_secs(10));
+    bench.take_sent();
     let end = |event: &Event| {
         matches!(
             event,
-            Event::Failed {
+            Event::RequestFailed {
                 error: ResolveError::NoRegistrar,
                 ..
             }
@@ -250,67 +252,67 @@ fn without_any_registrar_the_wait_ends() {
 }
 
 #[test]
-fn an_element_not_reached_is_reported_once_and_avoided_for_a_while() {
-    let mut bench = Bench::knowing();
+fn unreachable_element_is_reported_once_and_excluded_temporarily() {
+    let mut bench = TestBench::with_known_pool();
     bench
         .user
         .handle_unreachable(bench.now, &handle(), ElementId(1));
-    assert!(bench.sent().is_empty(), "nobody was sent to it");
+    assert!(bench.take_sent().is_empty(), "nobody was sent to it");
     assert_eq!(bench.select(), Some(1));
     for _ in 0..5 {
         bench
             .user
             .handle_unreachable(bench.now, &handle(), ElementId(1));
     }
-    let sent = bench.sent();
+    let sent = bench.take_sent();
     assert_eq!(sent.len(), 1);
     assert!(is_report(&sent[0].1, 1));
     let chosen: Vec<_> = (0..4).map(|_| bench.select()).collect();
     assert_eq!(chosen, [2, 3, 2, 3].map(Some));
     // An answer that still names the element does not bring it back, but time does; the second time takes longer.
-    bench.answer((1..4).map(element).collect());
+    bench.deliver_answer((1..4).map(element).collect());
     assert_eq!(bench.select(), Some(2));
-    bench.pass(bench.user.config.avoid_for);
+    bench.advance_time(bench.user.config.unreachable_for);
     assert_eq!(bench.select(), Some(1));
     bench
         .user
         .handle_unreachable(bench.now, &handle(), ElementId(1));
-    bench.sent();
-    bench.pass(bench.user.config.avoid_for);
+    bench.take_sent();
+    bench.advance_time(bench.user.config.unreachable_for);
     assert_ne!(bench.select(), Some(1));
 }
 
 #[test]
-fn who_is_told_all_elements_may_report_each_and_says_how_many_it_wants() {
-    let mut bench = Bench::knowing();
+fn full_resolution_allows_reports_and_limits_items() {
+    let mut bench = TestBench::with_known_pool();
     bench
         .user
-        .handle_resolve_anew(bench.now, handle(), Some(64));
-    let sent = bench.sent();
+        .handle_resolve_uncached(bench.now, handle(), Some(64));
+    let sent = bench.take_sent();
     assert!(
         matches!(
             sent[..],
             [(
                 _,
                 Message::HandleResolution {
-                    items: Some(64),
+                    items_max: Some(64),
                     ..
                 }
             )]
         ),
-        "asked although it is known: {sent:?}"
+        "resolved although the pool is known: {sent:?}"
     );
-    bench.answer((1..4).map(element).collect());
+    bench.deliver_answer((1..4).map(element).collect());
     bench
         .user
         .handle_unreachable(bench.now, &handle(), ElementId(3));
-    let sent = bench.sent();
+    let sent = bench.take_sent();
     assert!(matches!(&sent[..], [(_, report)] if is_report(report, 3)));
 }
 
 #[test]
-fn a_report_waits_for_a_registrar() {
-    let mut bench = Bench::knowing();
+fn report_waits_for_registrar() {
+    let mut bench = TestBench::with_known_pool();
     bench.select();
     bench.user.handle_lost(bench.now, bench.home);
     let Some(Output::Connect { link, .. }) = bench.user.poll_output() else {
@@ -319,21 +321,21 @@ fn a_report_waits_for_a_registrar() {
     bench
         .user
         .handle_unreachable(bench.now, &handle(), ElementId(1));
-    assert!(bench.sent().is_empty());
+    assert!(bench.take_sent().is_empty());
     bench.user.handle_connected(bench.now, link);
-    let sent = bench.sent();
+    let sent = bench.take_sent();
     assert!(matches!(&sent[..], [(at, report)] if *at == link && is_report(report, 1)));
 }
 
 #[test]
-fn nobody_but_the_home_registrar_is_believed() {
-    let mut bench = Bench::knowing();
-    let home = std::mem::replace(&mut bench.home, Link::Theirs(1));
-    bench.answer(vec![element(9)]);
+fn messages_from_other_links_are_ignored() {
+    let mut bench = TestBench::with_known_pool();
+    let home = std::mem::replace(&mut bench.home, Link::Accepted(1));
+    bench.deliver_answer(vec![element(9)]);
     bench.home = home;
     assert_eq!(bench.select(), Some(1));
     // An unrequested answer about another pool is not kept either.
-    bench.tell(Message::HandleResolutionResponse {
+    bench.deliver(Message::HandleResolutionResponse {
         updates: false,
         handle: PoolHandle::from("other"),
         policy: None,
@@ -344,27 +346,27 @@ fn nobody_but_the_home_registrar_is_believed() {
 }
 
 #[test]
-fn a_watched_pool_is_asked_for_again_and_its_changes_are_told() {
-    let mut bench = Bench::new();
+fn watched_pool_is_refreshed_and_changes_are_reported() {
+    let mut bench = TestBench::new();
     bench.user.handle_watch(bench.now, handle());
     assert!(matches!(
-        bench.sent()[..],
+        bench.take_sent()[..],
         [(_, Message::HandleResolution { updates: true, .. })]
     ));
-    bench.answer(vec![element(1)]);
+    bench.deliver_answer(vec![element(1)]);
     for elements in [vec![element(1)], vec![element(1), element(2)]] {
-        bench.pass(bench.user.config.fresh_for);
-        assert_eq!(bench.sent().len(), 1);
-        bench.answer(elements);
+        bench.advance_time(bench.user.config.cache_fresh_for);
+        assert_eq!(bench.take_sent().len(), 1);
+        bench.deliver_answer(elements);
     }
-    bench.sent();
-    let told: Vec<usize> = bench
+    bench.take_sent();
+    let counts: Vec<usize> = bench
         .events
         .iter()
         .filter_map(|event| match event {
-            Event::Changed { elements, .. } => Some(elements.len()),
+            Event::PoolChanged { elements, .. } => Some(elements.len()),
             _ => None,
         })
         .collect();
-    assert_eq!(told, [1, 2], "no news is not told");
+    assert_eq!(counts, [1, 2], "an unchanged list is not reported");
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ASAP: u16 = 4_000;
+const ASAP_PORT: u16 = 4_000;
 
 /// Returns an element with its ASAP transport at this port.
 fn element_at(id: u32, asap: u16) -> PoolElement {
@@ -16,22 +16,22 @@ fn element_at(id: u32, asap: u16) -> PoolElement {
 }
 
 /// Returns a user that has just resolved the pool, by a session that is closed again.
-fn resolved(elements: Vec<PoolElement>) -> Bench {
-    let mut bench = Bench::new();
-    let id = open(&mut bench);
-    bench.sent();
+fn user_with_resolved_pool(elements: Vec<PoolElement>) -> TestBench {
+    let mut bench = TestBench::new();
+    let id = open_session(&mut bench);
+    bench.take_sent();
     bench.user.handle_watch(bench.now, handle());
     bench.user.handle_close(bench.now, id);
-    bench.answer(elements);
-    bench.sent();
+    bench.deliver_answer(elements);
+    bench.take_sent();
     bench.events.clear();
     bench.connects.clear();
     bench
 }
 
-fn open(bench: &mut Bench) -> SessionId {
+fn open_session(bench: &mut TestBench) -> SessionId {
     let (user, now) = (&mut bench.user, bench.now);
-    user.handle_open_choosing(now, handle(), None, Choose::Probes)
+    user.handle_open_with_method(now, handle(), None, ChoiceMethod::Probes)
 }
 
 /// Returns the probes among sent messages: their links and elements.
@@ -43,7 +43,7 @@ fn probes(sent: Vec<(Link, Message)>) -> Vec<(Link, u32)> {
     sent.into_iter().filter_map(probe).collect()
 }
 
-fn answer(bench: &mut Bench, link: Link, id: u32, report: (u32, Option<u32>)) {
+fn deliver_probe_answer(bench: &mut TestBench, link: Link, id: u32, report: (u32, Option<u32>)) {
     let answer = Message::ProbeAnswer {
         handle: handle(),
         id: ElementId(id),
@@ -54,151 +54,158 @@ fn answer(bench: &mut Bench, link: Link, id: u32, report: (u32, Option<u32>)) {
 }
 
 /// Returns the element just chosen for a session, and closes the session.
-fn chosen(bench: &mut Bench, session: SessionId) -> Option<u32> {
+fn take_chosen(bench: &mut TestBench, session: SessionId) -> Option<u32> {
     let to = bench.connects.pop().map(|(_, to)| port(&to));
     bench.user.handle_close(bench.now, session);
-    bench.sent();
+    bench.take_sent();
     to
 }
 
 #[test]
-fn a_session_waits_for_answers_and_goes_where_fewest_are_in_flight() {
-    let mut bench = resolved(vec![element_at(1, ASAP), element_at(2, ASAP)]);
-    let session = open(&mut bench);
-    let asked = probes(bench.sent());
+fn session_waits_for_answers_and_chooses_fewest_in_flight() {
+    let mut bench =
+        user_with_resolved_pool(vec![element_at(1, ASAP_PORT), element_at(2, ASAP_PORT)]);
+    let session = open_session(&mut bench);
+    let first_probes = probes(bench.take_sent());
     // Elements at the same address share one link.
-    let [(link, one), (same, other)] = asked[..] else {
-        panic!("two probes: {asked:?}");
+    let [(link, one), (same, other)] = first_probes[..] else {
+        panic!("two probes: {first_probes:?}");
     };
     assert_eq!((link, one + other), (same, 3));
-    assert_eq!(bench.connects.pop(), Some((link, transport(ASAP))));
+    assert_eq!(bench.connects.pop(), Some((link, transport(ASAP_PORT))));
     bench.user.handle_connected(bench.now, link);
     // Answers from another link, or about an element without a probe, are ignored.
-    answer(&mut bench, Link::Ours(99), one, (0, None));
-    answer(&mut bench, link, 7, (0, None));
-    answer(&mut bench, link, 1, (3, None));
-    bench.sent();
+    deliver_probe_answer(&mut bench, Link::Initiated(99), one, (0, None));
+    deliver_probe_answer(&mut bench, link, 7, (0, None));
+    deliver_probe_answer(&mut bench, link, 1, (3, None));
+    bench.take_sent();
     assert_eq!(bench.connects, []);
-    answer(&mut bench, link, 2, (1, Some(900_000)));
-    bench.sent();
-    assert_eq!(chosen(&mut bench, session), Some(2));
+    deliver_probe_answer(&mut bench, link, 2, (1, Some(900_000)));
+    bench.take_sent();
+    assert_eq!(take_chosen(&mut bench, session), Some(2));
     // The known answers suffice for the next session, which probes besides its choice: the first choice counts as one
     // request in flight.
-    let session = open(&mut bench);
-    assert_eq!(probes(bench.sent()).len(), 2);
-    assert_eq!(chosen(&mut bench, session), Some(2));
-    let session = open(&mut bench);
+    let session = open_session(&mut bench);
+    assert_eq!(probes(bench.take_sent()).len(), 2);
+    assert_eq!(take_chosen(&mut bench, session), Some(2));
+    let session = open_session(&mut bench);
     // An element has only one probe at a time.
-    assert_eq!(probes(bench.sent()), []);
-    assert!(matches!(chosen(&mut bench, session), Some(1 | 2)));
+    assert_eq!(probes(bench.take_sent()), []);
+    assert!(matches!(take_chosen(&mut bench, session), Some(1 | 2)));
 }
 
 #[test]
-fn the_quicker_one_is_taken_where_all_can_tell() {
-    let mut bench = resolved(vec![element_at(1, ASAP), element_at(2, ASAP + 1)]);
+fn fastest_element_is_chosen_if_all_report_latency() {
+    let mut bench =
+        user_with_resolved_pool(vec![element_at(1, ASAP_PORT), element_at(2, ASAP_PORT + 1)]);
     for _ in 0..8 {
-        let session = open(&mut bench);
-        let asked = probes(bench.sent());
-        assert_eq!(asked.len(), 2);
-        for (link, id) in asked {
-            answer(&mut bench, link, id, (0, Some(10_000 / id)));
+        let session = open_session(&mut bench);
+        let sent_probes = probes(bench.take_sent());
+        assert_eq!(sent_probes.len(), 2);
+        for (link, id) in sent_probes {
+            deliver_probe_answer(&mut bench, link, id, (0, Some(10_000 / id)));
         }
-        bench.sent();
-        assert_eq!(chosen(&mut bench, session), Some(2));
+        bench.take_sent();
+        assert_eq!(take_chosen(&mut bench, session), Some(2));
         // The answers expire meanwhile.
-        bench.pass(Duration::from_secs(2));
+        bench.advance_time(Duration::from_secs(2));
     }
 }
 
 #[test]
-fn elements_that_never_answer_get_their_share_and_are_not_waited_for_again() {
-    let mut bench = resolved((1..5).map(|id| element_at(id, ASAP)).collect());
-    let session = open(&mut bench);
-    let asked = probes(bench.sent());
-    assert_eq!(asked.len(), 3);
+fn silent_elements_get_their_share_without_further_waits() {
+    let mut bench = user_with_resolved_pool((1..5).map(|id| element_at(id, ASAP_PORT)).collect());
+    let session = open_session(&mut bench);
+    let first_probes = probes(bench.take_sent());
+    assert_eq!(first_probes.len(), 3);
     bench.connects.clear();
-    bench.pass(Duration::from_millis(999));
-    bench.sent();
+    bench.advance_time(Duration::from_millis(999));
+    bench.take_sent();
     assert_eq!(bench.connects, []);
-    bench.pass(Duration::from_millis(1));
-    bench.sent();
-    assert!(chosen(&mut bench, session).is_some());
+    bench.advance_time(Duration::from_millis(1));
+    bench.take_sent();
+    assert!(take_chosen(&mut bench, session).is_some());
     // The next session does not wait.
-    let session = open(&mut bench);
-    bench.sent();
-    assert!(chosen(&mut bench, session).is_some());
+    let session = open_session(&mut bench);
+    bench.take_sent();
+    assert!(take_chosen(&mut bench, session).is_some());
     // Then one of the elements answers: it gets no more than its share, although it is idle.
-    let mut speaks = 0;
-    let mut seen = Vec::new();
+    let mut responsive_probes = 0;
+    let mut chosen_ids = Vec::new();
     for _ in 0..400 {
-        let session = open(&mut bench);
-        for (link, id) in probes(bench.sent()) {
+        let session = open_session(&mut bench);
+        for (link, id) in probes(bench.take_sent()) {
             if id == 4 {
-                speaks += 1;
-                answer(&mut bench, link, id, (0, Some(1)));
+                responsive_probes += 1;
+                deliver_probe_answer(&mut bench, link, id, (0, Some(1)));
             }
         }
-        bench.sent();
-        bench.pass(Duration::from_millis(100));
-        seen.extend(chosen(&mut bench, session));
+        bench.take_sent();
+        bench.advance_time(Duration::from_millis(100));
+        chosen_ids.extend(take_chosen(&mut bench, session));
     }
-    assert!(speaks > 100, "{speaks}");
-    let share = seen.iter().filter(|id| **id == 4).count();
-    assert!((60..160).contains(&share), "{share} of {}", seen.len());
+    assert!(responsive_probes > 100, "{responsive_probes}");
+    let share = chosen_ids.iter().filter(|id| **id == 4).count();
+    assert!(
+        (60..160).contains(&share),
+        "{share} of {}",
+        chosen_ids.len()
+    );
 }
 
 #[test]
-fn a_late_answer_is_one() {
-    let mut bench = resolved((1..3).map(|id| element_at(id, ASAP)).collect());
-    let session = open(&mut bench);
-    let asked = probes(bench.sent());
-    bench.pass(Duration::from_secs(5));
-    bench.sent();
-    chosen(&mut bench, session);
-    for (link, id) in asked {
-        answer(&mut bench, link, id, (id, None));
+fn late_answer_is_used() {
+    let mut bench = user_with_resolved_pool((1..3).map(|id| element_at(id, ASAP_PORT)).collect());
+    let session = open_session(&mut bench);
+    let first_probes = probes(bench.take_sent());
+    bench.advance_time(Duration::from_secs(5));
+    bench.take_sent();
+    take_chosen(&mut bench, session);
+    for (link, id) in first_probes {
+        deliver_probe_answer(&mut bench, link, id, (id, None));
     }
-    let session = open(&mut bench);
-    bench.sent();
-    assert_eq!(chosen(&mut bench, session), Some(1));
+    let session = open_session(&mut bench);
+    bench.take_sent();
+    assert_eq!(take_chosen(&mut bench, session), Some(1));
 }
 
 #[test]
-fn elements_without_a_place_to_be_asked_at_are_used_at_once() {
-    let mut bench = resolved((1..4).map(element).collect());
-    let mut seen = std::collections::BTreeSet::new();
+fn elements_without_asap_transport_are_used_at_once() {
+    let mut bench = user_with_resolved_pool((1..4).map(element).collect());
+    let mut chosen_ids = std::collections::BTreeSet::new();
     for _ in 0..50 {
-        let session = open(&mut bench);
-        assert_eq!(probes(bench.sent()), []);
-        seen.extend(chosen(&mut bench, session));
+        let session = open_session(&mut bench);
+        assert_eq!(probes(bench.take_sent()), []);
+        chosen_ids.extend(take_chosen(&mut bench, session));
     }
-    assert_eq!(seen.len(), 3);
+    assert_eq!(chosen_ids.len(), 3);
 }
 
 #[test]
-fn a_lost_link_ends_the_wait_and_an_idle_one_is_closed() {
-    let mut bench = resolved(vec![element_at(1, ASAP), element_at(2, ASAP + 1)]);
-    let session = open(&mut bench);
-    let asked = probes(bench.sent());
+fn lost_probe_link_ends_wait_and_idle_link_is_closed() {
+    let mut bench =
+        user_with_resolved_pool(vec![element_at(1, ASAP_PORT), element_at(2, ASAP_PORT + 1)]);
+    let session = open_session(&mut bench);
+    let first_probes = probes(bench.take_sent());
     bench.connects.clear();
-    for (link, _) in &asked {
+    for (link, _) in &first_probes {
         assert_eq!(bench.connects, []);
         bench.user.handle_lost(bench.now, *link);
-        bench.sent();
+        bench.take_sent();
     }
-    assert!(chosen(&mut bench, session).is_some());
+    assert!(take_chosen(&mut bench, session).is_some());
     // Both are probed again some time later, over new links.
-    bench.pass(Duration::from_secs(1));
-    open(&mut bench);
-    let again = probes(bench.sent());
-    assert_eq!(again.len(), 2);
-    for (link, id) in again {
-        assert!(asked.iter().all(|(before, _)| *before != link));
-        answer(&mut bench, link, id, (0, None));
+    bench.advance_time(Duration::from_secs(1));
+    open_session(&mut bench);
+    let new_probes = probes(bench.take_sent());
+    assert_eq!(new_probes.len(), 2);
+    for (link, id) in new_probes {
+        assert!(first_probes.iter().all(|(before, _)| *before != link));
+        deliver_probe_answer(&mut bench, link, id, (0, None));
     }
-    bench.sent();
+    bench.take_sent();
     let mut closed = 0;
-    bench.pass(Duration::from_secs(31));
+    bench.advance_time(Duration::from_secs(31));
     while let Some(output) = bench.user.poll_output() {
         closed += usize::from(matches!(output, Output::Close { .. }));
     }

@@ -1,22 +1,22 @@
 //! Messages from a daemon to a restorer, and their encoding on the channel.
 
-use super::remote::ClockOffsets;
-use crate::fd;
+use super::restorer::ClockOffsets;
+use crate::fd_passing;
 use crate::process::error::Error;
 use crate::process::files::{LockStep, WantedLock};
-use crate::process::image::{MESSAGE_MAX, Missing};
+use crate::process::image::{MESSAGE_MAX, MissingPages};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// Most bytes of message memory that are kept for the next message.
-const KEPT_MAX: usize = 4 << 20;
+const BUFFER_KEPT_MAX: usize = 4 << 20;
 
 /// Type of the next message on the channel. All but `Start` carry bytes of an image, which their user decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     /// Offsets of the tree's clocks from this machine's.
     Start = 1,
     /// Processes, threads and mappings of the tree.
@@ -24,9 +24,9 @@ pub(crate) enum Kind {
     /// Content of memory.
     Pages = 3,
     /// State of the stopped tree.
-    Frozen = 4,
+    State = 4,
     /// Resume the tree.
-    Go = 5,
+    Resume = 5,
     /// Descriptors, with numbers of sockets whose descriptors follow the message.
     Descriptors = 6,
     /// Descriptors of the stopped tree.
@@ -34,53 +34,53 @@ pub(crate) enum Kind {
     /// Checksums of the stopped tree.
     Digest = 8,
     /// The original is about to be stopped: raise the restorer's priority.
-    Hurry = 9,
+    RaisePriority = 9,
     /// Ranges of memory that post-copy will deliver.
-    Missing = 10,
+    MissingPages = 10,
     /// Request for the `userfaultfd` descriptors of these ranges, and the ranges.
-    Follow = 11,
-    /// After `Go`: the descriptor behind this message watches a new child.
-    Keep = 12,
-    /// After `Go`: no page is missing in the memory of one `userfaultfd`, given by its number in order of arrival.
-    Drop = 13,
-    /// After `Go`: no page is missing in the tree.
-    Complete = 14,
+    GetUserfaults = 11,
+    /// After `Resume`: the descriptor behind this message watches a new child.
+    KeepUserfault = 12,
+    /// After `Resume`: no page is missing in the memory of one `userfaultfd`, given by its number in order of arrival.
+    DropUserfault = 13,
+    /// After `Resume`: no page is missing in the tree.
+    PostcopyComplete = 14,
     /// Rights to open files; sent before any other message that opens files.
     Rights = 15,
     /// State of the running tree, as far as it is visible without stopping the tree.
-    Outlook = 16,
-    /// A [`LockWord`], after `Frozen`.
+    StatePreview = 16,
+    /// A [`LockRequest`], after `State`.
     Locks = 17,
 }
 
-impl Kind {
+impl MessageKind {
     fn from_byte(byte: u8) -> Option<Self> {
-        let all = [
+        let kinds = [
             Self::Start,
             Self::Tree,
             Self::Pages,
-            Self::Frozen,
-            Self::Go,
+            Self::State,
+            Self::Resume,
             Self::Descriptors,
             Self::LastDescriptors,
             Self::Digest,
-            Self::Hurry,
-            Self::Missing,
-            Self::Follow,
-            Self::Keep,
-            Self::Drop,
-            Self::Complete,
+            Self::RaisePriority,
+            Self::MissingPages,
+            Self::GetUserfaults,
+            Self::KeepUserfault,
+            Self::DropUserfault,
+            Self::PostcopyComplete,
             Self::Rights,
-            Self::Outlook,
+            Self::StatePreview,
             Self::Locks,
         ];
-        all.into_iter().find(|kind| *kind as u8 == byte)
+        kinds.into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
 /// A request about exclusive file locks that another process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum LockWord {
+pub(super) enum LockRequest {
     /// List the locks.
     List,
     /// Take this step of the locks' hand-over.
@@ -95,7 +95,7 @@ pub enum Reply {
     /// The request succeeded.
     Done,
     /// Ranges of missing memory. A descriptor for each process follows the answer.
-    Following(Missing),
+    MissingPages(MissingPages),
     /// Locks that another process holds.
     Locks(Vec<WantedLock>),
     /// The tree runs without these locks, which another process holds.
@@ -110,7 +110,7 @@ pub enum Reply {
 
 impl Reply {
     /// Converts the outcome of a request to an answer.
-    pub(super) fn to(outcome: Result<(), Error>) -> Self {
+    pub(super) fn from_outcome(outcome: Result<(), Error>) -> Self {
         match outcome {
             Ok(()) => Self::Done,
             Err(Error::Refused(why)) => Self::Refused(why),
@@ -120,7 +120,7 @@ impl Reply {
 }
 
 /// Sends a message whose content may lie in several places.
-pub(super) fn send<P>(channel: &mut UnixStream, kind: Kind, parts: &[P]) -> io::Result<()>
+pub(super) fn send<P>(channel: &mut UnixStream, kind: MessageKind, parts: &[P]) -> io::Result<()>
 where
     P: AsRef<[u8]>,
 {
@@ -137,37 +137,37 @@ where
 /// Receives a message into memory that is reused for each message. Returns `None` at the end of the channel.
 pub(crate) fn receive<'a>(
     channel: &mut UnixStream,
-    memory: &'a mut Vec<u8>,
-) -> io::Result<Option<(Kind, &'a [u8])>> {
+    buffer: &'a mut Vec<u8>,
+) -> io::Result<Option<(MessageKind, &'a [u8])>> {
     let mut head = [0; 9];
     match channel.read_exact(&mut head) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         other => other?,
     }
-    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
-    let kind = Kind::from_byte(head[0]).ok_or_else(wrong)?;
-    let length = u64::from_le_bytes(head[1..].try_into().map_err(|_| wrong())?);
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let kind = MessageKind::from_byte(head[0]).ok_or_else(invalid)?;
+    let length = u64::from_le_bytes(head[1..].try_into().map_err(|_| invalid())?);
     let length = usize::try_from(length)
         .ok()
         .filter(|length| *length <= MESSAGE_MAX)
-        .ok_or_else(wrong)?;
-    if memory.len() < length || memory.len() > KEPT_MAX.max(length) {
-        *memory = vec![0; length];
+        .ok_or_else(invalid)?;
+    if buffer.len() < length || buffer.len() > BUFFER_KEPT_MAX.max(length) {
+        *buffer = vec![0; length];
     }
-    let bytes = &mut memory[..length];
+    let bytes = &mut buffer[..length];
     channel.read_exact(bytes)?;
     Ok(Some((kind, bytes)))
 }
 
 /// Sends an answer.
-pub(super) fn answer(channel: &mut UnixStream, reply: &Reply) -> io::Result<()> {
+pub(super) fn send_reply(channel: &mut UnixStream, reply: &Reply) -> io::Result<()> {
     let bytes = postcard::to_stdvec(reply).map_err(io::Error::other)?;
     channel.write_all(&(bytes.len() as u32).to_le_bytes())?;
     channel.write_all(&bytes)
 }
 
 /// Receives an answer.
-pub(super) fn receive_answer(channel: &mut UnixStream) -> io::Result<Reply> {
+pub(super) fn receive_reply(channel: &mut UnixStream) -> io::Result<Reply> {
     const REPLY_MAX: usize = MESSAGE_MAX;
     let mut head = [0; 4];
     channel.read_exact(&mut head)?;
@@ -181,18 +181,18 @@ pub(super) fn receive_answer(channel: &mut UnixStream) -> io::Result<Reply> {
 }
 
 /// Sends descriptors, after a message that says how many.
-pub(super) fn hand_over(channel: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    for some in fds.chunks(fd::MAX_FDS) {
-        fd::send_with_fds(channel.as_fd(), &[0], some)?;
+pub(super) fn send_descriptors(channel: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    for chunk in fds.chunks(fd_passing::MAX_FDS) {
+        fd_passing::send_with_fds(channel.as_fd(), &[0], chunk)?;
     }
     Ok(())
 }
 
 /// Receives `count` descriptors.
-pub(crate) fn take_over(channel: &UnixStream, count: usize) -> io::Result<Vec<OwnedFd>> {
+pub(crate) fn receive_descriptors(channel: &UnixStream, count: usize) -> io::Result<Vec<OwnedFd>> {
     let mut fds = Vec::with_capacity(count);
     while fds.len() < count {
-        let received = fd::recv_with_fds(channel.as_fd(), &mut [0])?;
+        let received = fd_passing::recv_with_fds(channel.as_fd(), &mut [0])?;
         if received.fds.is_empty() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }

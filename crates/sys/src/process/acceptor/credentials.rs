@@ -1,28 +1,28 @@
 //! Credentials of threads. The order matters: each call needs rights that later calls remove.
 
-use super::husk::{Husk, Script};
+use super::stub_process::{CallScript, StubProcess};
 use crate::process::error::{Error, Result};
 use crate::process::image::{Credentials, FrozenThread, Process};
 use serde_bytes::ByteBuf;
 use std::os::fd::BorrowedFd;
 
 /// `SECBIT_NO_SETUID_FIXUP`: a change of user IDs leaves capabilities unchanged.
-const KEEP: u64 = 1 << 2;
+const SECBIT_NO_SETUID_FIXUP: u64 = 1 << 2;
 /// `SECBIT_KEEP_CAPS`.
-const KEEP_CAPS: u32 = 1 << 4;
+const SECBIT_KEEP_CAPS: u32 = 1 << 4;
 /// `CAP_CHECKPOINT_RESTORE`, as a set.
-const OWN: u64 = 1 << 40;
+const CHECKPOINT_RESTORE: u64 = 1 << 40;
 /// `_LINUX_CAPABILITY_VERSION_3`.
-const VERSION: u64 = 0x2008_0522;
+const CAPABILITY_VERSION: u64 = 0x2008_0522;
 
-/// Credentials of an empty process, from before it receives anything of the image until it runs.
+/// Credentials of a stub process, from before it receives anything of the image until it runs.
 #[derive(Clone, Debug)]
-pub(super) struct Who {
+pub(super) struct LoweredCredentials {
     credentials: Credentials,
     no_new_privileges: bool,
 }
 
-impl Who {
+impl LoweredCredentials {
     /// Checks that the state's credentials equal the ones that the process was given. Rights once given up cannot be
     /// regained.
     pub fn check(
@@ -31,206 +31,212 @@ impl Who {
         credentials: &Credentials,
         no_new_privileges: bool,
     ) -> Result<()> {
-        let of = |who: &Credentials| {
-            let mut groups = who.groups.clone();
+        let comparable = |identity: &Credentials| {
+            let mut groups = identity.groups.clone();
             groups.sort_unstable();
-            (who.uids, who.gids, who.capabilities, groups)
+            (identity.uids, identity.gids, identity.capabilities, groups)
         };
-        let more = self.no_new_privileges && !no_new_privileges;
-        if of(credentials) == of(&self.credentials) && !more {
+        let lacks_restriction = self.no_new_privileges && !no_new_privileges;
+        if comparable(credentials) == comparable(&self.credentials) && !lacks_restriction {
             return Ok(());
         }
         Err(Error::Refused(format!(
-            "a thread of process {pid} has other users, groups or capabilities than its process had before; try again, or \
-             allow root's processes there"
+            "a thread of process {pid} has users, groups or capabilities that differ from its process's earlier ones; try \
+             again, or allow root's processes at the acceptor"
         )))
     }
 }
 
-/// Gives an empty process the credentials of its original and no other rights, before it receives anything of the
+/// Gives a stub process the credentials of its original and no other rights, before it receives anything of the
 /// image. One capability stays until the process gets its state: `CAP_CHECKPOINT_RESTORE`. The process needs it to
 /// create threads and children with the original's IDs and to set the original's executable.
-pub(super) fn lower(
-    husk: &mut Husk,
+pub(super) fn lower_credentials(
+    stub_process: &mut StubProcess,
     process: &Process,
     directory: Option<BorrowedFd<'_>>,
 ) -> Result<()> {
-    let who = &process.credentials;
-    let mut script = husk.script();
+    let credentials = &process.credentials;
+    let mut script = stub_process.script();
     if let Some(directory) = directory {
-        let number = husk.receive(&mut script, directory)?;
-        script.call("its working directory", libc::SYS_fchdir, &[number]);
-        script.call("close", libc::SYS_close, &[number]);
+        let number = stub_process.pass_fd(&mut script, directory)?;
+        script.add_call("its working directory", libc::SYS_fchdir, &[number]);
+        script.add_call("close", libc::SYS_close, &[number]);
     }
-    ids(who, &mut script)?;
-    bounding_set(who, &mut script);
-    securebits(0, &mut script);
-    let [inheritable, ..] = who.capabilities;
-    capset([inheritable, OWN, OWN], &mut script)?;
+    add_ids(credentials, &mut script)?;
+    add_bounding_set(credentials, &mut script);
+    add_securebits(0, &mut script);
+    let [inheritable, ..] = credentials.capabilities;
+    add_capset(
+        [inheritable, CHECKPOINT_RESTORE, CHECKPOINT_RESTORE],
+        &mut script,
+    )?;
     if process.no_new_privileges {
-        no_new_privileges(&mut script);
+        add_no_new_privileges(&mut script);
     }
-    husk.run(script)?;
-    husk.who = Some(Who {
-        credentials: who.clone(),
+    stub_process.run_script(script)?;
+    stub_process.lowered_credentials = Some(LoweredCredentials {
+        credentials: credentials.clone(),
         no_new_privileges: process.no_new_privileges,
     });
-    husk.directory = directory.map(|_| process.directory.clone());
+    stub_process.directory = directory.map(|_| process.directory.clone());
     Ok(())
 }
 
 /// Returns the number of filters, oldest first, that all threads of a process have in common: 0 for a single thread.
-pub(super) fn common_filters(threads: &[FrozenThread]) -> usize {
+pub(super) fn count_common_filters(threads: &[FrozenThread]) -> usize {
     let Some((first, others)) = threads.split_first() else {
         return 0;
     };
-    let alike = |other: &FrozenThread| {
-        let pairs = first.filters.iter().zip(&other.filters);
+    let common_with_first = |other: &FrozenThread| {
+        let pairs = first.seccomp_filters.iter().zip(&other.seccomp_filters);
         pairs.take_while(|(one, other)| one == other).count()
     };
-    others.iter().map(alike).min().unwrap_or(0)
+    others.iter().map(common_with_first).min().unwrap_or(0)
 }
 
 /// Adds the calls by which the first thread gives all threads of its process their common filters. The kernel
 /// synchronizes the filters of threads (`SECCOMP_FILTER_FLAG_TSYNC`) only if one thread's filters descend from the
 /// other's. Equal filters that each thread installs by itself are therefore not enough.
-pub(super) fn share_filters(
-    husk: &Husk,
+pub(super) fn add_common_filters(
+    stub_process: &StubProcess,
     first: &FrozenThread,
     common: usize,
-    script: &mut Script,
+    script: &mut CallScript,
 ) -> Result<()> {
-    if husk.who.is_some() && first.no_new_privileges {
-        no_new_privileges(script);
+    if stub_process.lowered_credentials.is_some() && first.no_new_privileges {
+        add_no_new_privileges(script);
     }
     let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
-    filters(&first.filters[..common], flags, script)
+    add_filters(&first.seccomp_filters[..common], flags, script)
 }
 
 /// Adds the calls that give a thread its original's credentials. Filters come first: they are suspended while the
 /// thread is traced. A process that has already given up the restorer's rights gives up the rest here. The first
 /// `shared` filters are installed already.
-pub(super) fn calls(
-    husk: &Husk,
+pub(super) fn add_credentials(
+    stub_process: &StubProcess,
     thread: &FrozenThread,
     shared: usize,
-    script: &mut Script,
+    script: &mut CallScript,
 ) -> Result<()> {
-    let own_filters = &thread.filters[shared..];
-    let who = &thread.credentials;
-    if let Some(lowered) = &husk.who {
-        lowered.check(husk.pid, who, thread.no_new_privileges)?;
+    let own_filters = &thread.seccomp_filters[shared..];
+    let credentials = &thread.credentials;
+    if let Some(lowered) = &stub_process.lowered_credentials {
+        lowered.check(stub_process.pid, credentials, thread.no_new_privileges)?;
         if thread.no_new_privileges {
-            no_new_privileges(script);
+            add_no_new_privileges(script);
         }
-        filters(own_filters, 0, script)?;
-        let [inheritable, permitted, effective, ..] = who.capabilities;
-        capset([inheritable, permitted, effective], script)?;
-        if who.secure_bits & KEEP_CAPS != 0 {
-            script.call(
+        add_filters(own_filters, 0, script)?;
+        let [inheritable, permitted, effective, ..] = credentials.capabilities;
+        add_capset([inheritable, permitted, effective], script)?;
+        if credentials.secure_bits & SECBIT_KEEP_CAPS != 0 {
+            script.add_call(
                 "PR_SET_KEEPCAPS",
                 libc::SYS_prctl,
-                &prctl(libc::PR_SET_KEEPCAPS, 1, 0),
+                &prctl_arguments(libc::PR_SET_KEEPCAPS, 1, 0),
             );
         }
         return Ok(());
     }
-    securebits(KEEP, script);
-    filters(own_filters, 0, script)?;
-    ids(who, script)?;
-    capabilities(who, script)?;
+    add_securebits(SECBIT_NO_SETUID_FIXUP, script);
+    add_filters(own_filters, 0, script)?;
+    add_ids(credentials, script)?;
+    add_capabilities(credentials, script)?;
     if thread.no_new_privileges {
-        no_new_privileges(script);
+        add_no_new_privileges(script);
     }
     Ok(())
 }
 
 /// Sets groups and users, and leaves capabilities unchanged.
-fn ids(who: &Credentials, script: &mut Script) -> Result<()> {
-    securebits(KEEP, script);
+fn add_ids(who: &Credentials, script: &mut CallScript) -> Result<()> {
+    add_securebits(SECBIT_NO_SETUID_FIXUP, script);
     let groups: Vec<u8> = who
         .groups
         .iter()
         .flat_map(|group| group.to_ne_bytes())
         .collect();
-    let list = script.bytes(&groups)?;
-    script.call(
+    let list = script.add_bytes(&groups)?;
+    script.add_call(
         "setgroups",
         libc::SYS_setgroups,
         &[who.groups.len() as u64, list],
     );
     let [real, effective, saved, filesystem] = who.gids.map(u64::from);
-    script.call("setresgid", libc::SYS_setresgid, &[real, effective, saved]);
-    script.call("setfsgid", libc::SYS_setfsgid, &[filesystem]);
+    script.add_call("setresgid", libc::SYS_setresgid, &[real, effective, saved]);
+    script.add_call("setfsgid", libc::SYS_setfsgid, &[filesystem]);
     let [real, effective, saved, filesystem] = who.uids.map(u64::from);
-    script.call("setresuid", libc::SYS_setresuid, &[real, effective, saved]);
-    script.call("setfsuid", libc::SYS_setfsuid, &[filesystem]);
+    script.add_call("setresuid", libc::SYS_setresuid, &[real, effective, saved]);
+    script.add_call("setfsuid", libc::SYS_setfsuid, &[filesystem]);
     Ok(())
 }
 
-fn securebits(bits: u64, script: &mut Script) {
-    let arguments = prctl(libc::PR_SET_SECUREBITS, bits, 0);
-    script.call("securebits", libc::SYS_prctl, &arguments);
+fn add_securebits(bits: u64, script: &mut CallScript) {
+    let arguments = prctl_arguments(libc::PR_SET_SECUREBITS, bits, 0);
+    script.add_call("securebits", libc::SYS_prctl, &arguments);
 }
 
-fn no_new_privileges(script: &mut Script) {
-    let arguments = prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0);
-    script.call("no_new_privs", libc::SYS_prctl, &arguments);
+fn add_no_new_privileges(script: &mut CallScript) {
+    let arguments = prctl_arguments(libc::PR_SET_NO_NEW_PRIVS, 1, 0);
+    script.add_call("no_new_privs", libc::SYS_prctl, &arguments);
 }
 
-fn bounding_set(who: &Credentials, script: &mut Script) {
+fn add_bounding_set(who: &Credentials, script: &mut CallScript) {
     let [.., bounding, _] = who.capabilities;
     for number in (0..41).filter(|number| bounding & (1 << number) == 0) {
-        let arguments = prctl(libc::PR_CAPBSET_DROP, number, 0);
-        script.call("bounding set", libc::SYS_prctl, &arguments);
+        let arguments = prctl_arguments(libc::PR_CAPBSET_DROP, number, 0);
+        script.add_call("bounding set", libc::SYS_prctl, &arguments);
     }
 }
 
 /// Sets the inheritable, permitted and effective capabilities.
-fn capset([inheritable, permitted, effective]: [u64; 3], script: &mut Script) -> Result<()> {
-    let header = script.words(&[VERSION])?;
+fn add_capset(
+    [inheritable, permitted, effective]: [u64; 3],
+    script: &mut CallScript,
+) -> Result<()> {
+    let header = script.add_words(&[CAPABILITY_VERSION])?;
     let halves = |shift: u32| {
         let half = |set: u64| set >> shift & 0xffff_ffff;
         [half(effective) | half(permitted) << 32, half(inheritable)]
     };
     // Three words of 32 bits for each half: effective, permitted, inheritable.
     let ([low, low_inherited], [high, high_inherited]) = (halves(0), halves(32));
-    let data = script.words(&[
+    let data = script.add_words(&[
         low,
         low_inherited | (high & 0xffff_ffff) << 32,
         high >> 32 | high_inherited << 32,
     ])?;
-    script.call("capset", libc::SYS_capset, &[header, data]);
+    script.add_call("capset", libc::SYS_capset, &[header, data]);
     Ok(())
 }
 
 /// Sets all capabilities. The securebits are set while the capability for them is still there.
-fn capabilities(who: &Credentials, script: &mut Script) -> Result<()> {
+fn add_capabilities(who: &Credentials, script: &mut CallScript) -> Result<()> {
     let [inheritable, permitted, effective, _, ambient] = who.capabilities;
-    bounding_set(who, script);
-    securebits(u64::from(who.secure_bits), script);
-    capset([inheritable, permitted, effective], script)?;
+    add_bounding_set(who, script);
+    add_securebits(u64::from(who.secure_bits), script);
+    add_capset([inheritable, permitted, effective], script)?;
     for number in (0..41).filter(|number| ambient & (1 << number) != 0) {
-        let raise = prctl(
+        let raise = prctl_arguments(
             libc::PR_CAP_AMBIENT,
             libc::PR_CAP_AMBIENT_RAISE as u64,
             number,
         );
-        script.call("ambient set", libc::SYS_prctl, &raise);
+        script.add_call("ambient set", libc::SYS_prctl, &raise);
     }
     Ok(())
 }
 
-fn prctl(option: i32, value: u64, more: u64) -> [u64; 5] {
+fn prctl_arguments(option: i32, value: u64, more: u64) -> [u64; 5] {
     [option as u64, value, more, 0, 0]
 }
 
-fn filters(filters: &[ByteBuf], flags: u64, script: &mut Script) -> Result<()> {
+fn add_filters(filters: &[ByteBuf], flags: u64, script: &mut CallScript) -> Result<()> {
     for filter in filters {
-        let code = script.bytes(filter)?;
-        let program = script.words(&[filter.len() as u64 / 8, code])?;
+        let code = script.add_bytes(filter)?;
+        let program = script.add_words(&[filter.len() as u64 / 8, code])?;
         let arguments = [u64::from(libc::SECCOMP_SET_MODE_FILTER), flags, program];
-        script.call("seccomp", libc::SYS_seccomp, &arguments);
+        script.add_call("seccomp", libc::SYS_seccomp, &arguments);
     }
     Ok(())
 }

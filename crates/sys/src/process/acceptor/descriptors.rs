@@ -1,11 +1,11 @@
-//! Open files: the restorer recreates them and passes them to the empty processes.
+//! Open files: the restorer recreates them and passes them to the stub processes.
 
-use super::husk::Husk;
-use super::plan::Restoration;
+use super::restoration::Restoration;
+use super::stub_process::StubProcess;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
-use crate::process::files::{Changes, Given, Stock, open_slave};
-use crate::process::image::{Checked, Files, Process};
+use crate::process::files::{Changes, FdStore, ProvidedFiles, open_slave};
+use crate::process::image::{Files, Process, Validate};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,141 +17,152 @@ const SOCKETS_MAX: usize = 1 << 18;
 
 /// Descriptors, and the numbers of the sockets whose descriptors follow the message.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Handed<'a> {
+pub(super) struct DescriptorMessage<'a> {
     pub files: Cow<'a, Files>,
     pub sockets: Vec<FileId>,
 }
 
-impl Checked for Handed<'_> {
+impl Validate for DescriptorMessage<'_> {
     fn check(&self) -> Result<()> {
         if self.sockets.len() > SOCKETS_MAX {
-            return Err(Error::Image("number of sockets"));
+            return Err(Error::Image("too many sockets"));
         }
         self.files.check()
     }
 }
 
 impl Restoration {
-    /// Recreates the donor's open files and passes them to the empty processes. `last` is true once the donor is
+    /// Recreates the donor's open files and passes them to the stub processes. `is_final` is true once the donor is
     /// stopped.
-    pub fn descriptors(
+    pub fn update_descriptors(
         &mut self,
-        handed: Handed<'_>,
+        handed: DescriptorMessage<'_>,
         sockets: Vec<OwnedFd>,
-        last: bool,
+        is_final: bool,
     ) -> Result<()> {
-        self.is_open()?;
-        if self.husks.is_empty() || self.stock_is_final {
+        self.check_open()?;
+        if self.stub_processes.is_empty() || self.fd_store_is_final {
             return Err(Error::Image("descriptors out of order"));
         }
-        let given = Given {
+        let received = ProvidedFiles {
             sockets: handed.sockets.into_iter().zip(sockets).collect(),
-            memory: self.objects.fresh_memory(&self.tree)?,
+            memory: self.objects.take_new_memory(&self.tree)?,
         };
-        match (handed.files.into_owned(), &mut self.stock) {
+        match (handed.files.into_owned(), &mut self.fd_store) {
             (Files::Image(image), None) => {
-                let stock = self.stock.insert(Stock::prepare_for(
+                let stock = self.fd_store.insert(FdStore::prepare_with_rights(
                     image,
-                    given,
+                    received,
                     self.objects.rights().clone(),
                 )?);
-                if last {
-                    stock.finish(Changes::default(), Given::default())?;
+                if is_final {
+                    stock.apply_final(Changes::default(), ProvidedFiles::default())?;
                 }
             }
-            (Files::Changes(changes), Some(stock)) if last => stock.finish(changes, given)?,
-            (Files::Changes(changes), Some(stock)) => stock.follow(changes, given)?,
+            (Files::Changes(changes), Some(stock)) if is_final => {
+                stock.apply_final(changes, received)?
+            }
+            (Files::Changes(changes), Some(stock)) => stock.apply_snapshot(changes, received)?,
             _ => return Err(Error::Image("descriptors out of order")),
         }
-        self.stock_is_final = last;
-        let stale = self.stock.as_mut().is_some_and(Stock::take_stale);
-        self.fill_husks(last, stale)
+        self.fd_store_is_final = is_final;
+        let is_stale = self
+            .fd_store
+            .as_mut()
+            .is_some_and(FdStore::take_slots_changed);
+        self.fill_descriptors(is_final, is_stale)
     }
 
-    /// Passes missing descriptors to the empty processes. If the restorer's store is not `stale`, only processes made
+    /// Passes missing descriptors to the stub processes. If the restorer's store is not `stale`, only processes made
     /// since the last call miss any.
-    fn fill_husks(&self, last: bool, stale: bool) -> Result<()> {
-        let Some(stock) = &self.stock else {
+    fn fill_descriptors(&self, is_final: bool, stale: bool) -> Result<()> {
+        let Some(stock) = &self.fd_store else {
             return Ok(());
         };
-        let husks: HashMap<i32, &Husk> = self.living().map(|husk| (husk.pid, husk)).collect();
+        let stub_processes: HashMap<i32, &StubProcess> = self
+            .living_processes()
+            .map(|stub_process| (stub_process.pid, stub_process))
+            .collect();
         let mut filled = Vec::new();
         let mut known = 0;
         for (number, table) in &stock.image().tables {
-            let sharers: Vec<&Husk> = table
+            let sharers: Vec<&StubProcess> = table
                 .pids
                 .iter()
-                .filter_map(|pid| husks.get(pid).copied())
+                .filter_map(|pid| stub_processes.get(pid).copied())
                 .collect();
             let Some(first) = sharers.first() else {
                 continue;
             };
             known += sharers.len();
-            let slots = Rc::as_ptr(&first.slots);
-            let apart = |husk: &&&Husk| Rc::as_ptr(&husk.slots) != slots;
-            if let Some(other) = sharers.iter().find(apart).filter(|_| last) {
-                return Err(shared_otherwise(other.pid));
+            let slots = Rc::as_ptr(&first.fd_table);
+            let has_other_table =
+                |stub_process: &&&StubProcess| Rc::as_ptr(&stub_process.fd_table) != slots;
+            if let Some(other) = sharers.iter().find(has_other_table).filter(|_| is_final) {
+                return Err(sharing_changed(other.pid));
             }
             if filled.contains(&slots) {
-                return Err(shared_otherwise(first.pid));
+                return Err(sharing_changed(first.pid));
             }
             filled.push(slots);
-            for husk in &sharers {
-                self.check_terminal(stock, husk.pid)?;
+            for stub_process in &sharers {
+                self.check_terminal(stock, stub_process.pid)?;
             }
             // A process made since the last call has its parent's descriptors.
-            let places = stock.places(*number);
-            if stale || !first.has(&places) {
-                first.fill(places)?;
+            let places = stock.table_slots(*number);
+            if stale || !first.has_descriptors(&places) {
+                first.fill_descriptors(places)?;
             }
-            if last {
-                complete(stock, *number, &sharers)?;
+            if is_final {
+                restore_own_properties(stock, *number, &sharers)?;
             }
         }
-        if last && known != husks.len() {
-            return Err(Error::Image("descriptors of other processes"));
+        if is_final && known != stub_processes.len() {
+            return Err(Error::Image(
+                "descriptors do not match the tree's processes",
+            ));
         }
         Ok(())
     }
 
     /// Checks that only a session's leader has the controlling terminal. The kernel gives the terminal to the leader
     /// and to processes forked later, so others cannot get it back.
-    fn check_terminal(&self, stock: &Stock, leader: i32) -> Result<()> {
+    fn check_terminal(&self, stock: &FdStore, leader: i32) -> Result<()> {
         let terminal = stock.image().controlling_terminal(leader);
         let in_session = |process: &&Process| {
             process.session == leader && process.pid != leader && process.exit_status.is_none()
         };
         match self.tree.processes.iter().find(in_session) {
             Some(other) if terminal.is_some() => Err(Error::Refused(format!(
-                "process {} shares the controlling terminal of process {leader}: only the leader of a session can \
-                 get one back",
+                "process {} shares the controlling terminal of process {leader}: only a session leader can \
+                 have a controlling terminal restored",
                 other.pid
             ))),
             _ => Ok(()),
         }
     }
 
-    pub(super) fn living(&self) -> impl Iterator<Item = &Husk> {
-        self.husks.iter().flatten()
+    pub(super) fn living_processes(&self) -> impl Iterator<Item = &StubProcess> {
+        self.stub_processes.iter().flatten()
     }
 }
 
 /// Restores properties of descriptors that only the processes themselves can set.
-fn complete(stock: &Stock, table: u32, sharers: &[&Husk]) -> Result<()> {
-    for (at, husk) in sharers.iter().enumerate() {
+fn restore_own_properties(stock: &FdStore, table: u32, sharers: &[&StubProcess]) -> Result<()> {
+    for (at, stub_process) in sharers.iter().enumerate() {
         if at == 0 {
-            husk.watch_again(&stock.own_watches(table))?;
+            stub_process.register_epoll_entries(&stock.in_process_watches(table))?;
         }
-        if let Some((terminal, group)) = stock.image().controlling_terminal(husk.pid) {
+        if let Some((terminal, group)) = stock.image().controlling_terminal(stub_process.pid) {
             // The terminal is opened again, as the process may have closed all of its descriptors for it.
-            husk.take_terminal(open_slave(terminal)?.as_fd(), group)?;
+            stub_process.set_controlling_terminal(open_slave(terminal)?.as_fd(), group)?;
         }
     }
     Ok(())
 }
 
-fn shared_otherwise(pid: i32) -> Error {
+fn sharing_changed(pid: i32) -> Error {
     Error::Refused(format!(
-        "process {pid} shares its descriptors with others than before; try again"
+        "process {pid} shares its descriptor table with different processes than before; try again"
     ))
 }

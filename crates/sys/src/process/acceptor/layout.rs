@@ -1,6 +1,6 @@
 //! Address of the stub: a range that is free in all processes of the tree and in the restorer.
 
-use crate::process::donor::gap;
+use crate::process::donor::free_range;
 use crate::process::error::{Error, Result};
 use crate::process::image::Tree;
 use crate::process::procfs;
@@ -15,7 +15,8 @@ pub(super) fn stub_address(tree: &Tree) -> Result<u64> {
         .collect();
     let own = procfs::mappings(std::process::id() as i32)?;
     used.extend(own.iter().map(|line| (line.start, line.end)));
-    gap::find(&used, STUB_BYTES).ok_or_else(|| Error::Refused("no free addresses".to_owned()))
+    free_range::find(&used, STUB_BYTES)
+        .ok_or_else(|| Error::Refused("no free address range".to_owned()))
 }
 
 /// Returns false if the original has mapped something at the stub's address.

@@ -1,185 +1,202 @@
-//! Mappings of an empty process, made like the original's.
+//! Mappings of a stub process, made like the original's.
 
-use super::husk::{Husk, Script};
-use super::objects::Objects;
+use super::restored_objects::RestoredObjects;
+use super::stub_process::{CallScript, StubProcess};
 use crate::process::error::Result;
 use crate::process::image::{Backing, GUARD_INSTALL, Mapping, Process};
-use crate::process::procfs::Advice;
-use crate::process::ranges::Ranges;
+use crate::process::procfs::VmFlags;
+use crate::process::ranges::AddressRanges;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// `PR_SET_VMA` with `PR_SET_VMA_ANON_NAME`.
-const SET_NAME: [u64; 2] = [0x5356_4d41, 0];
+const PR_SET_VMA_ANON_NAME: [u64; 2] = [0x5356_4d41, 0];
 
 /// `MLOCK_ONFAULT`.
 const MLOCK_ONFAULT: u64 = 1;
 /// `MADV_GUARD_REMOVE`.
-const GUARD_REMOVE: i32 = 103;
+const MADV_GUARD_REMOVE: i32 = 103;
 /// `MAP_DROPPABLE`, a mapping type of its own besides private and shared.
 const MAP_DROPPABLE: i32 = 8;
 
 /// Advice bit, the `madvise` value that sets it, and the value that clears it, if there is one.
-const ADVICE: [(u32, i32, Option<i32>); 8] = [
+const ADVICE_VALUES: [(u32, i32, Option<i32>); 8] = [
     (
-        Advice::DONT_FORK,
+        VmFlags::DONT_FORK,
         libc::MADV_DONTFORK,
         Some(libc::MADV_DOFORK),
     ),
     (
-        Advice::DONT_DUMP,
+        VmFlags::DONT_DUMP,
         libc::MADV_DONTDUMP,
         Some(libc::MADV_DODUMP),
     ),
     (
-        Advice::WIPE_ON_FORK,
+        VmFlags::WIPE_ON_FORK,
         libc::MADV_WIPEONFORK,
         Some(libc::MADV_KEEPONFORK),
     ),
-    (Advice::HUGE, libc::MADV_HUGEPAGE, None),
-    (Advice::NO_HUGE, libc::MADV_NOHUGEPAGE, None),
+    (VmFlags::HUGE, libc::MADV_HUGEPAGE, None),
+    (VmFlags::NO_HUGE, libc::MADV_NOHUGEPAGE, None),
     (
-        Advice::MERGEABLE,
+        VmFlags::MERGEABLE,
         libc::MADV_MERGEABLE,
         Some(libc::MADV_UNMERGEABLE),
     ),
     (
-        Advice::SEQUENTIAL,
+        VmFlags::SEQUENTIAL,
         libc::MADV_SEQUENTIAL,
         Some(libc::MADV_NORMAL),
     ),
-    (Advice::RANDOM, libc::MADV_RANDOM, Some(libc::MADV_NORMAL)),
+    (VmFlags::RANDOM, libc::MADV_RANDOM, Some(libc::MADV_NORMAL)),
 ];
 
-/// Adjusts the mappings of an empty process to `process`. Mappings that both have stay, with their content.
-pub(super) fn reconcile(husk: &mut Husk, process: &Process, objects: &Objects) -> Result<()> {
-    if husk.mappings == process.mappings {
+/// Adjusts the mappings of a stub process to `process`. Mappings that both have stay, with their content.
+pub(super) fn reconcile_mappings(
+    stub_process: &mut StubProcess,
+    process: &Process,
+    objects: &RestoredObjects,
+) -> Result<()> {
+    if stub_process.mappings == process.mappings {
         return Ok(());
     }
-    let stable = Mapping::stable(&husk.mappings, &process.mappings);
-    let mut work = Work {
-        husk,
-        script: husk.script(),
+    let stable = Mapping::stable_ranges(&stub_process.mappings, &process.mappings);
+    let mut adjuster = MappingAdjuster {
+        stub_process,
+        script: stub_process.script(),
     };
-    for (start, end) in ranges(&husk.mappings).minus(&stable).iter() {
-        work.script
-            .call("munmap", libc::SYS_munmap, &[start, end - start]);
-        work.flush()?;
+    for (start, end) in mapping_ranges(&stub_process.mappings)
+        .difference(&stable)
+        .iter()
+    {
+        adjuster
+            .script
+            .add_call("munmap", libc::SYS_munmap, &[start, end - start]);
+        adjuster.flush()?;
     }
     for mapping in &process.mappings {
-        let whole: Ranges = [(mapping.start, mapping.end)].into_iter().collect();
-        for piece in whole.minus(&stable).iter() {
-            work.map(mapping, piece, objects)?;
+        let mapping_range: AddressRanges = [(mapping.start, mapping.end)].into_iter().collect();
+        for piece in mapping_range.difference(&stable).iter() {
+            adjuster.map_piece(mapping, piece, objects)?;
         }
-        for piece in whole.and(&stable).iter() {
-            work.change(mapping, piece)?;
+        for piece in mapping_range.intersection(&stable).iter() {
+            adjuster.change_protection(mapping, piece)?;
         }
     }
-    work.finish()?;
-    husk.mappings.clone_from(&process.mappings);
-    husk.guards = husk.guards.and(&stable);
+    adjuster.finish()?;
+    stub_process.mappings.clone_from(&process.mappings);
+    stub_process.guards = stub_process.guards.intersection(&stable);
     Ok(())
 }
 
-/// Adjusts the guard pages of an empty process to `process`, after its mappings.
-pub(super) fn guard(husk: &mut Husk, process: &Process) -> Result<()> {
-    let wanted: Ranges = process.guards.iter().copied().collect();
-    if husk.guards == wanted {
+/// Adjusts the guard pages of a stub process to `process`, after its mappings.
+pub(super) fn reconcile_guards(stub_process: &mut StubProcess, process: &Process) -> Result<()> {
+    let wanted: AddressRanges = process.guards.iter().copied().collect();
+    if stub_process.guards == wanted {
         return Ok(());
     }
-    let mut script = husk.script();
+    let mut script = stub_process.script();
     let changes = [
         (
             "MADV_GUARD_REMOVE",
-            GUARD_REMOVE,
-            husk.guards.minus(&wanted),
+            MADV_GUARD_REMOVE,
+            stub_process.guards.difference(&wanted),
         ),
         (
-            "MADV_GUARD_INSTALL (Linux 6.13; of files 6.15)",
+            "MADV_GUARD_INSTALL (requires Linux 6.13; for file mappings 6.15)",
             GUARD_INSTALL,
-            wanted.minus(&husk.guards),
+            wanted.difference(&stub_process.guards),
         ),
     ];
     for (name, advice, ranges) in changes {
         for (start, end) in ranges.iter() {
-            script.call(
+            script.add_call(
                 name,
                 libc::SYS_madvise,
                 &[start, end - start, advice as u64],
             );
-            script.flush(husk)?;
+            script.flush(stub_process)?;
         }
     }
-    husk.run(script)?;
-    husk.guards = wanted;
+    stub_process.run_script(script)?;
+    stub_process.guards = wanted;
     Ok(())
 }
 
 /// Unmaps shared memory objects, given by index.
-pub(super) fn detach(husk: &mut Husk, gone: &[u32]) -> Result<()> {
-    let is_gone = |mapping: &Mapping| match mapping.backing {
-        Backing::Shared { object, .. } => gone.contains(&object),
+pub(super) fn unmap_shared(stub_process: &mut StubProcess, removed: &[u32]) -> Result<()> {
+    let is_removed = |mapping: &Mapping| match mapping.backing {
+        Backing::Shared { object, .. } => removed.contains(&object),
         _ => false,
     };
-    let mut script = husk.script();
-    for mapping in husk.mappings.iter().filter(|mapping| is_gone(mapping)) {
+    let mut script = stub_process.script();
+    for mapping in stub_process
+        .mappings
+        .iter()
+        .filter(|mapping| is_removed(mapping))
+    {
         let arguments = [mapping.start, mapping.end - mapping.start];
-        script.call("munmap", libc::SYS_munmap, &arguments);
-        script.flush(husk)?;
+        script.add_call("munmap", libc::SYS_munmap, &arguments);
+        script.flush(stub_process)?;
     }
-    husk.run(script)?;
-    husk.mappings.retain(|mapping| !is_gone(mapping));
+    stub_process.run_script(script)?;
+    stub_process.mappings.retain(|mapping| !is_removed(mapping));
     Ok(())
 }
 
 /// Locks the memory that the original has locked. Called last, when all memory is present.
-pub(super) fn lock(husk: &Husk) -> Result<()> {
-    let mut script = husk.script();
-    for mapping in husk
+pub(super) fn lock_memory(stub_process: &StubProcess) -> Result<()> {
+    let mut script = stub_process.script();
+    for mapping in stub_process
         .mappings
         .iter()
-        .filter(|mapping| Advice(mapping.advice).has(Advice::LOCKED))
+        .filter(|mapping| VmFlags(mapping.advice).has_any(VmFlags::LOCKED))
     {
         let (start, length) = (mapping.start, mapping.end - mapping.start);
-        let on_fault = Advice(mapping.advice).has(Advice::LOCKED_ON_FAULT);
-        let how = if on_fault { MLOCK_ONFAULT } else { 0 };
-        let arguments = [start, length, how];
-        let whole: Ranges = [(mapping.start, mapping.end)].into_iter().collect();
-        let guarded = !husk.guards.and(&whole).is_empty();
+        let on_fault = VmFlags(mapping.advice).has_any(VmFlags::LOCKED_ON_FAULT);
+        let flags = if on_fault { MLOCK_ONFAULT } else { 0 };
+        let arguments = [start, length, flags];
+        let mapping_range: AddressRanges = [(mapping.start, mapping.end)].into_iter().collect();
+        let guarded = !stub_process.guards.intersection(&mapping_range).is_empty();
         // For inaccessible memory the call locks the range, but fails as it cannot bring the pages in.
         if mapping.protection == libc::PROT_NONE || guarded {
-            script.attempt(libc::SYS_mlock2, &arguments);
+            script.add_optional_call(libc::SYS_mlock2, &arguments);
         } else {
-            script.call("mlock", libc::SYS_mlock2, &arguments);
+            script.add_call("mlock", libc::SYS_mlock2, &arguments);
         }
     }
-    husk.run(script).map(drop)
+    stub_process.run_script(script).map(drop)
 }
 
-fn ranges(mappings: &[Mapping]) -> Ranges {
+fn mapping_ranges(mappings: &[Mapping]) -> AddressRanges {
     mappings
         .iter()
         .map(|mapping| (mapping.start, mapping.end))
         .collect()
 }
 
-struct Work<'a> {
-    husk: &'a Husk,
-    script: Script,
+struct MappingAdjuster<'a> {
+    stub_process: &'a StubProcess,
+    script: CallScript,
 }
 
-impl Work<'_> {
-    fn map(&mut self, mapping: &Mapping, piece: (u64, u64), objects: &Objects) -> Result<()> {
-        let from = |offset: u64| offset + (piece.0 - mapping.start);
+impl MappingAdjuster<'_> {
+    fn map_piece(
+        &mut self,
+        mapping: &Mapping,
+        piece: (u64, u64),
+        objects: &RestoredObjects,
+    ) -> Result<()> {
+        let offset_of_piece = |offset: u64| offset + (piece.0 - mapping.start);
         match &mapping.backing {
             Backing::Anonymous(name) => {
-                let droppable = Advice(mapping.advice).has(Advice::DROPPABLE);
+                let droppable = VmFlags(mapping.advice).has_any(VmFlags::DROPPABLE);
                 let kind = if droppable {
                     MAP_DROPPABLE
                 } else {
                     libc::MAP_PRIVATE
                 };
-                self.ask(mapping, piece, kind | libc::MAP_ANONYMOUS, None)?;
-                self.name(name, piece)?;
+                self.map_at(mapping, piece, kind | libc::MAP_ANONYMOUS, None)?;
+                self.name_piece(name, piece)?;
             }
             Backing::File {
                 file,
@@ -191,69 +208,75 @@ impl Work<'_> {
                 } else {
                     libc::MAP_PRIVATE
                 };
-                let file = (objects.file(*file), from(*offset));
-                self.ask(mapping, piece, flags, Some(file))?;
+                let file = (objects.mapped_file(*file), offset_of_piece(*offset));
+                self.map_at(mapping, piece, flags, Some(file))?;
             }
             Backing::Shared { object, offset } => {
-                if let Some(id) = objects.segment(*object) {
-                    self.attach(mapping, piece, (id, from(*offset)));
+                if let Some(id) = objects.segment_id(*object) {
+                    self.attach_segment(mapping, piece, (id, offset_of_piece(*offset)));
                     self.advise(mapping.advice, 0, piece);
                     return self.flush();
                 }
-                let writable = Advice(mapping.advice).has(Advice::MAY_WRITE);
+                let writable = VmFlags(mapping.advice).has_any(VmFlags::MAY_WRITE);
                 let mode = if writable {
                     libc::O_RDWR
                 } else {
                     libc::O_RDONLY
                 };
                 let file = objects.open_shared(*object, mode)?;
-                let file = (file.as_fd(), from(*offset));
-                self.ask(mapping, piece, libc::MAP_SHARED, Some(file))?;
+                let file = (file.as_fd(), offset_of_piece(*offset));
+                self.map_at(mapping, piece, libc::MAP_SHARED, Some(file))?;
             }
             // Moved into place when the process's copied memory was unmapped.
             Backing::Kernel(_) => return Ok(()),
         }
-        if !Advice(mapping.advice).has(Advice::DROPPABLE) {
+        if !VmFlags(mapping.advice).has_any(VmFlags::DROPPABLE) {
             self.advise(mapping.advice, 0, piece);
         }
         self.flush()
     }
 
     /// Attaches a System V segment at its first piece. The attachment includes the other pieces.
-    fn attach(&mut self, mapping: &Mapping, (start, end): (u64, u64), (id, offset): (i32, u64)) {
+    fn attach_segment(
+        &mut self,
+        mapping: &Mapping,
+        (start, end): (u64, u64),
+        (id, offset): (i32, u64),
+    ) {
         let executable = mapping.protection & libc::PROT_EXEC;
-        let writable = Advice(mapping.advice).has(Advice::MAY_WRITE);
+        let writable = VmFlags(mapping.advice).has_any(VmFlags::MAY_WRITE);
         if offset == 0 {
             let flags = if writable { 0 } else { libc::SHM_RDONLY }
                 | if executable != 0 { libc::SHM_EXEC } else { 0 };
             let arguments = [id as u64, start, flags as u64];
-            self.script.call("shmat", libc::SYS_shmat, &arguments);
+            self.script.add_call("shmat", libc::SYS_shmat, &arguments);
         }
         let writes = if writable { libc::PROT_WRITE } else { 0 };
         if offset != 0 || mapping.protection != libc::PROT_READ | writes | executable {
             let arguments = [start, end - start, mapping.protection as u64];
-            self.script.call("mprotect", libc::SYS_mprotect, &arguments);
+            self.script
+                .add_call("mprotect", libc::SYS_mprotect, &arguments);
         }
     }
 
     /// Maps a piece of anonymous memory, or of a file from an offset on.
-    fn ask(
+    fn map_at(
         &mut self,
         mapping: &Mapping,
         piece: (u64, u64),
         flags: i32,
         file: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<()> {
-        let advice = Advice(mapping.advice);
-        let when = |bit: u32, flag: i32| if advice.has(bit) { flag } else { 0 };
+        let advice = VmFlags(mapping.advice);
+        let flag_if = |bit: u32, flag: i32| if advice.has_any(bit) { flag } else { 0 };
         let flags = flags
             | libc::MAP_FIXED_NOREPLACE
-            | when(Advice::GROWS_DOWN, libc::MAP_GROWSDOWN)
-            | when(Advice::NO_RESERVE, libc::MAP_NORESERVE);
+            | flag_if(VmFlags::GROWS_DOWN, libc::MAP_GROWSDOWN)
+            | flag_if(VmFlags::NO_RESERVE, libc::MAP_NORESERVE);
         let offset = file.as_ref().map_or(0, |(_, offset)| *offset);
         let (start, length) = (piece.0, piece.1 - piece.0);
         let number = match file {
-            Some((file, _)) => Some(self.husk.receive(&mut self.script, file)?),
+            Some((file, _)) => Some(self.stub_process.pass_fd(&mut self.script, file)?),
             None => None,
         };
         let arguments = [
@@ -264,33 +287,40 @@ impl Work<'_> {
             number.unwrap_or(u64::MAX),
             offset,
         ];
-        self.script.call("mmap", libc::SYS_mmap, &arguments);
+        self.script.add_call("mmap", libc::SYS_mmap, &arguments);
         if let Some(number) = number {
-            self.script.call("close", libc::SYS_close, &[number]);
+            self.script.add_call("close", libc::SYS_close, &[number]);
         }
         Ok(())
     }
 
-    fn name(&mut self, name: &[u8], (start, end): (u64, u64)) -> Result<()> {
+    fn name_piece(&mut self, name: &[u8], (start, end): (u64, u64)) -> Result<()> {
         if !name.is_empty() {
-            let name = self.script.text(name)?;
-            let arguments = [SET_NAME[0], SET_NAME[1], start, end - start, name];
-            self.script.attempt(libc::SYS_prctl, &arguments);
+            let name = self.script.add_text(name)?;
+            let arguments = [
+                PR_SET_VMA_ANON_NAME[0],
+                PR_SET_VMA_ANON_NAME[1],
+                start,
+                end - start,
+                name,
+            ];
+            self.script.add_optional_call(libc::SYS_prctl, &arguments);
         }
         Ok(())
     }
 
     /// Changes protection and advice of existing mappings.
-    fn change(&mut self, mapping: &Mapping, piece: (u64, u64)) -> Result<()> {
+    fn change_protection(&mut self, mapping: &Mapping, piece: (u64, u64)) -> Result<()> {
         let overlapping = |old: &&Mapping| old.start < piece.1 && piece.0 < old.end;
         if matches!(mapping.backing, Backing::Kernel(_)) {
             return Ok(());
         }
-        for old in self.husk.mappings.iter().filter(overlapping) {
+        for old in self.stub_process.mappings.iter().filter(overlapping) {
             let (start, end) = (old.start.max(piece.0), old.end.min(piece.1));
             if old.protection != mapping.protection {
                 let arguments = [start, end - start, mapping.protection as u64];
-                self.script.call("mprotect", libc::SYS_mprotect, &arguments);
+                self.script
+                    .add_call("mprotect", libc::SYS_mprotect, &arguments);
             }
             self.advise(mapping.advice, old.advice, (start, end));
             self.flush()?;
@@ -299,33 +329,33 @@ impl Work<'_> {
     }
 
     fn advise(&mut self, wanted: u32, present: u32, (start, end): (u64, u64)) {
-        let mut say = |advice: i32| {
+        let mut advise_range = |advice: i32| {
             self.script
-                .attempt(libc::SYS_madvise, &[start, end - start, advice as u64])
+                .add_optional_call(libc::SYS_madvise, &[start, end - start, advice as u64])
         };
-        for (bit, _, back) in ADVICE {
+        for (bit, _, clearing) in ADVICE_VALUES {
             if present & !wanted & bit != 0
-                && let Some(back) = back
+                && let Some(clearing) = clearing
             {
-                say(back);
+                advise_range(clearing);
             }
         }
-        for (bit, advice, _) in ADVICE {
+        for (bit, advice, _) in ADVICE_VALUES {
             if wanted & !present & bit != 0 {
-                say(advice);
+                advise_range(advice);
             }
         }
     }
 
     fn flush(&mut self) -> Result<()> {
         if self.script.is_full() {
-            let script = std::mem::replace(&mut self.script, self.husk.script());
-            self.husk.run(script)?;
+            let script = std::mem::replace(&mut self.script, self.stub_process.script());
+            self.stub_process.run_script(script)?;
         }
         Ok(())
     }
 
     fn finish(self) -> Result<()> {
-        self.husk.run(self.script).map(drop)
+        self.stub_process.run_script(self.script).map(drop)
     }
 }

@@ -1,39 +1,38 @@
 //! Restoring a tree. A *restorer* ([`Restorer`]) is a separate program: the first process of a new PID, IPC and mount
 //! namespace. A restorer executes requests that arrive over a channel ([`serve`]), and stays as the tree's reaper.
 //!
-//! For each process the restorer makes a *husk*: the empty process that becomes the restored one, called the empty
-//! process in these modules. The restorer copies itself under the original's PID, unmaps the copied memory, fills the
-//! empty process while the original runs, and resumes it after the original has stopped for good. Empty processes are
-//! traced with `PTRACE_O_EXITKILL`: until [`Restorer::go`] they die with their restorer, and a restorer dies with its
-//! channel.
+//! For each process the restorer makes a *stub process*: an empty process that becomes the restored one. The restorer
+//! copies itself under the original's PID, unmaps the copied memory, fills the stub process while the original runs,
+//! and resumes the stub process after the original has stopped for good. Stub processes are traced with
+//! `PTRACE_O_EXITKILL`: until [`Restorer::resume`] they die with their restorer, and a restorer dies with its channel.
 
-mod birth;
 pub(crate) mod channel;
-mod compare;
-mod courier;
 mod credentials;
 mod descriptors;
-mod door;
-mod emptied;
-mod foreign;
-mod go;
-mod husk;
+mod digest;
+mod fd_channel;
+mod fd_table;
+mod foreign_vdso;
+mod group_stop;
 mod layout;
 mod locks;
-mod lost;
 mod mapper;
-mod missing;
-mod objects;
-mod plan;
-mod remote;
+mod missing_pages;
+mod process_state;
+mod restoration;
+mod restored_objects;
+mod restorer;
+mod restorer_failure;
+mod restorer_link;
+mod resume;
 mod serve;
-mod slots;
-mod state;
-mod stopped;
+mod spawn;
+mod stub_process;
 mod threads;
+mod unmap;
 
-pub(crate) use channel::Kind;
+pub(crate) use channel::MessageKind;
 pub use channel::Reply;
-pub(crate) use courier::Courier;
-pub use remote::{ClockOffsets, Restorer};
+pub use restorer::{ClockOffsets, Restorer};
+pub(crate) use restorer_link::RestorerLink;
 pub use serve::serve;

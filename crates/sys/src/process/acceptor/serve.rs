@@ -1,132 +1,147 @@
 //! The restorer's main loop.
 
-use super::channel::{self, Kind, LockWord, Reply};
-use super::descriptors::Handed;
-use super::locks::Contended;
-use super::missing::Watched;
-use super::plan::Restoration;
-use super::remote::{CHANNEL, ClockOffsets, RETURN};
+use super::channel::{self, LockRequest, MessageKind, Reply};
+use super::descriptors::DescriptorMessage;
+use super::locks::ContendedLocks;
+use super::missing_pages::MissingPageWatch;
+use super::restoration::Restoration;
+use super::restorer::{CHANNEL_FD, ClockOffsets, RECONNECT_FD};
 use crate::process::error::{Context, Error, Result, check_long};
-use crate::process::files::{Stock, WantedLock};
-use crate::process::following;
-use crate::process::image::{PagesIn, decode};
-use crate::process::sockets::left;
+use crate::process::files::{FdStore, WantedLock};
+use crate::process::image::{BorrowedPages, decode};
+use crate::process::postcopy;
+use crate::process::sockets::crash_recovery;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 /// Serves the channel on descriptor 3 until the tree has ended. A process started by
-/// [`Restorer::start`](super::Restorer::start) must call this first of all. Returns the exit code of the process.
+/// [`Restorer::set_clocks`](super::Restorer::start) must call this first of all. Returns the exit code of the process.
 #[must_use]
 pub fn serve() -> i32 {
     // SAFETY: the daemon that starts a restorer leaves the channel there, and no other code in this process uses it.
-    let channel = unsafe { OwnedFd::from_raw_fd(CHANNEL) };
-    let Ok((mut channel, back)) = make_room(channel, way_back()) else {
+    let channel = unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) };
+    let Ok((mut channel, back)) = move_to_high_fds(channel, reconnect_listener()) else {
         return 1;
     };
-    match set_up().and_then(|()| restore(&mut channel, back)) {
-        Ok(Some(restoration)) => reap(restoration, channel),
+    match set_up_namespaces().and_then(|()| handle_requests(&mut channel, back)) {
+        Ok(Some(restoration)) => reap_children(restoration, channel),
         Ok(None) => 1,
         Err(error) => {
-            let _ = channel::answer(&mut channel, &Reply::Failed(error.to_string()));
+            let _ = channel::send_reply(&mut channel, &Reply::Failed(error.to_string()));
             1
         }
     }
 }
 
 /// Returns the listening socket for a later daemon, if this daemon has passed one.
-fn way_back() -> Option<OwnedFd> {
+fn reconnect_listener() -> Option<OwnedFd> {
     // SAFETY: no pointers are passed.
-    let is_there = unsafe { libc::fcntl(RETURN, libc::F_GETFD) } >= 0;
+    let is_there = unsafe { libc::fcntl(RECONNECT_FD, libc::F_GETFD) } >= 0;
     // SAFETY: the daemon that starts a restorer leaves nothing else there, and no other code in this process uses it.
-    is_there.then(|| unsafe { OwnedFd::from_raw_fd(RETURN) })
+    is_there.then(|| unsafe { OwnedFd::from_raw_fd(RECONNECT_FD) })
 }
 
 /// Handles requests until the tree runs. Returns `None` if the daemon closed the channel before the tree was
 /// complete.
-fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Option<Restoration>> {
+fn handle_requests(
+    channel: &mut UnixStream,
+    back: Option<UnixListener>,
+) -> Result<Option<Restoration>> {
     let mut restoration = Restoration::default();
-    let talking = || "the channel".to_owned();
-    let mut memory = Vec::new();
+    let talking = || "channel to the daemon".to_owned();
+    let mut buffer = Vec::new();
     loop {
-        let Some((kind, bytes)) = received(channel, &mut memory).context(talking)? else {
+        let Some((kind, bytes)) = receive_message(channel, &mut buffer).context(talking)? else {
             match &back {
                 Some(back) if restoration.is_complete() => {
                     *channel = back.accept().context(talking)?.0
                 }
                 _ => {
-                    abandon();
+                    reset_connections();
                     return Ok(None);
                 }
             }
             continue;
         };
         let outcome = match kind {
-            Kind::Start => start(bytes),
-            Kind::Rights => decode(bytes).and_then(|rights| restoration.set_rights(rights)),
-            Kind::Hurry => restoration.hurry(),
-            Kind::Tree => decode(bytes).and_then(|tree| restoration.tree(tree)),
-            Kind::Pages => PagesIn::read(bytes).and_then(|pages| restoration.pages(&pages)),
-            Kind::Outlook => decode(bytes).and_then(|outlook| restoration.outlook(&outlook)),
-            Kind::Frozen => decode(bytes).and_then(|frozen| restoration.frozen(frozen)),
-            Kind::Digest => decode(bytes).and_then(|theirs| restoration.compare(&theirs)),
-            Kind::Missing => decode(bytes).and_then(|missing| restoration.missing(missing)),
-            Kind::Follow => {
-                hand_over(channel, &restoration.watched).context(talking)?;
+            MessageKind::Start => set_clocks(bytes),
+            MessageKind::Rights => decode(bytes).and_then(|rights| restoration.set_rights(rights)),
+            MessageKind::RaisePriority => restoration.raise_priority(),
+            MessageKind::Tree => decode(bytes).and_then(|tree| restoration.update_tree(tree)),
+            MessageKind::Pages => {
+                BorrowedPages::decode(bytes).and_then(|pages| restoration.write_pages(&pages))
+            }
+            MessageKind::StatePreview => {
+                decode(bytes).and_then(|outlook| restoration.check_state_preview(&outlook))
+            }
+            MessageKind::State => {
+                decode(bytes).and_then(|frozen| restoration.restore_state(frozen))
+            }
+            MessageKind::Digest => decode(bytes).and_then(|theirs| restoration.compare(&theirs)),
+            MessageKind::MissingPages => {
+                decode(bytes).and_then(|missing| restoration.set_missing(missing))
+            }
+            MessageKind::GetUserfaults => {
+                send_userfaults(channel, &restoration.missing_pages).context(talking)?;
                 continue;
             }
-            Kind::Descriptors | Kind::LastDescriptors => {
-                let handed: Result<Handed<'_>> = decode(bytes);
+            MessageKind::Descriptors | MessageKind::LastDescriptors => {
+                let handed: Result<DescriptorMessage<'_>> = decode(bytes);
                 let count = handed.as_ref().map_or(0, |handed| handed.sockets.len());
-                let sockets = channel::take_over(channel, count).context(talking)?;
-                let last = kind == Kind::LastDescriptors;
-                handed.and_then(|handed| restoration.descriptors(handed, sockets, last))
+                let sockets = channel::receive_descriptors(channel, count).context(talking)?;
+                let last = kind == MessageKind::LastDescriptors;
+                handed.and_then(|handed| restoration.update_descriptors(handed, sockets, last))
             }
-            Kind::Locks => match locks(&mut restoration, bytes) {
+            MessageKind::Locks => match handle_lock_request(&mut restoration, bytes) {
                 Ok(excluded) => {
-                    match channel::answer(channel, &Reply::Locks(excluded)) {
-                        Err(error) if hung_up(&error) => {}
+                    match channel::send_reply(channel, &Reply::Locks(excluded)) {
+                        Err(error) if is_disconnect(&error) => {}
                         other => other.context(talking)?,
                     }
                     continue;
                 }
                 Err(error) => Err(error),
             },
-            Kind::Go => match restoration.go() {
+            MessageKind::Resume => match restoration.resume() {
                 Ok(unlocked) => {
-                    back.iter().for_each(close_way_back);
+                    back.iter().for_each(close_reconnect_listener);
                     // The daemon may have died meanwhile.
-                    let _ = channel::answer(channel, &Reply::Running(unlocked));
+                    let _ = channel::send_reply(channel, &Reply::Running(unlocked));
                     return Ok(Some(restoration));
                 }
                 Err(error) => Err(error),
             },
-            _ => Err(Error::Image("a word for a tree that runs")),
+            _ => Err(Error::Image("unexpected message before the tree runs")),
         };
-        let contended = restoration.contended.list();
+        let contended = restoration.contended_locks.list();
         let reply = match outcome {
-            Ok(()) if kind == Kind::Frozen && !contended.is_empty() => Reply::Locks(contended),
-            outcome => Reply::to(outcome),
+            Ok(()) if kind == MessageKind::State && !contended.is_empty() => {
+                Reply::Locks(contended)
+            }
+            outcome => Reply::from_outcome(outcome),
         };
-        match channel::answer(channel, &reply) {
-            Err(error) if hung_up(&error) => {}
+        match channel::send_reply(channel, &reply) {
+            Err(error) if is_disconnect(&error) => {}
             other => other.context(talking)?,
         }
-        if kind == Kind::Frozen {
-            restoration.prepare();
+        if kind == MessageKind::State {
+            restoration.prepare_resume();
         }
     }
 }
 
 /// Handles a request about locks. Returns the locks that another process still holds.
-fn locks(restoration: &mut Restoration, bytes: &[u8]) -> Result<Vec<WantedLock>> {
-    match postcard::from_bytes(bytes).map_err(|_| Error::Image("a word about locks"))? {
-        _ if !restoration.is_complete() => Err(Error::Image("locks before the state")),
-        LockWord::List => Ok(restoration.contended.list()),
-        LockWord::Advance(step) => restoration.advance_locks(step),
-        LockWord::Renounce => {
-            restoration.contended = Contended::default();
+fn handle_lock_request(restoration: &mut Restoration, bytes: &[u8]) -> Result<Vec<WantedLock>> {
+    match postcard::from_bytes(bytes).map_err(|_| Error::Image("invalid lock request"))? {
+        _ if !restoration.is_complete() => {
+            Err(Error::Image("a lock request came before the state"))
+        }
+        LockRequest::List => Ok(restoration.contended_locks.list()),
+        LockRequest::Advance(step) => restoration.advance_locks(step),
+        LockRequest::Renounce => {
+            restoration.contended_locks = ContendedLocks::default();
             Ok(Vec::new())
         }
     }
@@ -134,67 +149,69 @@ fn locks(restoration: &mut Restoration, bytes: &[u8]) -> Result<Vec<WantedLock>>
 
 /// Resets the tree's connections, which may be active already. A connection that cannot be abandoned is closed as it
 /// is.
-fn abandon() {
-    let _ = left::abandon_all(std::process::id().cast_signed());
+fn reset_connections() {
+    let _ = crash_recovery::abandon_all(std::process::id().cast_signed());
 }
 
 /// Shuts the listening socket down, so that a later daemon cannot connect and knows that the tree runs. Closing would
-/// not suffice, as empty processes may have copies.
-fn close_way_back(back: &UnixListener) {
+/// not suffice, as stub processes may have copies.
+fn close_reconnect_listener(back: &UnixListener) {
     // SAFETY: no pointers are passed.
     unsafe { libc::shutdown(back.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
 /// Sends the missing ranges and the descriptors that watch them. If the daemon has closed the channel, the next
 /// receive fails.
-fn hand_over(channel: &mut UnixStream, watched: &Watched) -> io::Result<()> {
-    let reply = Reply::Following(watched.missing.clone());
+fn send_userfaults(channel: &mut UnixStream, watched: &MissingPageWatch) -> io::Result<()> {
+    let reply = Reply::MissingPages(watched.missing.clone());
     let fds: Vec<BorrowedFd<'_>> = watched.userfaults.iter().map(AsFd::as_fd).collect();
-    match channel::answer(channel, &reply).and_then(|()| channel::hand_over(channel, &fds)) {
-        Err(error) if hung_up(&error) => Ok(()),
+    match channel::send_reply(channel, &reply)
+        .and_then(|()| channel::send_descriptors(channel, &fds))
+    {
+        Err(error) if is_disconnect(&error) => Ok(()),
         other => other,
     }
 }
 
 /// Receives the next message; `None` if the daemon has closed the channel or died.
-fn received<'a>(
+fn receive_message<'a>(
     channel: &mut UnixStream,
-    memory: &'a mut Vec<u8>,
-) -> io::Result<Option<(Kind, &'a [u8])>> {
-    match channel::receive(channel, memory) {
-        Err(error) if hung_up(&error) => Ok(None),
+    buffer: &'a mut Vec<u8>,
+) -> io::Result<Option<(MessageKind, &'a [u8])>> {
+    match channel::receive(channel, buffer) {
+        Err(error) if is_disconnect(&error) => Ok(None),
         other => other,
     }
 }
 
-fn hung_up(error: &io::Error) -> bool {
+fn is_disconnect(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Frees all low descriptor numbers for the tree's descriptors.
-fn make_room(
+fn move_to_high_fds(
     channel: OwnedFd,
     back: Option<OwnedFd>,
 ) -> Result<(UnixStream, Option<UnixListener>)> {
     // A panic message would be written into a file of the tree.
     std::panic::set_hook(Box::new(|_| {}));
-    Stock::raise_limit()?;
-    let channel = Stock::lift_own(channel)?;
-    let back = back.map(Stock::lift_own).transpose()?;
-    let last = Stock::callers_floor()? - 1;
+    FdStore::raise_limit()?;
+    let channel = FdStore::move_caller_fd_up(channel)?;
+    let back = back.map(FdStore::move_caller_fd_up).transpose()?;
+    let last = FdStore::caller_fd_floor()? - 1;
     // SAFETY: no pointers are passed; this process uses no descriptors but these two, which are above `last`.
     unsafe { libc::syscall(libc::SYS_close_range, 0, last, 0) };
     Ok((UnixStream::from(channel), back.map(UnixListener::from)))
 }
 
 /// Sets up a name, a session, a private mount namespace, and a `/proc` of the own PID namespace.
-fn set_up() -> Result<()> {
+fn set_up_namespaces() -> Result<()> {
     // A program whose session leader was the first process of its PID namespace finds a session of that number here.
     // SAFETY: no pointers are passed.
-    check_long(unsafe { libc::setsid() }.into()).context(|| "a session".to_owned())?;
-    let name =
-        std::ffi::CString::new(crate::process::REAPER_NAME).map_err(|_| Error::Image("a name"))?;
+    check_long(unsafe { libc::setsid() }.into()).context(|| "setsid".to_owned())?;
+    let name = std::ffi::CString::new(crate::process::REAPER_NAME)
+        .map_err(|_| Error::Image("invalid process name"))?;
     // SAFETY: the name ends with a NUL and outlives the call.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
     mount(c"none", c"/", None, libc::MS_REC | libc::MS_SLAVE)?;
@@ -228,12 +245,12 @@ fn mount(source: &CStr, target: &CStr, kind: Option<&CStr>, flags: libc::c_ulong
 }
 
 /// Sets the clocks of processes made from here on.
-fn start(bytes: &[u8]) -> Result<()> {
-    let offsets = channel::decode_offsets(bytes).ok_or(Error::Image("clocks"))?;
+fn set_clocks(bytes: &[u8]) -> Result<()> {
+    let offsets = channel::decode_offsets(bytes).ok_or(Error::Image("invalid clock offsets"))?;
     if offsets == ClockOffsets::default() {
         return Ok(());
     }
-    let doing = || "a time namespace".to_owned();
+    let doing = || "setting up a time namespace".to_owned();
     // SAFETY: no pointers are passed.
     check_long(unsafe { libc::unshare(0x80) }.into()).context(doing)?;
     let line = |clock: &str, offset: i64| {
@@ -248,13 +265,13 @@ fn start(bytes: &[u8]) -> Result<()> {
 }
 
 /// Reaps all children, of the tree and orphaned ones. Reports when the root ends.
-fn reap(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
+fn reap_children(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
     let root = restoration.root();
-    let userfaults = std::mem::take(&mut restoration.watched.userfaults);
+    let userfaults = std::mem::take(&mut restoration.missing_pages.userfaults);
     if !userfaults.is_empty() {
         match channel.try_clone() {
             Ok(channel) => drop(std::thread::spawn(move || {
-                following::keep(channel, userfaults)
+                postcopy::keep_userfaults(channel, userfaults)
             })),
             // When this process ends, the kernel ends the tree, and the daemon still watches the tree's memory.
             Err(_) => return 1,
@@ -268,7 +285,7 @@ fn reap(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
         let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
         if pid == root && !libc::WIFSTOPPED(status) {
             // The daemon may have died, or been replaced by another.
-            let _ = channel::answer(&mut channel, &Reply::Ended(status));
+            let _ = channel::send_reply(&mut channel, &Reply::Ended(status));
             code = if libc::WIFEXITED(status) {
                 libc::WEXITSTATUS(status)
             } else {

@@ -1,15 +1,15 @@
 //! Checksums of descriptors, as procfs shows them on any machine.
 
-use super::contents::Contents;
-use super::{Digest, Part, Standing, locks};
-use crate::process::error::{Result, unexpected};
+use super::queues::QueueReader;
+use super::{Digest, Part, StoppedProcess, locks};
+use crate::process::error::{Result, unexpected_text};
 use crate::process::files::FdInfo;
 use crate::process::procfs;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Flags of an open file that determine its use.
-const FLAGS: i32 = libc::O_ACCMODE
+const DIGESTED_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_NONBLOCK
     | libc::O_SYNC
@@ -18,16 +18,16 @@ const FLAGS: i32 = libc::O_ACCMODE
     | libc::O_PATH;
 
 /// Adds the checksums of all descriptors of a process.
-pub(super) fn add(digest: &mut Digest, process: i32, stands: &Standing<'_>) -> Result<()> {
-    let pid = stands.pid;
-    let contents = Contents::of(pid)?;
+pub(super) fn add(digest: &mut Digest, process: i32, stopped: &StoppedProcess<'_>) -> Result<()> {
+    let pid = stopped.pid;
+    let contents = QueueReader::open(pid)?;
     let mut infos = BTreeMap::new();
     for number in procfs::numbers(&format!("/proc/{pid}/fd"), pid)? {
-        let link = procfs::link(pid, &format!("fd/{number}"))?;
+        let link = procfs::link_text(pid, &format!("fd/{number}"))?;
         let text = procfs::read(pid, &format!("fdinfo/{number}"))?;
-        let info = FdInfo::parse(&text).ok_or_else(|| unexpected("fdinfo does not parse"))?;
+        let info = FdInfo::parse(&text).ok_or_else(|| unexpected_text("cannot parse fdinfo"))?;
         let number = number as u32;
-        if let Some(name) = name(&link) {
+        if let Some(name) = portable_name(&link) {
             let part = Part::Name { process, number };
             digest.insert(part, crc32c::crc32c(name.as_bytes()));
         }
@@ -39,10 +39,10 @@ pub(super) fn add(digest: &mut Digest, process: i32, stands: &Standing<'_>) -> R
         infos.insert(number, info);
     }
     let shown;
-    let found = match &stands.locks {
+    let found = match &stopped.locks {
         Some(planned) => planned,
         None => {
-            shown = locks::shown(&infos);
+            shown = locks::current_locks(&infos);
             &shown
         }
     };
@@ -54,7 +54,7 @@ pub(super) fn add(digest: &mut Digest, process: i32, stands: &Standing<'_>) -> R
 
 /// Returns the part of a link that is the same on every machine: without inode numbers, and `None` for a name that
 /// leads nowhere.
-pub(super) fn name(link: &str) -> Option<&str> {
+pub(super) fn portable_name(link: &str) -> Option<&str> {
     let deleted = link.ends_with(" (deleted)") && !link.starts_with("/memfd:");
     match link.split_once(":[") {
         Some((kind, number)) if number.starts_with(|c: char| c.is_ascii_digit()) => Some(kind),
@@ -63,10 +63,10 @@ pub(super) fn name(link: &str) -> Option<&str> {
 }
 
 fn describe(link: &str, info: &FdInfo) -> String {
-    let flags = info.flags as i32 & FLAGS;
+    let flags = info.flags as i32 & DIGESTED_FLAGS;
     let mut text = format!("{flags:o} {}", info.close_on_exec);
-    let has_place = link.starts_with('/') && !link.starts_with("/dev/");
-    if has_place {
+    let has_offset = link.starts_with('/') && !link.starts_with("/dev/");
+    if has_offset {
         let _ = write!(text, " at {}", info.offset);
     }
     for known in ["eventfd-count", "sigmask", "clockid", "it_interval"] {
@@ -96,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_inodes_do_not_count_and_places_do() {
-        assert_eq!(name("pipe:[17]"), name("pipe:[18]"));
-        assert_ne!(name("pipe:[17]"), name("socket:[17]"));
+    fn inode_numbers_do_not_change_the_digest_but_offsets_do() {
+        assert_eq!(portable_name("pipe:[17]"), portable_name("pipe:[18]"));
+        assert_ne!(portable_name("pipe:[17]"), portable_name("socket:[17]"));
         let kinds = ["anon_inode:[eventfd]", "anon_inode:[eventpoll]"];
-        assert_ne!(name(kinds[0]), name(kinds[1]));
-        assert_eq!(name("/tmp/a (deleted)"), None);
+        assert_ne!(portable_name(kinds[0]), portable_name(kinds[1]));
+        assert_eq!(portable_name("/tmp/a (deleted)"), None);
         assert_ne!(describe("/tmp/a", &info(1)), describe("/tmp/a", &info(2)));
         assert_eq!(
             describe("/dev/null", &info(1)),

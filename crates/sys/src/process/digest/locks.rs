@@ -31,7 +31,7 @@ pub(super) fn checksum(infos: &BTreeMap<u32, FdInfo>, locks: &[(u32, Lock)]) -> 
 }
 
 /// Returns the locks that the kernel shows.
-pub(super) fn shown(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
+pub(super) fn current_locks(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
     let of_one = |(number, info): (&u32, &FdInfo)| {
         let locks = info.locks(0).unwrap_or_default();
         let number = *number;
@@ -41,7 +41,7 @@ pub(super) fn shown(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
 }
 
 /// Returns the locks that a process will get, by the PID that the process itself sees.
-pub(crate) fn planned(image: &Image, pid: i32) -> Vec<(u32, Lock)> {
+pub(crate) fn planned_locks(image: &Image, pid: i32) -> Vec<(u32, Lock)> {
     let mut found = Vec::new();
     for (table, has) in image
         .tables
@@ -50,11 +50,11 @@ pub(crate) fn planned(image: &Image, pid: i32) -> Vec<(u32, Lock)> {
     {
         for (number, slot) in &has.slots {
             let locks = image.files.get(&slot.file).map(|file| &file.locks);
-            let own = |lock: &&Lock| match lock.holder {
+            let is_of_process = |lock: &&Lock| match lock.holder {
                 LockHolder::Table(holder) => holder == *table,
                 LockHolder::Flock | LockHolder::OpenFile => true,
             };
-            let locks = locks.into_iter().flatten().filter(own);
+            let locks = locks.into_iter().flatten().filter(is_of_process);
             found.extend(locks.map(|lock| (*number, *lock)));
         }
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_counts_by_its_file_and_range_wherever_it_is_shown() {
+    fn lock_checksum_depends_on_file_and_range_only() {
         let info = |inode| FdInfo {
             inode,
             ..FdInfo::default()
@@ -82,17 +82,17 @@ mod tests {
             (number, lock)
         };
         let table = LockHolder::Table;
-        let of = |locks: &[(u32, Lock)]| checksum(&infos, locks);
-        assert_eq!(of(&[]), None);
+        let checksum_of = |locks: &[(u32, Lock)]| checksum(&infos, locks);
+        assert_eq!(checksum_of(&[]), None);
         let twice = [lock(3, table(0), 10), lock(4, table(0), 10)];
-        assert_eq!(of(&twice), of(&[lock(4, table(9), 10)]));
+        assert_eq!(checksum_of(&twice), checksum_of(&[lock(4, table(9), 10)]));
         let others = [
             lock(5, table(0), 10),
             lock(3, table(0), 11),
             lock(3, LockHolder::OpenFile, 10),
         ];
         for other in others {
-            assert_ne!(of(&twice), of(&[other]));
+            assert_ne!(checksum_of(&twice), checksum_of(&[other]));
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Checksums of mappings and their content.
 
-use super::{Digest, Part, Standing};
-use crate::process::donor::{data_ranges, read_padded, scan_guards, scan_own};
+use super::{Digest, Part, StoppedProcess};
+use crate::process::donor::{data_ranges, read_padded, scan_guards, scan_private_pages};
 use crate::process::error::{Context, Result};
 use crate::process::image::{Backing, FrozenProcess, PAGE, Process};
 use crate::process::procfs::MapLine;
-use crate::process::ranges::Ranges;
-use crate::process::system_v::MAPPED;
+use crate::process::ranges::AddressRanges;
+use crate::process::system_v::MAPPED_NAME_PREFIX;
 use std::fs::File;
 use std::io;
 
@@ -18,12 +18,12 @@ const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
 /// Adds the mappings of a process. Adjacent mappings with equal properties count as one: their boundaries in the kernel
 /// depend on the way in which they were made.
 pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapLine]) {
-    let lines = of_program(process, lines);
+    let lines = program_mappings(process, lines);
     let process = process.pid;
-    let alike = |a: &MapLine, b: &MapLine| a.end == b.start && kind(a) == kind(b);
-    for lines in lines.chunk_by(alike) {
+    let are_mergeable = |a: &MapLine, b: &MapLine| a.end == b.start && merge_key(a) == merge_key(b);
+    for lines in lines.chunk_by(are_mergeable) {
         let (start, end) = (lines[0].start, lines[lines.len() - 1].end);
-        let (protection, shared, name) = kind(&lines[0]);
+        let (protection, shared, name) = merge_key(&lines[0]);
         let head = crc32c::crc32c(&[protection as u8, u8::from(shared)]);
         let part = Part::Mapping {
             process,
@@ -36,16 +36,16 @@ pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapL
 
 /// Returns the program's mappings, without the kernel's, and without memory that replaces the kernel's if the kernels
 /// differ.
-fn of_program(process: &Process, lines: &[MapLine]) -> Vec<MapLine> {
+fn program_mappings(process: &Process, lines: &[MapLine]) -> Vec<MapLine> {
     let kernels = process.mappings.iter();
-    let kernels: Ranges = kernels
+    let kernels: AddressRanges = kernels
         .filter(|mapping| matches!(mapping.backing, Backing::Kernel(_)))
         .map(|mapping| (mapping.start, mapping.end))
         .collect();
     let mut found = Vec::new();
     for line in lines.iter().filter(|line| !line.name.starts_with(b"[v")) {
-        let whole: Ranges = [(line.start, line.end)].into_iter().collect();
-        for (start, end) in whole.minus(&kernels).iter() {
+        let line_range: AddressRanges = [(line.start, line.end)].into_iter().collect();
+        for (start, end) in line_range.difference(&kernels).iter() {
             found.push(MapLine {
                 start,
                 end,
@@ -56,11 +56,11 @@ fn of_program(process: &Process, lines: &[MapLine]) -> Vec<MapLine> {
     found
 }
 
-fn kind(line: &MapLine) -> (i32, bool, &[u8]) {
+fn merge_key(line: &MapLine) -> (i32, bool, &[u8]) {
     let name: &[u8] = match line.name.as_slice() {
         // Names that tell only the place of a mapping, which is no property of the mapping.
         b"[heap]" | b"[stack]" | b"/dev/zero" => b"",
-        name if name.starts_with(MAPPED) => MAPPED,
+        name if name.starts_with(MAPPED_NAME_PREFIX) => MAPPED_NAME_PREFIX,
         // A file that was removed or renamed may be shown by another name in the same directory.
         name if line.shared && name.starts_with(b"/") && !name.starts_with(b"/memfd:") => {
             let directory = name.iter().rposition(|byte| *byte == b'/');
@@ -75,15 +75,16 @@ fn kind(line: &MapLine) -> (i32, bool, &[u8]) {
 pub(super) fn add_content(
     digest: &mut Digest,
     process: &Process,
-    stands: &Standing<'_>,
+    stopped: &StoppedProcess<'_>,
 ) -> Result<()> {
-    let path = format!("/proc/{}/pagemap", stands.pid);
+    let path = format!("/proc/{}/pagemap", stopped.pid);
     let pagemap = File::open(&path).context(|| path)?;
     let mut buffer = vec![0; CHUNK as usize];
     let mappings = process.mappings.iter();
-    let own = mappings.filter(|mapping| !matches!(mapping.backing, Backing::Kernel(_)));
-    let own = own.map(|mapping| (mapping.start, mapping.end));
-    let guards = scan_guards(&pagemap, own).context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
+    let own_mappings = mappings.filter(|mapping| !matches!(mapping.backing, Backing::Kernel(_)));
+    let own_ranges = own_mappings.map(|mapping| (mapping.start, mapping.end));
+    let guards = scan_guards(&pagemap, own_ranges)
+        .context(|| "PAGEMAP_SCAN (requires Linux 6.7)".to_owned())?;
     let words = guards.iter().flat_map(|(start, end)| [start, end]);
     let checksum = words.fold(0, |sum, word| {
         crc32c::crc32c_append(sum, &word.to_le_bytes())
@@ -92,7 +93,7 @@ pub(super) fn add_content(
         process: process.pid,
     };
     digest.insert(of_process, checksum);
-    let known: Ranges = process.guards.iter().copied().collect();
+    let known_guards: AddressRanges = process.guards.iter().copied().collect();
     for mapping in process
         .mappings
         .iter()
@@ -100,13 +101,16 @@ pub(super) fn add_content(
     {
         let (start, end) = (mapping.start, mapping.end);
         let mut checksum = 0;
-        for (from, to) in scan_own(&pagemap, mapping)?.minus(&known).iter() {
+        for (from, to) in scan_private_pages(&pagemap, mapping)?
+            .difference(&known_guards)
+            .iter()
+        {
             let mut at = from;
             while at < to {
                 let bytes = &mut buffer[..(to - at).min(CHUNK) as usize];
-                stands.memory.read(at, bytes)?;
-                blank_areas(stands.state, at, bytes);
-                checksum = of_pages(checksum, at, bytes);
+                stopped.memory.read(at, bytes)?;
+                zero_rseq_areas(stopped.state, at, bytes);
+                checksum = checksum_pages(checksum, at, bytes);
                 at += bytes.len() as u64;
             }
         }
@@ -122,7 +126,7 @@ pub(super) fn add_content(
 }
 
 /// Zeroes the areas of restartable sequences, where the kernel writes the processor of each thread.
-fn blank_areas(state: &FrozenProcess, at: u64, bytes: &mut [u8]) {
+fn zero_rseq_areas(state: &FrozenProcess, at: u64, bytes: &mut [u8]) {
     for area in state.threads.iter().filter_map(|thread| thread.rseq) {
         let inside = |address: u64| address.saturating_sub(at).min(bytes.len() as u64) as usize;
         let (start, end) = (
@@ -133,20 +137,20 @@ fn blank_areas(state: &FrozenProcess, at: u64, bytes: &mut [u8]) {
     }
 }
 
-fn of_pages(mut checksum: u32, at: u64, bytes: &[u8]) -> u32 {
+fn checksum_pages(mut checksum: u32, at: u64, bytes: &[u8]) -> u32 {
     for (number, page) in (0..).zip(bytes.chunks(PAGE as usize)) {
         if page == &ZEROS[..page.len()] {
             continue;
         }
-        let place = at + number * PAGE;
-        checksum = crc32c::crc32c_append(checksum, &place.to_le_bytes());
+        let page_address = at + number * PAGE;
+        checksum = crc32c::crc32c_append(checksum, &page_address.to_le_bytes());
         checksum = crc32c::crc32c_append(checksum, page);
     }
     checksum
 }
 
 /// Returns the checksum of the content of shared memory.
-pub(crate) fn of_file(file: &File) -> io::Result<u32> {
+pub(crate) fn checksum_file(file: &File) -> io::Result<u32> {
     let size = file.metadata()?.len();
     let mut buffer = vec![0; CHUNK as usize];
     let mut checksum = crc32c::crc32c(&size.to_le_bytes());
@@ -155,7 +159,7 @@ pub(crate) fn of_file(file: &File) -> io::Result<u32> {
         while at < to {
             let bytes = &mut buffer[..(to - at).min(CHUNK) as usize];
             read_padded(file, at, bytes)?;
-            checksum = of_pages(checksum, at, bytes);
+            checksum = checksum_pages(checksum, at, bytes);
             at += bytes.len() as u64;
         }
     }
@@ -168,15 +172,18 @@ mod tests {
     use crate::process::image::{FrozenThread, Rseq};
 
     #[test]
-    fn a_page_of_zeros_is_as_none() {
+    fn zero_page_counts_as_absent() {
         let page = vec![7; PAGE as usize];
         let behind = [ZEROS.to_vec(), page.clone()].concat();
-        assert_eq!(of_pages(0, 0, &behind), of_pages(0, PAGE, &page));
-        assert_ne!(of_pages(0, 0, &page), of_pages(0, PAGE, &page));
+        assert_eq!(
+            checksum_pages(0, 0, &behind),
+            checksum_pages(0, PAGE, &page)
+        );
+        assert_ne!(checksum_pages(0, 0, &page), checksum_pages(0, PAGE, &page));
     }
 
     #[test]
-    fn what_the_kernel_writes_is_left_out() {
+    fn rseq_areas_are_excluded() {
         let area = Rseq {
             address: 0x1f00,
             bytes: 32,
@@ -191,11 +198,11 @@ mod tests {
             ..FrozenProcess::default()
         };
         let mut page = vec![1; PAGE as usize];
-        blank_areas(&state, 0x1000, &mut page);
+        zero_rseq_areas(&state, 0x1000, &mut page);
         let blank: Vec<usize> = (0..page.len()).filter(|at| page[*at] == 0).collect();
         assert_eq!(blank, (0xf00..0xf20).collect::<Vec<_>>());
         let mut other = vec![1; PAGE as usize];
-        blank_areas(&state, 0x5000, &mut other);
+        zero_rseq_areas(&state, 0x5000, &mut other);
         assert!(other.iter().all(|byte| *byte == 1));
     }
 }

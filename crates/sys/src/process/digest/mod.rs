@@ -3,25 +3,25 @@
 //!
 //! Contents are hashed by CRC-32C, which detects accidental errors. The channel keeps attackers out.
 
-mod contents;
 mod descriptors;
 mod locks;
 mod memory;
+mod queues;
 mod registers;
 mod sharing;
 
 use super::error::{Error, Result};
 use super::files::image::Lock;
-use super::image::{Checked, FrozenProcess, Process};
+use super::image::{FrozenProcess, Process, Validate};
 use super::procfs::MapLine;
-use super::trace::Memory;
+use super::trace::ProcessMemory;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-pub(crate) use locks::planned as planned_locks;
-pub(crate) use memory::of_file;
-pub(crate) use registers::of_thread;
+pub(crate) use locks::planned_locks;
+pub(crate) use memory::checksum_file;
+pub(crate) use registers::checksum_thread;
 
 /// Most differences that an error names.
 const NAMED_MAX: usize = 8;
@@ -64,7 +64,7 @@ impl fmt::Display for Part {
                 process,
                 start,
                 end,
-            } => write!(f, "what process {process} maps at {start:x}-{end:x}"),
+            } => write!(f, "mapping {start:x}-{end:x} of process {process}"),
             Self::Content {
                 process,
                 start,
@@ -78,11 +78,11 @@ impl fmt::Display for Part {
                 write!(f, "descriptor {number} of process {process}")
             }
             Self::Queue { process, number } => {
-                write!(f, "what waits at descriptor {number} of process {process}")
+                write!(f, "queued data of descriptor {number} of process {process}")
             }
             Self::Sharing { process, number } => write!(
                 f,
-                "who shares the open file of descriptor {number} of process {process}"
+                "sharing of the open file of descriptor {number} of process {process}"
             ),
             Self::Locks { process } => write!(f, "locks of process {process}"),
             Self::Shared(index) => write!(f, "shared memory {index}"),
@@ -96,10 +96,14 @@ impl Digest {
     }
 
     /// Adds all parts of a process except its registers, which the donor knows and the acceptor reads back.
-    pub(crate) fn add_process(&mut self, process: &Process, stands: &Standing<'_>) -> Result<()> {
-        memory::add_mappings(self, process, &stands.lines);
-        memory::add_content(self, process, stands)?;
-        descriptors::add(self, process.pid, stands)
+    pub(crate) fn add_process(
+        &mut self,
+        process: &Process,
+        stopped: &StoppedProcess<'_>,
+    ) -> Result<()> {
+        memory::add_mappings(self, process, &stopped.lines);
+        memory::add_content(self, process, stopped)?;
+        descriptors::add(self, process.pid, stopped)
     }
 
     /// Adds the groups of descriptors that refer to one open file. A process is given by the PID that it sees itself,
@@ -113,13 +117,13 @@ impl Digest {
     /// # Errors
     /// [`Error::Refused`] names the parts that differ.
     pub fn compare(&self, other: &Self) -> Result<()> {
-        let here = self.parts.iter();
+        let differing = self.parts.iter();
         let differs = |(part, checksum): &(&Part, &u32)| other.parts.get(*part) != Some(*checksum);
         // A deleted file may have another name at the acceptor.
-        let more = (other.parts.keys())
+        let only_in_other = (other.parts.keys())
             .filter(|part| !matches!(part, Part::Name { .. }) && !self.parts.contains_key(part));
-        let mut parts: Vec<Part> = (here.filter(differs).map(|(part, _)| *part))
-            .chain(more.copied())
+        let mut parts: Vec<Part> = (differing.filter(differs).map(|(part, _)| *part))
+            .chain(only_in_other.copied())
             .collect();
         parts.sort_unstable();
         if parts.is_empty() {
@@ -132,14 +136,14 @@ impl Digest {
             more => format!(" and {more} more"),
         };
         let text = format!(
-            "what it made of it differs from the original: {}{rest}",
+            "the restored tree differs from the original: {}{rest}",
             named.join(", ")
         );
         Err(Error::Refused(text))
     }
 }
 
-impl Checked for Digest {
+impl Validate for Digest {
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -147,12 +151,12 @@ impl Checked for Digest {
 
 /// A stopped process.
 #[derive(Debug)]
-pub(crate) struct Standing<'a> {
+pub(crate) struct StoppedProcess<'a> {
     /// PID as the caller sees it.
     pub pid: i32,
     /// Mappings of the process, without the mappings that Holdfast added.
     pub lines: Vec<MapLine>,
-    pub memory: &'a Memory,
+    pub memory: &'a ProcessMemory,
     pub state: &'a FrozenProcess,
     /// Locks that the process will get, by descriptor; `None` if it has them already.
     pub locks: Option<Vec<(u32, Lock)>>,
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_from_either_side() {
+    fn comparison_names_differences_in_either_order() {
         let thread = Part::Thread {
             process: 7,
             thread: 8,
@@ -178,28 +182,31 @@ mod tests {
             process: 7,
             number: 3,
         };
-        let both = digest(&[(thread, 1), (descriptor, 2)]);
-        assert!(both.compare(&both).is_ok());
-        let less = digest(&[(thread, 1)]);
-        for (one, other) in [(&both, &less), (&less, &both)] {
-            let why = one.compare(other).unwrap_err().to_string();
+        let complete = digest(&[(thread, 1), (descriptor, 2)]);
+        assert!(complete.compare(&complete).is_ok());
+        let partial = digest(&[(thread, 1)]);
+        for (one, other) in [(&complete, &partial), (&partial, &complete)] {
+            let error = one.compare(other).unwrap_err().to_string();
             assert!(
-                why.ends_with("original: descriptor 3 of process 7"),
-                "{why}"
+                error.ends_with("original: descriptor 3 of process 7"),
+                "{error}"
             );
         }
         let other = digest(&[(thread, 9), (descriptor, 2)]);
-        let why = both.compare(&other).unwrap_err().to_string();
-        assert!(why.ends_with("registers of thread 8 of process 7"), "{why}");
+        let error = complete.compare(&other).unwrap_err().to_string();
+        assert!(
+            error.ends_with("registers of thread 8 of process 7"),
+            "{error}"
+        );
     }
 
     #[test]
     fn many_differences_are_counted() {
         let parts: Vec<(Part, u32)> = (0..20).map(|index| (Part::Shared(index), 1)).collect();
-        let why = digest(&parts).compare(&Digest::default()).unwrap_err();
+        let error = digest(&parts).compare(&Digest::default()).unwrap_err();
         assert!(
-            why.to_string().ends_with("shared memory 7 and 12 more"),
-            "{why}"
+            error.to_string().ends_with("shared memory 7 and 12 more"),
+            "{error}"
         );
     }
 }

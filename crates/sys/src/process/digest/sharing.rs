@@ -8,28 +8,31 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// A process by the PID that it sees itself, and a descriptor number.
-type Own = (i32, u32);
+type InnerFd = (i32, u32);
 /// The same process by the PID that the caller sees, and the number.
-type Seen = (i32, u32);
+type OuterFd = (i32, u32);
 
 /// Adds, for each descriptor of an open file that has several, the first one. A process is given by the PID that it
 /// sees itself, and the PID that the caller sees.
 pub(super) fn add(digest: &mut Digest, processes: &[(i32, i32)]) -> Result<()> {
     // Only descriptors with the same name can refer to one open file.
-    let mut alike: BTreeMap<String, Vec<(Own, Seen)>> = BTreeMap::new();
+    let mut by_link: BTreeMap<String, Vec<(InnerFd, OuterFd)>> = BTreeMap::new();
     for (own, pid) in processes {
         for number in procfs::numbers(&format!("/proc/{pid}/fd"), *pid)? {
-            let link = procfs::link(*pid, &format!("fd/{number}"))?;
+            let link = procfs::link_text(*pid, &format!("fd/{number}"))?;
             let number = number as u32;
-            let found = alike.entry(link).or_default();
+            let found = by_link.entry(link).or_default();
             found.push(((*own, number), (*pid, number)));
         }
     }
-    for descriptors in alike.into_values() {
-        for same in groups(descriptors)?.iter().filter(|same| same.len() > 1) {
-            let first = same.iter().min().copied().unwrap_or_default();
+    for descriptors in by_link.into_values() {
+        for group in group_by_open_file(descriptors)?
+            .iter()
+            .filter(|same| same.len() > 1)
+        {
+            let first = group.iter().min().copied().unwrap_or_default();
             let checksum = crc32c::crc32c(format!("{first:?}").as_bytes());
-            for (process, number) in same.iter().copied() {
+            for (process, number) in group.iter().copied() {
                 digest.insert(Part::Sharing { process, number }, checksum);
             }
         }
@@ -38,11 +41,11 @@ pub(super) fn add(digest: &mut Digest, processes: &[(i32, i32)]) -> Result<()> {
 }
 
 /// Groups descriptors by open file. The kernel shows no identity of an open file, but an order.
-fn groups(descriptors: Vec<(Own, Seen)>) -> Result<Vec<Vec<Own>>> {
-    let mut files: Vec<(Seen, Vec<Own>)> = Vec::new();
+fn group_by_open_file(descriptors: Vec<(InnerFd, OuterFd)>) -> Result<Vec<Vec<InnerFd>>> {
+    let mut files: Vec<(OuterFd, Vec<InnerFd>)> = Vec::new();
     for (own, seen) in descriptors {
         let mut failed = None;
-        let place = files.binary_search_by(|(other, _)| {
+        let position = files.binary_search_by(|(other, _)| {
             compare_open_files(*other, seen).unwrap_or_else(|error| {
                 failed = Some(error);
                 Ordering::Equal
@@ -51,7 +54,7 @@ fn groups(descriptors: Vec<(Own, Seen)>) -> Result<Vec<Vec<Own>>> {
         if let Some(error) = failed {
             return Err(error).context(|| format!("comparing descriptor {} of {}", seen.1, seen.0));
         }
-        match place {
+        match position {
             Ok(at) => files[at].1.push(own),
             Err(at) => files.insert(at, (seen, vec![own])),
         }

@@ -1,21 +1,21 @@
 //! Stub and `userfaultfd` of the tracker in a process that runs on.
 
-use super::chain;
-use super::halt::Halted;
-use crate::process::error::{Context, Error, Result, unexpected};
+use super::halt::HaltedProcess;
+use super::sigreturn_chain;
+use crate::process::error::{Context, Error, Result, unexpected_text};
 use crate::process::image::{ADDRESS_END, PAGE};
 use crate::process::procfs::{self, MapLine, Status};
 use crate::process::trace::{
-    Batch, Call, Exit, Memory, Registers, STUB_BYTES, Stop, Stub, Tracee, pidfd_getfd, pidfd_open,
-    stub_code, wait_for,
+    BatchExit, CallBatch, ProcessMemory, Registers, STUB_BYTES, StopReason, Stub, SystemCall,
+    Tracee, pidfd_getfd, pidfd_open, stub_code, wait_for,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 /// `UFFD_USER_MODE_ONLY`.
-const USER_MODE_ONLY: u64 = 1;
+const UFFD_USER_MODE_ONLY: u64 = 1;
 /// Signals without effect unless a program catches them: `SIGURG`, `SIGWINCH`, `SIGCHLD`, `SIGCONT`.
-const HARMLESS: [i32; 4] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD, libc::SIGCONT];
+const HARMLESS_SIGNALS: [i32; 4] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD, libc::SIGCONT];
 
 /// The tracker's objects in a process.
 #[derive(Debug)]
@@ -27,36 +27,36 @@ pub(super) struct Attachment {
 
 impl Attachment {
     /// Puts stub and `userfaultfd` into a stopped process.
-    pub fn make(halted: &Halted, maps: &[MapLine]) -> Result<Self> {
+    pub fn attach(halted: &HaltedProcess, maps: &[MapLine]) -> Result<Self> {
         let process = pidfd_open(halted.pid)?;
-        let tracee = halted.first();
-        let exit = exit_of(halted.pid, halted.pid)?;
+        let tracee = halted.first_thread();
+        let exit = read_batch_exit(halted.pid, halted.pid)?;
         let stub = Stub {
-            address: install(tracee, &halted.memory, maps, exit)?,
+            address: install_stub(tracee, &halted.memory, maps, exit)?,
             exit,
         };
-        let made = userfault(&stub, halted, &process);
-        if made.is_err() {
-            let _ = remove_safely(&stub, halted, maps);
+        let userfault = open_userfaultfd(&stub, halted, &process);
+        if userfault.is_err() {
+            let _ = remove_stub(&stub, halted, maps);
         }
         Ok(Self {
-            userfault: made?,
+            userfault: userfault?,
             process,
             stub,
         })
     }
 
     /// Unmaps the stub from the process.
-    pub fn remove(&self, halted: &Halted, maps: &[MapLine]) -> Result<()> {
-        remove_safely(&self.stub, halted, maps)
+    pub fn remove_stub(&self, halted: &HaltedProcess, maps: &[MapLine]) -> Result<()> {
+        remove_stub(&self.stub, halted, maps)
     }
 
     /// Returns true if the process still has the stub, which `exec` removes.
-    pub fn is_in(&self, maps: &[MapLine]) -> bool {
+    pub fn has_stub(&self, maps: &[MapLine]) -> bool {
         let (start, end) = (self.stub.address, self.stub.address + STUB_BYTES);
-        let ours = |map: &&MapLine| map.start >= start && map.end <= end;
+        let is_stub = |map: &&MapLine| map.start >= start && map.end <= end;
         maps.iter()
-            .filter(ours)
+            .filter(is_stub)
             .map(|map| map.end - map.start)
             .sum::<u64>()
             == STUB_BYTES
@@ -64,34 +64,40 @@ impl Attachment {
 }
 
 /// Determines how batches end in a thread.
-pub(super) fn exit_of(pid: i32, tid: i32) -> Result<Exit> {
-    Ok(exit_for(pid, &Status::read(pid, tid)?))
+pub(super) fn read_batch_exit(pid: i32, tid: i32) -> Result<BatchExit> {
+    Ok(batch_exit(pid, &Status::read(pid, tid)?))
 }
 
 /// Determines how batches end in a thread of process `pid` with this procfs status.
-pub(super) fn exit_for(pid: i32, status: &Status) -> Exit {
+pub(super) fn batch_exit(pid: i32, status: &Status) -> BatchExit {
     let [of_thread, of_process, _, _, caught] = status.signals;
-    let waiting = of_thread | of_process;
-    let outside = |set: u64| {
+    let pending = of_thread | of_process;
+    let harmless_outside = |set: u64| {
         let is_outside = |signal: &&i32| set & (1 << (**signal - 1)) == 0;
-        HARMLESS.iter().find(is_outside).copied()
+        HARMLESS_SIGNALS.iter().find(is_outside).copied()
     };
-    let signal = outside(caught | waiting);
+    let signal = harmless_outside(caught | pending);
     // If a program catches all of them, the signal reaches the program when its tracer dies. SIGCONT is then
     // excluded, as it would cancel stops.
-    let signal = signal.or_else(|| outside(waiting).filter(|signal| *signal != libc::SIGCONT));
-    let signal = signal.unwrap_or(HARMLESS[0]);
-    Exit {
+    let signal =
+        signal.or_else(|| harmless_outside(pending).filter(|signal| *signal != libc::SIGCONT));
+    let signal = signal.unwrap_or(HARMLESS_SIGNALS[0]);
+    BatchExit {
         process: status.process_ids.last().copied().unwrap_or(pid),
-        thread: status.own_id(),
+        thread: status.innermost_id(),
         signal,
-        is_heard: caught & (1 << (signal - 1)) != 0,
-        returns: true,
+        is_handled: caught & (1 << (signal - 1)) != 0,
+        returns_without_tracer: true,
     }
 }
 
-fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine], exit: Exit) -> Result<u64> {
-    let address = gap(maps)?;
+fn install_stub(
+    tracee: Tracee,
+    memory: &ProcessMemory,
+    maps: &[MapLine],
+    exit: BatchExit,
+) -> Result<u64> {
+    let address = find_stub_address(maps)?;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
     let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
     let writable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -108,68 +114,89 @@ fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine], exit: Exit) -> Res
             [address, STUB_BYTES, libc::MADV_DONTFORK as u64, 0, 0, 0],
         ),
     ];
-    make_calls(tracee, memory, maps, exit, &calls)?;
+    make_stubless_calls(tracee, memory, maps, exit, &calls)?;
     // Fails if the mapping failed.
-    memory.write_any(address, stub_code())?;
+    memory.write_protected(address, stub_code())?;
     memory.write(address + PAGE, &[0])?;
     Ok(address)
 }
 
 /// Makes calls in the first thread of a process that has no stub. The calls' results are not returned.
-pub(super) fn make_calls(
+pub(super) fn make_stubless_calls(
     tracee: Tracee,
-    memory: &Memory,
+    memory: &ProcessMemory,
     maps: &[MapLine],
-    exit: Exit,
+    exit: BatchExit,
     calls: &[(libc::c_long, [u64; 6])],
 ) -> Result<()> {
-    if !chain::run(tracee, memory, maps, exit, calls)? {
-        let gadget = call_instruction(memory, maps)?;
+    if !sigreturn_chain::run(tracee, memory, maps, exit, calls)? {
+        let gadget = find_syscall_instruction(memory, maps)?;
         for (number, arguments) in calls {
-            call_once(tracee, gadget, *number, arguments)?;
+            call_without_stub(tracee, gadget, *number, arguments)?;
         }
     }
     Ok(())
 }
 
 /// Unmaps a stub from a process that may outlive its tracer.
-fn remove_safely(stub: &Stub, halted: &Halted, maps: &[MapLine]) -> Result<()> {
+fn remove_stub(stub: &Stub, halted: &HaltedProcess, maps: &[MapLine]) -> Result<()> {
     let calls = [(libc::SYS_munmap, [stub.address, STUB_BYTES, 0, 0, 0, 0])];
-    if chain::run(halted.first(), &halted.memory, maps, stub.exit, &calls)? {
+    if sigreturn_chain::run(
+        halted.first_thread(),
+        &halted.memory,
+        maps,
+        stub.exit,
+        &calls,
+    )? {
         return Ok(());
     }
-    remove(stub, halted.first(), maps, &halted.memory)
+    remove_stub_directly(stub, halted.first_thread(), maps, &halted.memory)
 }
 
 /// Unmaps a stub from a process, by an instruction of the process's own.
-fn remove(stub: &Stub, tracee: Tracee, maps: &[MapLine], memory: &Memory) -> Result<()> {
-    let gadget = call_instruction(memory, maps)?;
-    LoneCall::remove(stub, tracee, gadget)?.finish().map(drop)
+fn remove_stub_directly(
+    stub: &Stub,
+    tracee: Tracee,
+    maps: &[MapLine],
+    memory: &ProcessMemory,
+) -> Result<()> {
+    let gadget = find_syscall_instruction(memory, maps)?;
+    StublessCall::begin_stub_removal(stub, tracee, gadget)?
+        .finish()
+        .map(drop)
 }
 
-fn userfault(stub: &Stub, halted: &Halted, process: &OwnedFd) -> Result<OwnedFd> {
-    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | USER_MODE_ONLY;
-    let number = run_one(stub, halted, Call::new(libc::SYS_userfaultfd, &[flags]))
-        .context(|| "making a userfaultfd in the process".to_owned())?;
+fn open_userfaultfd(stub: &Stub, halted: &HaltedProcess, process: &OwnedFd) -> Result<OwnedFd> {
+    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | UFFD_USER_MODE_ONLY;
+    let number = run_call(
+        stub,
+        halted,
+        SystemCall::new(libc::SYS_userfaultfd, &[flags]),
+    )
+    .context(|| "opening a userfaultfd in the process".to_owned())?;
     let copy = pidfd_getfd(process.as_fd(), number as i32);
-    run_one(stub, halted, Call::new(libc::SYS_close, &[number as u64]))
-        .context(|| "closing the userfaultfd in the process".to_owned())?;
+    run_call(
+        stub,
+        halted,
+        SystemCall::new(libc::SYS_close, &[number as u64]),
+    )
+    .context(|| "closing the userfaultfd in the process".to_owned())?;
     let userfault = copy?;
-    super::userfault::start(userfault.as_fd())?;
+    super::write_tracking::enable_write_protection(userfault.as_fd())?;
     Ok(userfault)
 }
 
-fn run_one(stub: &Stub, halted: &Halted, call: Call) -> std::io::Result<i64> {
-    let mut batch = Batch::default();
+fn run_call(stub: &Stub, halted: &HaltedProcess, call: SystemCall) -> std::io::Result<i64> {
+    let mut batch = CallBatch::default();
     batch.push(call);
     let outcome = stub
-        .run(halted.first(), &halted.memory, batch)
+        .run(halted.first_thread(), &halted.memory, batch)
         .map_err(std::io::Error::other)?;
-    value(outcome.results.first().copied().unwrap_or(-1))
+    call_result(outcome.results.first().copied().unwrap_or(-1))
 }
 
 /// Converts the result of a system call as the kernel returns it.
-pub(crate) fn value(result: i64) -> std::io::Result<i64> {
+pub(crate) fn call_result(result: i64) -> std::io::Result<i64> {
     if (-4095..0).contains(&result) {
         return Err(std::io::Error::from_raw_os_error(-result as i32));
     }
@@ -177,22 +204,27 @@ pub(crate) fn value(result: i64) -> std::io::Result<i64> {
 }
 
 /// Makes one call without a stub, by an instruction that the process already has.
-fn call_once(tracee: Tracee, gadget: u64, number: libc::c_long, arguments: &[u64]) -> Result<i64> {
-    LoneCall::begin(tracee, gadget, number, arguments)?.finish()
+fn call_without_stub(
+    tracee: Tracee,
+    gadget: u64,
+    number: libc::c_long,
+    arguments: &[u64],
+) -> Result<i64> {
+    StublessCall::begin(tracee, gadget, number, arguments)?.finish()
 }
 
 /// A call that a thread makes without a stub.
 #[derive(Debug)]
-pub(crate) struct LoneCall {
+pub(crate) struct StublessCall {
     tracee: Tracee,
     number: libc::c_long,
     before: Registers,
     mask: u64,
 }
 
-impl LoneCall {
+impl StublessCall {
     /// Begins to unmap a stub from a process, by an instruction `syscall` of the process's own.
-    pub fn remove(stub: &Stub, tracee: Tracee, gadget: u64) -> Result<Self> {
+    pub fn begin_stub_removal(stub: &Stub, tracee: Tracee, gadget: u64) -> Result<Self> {
         let arguments = [stub.address, STUB_BYTES];
         Self::begin(tracee, gadget, libc::SYS_munmap, &arguments)
     }
@@ -212,11 +244,11 @@ impl LoneCall {
             r9: argument(5),
             ..before
         })?;
-        let mask = tracee.mask()?;
-        tracee.set_mask(!0)?;
+        let mask = tracee.signal_mask()?;
+        tracee.set_signal_mask(!0)?;
         // Not by a single step: it is reported by `SIGTRAP`, and the kernel would reset the program's handler of that
         // signal.
-        tracee.resume_to_call()?;
+        tracee.resume_to_syscall()?;
         Ok(Self {
             tracee,
             number,
@@ -229,54 +261,56 @@ impl LoneCall {
     pub fn finish(self) -> Result<i64> {
         let tracee = self.tracee;
         let mut stopped = false;
-        let mut next = || -> Result<Option<Stop>> {
+        let mut next = || -> Result<Option<StopReason>> {
             match wait_for(tracee.tid, Duration::from_secs(10))? {
-                Stop::Ended(_) => Err(Error::Gone(tracee.tid)),
+                StopReason::Ended(_) => Err(Error::ProcessEnded(tracee.tid)),
                 // Sent again below, to wait until the thread runs on.
-                Stop::Signal(libc::SIGSTOP) => {
+                StopReason::Signal(libc::SIGSTOP) => {
                     stopped = true;
                     Ok(None)
                 }
                 stop => Ok(Some(stop)),
             }
         };
-        let mut borders = 0;
-        let mut ended = None;
-        while borders < 2 && ended.is_none() {
+        let mut call_stops = 0;
+        let mut unexpected_stop = None;
+        while call_stops < 2 && unexpected_stop.is_none() {
             match next()? {
                 // All signals are blocked, so a SIGTRAP marks the border of the call.
-                Some(Stop::Call | Stop::Signal(libc::SIGTRAP)) => borders += 1,
-                None | Some(Stop::Group(_) | Stop::Interrupt) => {}
-                other => ended = other,
+                Some(StopReason::SystemCall | StopReason::Signal(libc::SIGTRAP)) => call_stops += 1,
+                None | Some(StopReason::Group(_) | StopReason::Interrupt) => {}
+                other => unexpected_stop = other,
             }
-            if borders < 2 && ended.is_none() {
-                tracee.resume_to_call()?;
+            if call_stops < 2 && unexpected_stop.is_none() {
+                tracee.resume_to_syscall()?;
             }
         }
         let result = tracee.registers()?.rax as i64;
         tracee.set_registers(&self.before)?;
-        if self.before.in_call() {
+        if self.before.is_in_call() {
             // The kernel restarts an interrupted call only where a thread checks for signals, so pass such a point.
             tracee.interrupt()?;
             tracee.resume(0)?;
-            while !matches!(next()?, Some(Stop::Interrupt | Stop::Group(_))) {
+            while !matches!(next()?, Some(StopReason::Interrupt | StopReason::Group(_))) {
                 tracee.resume(0)?;
             }
         }
-        tracee.set_mask(self.mask)?;
+        tracee.set_signal_mask(self.mask)?;
         if stopped {
-            tracee.send(libc::SIGSTOP);
+            tracee.send_signal(libc::SIGSTOP);
         }
-        if let Some(stop) = ended {
-            return Err(unexpected(&format!("one call ended in {stop:?}")));
+        if let Some(stop) = unexpected_stop {
+            return Err(unexpected_text(&format!(
+                "unexpected stop after a system call: {stop:?}"
+            )));
         }
         let number = self.number;
-        value(result).context(|| format!("call {number} in process {}", tracee.tid))
+        call_result(result).context(|| format!("system call {number} in process {}", tracee.tid))
     }
 }
 
 /// Returns the address of an instruction `syscall` in the process.
-pub(crate) fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64> {
+pub(crate) fn find_syscall_instruction(memory: &ProcessMemory, maps: &[MapLine]) -> Result<u64> {
     let vdso_first = |map: &&MapLine| (map.name != b"[vdso]", map.start);
     let mut executable: Vec<&MapLine> = maps
         .iter()
@@ -284,15 +318,19 @@ pub(crate) fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64>
         .collect();
     executable.sort_by_key(vdso_first);
     for map in executable {
-        if let Some(at) = call_instruction_in(memory, map.start, map.end) {
+        if let Some(at) = find_syscall_instruction_in(memory, map.start, map.end) {
             return Ok(at);
         }
     }
-    Err(unexpected("no system call instruction in the process"))
+    Err(unexpected_text("no system call instruction in the process"))
 }
 
 /// Returns the address of an instruction `syscall` in a range, if the range can be read.
-pub(crate) fn call_instruction_in(memory: &Memory, start: u64, end: u64) -> Option<u64> {
+pub(crate) fn find_syscall_instruction_in(
+    memory: &ProcessMemory,
+    start: u64,
+    end: u64,
+) -> Option<u64> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let mut bytes = vec![0; (end - start).min(16 << 20) as usize];
     memory.read(start, &mut bytes).ok()?;
@@ -301,25 +339,25 @@ pub(crate) fn call_instruction_in(memory: &Memory, start: u64, end: u64) -> Opti
 }
 
 /// Returns a free range for the stub, far from addresses that the kernel assigns by itself.
-fn gap(maps: &[MapLine]) -> Result<u64> {
-    super::gap::find(
+fn find_stub_address(maps: &[MapLine]) -> Result<u64> {
+    super::free_range::find(
         &maps
             .iter()
             .map(|map| (map.start, map.end))
             .collect::<Vec<_>>(),
         STUB_BYTES,
     )
-    .ok_or_else(|| unexpected("no free addresses in the process"))
+    .ok_or_else(|| unexpected_text("no free address range in the process"))
 }
 
 /// Returns the process's own mappings, without the stub's.
-pub(super) fn own_maps(
+pub(super) fn read_own_mappings(
     pid: i32,
     attachment: Option<&Attachment>,
     advice: bool,
 ) -> Result<Vec<MapLine>> {
     let maps = if advice {
-        procfs::mappings_with_advice(pid)?
+        procfs::mappings_with_vm_flags(pid)?
     } else {
         procfs::mappings(pid)?
     };
@@ -333,8 +371,10 @@ pub(super) fn without_stub(
 ) -> Result<Vec<MapLine>> {
     if let Some(attachment) = attachment {
         // During `exec` the known memory exists for a moment longer, while these mappings are the next program's.
-        if !attachment.is_in(&maps) {
-            return Err(unexpected("mappings of a process that calls exec"));
+        if !attachment.has_stub(&maps) {
+            return Err(unexpected_text(
+                "mappings changed: the process is calling exec",
+            ));
         }
         let start = attachment.stub.address;
         maps.retain(|map| map.end <= start || map.start >= start + STUB_BYTES);
@@ -349,23 +389,23 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn mappings_of_the_next_program_are_not_taken_for_those_of_this() {
+    fn mappings_after_exec_are_rejected() {
         let mut command = Command::new("sh");
         command.args(["-c", "read go; exec sleep 100"]);
         let mut child = command.stdin(Stdio::piped()).spawn().expect("a shell");
         let pid = child.id() as i32;
-        let halted = Halted::stop(pid).expect("it stops");
-        let lines = own_maps(pid, None, false).expect("its mappings");
-        let attachment = Attachment::make(&halted, &lines).expect("a stub");
+        let halted = HaltedProcess::stop(pid).expect("it stops");
+        let lines = read_own_mappings(pid, None, false).expect("its mappings");
+        let attachment = Attachment::attach(&halted, &lines).expect("a stub");
         halted.thaw().expect("it goes on");
-        own_maps(pid, Some(&attachment), false).expect("its mappings");
+        read_own_mappings(pid, Some(&attachment), false).expect("its mappings");
         let mut pipe = child.stdin.take().expect("a pipe");
         pipe.write_all(b"go\n").expect("it reads");
         let name = || std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
         while name().trim() != "sleep" {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(own_maps(pid, Some(&attachment), false).is_err());
+        assert!(read_own_mappings(pid, Some(&attachment), false).is_err());
         child.kill().expect("it lives");
         child.wait().expect("it ends");
     }

@@ -4,11 +4,13 @@ use super::freeze::StoppedTree;
 use super::tracker::Tracker;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
-use crate::process::files::{Address, Draft, Frozen, Limits, Listing, shared_tables};
+use crate::process::files::{
+    FilesSnapshot, FrozenFiles, Limits, Listing, ProcessFd, shared_tables,
+};
 use crate::process::image::{Descriptors, Files, Process};
 use crate::process::inspect;
 use crate::process::procfs::Stat;
-use crate::process::sockets::{Held, SocketState, SocketStatic};
+use crate::process::sockets::{HeldSockets, SocketState, SocketStatic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -16,67 +18,67 @@ use std::sync::Arc;
 
 impl Tracker {
     /// Returns the tree's descriptors: all of them at first, then the changes since the last call. Call this after
-    /// [`Tracker::round`], which finds memory that descriptors may share, in a thread in the tree's network
+    /// [`Tracker::next_round`], which finds memory that descriptors may share, in a thread in the tree's network
     /// namespace.
     ///
     /// # Errors
     /// [`Error::Blocked`] if something that cannot move has appeared; the tree runs on, and stays tracked.
-    pub fn descriptors(&mut self) -> Result<Descriptors> {
+    pub fn read_descriptors(&mut self) -> Result<Descriptors> {
         // Processes forked since the last round belong to the tree too.
-        let pids = || living_tree(self.root);
+        let pids = || living_pids_of_tree(self.root);
         let limits = Limits {
-            elsewhere: self.catalogue.memory(),
+            mapped_memory: self.catalogue.moved_memory(),
             ..Limits::default()
         };
-        let draft = Draft::look(pids, &limits, self.draft.as_deref())?;
-        let Some(before) = &self.draft else {
+        let snapshot = FilesSnapshot::take(pids, &limits, self.descriptor_snapshot.as_deref())?;
+        let Some(before) = &self.descriptor_snapshot else {
             let found = Descriptors {
-                files: Files::Image(draft.image.clone()),
-                sockets: fresh(&draft.sockets, &BTreeMap::new()),
-                gone: BTreeSet::new(),
+                files: Files::Image(snapshot.image.clone()),
+                sockets: changed_sockets(&snapshot.sockets, &BTreeMap::new()),
+                removed: BTreeSet::new(),
             };
-            self.draft = Some(Arc::new(draft));
+            self.descriptor_snapshot = Some(Arc::new(snapshot));
             return Ok(found);
         };
-        let ids: BTreeSet<FileId> = draft.sockets.keys().copied().collect();
+        let ids: BTreeSet<FileId> = snapshot.sockets.keys().copied().collect();
         let found = Descriptors {
-            files: Files::Changes(draft.image.changes_since(&before.image)),
-            sockets: fresh(&draft.sockets, &before.sockets),
-            gone: gone(before, &ids),
+            files: Files::Changes(snapshot.image.changes_since(&before.image)),
+            sockets: changed_sockets(&snapshot.sockets, &before.sockets),
+            removed: removed_sockets(before, &ids),
         };
-        self.draft = Some(Arc::new(draft));
+        self.descriptor_snapshot = Some(Arc::new(snapshot));
         Ok(found)
     }
 
     /// Prepares the reads of the next freeze, from listings of [`Tracker::pids`] made since the last
-    /// [`Tracker::descriptors`]. Sockets that are `expected` to be snapshotted without their descriptors are not
+    /// [`Tracker::read_descriptors`]. Sockets that are `expected` to be snapshotted without their descriptors are not
     /// copied. Returns false if this was of no use, and the freeze takes longer: a descriptor was opened or closed
     /// meanwhile.
-    pub fn expect(&self, listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) -> bool {
-        let pids = self.living();
-        self.draft.as_ref().is_some_and(|draft| {
-            draft.expect(&pids, listings, expected);
-            draft.is_prepared()
+    pub fn prepare_freeze(&self, listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) -> bool {
+        let pids = self.living_pids();
+        self.descriptor_snapshot.as_ref().is_some_and(|snapshot| {
+            snapshot.predict_freeze(&pids, listings, expected);
+            snapshot.has_prediction()
         })
     }
 
     /// Returns the PIDs, as the caller sees them, of processes that have descriptors.
     #[must_use]
     pub fn pids(&self) -> Vec<i32> {
-        self.living()
+        self.living_pids()
     }
 
-    /// Returns the TCP and UDP sockets that the last [`Tracker::descriptors`] found, with their places and static
+    /// Returns the TCP and UDP sockets that the last [`Tracker::read_descriptors`] found, with their places and static
     /// properties.
-    pub fn sockets(&self) -> impl Iterator<Item = (FileId, Address, &SocketStatic)> {
-        self.draft.iter().flat_map(|draft| {
-            let places = draft.places.iter();
-            places.filter_map(|(id, place)| Some((*id, *place, &**draft.sockets.get(id)?)))
+    pub fn sockets(&self) -> impl Iterator<Item = (FileId, ProcessFd, &SocketStatic)> {
+        self.descriptor_snapshot.iter().flat_map(|snapshot| {
+            let places = snapshot.socket_fds.iter();
+            places.filter_map(|(id, place)| Some((*id, *place, &**snapshot.sockets.get(id)?)))
         })
     }
 
     /// Returns the processes that have descriptors.
-    fn living(&self) -> Vec<i32> {
+    fn living_pids(&self) -> Vec<i32> {
         let living = self
             .processes
             .iter()
@@ -85,13 +87,13 @@ impl Tracker {
     }
 
     /// Records for each process the process with which it shares its descriptor table.
-    pub(super) fn find_shared_tables(&self, shapes: &mut [Process]) {
+    pub(super) fn set_shared_tables(&self, shapes: &mut [Process]) {
         let living = self.processes.iter().enumerate();
         let living = living.filter(|(_, tracked)| tracked.watched.is_some());
         let (places, pids): (Vec<usize>, Vec<i32>) =
             living.map(|(at, tracked)| (at, tracked.pid)).unzip();
         for (at, other) in places.iter().zip(shared_tables(&pids)) {
-            shapes[*at].table_of = other.map(|other| places[other] as u32);
+            shapes[*at].shares_table_with = other.map(|other| places[other] as u32);
         }
     }
 }
@@ -102,71 +104,74 @@ impl StoppedTree {
     ///
     /// # Errors
     /// [`Error::Blocked`], [`Error::Socket`]: some blockers are temporary, so another attempt may succeed.
-    pub fn descriptors(&mut self) -> Result<Descriptors> {
-        let frozen = self.draft()?.save_frozen(&self.pids())?;
-        self.changed(frozen)
+    pub fn read_descriptors(&mut self) -> Result<Descriptors> {
+        let frozen = self.descriptor_snapshot()?.save_frozen(&self.pids())?;
+        self.descriptor_changes(frozen)
     }
 
     /// Returns a reader of the descriptors that can run in parallel with other work on the tree.
     ///
     /// # Errors
     /// The descriptors were not read while the tree ran.
-    pub fn describer(&self) -> Result<Describer> {
-        Ok(Describer {
-            draft: Arc::clone(self.draft()?),
+    pub fn descriptor_reader(&self) -> Result<DescriptorReader> {
+        Ok(DescriptorReader {
+            snapshot: Arc::clone(self.descriptor_snapshot()?),
             pids: self.pids(),
         })
     }
 
-    /// Completes [`StoppedTree::descriptors`] from the result of [`Describer::read`]. The `unseen` sockets, which
+    /// Completes [`StoppedTree::read_descriptors`] from the result of [`DescriptorReader::read`]. The `unseen` sockets, which
     /// were expected to be snapshotted and were not, are copied.
     ///
     /// # Errors
-    /// As [`StoppedTree::descriptors`].
-    pub fn described(
+    /// As [`StoppedTree::read_descriptors`].
+    pub fn finish_descriptors(
         &mut self,
-        Described(mut frozen): Described,
+        FrozenDescriptors(mut frozen): FrozenDescriptors,
         unseen: &[FileId],
     ) -> Result<Descriptors> {
-        self.draft()?.copy_unseen(&mut frozen, unseen)?;
-        self.changed(frozen)
+        self.descriptor_snapshot()?
+            .copy_missing_sockets(&mut frozen, unseen)?;
+        self.descriptor_changes(frozen)
     }
 
     /// Returns the PIDs, as the caller sees them, of processes that have descriptors.
     #[must_use]
     pub fn pids(&self) -> Vec<i32> {
-        self.tracker.living()
+        self.tracker.living_pids()
     }
 
-    fn draft(&self) -> Result<&Arc<Draft>> {
-        let draft = self.tracker.draft.as_ref();
-        draft.ok_or(Error::Image("descriptors that nobody looked at"))
+    fn descriptor_snapshot(&self) -> Result<&Arc<FilesSnapshot>> {
+        let snapshot = self.tracker.descriptor_snapshot.as_ref();
+        snapshot.ok_or(Error::Image("descriptors were not read"))
     }
 
-    fn changed(&mut self, frozen: Frozen) -> Result<Descriptors> {
-        let before = self.draft()?;
+    fn descriptor_changes(&mut self, frozen: FrozenFiles) -> Result<Descriptors> {
+        let before = self.descriptor_snapshot()?;
         let found = Descriptors {
             files: Files::Changes(frozen.changes),
-            sockets: fresh(&frozen.fixed, &BTreeMap::new()),
-            gone: frozen.gone,
+            sockets: changed_sockets(&frozen.statics, &BTreeMap::new()),
+            removed: frozen.closed_sockets,
         };
-        let mut held = BTreeMap::new();
+        let mut kept = BTreeMap::new();
         for (id, copy) in frozen.sockets {
-            let fixed = frozen.fixed.get(&id).or_else(|| before.sockets.get(&id));
-            let fixed = fixed.ok_or(Error::Image("a socket that nobody looked at"))?;
-            held.insert(id, (copy, Arc::clone(fixed)));
+            let fixed = frozen.statics.get(&id).or_else(|| before.sockets.get(&id));
+            let fixed = fixed.ok_or(Error::Image("a socket was not read"))?;
+            kept.insert(id, (copy, Arc::clone(fixed)));
         }
-        self.copied = held.keys().copied().collect();
-        self.places = frozen.places;
-        self.sockets = Held::new(held);
+        self.copied_sockets = kept.keys().copied().collect();
+        self.socket_places = frozen.socket_fds;
+        self.sockets = HeldSockets::new(kept);
         Ok(found)
     }
 
     /// Returns the places of sockets that were snapshotted, and so not copied.
-    pub(super) fn uncopied(&self) -> Vec<Address> {
-        let all = self.draft().map(|draft| self.places.all(draft));
+    pub(super) fn uncopied_sockets(&self) -> Vec<ProcessFd> {
+        let all = self
+            .descriptor_snapshot()
+            .map(|snapshot| self.socket_places.all(snapshot));
         let all = all.unwrap_or_default().into_iter();
-        let uncopied = all.filter(|(id, _)| !self.copied.contains(id));
+        let uncopied = all.filter(|(id, _)| !self.copied_sockets.contains(id));
         uncopied.map(|(_, place)| place).collect()
     }
 
@@ -175,7 +180,7 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn unaccepted(&self) -> Result<Vec<SocketAddr>> {
+    pub fn listeners_with_unaccepted(&self) -> Result<Vec<SocketAddr>> {
         Ok(self.sockets.unaccepted()?)
     }
 
@@ -200,7 +205,7 @@ impl StoppedTree {
     /// Returns the received bytes of a connection that were not read, if there are exactly `length`. The connection
     /// is not touched.
     #[must_use]
-    pub fn unread(&self, id: FileId, length: u32) -> Option<Vec<u8>> {
+    pub fn unread_bytes(&self, id: FileId, length: u32) -> Option<Vec<u8>> {
         self.sockets.unread(id, length)
     }
 
@@ -214,59 +219,59 @@ impl StoppedTree {
 }
 
 /// Returns the processes of a tree that have descriptors; only the root if the tree cannot be listed.
-pub(crate) fn living_tree(root: i32) -> Vec<i32> {
-    let mut pids = inspect::tree(root).unwrap_or_else(|_| vec![root]);
+pub(crate) fn living_pids_of_tree(root: i32) -> Vec<i32> {
+    let mut pids = inspect::tree_pids(root).unwrap_or_else(|_| vec![root]);
     pids.retain(|pid| Stat::read(*pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X')));
     pids
 }
 
 /// Reader of the descriptors of a stopped tree.
 #[derive(Debug)]
-pub struct Describer {
-    draft: Arc<Draft>,
+pub struct DescriptorReader {
+    snapshot: Arc<FilesSnapshot>,
     pids: Vec<i32>,
 }
 
-/// Result of [`Describer::read`], for [`StoppedTree::described`].
+/// Result of [`DescriptorReader::read`], for [`StoppedTree::finish_descriptors`].
 #[derive(Debug)]
-pub struct Described(Frozen);
+pub struct FrozenDescriptors(FrozenFiles);
 
-impl Describer {
+impl DescriptorReader {
     /// Returns the PIDs, as the caller sees them, of processes that have descriptors.
     #[must_use]
     pub fn pids(&self) -> &[i32] {
         &self.pids
     }
 
-    /// Reads the descriptors, from listings of all [`Describer::pids`] made since the processes are stopped.
+    /// Reads the descriptors, from listings of all [`DescriptorReader::pids`] made since the processes are stopped.
     /// Sockets that are `expected` to be snapshotted without their descriptors cost least, and next to nothing if
-    /// [`Tracker::expect`] got the same `expected`. Call this in a thread in the tree's network namespace.
+    /// [`Tracker::prepare_freeze`] got the same `expected`. Call this in a thread in the tree's network namespace.
     ///
     /// # Errors
-    /// As [`StoppedTree::descriptors`].
+    /// As [`StoppedTree::read_descriptors`].
     pub fn read(
         &self,
         listings: Vec<Listing>,
         expected: &Arc<BTreeSet<FileId>>,
-    ) -> Result<Described> {
+    ) -> Result<FrozenDescriptors> {
         let frozen = self
-            .draft
-            .save_frozen_listed(&self.pids, listings, expected)?;
-        Ok(Described(frozen))
+            .snapshot
+            .save_frozen_from_listings(&self.pids, listings, expected)?;
+        Ok(FrozenDescriptors(frozen))
     }
 }
 
-fn fresh(
-    now: &BTreeMap<FileId, Arc<SocketStatic>>,
+fn changed_sockets(
+    present: &BTreeMap<FileId, Arc<SocketStatic>>,
     before: &BTreeMap<FileId, Arc<SocketStatic>>,
 ) -> BTreeMap<FileId, SocketStatic> {
-    let fresh = now
+    let fresh = present
         .iter()
         .filter(|(id, fixed)| before.get(id) != Some(*fixed));
     fresh.map(|(id, fixed)| (*id, (**fixed).clone())).collect()
 }
 
-fn gone(before: &Draft, now: &BTreeSet<FileId>) -> BTreeSet<FileId> {
-    let gone = before.sockets.keys().filter(|id| !now.contains(id));
+fn removed_sockets(before: &FilesSnapshot, present: &BTreeSet<FileId>) -> BTreeSet<FileId> {
+    let gone = before.sockets.keys().filter(|id| !present.contains(id));
     gone.copied().collect()
 }

@@ -1,16 +1,16 @@
 //! The freeze: a stopped tree.
 
-use super::halt::Halted;
-use super::locks::GivenLock;
+use super::halt::HaltedProcess;
+use super::locks::LockHandover;
 use super::process_state;
 use super::round::Round;
 use super::tracker::Tracker;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::image::FileId;
-use crate::process::files::{Copier, Places};
-use crate::process::image::{Frozen, Pages, Run, Shared, Tree};
+use crate::process::files::{Copier, SocketFds};
+use crate::process::image::{FrozenTree, PageRun, Pages, SharedMemory, Tree};
 use crate::process::inspect;
-use crate::process::sockets::Held;
+use crate::process::sockets::HeldSockets;
 use crate::process::system_v;
 use crate::tcp_repair::abandon;
 use std::collections::BTreeSet;
@@ -20,23 +20,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 #[derive(Debug)]
 pub struct StoppedTree {
     // Dropped first: sockets resume before the processes that use them.
-    pub(super) sockets: Held,
+    pub(super) sockets: HeldSockets,
     // Places of all sockets, and IDs of the copied ones. The others were snapshotted and not touched.
-    pub(super) places: Places,
-    pub(super) copied: BTreeSet<FileId>,
+    pub(super) socket_places: SocketFds,
+    pub(super) copied_sockets: BTreeSet<FileId>,
     // Dropped, and so resumed, before the tracker removes its stubs.
-    pub(super) halted: Vec<Option<Halted>>,
+    pub(super) halted: Vec<Option<HaltedProcess>>,
     pub(super) round: Round,
     // Runs of the round that were left to post-copy.
-    pub(super) behind: Vec<Run>,
+    pub(super) postcopy_runs: Vec<PageRun>,
     /// Exclusive locks that are being handed over to the acceptor.
-    pub(super) given: Vec<GivenLock>,
+    pub(super) lock_handovers: Vec<LockHandover>,
     pub(super) tracker: Tracker,
 }
 
 /// A tree that could not be stopped, and runs on.
 #[derive(Debug)]
-pub struct Unfrozen {
+pub struct FreezeFailure {
     /// Tracker, which still watches the tree.
     pub tracker: Tracker,
     /// Reason of the failure.
@@ -47,27 +47,27 @@ impl Tracker {
     /// Stops the tree and finds the changes still to be sent. On failure the tree runs on.
     ///
     /// # Errors
-    /// [`Error::WouldNotStop`]; [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`].
-    pub fn freeze(mut self) -> std::result::Result<StoppedTree, Box<Unfrozen>> {
+    /// [`Error::StopTimeout`]; [`Error::Blocked`] if something that cannot move has appeared; [`Error::ProcessEnded`].
+    pub fn freeze(mut self) -> std::result::Result<StoppedTree, Box<FreezeFailure>> {
         let mut halted = Vec::new();
-        let outcome = self.halt_all(&mut halted).and_then(|()| {
-            self.lead_out(&halted)?;
-            self.collect(Some(&halted))
+        let outcome = self.halt_tree(&mut halted).and_then(|()| {
+            self.step_out_of_vdso(&halted)?;
+            self.collect_round(Some(&halted))
         });
         match outcome {
             Ok(round) => Ok(StoppedTree {
-                sockets: Held::default(),
-                places: Places::default(),
-                copied: BTreeSet::new(),
+                sockets: HeldSockets::default(),
+                socket_places: SocketFds::default(),
+                copied_sockets: BTreeSet::new(),
                 halted,
                 round,
-                behind: Vec::new(),
-                given: Vec::new(),
+                postcopy_runs: Vec::new(),
+                lock_handovers: Vec::new(),
                 tracker: self,
             }),
             Err(error) => {
                 drop(halted);
-                Err(Box::new(Unfrozen {
+                Err(Box::new(FreezeFailure {
                     tracker: self,
                     error,
                 }))
@@ -76,18 +76,21 @@ impl Tracker {
     }
 
     /// Stops every process, including processes forked meanwhile.
-    fn halt_all(&mut self, halted: &mut Vec<Option<Halted>>) -> Result<()> {
+    fn halt_tree(&mut self, halted: &mut Vec<Option<HaltedProcess>>) -> Result<()> {
         loop {
-            let living = self.processes.iter().filter(|of| of.watched.is_some());
+            let living = self
+                .processes
+                .iter()
+                .filter(|tracked| tracked.watched.is_some());
             let living: Vec<i32> = living.map(|tracked| tracked.pid).collect();
-            let mut stopped = Halted::stop_all(&living).into_iter();
+            let mut stopped = HaltedProcess::stop_processes(&living).into_iter();
             // Collect all results before the first failure counts: the caller resumes the processes that have
             // stopped.
             let mut failure = None;
             for tracked in &self.processes {
                 let outcome = tracked.watched.as_ref().and_then(|_| stopped.next());
                 halted.push(match outcome {
-                    Some(Err(Error::Gone(_))) if tracked.pid != self.root => None,
+                    Some(Err(Error::ProcessEnded(_))) if tracked.pid != self.root => None,
                     Some(Err(error)) => {
                         failure.get_or_insert(error);
                         None
@@ -99,27 +102,27 @@ impl Tracker {
                 return Err(error);
             }
             let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
-            if inspect::tree(self.root)? == known && self.are_as_known()? {
+            if inspect::tree_pids(self.root)? == known && self.is_tree_unchanged()? {
                 return Ok(());
             }
             // A process was forked or ended since the last round: try again while the others run.
             halted.clear();
-            self.follow_tree()?;
+            self.update_processes()?;
         }
     }
 
     /// Returns true if no process has ended or called `exec` since the tracker attached to it.
-    fn are_as_known(&self) -> Result<bool> {
+    fn is_tree_unchanged(&self) -> Result<bool> {
         for tracked in &self.processes {
             let state = match crate::process::procfs::Stat::read(tracked.pid) {
-                Err(Error::Gone(pid)) if pid != self.root => return Ok(false),
+                Err(Error::ProcessEnded(pid)) if pid != self.root => return Ok(false),
                 other => other?.state,
             };
             let ended = matches!(state, 'Z' | 'X');
             if !tracked
                 .watched
                 .as_ref()
-                .map_or(ended, |watched| !ended && watched.is_current())
+                .map_or(ended, |watched| !ended && watched.has_same_memory())
             {
                 return Ok(false);
             }
@@ -150,9 +153,7 @@ impl StoppedTree {
         let pages = self.tracker.read(&mut self.round, limit)?;
         let read = pages.as_ref().map_or(0, |pages| pages.bytes.len() as u64);
         if before - self.round.bytes() != read {
-            return Err(Error::Image(
-                "memory of a stopped process could not be read",
-            ));
+            return Err(Error::Image("memory of a stopped process cannot be read"));
         }
         Ok(pages)
     }
@@ -161,23 +162,23 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn state(&self) -> Result<Frozen> {
+    pub fn read_state(&self) -> Result<FrozenTree> {
         let mut stopped = Vec::with_capacity(self.halted.len());
         for (halted, tracked) in self.halted.iter().zip(&self.tracker.processes) {
             let attachment = tracked.watched.as_ref().map(|watched| &watched.attachment);
             stopped.push(halted.as_ref().zip(attachment));
         }
         let living: Vec<_> = stopped.iter().flatten().copied().collect();
-        let mut states = process_state::read_all(&living)?.into_iter();
-        let processes = stopped.iter().map(|of| of.and_then(|_| states.next()));
-        Ok(Frozen {
+        let mut states = process_state::read_processes(&living)?.into_iter();
+        let processes = stopped.iter().map(|pair| pair.and_then(|_| states.next()));
+        Ok(FrozenTree {
             processes: processes.collect(),
         })
     }
 
     /// Returns PID file descriptors of the processes. Each becomes readable when its process has ended and closed all
     /// of its descriptors.
-    pub fn process_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub fn pidfds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let watched = self.tracker.processes.iter();
         let watched = watched.filter_map(|tracked| tracked.watched.as_ref());
         watched.map(|watched| watched.attachment.process.as_fd())
@@ -188,8 +189,10 @@ impl StoppedTree {
     /// # Errors
     /// The kernel's error.
     pub fn thaw(mut self) -> Result<Tracker> {
-        self.behind.drain(..).for_each(|run| self.round.push(run));
-        self.tracker.give_up(&self.round);
+        self.postcopy_runs
+            .drain(..)
+            .for_each(|run| self.round.push(run));
+        self.tracker.return_unread(&self.round);
         self.sockets.resume();
         for halted in self.halted.into_iter().flatten() {
             halted.thaw()?;
@@ -205,8 +208,8 @@ impl StoppedTree {
         self.sockets.resume();
         for (halted, tracked) in self.halted.drain(..).zip(self.tracker.processes.drain(..)) {
             if let (Some(mut halted), Some(watched)) = (halted, tracked.watched) {
-                halted.release_hold();
-                watched.remove(&halted)?;
+                halted.cancel_pending_stop();
+                watched.remove_stub(&halted)?;
                 halted.thaw()?;
             }
         }
@@ -218,22 +221,26 @@ impl StoppedTree {
     /// # Errors
     /// The kernel's error; some processes of the tree are then still stopped.
     pub fn release(mut self) -> Result<()> {
-        self.sockets.give_up();
+        self.sockets.abandon();
         let mut copier = Copier::default();
-        for place in self.uncopied() {
+        for place in self.uncopied_sockets() {
             // A socket that is closed already sends nothing either.
             let _ = copier
                 .copy(place)
                 .is_ok_and(|copy| abandon(copy.as_fd()).is_ok());
         }
-        let segments = self.tree().shared.iter().filter_map(Shared::segment);
-        let left: Vec<i32> = segments
-            .filter(|segment| !segment.removed && !segment.gone)
+        let segments = self
+            .tree()
+            .shared_memory
+            .iter()
+            .filter_map(SharedMemory::segment);
+        let remaining_segments: Vec<i32> = segments
+            .filter(|segment| !segment.is_marked_removed && !segment.is_gone)
             .map(|segment| segment.id)
             .collect();
-        if !left.is_empty() {
+        if !remaining_segments.is_empty() {
             // Segments would outlive the processes. A segment that cannot be removed does no harm.
-            let _ = system_v::remove(self.tracker.root, left);
+            let _ = system_v::remove(self.tracker.root, remaining_segments);
         }
         for tracked in self.tracker.processes.iter().rev() {
             let Some(watched) = &tracked.watched else {
@@ -256,7 +263,7 @@ impl StoppedTree {
             }
         }
         for halted in self.halted.drain(..).flatten() {
-            halted.forget();
+            halted.detach();
         }
         self.tracker.processes.clear();
         Ok(())

@@ -1,33 +1,33 @@
 //! Stop of all threads of a process, and a resume that hides the stop from the program.
 
-use super::unfinished;
-use crate::priority::share_out;
+use super::interrupted_calls;
+use crate::priority::run_parallel;
 use crate::process::error::{Error, Result};
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{
-    Memory, Patience, RESTART_BLOCK, Registers, STOP_LIMIT, Stop, Tracee, look,
+    ProcessMemory, RESTART_BLOCK, Registers, STOP_LIMIT, StopReason, StopWait, Tracee, poll_stop,
 };
 use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::time::Duration;
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply to the calls that the tracer makes in the thread.
-const SUSPEND_SECCOMP: i32 = 1 << 21;
+const PTRACE_O_SUSPEND_SECCOMP: i32 = 1 << 21;
 /// `PTRACE_O_EXITKILL`.
-const EXIT_KILL: i32 = 1 << 20;
+const PTRACE_O_EXITKILL: i32 = 1 << 20;
 
 /// A process with all threads stopped. Dropping it resumes the threads.
 #[derive(Debug)]
-pub(crate) struct Halted {
+pub(crate) struct HaltedProcess {
     pub pid: i32,
-    pub memory: Memory,
+    pub memory: ProcessMemory,
     pub threads: Vec<HaltedThread>,
     statuses: OnceCell<Vec<Status>>,
     /// True if a `SIGSTOP` of the tracer is pending, which keeps the process stopped if the tracer dies.
-    pub held: bool,
+    pub has_pending_stop: bool,
     /// True if a `SIGCONT` of the tracer is pending, which has cancelled that `SIGSTOP`.
-    continued: bool,
-    released: bool,
+    has_pending_continue: bool,
+    is_released: bool,
 }
 
 /// A stopped thread.
@@ -39,26 +39,26 @@ pub(crate) struct HaltedThread {
     /// Registers to set if a signal has come since the stop: a call that would otherwise continue as if there had
     /// been no stop ends with them.
     pub if_signalled: Option<Registers>,
-    stopped: bool,
+    is_stopped: bool,
 }
 
 /// Time limit between the stops of two threads, when several processes are stopped together.
-const TOGETHER_LIMIT: Duration = Duration::from_millis(100);
+const GROUP_STOP_LIMIT: Duration = Duration::from_millis(100);
 
-impl Halted {
+impl HaltedProcess {
     /// Stops every thread of a process.
     pub fn stop(pid: i32) -> Result<Self> {
-        let mut stopped = stop_together(&[pid], STOP_LIMIT);
-        stopped.pop().unwrap_or(Err(Error::Gone(pid)))
+        let mut stopped = stop_in_parallel(&[pid], STOP_LIMIT);
+        stopped.pop().unwrap_or(Err(Error::ProcessEnded(pid)))
     }
 
     /// Stops every thread of several processes, given parents before children. All threads are interrupted before the
     /// first wait, so that the duration of the stop is the slowest thread's and not the sum of all.
-    pub fn stop_all(pids: &[i32]) -> Vec<Result<Self>> {
+    pub fn stop_processes(pids: &[i32]) -> Vec<Result<Self>> {
         if pids.len() > 1 {
-            let stopped = stop_together(pids, TOGETHER_LIMIT);
-            let waits = |one: &Result<Self>| matches!(one, Err(Error::WouldNotStop(_)));
-            if !stopped.iter().any(waits) {
+            let stopped = stop_in_parallel(pids, GROUP_STOP_LIMIT);
+            let did_not_stop = |one: &Result<Self>| matches!(one, Err(Error::StopTimeout(_)));
+            if !stopped.iter().any(did_not_stop) {
                 return stopped;
             }
         }
@@ -70,18 +70,22 @@ impl Halted {
     fn new(pid: i32) -> Result<Self> {
         Ok(Self {
             pid,
-            memory: Memory::open(pid)?,
+            memory: ProcessMemory::open(pid)?,
             threads: Vec::new(),
             statuses: OnceCell::new(),
-            held: false,
-            continued: false,
-            released: false,
+            has_pending_stop: false,
+            has_pending_continue: false,
+            is_released: false,
         })
     }
 
     /// Attaches to threads that are not known yet and interrupts them. Returns false if there are none.
     fn seize_new(&mut self) -> Result<bool> {
-        let known: HashSet<i32> = self.threads.iter().map(|of| of.tracee.tid).collect();
+        let known: HashSet<i32> = self
+            .threads
+            .iter()
+            .map(|thread| thread.tracee.tid)
+            .collect();
         for tid in procfs::threads(self.pid)? {
             if known.contains(&tid) {
                 continue;
@@ -91,12 +95,12 @@ impl Halted {
                     tracee,
                     group_stop: None,
                     if_signalled: None,
-                    stopped: false,
+                    is_stopped: false,
                 }),
-                Err(Error::Gone(_)) if tid != self.pid => {}
+                Err(Error::ProcessEnded(_)) if tid != self.pid => {}
                 // A thread cannot be attached to between its end and its disappearance.
                 Err(_) if tid != self.pid && has_ended(self.pid, tid) => {}
-                Err(_) if is_over(self.pid) => return Err(Error::Gone(tid)),
+                Err(_) if is_dead(self.pid) => return Err(Error::ProcessEnded(tid)),
                 Err(error) => return Err(error),
             }
         }
@@ -111,57 +115,57 @@ impl Halted {
     /// Polls each thread that has not stopped yet, the first thread last: the kernel reports the end of a process's
     /// first thread only after the others'. Returns one thread that has not stopped yet, and true if any thread
     /// stopped or ended.
-    fn wait_once(&mut self, patience: &mut Patience) -> Result<(Option<i32>, bool)> {
-        let (mut waiting, mut came) = (None, false);
+    fn poll_threads(&mut self, stop_wait: &mut StopWait) -> Result<(Option<i32>, bool)> {
+        let (mut waiting, mut progressed) = (None, false);
         for at in (0..self.threads.len()).rev() {
             let thread = &mut self.threads[at];
-            if thread.stopped {
+            if thread.is_stopped {
                 continue;
             }
             let tid = thread.tracee.tid;
-            let stopped = match thread.look() {
+            let stopped = match thread.poll_stop() {
                 // Other threads stop meanwhile.
-                Ok(false) if patience.wait(tid) => thread.look(),
+                Ok(false) if stop_wait.wait_briefly(tid) => thread.poll_stop(),
                 other => other,
             };
             match stopped {
                 Ok(stopped) => {
-                    came |= stopped;
+                    progressed |= stopped;
                     waiting = waiting.or((!stopped).then_some(tid));
                 }
-                Err(Error::Gone(tid)) if tid != self.pid => {
-                    came = true;
+                Err(Error::ProcessEnded(tid)) if tid != self.pid => {
+                    progressed = true;
                     self.threads.remove(at);
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok((waiting, came))
+        Ok((waiting, progressed))
     }
 
     /// Prepares a process with all threads stopped for calls.
     fn finish(mut self) -> Result<Self> {
         // The process may have replaced its memory by `exec` before it stopped.
-        self.memory = Memory::open(self.pid)?;
+        self.memory = ProcessMemory::open(self.pid)?;
         for thread in &self.threads {
             let registers = thread.tracee.registers()?;
-            let settled = registers.not_begun_again(&self.memory);
-            if settled != registers {
-                thread.tracee.set_registers(&settled)?;
+            let rewound = registers.with_restart_undone(&self.memory);
+            if rewound != registers {
+                thread.tracee.set_registers(&rewound)?;
             }
-            leave_sequence(thread.tracee, settled, &self.memory)?;
+            abort_rseq(thread.tracee, rewound, &self.memory)?;
         }
         match self.threads.first() {
             Some(first) if first.tracee.tid == self.pid => {}
-            _ => return Err(Error::Gone(self.pid)),
+            _ => return Err(Error::ProcessEnded(self.pid)),
         }
-        unfinished::go_on(self.pid, &self.memory, &mut self.threads)?;
+        interrupted_calls::continue_calls(self.pid, &self.memory, &mut self.threads)?;
         Ok(self)
     }
 
     /// Returns the threads' IDs in their own PID namespace.
-    pub fn own_ids(&self) -> Result<Vec<i32>> {
-        Ok(self.statuses()?.iter().map(Status::own_id).collect())
+    pub fn namespace_tids(&self) -> Result<Vec<i32>> {
+        Ok(self.statuses()?.iter().map(Status::innermost_id).collect())
     }
 
     /// Returns the procfs status of each thread, read once per stop: the fields in use do not change while all
@@ -169,7 +173,7 @@ impl Halted {
     pub fn statuses(&self) -> Result<&[Status]> {
         if self.statuses.get().is_none() {
             let pid = self.pid;
-            let found = share_out(&self.threads, |of| Status::read(pid, of.tracee.tid));
+            let found = run_parallel(&self.threads, |thread| Status::read(pid, thread.tracee.tid));
             let found: Result<Vec<Status>> = found.into_iter().collect();
             let _ = self.statuses.set(found?);
         }
@@ -177,47 +181,47 @@ impl Halted {
     }
 
     /// Returns the first thread.
-    pub fn first(&self) -> Tracee {
+    pub fn first_thread(&self) -> Tracee {
         Tracee { tid: self.pid }
     }
 
     /// Selects the fate of the process if the caller dies: with `ends` the kernel kills the process, without it the
     /// kernel resumes the process.
-    pub fn end_with_tracer(&self, ends: bool) -> Result<()> {
-        let ending = if ends { EXIT_KILL } else { 0 };
-        let first = self.first();
-        match first.options(SUSPEND_SECCOMP | ending) {
+    pub fn set_kill_on_tracer_exit(&self, ends: bool) -> Result<()> {
+        let exit_kill = if ends { PTRACE_O_EXITKILL } else { 0 };
+        let first = self.first_thread();
+        match first.set_options(PTRACE_O_SUSPEND_SECCOMP | exit_kill) {
             // The caller may not be allowed to suspend filters, see `suspend_filters`.
-            Err(Error::Kernel { .. }) => first.options(ending),
+            Err(Error::Kernel { .. }) => first.set_options(exit_kill),
             other => other,
         }
     }
 
     /// Resumes all threads as if there had been no stop.
     pub fn thaw(mut self) -> Result<()> {
-        self.let_go()
+        self.resume_and_detach()
     }
 
     /// Detaches without restoring anything, as the process is about to be ended.
-    pub fn forget(mut self) {
-        self.released = true;
+    pub fn detach(mut self) {
+        self.is_released = true;
         for thread in &self.threads {
             let _ = thread.tracee.detach();
         }
     }
 
     /// Cancels the pending signal that would stop the process when it is resumed.
-    pub fn release_hold(&mut self) {
-        if std::mem::take(&mut self.held) {
+    pub fn cancel_pending_stop(&mut self) {
+        if std::mem::take(&mut self.has_pending_stop) {
             // A process that was killed meanwhile needs no signal.
-            let _ = super::hold::signal(self.pid, libc::SIGCONT);
-            self.continued = true;
+            let _ = super::pending_stop::signal(self.pid, libc::SIGCONT);
+            self.has_pending_continue = true;
         }
     }
 
-    fn let_go(&mut self) -> Result<()> {
-        let outcome = self.release_stopped();
-        self.released = true;
+    fn resume_and_detach(&mut self) -> Result<()> {
+        let outcome = self.resume_stopped();
+        self.is_released = true;
         // A thread that did not stop in time can be detached only when it stops at last.
         for thread in self.threads.drain(..) {
             let _ = thread
@@ -229,19 +233,19 @@ impl Halted {
     }
 
     /// Resumes the threads that have stopped, and forgets them.
-    fn release_stopped(&mut self) -> Result<()> {
-        self.release_hold();
-        let ours = if self.continued {
-            bit(libc::SIGCONT)
+    fn resume_stopped(&mut self) -> Result<()> {
+        self.cancel_pending_stop();
+        let own_signals = if self.has_pending_continue {
+            signal_bit(libc::SIGCONT)
         } else {
             0
         };
         let mut outcome = Ok(());
-        for thread in self.threads.extract_if(.., |thread| thread.stopped) {
-            let fixed =
-                conceal_stop(&thread, &self.memory, ours).and_then(|()| thread.tracee.detach());
-            if !matches!(fixed, Err(Error::Gone(_))) {
-                outcome = outcome.and(fixed);
+        for thread in self.threads.extract_if(.., |thread| thread.is_stopped) {
+            let resumed = conceal_stop(&thread, &self.memory, own_signals)
+                .and_then(|()| thread.tracee.detach());
+            if !matches!(resumed, Err(Error::ProcessEnded(_))) {
+                outcome = outcome.and(resumed);
             }
         }
         outcome
@@ -249,43 +253,43 @@ impl Halted {
 }
 
 /// A process that is being stopped.
-struct Halting {
-    outcome: Result<Halted>,
+struct HaltInProgress {
+    outcome: Result<HaltedProcess>,
     /// True if all threads have stopped, so that none can make another.
     is_complete: bool,
 }
 
 /// Stops processes. Each wait covers all of them.
-fn stop_together(pids: &[i32], limit: Duration) -> Vec<Result<Halted>> {
-    let begin = |pid: &i32| Halting {
-        outcome: Halted::new(*pid),
+fn stop_in_parallel(pids: &[i32], limit: Duration) -> Vec<Result<HaltedProcess>> {
+    let begin = |pid: &i32| HaltInProgress {
+        outcome: HaltedProcess::new(*pid),
         is_complete: false,
     };
-    let mut halting: Vec<Halting> = pids.iter().map(begin).collect();
+    let mut halting: Vec<HaltInProgress> = pids.iter().map(begin).collect();
     // Threads may make other threads while the first ones are being stopped.
     loop {
-        halting.iter_mut().for_each(Halting::seize_new);
-        if halting.iter().all(|of| of.is_complete) {
+        halting.iter_mut().for_each(HaltInProgress::seize_new);
+        if halting.iter().all(|process| process.is_complete) {
             break;
         }
         wait_for_all(&mut halting, limit);
     }
-    let outcomes = halting.into_iter().map(|of| of.outcome);
+    let outcomes = halting.into_iter().map(|process| process.outcome);
     outcomes
-        .map(|halted| halted.and_then(Halted::finish))
+        .map(|halted| halted.and_then(HaltedProcess::finish))
         .collect()
 }
 
-impl Halting {
+impl HaltInProgress {
     fn seize_new(&mut self) {
         if !self.is_complete {
             self.is_complete =
-                self.advance(|halted| halted.seize_new().map(|new| !new)) != Some(false);
+                self.apply(|halted| halted.seize_new().map(|new| !new)) != Some(false);
         }
     }
 
     /// Applies a step to a process that has not failed yet. A failing step makes the process fail.
-    fn advance<R>(&mut self, step: impl FnOnce(&mut Halted) -> Result<R>) -> Option<R> {
+    fn apply<R>(&mut self, step: impl FnOnce(&mut HaltedProcess) -> Result<R>) -> Option<R> {
         match step(self.outcome.as_mut().ok()?) {
             Ok(done) => Some(done),
             Err(error) => {
@@ -298,27 +302,32 @@ impl Halting {
 
 /// Waits until all interrupted threads have stopped. If no thread stops within `limit` after the last one, all
 /// processes are resumed and fail.
-fn wait_for_all(halting: &mut [Halting], limit: Duration) {
-    let mut patience = Patience::new(limit);
+fn wait_for_all(halting: &mut [HaltInProgress], limit: Duration) {
+    let mut stop_wait = StopWait::new(limit);
     loop {
-        let (mut waiting, mut came) = (None, false);
-        for of in halting.iter_mut() {
-            if let Some((tid, some)) = of.advance(|halted| halted.wait_once(&mut patience)) {
+        let (mut waiting, mut progressed) = (None, false);
+        for process in halting.iter_mut() {
+            if let Some((tid, thread_stopped)) =
+                process.apply(|halted| halted.poll_threads(&mut stop_wait))
+            {
                 waiting = waiting.or(tid);
-                came |= some;
+                progressed |= thread_stopped;
             }
         }
         let Some(tid) = waiting else {
             return;
         };
-        if came {
-            patience = Patience::new(limit);
-        } else if patience.is_over() {
-            for halted in halting.iter_mut().filter_map(|of| of.outcome.as_mut().ok()) {
-                let _ = halted.release_stopped();
+        if progressed {
+            stop_wait = StopWait::new(limit);
+        } else if stop_wait.has_timed_out() {
+            for halted in halting
+                .iter_mut()
+                .filter_map(|process| process.outcome.as_mut().ok())
+            {
+                let _ = halted.resume_stopped();
             }
-            for of in halting.iter_mut().filter(|of| of.outcome.is_ok()) {
-                of.outcome = Err(Error::WouldNotStop(tid));
+            for process in halting.iter_mut().filter(|process| process.outcome.is_ok()) {
+                process.outcome = Err(Error::StopTimeout(tid));
             }
             return;
         }
@@ -327,17 +336,17 @@ fn wait_for_all(halting: &mut [Halting], limit: Duration) {
 
 impl HaltedThread {
     /// Returns true if the thread has stopped. Signals that come before are delivered.
-    fn look(&mut self) -> Result<bool> {
-        let Some(stop) = look(self.tracee.tid)? else {
+    fn poll_stop(&mut self) -> Result<bool> {
+        let Some(stop) = poll_stop(self.tracee.tid)? else {
             return Ok(false);
         };
         match stop {
-            Stop::Ended(_) => return Err(Error::Gone(self.tracee.tid)),
-            Stop::Signal(signal) => self.tracee.resume(signal)?,
-            Stop::Event(_) | Stop::Call => self.tracee.resume(0)?,
-            Stop::Interrupt | Stop::Group(_) => {
-                self.stopped = true;
-                self.group_stop = if let Stop::Group(signal) = stop {
+            StopReason::Ended(_) => return Err(Error::ProcessEnded(self.tracee.tid)),
+            StopReason::Signal(signal) => self.tracee.resume(signal)?,
+            StopReason::Event(_) | StopReason::SystemCall => self.tracee.resume(0)?,
+            StopReason::Interrupt | StopReason::Group(_) => {
+                self.is_stopped = true;
+                self.group_stop = if let StopReason::Group(signal) = stop {
                     Some(signal)
                 } else {
                     None
@@ -345,20 +354,20 @@ impl HaltedThread {
                 suspend_filters(self.tracee)?;
             }
         }
-        Ok(self.stopped)
+        Ok(self.is_stopped)
     }
 }
 
-impl Drop for Halted {
+impl Drop for HaltedProcess {
     fn drop(&mut self) {
-        if !self.released {
-            let _ = self.let_go();
+        if !self.is_released {
+            let _ = self.resume_and_detach();
         }
     }
 }
 
 /// Returns true if a process has ended with all threads. Threads may go on after the first one has ended.
-fn is_over(pid: i32) -> bool {
+fn is_dead(pid: i32) -> bool {
     let threads = procfs::threads(pid).ok();
     has_ended(pid, pid) && threads.is_none_or(|threads| threads == [pid])
 }
@@ -371,22 +380,22 @@ fn has_ended(pid: i32, tid: i32) -> bool {
 
 /// Moves a thread out of a restartable sequence to the sequence's abort address. The kernel itself does so only while
 /// the thread is inside the sequence, and the tracer's calls are outside of it.
-fn leave_sequence(tracee: Tracee, registers: Registers, memory: &Memory) -> Result<()> {
+fn abort_rseq(tracee: Tracee, registers: Registers, memory: &ProcessMemory) -> Result<()> {
     /// Offset of the sequence's address in the area.
-    const SEQUENCE: u64 = 8;
-    if registers.in_call() {
+    const RSEQ_CS_OFFSET: u64 = 8;
+    if registers.is_in_call() {
         return Ok(());
     }
-    let (area, _, _) = tracee.rseq()?;
+    let (area, _, _) = tracee.rseq_area()?;
     let word = |at: u64| -> Result<u64> {
         let mut bytes = [0; 8];
         memory.read(at, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     };
-    if area == 0 || word(area + SEQUENCE)? == 0 {
+    if area == 0 || word(area + RSEQ_CS_OFFSET)? == 0 {
         return Ok(());
     }
-    let sequence = word(area + SEQUENCE)?;
+    let sequence = word(area + RSEQ_CS_OFFSET)?;
     let (start, length, abort) = (
         word(sequence + 8)?,
         word(sequence + 16)?,
@@ -397,7 +406,7 @@ fn leave_sequence(tracee: Tracee, registers: Registers, memory: &Memory) -> Resu
             rip: abort,
             ..registers
         })?;
-        memory.write(area + SEQUENCE, &[0; 8])?;
+        memory.write(area + RSEQ_CS_OFFSET, &[0; 8])?;
     }
     Ok(())
 }
@@ -405,53 +414,53 @@ fn leave_sequence(tracee: Tracee, registers: Registers, memory: &Memory) -> Resu
 /// Suspends seccomp filters for the calls that the tracer makes in the stopped thread. If the caller may not suspend
 /// filters, they apply to these calls.
 fn suspend_filters(tracee: Tracee) -> Result<()> {
-    match tracee.options(SUSPEND_SECCOMP) {
+    match tracee.set_options(PTRACE_O_SUSPEND_SECCOMP) {
         Err(Error::Kernel { .. }) => Ok(()),
         other => other,
     }
 }
 
-/// Makes a thread go on as if it had not been stopped. Signals of the set `ours` do not count as the program's.
-fn conceal_stop(thread: &HaltedThread, memory: &Memory, ours: u64) -> Result<()> {
+/// Makes a thread go on as if it had not been stopped. Signals of the set `own_signals` do not count as the program's.
+fn conceal_stop(thread: &HaltedThread, memory: &ProcessMemory, own_signals: u64) -> Result<()> {
     let tracee = thread.tracee;
     if let Some(registers) = thread.if_signalled
-        && signal_waits(tracee, tracee.mask()? | ours)?
+        && has_deliverable_signal(tracee, tracee.signal_mask()? | own_signals)?
     {
         return tracee.set_registers(&registers);
     }
     let registers = tracee.registers()?;
-    let recallable = registers.recallable(memory);
-    if recallable != registers {
-        tracee.set_registers(&recallable)?;
+    let replayed = registers.with_call_number_recoverable(memory);
+    if replayed != registers {
+        tracee.set_registers(&replayed)?;
     }
     Ok(())
 }
 
 /// Returns true if a signal is pending that the mask does not block.
-pub(crate) fn signal_waits(tracee: Tracee, mask: u64) -> Result<bool> {
-    let mut waiting = tracee.pending(false)?;
-    waiting.extend(tracee.pending(true)?);
-    Ok(any_waits(&waiting, mask))
+pub(crate) fn has_deliverable_signal(tracee: Tracee, mask: u64) -> Result<bool> {
+    let mut pending = tracee.pending_signals(false)?;
+    pending.extend(tracee.pending_signals(true)?);
+    Ok(any_unblocked(&pending, mask))
 }
 
 /// Returns true if the mask does not block one of these signals.
-pub(crate) fn any_waits<'a>(infos: impl IntoIterator<Item = &'a [u8; 128]>, mask: u64) -> bool {
+pub(crate) fn any_unblocked<'a>(infos: impl IntoIterator<Item = &'a [u8; 128]>, mask: u64) -> bool {
     infos.into_iter().any(|info| {
         let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
-        (1..=64).contains(&number) && mask & bit(number) == 0
+        (1..=64).contains(&number) && mask & signal_bit(number) == 0
     })
 }
 
 /// Returns the set of one signal.
-fn bit(signal: i32) -> u64 {
+fn signal_bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
 /// Returns registers that another kernel can continue. The other kernel restarts the same calls as this one, except
 /// calls of which only this kernel knows the progress.
-pub(crate) fn portable(registers: Registers) -> Registers {
-    if registers.in_call() && registers.rax as i64 == RESTART_BLOCK {
-        return registers.restarted();
+pub(crate) fn portable_registers(registers: Registers) -> Registers {
+    if registers.is_in_call() && registers.rax as i64 == RESTART_BLOCK {
+        return registers.with_call_restarted();
     }
     registers
 }
@@ -463,9 +472,9 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     /// A child process of the test, which ends with it.
-    struct Own(i32);
+    struct ChildProcess(i32);
 
-    impl Drop for Own {
+    impl Drop for ChildProcess {
         fn drop(&mut self) {
             // SAFETY: no pointers but a null one are passed; the process is the test's child.
             unsafe {
@@ -475,7 +484,7 @@ mod tests {
         }
     }
 
-    fn sleeper() -> Own {
+    fn fork_sleeper() -> ChildProcess {
         // SAFETY: the child makes system calls only.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -484,16 +493,16 @@ mod tests {
                 unsafe { libc::pause() };
             }
         }
-        Own(pid)
+        ChildProcess(pid)
     }
 
-    fn state(pid: i32) -> char {
+    fn process_state(pid: i32) -> char {
         procfs::Stat::read(pid).expect("it lives").state
     }
 
     /// The kernel has prepared to make a call again, and another stop comes before the thread runs.
     #[test]
-    fn a_call_that_was_not_begun_again_is_made_whole() {
+    fn call_stopped_before_restart_is_completed() {
         const BYTES: usize = 1 << 20;
         let bytes = vec![7; BYTES];
         let (reader, writer) = std::io::pipe().expect("a pipe");
@@ -507,23 +516,29 @@ mod tests {
                 libc::_exit(i32::from(written != BYTES as isize));
             }
         }
-        let own = Own(pid);
+        let own = ChildProcess(pid);
         drop(writer);
         let since = std::time::Instant::now();
         let stopped = loop {
-            assert!(since.elapsed() < STOP_LIMIT, "exceeded time: no call");
-            let stopped = Halted::stop(pid).expect("stops");
-            let registers = stopped.first().registers().expect("registers");
+            assert!(
+                since.elapsed() < STOP_LIMIT,
+                "exceeded time: no thread is in a system call"
+            );
+            let stopped = HaltedProcess::stop(pid).expect("stops");
+            let registers = stopped.first_thread().registers().expect("registers");
             if (registers.orig_rax, registers.rax as i64) == (libc::SYS_write as u64, -512) {
                 break stopped;
             }
         };
-        let registers = stopped.first().registers().expect("registers");
+        let registers = stopped.first_thread().registers().expect("registers");
         let prepared = Registers {
             orig_rax: registers.orig_rax,
-            ..registers.made_again()
+            ..registers.with_call_repeated()
         };
-        stopped.first().set_registers(&prepared).expect("set");
+        stopped
+            .first_thread()
+            .set_registers(&prepared)
+            .expect("set");
         stopped
             .finish()
             .expect("stands still")
@@ -539,44 +554,48 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_stopped_together_and_let_go() {
-        let own: Vec<Own> = (0..20).map(|_| sleeper()).collect();
-        let pids: Vec<i32> = own.iter().map(|of| of.0).collect();
-        let stopped: Result<Vec<Halted>> = Halted::stop_all(&pids).into_iter().collect();
+    fn dropping_stopped_processes_resumes_all() {
+        let own: Vec<ChildProcess> = (0..20).map(|_| fork_sleeper()).collect();
+        let pids: Vec<i32> = own.iter().map(|child| child.0).collect();
+        let stopped: Result<Vec<HaltedProcess>> =
+            HaltedProcess::stop_processes(&pids).into_iter().collect();
         let stopped = stopped.expect("all stop");
-        assert!(pids.iter().all(|pid| state(*pid) == 't'));
+        assert!(pids.iter().all(|pid| process_state(*pid) == 't'));
         let found: Vec<i32> = stopped.iter().map(|halted| halted.pid).collect();
         assert_eq!(found, pids);
         drop(stopped);
-        assert!(pids.iter().all(|pid| state(*pid) != 't'));
+        assert!(pids.iter().all(|pid| process_state(*pid) != 't'));
     }
 
     #[test]
-    fn one_that_has_ended_does_not_keep_the_others_from_stopping() {
-        let own: Vec<Own> = (0..3).map(|_| sleeper()).collect();
-        let pids: Vec<i32> = own.iter().map(|of| of.0).collect();
-        let ended = sleeper().0;
-        let mut stopped = Halted::stop_all(&[pids[0], ended, pids[1], pids[2]]);
-        assert!(matches!(stopped.remove(1), Err(Error::Gone(pid)) if pid == ended));
+    fn ended_process_does_not_block_others() {
+        let own: Vec<ChildProcess> = (0..3).map(|_| fork_sleeper()).collect();
+        let pids: Vec<i32> = own.iter().map(|child| child.0).collect();
+        let ended = fork_sleeper().0;
+        let mut stopped = HaltedProcess::stop_processes(&[pids[0], ended, pids[1], pids[2]]);
+        assert!(matches!(stopped.remove(1), Err(Error::ProcessEnded(pid)) if pid == ended));
         assert!(stopped.iter().all(Result::is_ok));
     }
 
     #[test]
-    fn one_that_was_not_waited_for_has_ended() {
-        let own = sleeper();
+    fn zombie_counts_as_gone() {
+        let own = fork_sleeper();
         // SAFETY: no pointers are passed; it is this test's child.
         unsafe { libc::kill(own.0, libc::SIGKILL) };
         let since = std::time::Instant::now();
-        while state(own.0) != 'Z' {
-            assert!(since.elapsed() < STOP_LIMIT, "exceeded time: it lives");
+        while process_state(own.0) != 'Z' {
+            assert!(
+                since.elapsed() < STOP_LIMIT,
+                "exceeded time: the child is alive"
+            );
         }
-        let stopped = Halted::stop_all(&[own.0]).pop();
-        assert!(matches!(stopped, Some(Err(Error::Gone(pid))) if pid == own.0));
+        let stopped = HaltedProcess::stop_processes(&[own.0]).pop();
+        assert!(matches!(stopped, Some(Err(Error::ProcessEnded(pid))) if pid == own.0));
     }
 
     /// A parent in vfork(2) stops only after its child has gone on, so the child must not be stopped meanwhile.
     #[test]
-    fn a_parent_that_waits_for_its_child_is_stopped_before_the_child() {
+    fn vfork_parent_is_stopped_before_its_child() {
         let pause = libc::timespec {
             tv_sec: 0,
             tv_nsec: 400_000_000,
@@ -594,18 +613,21 @@ mod tests {
                     libc::pause();
                 }
             }
-            Own(pid)
+            ChildProcess(pid)
         };
         let child = loop {
             if let Some(child) = procfs::children(parent.0).expect("it lives").first() {
                 break *child;
             }
         };
-        let mut stopped = Halted::stop_all(&[parent.0, child]);
+        let mut stopped = HaltedProcess::stop_processes(&[parent.0, child]);
         let last = stopped.pop().expect("two");
         // The child has ended meanwhile, and is stopped or a zombie.
         assert!(
-            matches!(last, Ok(_) | Err(Error::Gone(_) | Error::Kernel { .. })),
+            matches!(
+                last,
+                Ok(_) | Err(Error::ProcessEnded(_) | Error::Kernel { .. })
+            ),
             "{last:?}"
         );
         stopped.remove(0).expect("the parent stops");

@@ -4,19 +4,19 @@
 //! Locks of open files are changed through copies of their descriptors, and locks of processes by calls in the
 //! processes' first threads.
 
-use super::attach::{Attachment, exit_for, own_maps, value};
+use super::attach::{Attachment, batch_exit, call_result, read_own_mappings};
 use super::freeze::StoppedTree;
-use super::halt::Halted;
-use super::hold::Held;
-use crate::process::error::{Context, Error, Result, unexpected};
+use super::halt::HaltedProcess;
+use super::pending_stop::ProcessRef;
+use crate::process::error::{Context, Error, Result, unexpected_text};
 use crate::process::files::image::{Lock, LockHolder};
 use crate::process::files::{
     Copier, FdInfo, FileIdentity, LOCKS_MAX, LockChange, LockStep, WantedLock, file_system,
-    is_readable, risk, unless_excluded, waiting,
+    handover_risk, is_lock_taken, is_readable, waiting_requests,
 };
 use crate::process::inspect::{Blocker, Obstacle};
 use crate::process::procfs;
-use crate::process::trace::{Batch, Call, SCRATCH, Stub};
+use crate::process::trace::{CallBatch, SCRATCH_OFFSET, Stub, SystemCall};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -24,13 +24,13 @@ use std::os::fd::AsFd;
 /// Bytes of `struct flock`.
 const FLOCK_BYTES: u64 = 32;
 /// Most record locks that a process changes in one batch.
-const BATCH: usize = 256;
+const BATCH_MAX: usize = 256;
 
 /// A lock that is being handed over to the acceptor. The caller stores the record, so that a later daemon can take
 /// the lock back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GivenLock {
-    process: Held,
+pub struct LockHandover {
+    process: ProcessRef,
     fd: u32,
     lock: Lock,
     readable: bool,
@@ -42,17 +42,18 @@ impl StoppedTree {
     /// # Errors
     /// [`Error::Blocked`] if a lock would be free for a moment; [`Error::Refused`] if the tree does not hold a lock,
     /// so that another process excludes the acceptor.
-    pub fn find_locks(&self, wanted: &[WantedLock]) -> Result<Vec<GivenLock>> {
+    pub fn find_locks(&self, wanted: &[WantedLock]) -> Result<Vec<LockHandover>> {
         if wanted.len() > LOCKS_MAX {
             return Err(Error::Refused(format!(
                 "it has more than {LOCKS_MAX} exclusive locks on files that both nodes see"
             )));
         }
-        let waits = std::fs::read_to_string("/proc/locks").context(|| "/proc/locks".to_owned())?;
+        let proc_locks =
+            std::fs::read_to_string("/proc/locks").context(|| "/proc/locks".to_owned())?;
         let mut copier = Copier::default();
         wanted
             .iter()
-            .map(|wanted| self.find_lock(wanted, &mut copier, &waits))
+            .map(|wanted| self.find_lock(wanted, &mut copier, &proc_locks))
             .collect()
     }
 
@@ -61,7 +62,7 @@ impl StoppedTree {
         wanted: &WantedLock,
         copier: &mut Copier,
         waits: &str,
-    ) -> Result<GivenLock> {
+    ) -> Result<LockHandover> {
         let fd = wanted.fd;
         let mut shapes = self.round.tree.processes.iter();
         let index = shapes.position(|process| process.pid == wanted.process);
@@ -74,12 +75,12 @@ impl StoppedTree {
         let path = path.to_string_lossy().into_owned();
         let copy = copier.copy((pid, fd)).context(|| path.clone())?;
         let text = procfs::read(pid, &format!("fdinfo/{fd}"))?;
-        let info = FdInfo::parse(&text).ok_or_else(|| unexpected("fdinfo does not parse"))?;
+        let info = FdInfo::parse(&text).ok_or_else(|| unexpected_text("cannot parse fdinfo"))?;
         let readable = is_readable(&info);
         let is_wanted = |lock: &Lock| {
             let holder = match (lock.holder, wanted.lock.holder) {
                 (LockHolder::Table(_), LockHolder::Table(_)) => true,
-                (one, other) => one == other,
+                (ours, other) => ours == other,
             };
             let range = (lock.start, lock.end) == (wanted.lock.start, wanted.lock.end);
             holder && range && lock.write && wanted.lock.write
@@ -88,14 +89,15 @@ impl StoppedTree {
         let is_same = FileIdentity::of(copy.as_fd()).context(|| path.clone())? == wanted.identity;
         let Some(lock) = locks.into_iter().find(is_wanted).filter(|_| is_same) else {
             return Err(Error::Refused(format!(
-                "somebody else has a lock there that process {pid} has here, on {path}: end what has it there"
+                "another process there holds the lock that process {pid} has here on {path}: end that process"
             )));
         };
         if readable != wanted.readable {
-            return Err(Error::Image("a lock of another open file"));
+            return Err(Error::Image("a lock does not match its open file"));
         }
         let kind = file_system(copy.as_fd()).context(|| path.clone())?;
-        if let Some(reason) = risk(&lock, readable, kind, &waiting(&info, waits)) {
+        if let Some(reason) = handover_risk(&lock, readable, kind, &waiting_requests(&info, waits))
+        {
             let reason = reason.to_owned();
             let obstacle = Obstacle::Descriptor {
                 fd: Some(fd),
@@ -104,8 +106,8 @@ impl StoppedTree {
             };
             return Err(Error::Blocked(vec![Blocker { pid, obstacle }]));
         }
-        Ok(GivenLock {
-            process: Held::of(pid)?,
+        Ok(LockHandover {
+            process: ProcessRef::of(pid)?,
             fd,
             lock,
             readable,
@@ -116,9 +118,9 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error; [`StoppedTree::regain_locks`] then undoes the changes.
-    pub fn share_locks(&mut self, given: Vec<GivenLock>) -> Result<()> {
-        self.given = given;
-        self.change_locks(LockStep::Share)
+    pub fn begin_handover(&mut self, given: Vec<LockHandover>) -> Result<()> {
+        self.lock_handovers = given;
+        self.change_locks(LockStep::ShareRemainder)
     }
 
     /// Takes a later step, when the tree runs at the acceptor or certainly will. If this thread dies meanwhile, the
@@ -126,11 +128,13 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn release_locks(&mut self, step: LockStep) -> Result<()> {
-        if step == LockStep::Share {
-            return Err(Error::Image("locks that are shared after the commit"));
+    pub fn advance_handover(&mut self, step: LockStep) -> Result<()> {
+        if step == LockStep::ShareRemainder {
+            return Err(Error::Image(
+                "a lock step after the commit was requested before it",
+            ));
         }
-        let callers = self.given.iter().filter(|given| given.is_record());
+        let callers = self.lock_handovers.iter().filter(|given| given.is_record());
         let callers: Vec<i32> = callers.map(|given| given.process.pid).collect();
         let callers = self
             .halted
@@ -138,20 +142,22 @@ impl StoppedTree {
             .flatten()
             .filter(|halted| callers.contains(&halted.pid));
         for halted in callers.clone() {
-            halted.end_with_tracer(true)?;
+            halted.set_kill_on_tracer_exit(true)?;
         }
         let outcome = self.change_locks(step);
         for halted in callers {
-            halted.end_with_tracer(false)?;
+            halted.set_kill_on_tracer_exit(false)?;
         }
         outcome
     }
 
     fn change_locks(&self, step: LockStep) -> Result<()> {
-        let part = |of: &GivenLock| LockChange::of_donor(step, &of.lock, of.readable);
+        let change_of = |handover: &LockHandover| {
+            LockChange::for_donor(step, &handover.lock, handover.readable)
+        };
         let run = |pid, changes: &[_]| self.change_records(pid, changes);
         // No other lock can exclude a reduced lock.
-        change(&self.given, part, run).map(drop)
+        change_locks(&self.lock_handovers, change_of, run).map(drop)
     }
 
     /// Takes back the locks that were given. Returns true if all are exclusive again, and false as long as the
@@ -161,7 +167,11 @@ impl StoppedTree {
     /// The kernel's error.
     pub fn regain_locks(&self) -> Result<bool> {
         let run = |pid, changes: &[_]| self.change_records(pid, changes);
-        change(&self.given, |of| Some(LockChange::whole(&of.lock)), run)
+        change_locks(
+            &self.lock_handovers,
+            |handover| Some(LockChange::restore(&handover.lock)),
+            run,
+        )
     }
 
     fn change_records(&self, pid: i32, changes: &[(u32, LockChange)]) -> Result<bool> {
@@ -169,12 +179,12 @@ impl StoppedTree {
         let found = processes.filter(|(_, tracked)| tracked.pid == pid);
         let found =
             found.filter_map(|(halted, tracked)| halted.as_ref().zip(tracked.watched.as_ref()));
-        let (halted, watched) = found.last().ok_or(Error::Gone(pid))?;
+        let (halted, watched) = found.last().ok_or(Error::ProcessEnded(pid))?;
         change_records(halted, &watched.attachment, changes)
     }
 }
 
-impl GivenLock {
+impl LockHandover {
     /// Returns true if the lock belongs to a process and not to an open file.
     fn is_record(&self) -> bool {
         matches!(self.lock.holder, LockHolder::Table(_))
@@ -184,17 +194,18 @@ impl GivenLock {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn regain(given: &[GivenLock]) -> Result<bool> {
-        let living = given.iter().filter(|of| of.process.exists());
-        let living: Vec<GivenLock> = living.cloned().collect();
-        change(
+    pub fn regain(given: &[LockHandover]) -> Result<bool> {
+        let living = given.iter().filter(|handover| handover.process.exists());
+        let living: Vec<LockHandover> = living.cloned().collect();
+        change_locks(
             &living,
-            |of| Some(LockChange::whole(&of.lock)),
+            |handover| Some(LockChange::restore(&handover.lock)),
             |pid, changes| {
-                let halted = Halted::stop(pid)?;
-                let attachment = Attachment::make(&halted, &own_maps(pid, None, false)?)?;
+                let halted = HaltedProcess::stop(pid)?;
+                let attachment =
+                    Attachment::attach(&halted, &read_own_mappings(pid, None, false)?)?;
                 let outcome = change_records(&halted, &attachment, changes);
-                attachment.remove(&halted, &own_maps(pid, None, false)?)?;
+                attachment.remove_stub(&halted, &read_own_mappings(pid, None, false)?)?;
                 halted.thaw()?;
                 outcome
             },
@@ -203,63 +214,65 @@ impl GivenLock {
 }
 
 /// Changes locks; `run` changes the locks of processes. Returns true if all changes were made.
-fn change(
-    given: &[GivenLock],
-    what: impl Fn(&GivenLock) -> Option<LockChange>,
+fn change_locks(
+    given: &[LockHandover],
+    change_of: impl Fn(&LockHandover) -> Option<LockChange>,
     mut run: impl FnMut(i32, &[(u32, LockChange)]) -> Result<bool>,
 ) -> Result<bool> {
     let mut copier = Copier::default();
     let mut records: BTreeMap<i32, Vec<(u32, LockChange)>> = BTreeMap::new();
-    let mut all = true;
-    for of in given {
-        let (pid, fd) = (of.process.pid, of.fd);
-        let Some(change) = what(of) else {
+    let mut all_made = true;
+    for handover in given {
+        let (pid, fd) = (handover.process.pid, handover.fd);
+        let Some(change) = change_of(handover) else {
             continue;
         };
-        if of.is_record() {
+        if handover.is_record() {
             records.entry(pid).or_default().push((fd, change));
             continue;
         }
-        let copy = copier.copy((pid, fd));
-        let made = copy.and_then(|copy| change.make(copy.as_fd(), of.lock.holder));
-        all &= made.context(|| format!("a lock of process {pid}, descriptor {fd}"))?;
+        let fd_copy = copier.copy((pid, fd));
+        let made = fd_copy.and_then(|copy| change.apply(copy.as_fd(), handover.lock.holder));
+        all_made &=
+            made.context(|| format!("changing the lock of process {pid}, descriptor {fd}"))?;
     }
     for (pid, changes) in records {
-        all &= run(pid, &changes)?;
+        all_made &= run(pid, &changes)?;
     }
-    Ok(all)
+    Ok(all_made)
 }
 
 /// Changes the record locks of a process by calls in its first thread.
 fn change_records(
-    halted: &Halted,
+    halted: &HaltedProcess,
     attachment: &Attachment,
     changes: &[(u32, LockChange)],
 ) -> Result<bool> {
     let stub = Stub {
         address: attachment.stub.address,
-        exit: exit_for(halted.pid, &halted.statuses()?[0]),
+        exit: batch_exit(halted.pid, &halted.statuses()?[0]),
     };
-    let mut all = true;
-    for some in changes.chunks(BATCH) {
-        let words = some.iter().flat_map(|(_, change)| change.words());
+    let mut all_made = true;
+    for chunk in changes.chunks(BATCH_MAX) {
+        let words = chunk.iter().flat_map(|(_, change)| change.flock_words());
         let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
-        let scratch = stub.address + SCRATCH;
+        let scratch = stub.address + SCRATCH_OFFSET;
         halted.memory.write(scratch, &bytes)?;
-        let mut batch = Batch::default();
-        for (at, (fd, _)) in (0..).zip(some) {
+        let mut batch = CallBatch::default();
+        for (at, (fd, _)) in (0..).zip(chunk) {
             let arguments = [
                 u64::from(*fd),
                 libc::F_SETLK as u64,
                 scratch + at * FLOCK_BYTES,
             ];
-            batch.push(Call::new(libc::SYS_fcntl, &arguments));
+            batch.push(SystemCall::new(libc::SYS_fcntl, &arguments));
         }
-        let outcome = stub.run(halted.first(), &halted.memory, batch)?;
+        let outcome = stub.run(halted.first_thread(), &halted.memory, batch)?;
         for result in outcome.results {
-            let made = unless_excluded(value(result).map(drop));
-            all &= made.context(|| format!("a record lock of process {}", halted.pid))?;
+            let made = is_lock_taken(call_result(result).map(drop));
+            all_made &=
+                made.context(|| format!("changing a record lock of process {}", halted.pid))?;
         }
     }
-    Ok(all)
+    Ok(all_made)
 }

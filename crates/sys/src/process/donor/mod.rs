@@ -6,40 +6,42 @@
 //! thread dies, the kernel detaches the tree, and the tree runs on.
 
 mod attach;
-mod behind;
-mod catalogue;
-mod chain;
 mod descriptors;
 mod digest;
+pub(crate) mod free_range;
 mod freeze;
-pub(crate) mod gap;
 mod halt;
-mod hidden;
-mod hold;
-mod lead_out;
+mod host_info;
+mod interrupted_calls;
 mod locks;
-mod machine;
-mod outlook;
+mod object_catalogue;
+mod page_source;
+mod pending_stop;
 mod process_state;
+mod ptrace_checks;
 mod round;
-mod shared;
+mod shared_memory;
+mod sigreturn_chain;
+mod state_preview;
 mod thread_state;
 mod tracker;
-mod unfinished;
-mod userfault;
-mod watched;
+mod vdso_exit;
+mod watched_memory;
+mod write_tracking;
 
-pub(crate) use attach::{LoneCall, call_instruction, call_instruction_in, value};
-pub use behind::Behind;
-pub(crate) use descriptors::living_tree;
-pub use descriptors::{Described, Describer};
-pub use freeze::{StoppedTree, Unfrozen};
-pub use hold::Held;
-pub use locks::GivenLock;
-pub(crate) use machine::{boot_id, features};
+pub(crate) use attach::{
+    StublessCall, call_result, find_syscall_instruction, find_syscall_instruction_in,
+};
+pub(crate) use descriptors::living_pids_of_tree;
+pub use descriptors::{DescriptorReader, FrozenDescriptors};
+pub use freeze::{FreezeFailure, StoppedTree};
+pub(crate) use host_info::{boot_id, xcr0};
+pub use locks::LockHandover;
+pub use page_source::PageSource;
+pub use pending_stop::ProcessRef;
 pub(crate) use process_state::TIMERS_MAX;
 pub use round::Round;
-pub(crate) use shared::{data_ranges, read_padded};
+pub(crate) use shared_memory::{data_ranges, read_padded};
 pub(crate) use thread_state::SchedulingAttributes;
 pub use tracker::Tracker;
-pub(crate) use userfault::{scan_guards, scan_own};
+pub(crate) use write_tracking::{scan_guards, scan_private_pages};

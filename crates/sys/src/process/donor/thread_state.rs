@@ -1,121 +1,133 @@
 //! State of a stopped thread.
 
-use super::halt::{any_waits, portable};
-use super::hidden;
+use super::halt::{any_unblocked, portable_registers};
+use super::ptrace_checks;
 use crate::priority::{processors, timer_slack_ns};
-use crate::process::error::{Context, Result, check_long, unexpected};
+use crate::process::error::{Context, Result, check_long, unexpected_text};
 use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
 use crate::process::procfs::{self, Status};
-use crate::process::trace::{Batch, Call, Memory, Outcome, Registers, SCRATCH, Tracee};
+use crate::process::trace::{
+    BatchOutcome, CallBatch, ProcessMemory, Registers, SCRATCH_OFFSET, SystemCall, Tracee,
+};
 
 /// Offsets of results in a thread's scratch area.
-const CLEAR_TID: u64 = 0;
-const STACK: u64 = 8;
-const DEATH_SIGNAL: u64 = 40;
-const TIME_STAMPS: u64 = 48;
+const CLEAR_TID_OFFSET: u64 = 0;
+const STACK_OFFSET: u64 = 8;
+const DEATH_SIGNAL_OFFSET: u64 = 40;
+const TSC_MODE_OFFSET: u64 = 48;
 /// Size of all results in bytes.
-pub(super) const ANSWERS: usize = 56;
+pub(super) const RESULTS_BYTES: usize = 56;
 /// Offset in the stub of the space behind these results.
-pub(super) const FREE: u64 = SCRATCH + 64;
+pub(super) const FREE_OFFSET: u64 = SCRATCH_OFFSET + 64;
 
 /// Returns calls that a thread must make itself, for the beginning of a batch. Their results go to the address
 /// `scratch`.
-pub(super) fn questions(scratch: u64) -> Batch {
-    let mut batch = Batch::default();
-    let at = |place: u64| scratch + place;
-    let prctl = |option: i32, argument: u64| Call::new(libc::SYS_prctl, &[option as u64, argument]);
-    batch.push(prctl(libc::PR_GET_TID_ADDRESS, at(CLEAR_TID)));
-    batch.push(Call::new(libc::SYS_sigaltstack, &[0, at(STACK)]));
-    batch.push(prctl(libc::PR_GET_PDEATHSIG, at(DEATH_SIGNAL)));
+pub(super) fn query_calls(scratch: u64) -> CallBatch {
+    let mut batch = CallBatch::default();
+    let at = |offset: u64| scratch + offset;
+    let prctl =
+        |option: i32, argument: u64| SystemCall::new(libc::SYS_prctl, &[option as u64, argument]);
+    batch.push(prctl(libc::PR_GET_TID_ADDRESS, at(CLEAR_TID_OFFSET)));
+    batch.push(SystemCall::new(
+        libc::SYS_sigaltstack,
+        &[0, at(STACK_OFFSET)],
+    ));
+    batch.push(prctl(libc::PR_GET_PDEATHSIG, at(DEATH_SIGNAL_OFFSET)));
     batch.push(prctl(libc::PR_GET_TIMERSLACK, 0));
     batch.push(prctl(libc::PR_GET_SECUREBITS, 0));
-    batch.push(Call::new(libc::SYS_personality, &[0xffff_ffff]));
-    batch.push(Call::new(libc::SYS_ioprio_get, &[1, 0]));
+    batch.push(SystemCall::new(libc::SYS_personality, &[0xffff_ffff]));
+    batch.push(SystemCall::new(libc::SYS_ioprio_get, &[1, 0]));
     batch.push(prctl(libc::PR_MCE_KILL_GET, 0));
-    batch.push(prctl(libc::PR_GET_TSC, at(TIME_STAMPS)));
+    batch.push(prctl(libc::PR_GET_TSC, at(TSC_MODE_OFFSET)));
     batch
 }
 
-/// A thread that has just made the calls of [`questions`].
-pub(super) struct Asked<'a> {
+/// A thread that has just made the calls of [`query_calls`].
+pub(super) struct QueriedThread<'a> {
     pub tracee: Tracee,
     pub status: &'a Status,
-    pub memory: &'a Memory,
+    pub memory: &'a ProcessMemory,
     /// Address of the results.
     pub scratch: u64,
-    pub outcome: Outcome,
+    pub outcome: BatchOutcome,
     /// See [`HaltedThread::if_signalled`](super::halt::HaltedThread::if_signalled).
     pub if_signalled: Option<Registers>,
     /// Signals pending for the thread's process, in the kernel's format.
-    pub shared: &'a [[u8; 128]],
-    pub beside: Beside,
+    pub process_pending: &'a [[u8; 128]],
+    pub untraced: UntracedState,
 }
 
 /// State of a stopped thread that can be read without tracing the thread.
-pub(super) struct Beside {
+pub(super) struct UntracedState {
     name: Vec<u8>,
     robust_list: (u64, u64),
     scheduling: Scheduling,
 }
 
-impl Beside {
+impl UntracedState {
     /// Reads the state. The thread must not run with lent priority, which would show in its scheduling.
     pub fn read(pid: i32, tid: i32) -> Result<Self> {
         Ok(Self {
             name: name(pid, tid)?,
-            robust_list: robust_list(tid).context(|| format!("robust list of thread {tid}"))?,
-            scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
+            robust_list: robust_list(tid)
+                .context(|| format!("reading the robust list of thread {tid}"))?,
+            scheduling: scheduling(tid)
+                .context(|| format!("reading the scheduling of thread {tid}"))?,
         })
     }
 }
 
-impl Asked<'_> {
+impl QueriedThread<'_> {
     /// Reads the part of the thread's state that moves with it.
     pub fn read(self) -> Result<FrozenThread> {
-        let mut answers = [0; ANSWERS];
+        let mut answers = [0; RESULTS_BYTES];
         self.memory.read(self.scratch, &mut answers)?;
         let word = |at: u64| {
             let at = at as usize;
             u64::from_ne_bytes(answers[at..at + 8].try_into().unwrap_or_default())
         };
         let results = &self.outcome.results;
-        let answer = |at: usize| results.get(at).copied().unwrap_or(0).max(0) as u64;
+        let result = |at: usize| results.get(at).copied().unwrap_or(0).max(0) as u64;
         let (tracee, status) = (self.tracee, self.status);
         let tid = tracee.tid;
-        let missing = || unexpected("a thread without registers");
-        let mut before = self.outcome.before.ok_or_else(missing)?;
+        let missing = || unexpected_text("cannot read a thread's registers");
+        let mut before = self.outcome.saved.ok_or_else(missing)?;
         if before.extended.is_empty() {
-            before.extended = tracee.extended()?;
+            before.extended = tracee.extended_registers()?;
         }
-        let pending = tracee.pending(false)?;
-        let waits = any_waits(pending.iter().chain(self.shared), before.mask);
-        let ended = self.if_signalled.filter(|_| waits);
-        let registers = ended.unwrap_or(before.registers);
+        let pending = tracee.pending_signals(false)?;
+        let waits = any_unblocked(pending.iter().chain(self.process_pending), before.mask);
+        let signalled_registers = self.if_signalled.filter(|_| waits);
+        let registers = signalled_registers.unwrap_or(before.registers);
         Ok(FrozenThread {
-            registers: portable(registers.recall(self.memory)),
-            extended: before.extended,
-            mask: before.mask,
-            pending: infos(pending),
-            alternate_stack: (word(STACK), word(STACK + 8) as u32, word(STACK + 16)),
-            robust_list: self.beside.robust_list,
-            clear_tid: word(CLEAR_TID),
+            registers: portable_registers(registers.with_call_number_recovered(self.memory)),
+            extended_registers: before.extended,
+            signal_mask: before.mask,
+            pending: signal_infos(pending),
+            alternate_stack: (
+                word(STACK_OFFSET),
+                word(STACK_OFFSET + 8) as u32,
+                word(STACK_OFFSET + 16),
+            ),
+            robust_list: self.untraced.robust_list,
+            clear_tid: word(CLEAR_TID_OFFSET),
             rseq: rseq(tracee)?,
-            name: self.beside.name,
-            credentials: credentials(status, answer(4) as u32),
-            scheduling: self.beside.scheduling,
-            parent_death_signal: word(DEATH_SIGNAL) as i32,
-            timer_slack_ns: slack_ns(tid, answer(3), self.outcome.slack_ns),
-            personality: answer(5) as u32,
-            io_priority: answer(6) as u32,
-            machine_checks: answer(7) as u32,
-            time_stamps: word(TIME_STAMPS) as u32,
+            name: self.untraced.name,
+            credentials: credentials(status, result(4) as u32),
+            scheduling: self.untraced.scheduling,
+            parent_death_signal: word(DEATH_SIGNAL_OFFSET) as i32,
+            timer_slack_ns: slack_ns(tid, result(3), self.outcome.slack_ns),
+            personality: result(5) as u32,
+            io_priority: result(6) as u32,
+            mce_policy: result(7) as u32,
+            tsc_mode: word(TSC_MODE_OFFSET) as u32,
             no_new_privileges: status.no_new_privileges,
-            filters: filters(tracee, status)?,
+            seccomp_filters: filters(tracee, status)?,
         })
     }
 }
 
-pub(super) fn infos(pending: Vec<[u8; 128]>) -> Vec<SignalInfo> {
+pub(super) fn signal_infos(pending: Vec<[u8; 128]>) -> Vec<SignalInfo> {
     pending
         .into_iter()
         .map(|info| SignalInfo(info.to_vec()))
@@ -137,7 +149,7 @@ fn robust_list(tid: i32) -> std::io::Result<(u64, u64)> {
 }
 
 fn rseq(tracee: Tracee) -> Result<Option<Rseq>> {
-    let (address, bytes, signature) = tracee.rseq()?;
+    let (address, bytes, signature) = tracee.rseq_area()?;
     Ok((address != 0).then_some(Rseq {
         address,
         bytes,
@@ -146,12 +158,12 @@ fn rseq(tracee: Tracee) -> Result<Option<Rseq>> {
 }
 
 /// Returns the timer slack. A thread with lent priority reports none.
-fn slack_ns(tid: i32, said: u64, before: Option<u64>) -> u64 {
-    let look = || timer_slack_ns(tid);
-    if said == 0 {
-        before.or_else(look).unwrap_or(0)
+fn slack_ns(tid: i32, reported: u64, before: Option<u64>) -> u64 {
+    let read_slack = || timer_slack_ns(tid);
+    if reported == 0 {
+        before.or_else(read_slack).unwrap_or(0)
     } else {
-        said
+        reported
     }
 }
 
@@ -221,9 +233,12 @@ fn filters(tracee: Tracee, status: &Status) -> Result<Vec<serde_bytes::ByteBuf>>
     if status.seccomp != 2 {
         return Ok(found);
     }
-    hidden::check_filters(status.process_ids.first().copied().unwrap_or(0), tracee)?;
+    ptrace_checks::refuse_supervised_filters(
+        status.process_ids.first().copied().unwrap_or(0),
+        tracee,
+    )?;
     while let Some(code) = tracee
-        .filter(found.len())
+        .seccomp_filter(found.len())
         .context(|| "reading a seccomp filter".to_owned())?
     {
         found.push(serde_bytes::ByteBuf::from(code.concat()));

@@ -1,17 +1,17 @@
 //! Tracking of a tree while it runs (pre-copy).
 
-use super::attach::{Attachment, own_maps};
-use super::catalogue::Catalogue;
-use super::halt::Halted;
-use super::hidden;
-use super::machine::{boot_id, clocks, features, read_vdso};
+use super::attach::{Attachment, read_own_mappings};
+use super::halt::HaltedProcess;
+use super::host_info::{boot_id, read_clocks, read_vdso, xcr0};
+use super::object_catalogue::ObjectCatalogue;
+use super::ptrace_checks;
 use super::round::Round;
-use super::shared::{SharedContent, collect_shared};
-use super::watched::{Found, Watched};
-use crate::priority::{Hurry, is_realtime, processors};
+use super::shared_memory::{SharedMemoryCopy, collect_shared};
+use super::watched_memory::{MemoryScan, WatchedMemory};
+use crate::priority::{RealtimeGuard, is_realtime, processors};
 use crate::process::error::{Error, Result};
-use crate::process::files::Draft;
-use crate::process::image::{Credentials, Process, Space, Tree};
+use crate::process::files::FilesSnapshot;
+use crate::process::image::{Credentials, MemorySpace, Process, Tree};
 use crate::process::inspect;
 use crate::process::procfs::{Stat, Status};
 use std::collections::HashMap;
@@ -24,13 +24,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct Tracker {
     pub(super) root: i32,
-    pub(super) processes: Vec<Tracked>,
-    pub(super) catalogue: Catalogue,
-    pub(super) shared: Vec<SharedContent>,
+    pub(super) processes: Vec<TrackedProcess>,
+    pub(super) catalogue: ObjectCatalogue,
+    pub(super) shared: Vec<SharedMemoryCopy>,
     /// Descriptors as of the last read.
-    pub(super) draft: Option<Arc<Draft>>,
+    pub(super) descriptor_snapshot: Option<Arc<FilesSnapshot>>,
     vdso: Vec<u8>,
-    register_features: u64,
+    xcr0: u64,
     generations: u64,
     /// Makes the tracker stay in its thread, since tracing is bound to a thread.
     _thread: PhantomData<*const ()>,
@@ -38,9 +38,9 @@ pub struct Tracker {
 
 /// Findings about a stopped tree, made before the catalogue is updated.
 #[derive(Default)]
-struct Ahead {
+struct ParallelScan {
     /// For each process of the tree its findings; `None` if its mappings have changed.
-    processes: Vec<Option<Found>>,
+    processes: Vec<Option<MemoryScan>>,
     /// Changed pages of shared memory objects.
     shared: Round,
     /// Number of shared memory objects scanned: the first ones of the catalogue.
@@ -48,16 +48,16 @@ struct Ahead {
 }
 
 /// Processes for each helper thread. For fewer processes, starting a thread takes longer than the scan.
-const PROCESSES_EACH: usize = 4;
+const PROCESSES_PER_HELPER: usize = 4;
 
 /// A process of the tree.
 #[derive(Debug)]
-pub(super) struct Tracked {
+pub(super) struct TrackedProcess {
     pub pid: i32,
     started_ticks: u64,
     generation: u64,
     /// `None` for a zombie.
-    pub watched: Option<Watched>,
+    pub watched: Option<WatchedMemory>,
 }
 
 /// Most attempts of a round. An attempt fails if a process was forked, ended or called `exec` meanwhile.
@@ -67,7 +67,7 @@ impl Tracker {
     /// Begins to track the tree under `root`. No memory is read yet.
     ///
     /// # Errors
-    /// [`Error::Blocked`] with everything that cannot move; [`Error::Gone`].
+    /// [`Error::Blocked`] with everything that cannot move; [`Error::ProcessEnded`].
     pub fn start(root: i32) -> Result<Self> {
         let report = inspect::inspect(root)?;
         if !report.blockers.is_empty() {
@@ -76,16 +76,16 @@ impl Tracker {
         let mut tracker = Self {
             root,
             processes: Vec::new(),
-            catalogue: Catalogue::default(),
+            catalogue: ObjectCatalogue::default(),
             shared: Vec::new(),
-            draft: None,
+            descriptor_snapshot: None,
             vdso: Vec::new(),
-            register_features: 0,
+            xcr0: 0,
             generations: 0,
             _thread: PhantomData,
         };
-        if let Err(error) = tracker.follow_tree() {
-            tracker.remove_all();
+        if let Err(error) = tracker.update_processes() {
+            tracker.detach_all();
             return Err(error);
         }
         Ok(tracker)
@@ -94,11 +94,11 @@ impl Tracker {
     /// Returns the shape of the tree and the pages changed since the last round; all pages in the first round.
     ///
     /// # Errors
-    /// [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`] if the root has ended.
-    pub fn round(&mut self) -> Result<Round> {
+    /// [`Error::Blocked`] if something that cannot move has appeared; [`Error::ProcessEnded`] if the root has ended.
+    pub fn next_round(&mut self) -> Result<Round> {
         for _ in 1..ATTEMPTS {
             match self.try_round() {
-                Err(error) if self.moved_on(&error) => {}
+                Err(error) if self.tree_changed(&error) => {}
                 other => return other,
             }
         }
@@ -106,22 +106,22 @@ impl Tracker {
     }
 
     fn try_round(&mut self) -> Result<Round> {
-        self.follow_tree()?;
-        self.collect(None)
+        self.update_processes()?;
+        self.collect_round(None)
     }
 
     /// Returns true if an attempt failed only because the tree has changed.
-    fn moved_on(&self, error: &Error) -> bool {
+    fn tree_changed(&self, error: &Error) -> bool {
         let known = self.processes.iter();
-        let same = |tracked: &Tracked| {
+        let is_as_known = |tracked: &TrackedProcess| {
             let stat = Stat::read(tracked.pid);
             let zombie = stat.map_or(true, |stat| matches!(stat.state, 'Z' | 'X'));
             zombie == tracked.watched.is_none() && (zombie || tracked.has_stub().unwrap_or(false))
         };
         match error {
-            Error::Gone(pid) if *pid == self.root => false,
-            Error::Gone(_) => true,
-            _ => inspect::tree(self.root).is_ok() && !known.into_iter().all(same),
+            Error::ProcessEnded(pid) if *pid == self.root => false,
+            Error::ProcessEnded(_) => true,
+            _ => inspect::tree_pids(self.root).is_ok() && !known.into_iter().all(is_as_known),
         }
     }
 
@@ -129,97 +129,105 @@ impl Tracker {
     ///
     /// # Errors
     /// The kernel's error; a process that has ended causes none.
-    pub fn stop(mut self) -> Result<()> {
-        self.remove_all();
+    pub fn stop_tracking(mut self) -> Result<()> {
+        self.detach_all();
         Ok(())
     }
 
     /// Collects a round. While the tree runs (`stopped` is `None`), pages are write-protected to detect later writes,
     /// and the mappings' advice is read again, which takes long.
-    pub(super) fn collect(&mut self, stopped: Option<&[Option<Halted>]>) -> Result<Round> {
-        let runs = stopped.is_none();
+    pub(super) fn collect_round(
+        &mut self,
+        stopped: Option<&[Option<HaltedProcess>]>,
+    ) -> Result<Round> {
+        let is_running = stopped.is_none();
         let mut round = Round::default();
         let mut shapes = Vec::new();
-        let ahead = if runs {
-            Ahead::default()
+        let scan = if is_running {
+            ParallelScan::default()
         } else {
-            self.look_ahead()?
+            self.scan_in_parallel()?
         };
-        let mut found = ahead.processes.into_iter();
+        let mut found = scan.processes.into_iter();
         for index in 0..self.processes.len() {
             let halted = stopped.and_then(|all| all.get(index)?.as_ref());
             let found = found.next().flatten();
-            let shape = self.collect_process(index, (runs, halted), found, &mut round)?;
+            let shape = self.collect_process(index, (is_running, halted), found, &mut round)?;
             shapes.push(shape);
         }
-        self.find_shared_tables(&mut shapes);
-        self.follow_segments(runs)?;
-        round.append(ahead.shared);
-        self.collect_shared(ahead.shared_count, &mut round)?;
+        self.set_shared_tables(&mut shapes);
+        self.update_segments(is_running)?;
+        round.append(scan.shared);
+        self.collect_shared(scan.shared_count, &mut round)?;
         round.tree = Tree {
-            clocks: clocks(),
+            clocks: read_clocks(),
             boot_id: boot_id(),
             vdso: self.vdso.clone(),
-            register_features: self.register_features,
+            xcr0: self.xcr0,
             processes: shapes,
             files: self.catalogue.files.clone(),
-            shared: self.catalogue.shared.clone(),
+            shared_memory: self.catalogue.shared.clone(),
         };
         for tracked in &mut self.processes {
             if let Some(watched) = &mut tracked.watched {
-                watched.deliver();
+                watched.mark_delivered();
             }
         }
         Ok(round)
     }
 
     /// Scans the memory of a stopped tree on all processors, as far as the catalogue need not change.
-    fn look_ahead(&mut self) -> Result<Ahead> {
+    fn scan_in_parallel(&mut self) -> Result<ParallelScan> {
         let (processes, catalogue, shared) = (&self.processes, &self.catalogue, &mut self.shared);
         let jobs = AtomicUsize::new(0);
-        let look = || {
+        let scan_processes = || {
             let mut found = Vec::new();
             while let Some(tracked) = processes.get(jobs.fetch_add(1, Ordering::Relaxed)) {
-                let seen = tracked.watched.as_ref();
-                found.push((tracked.pid, seen.and_then(|of| of.look_again(tracked.pid))));
+                let watched = tracked.watched.as_ref();
+                found.push((
+                    tracked.pid,
+                    watched.and_then(|watched| watched.scan_unchanged_mappings(tracked.pid)),
+                ));
             }
             found
         };
-        let mut ahead = Ahead {
+        let mut scan = ParallelScan {
             shared_count: catalogue.shared.len(),
-            ..Ahead::default()
+            ..ParallelScan::default()
         };
-        let hurries = is_realtime();
-        let helpers = (processors() - 1).min(processes.len() / PROCESSES_EACH);
-        let mut found: HashMap<i32, Option<Found>> = HashMap::new();
+        let is_urgent = is_realtime();
+        let helpers = (processors() - 1).min(processes.len() / PROCESSES_PER_HELPER);
+        let mut found: HashMap<i32, Option<MemoryScan>> = HashMap::new();
         std::thread::scope(|scope| {
-            let help = || {
-                let _hurry = hurries.then(Hurry::begin);
-                look()
+            let scan_as_helper = || {
+                let _hurry = is_urgent.then(RealtimeGuard::begin);
+                scan_processes()
             };
-            let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(help)).collect();
-            let outcome = collect_shared(catalogue, shared, 0, &mut ahead.shared);
-            found.extend(look());
+            let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(scan_as_helper)).collect();
+            let outcome = collect_shared(catalogue, shared, 0, &mut scan.shared);
+            found.extend(scan_processes());
             for helper in helpers {
                 // `collect_process` scans processes without findings.
                 found.extend(helper.join().unwrap_or_default());
             }
             outcome
         })?;
-        let of_each = processes.iter().map(|of| found.remove(&of.pid).flatten());
-        ahead.processes = of_each.collect();
-        Ok(ahead)
+        let scans = processes
+            .iter()
+            .map(|tracked| found.remove(&tracked.pid).flatten());
+        scan.processes = scans.collect();
+        Ok(scan)
     }
 
     /// Leaves the unread runs of a round to the next round.
-    pub(super) fn give_up(&mut self, round: &Round) {
-        for run in round.rest() {
-            let Space::Process(index) = run.space else {
+    pub(super) fn return_unread(&mut self, round: &Round) {
+        for run in round.unread_runs() {
+            let MemorySpace::Process(index) = run.space else {
                 continue;
             };
             let tracked = self.processes.get_mut(index as usize);
             if let Some(watched) = tracked.and_then(|tracked| tracked.watched.as_mut()) {
-                watched.give_up(run);
+                watched.return_run(run);
             }
         }
     }
@@ -227,29 +235,29 @@ impl Tracker {
     fn collect_process(
         &mut self,
         index: usize,
-        (runs, halted): (bool, Option<&Halted>),
-        found: Option<Found>,
+        (is_running, halted): (bool, Option<&HaltedProcess>),
+        found: Option<MemoryScan>,
         round: &mut Round,
     ) -> Result<Process> {
         let pid = self.processes[index].pid;
-        let mut shape = self.identity(index, halted)?;
+        let mut shape = self.process_identity(index, halted)?;
         let Some(watched) = &mut self.processes[index].watched else {
             return Ok(shape);
         };
         match &found {
             Some(_) => watched.check_segments(pid, &self.catalogue)?,
-            None => watched.read_mappings(pid, runs, &mut self.catalogue)?,
+            None => watched.read_mappings(pid, is_running, &mut self.catalogue)?,
         }
-        watched.collect(index as u32, runs, found, round)?;
+        watched.collect_changes(index as u32, is_running, found, round)?;
         shape.mappings = watched.mappings.clone();
         shape.guards = watched.guards.iter().collect();
         inspect::check_guards(pid, &shape.guards)?;
-        shape.executable = self.catalogue.executable(pid)?;
+        shape.executable = self.catalogue.executable_index(pid)?;
         Ok(shape)
     }
 
     /// Returns the process's identity in its own PID namespace.
-    fn identity(&self, index: usize, halted: Option<&Halted>) -> Result<Process> {
+    fn process_identity(&self, index: usize, halted: Option<&HaltedProcess>) -> Result<Process> {
         let tracked = &self.processes[index];
         let status = match halted {
             Some(halted) => halted.statuses()?[0].clone(),
@@ -261,33 +269,33 @@ impl Tracker {
             .position(|other| other.pid == stat.parent);
         let mut threads = Vec::new();
         if let Some(halted) = halted {
-            threads = halted.own_ids()?;
+            threads = halted.namespace_tids()?;
         } else if tracked.watched.is_some() {
             for tid in crate::process::procfs::threads(tracked.pid)? {
                 match Status::read(tracked.pid, tid) {
-                    Ok(status) => threads.push(status.own_id()),
-                    Err(Error::Gone(_) | Error::Kernel { .. }) if tid != tracked.pid => {}
+                    Ok(status) => threads.push(status.innermost_id()),
+                    Err(Error::ProcessEnded(_) | Error::Kernel { .. }) if tid != tracked.pid => {}
                     Err(error) => return Err(error),
                 }
             }
         }
         // A leader outside of the PID namespace has the ID 0. At the acceptor, the first process of the namespace
         // leads.
-        let own = |ids: &[i32]| ids.last().copied().unwrap_or(0).max(1);
+        let own_id = |ids: &[i32]| ids.last().copied().unwrap_or(0).max(1);
         Ok(Process {
-            pid: status.own_id(),
+            pid: status.innermost_id(),
             parent: if index == 0 {
                 None
             } else {
                 Some(parent.unwrap_or(0) as u32)
             },
             generation: tracked.generation,
-            group: own(&status.group_ids),
-            session: own(&status.session_ids),
+            group: own_id(&status.group_ids),
+            session: own_id(&status.session_ids),
             exit_signal: (stat.field(38) as i32).clamp(0, 64),
             exit_status: tracked.watched.is_none().then(|| stat.field(52) as i32),
             threads,
-            table_of: None,
+            shares_table_with: None,
             executable: 0,
             mappings: Vec::new(),
             guards: Vec::new(),
@@ -307,18 +315,18 @@ impl Tracker {
     }
 
     /// Attaches to processes that joined the tree, and forgets processes that left it.
-    pub(super) fn follow_tree(&mut self) -> Result<()> {
-        let pids = inspect::tree(self.root)?;
-        let mut known: HashMap<i32, Tracked> = self
+    pub(super) fn update_processes(&mut self) -> Result<()> {
+        let pids = inspect::tree_pids(self.root)?;
+        let mut known: HashMap<i32, TrackedProcess> = self
             .processes
             .drain(..)
             .map(|tracked| (tracked.pid, tracked))
             .collect();
         for pid in pids {
             let old = known.remove(&pid);
-            match self.follow_process(pid, old) {
+            match self.update_process(pid, old) {
                 Ok(tracked) => self.processes.push(tracked),
-                Err(Error::Gone(_)) if pid != self.root => {}
+                Err(Error::ProcessEnded(_)) if pid != self.root => {}
                 Err(error) => {
                     self.processes.extend(known.into_values());
                     return Err(error);
@@ -328,7 +336,7 @@ impl Tracker {
         Ok(())
     }
 
-    fn follow_process(&mut self, pid: i32, old: Option<Tracked>) -> Result<Tracked> {
+    fn update_process(&mut self, pid: i32, old: Option<TrackedProcess>) -> Result<TrackedProcess> {
         let stat = Stat::read(pid)?;
         let zombie = matches!(stat.state, 'Z' | 'X');
         if let Some(old) = old
@@ -339,7 +347,7 @@ impl Tracker {
             return Ok(old);
         }
         self.generations += 1;
-        Ok(Tracked {
+        Ok(TrackedProcess {
             pid,
             started_ticks: stat.started_ticks,
             generation: self.generations,
@@ -351,36 +359,36 @@ impl Tracker {
         })
     }
 
-    fn attach(&mut self, pid: i32) -> Result<Watched> {
-        let halted = Halted::stop(pid)?;
-        hidden::check(&halted)?;
-        let lines = own_maps(pid, None, false)?;
-        let attachment = Attachment::make(&halted, &lines)?;
-        let secure_bits = match hidden::ask(&halted, &attachment) {
+    fn attach(&mut self, pid: i32) -> Result<WatchedMemory> {
+        let halted = HaltedProcess::stop(pid)?;
+        ptrace_checks::check(&halted)?;
+        let lines = read_own_mappings(pid, None, false)?;
+        let attachment = Attachment::attach(&halted, &lines)?;
+        let secure_bits = match ptrace_checks::query(&halted, &attachment) {
             Ok(secure_bits) => secure_bits,
             Err(error) => {
-                attachment.remove(&halted, &own_maps(pid, None, false)?)?;
+                attachment.remove_stub(&halted, &read_own_mappings(pid, None, false)?)?;
                 return Err(error);
             }
         };
         if self.vdso.is_empty() {
             self.vdso = read_vdso(&halted, &lines)?;
-            self.register_features = features(&halted.first().extended()?);
+            self.xcr0 = xcr0(&halted.first_thread().extended_registers()?);
         }
         // Open the memory before the process runs: a later `exec` would replace it.
-        let watched = Watched::new(pid, attachment, secure_bits)?;
+        let watched = WatchedMemory::new(pid, attachment, secure_bits)?;
         halted.thaw()?;
         Ok(watched)
     }
 
-    fn remove_all(&mut self) {
+    fn detach_all(&mut self) {
         for tracked in self.processes.drain(..) {
             let Some(watched) = tracked.watched else {
                 continue;
             };
             // A process that has ended meanwhile has no stub.
-            if let Ok(halted) = Halted::stop(tracked.pid) {
-                let _ = watched.remove(&halted);
+            if let Ok(halted) = HaltedProcess::stop(tracked.pid) {
+                let _ = watched.remove_stub(&halted);
                 let _ = halted.thaw();
             }
         }
@@ -389,15 +397,17 @@ impl Tracker {
 
 impl Drop for Tracker {
     fn drop(&mut self) {
-        self.remove_all();
+        self.detach_all();
     }
 }
 
-impl Tracked {
+impl TrackedProcess {
     fn has_stub(&self) -> Result<bool> {
         let Some(watched) = &self.watched else {
             return Ok(false);
         };
-        Ok(watched.attachment.is_in(&own_maps(self.pid, None, false)?))
+        Ok(watched
+            .attachment
+            .has_stub(&read_own_mappings(self.pid, None, false)?))
     }
 }

@@ -16,7 +16,7 @@ pub struct Blocker {
     /// Target of the link `/proc/PID/fd/N`.
     pub path: String,
     /// Reason why the descriptor cannot move.
-    pub reason: Reason,
+    pub reason: BlockReason,
 }
 
 impl fmt::Display for Blocker {
@@ -31,9 +31,9 @@ impl fmt::Display for Blocker {
 
 /// Reason why a descriptor cannot move, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Reason {
+pub enum BlockReason {
     /// A device with state of its own.
-    #[error("device {0}:{1} has state that only this host knows: close it")]
+    #[error("device {0}:{1} has state that exists only on this host: close it")]
     Device(u32, u32),
     /// An io_uring instance.
     #[error(
@@ -50,62 +50,70 @@ pub enum Reason {
     #[error("Multipath TCP cannot move: listen with IPPROTO_TCP instead of IPPROTO_MPTCP")]
     Mptcp,
     /// A netlink socket with unread messages.
-    #[error("a netlink socket has messages that were not read: try again")]
+    #[error("the netlink socket has unread messages: try again")]
     NetlinkUnread,
     /// A pidfd of a process outside the tree.
-    #[error("it stands for a process that does not move: move both, or close it")]
+    #[error("the pidfd refers to a process outside the tree: move both, or close it")]
     PidfdOutside,
     /// A pidfd of a process that has ended and been waited for.
-    #[error("it stands for a process that has ended: close it")]
+    #[error("the pidfd refers to a process that has ended: close it")]
     PidfdEnded,
     /// A pidfd of a single thread (`PIDFD_THREAD`).
-    #[error("it stands for a single thread (PIDFD_THREAD): close it, or open one of the process")]
+    #[error(
+        "the pidfd refers to a single thread (PIDFD_THREAD): close it, or open one of the process"
+    )]
     PidfdOfThread,
     /// A fanotify group.
     #[error("fanotify cannot move: use inotify")]
     Fanotify,
     /// A performance counter (`perf_event_open(2)`).
-    #[error("performance counters are this host's: close them")]
+    #[error("performance counters belong to this host: close them")]
     Perf,
     /// A BPF program, map or link.
-    #[error("objects of eBPF are this host's: close them")]
+    #[error("eBPF objects belong to this host: close them")]
     Bpf,
     /// A userfaultfd.
     #[error("userfaultfd cannot move: close it")]
     Userfaultfd,
     /// A namespace, such as an open `/proc/PID/ns/net`.
-    #[error("it stands for a namespace of this host: close it")]
+    #[error("it refers to a namespace of this host: close it")]
     Namespace,
     /// A file of a kind that this program does not know.
-    #[error("this kind of file is not known, so it cannot move")]
+    #[error("this kind of file is unknown and cannot move")]
     Unknown,
     /// A file with another end that belongs to a process that stays.
-    #[error("its other end is held outside the tree{}: move that process too, or redirect to a file", by(*.0))]
+    #[error("its other end is held outside the tree{}: move that process too, or redirect to a file", holder_suffix(*.0))]
     OtherEndOutside(Option<i32>),
     /// An eventfd, timer, memory file or the like that a process outside the tree has too.
-    #[error("process {0}, which stays, has it too: move both, or have one of them close it")]
+    #[error("process {0} outside the tree has it open too: move both, or close it in one of them")]
     HeldOutside(i32),
     /// Signals about the file go to a process or group outside the tree (`F_SETOWN`).
     #[error(
-        "its signals go to process or group {0}, which stays (F_SETOWN): name a process of the tree, or none"
+        "its signals go to process or group {0} outside the tree (F_SETOWN): set a process of the tree, or none"
     )]
     OwnerOutside(i32),
     /// A file that has no path in the daemon's mount namespace.
-    #[error("its mount is not present for this daemon: run in the host's mount namespace")]
+    #[error(
+        "its mount is not visible to this daemon: run the daemon in the host's mount namespace"
+    )]
     Unreachable,
     /// A path that leads to another file; another name of the original file was not found.
-    #[error("the file was replaced, and its other name was not found: open it by its present name")]
+    #[error(
+        "the path names another file, and no other name of the original was found: open it by its current name"
+    )]
     OtherName,
     /// A POSIX message queue (`mq_open(3)`).
-    #[error("a POSIX message queue is this host's: close it, and use a Unix socket")]
+    #[error("a POSIX message queue cannot move: close it, and use a Unix socket")]
     MessageQueue,
     /// A directory with a change notification: only `F_NOTIFY` sets one.
     #[error(
-        "a signal tells of changes in this directory (F_NOTIFY), and the kernel does not say of which: use inotify"
+        "the directory has a change notification (F_NOTIFY), which cannot be read from the kernel: use inotify"
     )]
     DirectoryNotify,
     /// Content without a name, larger than the limit: such content is moved by value.
-    #[error("its file has no name and {size} bytes, more than the limit of {limit}")]
+    #[error(
+        "its file was deleted or has no name, and has {size} bytes, more than the limit of {limit}"
+    )]
     TooLarge {
         /// Size of the content, bytes.
         size: u64,
@@ -113,7 +121,7 @@ pub enum Reason {
         limit: u64,
     },
     /// A lease on a file (`F_SETLEASE`).
-    #[error("it has a lease (F_SETLEASE): give it up")]
+    #[error("it has a lease (F_SETLEASE): release the lease")]
     Lease,
     /// An exclusive lock that would be free for a moment during the move.
     #[error("it {0}")]
@@ -130,34 +138,37 @@ pub enum Reason {
     #[error("the terminal's slave is locked: call unlockpt, or close the terminal")]
     TerminalLocked,
     /// A terminal with unread data: reading the data would remove it.
-    #[error("the terminal has input or output that was not read: try again")]
+    #[error("the terminal has unread input or output: try again")]
     TerminalUnread,
     /// An inotify instance with unread events.
-    #[error("inotify has events that were not read, or of a file that was removed: try again")]
+    #[error("inotify has unread events, or watches a removed file: try again")]
     InotifyUnread,
     /// A file that inotify watches and that cannot be found.
     #[error(
-        "the file system of a file that inotify watches cannot find it by its handle (as overlayfs), or the file was removed: remove the watch"
+        "a file that inotify watches cannot be found by its handle, because it was removed or its file system does \
+         not support that (overlayfs): remove the watch"
     )]
-    InotifyHidden,
+    InotifyFileNotFound,
     /// A watch descriptor of inotify that is too high for the acceptor to count up to.
     #[error(
-        "inotify has watch descriptor {0}, too high to be made again: make a new inotify instance"
+        "inotify's watch descriptor {0} is too high to be recreated: create a new inotify instance"
     )]
-    InotifyNumber(i32),
+    InotifyWatchTooHigh(i32),
     /// An epoll set that watches a file not open in the tree.
     #[error(
-        "it watches descriptor {0}, whose file is not open in the tree any more: remove it from the set first"
+        "the epoll set watches descriptor {0}, whose file is not open in the tree: remove it from the set first"
     )]
-    WatchesStranger(u32),
+    WatchedFileClosed(u32),
     /// A connection that waits to be accepted and has data already, or comes from outside the tree.
-    #[error("a connection waits to be accepted from outside the tree, or with data: try again")]
+    #[error(
+        "a connection that waits to be accepted comes from outside the tree or has data: try again"
+    )]
     Unaccepted,
     /// A thread with a descriptor table of its own.
     #[error("thread {0} has a descriptor table of its own")]
     ThreadTable(i32),
     /// A memory file in huge pages.
-    #[error("a memory file in huge pages cannot move: make it without MFD_HUGETLB")]
+    #[error("a memfd of huge pages cannot move: create it without MFD_HUGETLB")]
     HugePages,
     /// A socket that belongs to another network namespace.
     #[error("the socket belongs to another network namespace")]
@@ -167,7 +178,8 @@ pub enum Reason {
     Socket(String),
     /// An eBPF program attached to a Unix or netlink socket.
     #[error(
-        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which the kernel does not give out: attach a classic filter (SO_ATTACH_FILTER), or detach it"
+        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which cannot be read from the kernel: attach a \
+         classic filter (SO_ATTACH_FILTER), or detach it"
     )]
     ExtendedFilter,
     /// A Unix stream with out-of-band data.
@@ -175,7 +187,7 @@ pub enum Reason {
     OutOfBand,
 }
 
-fn by(pid: Option<i32>) -> String {
+fn holder_suffix(pid: Option<i32>) -> String {
     pid.map_or(String::new(), |pid| format!(" by process {pid}"))
 }
 
@@ -183,7 +195,7 @@ fn by(pid: Option<i32>) -> String {
 #[derive(Debug, Error)]
 pub enum FilesError {
     /// Descriptors that cannot move; nothing was changed.
-    #[error("{}", list(.0))]
+    #[error("{}", join_blockers(.0))]
     Blocked(Vec<Blocker>),
     /// The acceptor lacks something that the tree needs; the process keeps running on the donor.
     #[error("{0}")]
@@ -201,7 +213,7 @@ pub enum FilesError {
     },
 }
 
-fn list(blockers: &[Blocker]) -> String {
+fn join_blockers(blockers: &[Blocker]) -> String {
     let lines: Vec<_> = blockers.iter().map(ToString::to_string).collect();
     lines.join("; ")
 }
@@ -213,16 +225,17 @@ pub enum Refusal {
     #[error("{0} does not exist at the acceptor")]
     Missing(String),
     /// A file with another type, size, permission or content.
-    #[error("{path} differs at the acceptor: its {what}")]
+    #[error("{path} differs at the acceptor: its {property}")]
     Differs {
         /// Path of the file.
         path: String,
         /// Property that differs.
-        what: &'static str,
+        property: &'static str,
     },
     /// A file that no user of the tree's processes may open.
     #[error(
-        "{0}: the acceptor's policy does not let it be opened so: neither the users of the process may, nor is it below [migration] files"
+        "{0}: the acceptor's policy does not allow this access: the process's users have no permission, and the file \
+         is not below a directory in [migration] files"
     )]
     NotAllowed(String),
     /// A Unix socket's name that is in use.
@@ -230,7 +243,7 @@ pub enum Refusal {
     NameTaken(String),
     /// A terminal number that is in use.
     #[error(
-        "/dev/pts/{0} is in use at the acceptor: restore in a mount namespace with a devpts of its own"
+        "/dev/pts/{0} is in use at the acceptor: restore in a mount namespace with a private devpts"
     )]
     TerminalTaken(u32),
     /// More descriptors than the restorer may have open.
@@ -238,20 +251,20 @@ pub enum Refusal {
     TooMany(u64),
     /// Memory that moves with its mappings, and was not handed in.
     #[error("memory {0} of the image was not restored")]
-    ContentAbsent(u32),
+    ContentMissing(u32),
     /// A socket that was not handed in.
     #[error("socket {0} of the image was not restored")]
-    SocketAbsent(u32),
+    SocketMissing(u32),
 }
 
 /// Adds the name of the failed step to an I/O error.
-pub(super) trait At<T> {
+pub(super) trait StepContext<T> {
     /// Converts the error; `step` names the operation that failed.
-    fn at(self, step: impl Into<String>) -> Result<T, FilesError>;
+    fn with_step(self, step: impl Into<String>) -> Result<T, FilesError>;
 }
 
-impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
-    fn at(self, step: impl Into<String>) -> Result<T, FilesError> {
+impl<T, E: Into<io::Error>> StepContext<T> for Result<T, E> {
+    fn with_step(self, step: impl Into<String>) -> Result<T, FilesError> {
         self.map_err(|source| FilesError::Kernel {
             step: step.into(),
             source: source.into(),

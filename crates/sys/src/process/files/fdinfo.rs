@@ -16,9 +16,9 @@ pub struct FdInfo {
     /// Inode number of the file.
     pub inode: u64,
     /// True if the file has an owner for its signals (`F_SETOWN`). The text of `fdinfo` does not show the owner.
-    pub owned: bool,
+    pub has_owner: bool,
     /// Lines that only some kinds of files have.
-    pub rest: String,
+    pub kind_lines: String,
 }
 
 /// An entry of an epoll set (`tfd:`).
@@ -56,19 +56,19 @@ impl FdInfo {
 
     /// Returns true if the file sends signals on events, or an owner for such signals is set already.
     #[must_use]
-    pub fn tells_somebody(&self) -> bool {
-        self.is_async() || self.owned
+    pub fn has_signal_receiver(&self) -> bool {
+        self.is_async() || self.has_owner
     }
 
     /// Parses the text; `None` if a line is absent that every such file has.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut info = Self::default();
-        let mut seen = 0;
+        let mut fields_seen = 0;
         for line in text.lines() {
             let (name, value) = line.split_once(':').unwrap_or((line, ""));
             let value = value.trim();
-            let known = match name {
+            let is_known = match name {
                 "pos" => value
                     .parse()
                     .map(|offset: i64| info.offset = offset.max(0) as u64)
@@ -79,25 +79,25 @@ impl FdInfo {
                 "mnt_id" => value.parse().map(|mount| info.mount = mount).is_ok(),
                 "ino" => value.parse().map(|inode| info.inode = inode).is_ok(),
                 _ => {
-                    info.rest.push_str(line);
-                    info.rest.push('\n');
+                    info.kind_lines.push_str(line);
+                    info.kind_lines.push('\n');
                     continue;
                 }
             };
-            if !known {
+            if !is_known {
                 return None;
             }
-            seen += 1;
+            fields_seen += 1;
         }
         info.close_on_exec = info.flags & libc::O_CLOEXEC as u32 != 0;
         info.flags &= !(libc::O_CLOEXEC as u32);
-        (seen == 4).then_some(info)
+        (fields_seen == 4).then_some(info)
     }
 
     /// Returns the value of a line `name: value`.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
-        self.rest.lines().find_map(|line| {
+        self.kind_lines.lines().find_map(|line| {
             let (found, value) = line.split_once(':')?;
             (found.trim() == name).then(|| value.trim())
         })
@@ -111,7 +111,7 @@ impl FdInfo {
 
     /// Returns a pair of numbers in parentheses, as timers have.
     #[must_use]
-    pub fn pair(&self, name: &str) -> Option<(u64, u64)> {
+    pub fn number_pair(&self, name: &str) -> Option<(u64, u64)> {
         let inside = self.value(name)?.strip_prefix('(')?.strip_suffix(')')?;
         let (seconds, rest) = inside.split_once(',')?;
         Some((seconds.trim().parse().ok()?, rest.trim().parse().ok()?))
@@ -120,7 +120,10 @@ impl FdInfo {
     /// Returns the entries of an epoll set, in the kernel's order.
     #[must_use]
     pub fn epoll(&self) -> Vec<EpollLine> {
-        let lines = self.rest.lines().filter(|line| line.starts_with("tfd:"));
+        let lines = self
+            .kind_lines
+            .lines()
+            .filter(|line| line.starts_with("tfd:"));
         lines.filter_map(epoll_line).collect()
     }
 
@@ -128,7 +131,7 @@ impl FdInfo {
     #[must_use]
     pub fn inotify(&self) -> Option<Vec<InotifyLine>> {
         let lines = self
-            .rest
+            .kind_lines
             .lines()
             .filter(|line| line.starts_with("inotify "));
         lines.map(inotify_line).collect()
@@ -136,7 +139,10 @@ impl FdInfo {
 
     /// Returns the locks taken through this descriptor; a process's record locks belong to `table`. `Err` is a lease.
     pub fn locks(&self, table: u32) -> Result<Vec<Lock>, Lease> {
-        let lines = self.rest.lines().filter(|line| line.starts_with("lock:"));
+        let lines = self
+            .kind_lines
+            .lines()
+            .filter(|line| line.starts_with("lock:"));
         lines.filter_map(|line| lock_line(line, table)).collect()
     }
 }
@@ -144,8 +150,8 @@ impl FdInfo {
 impl FdInfo {
     /// Returns device and inode of the file as the kernel writes them for locks; `None` if the file has no lock.
     #[must_use]
-    pub fn lock_place(&self) -> Option<&str> {
-        let mut lines = self.rest.lines();
+    pub fn locked_file(&self) -> Option<&str> {
+        let mut lines = self.kind_lines.lines();
         let line = lines.find(|line| line.starts_with("lock:"))?;
         line.split_whitespace().nth(6)
     }
@@ -222,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locks_are_read_as_the_kernel_writes_them() {
+    fn lock_lines_of_the_kernel_parse() {
         let text = "pos:\t7\nflags:\t02102002\nmnt_id:\t27\nino:\t10003342\n\
             lock:\t1: FLOCK  ADVISORY  WRITE 21758 fe:00:10003342 0 EOF\n\
             lock:\t2: POSIX  ADVISORY  READ 21758 fe:00:10003342 5 14\n";
@@ -245,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn epoll_and_inotify_are_read_as_the_kernel_writes_them() {
+    fn epoll_and_inotify_lines_of_the_kernel_parse() {
         let text = "pos:\t0\nflags:\t02\nmnt_id:\t17\nino:\t1038\n\
             tfd:        4 events: 80000019 data:               4d  pos:0 ino:40e sdev:10\n\
             inotify wd:1a ino:3c4a3 sdev:fe00000 mask:80000100 ignored_mask:0 fhandle-bytes:8 \
@@ -274,7 +280,7 @@ mod tests {
         fn any_text_is_parsed_or_refused(text: String, lines in "(pos|flags|mnt_id|ino|tfd|lock|inotify wd): [a-z0-9: ]{0,40}\n") {
             let whole = format!("pos:\t0\nflags:\t02\nmnt_id:\t17\nino:\t1\n{lines}{text}");
             if let Some(info) = FdInfo::parse(&whole) {
-                let _ = (info.epoll(), info.inotify(), info.locks(0), info.pair("it_value"));
+                let _ = (info.epoll(), info.inotify(), info.locks(0), info.number_pair("it_value"));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Check for descriptors that cannot move.
 
-use super::donor::{Draft, Limits};
+use super::donor::{FilesSnapshot, Limits};
 use super::error::{Blocker, FilesError};
 
 /// Returns the descriptors of these processes that cannot move, with reasons. Nothing is changed; the processes keep
@@ -9,7 +9,7 @@ use super::error::{Blocker, FilesError};
 /// # Errors
 /// [`FilesError::Kernel`], for example if the caller may not inspect the processes.
 pub fn inspect(pids: &[i32], limits: &Limits) -> Result<Vec<Blocker>, FilesError> {
-    match Draft::save(pids, limits) {
+    match FilesSnapshot::save(pids, limits) {
         Ok(_) => Ok(Vec::new()),
         Err(FilesError::Blocked(blockers)) => Ok(blockers),
         Err(error) => Err(error),

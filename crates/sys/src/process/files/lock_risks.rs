@@ -1,8 +1,8 @@
 //! Exclusive locks that would be free for a moment during the hand-over, found before anything is changed.
 
 use super::fdinfo::FdInfo;
-use super::handover::{FileIdentity, file_system, has_two_parts, is_shareable};
 use super::image::{FilePath, Lock, LockHolder};
+use super::lock_handover::{FileIdentity, file_system, has_two_parts, is_shareable};
 use crate::process::procfs;
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// File systems that leave `flock(2)` to the kernel, which converts such a lock in one step: ext4, XFS, Btrfs, tmpfs,
 /// F2FS, overlayfs, ramfs, bcachefs, ZFS, FAT, exFAT, JFS (`linux/magic.h`). Network and cluster file systems implement
 /// `flock(2)` in their own ways, most of which free the lock for a moment.
-const FLOCK_IS_LOCAL: [u32; 12] = [
+const LOCAL_FLOCK_MAGICS: [u32; 12] = [
     0xef53,
     0x5846_5342,
     0x9123_683e,
@@ -28,9 +28,10 @@ const FLOCK_IS_LOCAL: [u32; 12] = [
 ];
 /// Network and cluster file systems that convert a lock on a range in one step, as POSIX requires: NFS, GFS2, OCFS2,
 /// Ceph, Lustre.
-const RANGES_CONVERT: [u32; 5] = [0x6969, 0x0116_1970, 0x7461_636f, 0x00c3_6400, 0x0bd0_0bd0];
+const ATOMIC_CONVERSION_MAGICS: [u32; 5] =
+    [0x6969, 0x0116_1970, 0x7461_636f, 0x00c3_6400, 0x0bd0_0bd0];
 /// Other file systems that several nodes share: CIFS, SMB 2 and later, AFS.
-const OF_NETWORKS: [u32; 3] = [0xff53_4d42, 0xfe53_4d42, 0x5346_414f];
+const OTHER_NETWORK_MAGICS: [u32; 3] = [0xff53_4d42, 0xfe53_4d42, 0x5346_414f];
 
 /// An exclusive lock that cannot be handed over if both nodes see its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,8 +68,8 @@ impl RiskyLock {
         let link = format!("/proc/{pid}/fd/{fd}");
         let path = fs::read_link(&link).ok().filter(|path| path.has_root())?;
         let info = FdInfo::parse(&procfs::read(pid, &format!("fdinfo/{fd}")).ok()?)?;
-        let held = info.locks(0).ok()?;
-        let mut written = held.iter().filter(|lock| lock.write).peekable();
+        let locks_held = info.locks(0).ok()?;
+        let mut written = locks_held.iter().filter(|lock| lock.write).peekable();
         written.peek()?;
         let file = open(&link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let (kind, identity) = (
@@ -77,10 +78,10 @@ impl RiskyLock {
         );
         // Processes of the tree do not wait for locks while they are stopped. `/proc/locks` does not name the owners of
         // open file locks.
-        let mut waits = waiting(&info, locks);
+        let mut waits = waiting_requests(&info, locks);
         waits.retain(|waits| waits.pid > 0 && !tree.contains(&waits.pid));
         let readable = is_readable(&info);
-        let reason = written.find_map(|lock| risk(lock, readable, kind, &waits))?;
+        let reason = written.find_map(|lock| handover_risk(lock, readable, kind, &waits))?;
         Some(Self {
             process: pid,
             fd,
@@ -114,7 +115,7 @@ pub(crate) fn is_readable(info: &FdInfo) -> bool {
 
 /// Returns the reason why one of these exclusive locks cannot be handed over, if the file is on a file system that
 /// every node sees.
-pub(super) fn risk_everywhere(
+pub(super) fn shared_fs_risk(
     fd: BorrowedFd<'_>,
     info: &FdInfo,
     locks: &[Lock],
@@ -122,54 +123,58 @@ pub(super) fn risk_everywhere(
     let mut written = locks.iter().filter(|lock| lock.write).peekable();
     written.peek()?;
     let kind = file_system(fd).ok()?;
-    if !RANGES_CONVERT.contains(&kind) && !OF_NETWORKS.contains(&kind) {
+    if !ATOMIC_CONVERSION_MAGICS.contains(&kind) && !OTHER_NETWORK_MAGICS.contains(&kind) {
         return None;
     }
-    written.find_map(|lock| risk(lock, is_readable(info), kind, &[]))
+    written.find_map(|lock| handover_risk(lock, is_readable(info), kind, &[]))
 }
 
 /// Returns the reason why another owner could get an exclusive lock during the hand-over; `waiting` lists the other
 /// requests for locks on the file.
-pub(crate) fn risk(
+pub(crate) fn handover_risk(
     lock: &Lock,
     readable: bool,
     kind: u32,
-    waiting: &[Waiting],
+    waiting: &[WaitingRequest],
 ) -> Option<&'static str> {
-    let is_local = FLOCK_IS_LOCAL.contains(&kind);
+    let is_local = LOCAL_FLOCK_MAGICS.contains(&kind);
     if lock.holder == LockHolder::Flock && !is_local {
         return Some(
-            "has an exclusive lock by flock(2) on a file system of a network, where it would be free for a moment: use fcntl(2)",
+            "has an exclusive flock(2) lock on a network file system, where the lock would be free for a moment: use \
+             fcntl(2)",
         );
     }
-    if !is_local && !RANGES_CONVERT.contains(&kind) {
+    if !is_local && !ATOMIC_CONVERSION_MAGICS.contains(&kind) {
         return Some(
-            "has an exclusive lock on a file system that cannot make it a shared one without freeing it: keep the file elsewhere",
+            "has an exclusive lock on a file system that cannot downgrade it to shared without releasing it: put the \
+             file on another file system",
         );
     }
     if !has_two_parts(lock) && !is_shareable(lock, readable) {
         return Some(
-            "has an exclusive lock on one byte and is open for writing only, so that the lock cannot be shared: open it for reading too",
+            "has an exclusive lock on one byte and is open for writing only, so the lock cannot be downgraded to \
+             shared: open the file for reading too",
         );
     }
-    let is_granted = |waits: &&Waiting| {
-        let same = (lock.holder == LockHolder::Flock) == waits.flock;
+    let is_granted = |waits: &&WaitingRequest| {
+        let is_same_range = (lock.holder == LockHolder::Flock) == waits.flock;
         // While a lock is in two parts, one part is always exclusive.
         let spans = has_two_parts(lock)
             && waits.start <= lock.start
             && waits.end.is_none_or(|end| end > lock.start);
         let overlaps = waits.end.is_none_or(|end| end >= lock.start)
             && lock.end.is_none_or(|end| end >= waits.start);
-        same && !waits.write && overlaps && !spans
+        is_same_range && !waits.write && overlaps && !spans
     };
     waiting.iter().find(is_granted).map(|_| {
-        "has an exclusive lock for which a reader waits in another process, which would get it meanwhile: let that one try again later"
+        "has an exclusive lock for which a reader waits in another process, and the reader would get it during the \
+         move: let that reader try later"
     })
 }
 
 /// A request for a lock that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRequest {
     /// PID; -1 if the kernel does not know it.
     pub pid: i32,
     pub flock: bool,
@@ -180,8 +185,8 @@ pub(crate) struct Waiting {
 
 /// Returns the requests that wait for locks on a descriptor's file, if the descriptor has locks (`/proc/locks`,
 /// `proc_locks(5)`).
-pub(crate) fn waiting(info: &FdInfo, locks: &str) -> Vec<Waiting> {
-    let Some(place) = info.lock_place() else {
+pub(crate) fn waiting_requests(info: &FdInfo, locks: &str) -> Vec<WaitingRequest> {
+    let Some(place) = info.locked_file() else {
         return Vec::new();
     };
     let line = |line: &str| {
@@ -195,7 +200,7 @@ pub(crate) fn waiting(info: &FdInfo, locks: &str) -> Vec<Waiting> {
         if words.next()? != place {
             return None;
         }
-        Some(Waiting {
+        Some(WaitingRequest {
             pid,
             flock,
             write,
@@ -220,34 +225,35 @@ mod tests {
     }
 
     #[test]
-    fn what_could_come_into_others_hands_is_named() {
+    fn lock_that_others_could_take_is_reported() {
         let (tmpfs, nfs, cifs) = (0x0102_1994, 0x6969, 0xff53_4d42);
         let whole = lock(LockHolder::Flock, 0, None);
         let range = lock(LockHolder::OpenFile, 0, None);
         let byte = lock(LockHolder::Table(0), 5, Some(5));
-        let named =
-            |lock, readable, kind, waits: &[Waiting]| risk(lock, readable, kind, waits).is_some();
+        let named = |lock, readable, kind, waits: &[WaitingRequest]| {
+            handover_risk(lock, readable, kind, waits).is_some()
+        };
         assert!(!named(&whole, false, tmpfs, &[]) && named(&whole, true, nfs, &[]));
         assert!(!named(&range, false, nfs, &[]) && named(&range, true, cifs, &[]));
         assert!(!named(&byte, true, nfs, &[]) && named(&byte, false, nfs, &[]));
-        let reader = Waiting {
+        let reader = WaitingRequest {
             pid: 7,
             flock: true,
             write: false,
             start: 0,
             end: None,
         };
-        let writer = Waiting {
+        let writer = WaitingRequest {
             write: true,
             ..reader
         };
         assert!(named(&whole, true, tmpfs, &[reader]) && !named(&whole, true, tmpfs, &[writer]));
         let (spanning, within) = (
-            Waiting {
+            WaitingRequest {
                 flock: false,
                 ..reader
             },
-            Waiting {
+            WaitingRequest {
                 flock: false,
                 start: 4,
                 ..reader
@@ -258,8 +264,8 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_another_range_is_not_in_the_way() {
-        let reader = Waiting {
+    fn waiter_for_another_range_is_no_risk() {
+        let reader = WaitingRequest {
             pid: 7,
             flock: false,
             write: false,
@@ -268,14 +274,14 @@ mod tests {
         };
         let named = |start, end| {
             let lock = lock(LockHolder::Table(0), start, end);
-            risk(&lock, true, 0xef53, &[reader]).is_some()
+            handover_risk(&lock, true, 0xef53, &[reader]).is_some()
         };
         assert!(!named(0, Some(9)) && !named(20, None) && !named(10, Some(30)));
         assert!(named(5, Some(30)) && named(19, None) && named(0, Some(10)));
     }
 
     #[test]
-    fn who_waits_is_read_as_the_kernel_writes_it() {
+    fn waiting_requests_of_the_kernel_parse() {
         let text = "pos:\t0\nflags:\t02\nmnt_id:\t9\nino:\t131\n\
             lock:\t1: FLOCK  ADVISORY  WRITE 21758 fe:00:131 0 EOF\n";
         let locks = "1: FLOCK  ADVISORY  WRITE 21758 fe:00:131 0 EOF\n\
@@ -284,20 +290,20 @@ mod tests {
             2: -> OFDLCK ADVISORY  WRITE -1 fe:00:131 5 14\n\
             3: -> POSIX  ADVISORY  READ 8 fe:00:132 0 EOF\n";
         let info = FdInfo::parse(text).expect("parses");
-        let flock = Waiting {
+        let flock = WaitingRequest {
             pid: 21760,
             flock: true,
             write: false,
             start: 0,
             end: None,
         };
-        let range = Waiting {
+        let range = WaitingRequest {
             pid: -1,
             flock: false,
             write: true,
             start: 5,
             end: Some(14),
         };
-        assert_eq!(waiting(&info, locks), [flock, range]);
+        assert_eq!(waiting_requests(&info, locks), [flock, range]);
     }
 }

@@ -1,8 +1,8 @@
 //! Survey of the descriptors of a tree, and of descriptors that refer to the same open file.
 
-use super::error::{At, Blocker, FilesError, Reason};
+use super::error::{BlockReason, Blocker, FilesError, StepContext};
 use super::fdinfo::FdInfo;
-use super::raw::{self, Ordering};
+use super::syscalls::{self, Ordering};
 use crate::process::procfs::Stat;
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 use rustix::io::Errno;
@@ -14,53 +14,56 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// A process and its descriptor table.
 #[derive(Clone, Debug)]
-pub struct Holder {
+pub struct TableHolder {
     /// PID as the caller sees it.
     pub pid: i32,
     /// PID as the process itself sees it.
-    pub inner: i32,
+    pub inner_pid: i32,
 }
 
 /// A descriptor table.
 #[derive(Debug)]
-pub struct TableSeen {
+pub struct ScannedTable {
     /// Processes that have the table; the first is queried for its content.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<TableHolder>,
     /// Descriptors in the order of their numbers.
-    pub descriptors: Vec<DescriptorSeen>,
+    pub descriptors: Vec<ScannedDescriptor>,
 }
 
 /// A descriptor of a table.
 #[derive(Debug)]
-pub struct DescriptorSeen {
+pub struct ScannedDescriptor {
     /// Descriptor number.
     pub number: u32,
     /// Fields of `fdinfo`.
     pub info: FdInfo,
     /// Identity of the open file, if known without comparing files.
-    pub file: Option<u64>,
+    pub file_identity: Option<u64>,
 }
 
 /// The descriptor tables of a tree, by the lowest inner PID that has each table.
-pub type Survey = BTreeMap<u32, TableSeen>;
+pub type Survey = BTreeMap<u32, ScannedTable>;
 
 /// Reads all descriptors of `pids`. Zombies have none.
 ///
 /// # Errors
 /// [`FilesError::Blocked`] for a thread with a table of its own; [`FilesError::Kernel`].
 pub fn survey(pids: &[i32]) -> Result<Survey, FilesError> {
-    let mut tables: Vec<Vec<Holder>> = Vec::new();
+    let mut tables: Vec<Vec<TableHolder>> = Vec::new();
     for &pid in pids {
-        let Some(inner) = inner_pid(pid) else {
+        let Some(inner) = live_inner_pid(pid) else {
             continue;
         };
         match check_threads(pid) {
-            Err(_) if inner_pid(pid).is_none() => continue,
+            Err(_) if live_inner_pid(pid).is_none() => continue,
             other => other?,
         }
-        let holder = Holder { pid, inner };
+        let holder = TableHolder {
+            pid,
+            inner_pid: inner,
+        };
         let found = tables.binary_search_by(|table| {
-            raw::compare_tables(table[0].pid, pid).unwrap_or(Ordering::Less)
+            syscalls::compare_tables(table[0].pid, pid).unwrap_or(Ordering::Less)
         });
         match found {
             Ok(at) => tables[at].push(holder),
@@ -69,25 +72,27 @@ pub fn survey(pids: &[i32]) -> Result<Survey, FilesError> {
     }
     let mut survey = Survey::new();
     for mut holders in tables {
-        holders.sort_by_key(|holder| holder.inner);
+        holders.sort_by_key(|holder| holder.inner_pid);
         let Some(descriptors) = descriptors_of(&mut holders)? else {
             continue;
         };
-        let table = TableSeen {
+        let table = ScannedTable {
             descriptors,
             holders,
         };
-        survey.insert(table.holders[0].inner as u32, table);
+        survey.insert(table.holders[0].inner_pid as u32, table);
     }
     Ok(survey)
 }
 
 /// Reads the descriptors of processes that share a table; processes that have ended meanwhile are removed from
 /// `holders`.
-fn descriptors_of(holders: &mut Vec<Holder>) -> Result<Option<Vec<DescriptorSeen>>, FilesError> {
+fn descriptors_of(
+    holders: &mut Vec<TableHolder>,
+) -> Result<Option<Vec<ScannedDescriptor>>, FilesError> {
     while let Some(first) = holders.first() {
-        match descriptors(first.pid) {
-            Err(_) if inner_pid(first.pid).is_none() => drop(holders.remove(0)),
+        match read_descriptors(first.pid) {
+            Err(_) if live_inner_pid(first.pid).is_none() => drop(holders.remove(0)),
             found => return found.map(Some),
         }
     }
@@ -98,9 +103,10 @@ fn descriptors_of(holders: &mut Vec<Holder>) -> Result<Option<Vec<DescriptorSeen
 /// process.
 pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
     let mut tables: Vec<usize> = Vec::new();
-    let same = |at: usize| {
-        let order =
-            |table: &usize| raw::compare_tables(pids[*table], pids[at]).unwrap_or(Ordering::Less);
+    let first_with_same_table = |at: usize| {
+        let order = |table: &usize| {
+            syscalls::compare_tables(pids[*table], pids[at]).unwrap_or(Ordering::Less)
+        };
         match tables.binary_search_by(order) {
             Ok(found) => Some(tables[found]),
             Err(place) => {
@@ -109,21 +115,21 @@ pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
             }
         }
     };
-    (0..pids.len()).map(same).collect()
+    (0..pids.len()).map(first_with_same_table).collect()
 }
 
 /// Returns the PID as the process itself sees it; `None` for a zombie or a process that does not exist.
-pub fn inner_pid(pid: i32) -> Option<i32> {
+pub fn live_inner_pid(pid: i32) -> Option<i32> {
     let status = status(pid)?;
     if status_line(&status, "State:")?.starts_with(['Z', 'X']) {
         return None;
     }
-    last_pid(&status)
+    innermost_pid(&status)
 }
 
 /// Returns the PID as the process itself sees or saw it; `None` for a process that does not exist.
 pub fn status_inner_pid(pid: i32) -> Option<i32> {
-    last_pid(&status(pid)?)
+    innermost_pid(&status(pid)?)
 }
 
 fn status(pid: i32) -> Option<String> {
@@ -137,7 +143,7 @@ fn status_line<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     found.map(str::trim_start)
 }
 
-fn last_pid(status: &str) -> Option<i32> {
+fn innermost_pid(status: &str) -> Option<i32> {
     let pids = status_line(status, "NSpid:")?;
     pids.split_whitespace().next_back()?.parse().ok()
 }
@@ -145,7 +151,7 @@ fn last_pid(status: &str) -> Option<i32> {
 /// Checks that no thread has a descriptor table of its own.
 pub fn check_threads(pid: i32) -> Result<(), FilesError> {
     for entry in fs::read_dir(format!("/proc/{pid}/task"))
-        .at("/proc/PID/task")?
+        .with_step("/proc/PID/task")?
         .flatten()
     {
         let Some(thread) = entry
@@ -156,13 +162,13 @@ pub fn check_threads(pid: i32) -> Result<(), FilesError> {
             continue;
         };
         // A thread that has ended meanwhile has no table, and neither has one that is ending.
-        let order = raw::compare_tables(pid, thread).unwrap_or(Ordering::Equal);
-        if thread != pid && order != Ordering::Equal && !is_ending(thread) {
+        let order = syscalls::compare_tables(pid, thread).unwrap_or(Ordering::Equal);
+        if thread != pid && order != Ordering::Equal && !is_thread_ending(thread) {
             return Err(FilesError::Blocked(vec![Blocker {
                 pid,
                 fd: None,
                 path: format!("/proc/{pid}/task/{thread}"),
-                reason: Reason::ThreadTable(thread),
+                reason: BlockReason::ThreadTable(thread),
             }]));
         }
     }
@@ -170,24 +176,24 @@ pub fn check_threads(pid: i32) -> Result<(), FilesError> {
 }
 
 /// Returns true if a thread is ending or has ended.
-fn is_ending(thread: i32) -> bool {
+fn is_thread_ending(thread: i32) -> bool {
     Stat::read(thread).map_or(true, |stat| stat.is_ending())
 }
 
 /// Reads all descriptors of a process; descriptors that are closed meanwhile are left out.
-fn descriptors(pid: i32) -> Result<Vec<DescriptorSeen>, FilesError> {
+fn read_descriptors(pid: i32) -> Result<Vec<ScannedDescriptor>, FilesError> {
     let mut directory = FdInfoDirectory::open(pid)?;
-    let numbers = directory.numbers()?;
+    let numbers = directory.read_numbers()?;
     let mut found = Vec::with_capacity(numbers.len());
     for number in numbers {
         match directory.read(number) {
-            Ok(info) => found.push(DescriptorSeen {
+            Ok(info) => found.push(ScannedDescriptor {
                 number,
                 info,
-                file: None,
+                file_identity: None,
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).at(format!("{}/{number}", directory.path)),
+            Err(error) => return Err(error).with_step(format!("{}/{number}", directory.path)),
         }
     }
     found.sort_by_key(|one| one.number);
@@ -206,7 +212,7 @@ impl FdInfoDirectory {
     pub fn open(pid: i32) -> Result<Self, FilesError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let path = format!("/proc/{pid}/fdinfo");
-        let directory = rustix::fs::open(&path, flags, Mode::empty()).at(&path)?;
+        let directory = rustix::fs::open(&path, flags, Mode::empty()).with_step(&path)?;
         Ok(Self {
             path,
             directory,
@@ -214,12 +220,12 @@ impl FdInfoDirectory {
         })
     }
 
-    fn numbers(&self) -> Result<Vec<u32>, FilesError> {
+    fn read_numbers(&self) -> Result<Vec<u32>, FilesError> {
         let mut space = vec![MaybeUninit::uninit(); 32 * 1024];
         let mut entries = RawDir::new(&self.directory, &mut space);
         let mut numbers = Vec::new();
         while let Some(entry) = entries.next() {
-            let entry = entry.at(&self.path)?;
+            let entry = entry.with_step(&self.path)?;
             let name = entry.file_name().to_str().ok();
             numbers.extend(name.and_then(|name| name.parse::<u32>().ok()));
         }
@@ -249,128 +255,134 @@ impl FdInfoDirectory {
 
 /// A descriptor through which an open file can be reached.
 #[derive(Debug)]
-pub enum Place {
+pub enum FdSource {
     /// A descriptor of a process of the tree.
     Process(i32, u32),
     /// Private copy of a descriptor in flight.
-    Own(OwnedFd),
+    InFlight(OwnedFd),
 }
 
-impl Place {
+impl FdSource {
     /// Returns process and descriptor number.
-    pub fn address(&self) -> (i32, u32) {
+    pub fn process_fd(&self) -> (i32, u32) {
         match self {
             Self::Process(pid, fd) => (*pid, *fd),
-            Self::Own(fd) => (std::process::id() as i32, fd.as_raw_fd() as u32),
+            Self::InFlight(fd) => (std::process::id() as i32, fd.as_raw_fd() as u32),
         }
     }
 }
 
 /// An open file of the tree.
 #[derive(Debug)]
-pub struct Class {
+pub struct FileClass {
     /// Descriptor through which the file can be reached.
-    pub place: Place,
+    pub source: FdSource,
     /// The file's descriptors: table and number.
     pub slots: Vec<(u32, u32)>,
     /// `fdinfo` of the first descriptor.
     pub info: FdInfo,
     /// True if the file's identity was known without comparing files.
-    pub listed: bool,
+    pub has_identity: bool,
 }
 
 /// Key that descriptors of the same open file share: mount, inode, and for an eventfd its number.
-pub type Key = (u32, u64, u32);
+pub type FileKey = (u32, u64, u32);
 
 /// Returns the key of a file.
-pub fn key(info: &FdInfo) -> Key {
+pub fn file_key(info: &FdInfo) -> FileKey {
     let event = info.number("eventfd-id").unwrap_or(0);
     (info.mount, info.inode, event)
 }
 
 /// All open files of a tree.
 #[derive(Debug, Default)]
-pub struct Pool {
+pub struct FileClasses {
     /// Open files in the order in which they were found.
-    pub classes: Vec<Class>,
+    pub list: Vec<FileClass>,
     /// Files with the same key, in the kernel's order if no identity is known.
-    by_key: HashMap<Key, Vec<usize>>,
+    by_key: HashMap<FileKey, Vec<usize>>,
     by_inode: HashMap<u64, Vec<usize>>,
     /// Files with a known identity.
     by_file: HashMap<u64, usize>,
     by_slot: HashMap<(u32, u32), usize>,
 }
 
-impl Pool {
+impl FileClasses {
     /// Groups the descriptors of a survey by their open files.
     pub fn new(survey: &Survey) -> Self {
-        let mut pool = Self::default();
+        let mut classes = Self::default();
         for (table, seen) in survey {
-            for one in &seen.descriptors {
-                let place = Place::Process(seen.holders[0].pid, one.number);
-                let class = match one.file {
-                    Some(file) => pool.add_listed(place, &one.info, file),
-                    None => pool.add(place, &one.info),
+            for descriptor in &seen.descriptors {
+                let source = FdSource::Process(seen.holders[0].pid, descriptor.number);
+                let class = match descriptor.file_identity {
+                    Some(file) => classes.add_identified(source, &descriptor.info, file),
+                    None => classes.add(source, &descriptor.info),
                 };
-                pool.classes[class].slots.push((*table, one.number));
-                pool.by_slot.insert((*table, one.number), class);
+                classes.list[class].slots.push((*table, descriptor.number));
+                classes.by_slot.insert((*table, descriptor.number), class);
             }
         }
-        pool
+        classes
     }
 
     /// Returns the class of a file with a known identity, and creates the class if there is none.
-    fn add_listed(&mut self, place: Place, info: &FdInfo, file: u64) -> usize {
+    fn add_identified(&mut self, place: FdSource, info: &FdInfo, file: u64) -> usize {
         if let Some(class) = self.by_file.get(&file) {
             return *class;
         }
-        let class = self.make(place, info, true);
+        let class = self.add_class(place, info, true);
         self.by_file.insert(file, class);
-        self.by_key.entry(key(info)).or_default().push(class);
+        self.by_key.entry(file_key(info)).or_default().push(class);
         class
     }
 
     /// Returns the class of a file, and creates the class if there is none. The search goes by key first, then by the
     /// order in which the kernel compares files, so that the cost is logarithmic in the number of files with the same
     /// key. Files with a known identity are not sorted in that order.
-    pub fn add(&mut self, place: Place, info: &FdInfo) -> usize {
-        let alike = self.by_key.get(&key(info)).map_or(&[][..], Vec::as_slice);
+    pub fn add(&mut self, place: FdSource, info: &FdInfo) -> usize {
+        let same_key = self
+            .by_key
+            .get(&file_key(info))
+            .map_or(&[][..], Vec::as_slice);
         let compare = |other: usize| {
             // Comparison fails for a descriptor that a running process closed meanwhile.
-            raw::compare_files(self.classes[other].place.address(), place.address())
+            syscalls::compare_files(self.list[other].source.process_fd(), place.process_fd())
                 .unwrap_or(Ordering::Less)
         };
         let found = if self.by_file.is_empty() {
-            alike.binary_search_by(|other| compare(*other))
+            same_key.binary_search_by(|other| compare(*other))
         } else {
-            let same = alike.iter().position(|other| compare(*other).is_eq());
-            same.ok_or(alike.len())
+            let position = same_key.iter().position(|other| compare(*other).is_eq());
+            position.ok_or(same_key.len())
         };
         match found {
-            Ok(at) => alike[at],
+            Ok(at) => same_key[at],
             Err(at) => {
-                let class = self.make(place, info, false);
-                self.by_key.entry(key(info)).or_default().insert(at, class);
+                let class = self.add_class(place, info, false);
+                self.by_key
+                    .entry(file_key(info))
+                    .or_default()
+                    .insert(at, class);
                 class
             }
         }
     }
 
-    fn make(&mut self, place: Place, info: &FdInfo, listed: bool) -> usize {
-        let class = self.classes.len();
+    fn add_class(&mut self, place: FdSource, info: &FdInfo, listed: bool) -> usize {
+        let class = self.list.len();
         self.by_inode.entry(info.inode).or_default().push(class);
-        self.classes.push(Class {
-            place,
+        self.list.push(FileClass {
+            source: place,
             slots: Vec::new(),
             info: info.clone(),
-            listed,
+            has_identity: listed,
         });
         class
     }
 
     /// Returns all files with the key of this file, the file itself included.
-    pub fn alike(&self, info: &FdInfo) -> &[usize] {
-        self.by_key.get(&key(info)).map_or(&[], Vec::as_slice)
+    pub fn with_same_key(&self, info: &FdInfo) -> &[usize] {
+        self.by_key.get(&file_key(info)).map_or(&[], Vec::as_slice)
     }
 
     /// Returns all files with this inode, on any mount.
@@ -379,13 +391,13 @@ impl Pool {
     }
 
     /// Returns the file of a descriptor in a table.
-    pub fn at(&self, table: u32, fd: u32) -> Option<usize> {
+    pub fn class_at(&self, table: u32, fd: u32) -> Option<usize> {
         self.by_slot.get(&(table, fd)).copied()
     }
 }
 
 /// Returns the `fdinfo` of one of this process's own descriptors.
-pub fn own_info(fd: &OwnedFd) -> io::Result<FdInfo> {
+pub fn read_own_fdinfo(fd: &OwnedFd) -> io::Result<FdInfo> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     FdInfo::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }

@@ -1,6 +1,6 @@
 //! The descriptors of a tree: first all of them, then the changes.
 
-use super::Checked;
+use super::Validate;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::{FileId, OpenFile, limits};
 use crate::process::files::{Changes, Image};
@@ -16,7 +16,7 @@ pub struct Descriptors {
     /// TCP and UDP sockets that are new, or differ from the last read.
     pub sockets: BTreeMap<FileId, SocketStatic>,
     /// Sockets that no longer exist.
-    pub gone: BTreeSet<FileId>,
+    pub removed: BTreeSet<FileId>,
 }
 
 /// The open files of a tree.
@@ -30,26 +30,30 @@ pub enum Files {
 
 impl Files {
     /// Returns the open files that are new, or differ from the last read.
-    pub fn new_ones(&self) -> impl Iterator<Item = &OpenFile> {
-        let (all, some) = match self {
+    pub fn new_files(&self) -> impl Iterator<Item = &OpenFile> {
+        let (all_files, changed_files) = match self {
             Self::Image(image) => (Some(image.files.values()), None),
             Self::Changes(changes) => (None, Some(changes.files())),
         };
-        all.into_iter().flatten().chain(some.into_iter().flatten())
+        all_files
+            .into_iter()
+            .flatten()
+            .chain(changed_files.into_iter().flatten())
     }
 }
 
-impl Checked for Descriptors {
+impl Validate for Descriptors {
     fn check(&self) -> Result<()> {
         self.files.check()
     }
 }
 
-impl Checked for Files {
+impl Validate for Files {
     fn check(&self) -> Result<()> {
         match self {
-            Self::Image(image) => limits::check(image)
-                .map_err(|_| Error::Image("open files that contradict each other")),
+            Self::Image(image) => {
+                limits::check(image).map_err(|_| Error::Image("inconsistent open files"))
+            }
             // `Image::apply` checks changes together with the image that they lead to.
             Self::Changes(_) => Ok(()),
         }

@@ -1,27 +1,30 @@
 //! Data sent to the acceptor: the tree's shape while the tree runs ([`Tree`]), memory ([`Pages`]), and the remaining
-//! state during the freeze ([`Frozen`]).
+//! state during the freeze ([`FrozenTree`]).
 //!
 //! All of it may come from a malicious peer: [`decode`] accepts any bytes, bounds every length, and checks
 //! constraints that the types cannot express. PIDs and TIDs are from the processes' own PID namespace.
 
 mod descriptors;
-mod frozen;
-mod missing;
+mod frozen_tree;
+mod missing_pages;
 mod pages;
 mod tree;
 mod validate;
 
 pub use descriptors::{Descriptors, Files};
-pub use frozen::{
-    Action, Credentials, Frozen, FrozenProcess, FrozenThread, IntervalTimer, Limit, MemoryFields,
-    PosixTimer, Rseq, Scheduling, SignalInfo,
+pub use frozen_tree::{
+    Credentials, FrozenProcess, FrozenThread, FrozenTree, IntervalTimer, MemoryFields, PosixTimer,
+    ResourceLimit, Rseq, Scheduling, SignalAction, SignalInfo,
 };
-pub use missing::{Missing, MissingOf};
-pub(crate) use pages::each;
-pub use pages::{Content, Pages, PagesIn, Run, Space};
-pub(crate) use tree::POSIX_MEMORY;
-pub use tree::{Backing, BackingFile, Clocks, Mapping, Process, Segment, Shared, SharedKind, Tree};
-pub(crate) use validate::guards_fit;
+pub use missing_pages::{MissingPages, ProcessMissingPages};
+pub(crate) use pages::runs_with_content;
+pub use pages::{BorrowedPages, MemorySpace, PageContent, PageRun, Pages};
+pub(crate) use tree::POSIX_MEMORY_DIRECTORY;
+pub use tree::{
+    Backing, BackingFile, Clocks, Mapping, Process, SharedMemory, SharedMemoryKind, SystemVSegment,
+    Tree,
+};
+pub(crate) use validate::are_guards_within_limits;
 
 use super::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -36,7 +39,7 @@ pub(crate) const GUARD_INSTALL: i32 = 102;
 pub const ADDRESS_END: u64 = 0x7fff_ffff_f000;
 
 /// A message with values that are checked beyond their types.
-pub trait Checked: Serialize + for<'de> Deserialize<'de> {
+pub trait Validate: Serialize + for<'de> Deserialize<'de> {
     /// Checks the numbers and references in the message.
     ///
     /// # Errors
@@ -48,10 +51,10 @@ pub trait Checked: Serialize + for<'de> Deserialize<'de> {
 ///
 /// # Errors
 /// [`Error::Image`] if the message is too large.
-pub fn encode<T: Checked>(message: &T) -> Result<Vec<u8>> {
-    let bytes = postcard::to_stdvec(message).map_err(|_| Error::Image("it cannot be encoded"))?;
+pub fn encode<T: Validate>(message: &T) -> Result<Vec<u8>> {
+    let bytes = postcard::to_stdvec(message).map_err(|_| Error::Image("cannot be encoded"))?;
     if bytes.len() > MESSAGE_MAX {
-        return Err(Error::Image("too large"));
+        return Err(Error::Image("message too large"));
     }
     Ok(bytes)
 }
@@ -60,14 +63,14 @@ pub fn encode<T: Checked>(message: &T) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// [`Error::Image`] names the invalid value.
-pub fn decode<T: Checked>(bytes: &[u8]) -> Result<T> {
+pub fn decode<T: Validate>(bytes: &[u8]) -> Result<T> {
     if bytes.len() > MESSAGE_MAX {
-        return Err(Error::Image("too large"));
+        return Err(Error::Image("message too large"));
     }
     let (message, rest): (T, _) =
-        postcard::take_from_bytes(bytes).map_err(|_| Error::Image("it does not parse"))?;
+        postcard::take_from_bytes(bytes).map_err(|_| Error::Image("cannot be decoded"))?;
     if !rest.is_empty() {
-        return Err(Error::Image("bytes behind its end"));
+        return Err(Error::Image("trailing bytes"));
     }
     message.check()?;
     Ok(message)

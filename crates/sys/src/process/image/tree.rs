@@ -1,10 +1,10 @@
 //! The shape of a tree, known while the tree runs: processes, threads, mappings.
 
 use super::Credentials;
-use super::Run;
+use super::PageRun;
 use crate::process::files::image::ContentForm;
-use crate::process::procfs::Advice;
-use crate::process::ranges::Ranges;
+use crate::process::procfs::VmFlags;
+use crate::process::ranges::AddressRanges;
 use serde::{Deserialize, Serialize};
 
 /// A tree of processes, as found at the beginning of a round.
@@ -18,13 +18,13 @@ pub struct Tree {
     #[serde(with = "serde_bytes")]
     pub vdso: Vec<u8>,
     /// Features saved in the extended registers (XCR0).
-    pub register_features: u64,
+    pub xcr0: u64,
     /// Processes, parents before their children; the first is the root.
     pub processes: Vec<Process>,
     /// Mapped files.
     pub files: Vec<BackingFile>,
     /// Memory shared by several mappings; its content is sent too.
-    pub shared: Vec<Shared>,
+    pub shared_memory: Vec<SharedMemory>,
 }
 
 /// `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` at one moment.
@@ -56,7 +56,7 @@ pub struct Process {
     /// Thread IDs, the main thread first.
     pub threads: Vec<i32>,
     /// Index of an earlier process with the same descriptor table.
-    pub table_of: Option<u32>,
+    pub shares_table_with: Option<u32>,
     /// Index of the executable in [`Tree::files`].
     pub executable: u32,
     /// Mappings in the order of their addresses.
@@ -81,7 +81,7 @@ pub struct Mapping {
     pub end: u64,
     /// Protection (`PROT_*`).
     pub protection: i32,
-    /// Bits of [`Advice`](crate::process::procfs::Advice).
+    /// Bits of [`VmFlags`](crate::process::procfs::VmFlags).
     pub advice: u32,
     /// Object behind the mapping.
     pub backing: Backing,
@@ -101,9 +101,9 @@ pub enum Backing {
         /// True for `MAP_SHARED` mappings that are not writable.
         shared: bool,
     },
-    /// Shared memory: index in [`Tree::shared`], and offset.
+    /// Shared memory: index in [`Tree::shared_memory`], and offset.
     Shared {
-        /// Index in [`Tree::shared`].
+        /// Index in [`Tree::shared_memory`].
         object: u32,
         /// Offset in the shared memory, bytes.
         offset: u64,
@@ -130,9 +130,9 @@ pub struct BackingFile {
 
 /// Memory that several mappings, or a mapping and a descriptor, share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shared {
+pub struct SharedMemory {
     /// Kind of shared memory, which determines how the acceptor creates it.
-    pub kind: SharedKind,
+    pub kind: SharedMemoryKind,
     /// Size, bytes.
     pub size: u64,
     /// Device (major, minor) and inode at the donor, by which descriptors of the same memory are recognised.
@@ -140,11 +140,11 @@ pub struct Shared {
 }
 
 /// The directory of POSIX shared memory and of named semaphores (`shm_open(3)`, `sem_open(3)`).
-pub(crate) const POSIX_MEMORY: &[u8] = b"/dev/shm/";
+pub(crate) const POSIX_MEMORY_DIRECTORY: &[u8] = b"/dev/shm/";
 
 /// Kind of shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SharedKind {
+pub enum SharedMemoryKind {
     /// Anonymous shared memory (`MAP_SHARED | MAP_ANONYMOUS`).
     Anonymous,
     /// A memory file (`memfd_create(2)`) with this name.
@@ -167,12 +167,12 @@ pub enum SharedKind {
         access: (u32, u32, u32),
     },
     /// A segment of System V shared memory.
-    SystemV(Segment),
+    SystemV(SystemVSegment),
 }
 
 /// A segment of System V shared memory (`shmctl(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Segment {
+pub struct SystemVSegment {
     /// Identifier by which programs attach the segment.
     pub id: i32,
     /// Key by which programs find the segment, 0 for none.
@@ -182,23 +182,23 @@ pub struct Segment {
     /// Permissions.
     pub mode: u32,
     /// True if the segment is destroyed at its last detach (`SHM_DEST`).
-    pub removed: bool,
+    pub is_marked_removed: bool,
     /// True if the segment is locked in memory (`SHM_LOCKED`).
-    pub locked: bool,
+    pub is_locked: bool,
     /// True if the segment no longer exists.
-    pub gone: bool,
+    pub is_gone: bool,
     /// Owner: user and group.
     pub owner: (u32, u32),
     /// Creator: user and group.
     pub creator: (u32, u32),
 }
 
-impl Shared {
+impl SharedMemory {
     /// Returns the System V segment, if the shared memory is one.
     #[must_use]
-    pub fn segment(&self) -> Option<&Segment> {
+    pub fn segment(&self) -> Option<&SystemVSegment> {
         match &self.kind {
-            SharedKind::SystemV(segment) => Some(segment),
+            SharedMemoryKind::SystemV(segment) => Some(segment),
             _ => None,
         }
     }
@@ -214,8 +214,8 @@ impl Shared {
 impl Mapping {
     /// Returns true if both are parts of one mapping, so that equal addresses hold equal content.
     #[must_use]
-    pub fn continues(&self, other: &Self) -> bool {
-        let place = |mapping: &Self, offset: u64| offset.wrapping_sub(mapping.start);
+    pub fn is_same_mapping(&self, other: &Self) -> bool {
+        let base_offset = |mapping: &Self, offset: u64| offset.wrapping_sub(mapping.start);
         match (&self.backing, &other.backing) {
             (Backing::Anonymous(_), Backing::Anonymous(_)) => true,
             (
@@ -232,7 +232,7 @@ impl Mapping {
             ) => {
                 file == other_file
                     && shared == other_shared
-                    && place(self, *offset) == place(other, *other_offset)
+                    && base_offset(self, *offset) == base_offset(other, *other_offset)
             }
             (
                 Backing::Shared { object, offset },
@@ -240,7 +240,10 @@ impl Mapping {
                     object: other_object,
                     offset: other_offset,
                 },
-            ) => object == other_object && place(self, *offset) == place(other, *other_offset),
+            ) => {
+                object == other_object
+                    && base_offset(self, *offset) == base_offset(other, *other_offset)
+            }
             (Backing::Kernel(name), Backing::Kernel(other_name)) => {
                 name == other_name && self.start == other.start && self.end == other.end
             }
@@ -252,8 +255,8 @@ impl Mapping {
     /// other ranges of `after` are new. Of the parts that a new mapping has in common with older mappings, only the
     /// largest one counts: two mappings that have had pages cannot be merged into one, and programs may call `mremap`
     /// on a mapping as a whole.
-    pub(crate) fn stable(before: &[Self], after: &[Self]) -> Ranges {
-        let mut found = Ranges::default();
+    pub(crate) fn stable_ranges(before: &[Self], after: &[Self]) -> AddressRanges {
+        let mut found = AddressRanges::default();
         let mut at = 0;
         for new in after {
             at += before[at..]
@@ -262,7 +265,7 @@ impl Mapping {
                 .count();
             let old = before[at..].iter().take_while(|old| old.start < new.end);
             let parts = old
-                .filter(|old| old.continues(new))
+                .filter(|old| old.is_same_mapping(new))
                 .map(|old| (old.start.max(new.start), old.end.min(new.end)));
             if let Some((start, end)) = parts.max_by_key(|(start, end)| end - start) {
                 found.push(start, end);
@@ -276,7 +279,7 @@ impl Mapping {
     /// Returns true if private mappings, which are sorted, cover a run of pages without a gap: only there may pages be
     /// written. Pages of the kernel and of the restorer, and shared memory, are not covered by any.
     #[must_use]
-    pub fn cover(mappings: &[Self], run: &Run) -> bool {
+    pub fn covers(mappings: &[Self], run: &PageRun) -> bool {
         let Some(end) = run.start.checked_add(run.length) else {
             return false;
         };
@@ -301,14 +304,14 @@ impl Mapping {
             self.backing,
             Backing::Anonymous(_) | Backing::File { shared: false, .. }
         );
-        private && !Advice(self.advice).has(Advice::DROPPABLE)
+        private && !VmFlags(self.advice).has_any(VmFlags::DROPPABLE)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::image::{Content, Space};
+    use crate::process::image::{MemorySpace, PageContent};
 
     fn mapping(start: u64, end: u64, backing: Backing) -> Mapping {
         Mapping {
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_lie_in_private_mappings_alone() {
+    fn only_private_mappings_cover_runs() {
         let anonymous = || Backing::Anonymous(Vec::new());
         let object = Backing::Shared {
             object: 0,
@@ -334,16 +337,18 @@ mod tests {
             mapping(0x7000, 0x9000, Backing::Kernel("[vdso]".to_owned())),
             mapping(0x9000, 0xa000, anonymous()),
         ];
-        let held = |start: u64, end: u64| {
-            let run = Run {
-                space: Space::Process(0),
+        let is_covered = |start: u64, end: u64| {
+            let run = PageRun {
+                space: MemorySpace::Process(0),
                 start,
                 length: end - start,
-                content: Content::Bytes,
+                content: PageContent::Bytes,
             };
-            Mapping::cover(&mappings, &run)
+            Mapping::covers(&mappings, &run)
         };
-        assert!(held(0x1000, 0x4000) && held(0x2000, 0x4000) && held(0x9000, 0xa000));
+        assert!(
+            is_covered(0x1000, 0x4000) && is_covered(0x2000, 0x4000) && is_covered(0x9000, 0xa000)
+        );
         for (start, end) in [
             (0, 0x2000),
             (0x3000, 0x5000),
@@ -354,14 +359,14 @@ mod tests {
             (0x9000, 0xb000),
             (0x1_4000_0000, 0x1_4000_1000),
         ] {
-            assert!(!held(start, end), "{start:#x} to {end:#x}");
+            assert!(!is_covered(start, end), "{start:#x} to {end:#x}");
         }
-        let run = Run {
-            space: Space::Process(0),
+        let run = PageRun {
+            space: MemorySpace::Process(0),
             start: 0x2000,
             length: u64::MAX - 0xfff,
-            content: Content::Fresh,
+            content: PageContent::Initial,
         };
-        assert!(!Mapping::cover(&mappings, &run));
+        assert!(!Mapping::covers(&mappings, &run));
     }
 }

@@ -1,13 +1,13 @@
 //! Checks of an image for constraints that the types cannot express.
 
 use super::{
-    ADDRESS_END, Backing, Checked, Content, Frozen, FrozenProcess, FrozenThread, Mapping, PAGE,
-    POSIX_MEMORY, Process, Run, SharedKind, Tree,
+    ADDRESS_END, Backing, FrozenProcess, FrozenThread, FrozenTree, Mapping, PAGE,
+    POSIX_MEMORY_DIRECTORY, PageContent, PageRun, Process, SharedMemoryKind, Tree, Validate,
 };
 use crate::process::error::{Error, Result};
 use crate::process::files::image::ContentForm;
-use crate::process::ranges::Ranges;
-use crate::process::rights::Rights;
+use crate::process::ranges::AddressRanges;
+use crate::process::rights::FileRights;
 use std::collections::HashSet;
 
 /// Most processes of a tree.
@@ -25,57 +25,61 @@ const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, lib
 /// Largest PID that the kernel assigns (`PID_MAX_LIMIT`).
 const PID_MAX: i32 = 1 << 22;
 
-fn ensure(holds: bool, otherwise: &'static str) -> Result<()> {
-    if holds {
+fn ensure(is_valid: bool, what: &'static str) -> Result<()> {
+    if is_valid {
         Ok(())
     } else {
-        Err(Error::Image(otherwise))
+        Err(Error::Image(what))
     }
 }
 
-impl Checked for Tree {
+impl Validate for Tree {
     fn check(&self) -> Result<()> {
         ensure(
             (1..=PROCESSES_MAX).contains(&self.processes.len()),
-            "number of processes",
+            "too many or no processes",
         )?;
         ensure(
-            self.files.len() <= MAPPINGS_MAX && self.shared.len() <= MAPPINGS_MAX,
-            "number of files",
+            self.files.len() <= MAPPINGS_MAX && self.shared_memory.len() <= MAPPINGS_MAX,
+            "too many files",
         )?;
-        ensure(self.boot_id.len() <= 64, "a boot id")?;
-        ensure(self.vdso.len() <= 16 * PAGE as usize, "size of the vDSO")?;
+        ensure(self.boot_id.len() <= 64, "boot ID too long")?;
+        ensure(self.vdso.len() <= 16 * PAGE as usize, "vDSO too large")?;
         for file in &self.files {
-            path(&file.path)?;
+            check_path(&file.path)?;
             ensure(
                 file.build_id.len() <= 64 && matches!(file.digest.len(), 0 | 32),
-                "a file's digest",
+                "invalid build ID or digest of a file",
             )?;
         }
-        for object in &self.shared {
-            ensure(object.size <= ADDRESS_END, "size of shared memory")?;
+        for object in &self.shared_memory {
+            ensure(object.size <= ADDRESS_END, "shared memory too large")?;
             match &object.kind {
-                SharedKind::Anonymous => {}
-                SharedKind::Memfd(name) => {
-                    ensure(name.len() < 250 && !name.contains(&0), "a memfd's name")?
+                SharedMemoryKind::Anonymous => {}
+                SharedMemoryKind::Memfd(name) => {
+                    ensure(name.len() < 250 && !name.contains(&0), "invalid memfd name")?
                 }
-                SharedKind::File(name) => path(name)?,
-                SharedKind::Posix { path, access: _ } => {
-                    let name = path.strip_prefix(POSIX_MEMORY).unwrap_or_default();
-                    let plain = !name.contains(&b'/') && !name.contains(&0) && name != b"..";
+                SharedMemoryKind::File(name) => check_path(name)?,
+                SharedMemoryKind::Posix { path, access: _ } => {
+                    let name = path
+                        .strip_prefix(POSIX_MEMORY_DIRECTORY)
+                        .unwrap_or_default();
+                    let is_plain = !name.contains(&b'/') && !name.contains(&0) && name != b"..";
                     ensure(
-                        (1..=255).contains(&name.len()) && plain,
-                        "a name of shared memory",
+                        (1..=255).contains(&name.len()) && is_plain,
+                        "invalid name of shared memory",
                     )?;
                 }
-                SharedKind::Deleted { form, access: _ } => match form {
-                    ContentForm::Deleted { path: name } => path(name.as_bytes())?,
-                    ContentForm::Temporary { directory } => path(directory.as_bytes())?,
-                    ContentForm::Memory { .. } => ensure(false, "a file without a name")?,
+                SharedMemoryKind::Deleted { form, access: _ } => match form {
+                    ContentForm::Deleted { path: name } => check_path(name.as_bytes())?,
+                    ContentForm::Temporary { directory } => check_path(directory.as_bytes())?,
+                    ContentForm::Memory { .. } => {
+                        ensure(false, "shared memory backed by a memory file")?
+                    }
                 },
-                SharedKind::SystemV(segment) => ensure(
+                SharedMemoryKind::SystemV(segment) => ensure(
                     segment.id >= 0 && segment.mode & !0o777 == 0 && segment.size == object.size,
-                    "System V memory",
+                    "invalid System V memory",
                 )?,
             }
         }
@@ -88,17 +92,19 @@ impl Checked for Tree {
                 } else {
                     parent_before
                 },
-                "a parent",
+                "invalid parent of a process",
             )?;
             ensure(
-                process.table_of.is_none_or(|other| (other as usize) < at),
-                "a descriptor table",
+                process
+                    .shares_table_with
+                    .is_none_or(|other| (other as usize) < at),
+                "invalid reference to a descriptor table",
             )?;
             self.check_process(process)?;
             let threads = process.threads.iter().skip(1);
             ensure(
                 ids.insert(process.pid) && threads.into_iter().all(|tid| ids.insert(*tid)),
-                "an ID twice",
+                "duplicate PID or thread ID",
             )?;
         }
         Ok(())
@@ -107,50 +113,54 @@ impl Checked for Tree {
 
 impl Tree {
     fn check_process(&self, process: &Process) -> Result<()> {
-        let id = |id: i32| (2..=PID_MAX).contains(&id);
-        ensure(id(process.pid), "a PID")?;
+        let is_valid_id = |id: i32| (2..=PID_MAX).contains(&id);
+        ensure(is_valid_id(process.pid), "invalid PID")?;
         ensure(
             (1..=PID_MAX).contains(&process.group) && (1..=PID_MAX).contains(&process.session),
-            "a group",
+            "invalid process group or session",
         )?;
-        ensure((0..=64).contains(&process.exit_signal), "an exit signal")?;
+        ensure(
+            (0..=64).contains(&process.exit_signal),
+            "invalid exit signal",
+        )?;
         if process.exit_status.is_some() {
             return ensure(
                 process.threads.is_empty() && process.mappings.is_empty(),
-                "a zombie with memory",
+                "a zombie with threads or memory",
             );
         }
         ensure(
             (1..=THREADS_MAX).contains(&process.threads.len()),
-            "number of threads",
+            "too many or no threads",
         )?;
         ensure(
-            process.threads[0] == process.pid && process.threads.iter().all(|tid| id(*tid)),
-            "a thread's ID",
+            process.threads[0] == process.pid
+                && process.threads.iter().all(|tid| is_valid_id(*tid)),
+            "invalid thread ID",
         )?;
         ensure(
             (process.executable as usize) < self.files.len(),
-            "an executable",
+            "invalid reference to an executable",
         )?;
-        ensure(process.mappings.len() <= MAPPINGS_MAX, "number of mappings")?;
-        ensure(
-            process.credentials.groups.len() <= 65536,
-            "number of groups",
-        )?;
+        ensure(process.mappings.len() <= MAPPINGS_MAX, "too many mappings")?;
+        ensure(process.credentials.groups.len() <= 65536, "too many groups")?;
         if !process.directory.is_empty() {
-            path(&process.directory)?;
+            check_path(&process.directory)?;
         }
         let mut end = 0;
         for mapping in &process.mappings {
             ensure(
                 mapping.start >= end && mapping.start < mapping.end,
-                "order of mappings",
+                "mappings overlap or are out of order",
             )?;
             ensure(
                 mapping.end <= ADDRESS_END && (mapping.start | mapping.end) % PAGE == 0,
-                "a mapping's place",
+                "invalid addresses of a mapping",
             )?;
-            ensure(mapping.protection & !7 == 0, "a mapping's protection")?;
+            ensure(
+                mapping.protection & !7 == 0,
+                "invalid protection of a mapping",
+            )?;
             self.check_backing(mapping)?;
             end = mapping.end;
         }
@@ -158,30 +168,31 @@ impl Tree {
     }
 
     fn check_backing(&self, mapping: &Mapping) -> Result<()> {
-        let within = |offset: u64| {
+        let is_valid_offset = |offset: u64| {
             let length = mapping.end - mapping.start;
             offset.is_multiple_of(PAGE)
                 && offset.checked_add(length).is_some_and(|end| end < 1 << 62)
         };
         match &mapping.backing {
-            Backing::Anonymous(name) => {
-                ensure(name.len() <= 80 && !name.contains(&0), "name of a mapping")
-            }
+            Backing::Anonymous(name) => ensure(
+                name.len() <= 80 && !name.contains(&0),
+                "invalid name of a mapping",
+            ),
             Backing::File { file, offset, .. } => ensure(
-                (*file as usize) < self.files.len() && within(*offset),
-                "a mapping's file",
+                (*file as usize) < self.files.len() && is_valid_offset(*offset),
+                "invalid file or offset of a mapping",
             ),
             Backing::Shared { object, offset } => ensure(
-                (*object as usize) < self.shared.len() && within(*offset),
-                "a mapping's memory",
+                (*object as usize) < self.shared_memory.len() && is_valid_offset(*offset),
+                "invalid shared memory or offset of a mapping",
             ),
-            Backing::Kernel(name) => ensure(name.len() <= 32, "name of a mapping"),
+            Backing::Kernel(name) => ensure(name.len() <= 32, "invalid name of a mapping"),
         }
     }
 }
 
 /// Returns true if the acceptor can create so many guard pages.
-pub(crate) fn guards_fit(guards: &[(u64, u64)]) -> bool {
+pub(crate) fn are_guards_within_limits(guards: &[(u64, u64)]) -> bool {
     let bytes: u64 = guards.iter().map(|(start, end)| end - start).sum();
     guards.len() <= MAPPINGS_MAX && bytes <= GUARD_BYTES_MAX
 }
@@ -192,51 +203,60 @@ fn check_guards(process: &Process) -> Result<()> {
     for (start, end) in &process.guards {
         ensure(
             *start >= from && start < end && (start | end) % PAGE == 0,
-            "a guard page's place",
+            "invalid addresses of guard pages",
         )?;
         from = *end;
     }
-    ensure(guards_fit(&process.guards), "number of guard pages")?;
-    let own = process.mappings.iter();
-    let own: Ranges = own
+    ensure(
+        are_guards_within_limits(&process.guards),
+        "too many guard pages",
+    )?;
+    let mapped = process.mappings.iter();
+    let own: AddressRanges = mapped
         .filter(|mapping| !matches!(mapping.backing, Backing::Kernel(_)))
         .map(|mapping| (mapping.start, mapping.end))
         .collect();
-    let guards: Ranges = process.guards.iter().copied().collect();
-    ensure(guards.minus(&own).is_empty(), "a guard page's place")
+    let guards: AddressRanges = process.guards.iter().copied().collect();
+    ensure(
+        guards.difference(&own).is_empty(),
+        "invalid addresses of guard pages",
+    )
 }
 
 /// Checks the addresses of pages, and that the size of the content matches.
-pub(super) fn check_pages(runs: &[Run], content: usize) -> Result<()> {
+pub(super) fn check_pages(runs: &[PageRun], content: usize) -> Result<()> {
     let mut bytes = 0u64;
     for run in runs {
         ensure(
             (run.start | run.length) % PAGE == 0 && run.length > 0,
-            "a page's place",
+            "invalid addresses of pages",
         )?;
         ensure(
             run.start
                 .checked_add(run.length)
                 .is_some_and(|end| end <= ADDRESS_END),
-            "a page's place",
+            "invalid addresses of pages",
         )?;
-        if run.content == Content::Bytes {
+        if run.content == PageContent::Bytes {
             bytes = bytes.saturating_add(run.length);
         }
     }
-    ensure(bytes == content as u64, "bytes of pages")
+    ensure(bytes == content as u64, "page content has the wrong length")
 }
 
-impl Checked for Rights {
+impl Validate for FileRights {
     fn check(&self) -> Result<()> {
         // Rights come from the daemon itself, not from a peer.
         Ok(())
     }
 }
 
-impl Checked for Frozen {
+impl Validate for FrozenTree {
     fn check(&self) -> Result<()> {
-        ensure(self.processes.len() <= PROCESSES_MAX, "number of processes")?;
+        ensure(
+            self.processes.len() <= PROCESSES_MAX,
+            "too many or no processes",
+        )?;
         self.processes.iter().flatten().try_for_each(check_process)
     }
 }
@@ -244,66 +264,72 @@ impl Checked for Frozen {
 fn check_process(process: &FrozenProcess) -> Result<()> {
     ensure(
         (1..=THREADS_MAX).contains(&process.threads.len()),
-        "number of threads",
+        "too many or no threads",
     )?;
-    ensure(process.actions.len() == 64, "number of signal actions")?;
-    ensure(process.limits.len() <= 32, "number of limits")?;
-    ensure(process.posix_timers.len() <= 1 << 16, "number of timers")?;
+    ensure(
+        process.signal_actions.len() == 64,
+        "wrong number of signal actions",
+    )?;
+    ensure(process.limits.len() <= 32, "too many resource limits")?;
+    ensure(process.posix_timers.len() <= 1 << 16, "too many timers")?;
     ensure(
         process.memory.auxiliary.len() <= 4096,
-        "size of the auxiliary vector",
+        "auxiliary vector too large",
     )?;
     ensure(
         process.pending.iter().all(|info| info.0.len() == 128),
-        "a signal's size",
+        "wrong size of a pending signal",
     )?;
     ensure(
         process
-            .stopped
+            .group_stop
             .is_none_or(|signal| STOP_SIGNALS.contains(&signal)),
-        "a stop signal",
+        "invalid stop signal",
     )?;
-    path(&process.directory)?;
+    check_path(&process.directory)?;
     process.threads.iter().try_for_each(check_thread)
 }
 
 fn check_thread(thread: &FrozenThread) -> Result<()> {
-    ensure(thread.extended.len() <= 16384, "size of registers")?;
+    ensure(
+        thread.extended_registers.len() <= 16384,
+        "register state too large",
+    )?;
     ensure(
         thread.pending.iter().all(|info| info.0.len() == 128),
-        "a signal's size",
+        "wrong size of a pending signal",
     )?;
     ensure(
         thread.name.len() <= 16 && !thread.name.contains(&0),
-        "a name",
+        "invalid thread name",
     )?;
-    ensure(thread.credentials.groups.len() <= 65536, "number of groups")?;
+    ensure(thread.credentials.groups.len() <= 65536, "too many groups")?;
     ensure(
         thread.scheduling.affinity.iter().all(|cpu| *cpu < 8192),
-        "a processor",
+        "invalid CPU number",
     )?;
     let filter =
         |code: &serde_bytes::ByteBuf| code.len().is_multiple_of(8) && code.len() <= 4096 * 8;
     ensure(
-        thread.filters.len() <= 1024 && thread.filters.iter().all(filter),
-        "a filter",
+        thread.seccomp_filters.len() <= 1024 && thread.seccomp_filters.iter().all(filter),
+        "invalid seccomp filter",
     )
 }
 
-fn path(path: &[u8]) -> Result<()> {
+fn check_path(path: &[u8]) -> Result<()> {
     ensure(
         path.starts_with(b"/") && path.len() < PATH_MAX && !path.contains(&0),
-        "a path",
+        "invalid path",
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Descriptors, Missing, PagesIn, decode, encode};
+    use super::super::{BorrowedPages, Descriptors, MissingPages, decode, encode};
     use super::*;
     use proptest::prelude::*;
 
-    fn small() -> Tree {
+    fn small_tree() -> Tree {
         let mapping = Mapping {
             start: 0x1000,
             end: 0x3000,
@@ -332,17 +358,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_goes_round() {
-        let bytes = encode(&small()).expect("encodes");
-        assert_eq!(decode::<Tree>(&bytes).expect("decodes"), small());
+    fn tree_survives_encoding() {
+        let bytes = encode(&small_tree()).expect("encodes");
+        assert_eq!(decode::<Tree>(&bytes).expect("decodes"), small_tree());
         let mut longer = bytes.clone();
         longer.push(0);
         assert!(decode::<Tree>(&longer).is_err());
     }
 
     #[test]
-    fn wrong_trees_are_refused() {
-        let spoil: [fn(&mut Tree); 10] = [
+    fn invalid_trees_are_refused() {
+        let changes: [fn(&mut Tree); 10] = [
             |tree| tree.processes.clear(),
             |tree| tree.processes[0].parent = Some(0),
             |tree| tree.processes[0].threads = vec![100, 100],
@@ -358,8 +384,8 @@ mod tests {
                 process.guards = vec![(0x1000, ADDRESS_END)];
             },
         ];
-        for change in spoil {
-            let mut tree = small();
+        for change in changes {
+            let mut tree = small_tree();
             change(&mut tree);
             assert!(decode::<Tree>(&encode(&tree).expect("encodes")).is_err());
         }
@@ -367,44 +393,44 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let _ = decode::<Tree>(&bytes);
-            let _ = PagesIn::read(&bytes);
-            let _ = decode::<Frozen>(&bytes);
+            let _ = BorrowedPages::decode(&bytes);
+            let _ = decode::<FrozenTree>(&bytes);
             let _ = decode::<Descriptors>(&bytes);
-            let _ = decode::<Missing>(&bytes);
+            let _ = decode::<MissingPages>(&bytes);
         }
 
         #[test]
-        fn changed_states_are_read_or_refused(
+        fn changed_state_does_not_panic(
             changes in proptest::collection::vec((0usize..100_000, any::<u8>()), 1..6),
-            cut in 0usize..100_000,
+            cut_length in 0usize..100_000,
         ) {
-            let thread = FrozenThread { extended: vec![0; 64], ..FrozenThread::default() };
+            let thread = FrozenThread { extended_registers: vec![0; 64], ..FrozenThread::default() };
             let process = FrozenProcess {
                 threads: vec![thread; 2],
-                actions: vec![Default::default(); 64],
+                signal_actions: vec![Default::default(); 64],
                 directory: b"/".to_vec(),
                 ..FrozenProcess::default()
             };
-            let frozen = Frozen { processes: vec![Some(process), None] };
+            let frozen = FrozenTree { processes: vec![Some(process), None] };
             let bytes = encode(&frozen).expect("encodes");
-            prop_assert_eq!(decode::<Frozen>(&bytes).expect("decodes"), frozen);
+            prop_assert_eq!(decode::<FrozenTree>(&bytes).expect("decodes"), frozen);
             let mut other = bytes.clone();
             for (at, to) in changes {
                 let place = at % other.len();
                 other[place] = to;
             }
-            other.truncate(other.len() - cut % other.len() / 8);
-            if let Ok(frozen) = decode::<Frozen>(&other) {
+            other.truncate(other.len() - cut_length % other.len() / 8);
+            if let Ok(frozen) = decode::<FrozenTree>(&other) {
                 prop_assert!(frozen.check().is_ok());
             }
-            prop_assert!(decode::<Frozen>(&bytes[..cut % bytes.len()]).is_err());
+            prop_assert!(decode::<FrozenTree>(&bytes[..cut_length % bytes.len()]).is_err());
         }
 
         #[test]
-        fn a_changed_byte_is_read_or_refused(at in 0usize..1000, to in any::<u8>()) {
-            let mut bytes = encode(&small()).expect("encodes");
+        fn changed_byte_does_not_panic(at in 0usize..1000, to in any::<u8>()) {
+            let mut bytes = encode(&small_tree()).expect("encodes");
             let place = at % bytes.len();
             bytes[place] = to;
             let _ = decode::<Tree>(&bytes);

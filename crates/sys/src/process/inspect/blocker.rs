@@ -25,10 +25,10 @@ impl fmt::Display for Blocker {
 pub enum Obstacle {
     /// Processes cannot move on this machine.
     #[error("{0}")]
-    Machine(String),
+    UnsupportedMachine(String),
     /// The caller may not inspect the process.
-    #[error("it cannot be looked at ({0}): run this as root")]
-    Hidden(String),
+    #[error("it cannot be inspected ({0}): run this as root")]
+    NotInspectable(String),
     /// The control group of the process is frozen.
     #[error(
         "its control group {0} is frozen: thaw it (cgroup.freeze, systemctl thaw, docker unpause)"
@@ -38,7 +38,9 @@ pub enum Obstacle {
     #[error("it is traced by process {0}: detach that debugger")]
     Traced(i32),
     /// The process lives in a namespace of its own.
-    #[error("it has a {0} namespace of its own: move it with what made the namespace")]
+    #[error(
+        "it has a {0} namespace of its own: move it together with the process that created the namespace"
+    )]
     Namespace(String),
     /// The process is the first one of its PID namespace, or part of Holdfast.
     #[error("it is the first process of its PID namespace: move its children")]
@@ -47,58 +49,59 @@ pub enum Obstacle {
     #[error("its root directory is {0}: processes with another root directory do not move")]
     RootDirectory(String),
     /// The process runs under strict seccomp (`SECCOMP_MODE_STRICT`).
-    #[error("it runs under strict seccomp, in which nothing can be read out: use filters")]
+    #[error(
+        "it runs in strict seccomp mode, in which its state cannot be read: use seccomp filters"
+    )]
     StrictSeccomp,
     /// The process has a user shadow stack.
     #[error(
-        "it runs with a shadow stack, which cannot be rebuilt: start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
+        "it runs with a shadow stack, which cannot be restored: start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
     )]
     ShadowStack,
     /// The main thread has ended, other threads run.
-    #[error("its first thread has ended while others run: nothing can be made like that again")]
+    #[error("its main thread has ended while others run, which cannot be recreated")]
     FirstThreadEnded,
     /// The process shares its memory with another one (`vfork(2)`, or `clone(2)` with `CLONE_VM`).
     #[error(
-        "it uses the memory of process {0} too (vfork or CLONE_VM): wait until it has called exec"
+        "it shares its memory with process {0} (vfork or CLONE_VM): wait until it has called exec"
     )]
-    MemoryOf(i32),
+    SharesMemory(i32),
     /// The process shares its working directory with another one (`clone(2)` with `CLONE_FS`).
-    #[error("it has its working directory in common with process {0} (CLONE_FS)")]
-    DirectoryOf(i32),
+    #[error("it shares its working directory with process {0} (CLONE_FS)")]
+    SharesWorkingDirectory(i32),
     /// The working directory was deleted.
-    #[error("its working directory {0} was deleted: let it change to another")]
+    #[error("its working directory {0} was deleted: change to another")]
     DeletedDirectory(String),
     /// A thread has a working directory of its own (`unshare(2)`).
-    #[error("its thread {0} has a working directory of its own, apart from its other threads")]
+    #[error("its thread {0} has a working directory separate from its other threads")]
     ThreadDirectory(i32),
     /// A POSIX timer runs on a thread's own clock (`CLOCK_THREAD_CPUTIME_ID`).
     #[error(
-        "it has a timer of a thread's own clock (CLOCK_THREAD_CPUTIME_ID), and nothing tells of which: use pthread_getcpuclockid"
+        "it has a timer of CLOCK_THREAD_CPUTIME_ID, and the kernel does not report which thread's: use \
+         pthread_getcpuclockid"
     )]
     ThreadClock,
     /// The process has forbidden speculation (`PR_SET_SPECULATION_CTRL`).
-    #[error(
-        "it has forbidden the processor to speculate (PR_SET_SPECULATION_CTRL), which would be lost"
-    )]
+    #[error("it has disabled CPU speculation (PR_SET_SPECULATION_CTRL), which would be lost")]
     Speculation,
     /// More POSIX timers than a freeze can read.
     #[error(
-        "it has {0} POSIX timers, more than {max}: use timerfds, or one timer for the next of all",
+        "it has {0} POSIX timers, more than {max}: use timerfds, or a single timer for the next deadline",
         max = crate::process::donor::TIMERS_MAX
     )]
-    ManyTimers(usize),
+    TooManyTimers(usize),
     /// A zombie has a core dump flag in its wait status (`WCOREDUMP`).
-    #[error("it has ended with a core dump, and its parent does not know yet: wait for it there")]
-    DumpedCore,
+    #[error("it has ended with a core dump and was not reaped: call wait in its parent")]
+    ZombieCoreDumped,
     /// The process handles its own system calls (`PR_SET_SYSCALL_USER_DISPATCH`).
     #[error("it handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH)")]
-    CallDispatch,
+    SyscallDispatch,
     /// The process has memory segments of its own (`modify_ldt(2)`).
     #[error("it has memory segments of its own (modify_ldt)")]
-    Segments,
+    LdtSegments,
     /// A supervisor decides about system calls (`SECCOMP_RET_USER_NOTIF`).
-    #[error("another process decides about its system calls (SECCOMP_RET_USER_NOTIF)")]
-    Supervised,
+    #[error("another process supervises its system calls (SECCOMP_RET_USER_NOTIF)")]
+    SeccompSupervised,
     /// The program is not a 64-bit one.
     #[error("it is not a 64-bit program")]
     NotA64BitProgram,
@@ -107,7 +110,7 @@ pub enum Obstacle {
     Executable(String),
     /// A mapped file was deleted or replaced.
     #[error(
-        "it maps {0}, which was deleted or replaced: restart it, so that it uses the present file"
+        "it maps {0}, which was deleted or replaced: restart it, so that it uses the current file"
     )]
     DeletedFile(String),
     /// A mapping of a device.
@@ -118,45 +121,48 @@ pub enum Obstacle {
     HugeTlb(String),
     /// Page faults are handled by userfaultfd.
     #[error(
-        "its page faults are handled by userfaultfd: where it came by post-copy, wait until all its memory has come"
+        "its page faults are handled by userfaultfd: if it arrived by post-copy, wait until all pages have arrived"
     )]
     UserFault,
     /// More guard pages (`MADV_GUARD_INSTALL`) than can be created again.
     #[error(
-        "it has {0} ranges of guard pages (MADV_GUARD_INSTALL) of {1} bytes together, more than can be made again"
+        "it has {0} ranges of guard pages (MADV_GUARD_INSTALL) of {1} bytes in total, more than can be recreated"
     )]
     GuardPages(u64, u64),
     /// A mapping that cannot be made again: sealed (`mseal(2)`), a private one of a memfd, or a part of a System V
     /// segment.
-    #[error("it maps {0} in a way that cannot be made again (sealed, or copied from a memfd)")]
-    OddMapping(String),
+    #[error(
+        "it maps {0} in a way that cannot be recreated (sealed, partial, or a private mapping of a memfd)"
+    )]
+    UnrestorableMapping(String),
     /// Memory is protected by keys (`pkey_mprotect(2)`).
-    #[error("it protects memory by keys (pkey_mprotect), which cannot be made again")]
+    #[error("it uses memory protection keys (pkey_mprotect), which cannot be recreated")]
     ProtectionKey,
     /// A mapping above 47 bits of address.
     #[error("it maps memory above 128 TiB")]
     HighMemory,
     /// System V shared memory, semaphores or messages.
-    #[error("it uses System V shared memory, semaphores or messages ({0}): use those of POSIX")]
+    #[error("it uses System V shared memory, semaphores or messages ({0}): use the POSIX ones")]
     SystemV(String),
     /// A context of asynchronous I/O (`io_setup(2)`).
-    #[error("it has a context of asynchronous IO (io_setup): use io_submit's successor or threads")]
+    #[error("it has an asynchronous I/O context (io_setup): use threads")]
     AsyncIo,
     /// A mapping of an object of the kernel: io_uring, perf, a packet ring.
     #[error("it maps {0}, an object of this kernel")]
     KernelObject(String),
     /// A job in a session with a controlling terminal of the tree.
     #[error(
-        "it shares the controlling terminal of process {0}, which leads its session, and only a leader can get one back: end it, or start it in a session of its own (setsid)"
+        "it shares the controlling terminal of its session leader, process {0}, and a terminal can only be restored \
+         to a leader: end it, or start it in a new session (setsid)"
     )]
-    TerminalOf(i32),
+    SharesTerminal(i32),
     /// A session with a leader that has ended, or is no ancestor.
     #[error(
-        "it is in session {0}, into which nothing can put it again where it is in the tree: start it in a session of its own (setsid)"
+        "it is in session {0}, which it cannot rejoin from its position in the tree: start it in a new session (setsid)"
     )]
-    SessionOf(i32),
+    UnrestorableSession(i32),
     /// A descriptor that cannot move.
-    #[error("{}: {reason}", descriptor(*.fd, path))]
+    #[error("{}: {reason}", describe_descriptor(*.fd, path))]
     Descriptor {
         /// Descriptor number; `None` for a descriptor in flight between sockets.
         fd: Option<u32>,
@@ -166,7 +172,7 @@ pub enum Obstacle {
         reason: String,
     },
     /// A process outside the tree shares the memory.
-    #[error("it shares memory ({name}) with process {outsider}, which would stay behind")]
+    #[error("it shares memory ({name}) with process {outsider}, which is outside the tree")]
     SharedOutside {
         /// Name of the shared memory.
         name: String,
@@ -175,7 +181,7 @@ pub enum Obstacle {
     },
 }
 
-fn descriptor(fd: Option<u32>, path: &str) -> String {
+fn describe_descriptor(fd: Option<u32>, path: &str) -> String {
     match fd {
         Some(fd) => format!("descriptor {fd} ({path})"),
         None => format!("a descriptor in flight ({path})"),

@@ -1,40 +1,46 @@
 //! Check for descriptors that cannot move.
 
-use super::{Blocker, Class, Obstacle, Report, classify, loopback, terminal};
-use crate::process::donor::living_tree;
-use crate::process::files::{Draft, FilesError, Limits};
-use crate::process::image::POSIX_MEMORY;
+use super::{Blocker, MappingClass, Obstacle, Report, classify, loopback, terminal};
+use crate::process::donor::living_pids_of_tree;
+use crate::process::files::{FilesError, FilesSnapshot, Limits};
+use crate::process::image::POSIX_MEMORY_DIRECTORY;
 use crate::process::procfs;
 use std::collections::BTreeSet;
 
 pub(super) fn check(report: &mut Report) {
-    let strange = |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::Namespace(_));
-    if report.blockers.iter().any(strange) {
+    let is_namespace_blocker =
+        |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::Namespace(_));
+    if report.blockers.iter().any(is_namespace_blocker) {
         // The descriptors of processes in other namespaces cannot be judged from this one.
         return;
     }
     let root = report.processes[0];
     // Processes may start and end during the check.
-    let pids = || living_tree(root);
+    let pids = || living_pids_of_tree(root);
     let limits = Limits {
-        elsewhere: mapped_memory(&pids()),
+        mapped_memory: mapped_memory(&pids()),
         // Files are not read: inotify would report reads to the program.
-        digests: false,
+        hash_files: false,
         ..Limits::default()
     };
-    match Draft::look(pids, &limits, None) {
-        Ok(draft) => {
-            loopback::check(report, &draft, || Draft::look(pids, &limits, None).ok());
-            terminal::check(report, &draft.image);
-            report.open_files = draft.image.files.len();
-            report.sockets = draft.sockets.into_values().collect();
+    match FilesSnapshot::take(pids, &limits, None) {
+        Ok(snapshot) => {
+            loopback::check(report, &snapshot, || {
+                FilesSnapshot::take(pids, &limits, None).ok()
+            });
+            terminal::check(report, &snapshot.image);
+            report.open_files = snapshot.image.files.len();
+            report.sockets = snapshot.sockets.into_values().collect();
         }
         Err(FilesError::Blocked(blockers)) => {
             report
                 .blockers
                 .extend(blockers.into_iter().map(Blocker::from));
         }
-        Err(error) => report.block(report.processes[0], Obstacle::Hidden(error.to_string())),
+        Err(error) => report.block(
+            report.processes[0],
+            Obstacle::NotInspectable(error.to_string()),
+        ),
     }
 }
 
@@ -44,8 +50,8 @@ fn mapped_memory(pids: &[i32]) -> BTreeSet<(u64, u64)> {
         .iter()
         .flat_map(|pid| procfs::mappings(*pid).unwrap_or_default());
     let memory = maps.filter(|map| match classify(map) {
-        Class::Memfd(_) | Class::RenamedFile => true,
-        Class::SharedFile => map.name.starts_with(POSIX_MEMORY),
+        MappingClass::Memfd(_) | MappingClass::RenamedFile => true,
+        MappingClass::SharedFile => map.name.starts_with(POSIX_MEMORY_DIRECTORY),
         _ => false,
     });
     let identity = memory.map(|map| {

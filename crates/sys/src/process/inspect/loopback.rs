@@ -2,89 +2,100 @@
 
 use super::{Blocker, Obstacle, Report};
 use crate::process::files::image::FileId;
-use crate::process::files::{Draft, Outside};
+use crate::process::files::{FilesSnapshot, OutsideHolders};
 use crate::process::procfs;
-use crate::process::sockets::{Ends, Halved, halved};
+use crate::process::sockets::{SocketAddresses, SplitReason, split_connections};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
 /// Number of inspections: a running tree opens and closes connections, so only obstacles found in each inspection
 /// count.
-const LOOKS: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(10);
+const INSPECTIONS_MIN: u32 = 3;
+const INSPECTION_PAUSE: Duration = Duration::from_millis(10);
 /// Longest wait for an obstacle that passes by itself.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TRANSIENT_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Finds such connections among the sockets of `draft`; `again` reads the sockets anew.
-pub(super) fn check(report: &mut Report, draft: &Draft, again: impl Fn() -> Option<Draft>) {
-    let found = match lasting(draft, again, &report.processes) {
+/// Finds such connections among the sockets of `snapshot`; `read_again` reads the sockets anew.
+pub(super) fn check(
+    report: &mut Report,
+    snapshot: &FilesSnapshot,
+    read_again: impl Fn() -> Option<FilesSnapshot>,
+) {
+    let found = match lasting_splits(snapshot, read_again, &report.processes) {
         Ok(found) if found.is_empty() => return,
         Ok(found) => found,
         Err(error) => {
-            let why = format!("connections over the loopback device: {error}");
-            return report.block(report.processes[0], Obstacle::Hidden(why));
+            let reason = format!("reading connections over the loopback device: {error}");
+            return report.block(report.processes[0], Obstacle::NotInspectable(reason));
         }
     };
-    let outside = Outside::look(&report.processes);
-    let ids = ids(draft);
+    let outside = OutsideHolders::read(&report.processes);
+    let ids = ids_by_addresses(snapshot);
     for (ends, why) in found {
         let holder = match why {
-            Halved::Outside(Some(inode)) => outside.holder(&link(inode)),
+            SplitReason::Outside(Some(inode)) => outside.holder_of_link(&socket_link(inode)),
             _ => None,
         };
-        let place = ids.get(&ends).and_then(|id| draft.places.get(id));
-        let pid = place.map_or(report.processes[0], |(pid, _)| *pid);
-        let path = place.and_then(|(pid, fd)| procfs::link(*pid, &format!("fd/{fd}")).ok());
+        let process_fd = ids.get(&ends).and_then(|id| snapshot.socket_fds.get(id));
+        let pid = process_fd.map_or(report.processes[0], |(pid, _)| *pid);
+        let path =
+            process_fd.and_then(|(pid, fd)| procfs::link_text(*pid, &format!("fd/{fd}")).ok());
         let obstacle = Obstacle::Descriptor {
-            fd: place.map(|(_, fd)| *fd),
+            fd: process_fd.map(|(_, fd)| *fd),
             path: path.unwrap_or_default(),
             reason: why.text(&ends, holder),
         };
-        report.halved.push(Blocker { pid, obstacle });
+        report.split_connections.push(Blocker { pid, obstacle });
     }
 }
 
-fn ids(draft: &Draft) -> HashMap<Ends, FileId> {
-    let sockets = draft.sockets.iter();
-    let ends = sockets.filter_map(|(id, socket)| Some((Ends::of(socket)?, *id)));
+fn ids_by_addresses(snapshot: &FilesSnapshot) -> HashMap<SocketAddresses, FileId> {
+    let sockets = snapshot.sockets.iter();
+    let ends = sockets.filter_map(|(id, socket)| Some((SocketAddresses::of(socket)?, *id)));
     ends.collect()
 }
 
-fn lasting(
-    draft: &Draft,
-    again: impl Fn() -> Option<Draft>,
+fn lasting_splits(
+    snapshot: &FilesSnapshot,
+    read_again: impl Fn() -> Option<FilesSnapshot>,
     pids: &[i32],
-) -> io::Result<Vec<(Ends, Halved)>> {
-    let own = [std::process::id() as i32];
-    let began = Instant::now();
-    let (mut found, mut looks) = (seen(draft, pids)?, 1);
+) -> io::Result<Vec<(SocketAddresses, SplitReason)>> {
+    let own_pid = [std::process::id() as i32];
+    let started_at = Instant::now();
+    let (mut found, mut inspections) = (current_splits(snapshot, pids)?, 1);
     // A restorer keeps copies of the sockets that it has just restored for some round trips.
-    let passes = |(_, why): &(Ends, Halved)| match why {
-        Halved::Outside(Some(inode)) => all_links(&own).contains(&link(*inode)),
-        Halved::Outside(None) => false,
-        Halved::Arriving => true,
+    let is_transient = |(_, why): &(SocketAddresses, SplitReason)| match why {
+        SplitReason::Outside(Some(inode)) => all_links(&own_pid).contains(&socket_link(*inode)),
+        SplitReason::Outside(None) => false,
+        SplitReason::DataInTransit => true,
     };
     while !found.is_empty()
-        && (looks < LOOKS || (found.iter().any(passes) && began.elapsed() < PATIENCE))
+        && (inspections < INSPECTIONS_MIN
+            || (found.iter().any(is_transient) && started_at.elapsed() < TRANSIENT_WAIT_MAX))
     {
-        std::thread::sleep(PAUSE);
-        let Some(draft) = again() else { break };
-        let now = seen(&draft, pids)?;
-        found.retain(|one| now.contains(one));
-        looks += 1;
+        std::thread::sleep(INSPECTION_PAUSE);
+        let Some(files_snapshot) = read_again() else {
+            break;
+        };
+        let current = current_splits(&files_snapshot, pids)?;
+        found.retain(|one| current.contains(one));
+        inspections += 1;
     }
     Ok(found)
 }
 
-fn seen(draft: &Draft, pids: &[i32]) -> io::Result<Vec<(Ends, Halved)>> {
-    let tree: Vec<Ends> = ids(draft).into_keys().collect();
-    let mut found = halved(&tree)?;
+fn current_splits(
+    snapshot: &FilesSnapshot,
+    pids: &[i32],
+) -> io::Result<Vec<(SocketAddresses, SplitReason)>> {
+    let tree: Vec<SocketAddresses> = ids_by_addresses(snapshot).into_keys().collect();
+    let mut found = split_connections(&tree)?;
     if !found.is_empty() {
         // The tree may have received the socket meanwhile.
-        let theirs = all_links(pids);
+        let outside_links = all_links(pids);
         found.retain(|(_, why)| match why {
-            Halved::Outside(Some(inode)) => !theirs.contains(&link(*inode)),
+            SplitReason::Outside(Some(inode)) => !outside_links.contains(&socket_link(*inode)),
             _ => true,
         });
     }
@@ -92,7 +103,7 @@ fn seen(draft: &Draft, pids: &[i32]) -> io::Result<Vec<(Ends, Halved)>> {
 }
 
 /// Returns the text that `/proc/PID/fd` shows for a socket.
-fn link(inode: u32) -> String {
+fn socket_link(inode: u32) -> String {
     format!("socket:[{inode}]")
 }
 

@@ -3,8 +3,8 @@
 use super::{Blocker, Obstacle, Report};
 use crate::process::donor::scan_guards;
 use crate::process::error::{Context, Error, Result};
-use crate::process::image::{ADDRESS_END, guards_fit};
-use crate::process::procfs::{self, Advice, DELETED, MapLine};
+use crate::process::image::{ADDRESS_END, are_guards_within_limits};
+use crate::process::procfs::{self, DELETED_SUFFIX, MapLine, VmFlags};
 use crate::process::system_v;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -15,9 +15,9 @@ use std::path::Path;
 
 /// Class of a mapping, by its line in procfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum MappingClass {
     /// A mapping that does not belong to the process: `[vsyscall]`.
-    Nothing,
+    NotOfProcess,
     /// Code or data of the kernel: `[vdso]` and the like.
     Kernel(String),
     /// Private memory, with its name.
@@ -39,64 +39,66 @@ pub(crate) enum Class {
 }
 
 /// Returns the class of a mapping.
-pub(crate) fn classify(map: &MapLine) -> Class {
+pub(crate) fn classify(map: &MapLine) -> MappingClass {
     let name = map.name.as_slice();
     let text = || String::from_utf8_lossy(name).into_owned();
     if name == b"[vsyscall]" {
-        return Class::Nothing;
+        return MappingClass::NotOfProcess;
     }
-    if let Some(obstacle) = obstacle(map) {
-        return Class::Blocked(obstacle);
+    if let Some(obstacle) = find_obstacle(map) {
+        return MappingClass::Blocked(obstacle);
     }
     match name {
-        b"[vdso]" | b"[vvar]" | b"[vvar_vclock]" => Class::Kernel(text()),
-        b"[heap]" | b"[stack]" | b"" | b"/dev/zero" if !map.shared => Class::Anonymous(Vec::new()),
-        b"/dev/zero (deleted)" if map.shared => Class::SharedAnonymous,
+        b"[vdso]" | b"[vvar]" | b"[vvar_vclock]" => MappingClass::Kernel(text()),
+        b"[heap]" | b"[stack]" | b"" | b"/dev/zero" if !map.shared => {
+            MappingClass::Anonymous(Vec::new())
+        }
+        b"/dev/zero (deleted)" if map.shared => MappingClass::SharedAnonymous,
         _ => classify_named(map, name, text()),
     }
 }
 
-fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
+fn classify_named(map: &MapLine, name: &[u8], text: String) -> MappingClass {
     let between = |prefix: &[u8], suffix: &[u8]| {
         name.strip_prefix(prefix)
             .and_then(|rest| rest.strip_suffix(suffix))
             .map(<[u8]>::to_vec)
     };
     if let Some(given) = between(b"[anon:", b"]") {
-        return Class::Anonymous(given);
+        return MappingClass::Anonymous(given);
     }
     if between(b"[anon_shmem:", b"]").is_some() {
-        return Class::SharedAnonymous;
+        return MappingClass::SharedAnonymous;
     }
-    if let Some(given) = between(b"/memfd:", DELETED) {
+    if let Some(given) = between(b"/memfd:", DELETED_SUFFIX) {
         return if map.shared {
-            Class::Memfd(given)
+            MappingClass::Memfd(given)
         } else {
-            Class::Blocked(Obstacle::OddMapping(text))
+            MappingClass::Blocked(Obstacle::UnrestorableMapping(text))
         };
     }
     let blocked = match name {
-        _ if map.shared && between(system_v::MAPPED, DELETED).is_some() => {
-            return Class::SystemV(map.inode as i32);
+        _ if map.shared && between(system_v::MAPPED_NAME_PREFIX, DELETED_SUFFIX).is_some() => {
+            return MappingClass::SystemV(map.inode as i32);
         }
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
         // Memory of memfd_secret(2), which no other process can read.
         b"/secretmem (deleted)" => Obstacle::KernelObject(text),
-        _ if name.ends_with(DELETED) && !is_named(map) => {
+        _ if name.ends_with(DELETED_SUFFIX) && !has_shown_name(map) => {
             if map.shared && may_be_written(map) {
-                return Class::RenamedFile;
+                return MappingClass::RenamedFile;
             }
             Obstacle::DeletedFile(text)
         }
         _ if !name.starts_with(b"/") || map.inode == 0 => Obstacle::KernelObject(text),
-        _ if map.shared && may_be_written(map) => return Class::SharedFile,
-        _ => return Class::File,
+        _ if map.shared && may_be_written(map) => return MappingClass::SharedFile,
+        _ => return MappingClass::File,
     };
-    Class::Blocked(blocked)
+    MappingClass::Blocked(blocked)
 }
 
 /// Returns true if the file of a mapping still has the name that is shown.
-fn is_named(map: &MapLine) -> bool {
+fn has_shown_name(map: &MapLine) -> bool {
     let found = std::fs::symlink_metadata(OsStr::from_bytes(&map.name));
     found.is_ok_and(|found| {
         let device = (libc::major(found.dev()), libc::minor(found.dev()));
@@ -106,33 +108,33 @@ fn is_named(map: &MapLine) -> bool {
 
 /// Returns the present name of a mapped file that is shown by a former name: none, or another name in the same
 /// directory. Named semaphores get their names by such a rename, and programs unlink them soon after.
-pub(crate) fn present_name(pid: i32, map: &MapLine, file: &File) -> Result<Option<Vec<u8>>> {
+pub(crate) fn current_name(pid: i32, map: &MapLine, file: &File) -> Result<Option<Vec<u8>>> {
     let shown = || String::from_utf8_lossy(&map.name).into_owned();
     let metadata = file.metadata().context(shown)?;
     let former = Path::new(OsStr::from_bytes(former_name(&map.name)));
     // Paths are resolved below the process's root: its mounts may differ from this daemon's.
-    let seen = |directory: &Path| {
+    let find_in = |directory: &Path| {
         let below = directory.strip_prefix("/").unwrap_or(directory);
         Path::new(&format!("/proc/{pid}/root")).join(below)
     };
     // Descriptors of the same file are recognised by device and inode of `stat`.
     let (major, minor) = map.device;
     let is_plain = metadata.dev() == libc::makedev(major, minor);
-    let is_there = |directory: &&Path| {
-        let found = std::fs::metadata(seen(directory));
+    let is_current = |directory: &&Path| {
+        let found = std::fs::metadata(find_in(directory));
         is_plain && found.is_ok_and(|found| found.dev() == metadata.dev())
     };
-    if let Some(directory) = former.parent().filter(is_there) {
+    if let Some(directory) = former.parent().filter(is_current) {
         if metadata.nlink() == 0 {
             return Ok(None);
         }
-        let entries = std::fs::read_dir(seen(directory));
+        let entries = std::fs::read_dir(find_in(directory));
         let mut entries = entries.into_iter().flatten().flatten();
-        let is_it = |entry: &std::fs::DirEntry| {
+        let is_same_file = |entry: &std::fs::DirEntry| {
             let found = (entry.ino() == metadata.ino()).then(|| entry.metadata());
             found.is_some_and(|found| found.is_ok_and(|found| found.dev() == metadata.dev()))
         };
-        if let Some(entry) = entries.find(is_it) {
+        if let Some(entry) = entries.find(is_same_file) {
             let path = directory.join(entry.file_name());
             return Ok(Some(path.into_os_string().into_vec()));
         }
@@ -143,22 +145,22 @@ pub(crate) fn present_name(pid: i32, map: &MapLine, file: &File) -> Result<Optio
 
 /// Removes the suffix that the kernel appends to the name of an unlinked file.
 pub(crate) fn former_name(name: &[u8]) -> &[u8] {
-    name.strip_suffix(DELETED).unwrap_or(name)
+    name.strip_suffix(DELETED_SUFFIX).unwrap_or(name)
 }
 
 /// Returns true if the mapping is writable, or can become writable by `mprotect`.
 fn may_be_written(map: &MapLine) -> bool {
-    let may = map.advice.unwrap_or_default().has(Advice::MAY_WRITE);
-    may || map.protection & libc::PROT_WRITE != 0
+    let may_write = map.vm_flags.unwrap_or_default().has_any(VmFlags::MAY_WRITE);
+    may_write || map.protection & libc::PROT_WRITE != 0
 }
 
 fn is_executable_only(map: &MapLine) -> bool {
     map.protection & (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_EXEC
 }
 
-fn obstacle(map: &MapLine) -> Option<Obstacle> {
+fn find_obstacle(map: &MapLine) -> Option<Obstacle> {
     let text = || String::from_utf8_lossy(&map.name).into_owned();
-    let advice = map.advice.unwrap_or_default();
+    let advice = map.vm_flags.unwrap_or_default();
     // The kernel's own pages have device flags and may be sealed.
     if map.name.starts_with(b"[v") {
         return None;
@@ -166,28 +168,28 @@ fn obstacle(map: &MapLine) -> Option<Obstacle> {
     if map.end > ADDRESS_END {
         return Some(Obstacle::HighMemory);
     }
-    let found = |bits| advice.has(bits);
+    let found = |bits| advice.has_any(bits);
     match () {
-        () if found(Advice::DEVICE) => Some(Obstacle::Device(text())),
-        () if found(Advice::HUGETLB) => Some(Obstacle::HugeTlb(text())),
+        () if found(VmFlags::DEVICE) => Some(Obstacle::Device(text())),
+        () if found(VmFlags::HUGETLB) => Some(Obstacle::HugeTlb(text())),
         // The kernel itself assigns a protection key to execute-only memory, and does so again at the acceptor.
-        () if found(Advice::KEY) && !is_executable_only(map) => Some(Obstacle::ProtectionKey),
-        () if found(Advice::SEALED) => Some(Obstacle::OddMapping(text())),
-        () if found(Advice::SHADOW_STACK) => Some(Obstacle::ShadowStack),
+        () if found(VmFlags::KEY) && !is_executable_only(map) => Some(Obstacle::ProtectionKey),
+        () if found(VmFlags::SEALED) => Some(Obstacle::UnrestorableMapping(text())),
+        () if found(VmFlags::SHADOW_STACK) => Some(Obstacle::ShadowStack),
         () => None,
     }
 }
 
 pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
-    let maps = procfs::mappings_with_advice(pid)?;
+    let maps = procfs::mappings_with_vm_flags(pid)?;
     report.mappings += maps.len();
     for map in &maps {
         match classify(map) {
-            Class::Blocked(obstacle) => report.block(pid, obstacle),
-            Class::RenamedFile => {
+            MappingClass::Blocked(obstacle) => report.block(pid, obstacle),
+            MappingClass::RenamedFile => {
                 // A mapping that has disappeared by now is no obstacle.
                 let file = File::open(map_file(pid, map));
-                match file.map(|file| present_name(pid, map, &file)) {
+                match file.map(|file| current_name(pid, map, &file)) {
                     Ok(Err(Error::Blocked(blockers))) => report.blockers.extend(blockers),
                     Ok(other) => drop(other?),
                     Err(_) => {}
@@ -198,17 +200,17 @@ pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
     }
     // The donor's own tracker uses userfaultfd too, but starts only after a report.
     if maps.iter().any(|map| {
-        map.advice
-            .is_some_and(|advice| advice.has(Advice::USERFAULT))
+        map.vm_flags
+            .is_some_and(|advice| advice.has_any(VmFlags::USERFAULT))
     }) {
         report.block(pid, Obstacle::UserFault);
     }
     let path = format!("/proc/{pid}/pagemap");
     let pagemap = File::open(&path).context(|| path)?;
-    let own = maps.iter().filter(|map| !map.name.starts_with(b"[v"));
-    let guards = scan_guards(&pagemap, own.map(|map| (map.start, map.end)));
+    let own_mappings = maps.iter().filter(|map| !map.name.starts_with(b"[v"));
+    let guards = scan_guards(&pagemap, own_mappings.map(|map| (map.start, map.end)));
     let guards: Vec<(u64, u64)> = guards
-        .context(|| format!("guard pages of process {pid}"))?
+        .context(|| format!("reading guard pages of process {pid}"))?
         .iter()
         .collect();
     match check_guards(pid, &guards) {
@@ -225,7 +227,7 @@ pub(crate) fn map_file(pid: i32, map: &MapLine) -> String {
 
 /// Checks that so many guard pages can be created again.
 pub(crate) fn check_guards(pid: i32, guards: &[(u64, u64)]) -> Result<()> {
-    if guards_fit(guards) {
+    if are_guards_within_limits(guards) {
         return Ok(());
     }
     let bytes = guards.iter().map(|(start, end)| end - start).sum();
@@ -240,7 +242,10 @@ pub(super) fn check_outsiders(report: &mut Report) {
         for map in procfs::mappings(*pid).unwrap_or_default() {
             if matches!(
                 classify(&map),
-                Class::SharedAnonymous | Class::Memfd(_) | Class::SharedFile | Class::RenamedFile
+                MappingClass::SharedAnonymous
+                    | MappingClass::Memfd(_)
+                    | MappingClass::SharedFile
+                    | MappingClass::RenamedFile
             ) {
                 let name = String::from_utf8_lossy(&map.name).into_owned();
                 shared.insert((map.device, map.inode), (*pid, name));
@@ -256,7 +261,7 @@ pub(super) fn check_outsiders(report: &mut Report) {
         }
         let maps = match procfs::mappings(outsider) {
             Ok(maps) => maps,
-            Err(Error::Gone(_) | _) => continue,
+            Err(Error::ProcessEnded(_) | _) => continue,
         };
         let found = maps.iter().find_map(|map| {
             map.shared
@@ -282,34 +287,37 @@ mod tests {
             device: (8, 1),
             inode: 7,
             name: name.as_bytes().to_vec(),
-            advice: None,
+            vm_flags: None,
         }
     }
 
     #[test]
-    fn names_tell_what_a_mapping_is() {
-        assert_eq!(classify(&line("[heap]", false)), Class::Anonymous(vec![]));
+    fn mapping_line_determines_its_class() {
+        assert_eq!(
+            classify(&line("[heap]", false)),
+            MappingClass::Anonymous(vec![])
+        );
         assert_eq!(
             classify(&line("[anon:x]", false)),
-            Class::Anonymous(b"x".to_vec())
+            MappingClass::Anonymous(b"x".to_vec())
         );
-        assert_eq!(classify(&line("/usr/lib/a.so", false)), Class::File);
-        assert_eq!(classify(&line("/var/a", true)), Class::SharedFile);
+        assert_eq!(classify(&line("/usr/lib/a.so", false)), MappingClass::File);
+        assert_eq!(classify(&line("/var/a", true)), MappingClass::SharedFile);
         assert_eq!(
             classify(&line("/memfd:a (deleted)", true)),
-            Class::Memfd(b"a".to_vec())
+            MappingClass::Memfd(b"a".to_vec())
         );
         assert_eq!(
             classify(&line("/dev/zero (deleted)", true)),
-            Class::SharedAnonymous
+            MappingClass::SharedAnonymous
         );
         assert_eq!(
             classify(&line("/SYSV00000001 (deleted)", true)),
-            Class::SystemV(7)
+            MappingClass::SystemV(7)
         );
         assert_eq!(
             classify(&line("/dev/shm/b (deleted)", true)),
-            Class::RenamedFile
+            MappingClass::RenamedFile
         );
         let blocked = [
             ("anon_inode:[io_uring]", true),
@@ -318,17 +326,17 @@ mod tests {
         ];
         for (name, shared) in blocked {
             assert!(
-                matches!(classify(&line(name, shared)), Class::Blocked(_)),
+                matches!(classify(&line(name, shared)), MappingClass::Blocked(_)),
                 "{name}"
             );
         }
         let device = MapLine {
-            advice: Some(Advice(Advice::DEVICE)),
+            vm_flags: Some(VmFlags(VmFlags::DEVICE)),
             ..line("/dev/mem", true)
         };
         assert!(matches!(
             classify(&device),
-            Class::Blocked(Obstacle::Device(_))
+            MappingClass::Blocked(Obstacle::Device(_))
         ));
     }
 }

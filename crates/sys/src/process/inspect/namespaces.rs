@@ -6,22 +6,22 @@ use crate::process::error::Result;
 use crate::process::procfs::{self, Stat, Status};
 
 /// Namespace kinds that the tree must share with the caller.
-const CALLERS: [&str; 4] = ["cgroup", "net", "user", "uts"];
+const SHARED_WITH_CALLER: [&str; 4] = ["cgroup", "net", "user", "uts"];
 /// Namespace kinds that a restorer makes for a tree.
-const RESTORERS: [&str; 4] = ["ipc", "mnt", "pid", "time"];
+const MADE_BY_RESTORER: [&str; 4] = ["ipc", "mnt", "pid", "time"];
 
 pub(super) fn check(root: i32, report: &mut Report) -> Result<()> {
     let parent = Stat::read(root)?.parent;
     let status = Status::read(root, root)?;
-    if status.own_id() == 1 || parent == 0 {
+    if status.innermost_id() == 1 || parent == 0 {
         report.block(root, Obstacle::Init);
     }
     let reaper = is_reaper(parent);
     for pid in report.processes.clone() {
-        for kind in CALLERS {
+        for kind in SHARED_WITH_CALLER {
             compare(pid, kind, "/proc/thread-self", report);
         }
-        for kind in RESTORERS {
+        for kind in MADE_BY_RESTORER {
             let expected = if reaper {
                 format!("/proc/{parent}")
             } else {
@@ -34,9 +34,9 @@ pub(super) fn check(root: i32, report: &mut Report) -> Result<()> {
 }
 
 fn compare(pid: i32, kind: &str, expected: &str, report: &mut Report) {
-    let here = std::fs::read_link(format!("{expected}/ns/{kind}"));
-    let there = procfs::link(pid, &format!("ns/{kind}"));
-    if let (Ok(here), Ok(there)) = (here, there)
+    let expected_link = std::fs::read_link(format!("{expected}/ns/{kind}"));
+    let actual_link = procfs::link_text(pid, &format!("ns/{kind}"));
+    if let (Ok(here), Ok(there)) = (expected_link, actual_link)
         && here.to_string_lossy() != there
     {
         report.block(pid, Obstacle::Namespace(kind.to_owned()));
@@ -45,8 +45,8 @@ fn compare(pid: i32, kind: &str, expected: &str, report: &mut Report) {
 
 /// Returns true if a process is the first one of a PID namespace that a restorer made.
 fn is_reaper(pid: i32) -> bool {
-    let first =
-        Status::read(pid, pid).is_ok_and(|status| status.own_id() == 1 && status.ids.len() > 1);
+    let first = Status::read(pid, pid)
+        .is_ok_and(|status| status.innermost_id() == 1 && status.ids.len() > 1);
     first
         && procfs::read(pid, "comm")
             .is_ok_and(|name| name.trim_end() == crate::process::REAPER_NAME)

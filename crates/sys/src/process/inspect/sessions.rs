@@ -7,10 +7,10 @@ use crate::process::procfs::Stat;
 /// session of an earlier child of its parent, or into a session after all its earlier members have ended.
 pub(super) fn check(report: &mut Report) {
     let read = |pid: &i32| Some((*pid, Stat::read(*pid).ok()?));
-    let seen: Vec<(i32, Stat)> = report.processes.iter().filter_map(read).collect();
-    for (at, (pid, stat)) in seen.iter().enumerate().skip(1) {
-        let (before, session) = (&seen[..at], stat.session);
-        let parent = before.iter().find(|(other, _)| *other == stat.parent);
+    let processes: Vec<(i32, Stat)> = report.processes.iter().filter_map(read).collect();
+    for (at, (pid, stat)) in processes.iter().enumerate().skip(1) {
+        let (earlier, session) = (&processes[..at], stat.session);
+        let parent = earlier.iter().find(|(other, _)| *other == stat.parent);
         let Some((_, parent)) = parent.filter(|_| session != *pid) else {
             continue;
         };
@@ -19,10 +19,12 @@ pub(super) fn check(report: &mut Report) {
         }
         let is_sibling =
             |(_, other): &(i32, Stat)| (other.session, other.parent) == (session, stat.parent);
-        let leads = |(other, _): &(i32, Stat)| *other == session;
-        let is_left = before.iter().any(|(_, other)| other.session == session);
-        if !before.iter().any(is_sibling) && (is_left || seen.iter().any(leads)) {
-            report.block(*pid, Obstacle::SessionOf(session));
+        let is_leader = |(other, _): &(i32, Stat)| *other == session;
+        let remains_after_leader = earlier.iter().any(|(_, other)| other.session == session);
+        if !earlier.iter().any(is_sibling)
+            && (remains_after_leader || processes.iter().any(is_leader))
+        {
+            report.block(*pid, Obstacle::UnrestorableSession(session));
         }
     }
 }

@@ -7,14 +7,14 @@ use crate::process::procfs::{self, Stat};
 
 /// Type of `kcmp(2)`.
 #[derive(Clone, Copy)]
-enum Kind {
+enum KcmpType {
     Memory = 1,
     Directory = 3,
 }
 
 /// Reports a thread with a resource of its own. Descriptor tables are checked by the inspection of descriptors.
 pub(super) fn check_thread(pid: i32, tid: i32, report: &mut Report) {
-    if differ(pid, tid, Kind::Directory) {
+    if is_different(pid, tid, KcmpType::Directory) {
         report.block(pid, Obstacle::ThreadDirectory(tid));
     }
 }
@@ -26,10 +26,10 @@ pub(super) fn check_process(pid: i32, report: &mut Report) -> Result<()> {
     // Each pair of siblings is compared once.
     let older = siblings.into_iter().filter(|other| *other < pid);
     for other in older.chain([parent]).filter(|other| *other > 0) {
-        if same(pid, other, Kind::Memory) {
-            report.block(pid, Obstacle::MemoryOf(other));
-        } else if same(pid, other, Kind::Directory) {
-            report.block(pid, Obstacle::DirectoryOf(other));
+        if is_same(pid, other, KcmpType::Memory) {
+            report.block(pid, Obstacle::SharesMemory(other));
+        } else if is_same(pid, other, KcmpType::Directory) {
+            report.block(pid, Obstacle::SharesWorkingDirectory(other));
         }
     }
     let directory = procfs::link_target(pid, "cwd")?;
@@ -40,16 +40,16 @@ pub(super) fn check_process(pid: i32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn same(one: i32, other: i32, kind: Kind) -> bool {
-    compare(one, other, kind) == 0
+fn is_same(left: i32, right: i32, kind: KcmpType) -> bool {
+    compare(left, right, kind) == 0
 }
 
 /// Returns true if two resources differ; false if they are the same, or unknown because one process has ended.
-fn differ(one: i32, other: i32, kind: Kind) -> bool {
-    compare(one, other, kind) > 0
+fn is_different(left: i32, right: i32, kind: KcmpType) -> bool {
+    compare(left, right, kind) > 0
 }
 
-fn compare(one: i32, other: i32, kind: Kind) -> libc::c_long {
+fn compare(left: i32, right: i32, kind: KcmpType) -> libc::c_long {
     // SAFETY: no pointers are passed.
-    unsafe { libc::syscall(libc::SYS_kcmp, one, other, kind as i32, 0, 0) }
+    unsafe { libc::syscall(libc::SYS_kcmp, left, right, kind as i32, 0, 0) }
 }

@@ -10,16 +10,17 @@ pub(super) fn check(report: &mut Report, image: &Image) {
     let pids = image.tables.values().flat_map(|table| &table.pids);
     let leaders = pids.filter(|pid| image.controlling_terminal(**pid).is_some());
     for inner in leaders.copied() {
-        let is_it = |pid: &i32| Status::read(*pid, *pid).is_ok_and(|of| of.own_id() == inner);
-        let Some(leader) = report.processes.iter().copied().find(is_it) else {
+        let is_leader =
+            |pid: &i32| Status::read(*pid, *pid).is_ok_and(|status| status.innermost_id() == inner);
+        let Some(leader) = report.processes.iter().copied().find(is_leader) else {
             continue;
         };
         let has_job = |pid: &i32| {
-            let of = Stat::read(*pid);
-            *pid != leader && of.is_ok_and(|of| of.session == leader && !of.is_ending())
+            let stat = Stat::read(*pid);
+            *pid != leader && stat.is_ok_and(|job| job.session == leader && !job.is_ending())
         };
         if let Some(job) = report.processes.iter().copied().find(has_job) {
-            report.block(job, Obstacle::TerminalOf(leader));
+            report.block(job, Obstacle::SharesTerminal(leader));
         }
     }
 }

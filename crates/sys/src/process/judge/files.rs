@@ -2,35 +2,35 @@
 
 use super::state::ALARM_CLOCKS;
 use super::{Judge, Verdict, require};
-use crate::process::files::image::changes::Parts;
+use crate::process::files::image::changes::CheckedParts;
 use crate::process::files::image::{
-    Bytes, Content, ContentForm, InotifyWatch, Kind, Lock, LockHolder, NetlinkSocket, OpenFile,
-    Owner, Pipe, SocketOption, Stamp, Terminal, Timer, UnixLink, UnixMessage, UnixName, UnixSocket,
-    Watch,
+    Bytes, Content, ContentForm, FileFingerprint, InotifyWatch, Kind, Lock, LockHolder,
+    NetlinkSocket, OpenFile, Owner, Pipe, SocketOption, Terminal, Timer, UnixLink, UnixMessage,
+    UnixName, UnixSocket, Watch,
 };
 use crate::process::image::{Descriptors, Files};
 
 /// Bits of a mode that give a program another user's rights.
-const SET_IDS: u32 = 0o6000;
+const SET_ID_BITS: u32 = 0o6000;
 
 impl Judge {
     /// Checks the descriptors of a process.
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn descriptors(&self, found: &Descriptors) -> Verdict {
+    pub fn check_descriptors(&self, found: &Descriptors) -> Verdict {
         let Descriptors {
             files,
             sockets,
-            gone: _,
+            removed: _,
         } = found;
-        if self.allowed.has_root() {
+        if self.policy.has_root() {
             return Ok(());
         }
         sockets
             .values()
-            .try_for_each(|socket| self.socket(socket))?;
-        let Parts {
+            .try_for_each(|socket| self.check_socket(socket))?;
+        let CheckedParts {
             limits,
             files,
             pipes,
@@ -40,25 +40,29 @@ impl Judge {
             Files::Image(image) => image.parts(),
             Files::Changes(changes) => changes.parts(),
         };
-        let most = self.here.limit(libc::RLIMIT_NOFILE);
+        let highest = self.node_limits.hard_limit(libc::RLIMIT_NOFILE);
         for (soft, hard) in limits {
-            require(soft <= hard && hard <= most, || {
+            require(soft <= hard && hard <= highest, || {
                 format!(
-                    "its limit RLIMIT_NOFILE is {soft} (hard {hard}), above the hard limit {most} here"
+                    "its limit RLIMIT_NOFILE is {soft} (hard {hard}), above this node's hard limit {highest}"
                 )
             })?;
         }
-        files.into_iter().try_for_each(|file| self.file(file))?;
-        pipes.into_iter().try_for_each(|pipe| self.pipe(pipe))?;
+        files
+            .into_iter()
+            .try_for_each(|file| self.check_file(file))?;
+        pipes
+            .into_iter()
+            .try_for_each(|pipe| self.check_pipe(pipe))?;
         terminals
             .into_iter()
-            .try_for_each(|terminal| self.terminal(terminal))?;
+            .try_for_each(|terminal| self.check_terminal(terminal))?;
         contents
             .into_iter()
-            .try_for_each(|content| self.content(content))
+            .try_for_each(|content| self.check_content(content))
     }
 
-    fn file(&self, file: &OpenFile) -> Verdict {
+    fn check_file(&self, file: &OpenFile) -> Verdict {
         // Files are opened with the rights of the tree's users, and with these flags.
         let OpenFile {
             flags: _,
@@ -74,7 +78,7 @@ impl Judge {
         {
             // The restorer, first process of the tree's PID namespace, is not part of the tree.
             require(*pid > 1, || {
-                format!("process {pid} is told of a descriptor")
+                format!("process {pid} receives signals of a descriptor (F_SETOWN)")
             })?;
         }
         for Lock {
@@ -94,9 +98,9 @@ impl Judge {
             Kind::Regular {
                 path: _,
                 offset: _,
-                stamp,
+                fingerprint: stamp,
             } => {
-                if let Some(Stamp {
+                if let Some(FileFingerprint {
                     size: _,
                     mode: _,
                     modified_ns: _,
@@ -151,7 +155,7 @@ impl Judge {
             }) => require(!ALARM_CLOCKS.contains(clock), || {
                 format!("a timerfd wakes the machine (clock {clock})")
             }),
-            Kind::Unix(socket) => self.unix(socket),
+            Kind::Unix(socket) => self.check_unix_socket(socket),
             Kind::Netlink(NetlinkSocket {
                 socket: _,
                 port: _,
@@ -159,7 +163,7 @@ impl Judge {
                 options,
                 // Any process may attach a classic filter.
                 filter: _,
-            }) => self.options(options),
+            }) => self.check_options(options),
             // Sockets are judged separately, by `socket`.
             Kind::Inet {
                 family: _,
@@ -170,7 +174,7 @@ impl Judge {
         }
     }
 
-    fn unix(&self, socket: &UnixSocket) -> Verdict {
+    fn check_unix_socket(&self, socket: &UnixSocket) -> Verdict {
         let UnixSocket {
             socket: _,
             name,
@@ -192,34 +196,36 @@ impl Judge {
                 access: (user, group, mode),
             } => {
                 let what = format!("socket {name}");
-                self.owner((*user, *group), &what)?;
-                require(mode & SET_IDS == 0, || format!("{what} has mode {mode:o}"))?;
+                self.check_owner((*user, *group), &what)?;
+                require(mode & SET_ID_BITS == 0, || {
+                    format!("{what} has mode {mode:o}")
+                })?;
             }
         }
         match link {
-            UnixLink::Alone
-            | UnixLink::To(_)
+            UnixLink::Unconnected
+            | UnixLink::Peer(_)
             // A service is connected with the rights of the tree's users.
             | UnixLink::Service(_)
-            | UnixLink::Gone
+            | UnixLink::PeerClosed
             | UnixLink::Listening(_)
-            | UnixLink::Waiting(_, _) => {}
+            | UnixLink::PendingAccept(_, _) => {}
         }
         // A process that connects sees this owner.
-        self.owner(*owner, "the maker of a unix socket")?;
+        self.check_owner(*owner, "creator of a Unix socket")?;
         // Only processes of the tree see these credentials of each other.
         let _ = peer;
         for UnixMessage {
             bytes: _,
             files: _,
             credentials: _,
-            from: _,
+            sender_name: _,
         } in queue
         {}
-        self.options(options)
+        self.check_options(options)
     }
 
-    fn options(&self, options: &[SocketOption]) -> Verdict {
+    fn check_options(&self, options: &[SocketOption]) -> Verdict {
         for SocketOption {
             level,
             name,
@@ -229,72 +235,78 @@ impl Judge {
             let first = value
                 .first_chunk()
                 .map_or(0, |bytes| i32::from_ne_bytes(*bytes));
-            self.option((*level, *name), first)?;
+            self.check_option((*level, *name), first)?;
         }
         Ok(())
     }
 
-    fn pipe(&self, pipe: &Pipe) -> Verdict {
+    fn check_pipe(&self, pipe: &Pipe) -> Verdict {
         let Pipe {
             // A FIFO is opened with the rights of the tree's users, and keeps its owner.
             path: _,
             capacity,
             chunks: _,
-            packets: _,
+            packet_mode: _,
             // The owner of a pipe gives no process a right: programs that drop root's rights keep pipes that they made
             // as root.
             access: _,
         } = pipe;
-        let most = self.here.pipe;
-        require(*capacity <= most, || {
-            format!("a pipe holds {capacity} bytes, of at most {most} here")
+        let largest = self.node_limits.pipe_max;
+        require(*capacity <= largest, || {
+            format!("a pipe has a capacity of {capacity} bytes, above this node's limit {largest}")
         })
     }
 
-    fn terminal(&self, terminal: &Terminal) -> Verdict {
+    fn check_terminal(&self, terminal: &Terminal) -> Verdict {
         let Terminal {
             modes: _,
             window: _,
             locked: _,
-            packets: _,
+            packet_mode: _,
             exclusive: _,
             session: _,
             // The group may be the group of terminals: this terminal is in the tree's own file system.
             access: (user, _, mode),
         } = terminal;
-        self.user(*user)
+        self.check_user(*user)
             .map_err(|why| format!("a terminal: {why}"))?;
-        require(mode & SET_IDS == 0, || {
+        require(mode & SET_ID_BITS == 0, || {
             format!("a terminal has mode {mode:o}")
         })
     }
 
-    fn content(&self, content: &Content) -> Verdict {
+    fn check_content(&self, content: &Content) -> Verdict {
         let Content {
             form,
             access,
             times_ns: _,
             size: _,
-            elsewhere: _,
+            mapped_memory: _,
             chunks: _,
         } = content;
-        self.content_of(form, *access)
+        self.check_content_form(form, *access)
     }
 
     /// Judges content without a name, with this owner, group and mode.
-    pub(super) fn content_of(&self, form: &ContentForm, access: (u32, u32, u32)) -> Verdict {
+    pub(super) fn check_content_form(
+        &self,
+        form: &ContentForm,
+        access: (u32, u32, u32),
+    ) -> Verdict {
         let what = match form {
             ContentForm::Memory { name, seals: _ } => format!("memory file {name}"),
             // The file is created with the rights of the tree's users.
             ContentForm::Deleted { path } => format!("deleted file {path}"),
             ContentForm::Temporary { directory } => format!("a file without a name in {directory}"),
         };
-        self.access(access, &what)
+        self.check_access(access, &what)
     }
 
     /// Judges owner, group and mode of a file that is created.
-    pub(super) fn access(&self, (user, group, mode): (u32, u32, u32), what: &str) -> Verdict {
-        self.owner((user, group), what)?;
-        require(mode & SET_IDS == 0, || format!("{what} has mode {mode:o}"))
+    pub(super) fn check_access(&self, (user, group, mode): (u32, u32, u32), what: &str) -> Verdict {
+        self.check_owner((user, group), what)?;
+        require(mode & SET_ID_BITS == 0, || {
+            format!("{what} has mode {mode:o}")
+        })
     }
 }

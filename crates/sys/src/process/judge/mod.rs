@@ -1,8 +1,8 @@
 //! Judgement of incoming images: the state that a process may have here, checked before any of it takes effect.
 //!
 //! A donor may be compromised: everything it sends is a claim. [`Judge`] checks every field of an image against the
-//! rights of an ordinary user's process, which may have no more than the user could get at this node. [`Conversation`]
-//! checks the order and the number of messages. If a node accepts root's processes ([`Allowed::has_root`]), an image
+//! rights of an ordinary user's process, which may have no more than the user could get at this node. [`MessageSequence`]
+//! checks the order and the number of messages. If a node accepts root's processes ([`ImagePolicy::has_root`]), an image
 //! may contain anything: a donor that may send one of root's processes may do everything at that node.
 //!
 //! State that the kernel checks again, because the process itself requests it with its own rights, is let through.
@@ -11,19 +11,19 @@
 //!
 //! **A new kind of state**: every struct and enum of an image is destructured here without `..`, so that a new field or
 //! variant does not compile until it is judged. Name the field in its pattern: with `_` and a comment giving the reason
-//! if an ordinary user may set it to anything, else with a check that refuses by name (`refuse` takes the reason as a
-//! person reads it). A socket option that requires a capability belongs in `PRIVILEGED` (`sockets.rs`). Add a case to
+//! if an ordinary user may set it to anything, else with a check that refuses by name (`refuse_for_users` takes the reason as a
+//! person reads it). A socket option that requires a capability belongs in `PRIVILEGED_OPTIONS` (`sockets.rs`). Add a case to
 //! the table of this module's tests.
 
 mod files;
-mod here;
-mod order;
+mod message_order;
+mod node_limits;
 mod sockets;
 mod state;
 mod tree;
 
-pub use here::{Here, RESOURCES};
-pub use order::{Conversation, Message};
+pub use message_order::{Message, MessageSequence};
+pub use node_limits::{NodeLimits, RESOURCE_COUNT};
 
 use crate::cgroup::Group;
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ pub type Verdict = Result<(), String>;
 
 /// Policy of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allowed {
+pub struct ImagePolicy {
     /// Users as which processes may run.
     pub users: BTreeSet<u32>,
     /// Groups to which processes may belong; any group if root is among the users.
@@ -45,7 +45,7 @@ pub struct Allowed {
     pub ports: BTreeSet<u16>,
 }
 
-impl Allowed {
+impl ImagePolicy {
     /// Returns true if root's processes are accepted.
     #[must_use]
     pub fn has_root(&self) -> bool {
@@ -56,23 +56,26 @@ impl Allowed {
 /// Judge of images, by the policy and by the limits of ordinary users at this node.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    allowed: Allowed,
-    here: Here,
+    policy: ImagePolicy,
+    node_limits: NodeLimits,
 }
 
 impl Judge {
     /// Creates the judge of a node.
     #[must_use]
-    pub fn new(allowed: Allowed, here: Here) -> Self {
-        Self { allowed, here }
+    pub fn new(policy: ImagePolicy, node_limits: NodeLimits) -> Self {
+        Self {
+            policy,
+            node_limits,
+        }
     }
 
     /// Returns the first port that every accepted process may have.
     #[must_use]
     pub fn first_port(&self) -> u16 {
-        match self.allowed.has_root() {
+        match self.policy.has_root() {
             true => 0,
-            false => self.here.first_port,
+            false => self.node_limits.first_port,
         }
     }
 
@@ -80,11 +83,11 @@ impl Judge {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn user(&self, user: u32) -> Verdict {
-        match self.allowed.users.contains(&user) {
+    pub fn check_user(&self, user: u32) -> Verdict {
+        match self.policy.users.contains(&user) {
             true => Ok(()),
             false => Err(format!(
-                "user {user} is not in its list [migration] users of those whose processes may come"
+                "user {user} is not in its list of admitted users ([migration] users)"
             )),
         }
     }
@@ -93,12 +96,11 @@ impl Judge {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn groups<'a>(&self, mut groups: impl Iterator<Item = &'a u32>) -> Verdict {
-        match groups.find(|group| !self.allowed.has_root() && !self.allowed.groups.contains(group))
-        {
+    pub fn check_groups<'a>(&self, mut groups: impl Iterator<Item = &'a u32>) -> Verdict {
+        match groups.find(|group| !self.policy.has_root() && !self.policy.groups.contains(group)) {
             None => Ok(()),
             Some(group) => Err(format!(
-                "group {group} is not in its list [migration] groups of those whose processes may come"
+                "group {group} is not in its list of admitted groups ([migration] groups)"
             )),
         }
     }
@@ -107,13 +109,13 @@ impl Judge {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn program(&self, program: &Path) -> Verdict {
-        let plain = (program.components()).all(|part| part != Component::ParentDir);
-        let below = |directory: &PathBuf| program.starts_with(directory);
-        match plain && self.allowed.programs.iter().any(below) {
+    pub fn check_program(&self, program: &Path) -> Verdict {
+        let has_no_parent_parts = (program.components()).all(|part| part != Component::ParentDir);
+        let is_below = |directory: &PathBuf| program.starts_with(directory);
+        match has_no_parent_parts && self.policy.programs.iter().any(is_below) {
             true => Ok(()),
             false => Err(format!(
-                "program {} is not below one of its directories [migration] paths",
+                "program {} is not below one of its admitted directories ([migration] paths)",
                 program.display()
             )),
         }
@@ -123,12 +125,12 @@ impl Judge {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn group(&self, group: &Group) -> Verdict {
-        if self.allowed.has_root() {
+    pub fn check_control_group(&self, group: &Group) -> Verdict {
+        if self.policy.has_root() {
             return Ok(());
         }
         for (file, value) in group.limits() {
-            let takes = match file {
+            let takes_resources = match file {
                 "memory.min" | "memory.low" | "cpu.uclamp.min" => true,
                 file if file.starts_with("cpuset.") => true,
                 "cpu.weight" | "io.weight" => {
@@ -141,9 +143,9 @@ impl Judge {
                 // The other files limit this group only.
                 _ => false,
             };
-            if takes {
-                return refuse(format!(
-                    "its control group has {file} = {value}, which takes from others"
+            if takes_resources {
+                return refuse_for_users(format!(
+                    "its control group has {file} = {value}, which takes resources from others"
                 ));
             }
         }
@@ -151,25 +153,26 @@ impl Judge {
     }
 
     /// Checks the user and group that an object names as its owner.
-    fn owner(&self, (user, group): (u32, u32), of: &str) -> Verdict {
-        let named = |why: String| format!("{of}: {why}");
-        self.user(user).map_err(named)?;
-        self.groups(std::iter::once(&group)).map_err(named)
+    fn check_owner(&self, (user, group): (u32, u32), object: &str) -> Verdict {
+        let with_object = |why: String| format!("{object}: {why}");
+        self.check_user(user).map_err(with_object)?;
+        self.check_groups(std::iter::once(&group))
+            .map_err(with_object)
     }
 }
 
 /// Refuses state that only root's processes may have.
-fn refuse(what: impl std::fmt::Display) -> Verdict {
+fn refuse_for_users(what: impl std::fmt::Display) -> Verdict {
     Err(format!(
-        "{what}: such processes come only where [migration] users has 0"
+        "{what}: this is admitted only if [migration] users contains 0"
     ))
 }
 
-/// Refuses unless `holds` is true.
-fn require(holds: bool, otherwise: impl FnOnce() -> String) -> Verdict {
-    match holds {
+/// Refuses unless `is_allowed` is true.
+fn require(is_allowed: bool, message: impl FnOnce() -> String) -> Verdict {
+    match is_allowed {
         true => Ok(()),
-        false => refuse(otherwise()),
+        false => refuse_for_users(message()),
     }
 }
 

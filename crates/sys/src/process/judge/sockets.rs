@@ -1,11 +1,11 @@
 //! Judgement of TCP and UDP sockets, and of the options of all sockets.
 
-use super::{Judge, Verdict, refuse, require};
+use super::{Judge, Verdict, refuse_for_users, require};
 use crate::process::files::image::FileId;
 use crate::process::sockets::{SocketState, SocketStatic};
 use crate::tcp_repair::{
-    Congestion, Linger, Rest, SocketOptions, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected,
-    Waiting, Window,
+    Congestion, Linger, ListenParameters, PendingInput, SocketOptions, TcpClosed, TcpDynamic,
+    TcpStatic, TcpUnconnected, Window,
 };
 use crate::udp::{self, Datagram, Membership, UdpStatic};
 use crate::wide_options::WideOptions;
@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 /// `SO_BUSY_POLL`, `SO_TXTIME`, `SO_PREFER_BUSY_POLL`, `SO_BUSY_POLL_BUDGET`, `SO_RESERVE_MEM`; `IP_IPSEC_POLICY`,
 /// `IP_XFRM_POLICY`, `IP_TRANSPARENT`; `IPV6_IPSEC_POLICY`, `IPV6_XFRM_POLICY`, `IPV6_HOPOPTS`, `IPV6_RTHDR`,
 /// `IPV6_DSTOPTS`, `IPV6_TRANSPARENT`; `TCP_REPAIR` and its companions.
-const PRIVILEGED: [(i32, i32); 23] = [
+const PRIVILEGED_OPTIONS: [(i32, i32); 23] = [
     (SOL_SOCKET, 1),
     (SOL_SOCKET, 36),
     (SOL_SOCKET, 32),
@@ -51,7 +51,7 @@ impl Judge {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn states(&self, states: &BTreeMap<FileId, SocketState>) -> Verdict {
+    pub fn check_socket_states(&self, states: &BTreeMap<FileId, SocketState>) -> Verdict {
         states.values().try_for_each(|state| match state {
             // Sequence numbers and queued data of connections that were judged by their addresses.
             SocketState::Connection(state) => {
@@ -103,14 +103,14 @@ impl Judge {
                 {}
                 Ok(())
             }
-            SocketState::Closed(Rest {
+            SocketState::Closed(PendingInput {
                 unread: _,
-                failed: _,
+                is_reset: _,
             }) => Ok(()),
         })
     }
 
-    pub(super) fn socket(&self, socket: &SocketStatic) -> Verdict {
+    pub(super) fn check_socket(&self, socket: &SocketStatic) -> Verdict {
         match socket {
             SocketStatic::Connection(fixed) => {
                 let TcpStatic {
@@ -125,17 +125,17 @@ impl Judge {
                     receive_shut: _,
                     options,
                 } = &**fixed;
-                self.port(local)?;
-                self.stream_options(options, true)
+                self.check_port(local)?;
+                self.check_stream_options(options, true)
             }
             SocketStatic::Unconnected(fixed) => {
                 let TcpUnconnected {
                     v6_socket: _,
                     local,
-                    waiting,
+                    listen: waiting,
                     options,
                 } = &**fixed;
-                if let Some(Waiting {
+                if let Some(ListenParameters {
                     backlog: _,
                     defer_accept_s: _,
                     fast_open: _,
@@ -143,8 +143,8 @@ impl Judge {
                     fast_open_keys: _,
                 }) = waiting
                 {}
-                local.iter().try_for_each(|local| self.port(local))?;
-                self.stream_options(options, false)
+                local.iter().try_for_each(|local| self.check_port(local))?;
+                self.check_stream_options(options, false)
             }
             SocketStatic::Datagrams(fixed) => {
                 let UdpStatic {
@@ -152,7 +152,7 @@ impl Judge {
                     local,
                     remote: _,
                     ints,
-                    buffers,
+                    buffer_sizes: buffers,
                     // The lock tells only if the program has fixed the sizes, which are judged themselves.
                     buffer_lock: _,
                     device: _,
@@ -162,10 +162,10 @@ impl Judge {
                     // Any process may shut down a direction of a socket.
                     shutdown: _,
                 } = &**fixed;
-                self.port(local)?;
-                self.numbered(ints, udp::option_of)?;
-                self.wide(wide)?;
-                self.buffers(*buffers)
+                self.check_port(local)?;
+                self.check_numbered_options(ints, udp::option_by_id)?;
+                self.check_wide_options(wide)?;
+                self.check_buffers(*buffers)
             }
             SocketStatic::Ended { v6_socket: _ } => Ok(()),
             SocketStatic::Closed(fixed) => {
@@ -173,18 +173,18 @@ impl Judge {
                     v6_socket: _,
                     options,
                 } = &**fixed;
-                self.stream_options(options, true)
+                self.check_stream_options(options, true)
             }
         }
     }
 
-    fn port(&self, local: &SocketAddr) -> Verdict {
-        let (port, first) = (local.port(), self.here.first_port);
+    fn check_port(&self, local: &SocketAddr) -> Verdict {
+        let (port, first) = (local.port(), self.node_limits.first_port);
         require(
-            port == 0 || port >= first || self.allowed.ports.contains(&port),
+            port == 0 || port >= first || self.policy.ports.contains(&port),
             || {
                 format!(
-                    "it has a socket at {local}: ports below {first} are for root, but for those of [[service]] and \
+                    "it has a socket at {local}: ports below {first} are reserved for root, except those of [[service]] and \
                  [migration] ports"
                 )
             },
@@ -193,7 +193,7 @@ impl Judge {
 
     /// Judges the options of a TCP socket. A connection may be transparent: a connection that keeps the address of an
     /// earlier node is made transparent here, and remains so when it moves on.
-    fn stream_options(&self, options: &SocketOptions, connection: bool) -> Verdict {
+    fn check_stream_options(&self, options: &SocketOptions, connection: bool) -> Verdict {
         let SocketOptions {
             ints,
             linger: Linger { on: _, seconds: _ },
@@ -214,37 +214,40 @@ impl Judge {
             nonblocking: _,
             wide,
         } = options;
-        self.wide(wide)?;
-        self.numbered(ints, |id| {
-            let option = SocketOptions::option_of(id)?;
+        self.check_wide_options(wide)?;
+        self.check_numbered_options(ints, |id| {
+            let option = SocketOptions::option_by_id(id)?;
             (!connection || option != (IPPROTO_IP, libc::IP_TRANSPARENT)).then_some(option)
         })?;
-        let known = self.here.congestion.contains(congestion_control);
+        let known = self
+            .node_limits
+            .congestion_controls
+            .contains(congestion_control);
         require(known || congestion_control.is_empty(), || {
             format!(
-                "a socket has congestion control {congestion_control}, which is not for everybody here"
+                "a socket has congestion control {congestion_control}, which this node restricts to root"
             )
         })?;
-        self.buffers((*send_buffer, *receive_buffer))
+        self.check_buffers((*send_buffer, *receive_buffer))
     }
 
-    fn wide(&self, options: &WideOptions) -> Verdict {
+    fn check_wide_options(&self, options: &WideOptions) -> Verdict {
         let WideOptions {
             raw,
             // Any process may choose an interface, and attach a classic filter.
-            unicast: _,
+            unicast_interfaces: _,
             filter: _,
         } = options;
         for (id, value) in raw {
-            if let Some(option) = WideOptions::option_of(*id) {
+            if let Some(option) = WideOptions::option_by_id(*id) {
                 let is_set = value.iter().any(|byte| *byte != 0);
-                self.option(option, is_set.into())?;
+                self.check_option(option, is_set.into())?;
             }
         }
         Ok(())
     }
 
-    fn numbered(
+    fn check_numbered_options(
         &self,
         ints: &[(u8, i32)],
         option_of: impl Fn(u8) -> Option<(i32, i32)>,
@@ -252,20 +255,20 @@ impl Judge {
         for (id, value) in ints {
             // An unknown option is not set.
             if let Some(option) = option_of(*id) {
-                self.option(option, *value)?;
+                self.check_option(option, *value)?;
             }
         }
         Ok(())
     }
 
     /// Judges an option with the value that a program would set.
-    pub(super) fn option(&self, (level, name): (i32, i32), value: i32) -> Verdict {
-        if value != 0 && PRIVILEGED.contains(&(level, name)) {
-            return refuse(format!(
-                "a socket has option {name} of level {level}, which takes a capability"
+    pub(super) fn check_option(&self, (level, name): (i32, i32), value: i32) -> Verdict {
+        if value != 0 && PRIVILEGED_OPTIONS.contains(&(level, name)) {
+            return refuse_for_users(format!(
+                "a socket has option {name} of level {level}, which requires a capability"
             ));
         }
-        let (send, receive) = self.here.buffers;
+        let (send, receive) = self.node_limits.buffers_max;
         let most = match (level, name) {
             (SOL_SOCKET, libc::SO_PRIORITY) => PRIORITY_MAX,
             (SOL_SOCKET, libc::SO_SNDBUF) => send,
@@ -274,18 +277,18 @@ impl Judge {
         };
         require(value >= 0 && value <= most, || {
             format!(
-                "a socket has {value} as option {name} of level {level}, of at most {most} here"
+                "a socket has {value} as option {name} of level {level}, above this node's limit {most}"
             )
         })
     }
 
     /// Judges buffer sizes as the kernel counts them: no larger than a program can request, or the kernel chooses by
     /// itself.
-    fn buffers(&self, (send, receive): (i32, i32)) -> Verdict {
-        let (send_max, receive_max) = self.here.buffers;
+    fn check_buffers(&self, (send, receive): (i32, i32)) -> Verdict {
+        let (send_max, receive_max) = self.node_limits.buffers_max;
         for (size, most) in [(send, send_max), (receive, receive_max)] {
             require(size >= 0 && size <= most, || {
-                format!("a socket has a buffer of {size} bytes, of at most {most} here")
+                format!("a socket has a buffer of {size} bytes, above this node's limit {most}")
             })?;
         }
         Ok(())

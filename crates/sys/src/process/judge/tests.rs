@@ -7,10 +7,11 @@ use crate::process::files::image::{
     Terminal, Timer, UnixLink, UnixName, UnixSocket, Watch,
 };
 use crate::process::image::{
-    Backing, BackingFile, Credentials, Descriptors, Files, Frozen, FrozenProcess, FrozenThread,
-    Limit, Mapping, PosixTimer, Process, Segment, Shared, SharedKind, Tree,
+    Backing, BackingFile, Credentials, Descriptors, Files, FrozenProcess, FrozenThread, FrozenTree,
+    Mapping, PosixTimer, Process, ResourceLimit, SharedMemory, SharedMemoryKind, SystemVSegment,
+    Tree,
 };
-use crate::process::procfs::Advice;
+use crate::process::procfs::VmFlags;
 use crate::process::sockets::SocketStatic;
 use crate::socket_filter::SocketFilter;
 use crate::tcp_repair::{SocketOptions, TcpUnconnected};
@@ -21,107 +22,110 @@ const USER: u32 = 1000;
 const GROUP: u32 = 100;
 
 fn judge(users: &[u32]) -> Judge {
-    let allowed = Allowed {
+    let allowed = ImagePolicy {
         users: users.iter().copied().collect(),
         groups: [GROUP].into(),
         programs: vec!["/usr/games".into()],
         ports: [443].into(),
     };
-    Judge::new(allowed, Here::default())
+    Judge::new(allowed, NodeLimits::default())
 }
 
 /// Expected reason of a refusal, and a change that makes a valid image invalid.
-type Spoilt<'a, T> = (&'a str, &'a dyn Fn(&mut T));
+type InvalidChange<'a, T> = (&'a str, &'a dyn Fn(&mut T));
 
 /// Checks that an ordinary user may have the valid image, and that only root may have each of the changed ones.
 #[track_caller]
-fn only_roots<T>(
+fn assert_only_root_may<T>(
     good: impl Fn() -> T,
     verdict: impl Fn(&Judge, &T) -> Verdict,
-    spoilt: &[Spoilt<'_, T>],
+    changes: &[InvalidChange<'_, T>],
 ) {
     let (ordinary, root) = (judge(&[USER]), judge(&[0, USER]));
     assert_eq!(verdict(&ordinary, &good()), Ok(()));
-    for (why, spoil) in spoilt {
+    for (why, change) in changes {
         let mut image = good();
-        spoil(&mut image);
+        change(&mut image);
         let found = verdict(&ordinary, &image).expect_err(why);
         assert!(found.contains(why), "{why}: {found}");
         assert_eq!(verdict(&root, &image), Ok(()), "{why}");
     }
 }
 
-fn frozen() -> Frozen {
+fn valid_state() -> FrozenTree {
     let mut thread = FrozenThread::default();
     thread.credentials.uids = [USER; 4];
     thread.credentials.gids = [GROUP; 4];
     thread.credentials.capabilities[3] = u64::MAX;
     thread.no_new_privileges = true;
-    thread.filters = vec![serde_bytes::ByteBuf::from(vec![0; 8])];
+    thread.seccomp_filters = vec![serde_bytes::ByteBuf::from(vec![0; 8])];
     thread.io_priority = 2 << 13;
     let process = FrozenProcess {
         threads: vec![thread],
-        limits: vec![Limit { soft: 0, hard: 0 }; 16],
+        limits: vec![ResourceLimit { soft: 0, hard: 0 }; 16],
         ..FrozenProcess::default()
     };
-    Frozen {
+    FrozenTree {
         processes: vec![Some(process), None],
     }
 }
 
-fn process(frozen: &mut Frozen) -> &mut FrozenProcess {
+fn process_of(frozen: &mut FrozenTree) -> &mut FrozenProcess {
     frozen.processes[0].as_mut().expect("no zombie")
 }
 
-fn thread(frozen: &mut Frozen) -> &mut FrozenThread {
-    &mut process(frozen).threads[0]
+fn thread_of(frozen: &mut FrozenTree) -> &mut FrozenThread {
+    &mut process_of(frozen).threads[0]
 }
 
 #[test]
-fn state_that_only_root_may_set_is_refused() {
-    only_roots(
-        frozen,
-        |judge, frozen| judge.frozen(frozen),
+fn state_reserved_to_root_is_refused() {
+    assert_only_root_may(
+        valid_state,
+        |judge, frozen| judge.check_state(frozen),
         &[
             ("seccomp filters without no_new_privs", &|it| {
-                thread(it).no_new_privileges = false
+                thread_of(it).no_new_privileges = false
             }),
             ("it has capabilities", &|it| {
-                thread(it).credentials.capabilities[1] = 1 << 12
+                thread_of(it).credentials.capabilities[1] = 1 << 12
             }),
             ("it has capabilities", &|it| {
-                thread(it).credentials.capabilities[2] = 1
+                thread_of(it).credentials.capabilities[2] = 1
             }),
             ("it has capabilities", &|it| {
-                thread(it).credentials.capabilities[4] = 1
+                thread_of(it).credentials.capabilities[4] = 1
             }),
             ("inheritable capabilities", &|it| {
-                thread(it).credentials.capabilities[0] = 1
+                thread_of(it).credentials.capabilities[0] = 1
             }),
             ("securebits 0x5", &|it| {
-                thread(it).credentials.secure_bits = 5
+                thread_of(it).credentials.secure_bits = 5
             }),
             ("real-time priority 99", &|it| {
-                (thread(it).scheduling.policy, thread(it).scheduling.priority) = (1, 99);
+                (
+                    thread_of(it).scheduling.policy,
+                    thread_of(it).scheduling.priority,
+                ) = (1, 99);
             }),
             ("scheduling policy 6", &|it| {
-                thread(it).scheduling.policy = 6
+                thread_of(it).scheduling.policy = 6
             }),
-            ("nice value -1", &|it| thread(it).scheduling.nice = -1),
+            ("nice value -1", &|it| thread_of(it).scheduling.nice = -1),
             ("real-time class of I/O priority", &|it| {
-                thread(it).io_priority = 1 << 13
+                thread_of(it).io_priority = 1 << 13
             }),
             ("oom_score_adj is -1", &|it| {
-                process(it).oom_score_adjustment = -1
+                process_of(it).oom_score_adjustment = -1
             }),
             ("RLIMIT_MEMLOCK", &|it| {
-                process(it).limits[8].hard = u64::MAX
+                process_of(it).limits[8].hard = u64::MAX
             }),
-            ("RLIMIT_RTPRIO", &|it| process(it).limits[14].hard = 1),
-            ("RLIMIT_CPU", &|it| process(it).limits[0].soft = 1),
-            ("15 limits", &|it| process(it).limits.truncate(15)),
+            ("RLIMIT_RTPRIO", &|it| process_of(it).limits[14].hard = 1),
+            ("RLIMIT_CPU", &|it| process_of(it).limits[0].soft = 1),
+            ("15 limits", &|it| process_of(it).limits.truncate(15)),
             ("wakes the machine", &|it| {
-                process(it).posix_timers.push(PosixTimer {
+                process_of(it).posix_timers.push(PosixTimer {
                     clock: 8,
                     ..PosixTimer::default()
                 });
@@ -134,54 +138,54 @@ fn state_that_only_root_may_set_is_refused() {
         (0, GROUP, "user 0"),
         (USER, 42, "group 42"),
     ] {
-        let mut other = frozen();
-        thread(&mut other).credentials.uids[2] = user;
-        thread(&mut other).credentials.groups = vec![GROUP, group];
-        let found = judge(&[USER]).frozen(&other).expect_err(why);
+        let mut other = valid_state();
+        thread_of(&mut other).credentials.uids[2] = user;
+        thread_of(&mut other).credentials.groups = vec![GROUP, group];
+        let found = judge(&[USER]).check_state(&other).expect_err(why);
         assert!(found.contains(why), "{found}");
     }
 }
 
 #[test]
-fn more_is_allowed_where_everybody_has_more() {
-    let here = Here {
+fn higher_node_limits_allow_more() {
+    let here = NodeLimits {
         limits: [u64::MAX; 16],
         oom_score_adjustment: 100,
-        ..Here::default()
+        ..NodeLimits::default()
     };
-    let judge = Judge::new(judge(&[USER]).allowed, here);
-    let mut it = frozen();
+    let judge = Judge::new(judge(&[USER]).policy, here);
+    let mut it = valid_state();
     assert!(
         judge
-            .frozen(&it)
+            .check_state(&it)
             .is_err_and(|why| why.contains("oom_score_adj"))
     );
-    process(&mut it).oom_score_adjustment = 100;
+    process_of(&mut it).oom_score_adjustment = 100;
     (
-        thread(&mut it).scheduling.policy,
-        thread(&mut it).scheduling.priority,
+        thread_of(&mut it).scheduling.policy,
+        thread_of(&mut it).scheduling.priority,
     ) = (2, 99);
-    thread(&mut it).scheduling.nice = -20;
-    process(&mut it).limits[14].hard = 99;
-    assert_eq!(judge.frozen(&it), Ok(()));
+    thread_of(&mut it).scheduling.nice = -20;
+    process_of(&mut it).limits[14].hard = 99;
+    assert_eq!(judge.check_state(&it), Ok(()));
 }
 
-fn tree() -> Tree {
+fn valid_tree() -> Tree {
     let mapping = Mapping {
         start: 0x1000,
         end: 0x3000,
         protection: 3,
-        advice: Advice::LOCKED,
+        advice: VmFlags::LOCKED,
         backing: Backing::Anonymous(Vec::new()),
     };
-    let segment = Segment {
+    let segment = SystemVSegment {
         id: 1,
         key: 0,
         size: 4096,
         mode: 0o600,
-        removed: false,
-        locked: true,
-        gone: false,
+        is_marked_removed: false,
+        is_locked: true,
+        is_gone: false,
         owner: (USER, GROUP),
         creator: (USER, GROUP),
     };
@@ -200,8 +204,8 @@ fn tree() -> Tree {
             path: b"/usr/games/server".to_vec(),
             ..BackingFile::default()
         }],
-        shared: vec![Shared {
-            kind: SharedKind::SystemV(segment),
+        shared_memory: vec![SharedMemory {
+            kind: SharedMemoryKind::SystemV(segment),
             size: 4096,
             identity: (0, 0, 0),
         }],
@@ -209,18 +213,18 @@ fn tree() -> Tree {
     }
 }
 
-fn segment(tree: &mut Tree) -> &mut Segment {
-    match &mut tree.shared[0].kind {
-        SharedKind::SystemV(segment) => segment,
+fn segment_of(tree: &mut Tree) -> &mut SystemVSegment {
+    match &mut tree.shared_memory[0].kind {
+        SharedMemoryKind::SystemV(segment) => segment,
         _ => unreachable!("made so"),
     }
 }
 
 #[test]
-fn shapes_that_only_root_may_have_are_refused() {
-    only_roots(
-        tree,
-        |judge, tree| judge.tree(tree),
+fn trees_reserved_to_root_are_refused() {
+    assert_only_root_may(
+        valid_tree,
+        |judge, tree| judge.check_tree(tree),
         &[
             ("it has capabilities", &|it| {
                 it.processes[0].credentials.capabilities[1] = 1;
@@ -228,39 +232,41 @@ fn shapes_that_only_root_may_have_are_refused() {
             ("memory locked", &|it| {
                 it.processes[0].mappings[0].end = 0x1000_0000
             }),
-            ("System V memory 1: user 0", &|it| segment(it).owner.0 = 0),
+            ("System V memory 1: user 0", &|it| {
+                segment_of(it).owner.0 = 0
+            }),
             ("System V memory 1: group 0", &|it| {
-                segment(it).creator.1 = 0
+                segment_of(it).creator.1 = 0
             }),
             ("System V memory 1 is locked", &|it| {
-                it.shared[0].size = 1 << 30
+                it.shared_memory[0].size = 1 << 30
             }),
             ("shared memory /dev/shm/x: user 0", &|it| {
                 let path = b"/dev/shm/x".to_vec();
                 let access = (0, GROUP, 0o600);
-                it.shared[0].kind = SharedKind::Posix { path, access };
+                it.shared_memory[0].kind = SharedMemoryKind::Posix { path, access };
             }),
             ("deleted file /x has mode 4755", &|it| {
                 let form = ContentForm::Deleted { path: "/x".into() };
                 let access = (USER, GROUP, 0o4755);
-                it.shared[0].kind = SharedKind::Deleted { form, access };
+                it.shared_memory[0].kind = SharedMemoryKind::Deleted { form, access };
             }),
         ],
     );
     for path in ["/bin/sh", "/usr/games/../bin/sh"] {
-        let mut other = tree();
+        let mut other = valid_tree();
         other.files[0].path = path.into();
         for users in [&[USER][..], &[0, USER]] {
             assert!(
                 judge(users)
-                    .tree(&other)
+                    .check_tree(&other)
                     .is_err_and(|why| why.contains(path))
             );
         }
     }
 }
 
-fn image(kind: Kind) -> Image {
+fn image_with(kind: Kind) -> Image {
     let mut image = Image::default();
     let file = OpenFile {
         flags: 0,
@@ -272,11 +278,11 @@ fn image(kind: Kind) -> Image {
     image
 }
 
-fn unix(owner: (u32, u32)) -> UnixSocket {
+fn unix_socket(owner: (u32, u32)) -> UnixSocket {
     UnixSocket {
         socket: 1,
         name: UnixName::None,
-        link: UnixLink::Alone,
+        link: UnixLink::Unconnected,
         owner,
         peer: None,
         shutdown: 0,
@@ -286,7 +292,7 @@ fn unix(owner: (u32, u32)) -> UnixSocket {
     }
 }
 
-fn option(level: i32, name: i32, value: i32) -> SocketOption {
+fn int_option(level: i32, name: i32, value: i32) -> SocketOption {
     SocketOption {
         level,
         name,
@@ -300,13 +306,13 @@ fn empty_pipe(capacity: u32) -> Pipe {
         path: None,
         capacity,
         chunks: Vec::new(),
-        packets: false,
+        packet_mode: false,
         access: (0, 0, 0o600),
     }
 }
 
 #[test]
-fn descriptors_that_only_root_may_have_are_refused() {
+fn descriptors_reserved_to_root_are_refused() {
     let timer = |clock| Timer {
         clock,
         set_flags: 0,
@@ -321,7 +327,7 @@ fn descriptors_that_only_root_may_have_are_refused() {
         data: 0,
     };
     let content = |access| {
-        let mut image = image(Kind::Content {
+        let mut image = image_with(Kind::Content {
             content: 2,
             offset: 0,
         });
@@ -333,24 +339,24 @@ fn descriptors_that_only_root_may_have_are_refused() {
             access,
             times_ns: (0, 0),
             size: 0,
-            elsewhere: None,
+            mapped_memory: None,
             chunks: BTreeMap::new(),
         };
         image.contents.insert(2, content);
         image
     };
     let pipe = |capacity| {
-        let mut image = image(Kind::Pipe { pipe: 2 });
+        let mut image = image_with(Kind::Pipe { pipe: 2 });
         image.pipes.insert(2, empty_pipe(capacity));
         image
     };
     let terminal = |access| {
-        let mut image = image(Kind::TerminalMaster { terminal: 2 });
+        let mut image = image_with(Kind::TerminalMaster { terminal: 2 });
         let terminal = Terminal {
             modes: Bytes::default(),
             window: [0; 4],
             locked: false,
-            packets: false,
+            packet_mode: false,
             exclusive: false,
             session: None,
             access,
@@ -358,13 +364,13 @@ fn descriptors_that_only_root_may_have_are_refused() {
         image.terminals.insert(2, terminal);
         image
     };
-    let of_unix = |change: &dyn Fn(&mut UnixSocket)| {
-        let mut socket = unix((USER, GROUP));
+    let unix_with = |change: &dyn Fn(&mut UnixSocket)| {
+        let mut socket = unix_socket((USER, GROUP));
         change(&mut socket);
-        image(Kind::Unix(Box::new(socket)))
+        image_with(Kind::Unix(Box::new(socket)))
     };
-    let owned = |pid| {
-        let mut image = image(Kind::Event {
+    let owned_by = |pid| {
+        let mut image = image_with(Kind::Event {
             count: 0,
             semaphore: false,
         });
@@ -376,13 +382,13 @@ fn descriptors_that_only_root_may_have_are_refused() {
         });
         image
     };
-    let table = |hard| {
+    let table_with_limit = |hard| {
         let mut image = Image::default();
         image.tables.entry(0).or_default().descriptors_max = (0, hard);
         image
     };
     let netlink = |options| {
-        image(Kind::Netlink(NetlinkSocket {
+        image_with(Kind::Netlink(NetlinkSocket {
             socket: 3,
             port: 0,
             groups: Vec::new(),
@@ -390,52 +396,52 @@ fn descriptors_that_only_root_may_have_are_refused() {
             filter: SocketFilter::default(),
         }))
     };
-    let good = [
-        image(Kind::Timer(timer(libc::CLOCK_MONOTONIC))),
-        image(Kind::Epoll {
+    let accepted = [
+        image_with(Kind::Timer(timer(libc::CLOCK_MONOTONIC))),
+        image_with(Kind::Epoll {
             watches: vec![watch(1)],
         }),
         content((USER, GROUP, 0o755)),
         pipe(1 << 16),
         terminal((USER, 5, 0o620)),
-        of_unix(&|_| ()),
-        of_unix(&|socket| socket.options.push(option(1, libc::SO_PRIORITY, 6))),
-        owned(7),
-        table(1024),
+        unix_with(&|_| ()),
+        unix_with(&|socket| socket.options.push(int_option(1, libc::SO_PRIORITY, 6))),
+        owned_by(7),
+        table_with_limit(1024),
         netlink(Vec::new()),
     ];
-    let wrong = [
-        ("wakes the machine", image(Kind::Timer(timer(9)))),
+    let refused = [
+        ("wakes the machine", image_with(Kind::Timer(timer(9)))),
         (
             "EPOLLWAKEUP",
-            image(Kind::Epoll {
+            image_with(Kind::Epoll {
                 watches: vec![watch(1 << 29)],
             }),
         ),
         ("user 0", content((0, GROUP, 0o755))),
         ("group 0", content((USER, 0, 0o755))),
         ("mode 4755", content((USER, GROUP, 0o4755))),
-        ("a pipe holds", pipe(1 << 24)),
+        ("a pipe has a capacity", pipe(1 << 24)),
         ("a terminal: user 0", terminal((0, 5, 0o620))),
         (
-            "the maker of a unix socket: user 0",
-            of_unix(&|socket| socket.owner = (0, GROUP)),
+            "creator of a Unix socket: user 0",
+            unix_with(&|socket| socket.owner = (0, GROUP)),
         ),
         (
             "level 1",
-            of_unix(&|socket| socket.options.push(option(1, libc::SO_PRIORITY, 7))),
+            unix_with(&|socket| socket.options.push(int_option(1, libc::SO_PRIORITY, 7))),
         ),
         (
             "level 1",
-            of_unix(&|socket| socket.options.push(option(1, libc::SO_MARK, 1))),
+            unix_with(&|socket| socket.options.push(int_option(1, libc::SO_MARK, 1))),
         ),
         (
             "level 1",
-            of_unix(&|socket| socket.options.push(option(1, libc::SO_SNDBUF, 1 << 30))),
+            unix_with(&|socket| socket.options.push(int_option(1, libc::SO_SNDBUF, 1 << 30))),
         ),
         (
             "group 0",
-            of_unix(&|socket| {
+            unix_with(&|socket| {
                 socket.name = UnixName::Path {
                     name: "/run/x".to_owned(),
                     file: None,
@@ -443,34 +449,38 @@ fn descriptors_that_only_root_may_have_are_refused() {
                 };
             }),
         ),
-        ("process 1 is told", owned(1)),
-        ("RLIMIT_NOFILE", table(u64::MAX)),
-        ("level 41", netlink(vec![option(41, 75, 1)])),
+        ("process 1 receives", owned_by(1)),
+        ("RLIMIT_NOFILE", table_with_limit(u64::MAX)),
+        ("level 41", netlink(vec![int_option(41, 75, 1)])),
     ];
-    let found = |files| Descriptors {
+    let descriptors = |files| Descriptors {
         files,
         sockets: BTreeMap::new(),
-        gone: BTreeSet::new(),
+        removed: BTreeSet::new(),
     };
     // Changes are judged in the same way as a first image.
-    let both = |image: Image| {
+    let image_and_changes = |image: Image| {
         let changes = image.changes_since(&Image::default());
-        [Files::Changes(changes), Files::Image(image)].map(found)
+        [Files::Changes(changes), Files::Image(image)].map(descriptors)
     };
-    for found in good.into_iter().flat_map(both) {
-        assert_eq!(judge(&[USER]).descriptors(&found), Ok(()), "{found:?}");
+    for found in accepted.into_iter().flat_map(image_and_changes) {
+        assert_eq!(
+            judge(&[USER]).check_descriptors(&found),
+            Ok(()),
+            "{found:?}"
+        );
     }
-    for (why, image) in wrong {
-        for found in both(image) {
-            let verdict = judge(&[USER]).descriptors(&found).expect_err(why);
+    for (why, image) in refused {
+        for found in image_and_changes(image) {
+            let verdict = judge(&[USER]).check_descriptors(&found).expect_err(why);
             assert!(verdict.contains(why), "{why}: {verdict}");
-            assert_eq!(judge(&[0]).descriptors(&found), Ok(()));
+            assert_eq!(judge(&[0]).check_descriptors(&found), Ok(()));
         }
     }
 }
 
 #[test]
-fn sockets_that_only_root_may_have_are_refused() {
+fn sockets_reserved_to_root_are_refused() {
     let options = || SocketOptions {
         congestion_control: "cubic".to_owned(),
         send_buffer: 1 << 20,
@@ -481,55 +491,62 @@ fn sockets_that_only_root_may_have_are_refused() {
         let fixed = TcpUnconnected {
             v6_socket: false,
             local: Some(SocketAddr::from(([0; 4], port))),
-            waiting: None,
+            listen: None,
             options,
         };
         Descriptors {
             files: Files::Image(Image::default()),
             sockets: [(1, SocketStatic::Unconnected(Box::new(fixed)))].into(),
-            gone: BTreeSet::new(),
+            removed: BTreeSet::new(),
         }
     };
-    let with = |change: &dyn Fn(&mut SocketOptions)| {
+    let socket_with = |change: &dyn Fn(&mut SocketOptions)| {
         let mut options = options();
         change(&mut options);
         socket(8080, options)
     };
     // Options are given by their numbers in the image: SO_KEEPALIVE, then IP_TRANSPARENT, SO_PRIORITY, SO_MARK.
-    let int = |id, value| with(&|options| options.ints = vec![(id, value)]);
-    for good in [
+    let socket_with_option = |id, value| socket_with(&|options| options.ints = vec![(id, value)]);
+    for accepted in [
         socket(8080, options()),
         socket(1024, options()),
         socket(443, options()),
-        int(17, 1),
-        int(5, 0),
+        socket_with_option(17, 1),
+        socket_with_option(5, 0),
     ] {
-        assert_eq!(judge(&[USER]).descriptors(&good), Ok(()), "{good:?}");
+        assert_eq!(
+            judge(&[USER]).check_descriptors(&accepted),
+            Ok(()),
+            "{accepted:?}"
+        );
     }
-    for (why, wrong) in [
+    for (why, refused) in [
         ("ports below 1024", socket(22, options())),
         ("ports below 1024", socket(1023, options())),
-        ("option 19 of level 0", int(1, 1)),
-        ("7 as option 12", int(4, 7)),
-        ("option 36 of level 1", int(5, 1)),
+        ("option 19 of level 0", socket_with_option(1, 1)),
+        ("7 as option 12", socket_with_option(4, 7)),
+        ("option 36 of level 1", socket_with_option(5, 1)),
         (
             "a buffer of",
-            with(&|options| options.send_buffer = 1 << 30),
+            socket_with(&|options| options.send_buffer = 1 << 30),
         ),
-        ("a buffer of", with(&|options| options.receive_buffer = -1)),
+        (
+            "a buffer of",
+            socket_with(&|options| options.receive_buffer = -1),
+        ),
         (
             "congestion control bbr",
-            with(&|options| options.congestion_control = "bbr".to_owned()),
+            socket_with(&|options| options.congestion_control = "bbr".to_owned()),
         ),
     ] {
-        let verdict = judge(&[USER]).descriptors(&wrong).expect_err(why);
+        let verdict = judge(&[USER]).check_descriptors(&refused).expect_err(why);
         assert!(verdict.contains(why), "{why}: {verdict}");
-        assert_eq!(judge(&[0]).descriptors(&wrong), Ok(()));
+        assert_eq!(judge(&[0]).check_descriptors(&refused), Ok(()));
     }
 }
 
 #[test]
-fn control_groups_that_take_from_others_are_refused() {
+fn control_groups_with_reserved_resources_are_refused() {
     let group = |file: &str, value: &str| {
         let text =
             postcard::to_stdvec(&("system.slice/game.service", BTreeMap::from([(file, value)])));
@@ -541,7 +558,10 @@ fn control_groups_that_take_from_others_are_refused() {
         ("io.weight", "default 10"),
         ("pids.max", "7"),
     ] {
-        assert_eq!(judge(&[USER]).group(&group(file, value)), Ok(()));
+        assert_eq!(
+            judge(&[USER]).check_control_group(&group(file, value)),
+            Ok(())
+        );
     }
     for (file, value) in [
         ("memory.min", "1000"),
@@ -552,8 +572,10 @@ fn control_groups_that_take_from_others_are_refused() {
         ("cpu.weight", "10000"),
         ("io.weight", "default 1000"),
     ] {
-        let verdict = judge(&[USER]).group(&group(file, value)).expect_err(file);
+        let verdict = judge(&[USER])
+            .check_control_group(&group(file, value))
+            .expect_err(file);
         assert!(verdict.contains(file), "{verdict}");
-        assert_eq!(judge(&[0]).group(&group(file, value)), Ok(()));
+        assert_eq!(judge(&[0]).check_control_group(&group(file, value)), Ok(()));
     }
 }

@@ -2,9 +2,10 @@
 
 use super::{Judge, Verdict, require};
 use crate::process::image::{
-    Backing, BackingFile, Clocks, Mapping, Process, Segment, Shared, SharedKind, Tree,
+    Backing, BackingFile, Clocks, Mapping, Process, SharedMemory, SharedMemoryKind, SystemVSegment,
+    Tree,
 };
-use crate::process::procfs::Advice;
+use crate::process::procfs::VmFlags;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -14,7 +15,7 @@ impl Judge {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn tree(&self, tree: &Tree) -> Verdict {
+    pub fn check_tree(&self, tree: &Tree) -> Verdict {
         let Tree {
             // The tree gets clocks of its own, and these facts only determine how the tree is created.
             clocks:
@@ -23,17 +24,17 @@ impl Judge {
                     boot_ns: _,
                 },
             boot_id: _,
-            register_features: _,
+            xcr0: _,
             // The vDSO is code of the process itself, in its own memory.
             vdso: _,
             processes,
             files,
-            shared,
+            shared_memory: shared,
         } = tree;
         for process in processes {
-            self.process(process, files)?;
+            self.check_process(process, files)?;
         }
-        if self.allowed.has_root() {
+        if self.policy.has_root() {
             return Ok(());
         }
         for file in files {
@@ -45,10 +46,12 @@ impl Judge {
                 digest: _,
             } = file;
         }
-        shared.iter().try_for_each(|object| self.shared(object))
+        shared
+            .iter()
+            .try_for_each(|object| self.check_shared_memory(object))
     }
 
-    fn process(&self, process: &Process, files: &[BackingFile]) -> Verdict {
+    fn check_process(&self, process: &Process, files: &[BackingFile]) -> Verdict {
         let Process {
             // IDs are in a PID namespace of the tree's own.
             pid: _,
@@ -59,7 +62,7 @@ impl Judge {
             exit_signal: _,
             exit_status,
             threads: _,
-            table_of: _,
+            shares_table_with: _,
             executable,
             mappings,
             // Guard pages are memory of the process itself, which nothing may access.
@@ -71,12 +74,12 @@ impl Judge {
             directory: _,
         } = process;
         if exit_status.is_none() {
-            self.credentials(credentials)?;
+            self.check_credentials(credentials)?;
             let file = files.get(*executable as usize);
             let path = file.map_or(&[][..], |file| &file.path);
-            self.program(Path::new(OsStr::from_bytes(path)))?;
+            self.check_program(Path::new(OsStr::from_bytes(path)))?;
         }
-        if self.allowed.has_root() {
+        if self.policy.has_root() {
             return Ok(());
         }
         let mut locked = 0u64;
@@ -88,7 +91,7 @@ impl Judge {
                 advice,
                 backing,
             } = mapping;
-            if Advice(*advice).has(Advice::LOCKED) {
+            if VmFlags(*advice).has_any(VmFlags::LOCKED) {
                 locked = locked.saturating_add(end.saturating_sub(*start));
             }
             match backing {
@@ -106,49 +109,49 @@ impl Judge {
                 | Backing::Kernel(_) => {}
             }
         }
-        let most = self.here.limit(libc::RLIMIT_MEMLOCK);
-        require(locked <= most, || {
+        let highest = self.node_limits.hard_limit(libc::RLIMIT_MEMLOCK);
+        require(locked <= highest, || {
             format!(
-                "it has {locked} bytes of memory locked, of at most {most} here (RLIMIT_MEMLOCK)"
+                "it has {locked} bytes of memory locked, above this node's limit {highest} (RLIMIT_MEMLOCK)"
             )
         })
     }
 
-    fn shared(&self, object: &Shared) -> Verdict {
-        let Shared {
+    fn check_shared_memory(&self, object: &SharedMemory) -> Verdict {
+        let SharedMemory {
             kind,
             size,
             identity: _,
         } = object;
         match kind {
-            SharedKind::Anonymous | SharedKind::Memfd(_) => Ok(()),
+            SharedMemoryKind::Anonymous | SharedMemoryKind::Memfd(_) => Ok(()),
             // The file is opened with the rights of the tree's users.
-            SharedKind::File(_) => Ok(()),
-            SharedKind::Posix { path, access } => {
+            SharedMemoryKind::File(_) => Ok(()),
+            SharedMemoryKind::Posix { path, access } => {
                 let what = format!("shared memory {}", String::from_utf8_lossy(path));
-                self.access(*access, &what)
+                self.check_access(*access, &what)
             }
-            SharedKind::Deleted { form, access } => self.content_of(form, *access),
-            SharedKind::SystemV(segment) => {
-                let Segment {
+            SharedMemoryKind::Deleted { form, access } => self.check_content_form(form, *access),
+            SharedMemoryKind::SystemV(segment) => {
+                let SystemVSegment {
                     // Identifier and key are in an IPC namespace of the tree's own.
                     id,
                     key: _,
                     size: _,
                     mode: _,
-                    removed: _,
-                    locked,
-                    gone: _,
+                    is_marked_removed: _,
+                    is_locked: locked,
+                    is_gone: _,
                     owner,
                     creator,
                 } = segment;
                 let what = format!("System V memory {id}");
-                self.owner(*owner, &what)?;
-                self.owner(*creator, &what)?;
-                let most = self.here.limit(libc::RLIMIT_MEMLOCK);
-                require(!locked || *size <= most, || {
+                self.check_owner(*owner, &what)?;
+                self.check_owner(*creator, &what)?;
+                let highest = self.node_limits.hard_limit(libc::RLIMIT_MEMLOCK);
+                require(!locked || *size <= highest, || {
                     format!(
-                        "{what} is locked, with {size} bytes of at most {most} here (RLIMIT_MEMLOCK)"
+                        "{what} is locked, with {size} bytes, above this node's limit {highest} (RLIMIT_MEMLOCK)"
                     )
                 })
             }

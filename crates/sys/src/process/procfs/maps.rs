@@ -20,14 +20,14 @@ pub struct MapLine {
     /// Path, name in brackets, or empty.
     pub name: Vec<u8>,
     /// Flags of the `VmFlags` line; only in `smaps`.
-    pub advice: Option<Advice>,
+    pub vm_flags: Option<VmFlags>,
 }
 
 /// Attributes of a mapping besides its protection (`VmFlags` in `smaps`), as a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Advice(pub u32);
+pub struct VmFlags(pub u32);
 
-impl Advice {
+impl VmFlags {
     /// `MAP_GROWSDOWN`.
     pub const GROWS_DOWN: u32 = 1;
     /// `mlock`.
@@ -96,19 +96,19 @@ impl Advice {
 
     /// Returns true if any of these bits is set.
     #[must_use]
-    pub fn has(self, bits: u32) -> bool {
+    pub fn has_any(self, bits: u32) -> bool {
         self.0 & bits != 0
     }
 
     fn parse(words: &[u8]) -> Self {
-        let known = |word: &[u8]| {
+        let flag_of = |word: &[u8]| {
             let found = Self::NAMES.iter().find(|(name, _)| name.as_bytes() == word);
             found.map_or(0, |(_, bit)| *bit)
         };
         Self(
             words
                 .split(u8::is_ascii_whitespace)
-                .fold(0, |set, word| set | known(word)),
+                .fold(0, |set, word| set | flag_of(word)),
         )
     }
 }
@@ -117,20 +117,20 @@ impl Advice {
 #[must_use]
 pub fn parse_maps(text: &[u8]) -> Option<Vec<MapLine>> {
     let mut found: Vec<MapLine> = Vec::new();
-    let mut keyed = false;
+    let mut has_key = false;
     for line in text
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
     {
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            let key = if std::mem::take(&mut keyed) {
-                Advice::KEY
+            let key = if std::mem::take(&mut has_key) {
+                VmFlags::KEY
             } else {
                 0
             };
-            found.last_mut()?.advice = Some(Advice(Advice::parse(flags).0 | key));
+            found.last_mut()?.vm_flags = Some(VmFlags(VmFlags::parse(flags).0 | key));
         } else if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
-            keyed = key.trim_ascii() != b"0";
+            has_key = key.trim_ascii() != b"0";
         } else if !line[0].is_ascii_uppercase() {
             found.push(parse_line(line)?);
         }
@@ -139,10 +139,10 @@ pub fn parse_maps(text: &[u8]) -> Option<Vec<MapLine>> {
 }
 
 /// Reduces the text of `smaps` to the text of `maps`: the first line of each mapping.
-pub(crate) fn without_advice(smaps: &[u8]) -> Vec<u8> {
+pub(crate) fn smaps_to_maps(smaps: &[u8]) -> Vec<u8> {
     let lines = smaps.split_inclusive(|byte| *byte == b'\n');
-    let own = lines.filter(|line| !line[0].is_ascii_uppercase());
-    own.flatten().copied().collect()
+    let mapping_lines = lines.filter(|line| !line[0].is_ascii_uppercase());
+    mapping_lines.flatten().copied().collect()
 }
 
 fn parse_line(line: &[u8]) -> Option<MapLine> {
@@ -181,7 +181,7 @@ fn parse_line(line: &[u8]) -> Option<MapLine> {
         device: (hex(major)? as u32, hex(minor)? as u32),
         inode,
         name: unescape(name),
-        advice: None,
+        vm_flags: None,
     })
 }
 
@@ -191,18 +191,18 @@ fn hex(word: &str) -> Option<u64> {
 
 /// Decodes a path, in which the kernel writes a newline as `\012`.
 fn unescape(name: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(name.len());
+    let mut decoded = Vec::with_capacity(name.len());
     let mut rest = name;
     while let Some((first, tail)) = rest.split_first() {
         if let Some(after) = rest.strip_prefix(b"\\012") {
-            plain.push(b'\n');
+            decoded.push(b'\n');
             rest = after;
         } else {
-            plain.push(*first);
+            decoded.push(*first);
             rest = tail;
         }
     }
-    plain
+    decoded
 }
 
 #[cfg(test)]
@@ -211,7 +211,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_smaps() {
+    fn smaps_text_parses() {
         let text = b"7f0000001000-7f0000003000 r-xp 00002000 08:01 42    /a b\\012c (deleted)\nSize: 8 kB\n\
             VmFlags: rd ex mr lo wf \n7ffe00000000-7ffe00021000 rw-p 00000000 00:00 0 [stack]\nVmFlags: rd wr gd \n";
         let found = parse_maps(text).expect("parses");
@@ -223,33 +223,38 @@ mod tests {
             (0x2000, (8, 1), 42)
         );
         assert_eq!(
-            found[0].advice,
-            Some(Advice(Advice::LOCKED | Advice::WIPE_ON_FORK))
+            found[0].vm_flags,
+            Some(VmFlags(VmFlags::LOCKED | VmFlags::WIPE_ON_FORK))
         );
-        assert!(found[1].advice.expect("flags").has(Advice::GROWS_DOWN));
+        assert!(
+            found[1]
+                .vm_flags
+                .expect("flags")
+                .has_any(VmFlags::GROWS_DOWN)
+        );
     }
 
     #[test]
-    fn what_smaps_says_of_mappings_is_what_maps_says() {
+    fn smaps_and_maps_give_the_same_mappings() {
         let pid = std::process::id();
         let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).expect("readable");
         // Other tests sometimes map memory at the same time.
         let same = || {
             let (before, all, after) = (read("maps"), read("smaps"), read("maps"));
-            before == after && without_advice(&all) == before
+            before == after && smaps_to_maps(&all) == before
         };
         assert!((0..1000).any(|_| same()));
     }
 
     #[test]
-    fn reads_its_own() {
+    fn own_maps_parse() {
         let text = std::fs::read("/proc/self/smaps").expect("readable");
         let found = parse_maps(&text).expect("parses");
         assert!(found.iter().any(|map| map.name == b"[stack]"));
         assert!(
             found
                 .iter()
-                .all(|map| map.advice.is_some() && map.start < map.end)
+                .all(|map| map.vm_flags.is_some() && map.start < map.end)
         );
     }
 

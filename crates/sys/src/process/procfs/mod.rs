@@ -5,12 +5,12 @@ mod maps;
 mod stat;
 mod status;
 
-pub(crate) use maps::without_advice;
-pub use maps::{Advice, MapLine, parse_maps};
+pub(crate) use maps::smaps_to_maps;
+pub use maps::{MapLine, VmFlags, parse_maps};
 pub use stat::Stat;
 pub use status::Status;
 
-use super::error::{Context, Error, Result, unexpected};
+use super::error::{Context, Error, Result, unexpected_text};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -26,11 +26,11 @@ pub(crate) fn read(pid: i32, name: &str) -> Result<String> {
 /// Reads a file of a process, any bytes allowed.
 pub(crate) fn read_bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
     let path = format!("/proc/{pid}/{name}");
-    whole(&path).map_err(|source| ended(pid, path, source))
+    read_file(&path).map_err(|source| to_error(pid, path, source))
 }
 
 /// Reads a file of unknown length in few large pieces, as each piece costs a system call.
-fn whole(path: &str) -> io::Result<Vec<u8>> {
+fn read_file(path: &str) -> io::Result<Vec<u8>> {
     const PIECE: usize = 16 << 10;
     let mut file = File::open(path)?;
     let (mut bytes, mut piece) = (Vec::new(), [0; PIECE]);
@@ -45,10 +45,10 @@ fn whole(path: &str) -> io::Result<Vec<u8>> {
 }
 
 /// Suffix that the kernel appends to the name of a removed file. Names of existing files may end in it too.
-pub(crate) const DELETED: &[u8] = b" (deleted)";
+pub(crate) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
 /// Returns the target of a process's symbolic link, as text.
-pub(crate) fn link(pid: i32, name: &str) -> Result<String> {
+pub(crate) fn link_text(pid: i32, name: &str) -> Result<String> {
     let target = link_target(pid, name)?;
     Ok(target.to_string_lossy().into_owned())
 }
@@ -56,32 +56,37 @@ pub(crate) fn link(pid: i32, name: &str) -> Result<String> {
 /// Returns the target of a process's symbolic link.
 pub(crate) fn link_target(pid: i32, name: &str) -> Result<PathBuf> {
     let path = format!("/proc/{pid}/{name}");
-    fs::read_link(&path).map_err(|source| ended(pid, path, source))
+    fs::read_link(&path).map_err(|source| to_error(pid, path, source))
 }
 
 /// Returns true if `target`, as the kernel shows it for this link, names a file that was removed or replaced.
 pub(crate) fn is_deleted(pid: i32, name: &str, target: &Path) -> bool {
-    let place = |found: fs::Metadata| (found.dev(), found.ino());
-    target.as_os_str().as_bytes().ends_with(DELETED)
-        && fs::symlink_metadata(target).map(place).ok()
-            != fs::metadata(format!("/proc/{pid}/{name}")).map(place).ok()
+    let device_and_inode = |found: fs::Metadata| (found.dev(), found.ino());
+    target.as_os_str().as_bytes().ends_with(DELETED_SUFFIX)
+        && fs::symlink_metadata(target).map(device_and_inode).ok()
+            != fs::metadata(format!("/proc/{pid}/{name}"))
+                .map(device_and_inode)
+                .ok()
 }
 
-fn ended(pid: i32, what: String, source: io::Error) -> Error {
+fn to_error(pid: i32, what: String, source: io::Error) -> Error {
     match source.raw_os_error() {
-        Some(libc::ESRCH | libc::ENOENT) if !alive(pid) => Error::Gone(pid),
-        _ => Error::Kernel { what, source },
+        Some(libc::ESRCH | libc::ENOENT) if !is_alive(pid) => Error::ProcessEnded(pid),
+        _ => Error::Kernel {
+            operation: what,
+            source,
+        },
     }
 }
 
-fn alive(pid: i32) -> bool {
+fn is_alive(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }
 
 /// Returns the threads of a process, the first thread first.
 ///
 /// # Errors
-/// [`Error::Gone`] if the process does not exist.
+/// [`Error::ProcessEnded`] if the process does not exist.
 pub fn threads(pid: i32) -> Result<Vec<i32>> {
     let mut found = numbers(&format!("/proc/{pid}/task"), pid)?;
     found.sort_by_key(|tid| (*tid != pid, *tid));
@@ -91,7 +96,7 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
 /// Returns the children of all threads of a process.
 ///
 /// # Errors
-/// [`Error::Gone`] if the process does not exist.
+/// [`Error::ProcessEnded`] if the process does not exist.
 pub fn children(pid: i32) -> Result<Vec<i32>> {
     let mut found = Vec::new();
     for tid in threads(pid)? {
@@ -109,7 +114,8 @@ pub fn children(pid: i32) -> Result<Vec<i32>> {
 
 /// Returns the entries of a folder that are numbers.
 pub(crate) fn numbers(folder: &str, pid: i32) -> Result<Vec<i32>> {
-    let entries = fs::read_dir(folder).map_err(|source| ended(pid, folder.to_owned(), source))?;
+    let entries =
+        fs::read_dir(folder).map_err(|source| to_error(pid, folder.to_owned(), source))?;
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry.context(|| folder.to_owned())?;
@@ -128,20 +134,20 @@ pub(crate) fn numbers(folder: &str, pid: i32) -> Result<Vec<i32>> {
 /// call is too slow for the freeze.
 ///
 /// # Errors
-/// [`Error::Gone`], or a line that does not parse.
-pub fn mappings_with_advice(pid: i32) -> Result<Vec<MapLine>> {
+/// [`Error::ProcessEnded`], or a line that does not parse.
+pub fn mappings_with_vm_flags(pid: i32) -> Result<Vec<MapLine>> {
     parse_lines(&read_bytes(pid, "smaps")?)
 }
 
 /// Returns the mappings of a process (`maps`), without their advice.
 ///
 /// # Errors
-/// [`Error::Gone`], or a line that does not parse.
+/// [`Error::ProcessEnded`], or a line that does not parse.
 pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
     parse_lines(&read_bytes(pid, "maps")?)
 }
 
 /// Parses the text of `maps` or `smaps`.
 pub(crate) fn parse_lines(text: &[u8]) -> Result<Vec<MapLine>> {
-    parse_maps(text).ok_or_else(|| unexpected("a process's mappings do not parse"))
+    parse_maps(text).ok_or_else(|| unexpected_text("cannot parse a process's mappings"))
 }

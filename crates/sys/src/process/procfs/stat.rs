@@ -1,6 +1,6 @@
 //! `/proc/PID/stat`.
 
-use super::super::error::{Result, unexpected};
+use super::super::error::{Result, unexpected_text};
 use super::read;
 
 /// Fields of `stat` that a migration uses (`proc_pid_stat(5)`).
@@ -18,16 +18,16 @@ pub struct Stat {
     pub started_ticks: u64,
     /// Fields from 3 on, as numbers. Fields 26 to 28 and 45 to 52 are code, stack, data, heap, arguments,
     /// environment, exit code.
-    words: Vec<u64>,
+    fields: Vec<u64>,
 }
 
 impl Stat {
     /// Reads the file of a process.
     ///
     /// # Errors
-    /// `Gone`, or a line that does not parse.
+    /// [`Error::ProcessEnded`](crate::process::error::Error::ProcessEnded), or a line that does not parse.
     pub fn read(pid: i32) -> Result<Self> {
-        Self::parse(&read(pid, "stat")?).ok_or_else(|| unexpected("stat does not parse"))
+        Self::parse(&read(pid, "stat")?).ok_or_else(|| unexpected_text("cannot parse stat"))
     }
 
     /// Returns a field by its number in the manual page, which counts from 1; 0 if absent. Only fields from 3 on are
@@ -36,7 +36,7 @@ impl Stat {
     pub fn field(&self, number: usize) -> u64 {
         number
             .checked_sub(3)
-            .and_then(|at| self.words.get(at))
+            .and_then(|at| self.fields.get(at))
             .copied()
             .unwrap_or(0)
     }
@@ -62,7 +62,7 @@ impl Stat {
             group: number(2)?,
             session: number(3)?,
             started_ticks: words.get(19)?.parse().ok()?,
-            words: words.iter().map(|word| word.parse().unwrap_or(0)).collect(),
+            fields: words.iter().map(|word| word.parse().unwrap_or(0)).collect(),
         })
     }
 }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_hold_anything() {
+    fn process_name_may_contain_any_text() {
         let numbers: Vec<String> = (4..53).map(|number: i32| number.to_string()).collect();
         let stat = Stat::parse(&format!("7 (a) S (b)) R {}", numbers.join(" "))).expect("parses");
         assert_eq!(

@@ -1,6 +1,6 @@
 //! `/proc/PID/status`.
 
-use super::super::error::{Error, Result, unexpected};
+use super::super::error::{Error, Result, unexpected_text};
 use super::read;
 
 /// Lines of `status` that a migration uses or that tell if a thread can move (`proc_pid_status(5)`).
@@ -46,24 +46,24 @@ impl Status {
     /// Reads the file of a thread.
     ///
     /// # Errors
-    /// [`Error::Gone`], or lines that do not parse.
+    /// [`Error::ProcessEnded`], or lines that do not parse.
     pub fn read(pid: i32, tid: i32) -> Result<Self> {
         let text = read(pid, &format!("task/{tid}/status"))?;
-        Self::of(tid, &text)
+        Self::parse_thread(tid, &text)
     }
 
     /// Parses the text. A thread that ends while the kernel writes the text has no ID in it, and counts as ended.
-    fn of(tid: i32, text: &str) -> Result<Self> {
-        let status = Self::parse(text).ok_or_else(|| unexpected("status does not parse"))?;
-        match status.own_id() {
-            0 => Err(Error::Gone(tid)),
+    fn parse_thread(tid: i32, text: &str) -> Result<Self> {
+        let status = Self::parse(text).ok_or_else(|| unexpected_text("cannot parse status"))?;
+        match status.innermost_id() {
+            0 => Err(Error::ProcessEnded(tid)),
             _ => Ok(status),
         }
     }
 
     /// Returns the ID in the thread's own PID namespace.
     #[must_use]
-    pub fn own_id(&self) -> i32 {
+    pub fn innermost_id(&self) -> i32 {
         self.ids.last().copied().unwrap_or(0)
     }
 
@@ -73,7 +73,7 @@ impl Status {
             .filter_map(|line| line.split_once(':'))
             .collect();
         // A freeze may read the files of 100 threads, and searching so few lines is faster than hashing them.
-        let line = |name: &str| lines.iter().find(|(of, _)| *of == name);
+        let line = |name: &str| lines.iter().find(|(label, _)| *label == name);
         let words = |name: &str| line(name).map_or("", |(_, line)| line.trim());
         let numbers = |name: &str| -> Option<Vec<i32>> {
             words(name)
@@ -135,22 +135,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_its_own() {
+    fn own_status_parses() {
         let pid = std::process::id() as i32;
         let status = Status::read(pid, pid).expect("parses");
-        assert_eq!(status.own_id(), *status.process_ids.last().expect("one"));
+        assert_eq!(
+            status.innermost_id(),
+            *status.process_ids.last().expect("one")
+        );
         assert!(status.threads >= 1);
         assert_eq!(Status::parse("Uid:\t1\n"), None);
     }
 
     #[test]
-    fn a_thread_without_an_id_has_ended() {
+    fn status_without_an_id_means_the_thread_ended() {
         let text = std::fs::read_to_string("/proc/self/status").expect("there");
-        assert!(Status::of(5, &text).is_ok());
-        let own = Status::parse(&text).expect("parses").ids;
-        let own: Vec<String> = own.iter().map(ToString::to_string).collect();
-        let line = format!("NSpid:\t{}", own.join("\t"));
+        assert!(Status::parse_thread(5, &text).is_ok());
+        let own_ids = Status::parse(&text).expect("parses").ids;
+        let id_texts: Vec<String> = own_ids.iter().map(ToString::to_string).collect();
+        let line = format!("NSpid:\t{}", id_texts.join("\t"));
         let ended = text.replace(&line, "NSpid:\t0");
-        assert!(matches!(Status::of(5, &ended), Err(Error::Gone(5))));
+        assert!(matches!(
+            Status::parse_thread(5, &ended),
+            Err(Error::ProcessEnded(5))
+        ));
     }
 }

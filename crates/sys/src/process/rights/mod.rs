@@ -7,7 +7,7 @@
 mod deputy;
 mod opener;
 
-pub(in crate::process) use opener::{Access, Opener, is_refusal};
+pub(in crate::process) use opener::{FileAccess, FileOpener, is_refusal};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Identity of a process that opens files, as the kernel sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Identity {
+pub struct UserIdentity {
     /// Filesystem user.
     pub user: u32,
     /// Filesystem group.
@@ -26,33 +26,38 @@ pub struct Identity {
 
 /// Rights of an incoming tree to open files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Rights {
+pub enum FileRights {
     /// Root's rights, because root's processes are accepted.
     #[default]
-    All,
+    Root,
     /// Limited rights.
-    Of {
+    Limited {
         /// Identities: the tree may open the files that one of them may open.
-        whose: BTreeSet<Identity>,
+        identities: BTreeSet<UserIdentity>,
         /// Directories: the tree may open all files below them, without symbolic links on the way.
-        files: Vec<PathBuf>,
+        directories: Vec<PathBuf>,
     },
 }
 
-impl Rights {
+impl FileRights {
     /// Returns true if root's rights apply to this path.
-    pub(in crate::process) fn exempts(&self, path: &Path) -> bool {
-        let Self::Of { files, .. } = self else {
+    pub(in crate::process) fn is_exempt(&self, path: &Path) -> bool {
+        let Self::Limited {
+            directories: files, ..
+        } = self
+        else {
             return true;
         };
-        let plain = path.components().all(|part| part != Component::ParentDir);
-        plain && files.iter().any(|directory| path.starts_with(directory))
+        let has_no_parent_parts = path.components().all(|part| part != Component::ParentDir);
+        has_no_parent_parts && files.iter().any(|directory| path.starts_with(directory))
     }
 
-    fn whose(&self) -> impl Iterator<Item = &Identity> {
+    fn identities(&self) -> impl Iterator<Item = &UserIdentity> {
         let whose = match self {
-            Self::All => None,
-            Self::Of { whose, .. } => Some(whose),
+            Self::Root => None,
+            Self::Limited {
+                identities: whose, ..
+            } => Some(whose),
         };
         whose.into_iter().flatten()
     }

@@ -1,7 +1,7 @@
 //! Opening the files that a tree names, with no more rights than the tree has.
 
-use super::deputy::{Call, Deputy, PAYLOAD_MAX};
-use super::{Identity, Rights};
+use super::deputy::{Deputy, DeputyCall, PAYLOAD_MAX};
+use super::{FileRights, UserIdentity};
 use crate::process::files::Refusal;
 use rustix::fs::inotify::{WatchFlags, add_watch};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
@@ -11,111 +11,118 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// `AT_EACCESS` and `AT_EMPTY_PATH`: check the file of a descriptor, with the effective identity.
-const OF_DESCRIPTOR: u64 = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
-const HERE: u64 = libc::AT_FDCWD as u64;
+const DESCRIPTOR_ACCESS: u64 = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
+const WORKING_DIRECTORY: u64 = libc::AT_FDCWD as u64;
 
 /// Opener of files by path. With limited rights, the opener has a deputy for each identity, from the first need until
-/// [`Self::rest`].
+/// [`Self::end_deputies`].
 #[derive(Debug, Default)]
-pub(in crate::process) struct Opener {
-    rights: Rights,
-    deputies: Vec<(Identity, Deputy)>,
+pub(in crate::process) struct FileOpener {
+    rights: FileRights,
+    deputies: Vec<(UserIdentity, Deputy)>,
 }
 
 /// Owner and mode of a new file: user, group, mode.
-pub(in crate::process) type Access = (u32, u32, u32);
+pub(in crate::process) type FileAccess = (u32, u32, u32);
 
-impl Opener {
-    pub fn new(rights: Rights) -> Self {
+impl FileOpener {
+    pub fn new(rights: FileRights) -> Self {
         Self {
             rights,
             deputies: Vec::new(),
         }
     }
 
-    pub fn rights(&self) -> &Rights {
+    pub fn rights(&self) -> &FileRights {
         &self.rights
     }
 
     /// Returns true if the rights are limited.
-    pub fn is_bounded(&self) -> bool {
-        self.rights != Rights::All
+    pub fn is_limited(&self) -> bool {
+        self.rights != FileRights::Root
     }
 
     /// Returns true if a restored file may belong to this user.
-    pub fn may_be(&self, user: u32) -> bool {
-        !self.is_bounded() || self.rights.whose().any(|one| one.user == user)
+    pub fn may_own(&self, user: u32) -> bool {
+        !self.is_limited() || self.rights.identities().any(|one| one.user == user)
     }
 
     /// Returns the reason why a named file was not opened.
-    pub fn why_not(&self, path: &Path, error: &io::Error) -> String {
+    pub fn failure_reason(&self, path: &Path, error: &io::Error) -> String {
         let shown = path.display().to_string();
-        match self.is_bounded() && is_refusal(error) {
+        match self.is_limited() && is_refusal(error) {
             true => Refusal::NotAllowed(shown).to_string(),
             false => format!("{shown}: {error}"),
         }
     }
 
     /// Ends the deputies: the tree may need their PIDs.
-    pub fn rest(&mut self) {
+    pub fn end_deputies(&mut self) {
         self.deputies.clear();
     }
 
     /// Opens a file (`open(2)`).
     pub fn open(&mut self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
-        if !self.is_bounded() {
+        if !self.is_limited() {
             return Ok(open(path, flags, Mode::empty())?);
         }
-        let name = name(path)?;
-        let opened = self.first(|deputy| open_by(deputy, &name, flags, 0));
+        let name = c_path(path)?;
+        let opened = self.try_deputies(|deputy| open_as_deputy(deputy, &name, flags, 0));
         match opened {
-            Err(error) if self.is_ours(&error, path) => open_ours(path, flags, Mode::empty()),
+            Err(error) if self.is_exempt_refusal(&error, path) => {
+                open_without_links(path, flags, Mode::empty())
+            }
             opened => opened,
         }
     }
 
     /// Creates a file with this name.
-    pub fn create(&mut self, path: &Path, access: Access) -> io::Result<OwnedFd> {
+    pub fn create(&mut self, path: &Path, access: FileAccess) -> io::Result<OwnedFd> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
-        if !self.is_bounded() {
+        if !self.is_limited() {
             let fd = open(path, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
             let (user, group, mode) = access;
             std::os::unix::fs::fchown(&fd, Some(user), Some(group))?;
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))?;
             return Ok(fd);
         }
-        let name = name(path)?;
-        self.first(|deputy| {
-            let fd = open_by(deputy, &name, flags, 0o600)?;
-            give(deputy, &fd, access)?;
+        let name = c_path(path)?;
+        self.try_deputies(|deputy| {
+            let fd = open_as_deputy(deputy, &name, flags, 0o600)?;
+            set_access(deputy, &fd, access)?;
             Ok(fd)
         })
     }
 
     /// Creates a file without a name in a directory; or, if `name_is_known`, a file that had this path for a moment.
-    pub fn nameless(
+    pub fn create_nameless(
         &mut self,
         path: &Path,
         name_is_known: bool,
-        access: Access,
+        access: FileAccess,
     ) -> io::Result<OwnedFd> {
         let directory = match name_is_known {
             true => path.parent().unwrap_or(path),
             false => path,
         };
-        let made = self.first(|deputy| {
+        let made = self.try_deputies(|deputy| {
             let fd = match name_is_known {
                 true => create_removed(deputy, path)?,
-                false => open_by(deputy, &name(path)?, OFlags::TMPFILE | OFlags::RDWR, 0o600)?,
+                false => open_as_deputy(
+                    deputy,
+                    &c_path(path)?,
+                    OFlags::TMPFILE | OFlags::RDWR,
+                    0o600,
+                )?,
             };
-            give(deputy, &fd, access)?;
+            set_access(deputy, &fd, access)?;
             Ok(fd)
         });
         match made {
-            Err(error) if self.is_ours(&error, path) => {
+            Err(error) if self.is_exempt_refusal(&error, path) => {
                 let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-                let fd = open_ours(directory, flags, Mode::RUSR | Mode::WUSR)?;
+                let fd = open_without_links(directory, flags, Mode::RUSR | Mode::WUSR)?;
                 let (user, group, mode) = access;
                 std::os::unix::fs::fchown(&fd, Some(user), Some(group))?;
                 // Set-user-ID and set-group-ID bits are left out.
@@ -130,8 +137,8 @@ impl Opener {
     pub fn connect(&mut self, fd: BorrowedFd<'_>, address: &[u8]) -> io::Result<()> {
         let length = address.len() as u64;
         let number = fd.as_raw_fd() as u64;
-        let connected = self.first(|deputy| {
-            deputy.call(&Call {
+        let connected = self.try_deputies(|deputy| {
+            deputy.call(&DeputyCall {
                 number: libc::SYS_connect,
                 arguments: [number, 0, length, 0, 0],
                 payload: Some((1, address)),
@@ -141,20 +148,26 @@ impl Opener {
     }
 
     /// Adds a watch (`inotify_add_watch(2)`).
-    pub fn watch(&mut self, fd: BorrowedFd<'_>, path: &Path, mask: u32) -> io::Result<i32> {
-        let name = name(path)?;
+    pub fn add_inotify_watch(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        path: &Path,
+        mask: u32,
+    ) -> io::Result<i32> {
+        let name = c_path(path)?;
         let number = fd.as_raw_fd() as u64;
-        let watched = self.first(|deputy| {
-            deputy.call(&Call {
+        let watched = self.try_deputies(|deputy| {
+            deputy.call(&DeputyCall {
                 number: libc::SYS_inotify_add_watch,
                 arguments: [number, 0, u64::from(mask), 0, 0],
                 payload: Some((1, &name)),
             })
         });
         match watched {
-            Err(error) if self.is_ours(&error, path) => {
-                let there = open_ours(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-                let link = format!("/proc/self/fd/{}", there.as_raw_fd());
+            Err(error) if self.is_exempt_refusal(&error, path) => {
+                let opened =
+                    open_without_links(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+                let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
                 let mask = WatchFlags::from_bits_retain(mask);
                 Ok(add_watch(fd, link.as_str(), mask)?)
             }
@@ -166,42 +179,42 @@ impl Opener {
     pub fn open_writable(&mut self, directory: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = self.open(directory, flags)?;
-        if !self.is_bounded() {
+        if !self.is_limited() {
             return Ok(fd);
         }
         let number = fd.as_raw_fd() as u64;
         let wanted = (libc::W_OK | libc::X_OK) as u64;
-        let may = self.first(|deputy| {
-            deputy.call(&Call {
+        let allowed = self.try_deputies(|deputy| {
+            deputy.call(&DeputyCall {
                 number: libc::SYS_faccessat2,
-                arguments: [number, 0, wanted, OF_DESCRIPTOR, 0],
+                arguments: [number, 0, wanted, DESCRIPTOR_ACCESS, 0],
                 payload: Some((1, b"\0")),
             })
         });
-        match may {
-            Err(error) if self.is_ours(&error, directory) => {
-                open_ours(directory, flags, Mode::empty())
+        match allowed {
+            Err(error) if self.is_exempt_refusal(&error, directory) => {
+                open_without_links(directory, flags, Mode::empty())
             }
             may => may.map(|_| fd),
         }
     }
 
     /// Returns true if an operation that all identities are refused is done with the opener's own rights.
-    fn is_ours(&self, error: &io::Error, path: &Path) -> bool {
-        is_refusal(error) && self.rights.exempts(path)
+    fn is_exempt_refusal(&self, error: &io::Error, path: &Path) -> bool {
+        is_refusal(error) && self.rights.is_exempt(path)
     }
 
     /// Returns the answer of the first deputy that is not refused, or the refusal if all are refused.
-    fn first<T>(&mut self, ask: impl Fn(&Deputy) -> io::Result<T>) -> io::Result<T> {
+    fn try_deputies<T>(&mut self, operation: impl Fn(&Deputy) -> io::Result<T>) -> io::Result<T> {
         let mut refusal = io::Error::from_raw_os_error(libc::EACCES);
-        for at in 0..self.rights.whose().count() {
+        for at in 0..self.rights.identities().count() {
             if at == self.deputies.len()
-                && let Some(identity) = self.rights.whose().nth(at).cloned()
+                && let Some(identity) = self.rights.identities().nth(at).cloned()
             {
                 let deputy = Deputy::start(&identity)?;
                 self.deputies.push((identity, deputy));
             }
-            match ask(&self.deputies[at].1) {
+            match operation(&self.deputies[at].1) {
                 Err(error) if is_refusal(&error) => refusal = error,
                 outcome => return outcome,
             }
@@ -216,7 +229,7 @@ pub(in crate::process) fn is_refusal(error: &io::Error) -> bool {
 }
 
 /// Opens a file with all rights, and follows no links: another user's link cannot lead elsewhere.
-fn open_ours(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+fn open_without_links(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     // Other calls ignore flags that have no meaning with `O_PATH`; `openat2(2)` refuses them.
     let with_path = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -227,7 +240,7 @@ fn open_ours(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     Ok(openat2(CWD, path, flags, mode, resolve)?)
 }
 
-fn name(path: &Path) -> io::Result<Vec<u8>> {
+fn c_path(path: &Path) -> io::Result<Vec<u8>> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.contains(&0) || bytes.len() >= PAYLOAD_MAX {
         return Err(io::Error::from(io::ErrorKind::InvalidFilename));
@@ -235,11 +248,17 @@ fn name(path: &Path) -> io::Result<Vec<u8>> {
     Ok([bytes, b"\0"].concat())
 }
 
-fn open_by(deputy: &Deputy, name: &[u8], flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
+fn open_as_deputy(deputy: &Deputy, name: &[u8], flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC;
-    let number = deputy.call(&Call {
+    let number = deputy.call(&DeputyCall {
         number: libc::SYS_openat,
-        arguments: [HERE, 0, u64::from(flags.bits()), u64::from(mode), 0],
+        arguments: [
+            WORKING_DIRECTORY,
+            0,
+            u64::from(flags.bits()),
+            u64::from(mode),
+            0,
+        ],
         payload: Some((1, name)),
     })?;
     // SAFETY: the deputy has opened the file in the table that it shares with this process, and nothing else owns the
@@ -255,14 +274,14 @@ fn create_removed(deputy: &Deputy, path: &Path) -> io::Result<OwnedFd> {
         if attempt > 0 {
             wanted.push(format!(".{attempt}"));
         }
-        let name = name(Path::new(&wanted))?;
-        match open_by(deputy, &name, flags, 0o600) {
+        let name = c_path(Path::new(&wanted))?;
+        match open_as_deputy(deputy, &name, flags, 0o600) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             opened => {
                 let fd = opened?;
-                deputy.call(&Call {
+                deputy.call(&DeputyCall {
                     number: libc::SYS_unlinkat,
-                    arguments: [HERE, 0, 0, 0, 0],
+                    arguments: [WORKING_DIRECTORY, 0, 0, 0, 0],
                     payload: Some((1, &name)),
                 })?;
                 return Ok(fd);
@@ -273,18 +292,18 @@ fn create_removed(deputy: &Deputy, path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Sets owner and mode, as far as the deputy may.
-fn give(deputy: &Deputy, fd: &OwnedFd, (user, group, mode): Access) -> io::Result<()> {
+fn set_access(deputy: &Deputy, fd: &OwnedFd, (user, group, mode): FileAccess) -> io::Result<()> {
     let number = fd.as_raw_fd() as u64;
-    let plain = |number, arguments| {
-        deputy.call(&Call {
+    let call = |number, arguments| {
+        deputy.call(&DeputyCall {
             number,
             arguments,
             payload: None,
         })
     };
-    plain(
+    call(
         libc::SYS_fchown,
         [number, u64::from(user), u64::from(group), 0, 0],
     )?;
-    plain(libc::SYS_fchmod, [number, u64::from(mode), 0, 0, 0]).map(drop)
+    call(libc::SYS_fchmod, [number, u64::from(mode), 0, 0, 0]).map(drop)
 }

@@ -1,16 +1,16 @@
 //! Restore of a tree's sockets at the acceptor.
 
-mod awake;
+mod repair_exit;
 
-use self::awake::lacks;
+use self::repair_exit::is_incomplete;
 use super::clock::Clock;
-use super::{Ends, SocketError, SocketState, SocketStatic, near};
+use super::{SocketAddresses, SocketError, SocketState, SocketStatic, loopback_inject};
 use crate::process::files::close_all;
 use crate::process::files::image::FileId;
 use crate::tcp_repair::{
-    ClosedEnd, Closing, PreparedSocket, Preparer, RestoredSocket, TcpDynamic, TcpStatic, Uncap,
-    WindowProbe, activate_all, each, ended, injection, restore, settle_awake, settle_options,
-    uncap_timeout,
+    ClosedEnd, ClosingSocket, PreparedSocket, Preparer, RestoredSocket, TcpDynamic, TcpStatic,
+    UncapCondition, WindowProbe, activate_all, map_on_threads, reset_socket, restore,
+    settle_early_restored, settle_options, state_injection, uncap_timeout,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -25,21 +25,21 @@ pub struct Sockets {
     /// First port that every accepted process may have, see
     /// [`Judge::first_port`](crate::process::judge::Judge::first_port).
     first_port: u16,
-    made: BTreeMap<FileId, Made>,
+    created: BTreeMap<FileId, CreatedSocket>,
     /// Sockets that are not yet handed to the restorer.
-    fresh: BTreeSet<FileId>,
+    not_handed_over: BTreeSet<FileId>,
     /// Sockets that have the state of the stopped tree.
-    settled: BTreeSet<FileId>,
+    restored_ids: BTreeSet<FileId>,
     /// True if awake connections have all their options.
-    awake_settled: bool,
+    active_options_set: bool,
     /// Packets for sockets at loopback addresses, delivered after all sockets have their state, because these sockets
     /// answer each other.
-    near: Vec<Vec<u8>>,
+    loopback_packets: Vec<Vec<u8>>,
 }
 
 #[derive(Debug)]
-struct Made {
-    fixed: SocketStatic,
+struct CreatedSocket {
+    socket_static: SocketStatic,
     phase: Phase,
 }
 
@@ -48,33 +48,33 @@ enum Phase {
     /// A TCP socket that is prepared for its connection.
     Prepared(PreparedSocket),
     /// A connection in repair mode.
-    Restored(RestoredSocket, Box<Taken>),
+    Restored(RestoredSocket, Box<RestoredState>),
     /// A connection out of repair mode, which would act if its packets could leave and others arrived.
-    Awake(RestoredSocket, Box<Taken>),
+    OutOfRepair(RestoredSocket, Box<RestoredState>),
     /// A socket with a connection that is to end.
-    Closing(Closing),
+    Closing(ClosingSocket),
     /// Any other socket, or an active connection.
     Ready(OwnedFd),
 }
 
 /// State of a connection, and the setting of its clock if the state was taken while the connection was in use.
 #[derive(Debug)]
-struct Taken {
+struct RestoredState {
     state: Box<TcpDynamic>,
     clock: Option<Clock>,
 }
 
 /// A connection's socket that is to receive a state.
-enum Getter {
+enum RestoreTarget {
     Prepared(PreparedSocket),
-    Again(RestoredSocket),
+    Restored(RestoredSocket),
 }
 
-impl AsFd for Made {
+impl AsFd for CreatedSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.phase {
             Phase::Prepared(socket) => socket.as_fd(),
-            Phase::Restored(socket, _) | Phase::Awake(socket, _) => socket.as_fd(),
+            Phase::Restored(socket, _) | Phase::OutOfRepair(socket, _) => socket.as_fd(),
             Phase::Closing(socket) => socket.as_fd(),
             Phase::Ready(socket) => socket.as_fd(),
         }
@@ -90,15 +90,15 @@ impl Sockets {
         Ok(Self {
             preparer: Preparer::new()?,
             first_port,
-            made: BTreeMap::new(),
-            fresh: BTreeSet::new(),
-            settled: BTreeSet::new(),
-            awake_settled: false,
-            near: Vec::new(),
+            created: BTreeMap::new(),
+            not_handed_over: BTreeSet::new(),
+            restored_ids: BTreeSet::new(),
+            active_options_set: false,
+            loopback_packets: Vec::new(),
         })
     }
 
-    /// Creates sockets that are new or changed, and drops the sockets in `gone`. Nothing is sent, but UDP sockets
+    /// Creates sockets that are new or changed, and drops the sockets in `closed`. Nothing is sent, but UDP sockets
     /// receive the packets that are let through to them.
     ///
     /// # Errors
@@ -106,24 +106,24 @@ impl Sockets {
     pub fn prepare(
         &mut self,
         sockets: &BTreeMap<FileId, SocketStatic>,
-        gone: &BTreeSet<FileId>,
+        closed: &BTreeSet<FileId>,
     ) -> Result<(), SocketError> {
-        for id in gone {
+        for id in closed {
             self.remove(*id);
-            self.fresh.remove(id);
+            self.not_handed_over.remove(id);
         }
         for (id, fixed) in sockets {
             // The number may stand for another socket with the same address.
             self.remove(*id);
-            let phase = self.make(fixed).map_err(|error| error.of(*id))?;
-            self.made.insert(
+            let phase = self.make(fixed).map_err(|error| error.with_id(*id))?;
+            self.created.insert(
                 *id,
-                Made {
-                    fixed: fixed.clone(),
+                CreatedSocket {
+                    socket_static: fixed.clone(),
                     phase,
                 },
             );
-            self.fresh.insert(*id);
+            self.not_handed_over.insert(*id);
         }
         Ok(())
     }
@@ -133,27 +133,27 @@ impl Sockets {
             SocketStatic::Connection(fixed) => Phase::Prepared(self.preparer.prepare(fixed)?),
             SocketStatic::Unconnected(fixed) => Phase::Ready(fixed.prepare()?),
             SocketStatic::Datagrams(fixed) => Phase::Ready(udp::prepare(fixed)?),
-            SocketStatic::Ended { v6_socket } => Phase::Ready(ended(*v6_socket)?),
+            SocketStatic::Ended { v6_socket } => Phase::Ready(reset_socket(*v6_socket)?),
             SocketStatic::Closed(fixed) => Phase::Closing(fixed.prepare()?),
         })
     }
 
     /// Returns the sockets that the restorer has not received yet.
     #[must_use]
-    pub fn fresh(&self) -> BTreeMap<FileId, BorrowedFd<'_>> {
-        let made = |id: &FileId| self.made.get(id).map(|made| (*id, made.as_fd()));
-        self.fresh.iter().filter_map(made).collect()
+    pub fn new_sockets(&self) -> BTreeMap<FileId, BorrowedFd<'_>> {
+        let made = |id: &FileId| self.created.get(id).map(|made| (*id, made.as_fd()));
+        self.not_handed_over.iter().filter_map(made).collect()
     }
 
     /// Marks all sockets as received by the restorer.
-    pub fn handed_over(&mut self) {
-        self.fresh.clear();
+    pub fn mark_handed_over(&mut self) {
+        self.not_handed_over.clear();
     }
 
     /// Returns all sockets, with their fixed properties.
     pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
-        let all = self.made.iter();
-        all.map(|(id, made)| (*id, made.as_fd(), &made.fixed))
+        let all = self.created.iter();
+        all.map(|(id, made)| (*id, made.as_fd(), &made.socket_static))
     }
 
     /// Restores connections to the states that the donor read at `at_us` (microseconds of a clock of the donor) while
@@ -168,7 +168,7 @@ impl Sockets {
         at_us: u64,
         threads: usize,
     ) -> Result<(), SocketError> {
-        let packets = self.give(states, Some((at_us, Instant::now())), threads)?;
+        let packets = self.apply_states(states, Some((at_us, Instant::now())), threads)?;
         if packets.is_empty() {
             Ok(())
         } else {
@@ -188,11 +188,11 @@ impl Sockets {
         states: BTreeMap<FileId, SocketState>,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
-        if !states.keys().eq(self.made.keys()) {
+        if !states.keys().eq(self.created.keys()) {
             return Err(SocketError::Unknown);
         }
         let packets = self.restore_some(states, threads)?;
-        self.deliver_near()?;
+        self.deliver_loopback()?;
         Ok(packets)
     }
 
@@ -205,10 +205,11 @@ impl Sockets {
         states: BTreeMap<FileId, SocketState>,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
-        self.settled.extend(states.keys());
-        let packets = self.give(states, None, threads)?.into_iter();
-        let (near, packets) = packets.partition(|packet| near::is_near(packet));
-        self.near.extend::<Vec<_>>(near);
+        self.restored_ids.extend(states.keys());
+        let packets = self.apply_states(states, None, threads)?.into_iter();
+        let (loopback_packets, packets) =
+            packets.partition(|packet| loopback_inject::is_to_loopback(packet));
+        self.loopback_packets.extend::<Vec<_>>(loopback_packets);
         Ok(packets)
     }
 
@@ -223,83 +224,88 @@ impl Sockets {
         at_us: u64,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
-        let has_state = |made: &Made| match &made.phase {
-            Phase::Restored(_, taken) | Phase::Awake(_, taken) => taken.clock.is_some(),
-            _ => matches!(made.fixed, SocketStatic::Ended { .. }),
+        let has_state = |made: &CreatedSocket| match &made.phase {
+            Phase::Restored(_, taken) | Phase::OutOfRepair(_, taken) => taken.clock.is_some(),
+            _ => matches!(made.socket_static, SocketStatic::Ended { .. }),
         };
-        for (id, made) in &self.made {
-            if !states.contains_key(id) && !self.settled.contains(id) && !has_state(made) {
-                return Err(SocketError::Unknown.of(*id));
+        for (id, made) in &self.created {
+            if !states.contains_key(id) && !self.restored_ids.contains(id) && !has_state(made) {
+                return Err(SocketError::Unknown.with_id(*id));
             }
         }
         let packets = self.restore_some(states, threads)?;
-        self.keep_time(at_us)?;
-        self.deliver_near()?;
+        self.correct_clocks(at_us)?;
+        self.deliver_loopback()?;
         Ok(packets)
     }
 
     /// Delivers packets to connections over the loopback device. Closed ends of such connections are created anew to
     /// take the answers.
-    fn deliver_near(&mut self) -> Result<(), SocketError> {
+    fn deliver_loopback(&mut self) -> Result<(), SocketError> {
         let connections = || {
-            let all = self.made.values();
-            all.filter_map(|made| match (&made.fixed, &made.phase) {
+            let all = self.created.values();
+            all.filter_map(|made| match (&made.socket_static, &made.phase) {
                 (SocketStatic::Connection(fixed), Phase::Restored(_, taken)) => {
                     Some((&**fixed, &taken.state))
                 }
                 _ => None,
             })
         };
-        let is_near = |fixed: &TcpStatic| {
+        let is_over_loopback = |fixed: &TcpStatic| {
             [fixed.local, fixed.remote]
                 .iter()
                 .all(|end| end.ip().is_loopback())
         };
-        let ended =
-            connections().filter(|(fixed, state)| is_near(fixed) && state.state.received_fin());
+        let ended = connections()
+            .filter(|(fixed, state)| is_over_loopback(fixed) && state.state.has_received_fin());
         let ended: Vec<_> = ended.collect();
         let mut closed = Vec::new();
         if !ended.is_empty() {
             let ends = |fixed: &TcpStatic| (fixed.local, fixed.remote);
-            let there: HashSet<_> = connections().map(|(fixed, _)| ends(fixed)).collect();
-            let places = self.made.values().filter_map(|made| Ends::of(&made.fixed));
-            let ports: HashSet<u16> = places.map(|ends| ends.local.port()).collect();
+            let open_ends: HashSet<_> = connections().map(|(fixed, _)| ends(fixed)).collect();
+            let addresses = self
+                .created
+                .values()
+                .filter_map(|made| SocketAddresses::of(&made.socket_static));
+            let ports: HashSet<u16> = addresses.map(|ends| ends.local.port()).collect();
             // A privileged port is allowed if a socket of the tree has it, because that socket was judged.
             let may_have = |port: u16| port >= self.first_port || ports.contains(&port);
             for (fixed, state) in ended {
-                let is_closed = !there.contains(&(fixed.remote, fixed.local));
+                let is_closed = !open_ends.contains(&(fixed.remote, fixed.local));
                 if is_closed && may_have(fixed.remote.port()) {
                     closed.extend(ClosedEnd::new(fixed, state, &self.preparer)?);
                 }
             }
         }
         let acknowledgements: Vec<_> = closed.iter().filter_map(ClosedEnd::packet).collect();
-        near::deliver(&acknowledgements)?;
-        near::deliver(&std::mem::take(&mut self.near))?;
-        closed.into_iter().try_for_each(|end| Ok(end.leave()?))
+        loopback_inject::deliver(&acknowledgements)?;
+        loopback_inject::deliver(&std::mem::take(&mut self.loopback_packets))?;
+        closed
+            .into_iter()
+            .try_for_each(|end| Ok(end.leave_to_kernel()?))
     }
 
-    fn give(
+    fn apply_states(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
-        seen: Option<(u64, Instant)>,
+        read_at: Option<(u64, Instant)>,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         let mut packets = Vec::new();
         let mut connections = Vec::with_capacity(states.len());
         for (id, state) in states {
-            let Some(made) = self.made.remove(&id) else {
-                return Err(SocketError::Unknown.of(id));
+            let Some(made) = self.created.remove(&id) else {
+                return Err(SocketError::Unknown.with_id(id));
             };
-            let (fixed, phase) = (made.fixed, made.phase);
+            let (fixed, phase) = (made.socket_static, made.phase);
             match (fixed, phase, state) {
                 (SocketStatic::Connection(fixed), phase, SocketState::Connection(state)) => {
                     let getter = match phase {
-                        Phase::Prepared(socket) => Getter::Prepared(socket),
-                        Phase::Restored(socket, _) | Phase::Awake(socket, _) => {
-                            Getter::Again(socket)
+                        Phase::Prepared(socket) => RestoreTarget::Prepared(socket),
+                        Phase::Restored(socket, _) | Phase::OutOfRepair(socket, _) => {
+                            RestoreTarget::Restored(socket)
                         }
-                        _ => return Err(SocketError::Unknown.of(id)),
+                        _ => return Err(SocketError::Unknown.with_id(id)),
                     };
                     connections.push((id, getter, fixed, state));
                 }
@@ -309,48 +315,66 @@ impl Sockets {
                     SocketState::Closed(rest),
                 ) => {
                     let ended = socket.end(&fixed, &rest);
-                    let ended = ended.map_err(|error| SocketError::from(error).of(id))?;
+                    let ended = ended.map_err(|error| SocketError::from(error).with_id(id))?;
                     let fixed = SocketStatic::Closed(fixed);
                     let phase = Phase::Ready(ended);
-                    self.made.insert(id, Made { fixed, phase });
+                    self.created.insert(
+                        id,
+                        CreatedSocket {
+                            socket_static: fixed,
+                            phase,
+                        },
+                    );
                 }
                 (fixed, Phase::Ready(socket), state) => {
-                    let outcome = settle_in(&fixed, socket.as_fd(), &state, &mut packets);
-                    outcome.map_err(|error| error.of(id))?;
+                    let outcome = restore_unconnected(&fixed, socket.as_fd(), &state, &mut packets);
+                    outcome.map_err(|error| error.with_id(id))?;
                     let phase = Phase::Ready(socket);
-                    self.made.insert(id, Made { fixed, phase });
+                    self.created.insert(
+                        id,
+                        CreatedSocket {
+                            socket_static: fixed,
+                            phase,
+                        },
+                    );
                 }
-                _ => return Err(SocketError::Unknown.of(id)),
+                _ => return Err(SocketError::Unknown.with_id(id)),
             }
         }
-        self.connect(connections, seen, threads, &mut packets)?;
+        self.connect(connections, read_at, threads, &mut packets)?;
         Ok(packets)
     }
 
     fn connect(
         &mut self,
-        connections: Vec<(FileId, Getter, Box<TcpStatic>, Box<TcpDynamic>)>,
-        seen: Option<(u64, Instant)>,
+        connections: Vec<(FileId, RestoreTarget, Box<TcpStatic>, Box<TcpDynamic>)>,
+        read_at: Option<(u64, Instant)>,
         threads: usize,
         packets: &mut Vec<Vec<u8>>,
     ) -> Result<(), SocketError> {
         let preparer = &self.preparer;
-        let restored = each(connections, threads, |(id, getter, fixed, mut state)| {
+        let restored = map_on_threads(connections, threads, |(id, getter, fixed, mut state)| {
             let prepared = match getter {
-                Getter::Prepared(socket) => Ok(socket),
-                Getter::Again(socket) => socket.take_back(&fixed, preparer),
+                RestoreTarget::Prepared(socket) => Ok(socket),
+                RestoreTarget::Restored(socket) => socket.reset_to_prepared(&fixed, preparer),
             };
-            let mut clock = seen.map(|(at_us, came)| Clock::lead(at_us, came, &mut state));
+            let mut clock = read_at.map(|(at_us, came)| Clock::set_ahead(at_us, came, &mut state));
             let socket = prepared.and_then(|socket| restore(socket, &fixed, &state));
-            clock.iter_mut().for_each(Clock::begin);
-            (id, socket, fixed, Taken { state, clock })
+            clock.iter_mut().for_each(Clock::restart);
+            (id, socket, fixed, RestoredState { state, clock })
         });
         for (id, socket, fixed, taken) in restored {
-            let socket = socket.map_err(|error| SocketError::from(error).of(id))?;
-            packets.extend(injection(&fixed, &taken.state));
+            let socket = socket.map_err(|error| SocketError::from(error).with_id(id))?;
+            packets.extend(state_injection(&fixed, &taken.state));
             let phase = Phase::Restored(socket, Box::new(taken));
             let fixed = SocketStatic::Connection(fixed);
-            self.made.insert(id, Made { fixed, phase });
+            self.created.insert(
+                id,
+                CreatedSocket {
+                    socket_static: fixed,
+                    phase,
+                },
+            );
         }
         Ok(())
     }
@@ -359,9 +383,11 @@ impl Sockets {
     /// finish the activation.
     #[must_use]
     pub fn unfinished(&self) -> Vec<(TcpStatic, TcpDynamic)> {
-        let all = self.made.values();
-        all.filter_map(|made| match (&made.fixed, &made.phase) {
-            (SocketStatic::Connection(fixed), Phase::Restored(_, taken)) if lacks(&taken.state) => {
+        let all = self.created.values();
+        all.filter_map(|made| match (&made.socket_static, &made.phase) {
+            (SocketStatic::Connection(fixed), Phase::Restored(_, taken))
+                if is_incomplete(&taken.state) =>
+            {
                 Some(((**fixed).clone(), (*taken.state).clone()))
             }
             _ => None,
@@ -371,18 +397,18 @@ impl Sockets {
 
     /// Sets the options of awake connections that could not be set before all sockets have their state. To be called
     /// while the commit is not certain yet, so that [`Sockets::activate`] has less to do.
-    pub fn settle_awake(&mut self) {
-        if std::mem::replace(&mut self.awake_settled, true) {
+    pub fn finish_active_options(&mut self) {
+        if std::mem::replace(&mut self.active_options_set, true) {
             return;
         }
-        for made in self.made.values() {
-            if let (SocketStatic::Connection(fixed), Phase::Awake(socket, _)) =
-                (&made.fixed, &made.phase)
+        for made in self.created.values() {
+            if let (SocketStatic::Connection(fixed), Phase::OutOfRepair(socket, _)) =
+                (&made.socket_static, &made.phase)
             {
                 // Failures are ignored, as in `activate`.
-                let _ = settle_awake(socket.as_fd(), fixed);
+                let _ = settle_early_restored(socket.as_fd(), fixed);
                 if fixed.remote.ip().is_loopback() {
-                    let _ = uncap_timeout(socket.as_fd(), fixed, Uncap::Now);
+                    let _ = uncap_timeout(socket.as_fd(), fixed, UncapCondition::Always);
                 }
             }
         }
@@ -390,20 +416,22 @@ impl Sockets {
 
     /// Returns the connections with a capped retransmission timeout, and the longest timeout that each gets later,
     /// milliseconds.
-    pub fn capped(&self) -> impl Iterator<Item = (BorrowedFd<'_>, i32)> {
-        self.made.values().filter_map(|made| match &made.fixed {
-            SocketStatic::Connection(fixed) if !fixed.remote.ip().is_loopback() => {
-                Some((made.as_fd(), fixed.longest_timeout_ms()?))
-            }
-            _ => None,
-        })
+    pub fn capped_timeouts(&self) -> impl Iterator<Item = (BorrowedFd<'_>, i32)> {
+        self.created
+            .values()
+            .filter_map(|made| match &made.socket_static {
+                SocketStatic::Connection(fixed) if !fixed.remote.ip().is_loopback() => {
+                    Some((made.as_fd(), fixed.longest_timeout_ms()?))
+                }
+                _ => None,
+            })
     }
 
     /// Sets the longest retransmission timeout of all connections at once, if it cannot be raised later.
-    pub fn uncap(&self) {
-        for made in self.made.values() {
-            if let SocketStatic::Connection(fixed) = &made.fixed {
-                let _ = uncap_timeout(made.as_fd(), fixed, Uncap::Now);
+    pub fn raise_timeouts(&self) {
+        for made in self.created.values() {
+            if let SocketStatic::Connection(fixed) = &made.socket_static {
+                let _ = uncap_timeout(made.as_fd(), fixed, UncapCondition::Always);
             }
         }
     }
@@ -412,7 +440,7 @@ impl Sockets {
     /// is still open when the program closes its own descriptor would delay the FIN, and the removal of the socket from
     /// epoll sets.
     pub fn close(mut self) {
-        let made = std::mem::take(&mut self.made).into_values();
+        let made = std::mem::take(&mut self.created).into_values();
         let ready = made.filter_map(|made| match made.phase {
             Phase::Ready(socket) => Some(socket),
             _ => None,
@@ -425,19 +453,31 @@ impl Sockets {
     /// # Errors
     /// The first refusal by the kernel; the other connections are activated nevertheless.
     pub fn activate(&mut self, probe: WindowProbe, threads: usize) -> Result<(), SocketError> {
-        self.settle_awake();
+        self.finish_active_options();
         let (mut work, mut kept) = (Vec::new(), Vec::new());
-        for (id, made) in std::mem::take(&mut self.made) {
-            match (made.fixed, made.phase) {
+        for (id, made) in std::mem::take(&mut self.created) {
+            match (made.socket_static, made.phase) {
                 (SocketStatic::Connection(fixed), Phase::Restored(socket, taken)) => {
                     work.push(socket);
                     kept.push((id, fixed, taken.state));
                 }
-                (fixed, Phase::Awake(socket, _)) => {
+                (fixed, Phase::OutOfRepair(socket, _)) => {
                     let phase = Phase::Ready(socket.into());
-                    self.made.insert(id, Made { fixed, phase });
+                    self.created.insert(
+                        id,
+                        CreatedSocket {
+                            socket_static: fixed,
+                            phase,
+                        },
+                    );
                 }
-                (fixed, phase) => drop(self.made.insert(id, Made { fixed, phase })),
+                (fixed, phase) => drop(self.created.insert(
+                    id,
+                    CreatedSocket {
+                        socket_static: fixed,
+                        phase,
+                    },
+                )),
             }
         }
         let items = work.into_iter().zip(&kept);
@@ -451,13 +491,19 @@ impl Sockets {
                     // timeout is set without waiting for a round trip.
                     let _ = settle_options(socket.as_fd(), &fixed);
                     if fixed.remote.ip().is_loopback() {
-                        let _ = uncap_timeout(socket.as_fd(), &fixed, Uncap::Now);
+                        let _ = uncap_timeout(socket.as_fd(), &fixed, UncapCondition::Always);
                     }
                     let fixed = SocketStatic::Connection(fixed);
                     let phase = Phase::Ready(socket);
-                    self.made.insert(id, Made { fixed, phase });
+                    self.created.insert(
+                        id,
+                        CreatedSocket {
+                            socket_static: fixed,
+                            phase,
+                        },
+                    );
                 }
-                Err(error) => failed = failed.or(Some(SocketError::from(error).of(id))),
+                Err(error) => failed = failed.or(Some(SocketError::from(error).with_id(id))),
             }
         }
         failed.map_or(Ok(()), Err)
@@ -465,7 +511,7 @@ impl Sockets {
 }
 
 /// Sets the state of a socket that is no connection.
-fn settle_in(
+fn restore_unconnected(
     fixed: &SocketStatic,
     socket: BorrowedFd<'_>,
     state: &SocketState,
@@ -480,7 +526,7 @@ fn settle_in(
             }
             let replayed = queue
                 .iter()
-                .filter_map(|datagram| udp::replay(datagram, fixed.local));
+                .filter_map(|datagram| udp::replay_packet(datagram, fixed.local));
             packets.extend(replayed);
             Ok(())
         }

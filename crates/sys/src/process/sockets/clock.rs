@@ -11,7 +11,7 @@ pub(super) struct Clock {
     /// Lead of the clock over that state, microseconds.
     lead_us: u64,
     /// Latest time at which the clock was set.
-    set: Instant,
+    set_at: Instant,
 }
 
 /// Longest transit time of most messages. Clocks are set ahead by this time, so that the clocks of unchanged
@@ -20,30 +20,30 @@ pub(super) struct Clock {
 const LEAD: Duration = Duration::from_millis(20);
 
 impl Clock {
-    /// Sets the clock of a state that was received at `came`, and is restored next.
-    pub fn lead(at_us: u64, came: Instant, state: &mut TcpDynamic) -> Clock {
-        let set = Instant::now();
-        let lead = LEAD + set.saturating_duration_since(came);
+    /// Sets the clock of a state that was received at `received_at`, and is restored next.
+    pub fn set_ahead(at_us: u64, received_at: Instant, state: &mut TcpDynamic) -> Clock {
+        let set_at = Instant::now();
+        let lead = LEAD + set_at.saturating_duration_since(received_at);
         let lead_us = u64::try_from(lead.as_micros()).unwrap_or(0);
-        state.advance(lead_us);
+        state.advance_clock(lead_us);
         Clock {
             at_us,
             lead_us,
-            set,
+            set_at,
         }
     }
 
     /// Records that the state was restored at this moment.
-    pub fn begin(&mut self) {
-        self.set = Instant::now();
+    pub fn restart(&mut self) {
+        self.set_at = Instant::now();
     }
 
     /// Returns the least advance over the state with its lead, microseconds, if the clock is late.
     pub fn lag_us(&self, now_us: u64) -> Option<u64> {
-        let wanted = now_us
+        let wanted_us = now_us
             .saturating_sub(self.at_us)
             .saturating_sub(self.lead_us);
-        let shown = u64::try_from(self.set.elapsed().as_micros()).unwrap_or(u64::MAX);
-        (wanted > shown).then_some(wanted)
+        let elapsed_us = u64::try_from(self.set_at.elapsed().as_micros()).unwrap_or(u64::MAX);
+        (wanted_us > elapsed_us).then_some(wanted_us)
     }
 }

@@ -7,10 +7,10 @@ use crate::sock_diag::udp_shutdowns;
 use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
-    RepairError, Rest, StaticReader, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected, Unmovable,
-    abandon, extract_all, has_closed, resume, unread,
+    PendingInput, RepairError, StaticReader, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected,
+    Unmovable, abandon, extract_all, has_closed, peek_unread, resume,
 };
-use crate::udp::{self, Groups};
+use crate::udp::{self, HostGroups};
 use rustix::net::{AddressFamily, SocketType, socket};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Reader of the fixed properties of sockets that are in use.
 #[derive(Debug)]
-pub struct Reader {
+pub struct SocketReader {
     tcp: StaticReader,
     /// Cookie of the network namespace; `None` if the kernel does not report it.
     cookie: Option<[u8; 8]>,
@@ -27,20 +27,20 @@ pub struct Reader {
     shutdowns: Option<HashMap<[u8; 8], u8>>,
 }
 
-impl Reader {
+impl SocketReader {
     /// Creates a reader for sockets of the calling thread's network namespace.
     ///
     /// # Errors
     /// Errors of creating a netlink socket.
     pub fn new() -> Result<Self, SocketError> {
-        let own = socket(AddressFamily::INET, SocketType::DGRAM, None);
-        let own = own.map_err(|error| RepairError::Kernel {
+        let own_cookie = socket(AddressFamily::INET, SocketType::DGRAM, None);
+        let own_cookie = own_cookie.map_err(|error| RepairError::Kernel {
             step: "socket",
             source: error.into(),
         })?;
         Ok(Self {
             tcp: StaticReader::new()?,
-            cookie: cookie(own.as_fd()),
+            cookie: cookie(own_cookie.as_fd()),
             shutdowns: None,
         })
     }
@@ -56,7 +56,7 @@ impl Reader {
         };
         if get_int(fd, libc::SOL_SOCKET, libc::SO_TYPE).map_err(kernel)? == libc::SOCK_DGRAM {
             self.check_namespace(fd)?;
-            let mut fixed = udp::read_any(fd, Vec::new())?;
+            let mut fixed = udp::read_static_unbound_too(fd, Vec::new())?;
             fixed.shutdown |= self.shutdown(fd)?;
             return Ok(SocketStatic::Datagrams(Box::new(fixed)));
         }
@@ -78,7 +78,7 @@ impl Reader {
     /// Returns the directions of a UDP socket that are shut down: the socket itself does not report `SHUT_WR`.
     fn shutdown(&mut self, fd: BorrowedFd<'_>) -> Result<u8, SocketError> {
         let kernel = |step| move |source| RepairError::Kernel { step, source };
-        let known = match &mut self.shutdowns {
+        let shutdowns = match &mut self.shutdowns {
             Some(known) => known,
             none => {
                 let netlink = Netlink::new(libc::NETLINK_SOCK_DIAG);
@@ -86,13 +86,13 @@ impl Reader {
                 none.insert(listed.map_err(kernel("sock_diag"))?)
             }
         };
-        if known.is_empty() {
+        if shutdowns.is_empty() {
             return Ok(0);
         }
         let mut cookie = [0; 8];
         get_bytes(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)
             .map_err(kernel("SO_COOKIE"))?;
-        Ok(known.get(&cookie).copied().unwrap_or(0))
+        Ok(shutdowns.get(&cookie).copied().unwrap_or(0))
     }
 
     /// Reads a connection. A connection that ends during the read is no longer listed, like a connection of another
@@ -124,13 +124,13 @@ fn cookie(fd: BorrowedFd<'_>) -> Option<[u8; 8]> {
 
 /// The sockets of a stopped tree. Dropping the value resumes the sockets.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct HeldSockets {
     sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>,
     /// Sockets in repair mode.
     extracted: BTreeSet<FileId>,
 }
 
-impl Held {
+impl HeldSockets {
     /// Takes over copies of the tree's sockets, with their fixed properties.
     #[must_use]
     pub fn new(sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>) -> Self {
@@ -156,8 +156,8 @@ impl Held {
             let SocketStatic::Unconnected(fixed) = &**fixed else {
                 continue;
             };
-            let waiting = TcpUnconnected::unaccepted(fd.as_fd());
-            if waiting.map_err(|error| SocketError::from(error).of(*id))? > 0 {
+            let waiting = TcpUnconnected::unaccepted_count(fd.as_fd());
+            if waiting.map_err(|error| SocketError::from(error).with_id(*id))? > 0 {
                 found.extend(fixed.local);
             }
         }
@@ -175,21 +175,21 @@ impl Held {
         threads: usize,
         is_known: impl Fn(FileId) -> bool,
     ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
-        let others = self.sockets.keys().copied().filter(|id| !is_known(*id));
-        self.extract_some(&others.collect::<Vec<_>>(), threads)
+        let unknown_ids = self.sockets.keys().copied().filter(|id| !is_known(*id));
+        self.extract_some(&unknown_ids.collect::<Vec<_>>(), threads)
     }
 
     /// Returns a connection's unread data, if it has exactly `length` bytes. The connection is not changed.
     #[must_use]
     pub fn unread(&self, id: FileId, length: u32) -> Option<Vec<u8>> {
         let (fd, _) = self.sockets.get(&id)?;
-        unread(fd.as_fd(), length)
+        peek_unread(fd.as_fd(), length)
     }
 
-    /// Same as [`Held::extract`] for one socket.
+    /// Same as [`HeldSockets::extract`] for one socket.
     ///
     /// # Errors
-    /// Same as [`Held::extract`].
+    /// Same as [`HeldSockets::extract`].
     pub fn extract_one(
         &mut self,
         id: FileId,
@@ -216,7 +216,7 @@ impl Held {
     ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
         let mut found = BTreeMap::new();
         let (mut ids, mut connections) = (Vec::new(), Vec::new());
-        let (mut groups, none) = (None, Groups::default());
+        let (mut groups, none) = (None, HostGroups::default());
         let wanted = wanted
             .iter()
             .filter_map(|id| self.sockets.get_key_value(id));
@@ -228,11 +228,11 @@ impl Held {
                 }
                 other => {
                     if groups.is_none() && matches!(other, SocketStatic::Datagrams(_)) {
-                        groups = Some(Groups::read());
+                        groups = Some(HostGroups::read());
                     }
-                    let known = groups.as_ref().unwrap_or(&none);
-                    let state = other.look(fd.as_fd(), known);
-                    found.insert(*id, state.map_err(|error| error.of(*id))?);
+                    let known_groups = groups.as_ref().unwrap_or(&none);
+                    let state = other.read_state(fd.as_fd(), known_groups);
+                    found.insert(*id, state.map_err(|error| error.with_id(*id))?);
                 }
             }
         }
@@ -245,7 +245,7 @@ impl Held {
                     self.extracted.insert(id);
                     found.insert(id, SocketState::Connection(Box::new(state)));
                 }
-                Err(error) => failed = failed.or(Some(SocketError::from(error).of(id))),
+                Err(error) => failed = failed.or(Some(SocketError::from(error).with_id(id))),
             }
         }
         failed.map_or(Ok(found), Err)
@@ -265,7 +265,7 @@ impl Held {
     }
 
     /// Ends the connections here without sending anything, because the sockets belong to another host.
-    pub fn give_up(&mut self) {
+    pub fn abandon(&mut self) {
         for (fd, fixed) in std::mem::take(&mut self.sockets).into_values() {
             if matches!(*fixed, SocketStatic::Connection(_)) {
                 // A connection that is closed already is silent too.
@@ -276,7 +276,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldSockets {
     fn drop(&mut self) {
         self.resume();
     }
@@ -284,29 +284,33 @@ impl Drop for Held {
 
 impl SocketStatic {
     /// Returns the state of a socket that has no connection, without changing it.
-    fn look(&self, fd: BorrowedFd<'_>, groups: &Groups) -> Result<SocketState, SocketError> {
+    fn read_state(
+        &self,
+        fd: BorrowedFd<'_>,
+        groups: &HostGroups,
+    ) -> Result<SocketState, SocketError> {
         match self {
             Self::Datagrams(fixed) => {
                 let queue = udp::peek_with_destinations(fd, fixed.v6_socket)?;
-                let joined = udp::joined(fd, fixed.v6_socket, groups)?;
+                let joined = udp::memberships(fd, fixed.v6_socket, groups)?;
                 Ok(SocketState::Datagrams(queue, joined))
             }
-            Self::Closed(_) => Ok(SocketState::Closed(Rest::read(fd)?)),
+            Self::Closed(_) => Ok(SocketState::Closed(PendingInput::read(fd)?)),
             _ => Ok(SocketState::Unconnected),
         }
     }
 
     /// Returns true if a socket made for one will do for the other: sizes that the kernel tunes may differ.
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
+    pub(crate) fn is_compatible_with(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Connection(one), Self::Connection(other)) => one.is_like(other),
+            (Self::Connection(one), Self::Connection(other)) => one.equals_except_tuned(other),
             _ => self == other,
         }
     }
 
     /// Returns true if the properties still describe the socket: an unconnected one may have been connected since, or
     /// the reverse.
-    pub(crate) fn is_still(&self, fd: BorrowedFd<'_>) -> bool {
+    pub(crate) fn still_describes(&self, fd: BorrowedFd<'_>) -> bool {
         let state = |fd| TcpInfo::read(fd).map(|info| info.state);
         match (self, state(fd)) {
             (Self::Datagrams(_), Err(_)) => true,
@@ -314,7 +318,7 @@ impl SocketStatic {
                 state,
                 TcpState::Listen | TcpState::Close | TcpState::TimeWait
             ),
-            (Self::Unconnected(fixed), Ok(state)) => match &fixed.waiting {
+            (Self::Unconnected(fixed), Ok(state)) => match &fixed.listen {
                 Some(_) => state == TcpState::Listen,
                 None => state == TcpState::Close && matches!(has_closed(fd), Ok(false)),
             },

@@ -15,11 +15,11 @@ pub enum SocketError {
     #[error("{0}")]
     Udp(#[from] UdpError),
     /// State for a socket that does not exist, or for another kind of socket.
-    #[error("state of another socket than was prepared")]
+    #[error("the state does not match the prepared socket")]
     Unknown,
     /// Error of a socket of the tree.
     #[error("socket {id}: {error}")]
-    Of {
+    Socket {
         /// Number of the socket.
         id: FileId,
         /// The error itself.
@@ -29,8 +29,8 @@ pub enum SocketError {
 
 impl SocketError {
     /// Adds the number of the socket that has the error.
-    pub(super) fn of(self, id: FileId) -> Self {
+    pub(super) fn with_id(self, id: FileId) -> Self {
         let error = Box::new(self);
-        Self::Of { id, error }
+        Self::Socket { id, error }
     }
 }

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 /// A socket of a tree, identified by its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ends {
+pub struct SocketAddresses {
     /// True for TCP, false for UDP.
     pub tcp: bool,
     /// Address of the socket itself.
@@ -22,43 +22,43 @@ pub struct Ends {
 
 /// Reason why a connection over the loopback device cannot move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Halved {
+pub enum SplitReason {
     /// The other end is a socket of another process, with this inode number in `/proc/PID/fd`; `None` if no process has
     /// accepted it yet.
     Outside(Option<u32>),
     /// The other end was closed, and the data that it sent before has not all arrived.
-    Arriving,
+    DataInTransit,
 }
 
-impl Halved {
+impl SplitReason {
     /// Returns the reason as text for a connection; `holder` is the process that has the other end, if known.
     #[must_use]
-    pub fn text(&self, of: &Ends, holder: Option<i32>) -> String {
-        let kind = if of.tcp {
+    pub fn text(&self, addresses: &SocketAddresses, holder: Option<i32>) -> String {
+        let kind = if addresses.tcp {
             "connection"
         } else {
-            "UDP socket, connected"
+            "connected UDP socket"
         };
-        let (local, remote) = (of.local, of.remote.unwrap_or(of.local));
-        let who = match (self, holder) {
-            (Self::Arriving, _) => {
+        let (local, remote) = (addresses.local, addresses.remote.unwrap_or(addresses.local));
+        let holder_text = match (self, holder) {
+            (Self::DataInTransit, _) => {
                 return format!(
-                    "its {kind} from {local} to {remote} was closed at the other end, and not all that was sent has come: let \
+                    "its {kind} from {local} to {remote} was closed by the peer while data is in transit: let \
                      the program read it, and try again"
                 );
             }
             (Self::Outside(_), Some(pid)) => format!("process {pid} has the other end"),
             (Self::Outside(Some(_)), None) => "another process has the other end".to_owned(),
-            (Self::Outside(None), None) => "nobody has accepted it".to_owned(),
+            (Self::Outside(None), None) => "no process has accepted it".to_owned(),
         };
         format!(
-            "its {kind} from {local} to {remote} cannot leave this host, and {who}: move both together, or connect it over \
-             addresses of the group"
+            "its {kind} from {local} to {remote} cannot leave this host, and {holder_text}: move both together, or connect via \
+             the group's addresses"
         )
     }
 }
 
-impl Ends {
+impl SocketAddresses {
     /// Creates the ends of a socket, with an IPv4 address as such even if an IPv6 socket has it.
     #[must_use]
     pub fn new(tcp: bool, local: SocketAddr, remote: Option<SocketAddr>) -> Self {
@@ -83,14 +83,14 @@ impl Ends {
 
     /// Returns the peer's address if packets to the peer cannot leave the host.
     #[must_use]
-    pub fn over_loopback(&self) -> Option<SocketAddr> {
+    pub fn loopback_peer(&self) -> Option<SocketAddr> {
         let remote = self.remote?;
-        let either = self.local.ip().is_loopback() || remote.ip().is_loopback();
-        either.then_some(remote)
+        let is_loopback = self.local.ip().is_loopback() || remote.ip().is_loopback();
+        is_loopback.then_some(remote)
     }
 
     /// Returns true if a packet from `from` to `at` is for this socket, and not for another connection.
-    fn takes(&self, at: SocketAddr, from: SocketAddr) -> bool {
+    fn accepts_from(&self, at: SocketAddr, from: SocketAddr) -> bool {
         let ip = self.local.ip();
         self.local.port() == at.port()
             && (ip == at.ip() || ip.is_unspecified())
@@ -103,39 +103,46 @@ impl Ends {
 ///
 /// # Errors
 /// Errors of netlink.
-pub fn halved(tree: &[Ends]) -> io::Result<Vec<(Ends, Halved)>> {
-    let mut near = tree.iter().filter(|one| one.over_loopback().is_some());
-    let Some(first) = near.next() else {
+pub fn split_connections(
+    tree: &[SocketAddresses],
+) -> io::Result<Vec<(SocketAddresses, SplitReason)>> {
+    let mut loopback_sockets = tree.iter().filter(|one| one.loopback_peer().is_some());
+    let Some(first) = loopback_sockets.next() else {
         return Ok(Vec::new());
     };
-    let all: HashSet<&Ends> = tree.iter().collect();
-    let others: Vec<&Ends> = tree.iter().filter(|one| one.remote.is_none()).collect();
-    let mut listed = Listed::default();
+    let all_sockets: HashSet<&SocketAddresses> = tree.iter().collect();
+    let unconnected: Vec<&SocketAddresses> =
+        tree.iter().filter(|one| one.remote.is_none()).collect();
+    let mut listed = KernelSockets::default();
     let mut found = Vec::new();
-    for one in std::iter::once(first).chain(near) {
-        let Some(remote) = one.remote else { continue };
-        let mirrored = Ends::new(one.tcp, remote, Some(one.local));
-        let takes = |other: &&&Ends| other.tcp == one.tcp && other.takes(remote, one.local);
-        let waits = others.iter().any(|other| takes(&other));
+    for socket in std::iter::once(first).chain(loopback_sockets) {
+        let Some(remote) = socket.remote else {
+            continue;
+        };
+        let peer_end = SocketAddresses::new(socket.tcp, remote, Some(socket.local));
+        let takes = |other: &&&SocketAddresses| {
+            other.tcp == socket.tcp && other.accepts_from(remote, socket.local)
+        };
+        let may_await_accept = unconnected.iter().any(|other| takes(&other));
         // Connections of a listener are separate sockets, or wait in its queue.
-        if all.contains(&mirrored) || (waits && !one.tcp) {
+        if all_sockets.contains(&peer_end) || (may_await_accept && !socket.tcp) {
             continue;
         }
-        let halved = match one.tcp {
-            true => tcp(&mut listed, one, &mirrored, waits)?,
-            false => udp(listed.at(false, remote.port())?, &mirrored),
+        let halved = match socket.tcp {
+            true => tcp_split(&mut listed, socket, &peer_end, may_await_accept)?,
+            false => udp_split(listed.on_port(false, remote.port())?, &peer_end),
         };
-        found.extend(halved.map(|halved| (*one, halved)));
+        found.extend(halved.map(|halved| (*socket, halved)));
     }
     Ok(found)
 }
 
 /// Sockets that the kernel lists, by protocol and local port.
 #[derive(Default)]
-struct Listed(HashMap<(bool, u16), Vec<(TcpState, Connection)>>);
+struct KernelSockets(HashMap<(bool, u16), Vec<(TcpState, Connection)>>);
 
-impl Listed {
-    fn at(&mut self, tcp: bool, port: u16) -> io::Result<&[(TcpState, Connection)]> {
+impl KernelSockets {
+    fn on_port(&mut self, tcp: bool, port: u16) -> io::Result<&[(TcpState, Connection)]> {
         let protocol = if tcp {
             libc::IPPROTO_TCP
         } else {
@@ -143,45 +150,60 @@ impl Listed {
         };
         Ok(match self.0.entry((tcp, port)) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(sock_diag::sockets(protocol, port)?),
+            Entry::Vacant(new) => new.insert(sock_diag::sockets_on_port(protocol, port)?),
         })
     }
 
-    fn connection(&mut self, wanted: &Ends) -> io::Result<Option<&(TcpState, Connection)>> {
-        let mut there = self.at(true, wanted.local.port())?.iter();
-        Ok(there.find(|(_, one)| one.local == wanted.local && Some(one.remote) == wanted.remote))
+    fn connection(
+        &mut self,
+        wanted: &SocketAddresses,
+    ) -> io::Result<Option<&(TcpState, Connection)>> {
+        let mut candidates = self.on_port(true, wanted.local.port())?.iter();
+        Ok(candidates
+            .find(|(_, one)| one.local == wanted.local && Some(one.remote) == wanted.remote))
     }
 }
 
 /// Judges a TCP connection; `waits` is true if a listener of the tree may not have accepted it yet.
-fn tcp(listed: &mut Listed, near: &Ends, far: &Ends, waits: bool) -> io::Result<Option<Halved>> {
-    let Some((state, other)) = listed.connection(far)? else {
+fn tcp_split(
+    listed: &mut KernelSockets,
+    own_end: &SocketAddresses,
+    peer_end: &SocketAddresses,
+    may_await_accept: bool,
+) -> io::Result<Option<SplitReason>> {
+    let Some((state, other)) = listed.connection(peer_end)? else {
         return Ok(None);
     };
     Ok(match (other.inode, state) {
         (0, TcpState::Established | TcpState::SynReceived | TcpState::CloseWait) => {
-            (!waits).then_some(Halved::Outside(None))
+            (!may_await_accept).then_some(SplitReason::Outside(None))
         }
         // No process has the other end.
         (0, _) if other.send_queue == 0 => None,
         (0, _) => {
             // The FIN arrives after all data, and its acknowledgement may still be on the way.
-            let arriving = |(state, _): &(TcpState, _)| !state.received_fin();
-            let near = listed.connection(near)?;
-            near.is_some_and(arriving).then_some(Halved::Arriving)
+            let arriving = |(state, _): &(TcpState, _)| !state.has_received_fin();
+            let own_entry = listed.connection(own_end)?;
+            own_entry
+                .is_some_and(arriving)
+                .then_some(SplitReason::DataInTransit)
         }
-        (inode, _) => Some(Halved::Outside(Some(inode))),
+        (inode, _) => Some(SplitReason::Outside(Some(inode))),
     })
 }
 
-fn udp(there: &[(TcpState, Connection)], wanted: &Ends) -> Option<Halved> {
+fn udp_split(
+    candidates: &[(TcpState, Connection)],
+    wanted: &SocketAddresses,
+) -> Option<SplitReason> {
     let from = wanted.remote?;
     let takes = |one: &&(TcpState, Connection)| {
         let remote = (one.0 == TcpState::Established).then_some(one.1.remote);
-        one.1.inode != 0 && Ends::new(false, one.1.local, remote).takes(wanted.local, from)
+        one.1.inode != 0
+            && SocketAddresses::new(false, one.1.local, remote).accepts_from(wanted.local, from)
     };
-    let (_, other) = there.iter().find(takes)?;
-    Some(Halved::Outside(Some(other.inode)))
+    let (_, other) = candidates.iter().find(takes)?;
+    Some(SplitReason::Outside(Some(other.inode)))
 }
 
 #[cfg(test)]
@@ -196,17 +218,17 @@ mod tests {
         IpAddr::V6(Ipv6Addr::LOCALHOST),
     ];
 
-    fn ends(stream: &TcpStream) -> Ends {
+    fn addresses_of(stream: &TcpStream) -> SocketAddresses {
         let peer = stream.peer_addr().expect("connected");
-        Ends::new(true, stream.local_addr().expect("bound"), Some(peer))
+        SocketAddresses::new(true, stream.local_addr().expect("bound"), Some(peer))
     }
 
-    fn listening(listener: &TcpListener) -> Ends {
-        Ends::new(true, listener.local_addr().expect("bound"), None)
+    fn listener_addresses(listener: &TcpListener) -> SocketAddresses {
+        SocketAddresses::new(true, listener.local_addr().expect("bound"), None)
     }
 
-    fn only(tree: &[Ends]) -> Option<Halved> {
-        let found = halved(tree).expect("looks");
+    fn only_split(tree: &[SocketAddresses]) -> Option<SplitReason> {
+        let found = split_connections(tree).expect("inspected");
         assert!(found.len() <= 1, "{found:?}");
         found.first().map(|(_, why)| *why)
     }
@@ -217,65 +239,82 @@ mod tests {
             let listener = TcpListener::bind((address, 0)).expect("bound");
             let at = listener.local_addr().expect("an address");
             let near = TcpStream::connect(at).expect("connects");
-            let (here, queue) = (ends(&near), listening(&listener));
-            assert_eq!(only(&[here]), Some(Halved::Outside(None)));
-            assert_eq!(only(&[here, queue]), None, "it waits within the tree");
+            let (here, queue) = (addresses_of(&near), listener_addresses(&listener));
+            assert_eq!(only_split(&[here]), Some(SplitReason::Outside(None)));
+            assert_eq!(only_split(&[here, queue]), None, "it waits within the tree");
             let (far, _) = listener.accept().expect("accepts");
             assert!(matches!(
-                only(&[here, queue]),
-                Some(Halved::Outside(Some(_)))
+                only_split(&[here, queue]),
+                Some(SplitReason::Outside(Some(_)))
             ));
             assert!(matches!(
-                only(&[ends(&far)]),
-                Some(Halved::Outside(Some(_)))
+                only_split(&[addresses_of(&far)]),
+                Some(SplitReason::Outside(Some(_)))
             ));
-            assert_eq!(only(&[here, ends(&far)]), None, "both ends are in the tree");
+            assert_eq!(
+                only_split(&[here, addresses_of(&far)]),
+                None,
+                "both ends are in the tree"
+            );
             drop(far);
-            assert_eq!(only(&[here, queue]), None, "nobody has the other end");
+            assert_eq!(only_split(&[here, queue]), None, "nobody has the other end");
         }
     }
 
     #[test]
-    fn what_was_sent_before_the_end_has_to_come() {
+    fn data_in_transit_before_close_blocks_the_move() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
         let near = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
         let (mut far, _) = listener.accept().expect("accepts");
         far.set_nonblocking(true).expect("set");
         while far.write(&[7; 65_536]).is_ok() {}
-        let here = ends(&near);
+        let here = addresses_of(&near);
         far.shutdown(Shutdown::Both).expect("shut");
         drop(far);
-        assert_eq!(only(&[here]), Some(Halved::Arriving));
+        assert_eq!(only_split(&[here]), Some(SplitReason::DataInTransit));
         let mut reader = near;
         std::io::copy(&mut reader, &mut std::io::sink()).expect("read to the end");
         let began = Instant::now();
-        while only(&[here]).is_some() {
+        while only_split(&[here]).is_some() {
             assert!(
                 began.elapsed() < Duration::from_secs(60),
-                "exceeded time: it came"
+                "exceeded time: the connection is reported as split"
             );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn datagrams_need_who_takes_them() {
+    fn connected_udp_socket_needs_its_receiver_in_the_tree() {
         for address in ADDRESSES {
             let far = UdpSocket::bind((address, 0)).expect("bound");
             let near = UdpSocket::bind((address, 0)).expect("bound");
             let (there, here) = (far.local_addr().expect("bound"), near.local_addr());
             near.connect(there).expect("connects");
-            let here = Ends::new(false, here.expect("bound"), Some(there));
-            assert!(matches!(only(&[here]), Some(Halved::Outside(Some(_)))));
-            assert_eq!(only(&[here, Ends::new(false, there, None)]), None);
+            let here = SocketAddresses::new(false, here.expect("bound"), Some(there));
+            assert!(matches!(
+                only_split(&[here]),
+                Some(SplitReason::Outside(Some(_)))
+            ));
+            assert_eq!(
+                only_split(&[here, SocketAddresses::new(false, there, None)]),
+                None
+            );
             let any: IpAddr = match address {
                 IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
                 IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
             };
             let everywhere = SocketAddr::new(any, there.port());
-            assert_eq!(only(&[here, Ends::new(false, everywhere, None)]), None);
+            assert_eq!(
+                only_split(&[here, SocketAddresses::new(false, everywhere, None)]),
+                None
+            );
             drop(far);
-            assert_eq!(only(&[here]), None, "nobody takes them, here or there");
+            assert_eq!(
+                only_split(&[here]),
+                None,
+                "nobody takes them, here or there"
+            );
         }
     }
 }

@@ -3,33 +3,33 @@
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
-//! | while the tree runs | [`Reader::read`] | [`Sockets::prepare`] |
-//! | in the freeze | [`Held::extract`] | [`Sockets::restore`] |
-//! | commit | [`Held::give_up`] | [`Sockets::activate`], [`Sockets::settle_awake`], [`Sockets::close`] |
-//! | rollback | [`Held::resume`] | dropping [`Sockets`] is silent |
+//! | while the tree runs | [`SocketReader::read`] | [`Sockets::prepare`] |
+//! | in the freeze | [`HeldSockets::extract`] | [`Sockets::restore`] |
+//! | commit | [`HeldSockets::abandon`] | [`Sockets::activate`], [`Sockets::finish_active_options`], [`Sockets::close`] |
+//! | rollback | [`HeldSockets::resume`] | dropping [`Sockets`] is silent |
 //!
-//! Connections with a state that can be read without stopping the process ([`Told`]) are restored before the freeze
+//! Connections with a state that can be read without stopping the process ([`SentStates`]) are restored before the freeze
 //! ([`Sockets::inject`]); in the freeze, only connections that have changed since then are restored again.
 //!
-//! Connections that wait to be accepted do not move with their listener: see [`Held::unaccepted`] and
-//! [`queued`](crate::tcp_repair::queued()).
+//! Connections that wait to be accepted do not move with their listener: see [`HeldSockets::unaccepted`] and
+//! [`unaccepted_connection`](crate::tcp_repair::unaccepted_connection).
 
 mod acceptor;
 mod clock;
+pub(crate) mod crash_recovery;
 mod donor;
 mod error;
-pub(crate) mod left;
 mod loopback;
-mod near;
-mod told;
+mod loopback_inject;
+mod sent_states;
 
 pub use acceptor::Sockets;
-pub use donor::{Held, Reader};
+pub use donor::{HeldSockets, SocketReader};
 pub use error::SocketError;
-pub use loopback::{Ends, Halved, halved};
-pub use told::{Told, Way};
+pub use loopback::{SocketAddresses, SplitReason, split_connections};
+pub use sent_states::{SentStates, TransferMode};
 
-use crate::tcp_repair::{Rest, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected};
+use crate::tcp_repair::{PendingInput, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected};
 use crate::udp::{Datagram, Membership, UdpStatic};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -77,7 +77,7 @@ impl SocketStatic {
 
     /// Returns the properties of a clone's socket: connections stay with the original.
     #[must_use]
-    pub fn of_a_copy(self) -> Self {
+    pub fn for_clone(self) -> Self {
         match self {
             Self::Connection(fixed) => Self::Ended {
                 v6_socket: fixed.v6_socket,
@@ -92,7 +92,7 @@ impl SocketStatic {
     /// Returns the initial state of a clone's socket; `None` if the socket needs none. Unread data and multicast groups
     /// stay with the original.
     #[must_use]
-    pub fn state_of_a_copy(&self) -> Option<SocketState> {
+    pub fn clone_state(&self) -> Option<SocketState> {
         match self {
             Self::Unconnected(_) => Some(SocketState::Unconnected),
             Self::Datagrams(_) => Some(SocketState::Datagrams(Vec::new(), Vec::new())),
@@ -111,5 +111,5 @@ pub enum SocketState {
     /// Datagrams that were received and not read, and the multicast groups that the socket has joined.
     Datagrams(Vec<Datagram>, Vec<Membership>),
     /// State of a TCP socket after the end of its connection.
-    Closed(Rest),
+    Closed(PendingInput),
 }

@@ -1,6 +1,6 @@
 //! General registers of a thread, and system calls interrupted by a stop.
 
-use super::Memory;
+use super::ProcessMemory;
 use serde::{Deserialize, Serialize};
 
 /// `struct user_regs_struct` of x86_64, field by field.
@@ -45,11 +45,11 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// Number of code bytes, before the address at which a thread continues, that are searched for the number of its
 /// system call.
-const CODE: usize = 24;
+const SEARCHED_BYTES: usize = 24;
 
 /// Returns the last number of a waiting system call that this code loads: `mov $number, %eax`.
-fn number_loaded(code: &[u8; CODE]) -> Option<u64> {
-    const WAITS: [i64; 4] = [
+fn find_loaded_number(code: &[u8; SEARCHED_BYTES]) -> Option<u64> {
+    const WAITING_CALLS: [i64; 4] = [
         libc::SYS_poll,
         libc::SYS_nanosleep,
         libc::SYS_clock_nanosleep,
@@ -62,15 +62,15 @@ fn number_loaded(code: &[u8; CODE]) -> Option<u64> {
         ]))
     });
     numbers
-        .find(|number| WAITS.contains(number))
+        .find(|number| WAITING_CALLS.contains(number))
         .map(|number| number as u64)
 }
 
-/// Member of [`RESTART`] after which only the interrupting kernel knows the call's progress.
+/// Member of [`RESTART_RESULTS`] after which only the interrupting kernel knows the call's progress.
 pub(crate) const RESTART_BLOCK: i64 = -516;
 /// Values that the kernel leaves in `rax` for an interrupted call that it will restart (`linux/errno.h`, not visible
 /// to programs).
-const RESTART: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
+const RESTART_RESULTS: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
 
 /// System calls that a stop makes return `EINTR` without a signal, and that the kernel does not restart by itself:
 /// waits of epoll, AIO and System V semaphores, `sigtimedwait`, sockets with a timeout, and `fallocate` of memory.
@@ -105,25 +105,27 @@ const EINTR_CALLS: [i64; 25] = [
 impl Registers {
     /// Returns true if the thread is in an interrupted system call.
     #[must_use]
-    pub fn in_call(&self) -> bool {
+    pub fn is_in_call(&self) -> bool {
         (self.orig_rax as i64) >= 0
     }
 
     /// Returns true if the call returned `EINTR` only because of the stop.
     #[must_use]
-    pub fn interrupted_by_stop(&self) -> bool {
+    pub fn is_interrupted_by_stop(&self) -> bool {
         let call = self.orig_rax as i64;
         self.rax as i64 == -i64::from(libc::EINTR) && EINTR_CALLS.contains(&call)
     }
 
     /// Returns the registers set to repeat the interrupted call, for a kernel that has no record of the interruption.
     #[must_use]
-    pub fn restarted(mut self) -> Self {
+    pub fn with_call_restarted(mut self) -> Self {
         if self.rax as i64 == RESTART_BLOCK {
-            self.use_rest();
+            self.use_remaining_time();
         }
-        if self.in_call() && (RESTART.contains(&(self.rax as i64)) || self.interrupted_by_stop()) {
-            return self.made_again();
+        if self.is_in_call()
+            && (RESTART_RESULTS.contains(&(self.rax as i64)) || self.is_interrupted_by_stop())
+        {
+            return self.with_call_repeated();
         }
         self.orig_rax = NO_CALL;
         self
@@ -131,7 +133,7 @@ impl Registers {
 
     /// Returns the registers set to repeat the call, whatever it returned.
     #[must_use]
-    pub(crate) fn made_again(self) -> Self {
+    pub(crate) fn with_call_repeated(self) -> Self {
         Self {
             rax: self.orig_rax,
             rip: self.rip.wrapping_sub(SYSCALL.len() as u64),
@@ -145,17 +147,19 @@ impl Registers {
     /// If the kernel remembers the rest of a wait, the registers go back to the interrupted wait; any other call is
     /// simply about to be made.
     #[must_use]
-    pub(crate) fn not_begun_again(self, memory: &Memory) -> Self {
+    pub(crate) fn with_restart_undone(self, memory: &ProcessMemory) -> Self {
         let (call, next) = (self.orig_rax, self.rax);
-        let waits = next as i64 == libc::SYS_restart_syscall;
+        let is_restart_syscall = next as i64 == libc::SYS_restart_syscall;
         let mut code = [0; SYSCALL.len()];
-        if !self.in_call() || !(next == call || waits) || memory.read(self.rip, &mut code).is_err()
+        if !self.is_in_call()
+            || !(next == call || is_restart_syscall)
+            || memory.read(self.rip, &mut code).is_err()
         {
             return self;
         }
         match code == SYSCALL {
             false => self,
-            true if waits => Self {
+            true if is_restart_syscall => Self {
                 rax: RESTART_BLOCK as u64,
                 rip: self.rip + SYSCALL.len() as u64,
                 ..self
@@ -171,35 +175,36 @@ impl Registers {
     /// `restart_syscall`. The number is the one that the program loads right before the instruction `syscall`, if the
     /// program does so.
     #[must_use]
-    pub(crate) fn recall(mut self, memory: &Memory) -> Self {
+    pub(crate) fn with_call_number_recovered(mut self, memory: &ProcessMemory) -> Self {
         let interrupted = self.rax as i64 == RESTART_BLOCK;
         if interrupted && self.orig_rax as i64 == libc::SYS_restart_syscall {
-            self.orig_rax = self.loaded(memory).unwrap_or(self.orig_rax);
+            self.orig_rax = self.loaded_call_number(memory).unwrap_or(self.orig_rax);
         }
         self
     }
 
     /// Returns the registers such that the call's number can be recovered after a later restart.
     #[must_use]
-    pub(crate) fn recallable(self, memory: &Memory) -> Self {
+    pub(crate) fn with_call_number_recoverable(self, memory: &ProcessMemory) -> Self {
         let interrupted = self.rax as i64 == RESTART_BLOCK;
-        let first = self.orig_rax as i64 != libc::SYS_restart_syscall;
-        if interrupted && first && self.loaded(memory) != Some(self.orig_rax) {
-            return self.restarted();
+        let is_first_restart = self.orig_rax as i64 != libc::SYS_restart_syscall;
+        if interrupted && is_first_restart && self.loaded_call_number(memory) != Some(self.orig_rax)
+        {
+            return self.with_call_restarted();
         }
         self
     }
 
-    fn loaded(&self, memory: &Memory) -> Option<u64> {
-        let mut code = [0; CODE];
+    fn loaded_call_number(&self, memory: &ProcessMemory) -> Option<u64> {
+        let mut code = [0; SEARCHED_BYTES];
         memory
-            .read(self.rip.wrapping_sub(CODE as u64), &mut code)
+            .read(self.rip.wrapping_sub(SEARCHED_BYTES as u64), &mut code)
             .ok()?;
-        number_loaded(&code)
+        find_loaded_number(&code)
     }
 
     /// Continues an interrupted sleep with the remaining time, if the program asked the kernel to store that.
-    fn use_rest(&mut self) {
+    fn use_remaining_time(&mut self) {
         match self.orig_rax as i64 {
             libc::SYS_nanosleep if self.rsi != 0 => self.rdi = self.rsi,
             libc::SYS_clock_nanosleep if self.r10 != 0 => self.rdx = self.r10,
@@ -213,16 +218,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_a_call_is_in_the_code() {
-        let mut code = [0x90; CODE];
-        code[CODE - 7..].copy_from_slice(&[0xb8, 230, 0, 0, 0, 0x0f, 0x05]);
-        assert_eq!(number_loaded(&code), Some(230));
-        code[CODE - 7] = 0x90;
-        assert_eq!(number_loaded(&code), None);
+    fn call_number_is_read_from_code() {
+        let mut code = [0x90; SEARCHED_BYTES];
+        code[SEARCHED_BYTES - 7..].copy_from_slice(&[0xb8, 230, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(find_loaded_number(&code), Some(230));
+        code[SEARCHED_BYTES - 7] = 0x90;
+        assert_eq!(find_loaded_number(&code), None);
     }
 
     #[test]
-    fn a_sleep_goes_on_with_what_is_left() {
+    fn sleep_continues_with_remaining_time() {
         let sleeping = Registers {
             rax: RESTART_BLOCK as u64,
             orig_rax: libc::SYS_clock_nanosleep as u64,
@@ -230,41 +235,41 @@ mod tests {
             r10: 0x6000,
             ..Registers::default()
         };
-        assert_eq!(sleeping.restarted().rdx, 0x6000);
-        let careless = Registers { r10: 0, ..sleeping };
-        assert_eq!(careless.restarted().rdx, 0x5000);
+        assert_eq!(sleeping.with_call_restarted().rdx, 0x6000);
+        let without_remainder = Registers { r10: 0, ..sleeping };
+        assert_eq!(without_remainder.with_call_restarted().rdx, 0x5000);
     }
 
     #[test]
-    fn restarts_what_the_stop_interrupted() {
+    fn calls_interrupted_by_stop_are_restarted() {
         let waiting = Registers {
             rax: -512i64 as u64,
             orig_rax: libc::SYS_read as u64,
             rip: 0x1002,
             ..Registers::default()
         };
-        let again = waiting.restarted();
+        let again = waiting.with_call_restarted();
         assert_eq!((again.rip, again.rax, again.orig_rax), (0x1000, 0, NO_CALL));
-        let done = Registers { rax: 5, ..waiting }.restarted();
+        let done = Registers { rax: 5, ..waiting }.with_call_restarted();
         assert_eq!((done.rip, done.rax), (0x1002, 5));
         let computing = Registers {
             orig_rax: NO_CALL,
             ..waiting
         }
-        .restarted();
+        .with_call_restarted();
         assert_eq!(computing.rip, 0x1002);
         let polled = Registers {
             rax: -4i64 as u64,
             orig_rax: libc::SYS_epoll_wait as u64,
             ..waiting
         };
-        assert!(polled.interrupted_by_stop());
-        assert_eq!(polled.restarted().rip, 0x1000);
+        assert!(polled.is_interrupted_by_stop());
+        assert_eq!(polled.with_call_restarted().rip, 0x1000);
     }
 
     #[test]
-    fn a_call_that_is_about_to_be_made_again_has_no_result() {
-        let memory = Memory::open(std::process::id().cast_signed()).expect("own memory");
+    fn call_about_to_restart_has_no_result() {
+        let memory = ProcessMemory::open(std::process::id().cast_signed()).expect("own memory");
         let code = [SYSCALL, [0x90; 2]].concat();
         let at = code.as_ptr().addr() as u64;
         let write = Registers {
@@ -273,23 +278,23 @@ mod tests {
             rip: at,
             ..Registers::default()
         };
-        let settled = write.not_begun_again(&memory);
-        assert_eq!((settled.orig_rax, settled.rip), (NO_CALL, at));
+        let undone = write.with_restart_undone(&memory);
+        assert_eq!((undone.orig_rax, undone.rip), (NO_CALL, at));
         // After a call that has returned, `rax` is the number of bytes written.
         let returned = Registers {
             rip: at + 2,
             ..write
         };
-        assert_eq!(returned.not_begun_again(&memory), returned);
+        assert_eq!(returned.with_restart_undone(&memory), returned);
         let sleep = Registers {
             rax: libc::SYS_restart_syscall as u64,
             orig_rax: libc::SYS_nanosleep as u64,
             ..write
         };
-        let interrupted = sleep.not_begun_again(&memory);
+        let interrupted = sleep.with_restart_undone(&memory);
         assert_eq!(interrupted.rax as i64, RESTART_BLOCK);
         assert_eq!(interrupted.rip, at + 2);
-        let again = interrupted.restarted();
+        let again = interrupted.with_call_restarted();
         assert_eq!((again.rax, again.rip), (libc::SYS_nanosleep as u64, at));
     }
 }

@@ -3,32 +3,37 @@
 use super::Registers;
 
 /// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS`.
-const FLAGS: u64 = 7;
+const CONTEXT_FLAGS: u64 = 7;
 /// Alternate stack flags that the kernel rejects, so that the alternate stack is left unchanged.
-const NO_STACK: u64 = 0xffff;
-const MAGIC1: u32 = 0x4650_5853;
-const MAGIC2: u32 = 0x4650_5845;
+const INVALID_STACK_FLAGS: u64 = 0xffff;
+const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
+const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 /// Bytes of `ucontext` up to and including the signal mask.
 const CONTEXT_BYTES: usize = 40 + 256 + 8;
 /// Offset of `struct _fpx_sw_bytes` in the FXSAVE area. Ptrace stores the features there.
-const SOFTWARE: usize = 464;
+const SOFTWARE_OFFSET: usize = 464;
 
 /// Returns the size in bytes of a frame with `extended` bytes of vector registers.
-pub(crate) fn bytes(extended: usize) -> usize {
-    CONTEXT_BYTES.next_multiple_of(64) + extended + size_of_val(&MAGIC2)
+pub(crate) fn frame_bytes(extended: usize) -> usize {
+    CONTEXT_BYTES.next_multiple_of(64) + extended + size_of_val(&FP_XSTATE_MAGIC2)
 }
 
 /// Builds a frame for address `at`, which must be a multiple of 64. `extended` has the format of ptrace; empty
 /// resets these registers.
-pub(crate) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) -> Vec<u8> {
+pub(crate) fn build_sigframe(
+    at: u64,
+    registers: &Registers,
+    extended: &[u8],
+    mask: u64,
+) -> Vec<u8> {
     let extended_at = CONTEXT_BYTES.next_multiple_of(64);
     let mut frame = Vec::with_capacity(extended_at + extended.len() + 4);
     let r = registers;
     let words = [
-        FLAGS,
+        CONTEXT_FLAGS,
         0,
         0,
-        NO_STACK,
+        INVALID_STACK_FLAGS,
         0, // flags, link, alternate stack (address, flags, size)
         r.r8,
         r.r9,
@@ -65,16 +70,16 @@ pub(crate) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) 
     frame.resize(extended_at, 0);
     frame.extend_from_slice(extended);
     if extended.len() > 512 {
-        let software = extended_at + SOFTWARE;
-        let features: [u8; 8] = extended[SOFTWARE..SOFTWARE + 8]
+        let software = extended_at + SOFTWARE_OFFSET;
+        let features: [u8; 8] = extended[SOFTWARE_OFFSET..SOFTWARE_OFFSET + 8]
             .try_into()
             .unwrap_or([0; 8]);
         let size = extended.len() as u32;
-        frame[software..software + 4].copy_from_slice(&MAGIC1.to_ne_bytes());
+        frame[software..software + 4].copy_from_slice(&FP_XSTATE_MAGIC1.to_ne_bytes());
         frame[software + 4..software + 8].copy_from_slice(&(size + 4).to_ne_bytes());
         frame[software + 8..software + 16].copy_from_slice(&features);
         frame[software + 16..software + 20].copy_from_slice(&size.to_ne_bytes());
-        frame.extend(MAGIC2.to_ne_bytes());
+        frame.extend(FP_XSTATE_MAGIC2.to_ne_bytes());
     }
     frame
 }

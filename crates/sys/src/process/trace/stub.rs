@@ -5,34 +5,37 @@
 //! blocks or ignores that signal. If the tracer has died at the donor, the code returns the lent priority and calls
 //! `rt_sigreturn`, which restores the thread's previous state. So a tracer may die at any moment.
 
-use super::super::error::{Error, Result, unexpected};
+use super::super::error::{Error, Result, unexpected_text};
 use super::registers::NO_CALL;
 use super::sigframe;
-use super::{Memory, Registers, Stop, Tracee, wait_for};
-use crate::priority::{Loan, ORDINARY, is_ordinary, set_timer_slack_ns, share_out, timer_slack_ns};
+use super::{ProcessMemory, Registers, StopReason, Tracee, wait_for};
+use crate::priority::{
+    ORDINARY_POLICY, PriorityBoost, has_ordinary_policy, run_parallel, set_timer_slack_ns,
+    timer_slack_ns,
+};
 use std::time::Duration;
 
 /// Size of a stub in bytes: code, table of calls, frame, scratch area.
 pub(crate) const STUB_BYTES: u64 = 0x20000;
-const TABLE: u64 = 0x1000;
+const TABLE_OFFSET: u64 = 0x1000;
 /// Most calls in the table. The entry behind them is for the call of a thread that has lost its tracer.
 const TABLE_CALLS: usize = 511;
-const FRAME: u64 = 0x9000;
+const FRAME_OFFSET: u64 = 0x9000;
 /// Offset in the stub of the scratch area, which calls may read and write.
-pub(crate) const SCRATCH: u64 = 0xe000;
+pub(crate) const SCRATCH_OFFSET: u64 = 0xe000;
 /// Size of the scratch area in bytes.
-pub(crate) const SCRATCH_BYTES: u64 = STUB_BYTES - SCRATCH;
+pub(crate) const SCRATCH_BYTES: u64 = STUB_BYTES - SCRATCH_OFFSET;
 /// Bytes at the end of the scratch area for the scheduling parameters with which priority is returned.
 const PARAMETERS_BYTES: u64 = 8;
 /// Size of a table entry in bytes: number, six arguments, result.
 const CALL_BYTES: usize = 64;
 /// Time limit of one batch. The kernel makes all of the calls without waiting for other processes.
-const LIMIT: Duration = Duration::from_secs(30);
+const BATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Flag: keep the result for later calls.
-const KEEP: u64 = 1 << 32;
+const KEEP_RESULT: u64 = 1 << 32;
 /// Flag: pass the kept result as the first argument.
-const KEPT_FIRST: u64 = 1 << 34;
+const PASS_KEPT_FIRST: u64 = 1 << 34;
 
 std::arch::global_asm!(
     ".pushsection .rodata",
@@ -104,37 +107,37 @@ fn done_offset() -> u64 {
 
 /// A system call to be made in another process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct SystemCall {
     number: u64,
     arguments: [u64; 6],
 }
 
-impl Call {
+impl SystemCall {
     pub fn new(number: libc::c_long, arguments: &[u64]) -> Self {
-        let mut all = [0; 6];
-        all[..arguments.len()].copy_from_slice(arguments);
+        let mut padded = [0; 6];
+        padded[..arguments.len()].copy_from_slice(arguments);
         Self {
             number: number as u64,
-            arguments: all,
+            arguments: padded,
         }
     }
 
     /// Keeps the result for later calls.
-    pub fn keep(mut self) -> Self {
-        self.number |= KEEP;
+    pub fn keep_result(mut self) -> Self {
+        self.number |= KEEP_RESULT;
         self
     }
 
     /// Passes the kept result as the first argument.
-    pub fn kept_first(mut self) -> Self {
-        self.number |= KEPT_FIRST;
+    pub fn pass_kept_first(mut self) -> Self {
+        self.number |= PASS_KEPT_FIRST;
         self
     }
 }
 
 /// End of a batch: a signal that the thread sends to itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Exit {
+pub(crate) struct BatchExit {
     /// PID in the process's own PID namespace.
     pub process: i32,
     /// TID in the same namespace.
@@ -142,22 +145,22 @@ pub(crate) struct Exit {
     /// Signal that ends the batch.
     pub signal: i32,
     /// True if the process reacts to the signal: a second one that arrives during the batch is then sent again.
-    pub is_heard: bool,
+    pub is_handled: bool,
     /// True if a thread that has lost its tracer returns to its previous state; otherwise the thread ends.
-    pub returns: bool,
+    pub returns_without_tracer: bool,
 }
 
 /// System calls, made in order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Batch {
-    calls: Vec<Call>,
+pub(crate) struct CallBatch {
+    calls: Vec<SystemCall>,
     /// Call with at most three arguments that a thread makes after the others if its tracer has died.
-    alone: Option<Call>,
+    orphan_call: Option<SystemCall>,
 }
 
-impl Batch {
+impl CallBatch {
     /// Adds a call and returns the index of its result.
-    pub fn push(&mut self, call: Call) -> usize {
+    pub fn push(&mut self, call: SystemCall) -> usize {
         self.calls.push(call);
         self.calls.len() - 1
     }
@@ -173,23 +176,23 @@ impl Batch {
 
 /// Result of a batch.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct BatchOutcome {
     /// Return value of each call; errors are negative numbers.
     pub results: Vec<i64>,
     /// The thread's state before the batch, restored after it.
-    pub before: Option<Before>,
+    pub saved: Option<SavedState>,
     /// Timer slack, in nanoseconds, of a thread that ran with lent priority. A real-time thread has no slack, so the
     /// value must be restored.
     pub slack_ns: Option<u64>,
     /// A stop signal arrived during the batch and must be sent again.
-    stopped: bool,
+    stop_arrived: bool,
     /// A second signal of the number that ends the batch arrived during the batch.
-    signalled: bool,
+    signal_repeated: bool,
 }
 
 /// State of a thread before it makes calls.
 #[derive(Debug)]
-pub(crate) struct Before {
+pub(crate) struct SavedState {
     pub registers: Registers,
     pub mask: u64,
     /// Vector registers; read only if the thread may outlive its tracer.
@@ -200,32 +203,37 @@ pub(crate) struct Before {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stub {
     pub address: u64,
-    pub exit: Exit,
+    pub exit: BatchExit,
 }
 
 impl Stub {
     /// Runs calls in a stopped thread. Registers and signal mask are restored afterwards.
-    pub fn run(&self, tracee: Tracee, memory: &Memory, batch: Batch) -> Result<Outcome> {
-        let mut outcomes = run_together(vec![Job::new(*self, tracee, memory, batch)])?;
+    pub fn run(
+        &self,
+        tracee: Tracee,
+        memory: &ProcessMemory,
+        batch: CallBatch,
+    ) -> Result<BatchOutcome> {
+        let mut outcomes = run_batches(vec![ThreadBatch::new(*self, tracee, memory, batch)])?;
         Ok(outcomes.pop().unwrap_or_default())
     }
 
     /// Describes an unexpected signal: the thread's position in the code and its next call.
-    fn disturbed(&self, signal: i32, registers: &Registers) -> Error {
-        unexpected(&format!(
+    fn unexpected_signal(&self, signal: i32, registers: &Registers) -> Error {
+        unexpected_text(&format!(
             "a stub at {:#x} got signal {signal} at {:#x}: call {:#x}, {} left, from {:#x}",
             self.address, registers.rip, registers.rax, registers.r12, registers.rbx
         ))
     }
 
-    fn is_end(&self, signal: i32, at: u64) -> bool {
+    fn is_batch_end(&self, signal: i32, at: u64) -> bool {
         signal == self.exit.signal && at == self.address + done_offset()
     }
 }
 
 /// Part of a stub that one of several threads uses: its table, frame and scratch area.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct StubSlot {
     table: u64,
     frame: u64,
     /// Offset of the scratch area that the thread's calls may read and write.
@@ -234,13 +242,13 @@ pub(crate) struct Slot {
 
 /// Divides a stub among threads that make a few calls each at the same time.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct SlotAllocator {
     next: u64,
 }
 
-impl Slots {
+impl SlotAllocator {
     pub fn new() -> Self {
-        Self { next: TABLE }
+        Self { next: TABLE_OFFSET }
     }
 
     /// Returns the offset in the stub of the next slot's scratch area.
@@ -250,20 +258,20 @@ impl Slots {
 
     /// Reserves a slot for `calls` calls, `extended` bytes of vector registers (0 if no frame is needed) and
     /// `scratch` bytes; `None` when the stub is full.
-    pub fn take(&mut self, calls: usize, extended: usize, scratch: usize) -> Option<Slot> {
-        let behind = |at: u64, bytes: usize| (at + bytes as u64).next_multiple_of(64);
+    pub fn allocate(&mut self, calls: usize, extended: usize, scratch: usize) -> Option<StubSlot> {
+        let aligned_end = |at: u64, bytes: usize| (at + bytes as u64).next_multiple_of(64);
         let frame_bytes = match extended {
             0 => 0,
-            extended => sigframe::bytes(extended),
+            extended => sigframe::frame_bytes(extended),
         };
-        let frame = behind(self.next, scratch);
-        let table = behind(frame, frame_bytes);
-        // `encode` adds one entry.
-        let end = behind(table, (calls + 1) * CALL_BYTES);
+        let frame = aligned_end(self.next, scratch);
+        let table = aligned_end(frame, frame_bytes);
+        // `encode_table` adds one entry.
+        let end = aligned_end(table, (calls + 1) * CALL_BYTES);
         if calls > TABLE_CALLS || end > STUB_BYTES - PARAMETERS_BYTES {
             return None;
         }
-        let slot = Slot {
+        let slot = StubSlot {
             table,
             frame,
             scratch: self.next,
@@ -273,62 +281,62 @@ impl Slots {
     }
 }
 
-impl Slot {
+impl StubSlot {
     /// Slot that spans a whole stub, for a single thread.
-    pub const WHOLE: Self = Self {
-        table: TABLE,
-        frame: FRAME,
-        scratch: SCRATCH,
+    pub const WHOLE_STUB: Self = Self {
+        table: TABLE_OFFSET,
+        frame: FRAME_OFFSET,
+        scratch: SCRATCH_OFFSET,
     };
 }
 
 /// Calls for one of several threads.
 #[derive(Debug)]
-pub(crate) struct Job<'a> {
+pub(crate) struct ThreadBatch<'a> {
     stub: Stub,
     tracee: Tracee,
-    memory: &'a Memory,
-    batch: Batch,
-    slot: Slot,
+    memory: &'a ProcessMemory,
+    batch: CallBatch,
+    slot: StubSlot,
     /// Vector registers, if they were read already.
     extended: Option<Vec<u8>>,
-    lends: bool,
-    loan: Option<Loan>,
+    boosts_priority: bool,
+    boost: Option<PriorityBoost>,
     /// The thread's previous state.
-    before: Option<Before>,
+    saved: Option<SavedState>,
     /// Registers with which the code starts.
     registers: Registers,
     /// Address of the frame with which the thread returns by itself, or 0.
     frame: u64,
-    outcome: Outcome,
+    outcome: BatchOutcome,
     /// Number of calls that have been made.
-    made: usize,
-    running: usize,
+    calls_made: usize,
+    calls_running: usize,
 }
 
-impl<'a> Job<'a> {
+impl<'a> ThreadBatch<'a> {
     /// Creates a job for a thread that has all of its process's stub.
-    pub fn new(stub: Stub, tracee: Tracee, memory: &'a Memory, batch: Batch) -> Self {
+    pub fn new(stub: Stub, tracee: Tracee, memory: &'a ProcessMemory, batch: CallBatch) -> Self {
         Self {
             stub,
             tracee,
             memory,
             batch,
-            slot: Slot::WHOLE,
+            slot: StubSlot::WHOLE_STUB,
             extended: None,
-            lends: false,
-            loan: None,
-            before: None,
+            boosts_priority: false,
+            boost: None,
+            saved: None,
             registers: Registers::default(),
             frame: 0,
-            outcome: Outcome::default(),
-            made: 0,
-            running: 0,
+            outcome: BatchOutcome::default(),
+            calls_made: 0,
+            calls_running: 0,
         }
     }
 
     /// Limits the job to a part of the stub, and supplies the thread's vector registers.
-    pub fn in_slot(self, slot: Slot, extended: Vec<u8>) -> Self {
+    pub fn in_slot(self, slot: StubSlot, extended: Vec<u8>) -> Self {
         Self {
             slot,
             extended: Some(extended),
@@ -336,27 +344,27 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Limits the job to a part of the stub, for a thread of an empty process, which needs no frame.
-    pub fn in_husk_slot(self, slot: Slot) -> Self {
+    /// Limits the job to a part of the stub, for a thread of a stub process, which needs no frame.
+    pub fn in_frameless_slot(self, slot: StubSlot) -> Self {
         Self { slot, ..self }
     }
 
     /// Lends the thread more than the caller's priority, if the caller is real-time. Otherwise the thread might wait
     /// behind others while all of its process waits for it. If the tracer dies meanwhile, the thread returns the
     /// priority itself.
-    pub fn in_hurry(mut self, caller_is_realtime: bool) -> Self {
-        self.lends = caller_is_realtime && is_ordinary(self.tracee.tid);
+    pub fn with_boost(mut self, caller_is_realtime: bool) -> Self {
+        self.boosts_priority = caller_is_realtime && has_ordinary_policy(self.tracee.tid);
         self
     }
 
-    fn place(&self) -> u64 {
+    fn parameters_address(&self) -> u64 {
         self.stub.address + STUB_BYTES - PARAMETERS_BYTES
     }
 
     /// Prepares the registers for the code and, at the donor, the frame for a return without a tracer.
     fn prepare(&mut self) -> Result<()> {
         let (tracee, stub, exit) = (self.tracee, self.stub, self.stub.exit);
-        let (before, mask) = (tracee.registers()?, tracee.mask()?);
+        let (before, mask) = (tracee.registers()?, tracee.signal_mask()?);
         self.registers = Registers {
             rip: stub.address,
             orig_rax: NO_CALL,
@@ -367,62 +375,75 @@ impl<'a> Job<'a> {
             ..before
         };
         let mut extended = Vec::new();
-        if exit.returns {
+        if exit.returns_without_tracer {
             extended = match self.extended.take() {
                 Some(read) => read,
-                None => tracee.extended()?,
+                None => tracee.extended_registers()?,
             };
             self.frame = stub.address + self.slot.frame;
-            let frame = sigframe::build(self.frame, &before.restarted(), &extended, mask);
+            let frame = sigframe::build_sigframe(
+                self.frame,
+                &before.with_call_restarted(),
+                &extended,
+                mask,
+            );
             self.memory.write(self.frame, &frame)?;
         } else {
             // Calls that create threads take a stack address from here. Nothing is pushed on that stack.
             self.registers.rsp = stub.address + self.slot.scratch;
         }
-        self.lends = self.lends && self.memory.write(self.place(), &[0; 8]).is_ok();
-        if self.lends {
-            let back = [0, ORDINARY as u64, self.place()];
-            self.batch.alone = Some(Call::new(libc::SYS_sched_setscheduler, &back));
+        self.boosts_priority = self.boosts_priority
+            && self
+                .memory
+                .write(self.parameters_address(), &[0; 8])
+                .is_ok();
+        if self.boosts_priority {
+            let reset_arguments = [0, ORDINARY_POLICY as u64, self.parameters_address()];
+            self.batch.orphan_call = Some(SystemCall::new(
+                libc::SYS_sched_setscheduler,
+                &reset_arguments,
+            ));
         }
         // From here on, `restore` undoes the changes to the thread.
-        self.before = Some(Before {
+        self.saved = Some(SavedState {
             registers: before,
             mask,
             extended,
         });
-        tracee.set_mask(!(1 << (exit.signal - 1)))
+        tracee.set_signal_mask(!(1 << (exit.signal - 1)))
     }
 
-    fn has_more(&self) -> bool {
-        self.made < self.batch.calls.len()
+    fn has_more_calls(&self) -> bool {
+        self.calls_made < self.batch.calls.len()
     }
 
     /// Starts the code, with as many calls as the table holds.
     fn begin(&mut self) -> Result<()> {
-        let calls = &self.batch.calls[self.made..];
+        let calls = &self.batch.calls[self.calls_made..];
         let calls = &calls[..calls.len().min(TABLE_CALLS)];
         let at = self.stub.address + self.slot.table;
-        let alone = self.batch.alone.as_ref();
-        self.memory.write(at, &encode(calls, alone, self.frame))?;
+        let alone = self.batch.orphan_call.as_ref();
+        self.memory
+            .write(at, &encode_table(calls, alone, self.frame))?;
         self.registers.rbx = at;
         self.registers.r12 = calls.len() as u64;
         self.tracee.set_registers(&self.registers)?;
-        if self.lends && self.loan.is_none() {
-            self.loan = Loan::begin(self.tracee.tid);
+        if self.boosts_priority && self.boost.is_none() {
+            self.boost = PriorityBoost::begin(self.tracee.tid);
         }
-        self.running = calls.len();
+        self.calls_running = calls.len();
         self.tracee.resume(0)
     }
 
     /// Waits for the end of the code and collects the results.
     fn finish(&mut self) -> Result<()> {
-        let calls = std::mem::take(&mut self.running);
+        let calls = std::mem::take(&mut self.calls_running);
         self.registers.rbp = self.wait_for_end()?.rbp;
-        self.made += calls;
+        self.calls_made += calls;
         let mut table = vec![0; calls * CALL_BYTES];
         self.memory
             .read(self.stub.address + self.slot.table, &mut table)?;
-        let results = table.chunks_exact(CALL_BYTES).map(result);
+        let results = table.chunks_exact(CALL_BYTES).map(entry_result);
         self.outcome.results.extend(results);
         Ok(())
     }
@@ -430,20 +451,23 @@ impl<'a> Job<'a> {
     fn wait_for_end(&mut self) -> Result<Registers> {
         let tracee = self.tracee;
         loop {
-            match wait_for(tracee.tid, LIMIT)? {
-                Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
-                Stop::Signal(libc::SIGSTOP) => self.outcome.stopped = true,
-                Stop::Signal(signal) => {
+            match wait_for(tracee.tid, BATCH_TIMEOUT)? {
+                StopReason::Ended(_) => return Err(Error::ProcessEnded(tracee.tid)),
+                StopReason::Signal(libc::SIGSTOP) => self.outcome.stop_arrived = true,
+                StopReason::Signal(signal) => {
                     let registers = tracee.registers()?;
-                    if self.stub.is_end(signal, registers.rip) {
+                    if self.stub.is_batch_end(signal, registers.rip) {
                         return Ok(registers);
                     }
                     if signal != self.stub.exit.signal {
-                        return Err(self.stub.disturbed(signal, &registers));
+                        return Err(self.stub.unexpected_signal(signal, &registers));
                     }
-                    self.outcome.signalled = true;
+                    self.outcome.signal_repeated = true;
                 }
-                Stop::Interrupt | Stop::Group(_) | Stop::Event(_) | Stop::Call => {}
+                StopReason::Interrupt
+                | StopReason::Group(_)
+                | StopReason::Event(_)
+                | StopReason::SystemCall => {}
             }
             tracee.resume(0)?;
         }
@@ -451,21 +475,21 @@ impl<'a> Job<'a> {
 
     /// Restores the thread's previous state.
     fn restore(&mut self) -> Result<()> {
-        if let Some(loan) = self.loan.take() {
+        if let Some(loan) = self.boost.take() {
             loan.end();
         }
-        let Some(before) = &self.before else {
+        let Some(before) = &self.saved else {
             return Ok(());
         };
         self.tracee.set_registers(&before.registers)?;
-        self.tracee.set_mask(before.mask)?;
-        if self.outcome.stopped {
-            self.tracee.send(libc::SIGSTOP);
+        self.tracee.set_signal_mask(before.mask)?;
+        if self.outcome.stop_arrived {
+            self.tracee.send_signal(libc::SIGSTOP);
         }
         let exit = self.stub.exit;
-        let waited = before.mask & 1 << (exit.signal - 1) != 0;
-        if self.outcome.signalled && (exit.is_heard || waited) {
-            self.tracee.send(exit.signal);
+        let is_blocked = before.mask & 1 << (exit.signal - 1) != 0;
+        if self.outcome.signal_repeated && (exit.is_handled || is_blocked) {
+            self.tracee.send_signal(exit.signal);
         }
         Ok(())
     }
@@ -473,43 +497,47 @@ impl<'a> Job<'a> {
 
 /// Makes calls in several stopped threads at the same time, and restores each thread afterwards. Threads of one
 /// process must have slots of its stub that do not overlap. Returns an outcome for each job, or the first error.
-pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
+pub(crate) fn run_batches(mut jobs: Vec<ThreadBatch<'_>>) -> Result<Vec<BatchOutcome>> {
     let mut outcome = Ok(());
     for job in &mut jobs {
         outcome = outcome.and_then(|()| job.prepare());
     }
-    let lent: Vec<i32> = (jobs.iter().filter(|job| job.lends))
+    let boosted: Vec<i32> = (jobs.iter().filter(|job| job.boosts_priority))
         .map(|job| job.tracee.tid)
         .collect();
-    let slacks = share_out(&lent, |tid| timer_slack_ns(*tid));
-    for (job, slack_ns) in jobs.iter_mut().filter(|job| job.lends).zip(&slacks) {
+    let slacks = run_parallel(&boosted, |tid| timer_slack_ns(*tid));
+    for (job, slack_ns) in jobs
+        .iter_mut()
+        .filter(|job| job.boosts_priority)
+        .zip(&slacks)
+    {
         job.outcome.slack_ns = *slack_ns;
     }
-    while outcome.is_ok() && jobs.iter().any(Job::has_more) {
-        for job in jobs.iter_mut().filter(|job| job.has_more()) {
+    while outcome.is_ok() && jobs.iter().any(ThreadBatch::has_more_calls) {
+        for job in jobs.iter_mut().filter(|job| job.has_more_calls()) {
             outcome = outcome.and_then(|()| job.begin());
         }
         // Even after an error, wait for the jobs that have started.
-        for job in jobs.iter_mut().filter(|job| job.running > 0) {
+        for job in jobs.iter_mut().filter(|job| job.calls_running > 0) {
             let finished = job.finish();
             outcome = outcome.and(finished);
         }
     }
     for job in &mut jobs {
         match job.restore() {
-            Err(Error::Gone(_)) if outcome.is_err() => {}
+            Err(Error::ProcessEnded(_)) if outcome.is_err() => {}
             restored => outcome = outcome.and(restored),
         }
     }
-    let slacks: Vec<(i32, Option<u64>)> = lent.into_iter().zip(slacks).collect();
-    share_out(&slacks, |(tid, slack_ns)| {
+    let slacks: Vec<(i32, Option<u64>)> = boosted.into_iter().zip(slacks).collect();
+    run_parallel(&slacks, |(tid, slack_ns)| {
         if let Some(slack_ns) = slack_ns {
             set_timer_slack_ns(*tid, *slack_ns);
         }
     });
     outcome?;
-    let outcomes = jobs.into_iter().map(|job| Outcome {
-        before: job.before,
+    let outcomes = jobs.into_iter().map(|job| BatchOutcome {
+        saved: job.saved,
         ..job.outcome
     });
     Ok(outcomes.collect())
@@ -517,21 +545,21 @@ pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
 
 /// Encodes the table with one more entry: the call to make without a tracer, or 0. The result field of that entry
 /// holds the frame's address.
-fn encode(calls: &[Call], alone: Option<&Call>, frame: u64) -> Vec<u8> {
-    let none = Call::new(0, &[]);
-    let last = (alone.unwrap_or(&none), frame);
+fn encode_table(calls: &[SystemCall], orphan_call: Option<&SystemCall>, frame: u64) -> Vec<u8> {
+    let none = SystemCall::new(0, &[]);
+    let last = (orphan_call.unwrap_or(&none), frame);
     let entries = calls.iter().map(|call| (call, 0)).chain([last]);
     let mut bytes = Vec::with_capacity((calls.len() + 1) * CALL_BYTES);
-    let mut put = |word: u64| bytes.extend_from_slice(&word.to_ne_bytes());
+    let mut put_word = |word: u64| bytes.extend_from_slice(&word.to_ne_bytes());
     for (call, result) in entries {
-        put(call.number);
-        call.arguments.into_iter().for_each(&mut put);
-        put(result);
+        put_word(call.number);
+        call.arguments.into_iter().for_each(&mut put_word);
+        put_word(result);
     }
     bytes
 }
 
-fn result(entry: &[u8]) -> i64 {
+fn entry_result(entry: &[u8]) -> i64 {
     let mut word = [0; 8];
     word.copy_from_slice(&entry[CALL_BYTES - 8..]);
     i64::from_ne_bytes(word)

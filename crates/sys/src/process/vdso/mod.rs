@@ -7,12 +7,12 @@ mod elf;
 use super::error::{Error, Result};
 use std::collections::BTreeMap;
 
-pub use elf::{Function, functions};
+pub use elf::{VdsoFunction, functions};
 
 /// Function that works on any kernel, as it reads none of the kernel's data pages.
-const ALONE: &[u8] = b"sgx_enter_enclave";
+const KERNEL_INDEPENDENT_FUNCTION: &[u8] = b"sgx_enter_enclave";
 /// System calls that do the same as functions of the vDSO.
-const CALLS: [(&[u8], libc::c_long); 6] = [
+const SYSCALL_EQUIVALENTS: [(&[u8], libc::c_long); 6] = [
     (b"clock_gettime", libc::SYS_clock_gettime),
     (b"gettimeofday", libc::SYS_gettimeofday),
     (b"time", libc::SYS_time),
@@ -23,11 +23,11 @@ const CALLS: [(&[u8], libc::c_long); 6] = [
 
 /// A vDSO image with redirected functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Patched {
+pub struct PatchedVdso {
     /// The image's pages.
     pub image: Vec<u8>,
     /// Parts of the image with replaced code: offset and length in bytes.
-    pub places: Vec<(u64, u64)>,
+    pub patched_ranges: Vec<(u64, u64)>,
 }
 
 /// Redirects each function of the image `old` to the function of the same name in `new`, mapped at address `base`. A
@@ -35,101 +35,106 @@ pub struct Patched {
 ///
 /// # Errors
 /// [`Error::Image`] for a malformed image; [`Error::Refused`] for a function that this kernel does not offer.
-pub fn patch(old: &[u8], new: &[u8], base: u64) -> Result<Patched> {
+pub fn patch(old: &[u8], new: &[u8], base: u64) -> Result<PatchedVdso> {
     let found = if new.is_empty() {
         Vec::new()
     } else {
         functions(new)?
     };
-    let there: BTreeMap<&[u8], u64> = (found.iter())
-        .map(|one| (plain(&one.name), one.offset))
+    let new_offsets: BTreeMap<&[u8], u64> = (found.iter())
+        .map(|one| (base_name(&one.name), one.offset))
         .collect();
     let mut image = old.to_vec();
-    let mut places: BTreeMap<u64, Place> = BTreeMap::new();
-    for Function { name, offset, size } in functions(old)? {
-        let place = places.entry(offset).or_insert(Place {
+    let mut patched_functions: BTreeMap<u64, FunctionPatch> = BTreeMap::new();
+    for VdsoFunction { name, offset, size } in functions(old)? {
+        let function = patched_functions.entry(offset).or_insert(FunctionPatch {
             size,
-            written: None,
+            patched_bytes: None,
         });
-        place.size = place.size.min(size);
+        function.size = function.size.min(size);
         // If a function has several names, the first known one counts.
-        if place.written.is_some() {
+        if function.patched_bytes.is_some() {
             continue;
         }
-        let Some(code) = code(plain(&name), &there, base) else {
+        let Some(code) = entry_code(base_name(&name), &new_offsets, base) else {
             continue;
         };
         let start = offset as usize;
-        let whole = image.get_mut(start..start + code.len());
-        let whole = whole.ok_or(Error::Image("a function behind the end"))?;
-        whole.copy_from_slice(&code);
-        place.written = Some(code.len() as u64);
+        let target = image.get_mut(start..start + code.len());
+        let target = target.ok_or(Error::Image("a vDSO function lies past the image's end"))?;
+        target.copy_from_slice(&code);
+        function.patched_bytes = Some(code.len() as u64);
     }
-    check(&places)?;
-    let places = places.iter();
-    let places = places.filter_map(|(offset, place)| Some((*offset, place.written?)));
-    Ok(Patched {
+    check(&patched_functions)?;
+    let patched = patched_functions.iter();
+    let patched_ranges =
+        patched.filter_map(|(offset, place)| Some((*offset, place.patched_bytes?)));
+    Ok(PatchedVdso {
         image,
-        places: places.collect(),
+        patched_ranges: patched_ranges.collect(),
     })
 }
 
 /// A function of the image, under all of its names.
-struct Place {
+struct FunctionPatch {
     size: u64,
     /// Number of bytes replaced at its beginning.
-    written: Option<u64>,
+    patched_bytes: Option<u64>,
 }
 
 /// Returns the acceptor's refusal of the donor's image.
-fn refused(what: &str) -> Error {
-    Error::Refused(format!("the donor's vDSO differs from its own, and {what}"))
+fn refusal(reason: &str) -> Error {
+    Error::Refused(format!(
+        "the donor's vDSO differs from its own and {reason}"
+    ))
 }
 
 /// Checks that every function is redirected and that no two functions overlap.
-fn check(places: &BTreeMap<u64, Place>) -> Result<()> {
+fn check(patched_functions: &BTreeMap<u64, FunctionPatch>) -> Result<()> {
     let mut end = 0;
-    for (offset, place) in places {
-        let Some(written) = place.written else {
-            return Err(refused("has a function that is not known here"));
+    for (offset, function) in patched_functions {
+        let Some(written) = function.patched_bytes else {
+            return Err(refusal("has an unknown function"));
         };
-        if *offset < end || written > place.size {
-            return Err(refused("has a function without room for a jump"));
+        if *offset < end || written > function.size {
+            return Err(refusal("has a function without room for a jump"));
         }
-        end = offset + place.size;
+        end = offset + function.size;
     }
-    if places.is_empty() {
-        return Err(refused("has no functions"));
+    if patched_functions.is_empty() {
+        return Err(refusal("has no functions"));
     }
     Ok(())
 }
 
 /// Strips the kernel's prefix from a function name. A function may have both names.
-fn plain(name: &[u8]) -> &[u8] {
+fn base_name(name: &[u8]) -> &[u8] {
     name.strip_prefix(b"__vdso_").unwrap_or(name)
 }
 
 /// Returns the code to write at the function's beginning: empty for a function that stays, `None` for an unknown one.
-fn code(name: &[u8], there: &BTreeMap<&[u8], u64>, base: u64) -> Option<Vec<u8>> {
-    if let Some(offset) = there.get(name) {
-        return Some(jump(base.wrapping_add(*offset)));
+fn entry_code(name: &[u8], new_offsets: &BTreeMap<&[u8], u64>, base: u64) -> Option<Vec<u8>> {
+    if let Some(offset) = new_offsets.get(name) {
+        return Some(jump_code(base.wrapping_add(*offset)));
     }
-    if name == ALONE {
+    if name == KERNEL_INDEPENDENT_FUNCTION {
         return Some(Vec::new());
     }
-    let (_, number) = CALLS.iter().find(|(known, _)| *known == name)?;
-    Some(call(*number))
+    let (_, number) = SYSCALL_EQUIVALENTS
+        .iter()
+        .find(|(known, _)| *known == name)?;
+    Some(syscall_code(*number))
 }
 
 /// Returns `jmp *0(%rip)` and the address behind it. The jump changes no register.
-fn jump(to: u64) -> Vec<u8> {
+fn jump_code(to: u64) -> Vec<u8> {
     let mut code = vec![0xff, 0x25, 0, 0, 0, 0];
     code.extend_from_slice(&to.to_le_bytes());
     code
 }
 
 /// Returns `mov $number, %eax; syscall; ret`. Function and system call take their arguments in the same registers.
-fn call(number: libc::c_long) -> Vec<u8> {
+fn syscall_code(number: libc::c_long) -> Vec<u8> {
     let mut code = Vec::new();
     if number == libc::SYS_getrandom {
         // A program that queries the state's size by `opaque_len` -1 gets ENOSYS: `cmp $-1, %r8; jne over; mov $-38,

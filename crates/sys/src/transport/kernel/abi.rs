@@ -2,8 +2,8 @@
 
 use crate::address::RawAddress;
 use crate::transport::Config;
-use crate::transport::assembly::Dialect;
-use crate::transport::layout::{packed, u32_at};
+use crate::transport::event_assembler::StackConstants;
+use crate::transport::layout::{pack_addresses, u32_at};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub const EOF: u16 = 0x200;
 pub const MSG_NOTIFICATION: i32 = 0x8000;
 
 /// Notification types of `enum sctp_sn_type`, and flags.
-pub const DIALECT: Dialect = Dialect {
+pub const STACK_CONSTANTS: StackConstants = StackConstants {
     assoc_change: 0x8001,
     path_change: 0x8002,
     send_failed: 0x800d,
@@ -46,13 +46,13 @@ pub const DIALECT: Dialect = Dialect {
 };
 
 /// Size of the buffer for the kernel's address lists, bytes: 64 IPv6 addresses.
-pub const LIST_LEN: usize = 8 + 64 * 28;
+pub const ADDRESS_LIST_LEN: usize = 8 + 64 * 28;
 
-fn ms(duration: Duration) -> u32 {
+fn milliseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+fn words_to_bytes<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
@@ -62,15 +62,15 @@ pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
     let failure = &config.failure;
     let rto = [
         0,
-        ms(failure.rto_initial),
-        ms(failure.rto_max),
-        ms(failure.rto_min),
+        milliseconds(failure.rto_initial),
+        milliseconds(failure.rto_max),
+        milliseconds(failure.rto_min),
     ];
     let init = [
         config.outbound_streams,
-        config.streams,
+        config.inbound_streams_max,
         failure.init_retransmissions,
-        u16::try_from(ms(failure.rto_max)).unwrap_or(u16::MAX),
+        u16::try_from(milliseconds(failure.rto_max)).unwrap_or(u16::MAX),
     ];
     // The value is a `struct sctp_assocparams`: association, retransmissions, (read only) destinations, and three words
     // in which 0 means no change.
@@ -79,27 +79,27 @@ pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
     // The kernel refuses more than half of its buffer, which is smaller than requested if the process lacks
     // capabilities.
     let buffer = config.receive_buffer.min(receive_buffer);
-    let whole = config.message_len_max.min(buffer / 2);
+    let delivery_point = config.message_len_max.min(buffer / 2);
     let mut options = vec![
-        (RTOINFO, words(rto)),
+        (RTOINFO, words_to_bytes(rto)),
         (
             INITMSG,
             init.into_iter().flat_map(u16::to_ne_bytes).collect(),
         ),
         (ASSOCINFO, assoc),
         (PEER_ADDR_PARAMS, path_params(config)),
-        (NODELAY, words([u32::from(config.no_delay)])),
-        (RECVRCVINFO, words([1])),
-        (PARTIAL_DELIVERY_POINT, words([whole])),
+        (NODELAY, words_to_bytes([u32::from(config.no_delay)])),
+        (RECVRCVINFO, words_to_bytes([1])),
+        (PARTIAL_DELIVERY_POINT, words_to_bytes([delivery_point])),
     ];
-    for kind in [
-        DIALECT.assoc_change,
-        DIALECT.path_change,
-        DIALECT.send_failed,
+    for notification in [
+        STACK_CONSTANTS.assoc_change,
+        STACK_CONSTANTS.path_change,
+        STACK_CONSTANTS.send_failed,
     ] {
         // The value is a `struct sctp_event`: association, type, on.
         let mut event = vec![0; 8];
-        event[4..6].copy_from_slice(&kind.to_ne_bytes());
+        event[4..6].copy_from_slice(&notification.to_ne_bytes());
         event[6] = 1;
         options.push((EVENT, event));
     }
@@ -111,7 +111,7 @@ fn path_params(config: &Config) -> Vec<u8> {
     /// Flags `SPP_HB_ENABLE` and `SPP_PMTUD_DISABLE`.
     const FLAGS: u32 = 1 | 1 << 4;
     let mut bytes = vec![0; 156];
-    bytes[132..136].copy_from_slice(&ms(config.failure.heartbeat).to_ne_bytes());
+    bytes[132..136].copy_from_slice(&milliseconds(config.failure.heartbeat).to_ne_bytes());
     bytes[136..138].copy_from_slice(&config.failure.path_retransmissions.to_ne_bytes());
     bytes[138..142].copy_from_slice(&config.path_mtu.to_ne_bytes());
     bytes[146..150].copy_from_slice(&FLAGS.to_ne_bytes());
@@ -119,7 +119,7 @@ fn path_params(config: &Config) -> Vec<u8> {
 }
 
 /// Builds a `struct sctp_udpencaps` for future associations.
-pub fn encapsulation(port: Option<u16>) -> Vec<u8> {
+pub fn encapsulation_option(port: Option<u16>) -> Vec<u8> {
     let mut bytes = vec![0; 144];
     // The kernel requires an address field; an address without a family stands for all.
     bytes[136..138].copy_from_slice(&port.unwrap_or(0).to_be_bytes());
@@ -128,7 +128,7 @@ pub fn encapsulation(port: Option<u16>) -> Vec<u8> {
 
 /// Returns `spinfo_srtt` of the primary path in a `struct sctp_status`. RFC 6458, section 8.2.2, specifies
 /// milliseconds; the kernel uses its own `tick`s, which are milliseconds only at 1000 ticks per second.
-pub fn srtt(status: &[u8], tick: Duration) -> Option<Duration> {
+pub fn smoothed_round_trip(status: &[u8], tick: Duration) -> Option<Duration> {
     Some(tick * u32_at(status, 164)?)
 }
 
@@ -142,7 +142,7 @@ pub const UNCONFIRMED: u32 = 3;
 pub fn path_info(assoc: u32, address: SocketAddr) -> Vec<u8> {
     let mut bytes = vec![0; 152];
     bytes[..4].copy_from_slice(&assoc.to_ne_bytes());
-    let address = packed(&[address]);
+    let address = pack_addresses(&[address]);
     bytes[4..][..address.len()].copy_from_slice(&address);
     bytes
 }
@@ -169,7 +169,7 @@ pub fn with_port(addresses: &[SocketAddr], port: u16) -> Vec<SocketAddr> {
 }
 
 /// Returns the first address of a list, for calls that take one.
-pub fn first(addresses: &[SocketAddr]) -> Option<RawAddress> {
+pub fn first_address(addresses: &[SocketAddr]) -> Option<RawAddress> {
     addresses
         .first()
         .map(|&first| RawAddress::for_family(first, false))
@@ -180,26 +180,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_trip_is_counted_in_the_kernel_s_ticks() {
+    fn round_trip_is_converted_from_ticks() {
         let mut status = [0; STATUS_LEN];
         status[164..168].copy_from_slice(&15u32.to_ne_bytes());
         let ms = Duration::from_millis;
-        assert_eq!(srtt(&status, ms(10)), Some(ms(150)));
-        assert_eq!(srtt(&status, ms(1)), Some(ms(15)));
-        assert_eq!(srtt(&status[..100], ms(1)), None);
+        assert_eq!(smoothed_round_trip(&status, ms(10)), Some(ms(150)));
+        assert_eq!(smoothed_round_trip(&status, ms(1)), Some(ms(15)));
+        assert_eq!(smoothed_round_trip(&status[..100], ms(1)), None);
     }
 
     #[test]
-    fn whole_messages_are_as_long_as_the_buffer_that_there_is_allows() {
+    fn delivery_point_fits_receive_buffer() {
         let config = Config::new(vec!["127.0.0.1:0".parse().unwrap()]);
-        let whole = |receive_buffer| {
+        let delivery_point = |receive_buffer| {
             let options = options(&config, receive_buffer);
             let point = options
                 .into_iter()
                 .find(|(name, _)| *name == PARTIAL_DELIVERY_POINT);
             point.map(|(_, value)| value)
         };
-        assert_eq!(whole(425_984), Some(words([212_992])));
-        assert_eq!(whole(2 << 20), Some(words([config.receive_buffer / 2])));
+        assert_eq!(delivery_point(425_984), Some(words_to_bytes([212_992])));
+        assert_eq!(
+            delivery_point(2 << 20),
+            Some(words_to_bytes([config.receive_buffer / 2]))
+        );
     }
 }

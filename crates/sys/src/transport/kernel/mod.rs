@@ -7,13 +7,13 @@ mod send;
 mod socket;
 mod timer;
 
-use super::assembly::Assembly;
+use super::event_assembler::EventAssembler;
 use super::{AssocId, Config, Endpoint, Event, Message};
 use crate::sockopt::check;
 use crate::sysctl;
-use outbox::{Next, Outbox};
+use outbox::{Outbox, SendBatch};
 use receive::Inbox;
-use send::{Progress, Queued};
+use send::{QueuedMessage, SendOutcome};
 use socket::Socket;
 use std::collections::HashMap;
 use std::io;
@@ -25,14 +25,14 @@ use timer::Timer;
 /// Most sockets read in one turn.
 const READY_MAX: usize = 64;
 /// Sysctl with the UDP port at which the kernel receives encapsulated packets.
-const UDP_PORT: &str = "net/sctp/udp_port";
+const UDP_PORT_SYSCTL: &str = "net/sctp/udp_port";
 /// Sysctl that gives each association of a new socket its own send buffer, instead of one for all.
-const SEND_BUFFERS: &str = "net/sctp/sndbuf_policy";
+const SEND_BUFFER_POLICY_SYSCTL: &str = "net/sctp/sndbuf_policy";
 /// Event number of the timer, in the place of a port number.
-const TIMER: u32 = u32::MAX;
+const TIMER_EVENT: u32 = u32::MAX;
 
 /// Returns true if the kernel has SCTP in this network namespace.
-pub fn is_there() -> bool {
+pub fn is_available() -> bool {
     Socket::new(false).is_ok()
 }
 
@@ -43,7 +43,7 @@ pub struct KernelEndpoint {
     sockets: HashMap<u32, Socket>,
     last_port: u32,
     epoll: OwnedFd,
-    assembly: Assembly,
+    assembler: EventAssembler,
     inbox: Inbox,
     outbox: Outbox,
     timer: Timer,
@@ -52,11 +52,11 @@ pub struct KernelEndpoint {
 
 impl KernelEndpoint {
     pub fn open(config: &Config) -> io::Result<Self> {
-        let encapsulation = config.encapsulation.map(encapsulate).transpose()?;
+        let encapsulation = config.encapsulation.map(configure_udp_port).transpose()?;
         // Without permission to set the sysctl, all associations share one buffer: a peer that does not read then slows
         // the others down.
-        if sysctl::read(SEND_BUFFERS).is_ok_and(|value| value == "0") {
-            let _ = sysctl::write(SEND_BUFFERS, "1");
+        if sysctl::read(SEND_BUFFER_POLICY_SYSCTL).is_ok_and(|value| value == "0") {
+            let _ = sysctl::write(SEND_BUFFER_POLICY_SYSCTL, "1");
         }
         // SAFETY: no pointers are passed.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -67,24 +67,24 @@ impl KernelEndpoint {
             last_port: 0,
             // SAFETY: the descriptor was just opened and belongs to nobody else.
             epoll: unsafe { OwnedFd::from_raw_fd(epoll) },
-            assembly: Assembly::new(abi::DIALECT, config.message_len_max),
+            assembler: EventAssembler::new(abi::STACK_CONSTANTS, config.message_len_max),
             inbox: Inbox::default(),
             outbox: Outbox::new(config.send_buffer as usize),
             timer: Timer::new()?,
             encapsulation,
         };
-        endpoint.watch(TIMER, endpoint.timer.as_fd().as_raw_fd())?;
-        endpoint.add(0, Socket::open(config)?)?;
+        endpoint.watch_socket(TIMER_EVENT, endpoint.timer.as_fd().as_raw_fd())?;
+        endpoint.add_socket(0, Socket::open(config)?)?;
         Ok(endpoint)
     }
 
-    fn add(&mut self, port: u32, socket: Socket) -> io::Result<()> {
-        self.watch(port, socket.as_fd().as_raw_fd())?;
+    fn add_socket(&mut self, port: u32, socket: Socket) -> io::Result<()> {
+        self.watch_socket(port, socket.as_fd().as_raw_fd())?;
         self.sockets.insert(port, socket);
         Ok(())
     }
 
-    fn watch(&self, port: u32, fd: RawFd) -> io::Result<()> {
+    fn watch_socket(&self, port: u32, fd: RawFd) -> io::Result<()> {
         let mut interest = libc::epoll_event {
             events: libc::EPOLLIN as u32,
             u64: port.into(),
@@ -100,45 +100,45 @@ impl KernelEndpoint {
     }
 
     /// Passes queued messages to the kernel, as far as each association's send buffer has space.
-    fn hand_over(&mut self) {
-        while let Some(next) = self.outbox.next() {
-            let Some(socket) = self.sockets.get(&next.port) else {
-                self.refuse(&next);
+    fn send_queued(&mut self) {
+        while let Some(batch) = self.outbox.next_batch() {
+            let Some(socket) = self.sockets.get(&batch.port) else {
+                self.drop_refused(&batch);
                 continue;
             };
-            match send::send(socket.as_fd(), self.outbox.queue(&next), next.count) {
-                Progress::Sent(count) => self.outbox.sent(&next, count),
-                Progress::Refused => self.refuse(&next),
-                Progress::Full => self.outbox.full(&next),
+            match send::send(socket.as_fd(), self.outbox.queue_of(&batch), batch.count) {
+                SendOutcome::Sent(count) => self.outbox.remove_sent(&batch, count),
+                SendOutcome::Refused => self.drop_refused(&batch),
+                SendOutcome::Full => self.outbox.block_first(&batch),
             }
         }
     }
 
-    fn refuse(&mut self, next: &Next) {
-        if let Some(queued) = self.outbox.take(next) {
-            self.failed(queued);
+    fn drop_refused(&mut self, batch: &SendBatch) {
+        if let Some(queued) = self.outbox.take_first(batch) {
+            self.report_failed(queued);
         }
     }
 
-    fn failed(&mut self, queued: Queued) {
-        self.assembly.events.push(Event::SendFailed {
+    fn report_failed(&mut self, queued: QueuedMessage) {
+        self.assembler.events.push(Event::SendFailed {
             assoc: queued.assoc,
             message: queued.message,
-            sent: false,
+            was_sent: false,
         });
     }
 
     /// Drops the messages to an association that has ended, and its additional port.
-    fn forget(&mut self, gone: AssocId) {
-        for queued in self.outbox.forget(gone) {
-            self.failed(queued);
+    fn remove_association(&mut self, ended: AssocId) {
+        for queued in self.outbox.remove_association(ended) {
+            self.report_failed(queued);
         }
-        if gone.port() != 0 {
-            self.sockets.remove(&gone.port());
+        if ended.port() != 0 {
+            self.sockets.remove(&ended.port());
         }
     }
 
-    fn ready(&self) -> Vec<u32> {
+    fn ready_ports(&self) -> Vec<u32> {
         let mut ready = [libc::epoll_event { events: 0, u64: 0 }; READY_MAX];
         // SAFETY: the array is writable for its length.
         let count = unsafe {
@@ -156,26 +156,30 @@ impl Endpoint for KernelEndpoint {
     }
 
     fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        for port in self.ready() {
-            if port == TIMER {
+        for port in self.ready_ports() {
+            if port == TIMER_EVENT {
                 self.timer.stop()?;
-                self.outbox.try_again();
+                self.outbox.retry_all();
             } else if let Some(socket) = self.sockets.get(&port) {
-                self.inbox.read(socket.as_fd(), port, &mut self.assembly)?;
+                self.inbox.read(socket.as_fd(), port, &mut self.assembler)?;
             }
         }
-        for assoc in std::mem::take(&mut self.assembly.too_long) {
+        for assoc in std::mem::take(&mut self.assembler.oversized) {
             // An association that has ended already is reported by an event.
             let _ = self.abort(assoc);
         }
-        let gone = self.assembly.events.iter().filter_map(|event| match event {
-            Event::Down { assoc, .. } => Some(*assoc),
-            _ => None,
-        });
-        for assoc in gone.collect::<Vec<_>>() {
-            self.forget(assoc);
+        let ended = self
+            .assembler
+            .events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Down { assoc, .. } => Some(*assoc),
+                _ => None,
+            });
+        for assoc in ended.collect::<Vec<_>>() {
+            self.remove_association(assoc);
         }
-        events.append(&mut self.assembly.events);
+        events.append(&mut self.assembler.events);
         Ok(())
     }
 
@@ -187,18 +191,18 @@ impl Endpoint for KernelEndpoint {
     fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
         let last = messages.len().saturating_sub(1);
         for &assoc in assocs {
-            let is_there = self.socket_of(assoc).is_ok();
-            let finds_no_room = |(place, message): (usize, &Message)| {
-                is_there && self.outbox.push(assoc, 0, message, place < last).is_err()
+            let is_available = self.socket_of(assoc).is_ok();
+            let is_full = |(index, message): (usize, &Message)| {
+                is_available && self.outbox.push(assoc, 0, message, index < last).is_err()
             };
-            let count = messages.iter().enumerate().position(finds_no_room);
-            taken.push(count.unwrap_or(messages.len()));
+            let fitting = messages.iter().enumerate().position(is_full);
+            taken.push(fitting.unwrap_or(messages.len()));
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.hand_over();
-        match self.outbox.retry() {
+        self.send_queued();
+        match self.outbox.retry_pause() {
             Some(pause) => self.timer.start(pause),
             None => Ok(()),
         }
@@ -209,11 +213,11 @@ impl Endpoint for KernelEndpoint {
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId> {
-        let own = self.socket_of(AssocId(0))?;
-        Ok(AssocId::new(0, own.connect(remote, encapsulation)?))
+        let socket = self.socket_of(AssocId(0))?;
+        Ok(AssocId::new(0, socket.connect(remote, encapsulation)?))
     }
 
-    fn connect_apart(
+    fn connect_from_new_port(
         &mut self,
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
@@ -226,7 +230,7 @@ impl Endpoint for KernelEndpoint {
         let socket = Socket::open(&config)?;
         let id = socket.connect(remote, encapsulation)?;
         self.last_port += 1;
-        self.add(self.last_port, socket)?;
+        self.add_socket(self.last_port, socket)?;
         Ok(AssocId::new(self.last_port, id))
     }
 
@@ -270,8 +274,8 @@ impl Endpoint for KernelEndpoint {
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
         // Earlier messages are sent first, as far as there is buffer space. The abort itself needs none.
-        self.hand_over();
-        self.outbox.forget(assoc);
+        self.send_queued();
+        self.outbox.remove_association(assoc);
         send::abort(self.socket_of(assoc)?.as_fd(), assoc)
     }
 }
@@ -285,9 +289,10 @@ impl Drop for KernelEndpoint {
 
 /// Makes the kernel receive encapsulated packets at UDP port `wanted`, and returns the port; 0 means the port already
 /// set, or else the standard one.
-fn encapsulate(wanted: u16) -> io::Result<u16> {
-    let current = sysctl::read(UDP_PORT).map_err(|error| {
-        let text = format!("the kernel's SCTP has no UDP encapsulation ({UDP_PORT}): {error}");
+fn configure_udp_port(wanted: u16) -> io::Result<u16> {
+    let current = sysctl::read(UDP_PORT_SYSCTL).map_err(|error| {
+        let text =
+            format!("the kernel's SCTP has no UDP encapsulation ({UDP_PORT_SYSCTL}): {error}");
         io::Error::new(io::ErrorKind::Unsupported, text)
     })?;
     let current = current.parse().unwrap_or(0);
@@ -295,7 +300,9 @@ fn encapsulate(wanted: u16) -> io::Result<u16> {
         return Ok(current);
     }
     if current != 0 {
-        let text = format!("the kernel's SCTP has UDP port {current} in this namespace");
+        let text = format!(
+            "the kernel's SCTP uses UDP port {current} for encapsulation in this network namespace already"
+        );
         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
     }
     let port = if wanted == 0 {
@@ -303,6 +310,6 @@ fn encapsulate(wanted: u16) -> io::Result<u16> {
     } else {
         wanted
     };
-    sysctl::write(UDP_PORT, &port.to_string())?;
+    sysctl::write(UDP_PORT_SYSCTL, &port.to_string())?;
     Ok(port)
 }

@@ -3,7 +3,7 @@
 //! A message without buffer space in its association is set aside: it waits, with all later messages of the same
 //! association, while other associations continue.
 
-use super::send::{BATCH, Queued};
+use super::send::{BATCH_MAX, QueuedMessage};
 use crate::transport::{AssocId, Message};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -11,59 +11,67 @@ use std::time::Duration;
 
 /// Shortest and longest pause before messages set aside are tried again; the pause doubles each time that none was
 /// sent.
-const SOON: Duration = Duration::from_millis(1);
-const LATE: Duration = Duration::from_millis(32);
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(1);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(32);
 
 /// Queued messages of an endpoint.
 pub struct Outbox {
     /// Messages in order of arrival, without the ones set aside.
-    waiting: VecDeque<Queued>,
+    unblocked: VecDeque<QueuedMessage>,
     /// Messages set aside, by association; no queue is empty.
-    aside: HashMap<AssocId, VecDeque<Queued>>,
+    blocked: HashMap<AssocId, VecDeque<QueuedMessage>>,
     /// Associations in `aside` to try again.
-    again: Vec<AssocId>,
+    to_retry: Vec<AssocId>,
     /// Number of queued bytes of each association.
     bytes: HashMap<AssocId, usize>,
     /// Most queued bytes of an association.
-    max: usize,
+    bytes_max: usize,
     pause: Duration,
 }
 
 /// The first messages of one queue, which can be sent in one call: same socket, same `more` flag.
-pub struct Next {
+pub struct SendBatch {
     /// Association of the messages, if they are set aside.
-    aside: Option<AssocId>,
+    blocked_assoc: Option<AssocId>,
     /// Port number of their socket.
     pub port: u32,
     /// Number of messages.
     pub count: usize,
 }
 
-impl Next {
-    fn of(
-        aside: Option<AssocId>,
-        queue: &VecDeque<Queued>,
+impl SendBatch {
+    fn first_of(
+        blocked_assoc: Option<AssocId>,
+        queue: &VecDeque<QueuedMessage>,
         is_full: impl Fn(AssocId) -> bool,
     ) -> Option<Self> {
         let first = queue.front()?;
-        let (port, more) = (first.assoc.port(), first.more);
-        let alike = |queued: &&Queued| {
-            queued.assoc.port() == port && queued.more == more && !is_full(queued.assoc)
+        let (port, more) = (first.assoc.port(), first.more_follows);
+        let is_compatible = |queued: &&QueuedMessage| {
+            queued.assoc.port() == port && queued.more_follows == more && !is_full(queued.assoc)
         };
-        let count = queue.iter().take(BATCH).take_while(alike).count();
-        Some(Self { aside, port, count })
+        let count = queue
+            .iter()
+            .take(BATCH_MAX)
+            .take_while(is_compatible)
+            .count();
+        Some(Self {
+            blocked_assoc,
+            port,
+            count,
+        })
     }
 }
 
 impl Outbox {
-    pub fn new(max: usize) -> Self {
+    pub fn new(bytes_max: usize) -> Self {
         Self {
-            waiting: VecDeque::new(),
-            aside: HashMap::new(),
-            again: Vec::new(),
+            unblocked: VecDeque::new(),
+            blocked: HashMap::new(),
+            to_retry: Vec::new(),
             bytes: HashMap::new(),
-            max,
-            pause: SOON,
+            bytes_max,
+            pause: RETRY_PAUSE_MIN,
         }
     }
 
@@ -80,72 +88,76 @@ impl Outbox {
     ) -> io::Result<()> {
         let length = message.data.len();
         let before = self.bytes.get(&assoc).copied().unwrap_or(0);
-        if before + length > self.max {
+        if before + length > self.bytes_max {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         if length > 0 {
             self.bytes.insert(assoc, before + length);
         }
-        let queued = Queued {
+        let queued = QueuedMessage {
             assoc,
             flags,
             message: message.clone(),
-            more,
+            more_follows: more,
         };
-        self.put(queued);
+        self.enqueue(queued);
         Ok(())
     }
 
-    fn put(&mut self, queued: Queued) {
-        match self.aside.get_mut(&queued.assoc) {
-            Some(aside) => aside.push_back(queued),
-            None => self.waiting.push_back(queued),
+    fn enqueue(&mut self, queued: QueuedMessage) {
+        match self.blocked.get_mut(&queued.assoc) {
+            Some(queue) => queue.push_back(queued),
+            None => self.unblocked.push_back(queued),
         }
     }
 
     /// Returns the messages to send next: first messages set aside that are due for another try, then the rest. Returns
-    /// `None` if there is nothing to send until a message is queued or [`try_again`](Self::try_again) is called.
-    pub fn next(&mut self) -> Option<Next> {
-        while let Some(&assoc) = self.again.last() {
-            if let Some(aside) = self.aside.get(&assoc) {
-                return Next::of(Some(assoc), aside, |_| false);
+    /// `None` if there is nothing to send until a message is queued or [`retry_all`](Self::try_again) is called.
+    pub fn next_batch(&mut self) -> Option<SendBatch> {
+        while let Some(&assoc) = self.to_retry.last() {
+            if let Some(queue) = self.blocked.get(&assoc) {
+                return SendBatch::first_of(Some(assoc), queue, |_| false);
             }
-            self.again.pop();
+            self.to_retry.pop();
         }
-        while let Some(first) = self.waiting.front()
-            && self.aside.contains_key(&first.assoc)
+        while let Some(first) = self.unblocked.front()
+            && self.blocked.contains_key(&first.assoc)
         {
-            let late = self.waiting.pop_front()?;
-            self.put(late);
+            let blocked = self.unblocked.pop_front()?;
+            self.enqueue(blocked);
         }
-        Next::of(None, &self.waiting, |assoc| self.aside.contains_key(&assoc))
+        SendBatch::first_of(None, &self.unblocked, |assoc| {
+            self.blocked.contains_key(&assoc)
+        })
     }
 
-    /// Returns the queue that begins with the messages of `next`.
-    pub fn queue(&self, next: &Next) -> &VecDeque<Queued> {
-        let aside = next.aside.and_then(|assoc| self.aside.get(&assoc));
-        aside.unwrap_or(&self.waiting)
+    /// Returns the queue that begins with the messages of `next_batch`.
+    pub fn queue_of(&self, batch: &SendBatch) -> &VecDeque<QueuedMessage> {
+        let blocked = batch
+            .blocked_assoc
+            .and_then(|assoc| self.blocked.get(&assoc));
+        blocked.unwrap_or(&self.unblocked)
     }
 
     /// Removes the first `count` messages, which were sent.
-    pub fn sent(&mut self, next: &Next, count: usize) {
+    pub fn remove_sent(&mut self, batch: &SendBatch, count: usize) {
         for _ in 0..count {
-            self.take(next);
+            self.take_first(batch);
         }
         if count > 0 {
-            self.pause = SOON;
+            self.pause = RETRY_PAUSE_MIN;
         }
     }
 
     /// Removes the first message.
-    pub fn take(&mut self, next: &Next) -> Option<Queued> {
-        let first = match next.aside {
-            None => self.waiting.pop_front()?,
+    pub fn take_first(&mut self, batch: &SendBatch) -> Option<QueuedMessage> {
+        let first = match batch.blocked_assoc {
+            None => self.unblocked.pop_front()?,
             Some(assoc) => {
-                let aside = self.aside.get_mut(&assoc)?;
+                let aside = self.blocked.get_mut(&assoc)?;
                 let first = aside.pop_front()?;
                 if aside.is_empty() {
-                    self.aside.remove(&assoc);
+                    self.blocked.remove(&assoc);
                 }
                 first
             }
@@ -161,36 +173,36 @@ impl Outbox {
     }
 
     /// Sets the first message aside, because its association has no buffer space.
-    pub fn full(&mut self, next: &Next) {
-        if next.aside.is_some() {
-            self.again.pop();
-        } else if let Some(first) = self.waiting.pop_front() {
-            self.aside.insert(first.assoc, VecDeque::from([first]));
+    pub fn block_first(&mut self, batch: &SendBatch) {
+        if batch.blocked_assoc.is_some() {
+            self.to_retry.pop();
+        } else if let Some(first) = self.unblocked.pop_front() {
+            self.blocked.insert(first.assoc, VecDeque::from([first]));
         }
     }
 
     /// Returns the pause before messages set aside are tried again; `None` if there are none.
-    pub fn retry(&self) -> Option<Duration> {
-        (!self.aside.is_empty()).then_some(self.pause)
+    pub fn retry_pause(&self) -> Option<Duration> {
+        (!self.blocked.is_empty()).then_some(self.pause)
     }
 
     /// Marks all associations with messages set aside for another try.
-    pub fn try_again(&mut self) {
-        self.pause = (self.pause * 2).min(LATE);
-        self.again = self.aside.keys().copied().collect();
+    pub fn retry_all(&mut self) {
+        self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
+        self.to_retry = self.blocked.keys().copied().collect();
     }
 
     /// Removes an association that has ended; returns its queued messages.
-    pub fn forget(&mut self, gone: AssocId) -> Vec<Queued> {
-        let mut left = Vec::from(self.aside.remove(&gone).unwrap_or_default());
-        if self.bytes.remove(&gone).is_some() {
-            let (of_it, others) = std::mem::take(&mut self.waiting)
+    pub fn remove_association(&mut self, ended: AssocId) -> Vec<QueuedMessage> {
+        let mut removed = Vec::from(self.blocked.remove(&ended).unwrap_or_default());
+        if self.bytes.remove(&ended).is_some() {
+            let (own, others) = std::mem::take(&mut self.unblocked)
                 .into_iter()
-                .partition(|queued| queued.assoc == gone);
-            self.waiting = others;
-            left.extend::<VecDeque<_>>(of_it);
+                .partition(|queued| queued.assoc == ended);
+            self.unblocked = others;
+            removed.extend::<VecDeque<_>>(own);
         }
-        left
+        removed
     }
 }
 
@@ -199,9 +211,9 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    const DEAF: AssocId = AssocId(1);
+    const FULL: AssocId = AssocId(1);
     const OTHER: AssocId = AssocId(2);
-    const APART: AssocId = AssocId(1 << 32 | 3);
+    const OTHER_PORT: AssocId = AssocId(1 << 32 | 3);
 
     fn message(number: u8) -> Message {
         Message::new(0, Bytes::from(vec![number; 10]))
@@ -209,7 +221,7 @@ mod tests {
 
     fn outbox() -> Outbox {
         let mut outbox = Outbox::new(30);
-        for (assoc, number) in [(DEAF, 1), (OTHER, 2), (DEAF, 3), (APART, 4)] {
+        for (assoc, number) in [(FULL, 1), (OTHER, 2), (FULL, 3), (OTHER_PORT, 4)] {
             let message = message(number);
             outbox.push(assoc, 0, &message, false).expect("room");
         }
@@ -217,65 +229,68 @@ mod tests {
     }
 
     /// Sends all messages that can be sent while association `full` has no buffer space.
-    fn gone(outbox: &mut Outbox, full: Option<AssocId>) -> Vec<u8> {
-        let mut gone = Vec::new();
-        while let Some(next) = outbox.next() {
-            let first: Vec<_> = outbox.queue(&next).iter().take(next.count).collect();
-            let room = |queued: &&&Queued| Some(queued.assoc) != full;
-            let sent: Vec<_> = first.iter().take_while(room).collect();
-            gone.extend(sent.iter().map(|queued| queued.message.data[0]));
+    fn send_all(outbox: &mut Outbox, full: Option<AssocId>) -> Vec<u8> {
+        let mut numbers = Vec::new();
+        while let Some(batch) = outbox.next_batch() {
+            let first: Vec<_> = outbox.queue_of(&batch).iter().take(batch.count).collect();
+            let has_space = |queued: &&&QueuedMessage| Some(queued.assoc) != full;
+            let sent: Vec<_> = first.iter().take_while(has_space).collect();
+            numbers.extend(sent.iter().map(|queued| queued.message.data[0]));
             match sent.len() {
-                0 => outbox.full(&next),
-                count => outbox.sent(&next, count),
+                0 => outbox.block_first(&batch),
+                count => outbox.remove_sent(&batch, count),
             }
         }
-        gone
+        numbers
     }
 
     #[test]
-    fn who_has_no_room_holds_up_nobody_else() {
+    fn full_peer_does_not_block_others() {
         let mut outbox = outbox();
-        assert_eq!(gone(&mut outbox, Some(DEAF)), [2, 4]);
+        assert_eq!(send_all(&mut outbox, Some(FULL)), [2, 4]);
         // The association has a bound of its own, and its own order.
-        outbox.push(DEAF, 0, &message(5), false).expect("room");
-        let full = outbox.push(DEAF, 0, &message(6), false);
+        outbox.push(FULL, 0, &message(5), false).expect("room");
+        let full = outbox.push(FULL, 0, &message(6), false);
         assert_eq!(full.expect_err("full").kind(), io::ErrorKind::WouldBlock);
         outbox.push(OTHER, 0, &message(7), false).expect("room");
-        assert_eq!(gone(&mut outbox, Some(DEAF)), [7]);
-        outbox.try_again();
-        assert_eq!(gone(&mut outbox, Some(DEAF)), []);
-        outbox.try_again();
-        assert_eq!(gone(&mut outbox, None), [1, 3, 5]);
-        assert_eq!(outbox.retry(), None);
+        assert_eq!(send_all(&mut outbox, Some(FULL)), [7]);
+        outbox.retry_all();
+        assert_eq!(send_all(&mut outbox, Some(FULL)), []);
+        outbox.retry_all();
+        assert_eq!(send_all(&mut outbox, None), [1, 3, 5]);
+        assert_eq!(outbox.retry_pause(), None);
         assert!(outbox.bytes.is_empty());
     }
 
     #[test]
-    fn it_is_tried_later_and_later_until_something_goes() {
+    fn retry_pause_grows_until_a_message_is_sent() {
         let mut outbox = outbox();
         let mut pauses = Vec::new();
         for _ in 0..7 {
-            gone(&mut outbox, Some(DEAF));
-            pauses.extend(outbox.retry().map(|pause| pause.as_millis()));
-            outbox.try_again();
+            send_all(&mut outbox, Some(FULL));
+            pauses.extend(outbox.retry_pause().map(|pause| pause.as_millis()));
+            outbox.retry_all();
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 32]);
-        gone(&mut outbox, Some(OTHER));
+        send_all(&mut outbox, Some(OTHER));
         outbox.push(OTHER, 0, &message(8), false).expect("room");
-        gone(&mut outbox, Some(OTHER));
-        assert_eq!(outbox.retry(), Some(SOON));
+        send_all(&mut outbox, Some(OTHER));
+        assert_eq!(outbox.retry_pause(), Some(RETRY_PAUSE_MIN));
     }
 
     #[test]
-    fn what_waits_for_who_is_gone_is_given_back() {
-        let numbers = |left: Vec<Queued>| -> Vec<u8> {
-            left.iter().map(|queued| queued.message.data[0]).collect()
+    fn messages_of_ended_association_are_returned() {
+        let numbers = |messages: Vec<QueuedMessage>| -> Vec<u8> {
+            messages
+                .iter()
+                .map(|queued| queued.message.data[0])
+                .collect()
         };
         let mut outbox = outbox();
-        assert_eq!(numbers(outbox.forget(DEAF)), [1, 3]);
-        assert_eq!(gone(&mut outbox, Some(OTHER)), [4]);
-        assert_eq!(numbers(outbox.forget(OTHER)), [2]);
-        assert_eq!((outbox.retry(), outbox.bytes.len()), (None, 0));
-        assert_eq!(outbox.forget(OTHER).len(), 0);
+        assert_eq!(numbers(outbox.remove_association(FULL)), [1, 3]);
+        assert_eq!(send_all(&mut outbox, Some(OTHER)), [4]);
+        assert_eq!(numbers(outbox.remove_association(OTHER)), [2]);
+        assert_eq!((outbox.retry_pause(), outbox.bytes.len()), (None, 0));
+        assert_eq!(outbox.remove_association(OTHER).len(), 0);
     }
 }

@@ -2,13 +2,13 @@
 
 use super::abi;
 use crate::transport::AssocId;
-use crate::transport::assembly::{Assembly, Origin};
+use crate::transport::event_assembler::{EventAssembler, MessageInfo};
 use crate::transport::layout::{u16_at, u32_at};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most messages in one call.
-const BATCH: usize = 64;
+const BATCH_MAX: usize = 64;
 /// Length of a buffer for one piece of a message, bytes.
 const BUFFER_LEN: usize = 8192;
 
@@ -25,20 +25,25 @@ pub struct Inbox {
 impl Default for Inbox {
     fn default() -> Self {
         Self {
-            buffers: vec![0; BATCH * BUFFER_LEN],
-            controls: vec![Control([0; 64]); BATCH],
+            buffers: vec![0; BATCH_MAX * BUFFER_LEN],
+            controls: vec![Control([0; 64]); BATCH_MAX],
         }
     }
 }
 
 impl Inbox {
     /// Reads one batch from the socket of `port`.
-    pub fn read(&mut self, fd: BorrowedFd<'_>, port: u32, to: &mut Assembly) -> io::Result<()> {
-        let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|index| libc::iovec {
+    pub fn read(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        port: u32,
+        assembler: &mut EventAssembler,
+    ) -> io::Result<()> {
+        let mut vectors: [libc::iovec; BATCH_MAX] = std::array::from_fn(|index| libc::iovec {
             iov_base: self.buffers[index * BUFFER_LEN..].as_mut_ptr().cast(),
             iov_len: BUFFER_LEN,
         });
-        let mut headers: [libc::mmsghdr; BATCH] = std::array::from_fn(|index| {
+        let mut headers: [libc::mmsghdr; BATCH_MAX] = std::array::from_fn(|index| {
             // SAFETY: all-zero bytes are a valid `mmsghdr`.
             let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
             header.msg_hdr.msg_iov = &raw mut vectors[index];
@@ -49,7 +54,7 @@ impl Inbox {
         });
         // SAFETY: headers, vectors and the memory that they point to outlive the call.
         let count = unsafe {
-            let (batch, wait) = (BATCH as libc::c_uint, std::ptr::null_mut());
+            let (batch, wait) = (BATCH_MAX as libc::c_uint, std::ptr::null_mut());
             let flags = libc::MSG_DONTWAIT;
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -72,12 +77,12 @@ impl Inbox {
             let bytes = &self.buffers[index * BUFFER_LEN..][..length];
             let is_end = header.msg_hdr.msg_flags & libc::MSG_EOR != 0;
             if header.msg_hdr.msg_flags & abi::MSG_NOTIFICATION != 0 {
-                to.notice(port, bytes);
+                assembler.on_notification(port, bytes);
                 continue;
             }
             let used = header.msg_hdr.msg_controllen.min(64);
-            if let Some(origin) = origin(port, &self.controls[index].0[..used]) {
-                to.message(bytes, &origin, is_end);
+            if let Some(info) = message_info(port, &self.controls[index].0[..used]) {
+                assembler.add_message(bytes, &info, is_end);
             }
         }
         Ok(())
@@ -85,12 +90,12 @@ impl Inbox {
 }
 
 /// Parses a control message with a `struct sctp_rcvinfo`, the only kind that was requested.
-fn origin(port: u32, control: &[u8]) -> Option<Origin> {
+fn message_info(port: u32, control: &[u8]) -> Option<MessageInfo> {
     const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
-    let is_ours = u32_at(control, 8)? as i32 == libc::IPPROTO_SCTP
+    let is_rcvinfo = u32_at(control, 8)? as i32 == libc::IPPROTO_SCTP
         && u32_at(control, 12)? as i32 == abi::CMSG_RCVINFO;
-    let info = is_ours.then(|| control.get(HEADER_LEN..)).flatten()?;
-    Some(Origin {
+    let info = is_rcvinfo.then(|| control.get(HEADER_LEN..)).flatten()?;
+    Some(MessageInfo {
         assoc: AssocId::new(port, u32_at(info, 24)?),
         stream: u16_at(info, 0)?,
         flags: u16_at(info, 4)?,

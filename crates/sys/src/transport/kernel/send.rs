@@ -8,15 +8,15 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most messages in one call.
-pub const BATCH: usize = 64;
+pub const BATCH_MAX: usize = 64;
 
 /// A message with its send flags.
-pub struct Queued {
+pub struct QueuedMessage {
     pub assoc: AssocId,
     pub flags: u16,
     pub message: Message,
     /// True if another message follows that may share a packet with this one.
-    pub more: bool,
+    pub more_follows: bool,
 }
 
 /// A `struct cmsghdr` with a `struct sctp_sndinfo`.
@@ -25,7 +25,7 @@ pub struct Queued {
 struct Control([u8; 32]);
 
 /// Outcome of a send call.
-pub enum Progress {
+pub enum SendOutcome {
     /// The kernel accepted this number of messages.
     Sent(usize),
     /// The kernel has no buffer space for the first message.
@@ -34,8 +34,8 @@ pub enum Progress {
     Refused,
 }
 
-/// Sends the first `count` messages of `queue` to the socket. All of them have the same `more` flag.
-pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progress {
+/// Sends the first `count` messages of `queue` to the socket. All of them have the same `more_follows` flag.
+pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<QueuedMessage>, count: usize) -> SendOutcome {
     let mut vectors: Vec<libc::iovec> = queue
         .iter()
         .take(count)
@@ -44,7 +44,7 @@ pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progr
             iov_len: queued.message.data.len(),
         })
         .collect();
-    let mut controls: Vec<Control> = queue.iter().take(count).map(control).collect();
+    let mut controls: Vec<Control> = queue.iter().take(count).map(control_message).collect();
     let mut headers: Vec<libc::mmsghdr> = vectors
         .iter_mut()
         .zip(&mut controls)
@@ -58,42 +58,42 @@ pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progr
             header
         })
         .collect();
-    let more = match queue.front() {
-        Some(first) if first.more => libc::MSG_MORE,
+    let more_flag = match queue.front() {
+        Some(first) if first.more_follows => libc::MSG_MORE,
         _ => 0,
     };
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more_flag;
     // SAFETY: the headers point into the vectors above, and the vectors to messages of `queue`, which is borrowed.
     let sent = unsafe {
         let count = headers.len() as libc::c_uint;
         libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, flags)
     };
     if let Ok(sent) = usize::try_from(sent) {
-        return Progress::Sent(sent);
+        return SendOutcome::Sent(sent);
     }
     match io::Error::last_os_error().raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Progress::Full,
-        Some(libc::EINTR) => Progress::Sent(0),
-        _ => Progress::Refused,
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => SendOutcome::Full,
+        Some(libc::EINTR) => SendOutcome::Sent(0),
+        _ => SendOutcome::Refused,
     }
 }
 
 /// Aborts an association at once; its queued messages are not sent.
 pub fn abort(fd: BorrowedFd<'_>, assoc: AssocId) -> io::Result<()> {
-    let last = Queued {
+    let abort_message = QueuedMessage {
         assoc,
         flags: abi::ABORT,
         message: Message::new(0, Bytes::new()),
-        more: false,
+        more_follows: false,
     };
-    match send(fd, &VecDeque::from([last]), 1) {
-        Progress::Sent(_) => Ok(()),
-        Progress::Full => Err(io::ErrorKind::WouldBlock.into()),
-        Progress::Refused => Err(io::ErrorKind::NotConnected.into()),
+    match send(fd, &VecDeque::from([abort_message]), 1) {
+        SendOutcome::Sent(_) => Ok(()),
+        SendOutcome::Full => Err(io::ErrorKind::WouldBlock.into()),
+        SendOutcome::Refused => Err(io::ErrorKind::NotConnected.into()),
     }
 }
 
-fn control(queued: &Queued) -> Control {
+fn control_message(queued: &QueuedMessage) -> Control {
     let message = &queued.message;
     let unordered = if message.unordered { abi::UNORDERED } else { 0 };
     let flags = queued.flags | unordered;

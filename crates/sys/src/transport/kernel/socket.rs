@@ -4,7 +4,7 @@ use super::abi;
 use crate::address;
 use crate::sockopt::{self, check};
 use crate::transport::Config;
-use crate::transport::layout::{packed, u32_at, unpacked};
+use crate::transport::layout::{pack_addresses, u32_at, unpack_addresses};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -44,7 +44,7 @@ impl Socket {
         }
         let receive_buffer = sockopt::get_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
         for (name, value) in abi::options(config, receive_buffer.unsigned_abs()) {
-            socket.set(name, &value)?;
+            socket.set_option(name, &value)?;
         }
         socket.bind(&config.local)?;
         if config.listen {
@@ -54,39 +54,42 @@ impl Socket {
         Ok(socket)
     }
 
-    fn set(&self, name: i32, value: &[u8]) -> io::Result<()> {
+    fn set_option(&self, name: i32, value: &[u8]) -> io::Result<()> {
         sockopt::set_bytes(self.as_fd(), libc::IPPROTO_SCTP, name, value)
     }
 
     fn bind(&self, local: &[SocketAddr]) -> io::Result<()> {
-        let Some(first) = abi::first(local) else {
+        let Some(first) = abi::first_address(local) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         address::bind(self.as_fd(), &first)?;
         if local.len() > 1 {
-            let port = address::local(self.as_fd())?.port();
-            self.set(abi::BINDX_ADD, &packed(&abi::with_port(&local[1..], port)))?;
+            let port = address::local_address(self.as_fd())?.port();
+            self.set_option(
+                abi::BINDX_ADD,
+                &pack_addresses(&abi::with_port(&local[1..], port)),
+            )?;
         }
         Ok(())
     }
 
     /// Starts an association and returns the kernel's number of it.
     pub fn connect(&self, remote: &[SocketAddr], encapsulation: Option<u16>) -> io::Result<u32> {
-        match self.set(
+        match self.set_option(
             abi::REMOTE_UDP_ENCAPS_PORT,
-            &abi::encapsulation(encapsulation),
+            &abi::encapsulation_option(encapsulation),
         ) {
             // A kernel before 5.11 has no encapsulation to switch off.
-            Err(error) if encapsulation.is_none() && is_unknown(&error) => {}
+            Err(error) if encapsulation.is_none() && is_unknown_option(&error) => {}
             outcome => outcome?,
         }
-        let addresses = packed(remote);
+        let addresses = pack_addresses(remote);
         // The request is a `struct sctp_getaddrs_old`: association, length of the list, list.
         let mut request = [0u8; 16];
         request[4..8].copy_from_slice(&(addresses.len() as u32).to_ne_bytes());
         request[8..].copy_from_slice(&(addresses.as_ptr() as u64).to_ne_bytes());
-        let told = self.get(abi::CONNECTX3, &mut request);
-        match told {
+        let outcome = self.get_option(abi::CONNECTX3, &mut request);
+        match outcome {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) if error.raw_os_error() == Some(libc::EISCONN) => {
                 return Err(io::ErrorKind::AlreadyExists.into());
@@ -97,33 +100,33 @@ impl Socket {
         Ok(u32_at(&request, 0).unwrap_or(0))
     }
 
-    fn get(&self, name: i32, value: &mut [u8]) -> io::Result<usize> {
+    fn get_option(&self, name: i32, value: &mut [u8]) -> io::Result<usize> {
         sockopt::get_bytes(self.as_fd(), libc::IPPROTO_SCTP, name, value)
     }
 
     pub fn round_trip(&self, assoc: u32) -> io::Result<Duration> {
         let mut status = [0; abi::STATUS_LEN];
         status[..4].copy_from_slice(&assoc.to_ne_bytes());
-        self.get(abi::STATUS, &mut status)?;
-        Ok(abi::srtt(&status, tick()?).unwrap_or_default())
+        self.get_option(abi::STATUS, &mut status)?;
+        Ok(abi::smoothed_round_trip(&status, tick()?).unwrap_or_default())
     }
 
     /// Returns true if the peer has answered at an address; false also for an address that is not the peer's.
     pub fn is_confirmed(&self, assoc: u32, address: SocketAddr) -> bool {
         let mut info = abi::path_info(assoc, address);
-        let outcome = self.get(abi::GET_PEER_ADDR_INFO, &mut info);
+        let outcome = self.get_option(abi::GET_PEER_ADDR_INFO, &mut info);
         outcome.is_ok() && abi::path_state(&info) != Some(abi::UNCONFIRMED)
     }
 
     /// Returns addresses by `GET_PEER_ADDRS` or `GET_LOCAL_ADDRS`; the latter with association 0 returns the socket's
     /// bound addresses.
     pub fn addresses(&self, name: i32, assoc: u32) -> io::Result<Vec<SocketAddr>> {
-        let mut list = [0; abi::LIST_LEN];
+        let mut list = [0; abi::ADDRESS_LIST_LEN];
         list[..4].copy_from_slice(&assoc.to_ne_bytes());
         // The returned length covers the addresses alone; their count gives the same information.
-        self.get(name, &mut list)?;
+        self.get_option(name, &mut list)?;
         let count = u32_at(&list, 4).unwrap_or(0) as usize;
-        Ok(unpacked(&list[8..], count))
+        Ok(unpack_addresses(&list[8..], count))
     }
 }
 
@@ -138,6 +141,6 @@ fn tick() -> io::Result<Duration> {
     Ok(Duration::from_nanos(tick.tv_nsec.unsigned_abs()))
 }
 
-fn is_unknown(error: &io::Error) -> bool {
+fn is_unknown_option(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }

@@ -53,8 +53,8 @@ impl Timer {
         let mut time: libc::itimerspec = unsafe { std::mem::zeroed() };
         time.it_value.tv_sec = pause.as_secs() as libc::time_t;
         time.it_value.tv_nsec = pause.subsec_nanos().into();
-        let (fd, before) = (self.fd.as_raw_fd(), std::ptr::null_mut());
+        let (fd, old_value) = (self.fd.as_raw_fd(), std::ptr::null_mut());
         // SAFETY: the structure outlives the call, and nothing is written.
-        check(unsafe { libc::timerfd_settime(fd, 0, &raw const time, before) })
+        check(unsafe { libc::timerfd_settime(fd, 0, &raw const time, old_value) })
     }
 }

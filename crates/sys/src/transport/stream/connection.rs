@@ -1,8 +1,8 @@
 //! State machine of one TCP connection, with or without TLS.
 
-use super::frames::Frames;
-use super::security::{Found, Layer};
-use super::{Over, Rules};
+use super::message_splitter::MessageSplitter;
+use super::security::{Layer, ReadOutcome};
+use super::{ConnectionRules, StreamProtocol};
 use crate::transport::{AssocId, Event, Message};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -11,16 +11,16 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Instant;
 
 /// Most bytes received from one connection per turn, so that others get their turn.
-const TURN_BYTES: usize = 16 * 1024;
+const READ_BYTES_PER_TURN: usize = 16 * 1024;
 /// Number of bytes that an empty TLS record counts for.
-const RECORD_BYTES: usize = 1024;
+const EMPTY_RECORD_BYTES: usize = 1024;
 /// Most messages passed to the system in one call.
-const PIECES: usize = 32;
+const WRITE_PIECES_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Connecting,
-    Securing,
+    Handshaking,
     Up,
     /// All queued data is sent, then the connection ends.
     Finishing,
@@ -30,18 +30,18 @@ enum Phase {
 
 /// Reason for the end of a connection.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum EndReason {
     /// Both sides finished sending.
     Orderly,
     /// The connection failed, or the other side broke the rules.
     Broken(String),
     /// The local side ended the connection.
-    Here,
+    LocalClose,
 }
 
-impl From<io::Error> for End {
+impl From<io::Error> for EndReason {
     fn from(error: io::Error) -> Self {
-        End::Broken(error.to_string())
+        EndReason::Broken(error.to_string())
     }
 }
 
@@ -49,25 +49,25 @@ pub(super) struct Connection {
     pub(super) socket: TcpStream,
     pub(super) remote: SocketAddr,
     /// Protocol of an outgoing connection; `None` for an incoming one.
-    pub(super) made: Option<Over>,
+    pub(super) outgoing: Option<StreamProtocol>,
     /// Name in the peer's certificate.
     pub(super) name: Option<String>,
     /// True if the poller watches for send buffer space.
-    pub(super) awaits_room: bool,
+    pub(super) awaits_send_space: bool,
     /// Deadline registered with the poller.
-    pub(super) due: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     layer: Layer,
     phase: Phase,
-    frames: Frames,
-    out: VecDeque<Bytes>,
-    /// Number of bytes of the first message in `out` that were sent.
-    left: usize,
-    queued: usize,
-    begun: Instant,
+    splitter: MessageSplitter,
+    send_queue: VecDeque<Bytes>,
+    /// Number of bytes of the first message in `send_queue` that were sent.
+    first_sent: usize,
+    queued_bytes: usize,
+    started_at: Instant,
     /// Time since which a message has been incomplete.
-    part_since: Option<Instant>,
+    incomplete_since: Option<Instant>,
     /// Time since which the other side has accepted no data.
-    stuck_since: Option<Instant>,
+    send_blocked_since: Option<Instant>,
     finished_at: Option<Instant>,
 }
 
@@ -75,38 +75,38 @@ impl Connection {
     pub(super) fn new(
         socket: TcpStream,
         remote: SocketAddr,
-        made: Option<Over>,
+        outgoing: Option<StreamProtocol>,
         layer: Layer,
-        rules: &Rules,
+        rules: &ConnectionRules,
         now: Instant,
     ) -> Self {
-        let phase = match made {
+        let phase = match outgoing {
             Some(_) => Phase::Connecting,
-            None => Phase::Securing,
+            None => Phase::Handshaking,
         };
         Self {
             socket,
             remote,
-            awaits_room: made.is_some(),
-            made,
+            awaits_send_space: outgoing.is_some(),
+            outgoing,
             name: None,
-            due: None,
+            deadline: None,
             layer,
             phase,
-            frames: Frames::new(rules.length_of, rules.message_len_max),
-            out: VecDeque::new(),
-            left: 0,
-            queued: 0,
-            begun: now,
-            part_since: None,
-            stuck_since: None,
+            splitter: MessageSplitter::new(rules.length_of, rules.message_len_max),
+            send_queue: VecDeque::new(),
+            first_sent: 0,
+            queued_bytes: 0,
+            started_at: now,
+            incomplete_since: None,
+            send_blocked_since: None,
             finished_at: None,
         }
     }
 
     /// Returns true if the connection was reported as up.
     pub(super) fn is_up(&self) -> bool {
-        !matches!(self.phase, Phase::Connecting | Phase::Securing)
+        !matches!(self.phase, Phase::Connecting | Phase::Handshaking)
     }
 
     /// Returns the peer's certificates; `None` without TLS.
@@ -115,31 +115,31 @@ impl Connection {
     }
 
     /// Receives available data, and sends queued data.
-    pub(super) fn turn(
+    pub(super) fn process(
         &mut self,
         id: AssocId,
-        rules: &Rules,
+        rules: &ConnectionRules,
         now: Instant,
         buffer: &mut [u8],
         events: &mut Vec<Event>,
-    ) -> Result<(), End> {
+    ) -> Result<(), EndReason> {
         if self.phase == Phase::Connecting && !self.is_connected()? {
             return Ok(());
         }
-        let mut came = 0;
+        let mut received = 0;
         loop {
-            self.come_up(id, rules, events)?;
-            let may = came < TURN_BYTES;
-            match self.layer.read(&mut self.socket, buffer, may)? {
-                Found::Nothing => break,
-                Found::End => return Err(self.other_end()),
-                Found::Bytes(length) => {
-                    came += length.max(RECORD_BYTES);
-                    self.take_in(id, rules, now, &buffer[..length], events)?;
+            self.report_up(id, rules, events)?;
+            let may_read = received < READ_BYTES_PER_TURN;
+            match self.layer.read(&mut self.socket, buffer, may_read)? {
+                ReadOutcome::Pending => break,
+                ReadOutcome::End => return Err(self.end_of_peer()),
+                ReadOutcome::Bytes(length) => {
+                    received += length.max(EMPTY_RECORD_BYTES);
+                    self.receive(id, rules, now, &buffer[..length], events)?;
                 }
             }
         }
-        self.let_out(now)
+        self.write_queued(now)
     }
 
     fn is_connected(&mut self) -> io::Result<bool> {
@@ -149,16 +149,21 @@ impl Connection {
         if self.socket.peer_addr().is_err() {
             return Ok(false);
         }
-        self.phase = Phase::Securing;
+        self.phase = Phase::Handshaking;
         Ok(true)
     }
 
     /// Reports the connection as up once the handshake is complete and the certificate is valid.
-    fn come_up(&mut self, id: AssocId, rules: &Rules, events: &mut Vec<Event>) -> Result<(), End> {
-        if self.phase != Phase::Securing || !self.layer.is_made() {
+    fn report_up(
+        &mut self,
+        id: AssocId,
+        rules: &ConnectionRules,
+        events: &mut Vec<Event>,
+    ) -> Result<(), EndReason> {
+        if self.phase != Phase::Handshaking || !self.layer.is_established() {
             return Ok(());
         }
-        self.name = self.checked_name(rules).map_err(End::Broken)?;
+        self.name = self.admitted_peer_name(rules).map_err(EndReason::Broken)?;
         self.phase = Phase::Up;
         events.push(Event::Up {
             assoc: id,
@@ -169,119 +174,130 @@ impl Connection {
     }
 
     /// Returns the name in the peer's certificate if it is admitted; `None` without TLS.
-    pub(super) fn checked_name(&self, rules: &Rules) -> Result<Option<String>, String> {
+    pub(super) fn admitted_peer_name(
+        &self,
+        rules: &ConnectionRules,
+    ) -> Result<Option<String>, String> {
         let Some(chain) = self.layer.chain() else {
             return Ok(None);
         };
-        let security = rules.security.as_ref().ok_or("there is no TLS any more")?;
-        let name = security.name(chain)?;
-        match &self.made {
-            Some(Over::Tls(Some(wanted))) if *wanted != name => {
-                Err(format!("the certificate is {name}'s, not {wanted}'s"))
-            }
+        let security = rules
+            .security
+            .as_ref()
+            .ok_or("TLS is no longer configured")?;
+        let name = security.admitted_name(chain)?;
+        match &self.outgoing {
+            Some(StreamProtocol::Tls(Some(expected))) if *expected != name => Err(format!(
+                "the certificate names {name} instead of {expected}"
+            )),
             _ => Ok(Some(name)),
         }
     }
 
-    fn other_end(&self) -> End {
-        match self.is_up() && !self.frames.has_part() {
-            true => End::Orderly,
-            false => End::Broken("the other side hung up".to_owned()),
+    fn end_of_peer(&self) -> EndReason {
+        match self.is_up() && !self.splitter.has_incomplete() {
+            true => EndReason::Orderly,
+            false => EndReason::Broken("the peer closed the connection".to_owned()),
         }
     }
 
-    fn take_in(
+    fn receive(
         &mut self,
         id: AssocId,
-        rules: &Rules,
+        rules: &ConnectionRules,
         now: Instant,
         bytes: &[u8],
         events: &mut Vec<Event>,
-    ) -> Result<(), End> {
-        self.come_up(id, rules, events)?;
-        self.frames.push(bytes);
-        while let Some(data) = self.frames.next_message()? {
-            self.part_since = None;
+    ) -> Result<(), EndReason> {
+        self.report_up(id, rules, events)?;
+        self.splitter.push(bytes);
+        while let Some(data) = self.splitter.next_message()? {
+            self.incomplete_since = None;
             events.push(Event::Message {
                 assoc: id,
                 message: Message::new(rules.ppid, data),
             });
         }
-        if self.frames.has_part() {
-            self.part_since.get_or_insert(now);
+        if self.splitter.has_incomplete() {
+            self.incomplete_since.get_or_insert(now);
         }
         Ok(())
     }
 
     /// Queues a message; returns false if the send buffer is full.
-    pub(super) fn queue(&mut self, data: &Bytes, rules: &Rules) -> bool {
-        let has_room = self.queued + data.len() <= rules.send_buffer;
-        if has_room && !data.is_empty() {
-            self.queued += data.len();
-            self.out.push_back(data.clone());
+    pub(super) fn queue_message(&mut self, data: &Bytes, rules: &ConnectionRules) -> bool {
+        let has_space = self.queued_bytes + data.len() <= rules.send_buffer;
+        if has_space && !data.is_empty() {
+            self.queued_bytes += data.len();
+            self.send_queue.push_back(data.clone());
         }
-        has_room
+        has_space
     }
 
     /// Ends the connection after the queued data was sent.
-    pub(super) fn finish(&mut self) {
+    pub(super) fn finish_sending(&mut self) {
         self.phase = Phase::Finishing;
     }
 
     /// Writes queued data until the socket's buffer is full.
-    pub(super) fn let_out(&mut self, now: Instant) -> Result<(), End> {
+    pub(super) fn write_queued(&mut self, now: Instant) -> Result<(), EndReason> {
         if self.phase == Phase::Connecting {
             return Ok(());
         }
         loop {
-            let mut pieces = [IoSlice::new(&[]); PIECES];
-            for (index, (piece, data)) in pieces.iter_mut().zip(&self.out).enumerate() {
-                let from = if index == 0 { self.left } else { 0 };
-                *piece = IoSlice::new(&data[from..]);
+            let mut pieces = [IoSlice::new(&[]); WRITE_PIECES_MAX];
+            for (index, (piece, data)) in pieces.iter_mut().zip(&self.send_queue).enumerate() {
+                let start = if index == 0 { self.first_sent } else { 0 };
+                *piece = IoSlice::new(&data[start..]);
             }
-            let (wrote, is_stuck) = self.layer.write(&mut self.socket, &pieces)?;
-            self.sent(wrote);
-            if wrote > 0 {
-                self.stuck_since = None;
+            let (written, is_blocked) = self.layer.write(&mut self.socket, &pieces)?;
+            self.remove_sent(written);
+            if written > 0 {
+                self.send_blocked_since = None;
             }
-            let waits = is_stuck || !self.out.is_empty() && self.phase != Phase::Securing;
-            self.awaits_room = waits;
+            let waits =
+                is_blocked || !self.send_queue.is_empty() && self.phase != Phase::Handshaking;
+            self.awaits_send_space = waits;
             if !waits {
-                self.stuck_since = None;
+                self.send_blocked_since = None;
                 break;
             }
-            if wrote == 0 {
-                self.stuck_since.get_or_insert(now);
+            if written == 0 {
+                self.send_blocked_since.get_or_insert(now);
                 return Ok(());
             }
         }
         if self.phase == Phase::Finishing {
             self.phase = Phase::Finished;
             self.finished_at = Some(now);
-            self.layer.finish();
+            self.layer.send_close_notify();
             self.layer.write(&mut self.socket, &[])?;
             self.socket.shutdown(Shutdown::Write)?;
         }
         Ok(())
     }
 
-    fn sent(&mut self, bytes: usize) {
-        self.queued -= bytes;
-        self.left += bytes;
-        while let Some(first) = self.out.front()
-            && self.left >= first.len()
+    fn remove_sent(&mut self, bytes: usize) {
+        self.queued_bytes -= bytes;
+        self.first_sent += bytes;
+        while let Some(first) = self.send_queue.front()
+            && self.first_sent >= first.len()
         {
-            self.left -= first.len();
-            self.out.pop_front();
+            self.first_sent -= first.len();
+            self.send_queue.pop_front();
         }
     }
 
     /// Returns the time at which the connection is ended unless it makes progress.
-    pub(super) fn over_at(&self, rules: &Rules) -> Option<Instant> {
+    pub(super) fn next_deadline(&self, rules: &ConnectionRules) -> Option<Instant> {
         if !self.is_up() {
-            return Some(self.begun + rules.handshake);
+            return Some(self.started_at + rules.handshake_timeout);
         }
-        let since = [self.part_since, self.stuck_since, self.finished_at];
-        Some(since.into_iter().flatten().min()? + rules.message)
+        let since = [
+            self.incomplete_since,
+            self.send_blocked_since,
+            self.finished_at,
+        ];
+        Some(since.into_iter().flatten().min()? + rules.message_timeout)
     }
 }

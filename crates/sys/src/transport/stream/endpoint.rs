@@ -1,8 +1,8 @@
 //! The [`Endpoint`] interface of TCP connections.
 
-use super::connection::{Connection, End};
+use super::connection::{Connection, EndReason};
 use super::security::{Layer, Security};
-use super::{LISTENERS, Over, Streams, assoc as name_of, socket};
+use super::{LISTENER_NUMBER_MIN, StreamEndpoint, StreamProtocol, assoc_of as name_of, socket};
 use crate::transport::{AssocId, Endpoint, Event, Message};
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-impl Endpoint for Streams {
+impl Endpoint for StreamEndpoint {
     fn fd(&self) -> BorrowedFd<'_> {
         self.poller.fd()
     }
@@ -19,13 +19,13 @@ impl Endpoint for Streams {
         let now = Instant::now();
         events.append(&mut self.events);
         for number in self.poller.ready()? {
-            match number.checked_sub(LISTENERS) {
+            match number.checked_sub(LISTENER_NUMBER_MIN) {
                 Some(index) => self.accept(index as usize, now, events)?,
-                None => self.turn(number as u32, now, events),
+                None => self.process(number as u32, now, events),
             }
         }
-        for number in self.poller.due(now) {
-            self.due(number, events)?;
+        for number in self.poller.take_expired(now) {
+            self.on_deadline(number, events)?;
         }
         self.poller.arm(now, false)
     }
@@ -38,35 +38,35 @@ impl Endpoint for Streams {
         let connection = self.connections.get_mut(&number);
         let connection = connection.filter(|_| assoc.is_stream());
         let connection = connection.ok_or(io::ErrorKind::NotConnected)?;
-        if !connection.queue(&message.data, &self.config.rules) {
+        if !connection.queue_message(&message.data, &self.config.rules) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.fresh.insert(number);
+        self.unflushed.insert(number);
         Ok(())
     }
 
     fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
         for assoc in assocs {
-            let mut each = messages.iter();
-            let finds_no_room = |message: &Message| {
+            let mut remaining = messages.iter();
+            let is_full = |message: &Message| {
                 let outcome = self.send(*assoc, message);
                 outcome.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
             };
-            taken.push(each.position(finds_no_room).unwrap_or(messages.len()));
+            taken.push(remaining.position(is_full).unwrap_or(messages.len()));
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let now = Instant::now();
         let mut events = std::mem::take(&mut self.events);
-        for number in std::mem::take(&mut self.fresh) {
+        for number in std::mem::take(&mut self.unflushed) {
             let Some(connection) = self.connections.get_mut(&number) else {
                 continue;
             };
-            let room = connection.awaits_room;
-            match connection.let_out(now) {
-                Ok(()) => self.settle(number, room),
-                Err(end) => self.end(number, end, &mut events),
+            let awaited_send_space = connection.awaits_send_space;
+            match connection.write_queued(now) {
+                Ok(()) => self.update_poller(number, awaited_send_space),
+                Err(end) => self.end_connection(number, end, &mut events),
             }
         }
         self.events = events;
@@ -75,27 +75,31 @@ impl Endpoint for Streams {
 
     fn connect(&mut self, remote: &[SocketAddr], _: Option<u16>) -> io::Result<AssocId> {
         let first = remote.first().ok_or(io::ErrorKind::InvalidInput)?;
-        self.connect_stream(*first, &Over::Tcp)
+        self.connect_stream(*first, &StreamProtocol::Tcp)
     }
 
-    fn connect_apart(&mut self, remote: &[SocketAddr], _: Option<u16>) -> io::Result<AssocId> {
+    fn connect_from_new_port(
+        &mut self,
+        remote: &[SocketAddr],
+        _: Option<u16>,
+    ) -> io::Result<AssocId> {
         self.connect(remote, None)
     }
 
-    fn connect_stream(&mut self, remote: SocketAddr, over: &Over) -> io::Result<AssocId> {
+    fn connect_stream(&mut self, remote: SocketAddr, over: &StreamProtocol) -> io::Result<AssocId> {
         let layer = match (over, &self.config.rules.security) {
-            (Over::Tcp, _) => Layer::Plain,
-            (Over::Tls(_), Some(security)) => {
-                let tls = security.dial().map_err(io::Error::other)?;
-                Layer::Tls(Box::new(tls.into()))
+            (StreamProtocol::Tcp, _) => Layer::Plain,
+            (StreamProtocol::Tls(_), Some(security)) => {
+                let session = security.client_session().map_err(io::Error::other)?;
+                Layer::Tls(Box::new(session.into()))
             }
-            (Over::Tls(_), None) => {
+            (StreamProtocol::Tls(_), None) => {
                 let text = "TLS without certificates";
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
             }
         };
         let socket = socket::connect(remote, self.config.source)?;
-        socket::prepare(&socket, &self.config.failure)?;
+        socket::set_options(&socket, &self.config.failure)?;
         let (now, rules) = (Instant::now(), &self.config.rules);
         let connection = Connection::new(socket, remote, Some(over.clone()), layer, rules, now);
         let number = self.insert(connection)?;
@@ -103,34 +107,34 @@ impl Endpoint for Streams {
         Ok(name_of(number))
     }
 
-    fn name(&self, assoc: AssocId) -> Option<String> {
-        self.known(assoc).ok()?.name.clone()
+    fn peer_name(&self, assoc: AssocId) -> Option<String> {
+        self.find_connection(assoc).ok()?.name.clone()
     }
 
-    fn secure_anew(&mut self, security: Arc<dyn Security>) {
+    fn replace_security(&mut self, security: Arc<dyn Security>) {
         self.config.rules.security = Some(security);
         let rules = &self.config.rules;
-        let refused = |(number, connection): (&u32, &Connection)| {
-            let is_made = connection.is_up() && connection.chain().is_some();
-            let why = is_made.then(|| connection.checked_name(rules).err())??;
-            Some((*number, why))
+        let find_refused = |(number, connection): (&u32, &Connection)| {
+            let is_secured = connection.is_up() && connection.chain().is_some();
+            let reason = is_secured.then(|| connection.admitted_peer_name(rules).err())??;
+            Some((*number, reason))
         };
-        let refused: Vec<_> = self.connections.iter().filter_map(refused).collect();
+        let refused: Vec<_> = self.connections.iter().filter_map(find_refused).collect();
         let mut events = std::mem::take(&mut self.events);
-        for (number, why) in refused {
+        for (number, reason) in refused {
             let remote = self.connections[&number].remote;
-            events.push(Event::Refused { remote, why });
-            self.end(number, End::Here, &mut events);
+            events.push(Event::Refused { remote, reason });
+            self.end_connection(number, EndReason::LocalClose, &mut events);
         }
         self.events = events;
     }
 
     fn round_trip(&self, assoc: AssocId) -> io::Result<Duration> {
-        socket::round_trip(&self.known(assoc)?.socket)
+        socket::round_trip(&self.find_connection(assoc)?.socket)
     }
 
     fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
-        Ok(vec![self.known(assoc)?.remote])
+        Ok(vec![self.find_connection(assoc)?.remote])
     }
 
     fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
@@ -151,16 +155,16 @@ impl Endpoint for Streams {
     }
 
     fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
-        let (number, connection) = self.connection(assoc)?;
-        connection.finish();
-        self.fresh.insert(number);
+        let (number, connection) = self.connection_mut(assoc)?;
+        connection.finish_sending();
+        self.unflushed.insert(number);
         Ok(())
     }
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
-        let (number, _) = self.connection(assoc)?;
+        let (number, _) = self.connection_mut(assoc)?;
         let mut events = std::mem::take(&mut self.events);
-        self.end(number, End::Here, &mut events);
+        self.end_connection(number, EndReason::LocalClose, &mut events);
         self.events = events;
         self.poller.arm(Instant::now(), !self.events.is_empty())
     }

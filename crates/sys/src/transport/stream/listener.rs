@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Most connections accepted in one turn.
 const ACCEPT_MAX: usize = 32;
 /// Pause before connections are accepted again after the system had no free descriptor.
-pub(super) const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Prefix length that identifies one host's IPv6 addresses.
 const IPV6_HOST_BITS: u32 = 64;
 
@@ -34,31 +34,31 @@ impl Listener {
 
     /// Accepts a limited number of waiting connections; also returns the error if the system lacks resources for more.
     pub(super) fn accept(&self) -> (Vec<(TcpStream, SocketAddr)>, Option<io::Error>) {
-        let mut came = Vec::new();
+        let mut accepted = Vec::new();
         for _ in 0..ACCEPT_MAX {
             match socket::accept(&self.socket) {
-                Ok(Some(one)) => came.push(one),
+                Ok(Some(one)) => accepted.push(one),
                 Ok(None) => break,
-                Err(error) => return (came, Some(error)),
+                Err(error) => return (accepted, Some(error)),
             }
         }
-        (came, None)
+        (accepted, None)
     }
 }
 
 /// Number of a host's connections.
 #[derive(Default)]
-struct Host {
-    all: usize,
+struct HostCounts {
+    connections: usize,
     /// Number of its handshakes in progress.
-    coming: usize,
+    handshakes: usize,
 }
 
 /// Numbers of incoming connections, by host.
 #[derive(Default)]
-pub(super) struct Hosts(HashMap<IpAddr, Host>);
+pub(super) struct ConnectionCounts(HashMap<IpAddr, HostCounts>);
 
-impl Hosts {
+impl ConnectionCounts {
     /// Counts one more connection of a host, with its handshake in progress, or returns the reason to refuse it.
     pub(super) fn admit(
         &mut self,
@@ -69,34 +69,35 @@ impl Hosts {
         if total >= limits.connections {
             return Err("there are too many connections");
         }
-        let has = self.0.get(&host(address));
-        let (all, coming) = has.map_or((0, 0), |has| (has.all, has.coming));
-        if all >= limits.connections_per_host {
+        let counts = self.0.get(&host_key(address));
+        let (connections, handshakes) =
+            counts.map_or((0, 0), |has| (has.connections, has.handshakes));
+        if connections >= limits.connections_per_host {
             return Err("its host has too many connections");
         }
-        if coming >= limits.handshakes_per_host {
-            return Err("its host begins too many connections at once");
+        if handshakes >= limits.handshakes_per_host {
+            return Err("its host has too many handshakes in progress");
         }
-        let has = self.0.entry(host(address)).or_default();
-        has.all += 1;
-        has.coming += 1;
+        let counts = self.0.entry(host_key(address)).or_default();
+        counts.connections += 1;
+        counts.handshakes += 1;
         Ok(())
     }
 
     /// Records the end of a handshake of a host.
-    pub(super) fn came_up(&mut self, address: IpAddr) {
-        if let Some(has) = self.0.get_mut(&host(address)) {
-            has.coming -= 1;
+    pub(super) fn on_established(&mut self, address: IpAddr) {
+        if let Some(counts) = self.0.get_mut(&host_key(address)) {
+            counts.handshakes -= 1;
         }
     }
 
     /// Records the end of a host's connection.
-    pub(super) fn left(&mut self, address: IpAddr, was_up: bool) {
-        let host = host(address);
-        if let Some(has) = self.0.get_mut(&host) {
-            has.all -= 1;
-            has.coming -= usize::from(!was_up);
-            if has.all == 0 {
+    pub(super) fn on_closed(&mut self, address: IpAddr, was_up: bool) {
+        let host = host_key(address);
+        if let Some(counts) = self.0.get_mut(&host) {
+            counts.connections -= 1;
+            counts.handshakes -= usize::from(!was_up);
+            if counts.connections == 0 {
                 self.0.remove(&host);
             }
         }
@@ -104,7 +105,7 @@ impl Hosts {
 }
 
 /// Returns the address that stands for the whole host.
-fn host(address: IpAddr) -> IpAddr {
+fn host_key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let mask = u128::MAX << (128 - IPV6_HOST_BITS);
@@ -119,25 +120,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_has_its_share_and_no_more() {
+    fn connections_per_host_are_limited() {
         let limits = StreamLimits {
             connections: 5,
             connections_per_host: 3,
             handshakes_per_host: 2,
         };
-        let mut hosts = Hosts::default();
-        let [one, same, other] =
+        let mut hosts = ConnectionCounts::default();
+        let [one, same_host, other_host] =
             ["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"].map(|text| text.parse().unwrap());
-        assert!(hosts.admit(one, 0, &limits).is_ok() && hosts.admit(same, 1, &limits).is_ok());
+        assert!(hosts.admit(one, 0, &limits).is_ok() && hosts.admit(same_host, 1, &limits).is_ok());
         assert!(hosts.admit(one, 2, &limits).is_err(), "two are being made");
-        hosts.came_up(one);
+        hosts.on_established(one);
         assert!(hosts.admit(one, 2, &limits).is_ok());
-        hosts.came_up(one);
+        hosts.on_established(one);
         assert!(hosts.admit(one, 3, &limits).is_err(), "three are there");
-        assert!(hosts.admit(other, 3, &limits).is_ok());
-        assert!(hosts.admit(other, 5, &limits).is_err(), "five in all");
-        for (address, was_up) in [(one, true), (same, true), (one, false), (other, false)] {
-            hosts.left(address, was_up);
+        assert!(hosts.admit(other_host, 3, &limits).is_ok());
+        assert!(hosts.admit(other_host, 5, &limits).is_err(), "five in all");
+        for (address, was_up) in [
+            (one, true),
+            (same_host, true),
+            (one, false),
+            (other_host, false),
+        ] {
+            hosts.on_closed(address, was_up);
         }
         assert!(hosts.0.is_empty());
     }

@@ -7,18 +7,18 @@
 
 mod connection;
 mod endpoint;
-mod frames;
 mod listener;
+mod message_splitter;
 mod poller;
 mod security;
 mod socket;
 
-pub use frames::{Frames, MessageLength};
+pub use message_splitter::{MessageLength, MessageSplitter};
 pub use security::Security;
 
-use super::{AssocId, DownReason, Event, Failure};
-use connection::{Connection, End};
-use listener::{Hosts, Listener};
+use super::{AssocId, DownReason, Event, FailureDetection};
+use connection::{Connection, EndReason};
+use listener::{ConnectionCounts, Listener};
 use poller::Poller;
 use security::Layer;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 /// Protocol of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Over {
+pub enum StreamProtocol {
     /// TCP without TLS.
     Tcp,
     /// TLS, with a peer of this certificate name, or any admitted peer.
@@ -46,16 +46,16 @@ pub struct StreamConfig {
     /// Source address of outgoing connections; `None`: as routed.
     pub source: Option<IpAddr>,
     /// Parameters of each connection.
-    pub rules: Rules,
+    pub rules: ConnectionRules,
     /// Limits on accepted connections.
     pub limits: StreamLimits,
     /// Limits after which a silent peer has failed: like SCTP's heartbeats, in whole seconds.
-    pub failure: Failure,
+    pub failure: FailureDetection,
 }
 
 /// Parameters that apply to each connection.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct ConnectionRules {
     /// Payload protocol identifier of all messages, which the wire format does not carry.
     pub ppid: u32,
     /// Function that finds a message's end.
@@ -65,9 +65,9 @@ pub struct Rules {
     /// Most queued bytes to send.
     pub send_buffer: usize,
     /// Longest time until a connection is established.
-    pub handshake: Duration,
+    pub handshake_timeout: Duration,
     /// Longest time from the first to the last byte of a message, and longest time in which a peer may accept no data.
-    pub message: Duration,
+    pub message_timeout: Duration,
     /// TLS configuration; `None` disables TLS.
     pub security: Option<Arc<dyn Security>>,
 }
@@ -84,30 +84,30 @@ pub struct StreamLimits {
 }
 
 /// Many connections as one endpoint. See the module documentation.
-pub struct Streams {
+pub struct StreamEndpoint {
     config: StreamConfig,
     poller: Poller,
     listeners: Vec<Listener>,
     connections: BTreeMap<u32, Connection>,
-    hosts: Hosts,
-    last: u32,
+    hosts: ConnectionCounts,
+    last_number: u32,
     /// Connections with new data to send.
-    fresh: BTreeSet<u32>,
+    unflushed: BTreeSet<u32>,
     /// Events that occurred outside [`Endpoint::recv_batch`].
     events: Vec<Event>,
     buffer: Box<[u8]>,
 }
 
 /// Smallest poller number of listeners; connections have smaller ones.
-const LISTENERS: u64 = 1 << 32;
+const LISTENER_NUMBER_MIN: u64 = 1 << 32;
 /// Most bytes read at once.
 const BUFFER_LEN: usize = 16 * 1024;
 
-fn assoc(number: u32) -> AssocId {
-    AssocId::of_stream(number)
+fn assoc_of(number: u32) -> AssocId {
+    AssocId::from_stream_number(number)
 }
 
-impl Streams {
+impl StreamEndpoint {
     /// Opens an endpoint.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl Streams {
         let plain = config.tcp.iter().map(|at| (*at, false));
         for (at, secure) in plain.chain(config.tls.iter().map(|at| (*at, true))) {
             let listener = Listener::open(at, secure)?;
-            let number = LISTENERS + listeners.len() as u64;
+            let number = LISTENER_NUMBER_MIN + listeners.len() as u64;
             poller.add(&listener.socket, number, false)?;
             listeners.push(listener);
         }
@@ -132,9 +132,9 @@ impl Streams {
             poller,
             listeners,
             connections: BTreeMap::new(),
-            hosts: Hosts::default(),
-            last: 0,
-            fresh: BTreeSet::new(),
+            hosts: ConnectionCounts::default(),
+            last_number: 0,
+            unflushed: BTreeSet::new(),
             events: Vec::new(),
             buffer: vec![0; BUFFER_LEN].into(),
         })
@@ -142,105 +142,116 @@ impl Streams {
 
     /// Returns the listening addresses: without TLS, and with TLS.
     #[must_use]
-    pub fn listens_at(&self) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
-        let at = |secure| {
-            let some = self
+    pub fn listen_addresses(&self) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+        let addresses = |secure| {
+            let listeners = self
                 .listeners
                 .iter()
                 .filter(move |one| one.secure == secure);
-            some.map(|one| one.address).collect()
+            listeners.map(|one| one.address).collect()
         };
-        (at(false), at(true))
+        (addresses(false), addresses(true))
     }
 
     /// Adds a connection and registers it with the poller.
     fn insert(&mut self, connection: Connection) -> io::Result<u32> {
         loop {
-            self.last = self.last.wrapping_add(1);
-            if !self.connections.contains_key(&self.last) {
+            self.last_number = self.last_number.wrapping_add(1);
+            if !self.connections.contains_key(&self.last_number) {
                 break;
             }
         }
-        let (number, room) = (self.last, connection.awaits_room);
-        self.poller.add(&connection.socket, number.into(), room)?;
+        let (number, awaited_send_space) = (self.last_number, connection.awaits_send_space);
+        self.poller
+            .add(&connection.socket, number.into(), awaited_send_space)?;
         self.connections.insert(number, connection);
-        self.settle(number, room);
+        self.update_poller(number, awaited_send_space);
         Ok(number)
     }
 
     /// Updates the connection's deadline and readiness interest in the poller.
-    fn settle(&mut self, number: u32, awaited_room: bool) {
+    fn update_poller(&mut self, number: u32, awaited_send_space: bool) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        let due = connection.over_at(&self.config.rules);
-        if due != connection.due {
-            self.poller.set(number.into(), connection.due, due);
-            connection.due = due;
+        let deadline = connection.next_deadline(&self.config.rules);
+        if deadline != connection.deadline {
+            self.poller
+                .set_deadline(number.into(), connection.deadline, deadline);
+            connection.deadline = deadline;
         }
-        if connection.awaits_room != awaited_room {
-            let room = connection.awaits_room;
+        if connection.awaits_send_space != awaited_send_space {
+            let awaits_send_space = connection.awaits_send_space;
             // The connection is registered, so the call cannot fail.
-            let _ = self.poller.change(&connection.socket, number.into(), room);
+            let _ = self
+                .poller
+                .change(&connection.socket, number.into(), awaits_send_space);
         }
     }
 
     /// Processes a ready connection, and removes it if it has ended.
-    fn turn(&mut self, number: u32, now: Instant, events: &mut Vec<Event>) {
+    fn process(&mut self, number: u32, now: Instant, events: &mut Vec<Event>) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        let (was_up, room) = (connection.is_up(), connection.awaits_room);
+        let (was_up, awaited_send_space) = (connection.is_up(), connection.awaits_send_space);
         let rules = &self.config.rules;
-        let outcome = connection.turn(assoc(number), rules, now, &mut self.buffer, events);
-        if !was_up && connection.is_up() && connection.made.is_none() {
-            self.hosts.came_up(connection.remote.ip());
+        let outcome = connection.process(assoc_of(number), rules, now, &mut self.buffer, events);
+        if !was_up && connection.is_up() && connection.outgoing.is_none() {
+            self.hosts.on_established(connection.remote.ip());
         }
         match outcome {
-            Ok(()) => self.settle(number, room),
-            Err(end) => self.end(number, end, events),
+            Ok(()) => self.update_poller(number, awaited_send_space),
+            Err(end) => self.end_connection(number, end, events),
         }
     }
 
     /// Removes a connection and reports its end.
-    fn end(&mut self, number: u32, end: End, events: &mut Vec<Event>) {
+    fn end_connection(&mut self, number: u32, end: EndReason, events: &mut Vec<Event>) {
         let Some(connection) = self.connections.remove(&number) else {
             return;
         };
-        self.poller.set(number.into(), connection.due, None);
-        self.fresh.remove(&number);
+        self.poller
+            .set_deadline(number.into(), connection.deadline, None);
+        self.unflushed.remove(&number);
         let is_up = connection.is_up();
-        if connection.made.is_none() {
-            self.hosts.left(connection.remote.ip(), is_up);
+        if connection.outgoing.is_none() {
+            self.hosts.on_closed(connection.remote.ip(), is_up);
         }
-        let (assoc, remote) = (assoc(number), connection.remote);
-        if !matches!(end, End::Orderly) {
+        let (assoc, remote) = (assoc_of(number), connection.remote);
+        if !matches!(end, EndReason::Orderly) {
             socket::reset_on_close(&connection.socket);
         }
         let reason = match end {
-            End::Orderly => DownReason::Shutdown,
+            EndReason::Orderly => DownReason::Shutdown,
             _ if is_up => DownReason::Lost,
             _ => DownReason::NotStarted,
         };
-        if let (End::Broken(why), false) = (end, is_up) {
-            events.push(Event::Refused { remote, why });
+        if let (EndReason::Broken(reason_text), false) = (end, is_up) {
+            events.push(Event::Refused {
+                remote,
+                reason: reason_text,
+            });
         }
         // An incoming connection that was never reported as up needs no report of its end.
-        if is_up || connection.made.is_some() {
+        if is_up || connection.outgoing.is_some() {
             events.push(Event::Down { assoc, reason });
         }
     }
 
-    fn connection(&mut self, of: AssocId) -> io::Result<(u32, &mut Connection)> {
-        let number = of.id();
+    fn connection_mut(&mut self, assoc: AssocId) -> io::Result<(u32, &mut Connection)> {
+        let number = assoc.id();
         match self.connections.get_mut(&number) {
-            Some(connection) if of.is_stream() => Ok((number, connection)),
+            Some(connection) if assoc.is_stream() => Ok((number, connection)),
             _ => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
-    fn known(&self, of: AssocId) -> io::Result<&Connection> {
-        let connection = self.connections.get(&of.id()).filter(|_| of.is_stream());
+    fn find_connection(&self, assoc: AssocId) -> io::Result<&Connection> {
+        let connection = self
+            .connections
+            .get(&assoc.id())
+            .filter(|_| assoc.is_stream());
         connection.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
@@ -250,49 +261,54 @@ impl Streams {
             return Ok(());
         };
         let secure = listener.secure;
-        let (came, is_over) = listener.accept();
-        if let Some(error) = is_over {
+        let (accepted, accept_error) = listener.accept();
+        if let Some(error) = accept_error {
             // Without free descriptors the connections keep waiting, and the listener pauses.
             self.poller.remove(&self.listeners[index].socket);
-            let at = now + listener::PAUSE;
-            self.poller.set(LISTENERS + index as u64, None, Some(at));
+            let resume_at = now + listener::ACCEPT_PAUSE;
+            self.poller
+                .set_deadline(LISTENER_NUMBER_MIN + index as u64, None, Some(resume_at));
             let remote = self.listeners[index].address;
-            let why = error.to_string();
-            events.push(Event::Refused { remote, why });
+            let reason = error.to_string();
+            events.push(Event::Refused { remote, reason });
         }
-        for (socket, remote) in came {
+        for (socket, remote) in accepted {
             let limits = &self.config.limits;
             let total = self.connections.len();
-            if let Err(why) = self.hosts.admit(remote.ip(), total, limits) {
+            if let Err(reason) = self.hosts.admit(remote.ip(), total, limits) {
                 socket::reset_on_close(&socket);
-                let why = why.to_owned();
-                events.push(Event::Refused { remote, why });
+                let reason = reason.to_owned();
+                events.push(Event::Refused { remote, reason });
                 continue;
             }
             let layer = match (&self.config.rules.security, secure) {
                 (Some(security), true) => security
-                    .accept()
+                    .server_session()
                     .map(|tls| Layer::Tls(Box::new(tls.into()))),
                 _ => Ok(Layer::Plain),
             };
             let layer = layer.map_err(io::Error::other)?;
-            socket::prepare(&socket, &self.config.failure)?;
+            socket::set_options(&socket, &self.config.failure)?;
             let rules = &self.config.rules;
             let number = self.insert(Connection::new(socket, remote, None, layer, rules, now))?;
-            self.turn(number, now, events);
+            self.process(number, now, events);
         }
         Ok(())
     }
 
-    fn due(&mut self, number: u64, events: &mut Vec<Event>) -> io::Result<()> {
-        if let Some(index) = number.checked_sub(LISTENERS) {
+    fn on_deadline(&mut self, number: u64, events: &mut Vec<Event>) -> io::Result<()> {
+        if let Some(index) = number.checked_sub(LISTENER_NUMBER_MIN) {
             let listener = self.listeners.get(index as usize);
             return listener.map_or(Ok(()), |one| self.poller.add(&one.socket, number, false));
         }
         let number = number as u32;
         if let Some(connection) = self.connections.get_mut(&number) {
-            connection.due = None;
-            self.end(number, End::Broken("it is too slow".to_owned()), events);
+            connection.deadline = None;
+            self.end_connection(
+                number,
+                EndReason::Broken("the peer reads too slowly".to_owned()),
+                events,
+            );
         }
         Ok(())
     }

@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 /// Most descriptors reported in one turn.
 const READY_MAX: usize = 64;
 /// Number of the timer's descriptor.
-const TIMER: u64 = u64::MAX;
+const TIMER_NUMBER: u64 = u64::MAX;
 
 pub(super) struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
     /// Deadlines, each with the number of its descriptor.
-    due: BTreeSet<(Instant, u64)>,
-    armed: Option<Instant>,
+    deadlines: BTreeSet<(Instant, u64)>,
+    armed_for: Option<Instant>,
 }
 
 impl Poller {
@@ -28,12 +28,17 @@ impl Poller {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
+        epoll::add(
+            &epoll,
+            &timer,
+            EventData::new_u64(TIMER_NUMBER),
+            EventFlags::IN,
+        )?;
         Ok(Self {
             epoll,
             timer,
-            due: BTreeSet::new(),
-            armed: None,
+            deadlines: BTreeSet::new(),
+            armed_for: None,
         })
     }
 
@@ -43,15 +48,25 @@ impl Poller {
     }
 
     /// Watches a descriptor until it is closed.
-    pub(super) fn add(&self, fd: impl AsFd, number: u64, for_room: bool) -> io::Result<()> {
+    pub(super) fn add(&self, fd: impl AsFd, number: u64, for_writing: bool) -> io::Result<()> {
         let data = EventData::new_u64(number);
-        Ok(epoll::add(&self.epoll, fd, data, interest(for_room))?)
+        Ok(epoll::add(
+            &self.epoll,
+            fd,
+            data,
+            interest_flags(for_writing),
+        )?)
     }
 
     /// Starts or stops watching a descriptor for send buffer space.
-    pub(super) fn change(&self, fd: impl AsFd, number: u64, for_room: bool) -> io::Result<()> {
+    pub(super) fn change(&self, fd: impl AsFd, number: u64, for_writing: bool) -> io::Result<()> {
         let data = EventData::new_u64(number);
-        Ok(epoll::modify(&self.epoll, fd, data, interest(for_room))?)
+        Ok(epoll::modify(
+            &self.epoll,
+            fd,
+            data,
+            interest_flags(for_writing),
+        )?)
     }
 
     /// Stops watching a descriptor.
@@ -76,40 +91,45 @@ impl Poller {
             Err(error) => return Err(error.into()),
         }
         let numbers = list.iter().map(|event| event.data.u64());
-        Ok(numbers.filter(|number| *number != TIMER).collect())
+        Ok(numbers.filter(|number| *number != TIMER_NUMBER).collect())
     }
 
     /// Returns the numbers whose deadline has passed, each once.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<u64> {
+    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<u64> {
         let mut numbers = Vec::new();
-        while let Some(&(at, number)) = self.due.first()
+        while let Some(&(at, number)) = self.deadlines.first()
             && at <= now
         {
-            self.due.pop_first();
+            self.deadlines.pop_first();
             numbers.push(number);
         }
         numbers
     }
 
     /// Replaces the deadline `before` of a number.
-    pub(super) fn set(&mut self, number: u64, before: Option<Instant>, at: Option<Instant>) {
+    pub(super) fn set_deadline(
+        &mut self,
+        number: u64,
+        before: Option<Instant>,
+        at: Option<Instant>,
+    ) {
         if let Some(before) = before {
-            self.due.remove(&(before, number));
+            self.deadlines.remove(&(before, number));
         }
         if let Some(at) = at {
-            self.due.insert((at, number));
+            self.deadlines.insert((at, number));
         }
     }
 
     /// Makes the descriptor readable at the first deadline, or at once if an event is already queued.
-    pub(super) fn arm(&mut self, now: Instant, at_once: bool) -> io::Result<()> {
-        let first = self.due.first().map(|(at, _)| *at);
-        let wanted = if at_once { Some(now) } else { first };
-        if wanted == self.armed {
+    pub(super) fn arm(&mut self, now: Instant, is_immediate: bool) -> io::Result<()> {
+        let first = self.deadlines.first().map(|(at, _)| *at);
+        let expiry = if is_immediate { Some(now) } else { first };
+        if expiry == self.armed_for {
             return Ok(());
         }
         // Zero would disarm the kernel's timer.
-        let wait = wanted.map(|at| {
+        let wait = expiry.map(|at| {
             at.saturating_duration_since(now)
                 .max(Duration::from_micros(1))
         });
@@ -127,13 +147,13 @@ impl Poller {
         };
         // Setting the timer also clears an expiry that was not read.
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)?;
-        self.armed = wanted;
+        self.armed_for = expiry;
         Ok(())
     }
 }
 
-fn interest(for_room: bool) -> EventFlags {
-    match for_room {
+fn interest_flags(for_writing: bool) -> EventFlags {
+    match for_writing {
         true => EventFlags::IN | EventFlags::OUT,
         false => EventFlags::IN,
     }

@@ -12,20 +12,20 @@ pub trait Security: Send + Sync + Debug {
     ///
     /// # Errors
     /// Errors of the TLS library.
-    fn dial(&self) -> Result<ClientConnection, rustls::Error>;
+    fn client_session(&self) -> Result<ClientConnection, rustls::Error>;
 
     /// Makes the TLS session of an incoming connection.
     ///
     /// # Errors
     /// Errors of the TLS library.
-    fn accept(&self) -> Result<ServerConnection, rustls::Error>;
+    fn server_session(&self) -> Result<ServerConnection, rustls::Error>;
 
     /// Returns the name of the peer with this certificate chain (its own certificate first). Called after the
     /// handshake, and again when the security has changed.
     ///
     /// # Errors
     /// The reason that the peer is not admitted.
-    fn name(&self, chain: &[CertificateDer<'_>]) -> Result<String, String>;
+    fn admitted_name(&self, chain: &[CertificateDer<'_>]) -> Result<String, String>;
 }
 
 /// Layer above the socket.
@@ -35,48 +35,48 @@ pub(super) enum Layer {
 }
 
 /// Result of a read.
-pub(super) enum Found {
+pub(super) enum ReadOutcome {
     Bytes(usize),
     /// No more data is available at present.
-    Nothing,
+    Pending,
     /// The other side has finished sending.
     End,
 }
 
 impl Layer {
-    /// Reads decrypted data that is buffered into `buffer`; if there is none and `may` is set, reads once from the
+    /// Reads decrypted data that is buffered into `buffer`; if there is none and `may_read` is set, reads once from the
     /// socket.
     pub(super) fn read(
         &mut self,
         socket: &mut TcpStream,
         buffer: &mut [u8],
-        may: bool,
-    ) -> io::Result<Found> {
+        may_read: bool,
+    ) -> io::Result<ReadOutcome> {
         let Layer::Tls(tls) = self else {
-            return match may {
-                true => found(socket.read(buffer)),
-                false => Ok(Found::Nothing),
+            return match may_read {
+                true => read_outcome(socket.read(buffer)),
+                false => Ok(ReadOutcome::Pending),
             };
         };
-        match found(tls.reader().read(buffer))? {
-            Found::Nothing if may => {}
+        match read_outcome(tls.reader().read(buffer))? {
+            ReadOutcome::Pending if may_read => {}
             other => return Ok(other),
         }
-        match found(tls.read_tls(socket))? {
-            Found::Nothing => return Ok(Found::Nothing),
-            Found::End => {
+        match read_outcome(tls.read_tls(socket))? {
+            ReadOutcome::Pending => return Ok(ReadOutcome::Pending),
+            ReadOutcome::End => {
                 return match tls.reader().read(buffer) {
                     // An end of the socket without a TLS close may be forged by anyone; the reader reports it as an
                     // error.
-                    Ok(0) => Ok(Found::End),
-                    Ok(length) => Ok(Found::Bytes(length)),
+                    Ok(0) => Ok(ReadOutcome::End),
+                    Ok(length) => Ok(ReadOutcome::Bytes(length)),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         Err(io::ErrorKind::UnexpectedEof.into())
                     }
                     Err(error) => Err(error),
                 };
             }
-            Found::Bytes(_) => {}
+            ReadOutcome::Bytes(_) => {}
         }
         if let Err(error) = tls.process_new_packets() {
             // The alert tells the other side the reason, if the socket has buffer space.
@@ -86,9 +86,9 @@ impl Layer {
                 error.to_string(),
             ));
         }
-        match found(tls.reader().read(buffer))? {
+        match read_outcome(tls.reader().read(buffer))? {
             // The record had no content for the application, such as a handshake record.
-            Found::Nothing => Ok(Found::Bytes(0)),
+            ReadOutcome::Pending => Ok(ReadOutcome::Bytes(0)),
             other => Ok(other),
         }
     }
@@ -101,33 +101,33 @@ impl Layer {
         out: &[IoSlice<'_>],
     ) -> io::Result<(usize, bool)> {
         let Layer::Tls(tls) = self else {
-            let wrote = match out.iter().all(|slice| slice.is_empty()) {
+            let written = match out.iter().all(|slice| slice.is_empty()) {
                 true => Ok(0),
                 false => socket.write_vectored(out),
             };
-            return Ok((none_for_now(wrote)?, false));
+            return Ok((zero_if_would_block(written)?, false));
         };
-        let taken = match tls.is_handshaking() {
+        let written = match tls.is_handshaking() {
             true => 0,
             false => tls.writer().write_vectored(out)?,
         };
         while tls.wants_write() {
-            if none_for_now(tls.write_tls(socket))? == 0 {
-                return Ok((taken, true));
+            if zero_if_would_block(tls.write_tls(socket))? == 0 {
+                return Ok((written, true));
             }
         }
-        Ok((taken, false))
+        Ok((written, false))
     }
 
     /// Sends the TLS close notification.
-    pub(super) fn finish(&mut self) {
+    pub(super) fn send_close_notify(&mut self) {
         if let Layer::Tls(tls) = self {
             tls.send_close_notify();
         }
     }
 
     /// Returns true if the handshake is complete.
-    pub(super) fn is_made(&self) -> bool {
+    pub(super) fn is_established(&self) -> bool {
         match self {
             Layer::Plain => true,
             Layer::Tls(tls) => !tls.is_handshaking(),
@@ -143,23 +143,23 @@ impl Layer {
     }
 }
 
-fn found(read: io::Result<usize>) -> io::Result<Found> {
+fn read_outcome(read: io::Result<usize>) -> io::Result<ReadOutcome> {
     match read {
-        Ok(0) => Ok(Found::End),
-        Ok(length) => Ok(Found::Bytes(length)),
-        Err(error) if is_for_now(&error) => Ok(Found::Nothing),
+        Ok(0) => Ok(ReadOutcome::End),
+        Ok(length) => Ok(ReadOutcome::Bytes(length)),
+        Err(error) if is_temporary(&error) => Ok(ReadOutcome::Pending),
         Err(error) => Err(error),
     }
 }
 
-fn none_for_now(written: io::Result<usize>) -> io::Result<usize> {
+fn zero_if_would_block(written: io::Result<usize>) -> io::Result<usize> {
     match written {
-        Err(error) if is_for_now(&error) => Ok(0),
+        Err(error) if is_temporary(&error) => Ok(0),
         other => other,
     }
 }
 
-fn is_for_now(error: &io::Error) -> bool {
+fn is_temporary(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted

@@ -1,7 +1,7 @@
 //! Non-blocking TCP sockets.
 
 use crate::tcp_info::TcpInfo;
-use crate::transport::Failure;
+use crate::transport::FailureDetection;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketFlags, SocketType, acceptfrom_with, bind, connect as dial,
@@ -30,7 +30,7 @@ pub(super) fn listen(at: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     sockopt::set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &at)?;
     begin_listening(&socket, BACKLOG)?;
-    let at = internet(getsockname(&socket)?)?;
+    let at = to_internet_address(getsockname(&socket)?)?;
     Ok((socket, at))
 }
 
@@ -43,7 +43,7 @@ pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<(TcpStream, Socket
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match acceptfrom_with(listener, flags) {
             Ok((socket, Some(from))) => {
-                return Ok(Some((socket.into(), internet(from)?)));
+                return Ok(Some((socket.into(), to_internet_address(from)?)));
             }
             Err(Errno::AGAIN) => return Ok(None),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
@@ -68,18 +68,18 @@ pub(super) fn connect(to: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStr
 }
 
 /// Sets options: messages leave at once, and a silent peer is detected.
-pub(super) fn prepare(socket: &TcpStream, failure: &Failure) -> io::Result<()> {
+pub(super) fn set_options(socket: &TcpStream, failure: &FailureDetection) -> io::Result<()> {
     let seconds = |time: Duration| Duration::from_secs(time.as_secs_f64().ceil().max(1.0) as u64);
-    let (idle, again) = (seconds(failure.heartbeat), seconds(failure.rto_max));
+    let (idle, interval) = (seconds(failure.heartbeat), seconds(failure.rto_max));
     let count = u32::from(failure.association_retransmissions.clamp(1, 127));
-    let given_up = idle + again * count;
+    let timeout = idle + interval * count;
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, idle)?;
-    sockopt::set_tcp_keepintvl(socket, again)?;
+    sockopt::set_tcp_keepintvl(socket, interval)?;
     sockopt::set_tcp_keepcnt(socket, count)?;
-    let given_up_ms = given_up.as_millis().try_into().unwrap_or(u32::MAX);
-    sockopt::set_tcp_user_timeout(socket, given_up_ms)?;
+    let timeout_ms = timeout.as_millis().try_into().unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(socket, timeout_ms)?;
     Ok(())
 }
 
@@ -94,11 +94,11 @@ pub(super) fn reset_on_close(socket: &TcpStream) {
 pub(super) fn round_trip(socket: &TcpStream) -> io::Result<Duration> {
     let info = TcpInfo::read(socket.as_fd())?;
     // The kernel uses the largest value for "not measured".
-    let known = Some(info.min_rtt_us).filter(|least| *least != u32::MAX);
-    Ok(Duration::from_micros(known.unwrap_or(0).into()))
+    let minimum = Some(info.min_rtt_us).filter(|least| *least != u32::MAX);
+    Ok(Duration::from_micros(minimum.unwrap_or(0).into()))
 }
 
-fn internet(address: SocketAddrAny) -> io::Result<SocketAddr> {
+fn to_internet_address(address: SocketAddrAny) -> io::Result<SocketAddr> {
     let internet = SocketAddr::try_from(address);
     internet.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }

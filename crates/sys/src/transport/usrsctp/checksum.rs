@@ -35,20 +35,20 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_checksum_of_the_library() {
+    fn checksum_equals_the_librarys() {
         let mut bytes: Vec<u8> = (0..=255).collect();
-        let (one, two) = bytes.split_at(77);
+        let (first_part, second_part) = bytes.split_at(77);
         let mut second = Mbuf {
             next: null_mut(),
             next_packet: null_mut(),
-            data: two.as_ptr().cast_mut(),
-            len: two.len() as i32,
+            data: second_part.as_ptr().cast_mut(),
+            len: second_part.len() as i32,
         };
         let first = Mbuf {
             next: &raw mut second,
             next_packet: null_mut(),
-            data: one.as_ptr().cast_mut(),
-            len: one.len() as i32,
+            data: first_part.as_ptr().cast_mut(),
+            len: first_part.len() as i32,
         };
         for offset in [0, 20, 77, 100] {
             // SAFETY: both describe readable bytes.

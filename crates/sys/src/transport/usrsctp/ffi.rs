@@ -107,7 +107,7 @@ pub struct Status {
 
 /// `struct sctp_event`.
 #[repr(C)]
-pub struct EventChoice {
+pub struct EventSubscription {
     pub assoc: u32,
     pub kind: u16,
     pub on: u8,
@@ -210,7 +210,7 @@ unsafe extern "C" {
     pub fn usrsctp_freeladdrs(list: *mut sockaddr);
     pub fn usrsctp_close(socket: *mut Socket);
 
-    // Functions of `c/distance.c`.
+    // Functions of `c/round_trip.c`.
     pub fn holdfast_usrsctp_round_trip_us(socket: *mut Socket, assoc: u32) -> u64;
     pub fn holdfast_usrsctp_measure(socket: *mut Socket, assoc: u32);
 

@@ -2,9 +2,9 @@
 //! sockets, and put its packets into the [`Outbox`](super::outbox::Outbox). The stack gets no threads, so all of it
 //! runs inside our calls.
 
-use super::inbox::Kind;
+use super::inbox::SocketKind;
 use super::outbox::Route;
-use super::stack::{INNER, Inner};
+use super::stack::{STACK_STATE, StackState};
 use crate::address::RawAddress;
 use libc::{c_int, c_void, msghdr, sockaddr, socklen_t, ssize_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,12 +20,12 @@ pub struct StackSocket {
 }
 
 /// Returns the state behind the stack's lock. Hooks run only inside calls to the stack, which are made under the lock.
-fn inner() -> &'static Inner {
+fn stack_state() -> &'static StackState {
     // SAFETY: the stack has no threads of its own, so this thread is inside a call of `stack.rs`, which holds the lock.
-    unsafe { INNER.assume_locked() }
+    unsafe { STACK_STATE.assume_locked() }
 }
 
-fn fail<T: From<i8>>(error: c_int) -> T {
+fn fail_with<T: From<i8>>(error: c_int) -> T {
     // SAFETY: `__errno_location` gives this thread's `errno`.
     unsafe { *libc::__errno_location() = error };
     T::from(-1)
@@ -33,10 +33,10 @@ fn fail<T: From<i8>>(error: c_int) -> T {
 
 #[unsafe(no_mangle)]
 extern "C" fn holdfast_usrsctp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let inner = inner();
+    let inner = stack_state();
     let is_raw = kind == libc::SOCK_RAW;
     if is_raw && !inner.setup.get().raw {
-        return fail(libc::EPERM);
+        return fail_with(libc::EPERM);
     }
     // SAFETY: no pointers are passed.
     let fd = unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, protocol) };
@@ -60,10 +60,10 @@ unsafe extern "C" fn holdfast_usrsctp_bind(
     address: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
-    let inner = inner();
+    let inner = stack_state();
     let mut sockets = inner.sockets.borrow_mut();
     let Some(socket) = sockets.iter_mut().find(|socket| socket.fd == fd) else {
-        return fail(libc::EBADF);
+        return fail_with(libc::EBADF);
     };
     let outcome = if socket.is_udp {
         let any = if socket.is_v6 {
@@ -94,7 +94,7 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
     message: *const msghdr,
     _flags: c_int,
 ) -> ssize_t {
-    let inner = inner();
+    let inner = stack_state();
     // SAFETY: the stack passes a valid message with an address and `msg_iovlen` vectors.
     let (message, vectors) = unsafe {
         let message = &*message;
@@ -115,11 +115,11 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
     };
     let to = RawAddress::split_from(name).and_then(|(address, _)| address.to_socket_addr());
     let (Some(socket), Some(to), Some(first)) = (socket, to, vectors.first()) else {
-        return fail(libc::EINVAL);
+        return fail_with(libc::EINVAL);
     };
     // SAFETY: the message is a packet of the stack to one of its sockets.
     let chosen = unsafe { chosen_source(socket, first, to.is_ipv4()) };
-    let source = inner.sources.borrow_mut().best(to.ip(), chosen);
+    let source = inner.sources.borrow_mut().choose(to.ip(), chosen);
     // SAFETY: each vector is readable for its length.
     let pieces = vectors
         .iter()
@@ -130,9 +130,9 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
         to,
         source,
         kind: match (socket.is_udp, socket.is_v6) {
-            (true, _) => Kind::Udp,
-            (false, true) => Kind::Raw6,
-            (false, false) => Kind::Raw4,
+            (true, _) => SocketKind::Udp,
+            (false, true) => SocketKind::Raw6,
+            (false, false) => SocketKind::Raw4,
         },
     };
     inner.outbox.borrow_mut().push(route, pieces);
@@ -148,14 +148,14 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
 unsafe fn chosen_source(socket: StackSocket, first: &libc::iovec, is_v4: bool) -> Option<IpAddr> {
     const UDP_LEN: usize = 8;
     let ip_len = if is_v4 { 20 } else { 40 };
-    let stepped_over = match (socket.is_udp, socket.is_v6) {
+    let skipped_len = match (socket.is_udp, socket.is_v6) {
         (true, _) => ip_len + UDP_LEN,
         (false, true) => ip_len,
         (false, false) => 0,
     };
     let packet = first.iov_base.cast::<u8>();
     // SAFETY: the header begins that many bytes before, in the same buffer.
-    let header = unsafe { std::slice::from_raw_parts(packet.sub(stepped_over), ip_len) };
+    let header = unsafe { std::slice::from_raw_parts(packet.sub(skipped_len), ip_len) };
     let source: IpAddr = if is_v4 {
         Ipv4Addr::from(<[u8; 4]>::try_from(&header[12..16]).ok()?).into()
     } else {
@@ -170,15 +170,15 @@ unsafe extern "C" fn holdfast_usrsctp_gettimeofday(
     time: *mut libc::timeval,
     _zone: *mut c_void,
 ) -> c_int {
-    let asked = &inner().time;
-    let now = asked.get().unwrap_or_else(|| {
+    let cached = &stack_state().time;
+    let now = cached.get().unwrap_or_else(|| {
         let mut now = libc::timeval {
             tv_sec: 0,
             tv_usec: 0,
         };
         // SAFETY: the structure is writable, and no zone is asked for.
         unsafe { libc::gettimeofday(&raw mut now, std::ptr::null_mut()) };
-        asked.set(Some(now));
+        cached.set(Some(now));
         now
     });
     // SAFETY: the stack passes a pointer to a `timeval`.
@@ -190,7 +190,7 @@ unsafe extern "C" fn holdfast_usrsctp_gettimeofday(
 /// fails to get the lock.
 #[unsafe(no_mangle)]
 extern "C" fn holdfast_usrsctp_pthread_mutex_trylock(_lock: *mut c_void) -> c_int {
-    match inner().held_back.get() {
+    match stack_state().is_holding_back.get() {
         true => libc::EBUSY,
         false => 0,
     }

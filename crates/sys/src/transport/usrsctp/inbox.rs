@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
 /// Most datagrams read in one call.
-const BATCH: usize = 16;
+const BATCH_MAX: usize = 16;
 /// Most calls before other descriptors get their turn.
 pub const CALLS_MAX: usize = 8;
 /// Number of packets in a batch above which the next has fewer datagrams, so that answers to the first packet do not
@@ -35,7 +35,7 @@ pub struct Packet<'a> {
 
 /// Type of the stack's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SocketKind {
     Raw4,
     Raw6,
     Udp,
@@ -52,17 +52,17 @@ pub struct Inbox {
     controls: Vec<Control>,
     lengths: Vec<(usize, usize)>,
     /// Number of datagrams to read next time.
-    wanted: Cell<usize>,
+    next_batch_len: Cell<usize>,
 }
 
 impl Default for Inbox {
     fn default() -> Self {
         Self {
-            buffers: vec![0; BATCH * STRIDE],
-            addresses: vec![RawAddress::empty(); BATCH],
-            controls: vec![Control([0; CONTROL_LEN]); BATCH],
-            lengths: Vec::with_capacity(BATCH),
-            wanted: Cell::new(BATCH),
+            buffers: vec![0; BATCH_MAX * STRIDE],
+            addresses: vec![RawAddress::empty(); BATCH_MAX],
+            controls: vec![Control([0; CONTROL_LEN]); BATCH_MAX],
+            lengths: Vec::with_capacity(BATCH_MAX),
+            next_batch_len: Cell::new(BATCH_MAX),
         }
     }
 }
@@ -71,11 +71,11 @@ impl Inbox {
     /// Reads up to a batch of datagrams; returns true if none is left.
     pub fn fill(&mut self, fd: RawFd) -> io::Result<bool> {
         self.lengths.clear();
-        let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|index| libc::iovec {
+        let mut vectors: [libc::iovec; BATCH_MAX] = std::array::from_fn(|index| libc::iovec {
             iov_base: self.buffers[index * STRIDE..].as_mut_ptr().cast(),
             iov_len: BUFFER_LEN,
         });
-        let mut headers: [libc::mmsghdr; BATCH] = std::array::from_fn(|index| {
+        let mut headers: [libc::mmsghdr; BATCH_MAX] = std::array::from_fn(|index| {
             self.addresses[index] = RawAddress::empty();
             // SAFETY: all-zero bytes are a valid `mmsghdr`.
             let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
@@ -94,7 +94,7 @@ impl Inbox {
             libc::recvmmsg(
                 fd,
                 headers.as_mut_ptr(),
-                self.wanted.get() as libc::c_uint,
+                self.next_batch_len.get() as libc::c_uint,
                 flags as _,
                 std::ptr::null_mut(),
             )
@@ -105,44 +105,44 @@ impl Inbox {
             let length = (header.msg_len as usize).min(BUFFER_LEN);
             (length, header.msg_hdr.msg_controllen.min(CONTROL_LEN))
         }));
-        Ok(count < self.wanted.get())
+        Ok(count < self.next_batch_len.get())
     }
 
     /// Returns the packets of the batch.
-    pub fn packets(&self, kind: Kind) -> Vec<Packet<'_>> {
+    pub fn packets(&self, kind: SocketKind) -> Vec<Packet<'_>> {
         let mut packets = Vec::new();
-        self.each(kind, |packet| packets.push(packet));
-        let wanted = self.wanted.get();
-        self.wanted.set(if packets.len() > PACKETS_WANTED {
+        self.for_each_packet(kind, |packet| packets.push(packet));
+        let wanted = self.next_batch_len.get();
+        self.next_batch_len.set(if packets.len() > PACKETS_WANTED {
             (wanted / 2).max(1)
         } else {
-            (wanted * 2).min(BATCH)
+            (wanted * 2).min(BATCH_MAX)
         });
         packets
     }
 
-    fn each<'a>(&'a self, kind: Kind, mut take: impl FnMut(Packet<'a>)) {
+    fn for_each_packet<'a>(&'a self, kind: SocketKind, mut take: impl FnMut(Packet<'a>)) {
         for (index, &(length, control_len)) in self.lengths.iter().enumerate() {
             let bytes = &self.buffers[index * STRIDE..][..length];
-            let told = Told::read(&self.controls[index].0[..control_len]);
+            let info = DatagramInfo::read(&self.controls[index].0[..control_len]);
             let Some(from) = self.addresses[index].to_socket_addr() else {
                 continue;
             };
-            if kind == Kind::Raw4 {
-                if let Some(packet) = from_ipv4(bytes) {
+            if kind == SocketKind::Raw4 {
+                if let Some(packet) = parse_ipv4(bytes) {
                     take(packet);
                 }
                 continue;
             }
-            let Some(destination) = told.destination else {
+            let Some(destination) = info.destination else {
                 continue;
             };
-            let segment = told.segment.unwrap_or(length).max(1);
+            let segment = info.segment.unwrap_or(length).max(1);
             for bytes in bytes.chunks(segment) {
                 take(Packet {
                     source: from.ip(),
                     destination,
-                    encapsulation: (kind == Kind::Udp).then_some(from.port()),
+                    encapsulation: (kind == SocketKind::Udp).then_some(from.port()),
                     ecn: 0,
                     bytes,
                 });
@@ -153,16 +153,16 @@ impl Inbox {
 
 /// Metadata of a datagram from control messages.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct DatagramInfo {
     destination: Option<IpAddr>,
     segment: Option<usize>,
 }
 
-impl Told {
+impl DatagramInfo {
     /// Parses control messages (`struct cmsghdr` of a 64-bit Linux).
     fn read(mut bytes: &[u8]) -> Self {
         const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
-        let mut told = Self::default();
+        let mut info = Self::default();
         let word = |at: usize, bytes: &[u8]| super::super::layout::u32_at(bytes, at);
         while let (Some(len), Some(level), Some(kind)) =
             (word(0, bytes), word(8, bytes), word(12, bytes))
@@ -173,16 +173,16 @@ impl Told {
             };
             match (level as i32, kind as i32) {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
-                    told.segment = word(0, data).map(|segment| segment as usize);
+                    info.segment = word(0, data).map(|segment| segment as usize);
                 }
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     // The last of three words is `ipi_addr`, the destination in the header.
                     let octets = data.get(8..12).and_then(|o| <[u8; 4]>::try_from(o).ok());
-                    told.destination = octets.map(|octets| Ipv4Addr::from(octets).into());
+                    info.destination = octets.map(|octets| Ipv4Addr::from(octets).into());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                     let octets = data.get(..16).and_then(|o| <[u8; 16]>::try_from(o).ok());
-                    told.destination = octets.map(|octets| Ipv6Addr::from(octets).into());
+                    info.destination = octets.map(|octets| Ipv6Addr::from(octets).into());
                 }
                 _ => {}
             }
@@ -191,12 +191,12 @@ impl Told {
                 None => break,
             }
         }
-        told
+        info
     }
 }
 
 /// Parses a packet of protocol 132 from an IPv4 raw socket, which includes the IP header.
-fn from_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
+fn parse_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
     let header = bytes.get(..IPV4_HEADER_LEN)?;
     let header_len = usize::from(header[0] & 0xf) * 4;
     let octets =
@@ -212,7 +212,7 @@ fn from_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
 }
 
 /// Returns the socket address of a packet's end, in the stack's format.
-pub fn with_port(ip: IpAddr, port: u16) -> RawAddress {
+pub fn raw_address(ip: IpAddr, port: u16) -> RawAddress {
     RawAddress::for_family(SocketAddr::new(ip, port), false)
 }
 
@@ -238,18 +238,18 @@ mod tests {
             bytes.extend_from_slice(&data);
             bytes.resize(bytes.len().next_multiple_of(8), 0);
         }
-        let told = Told {
+        let info = DatagramInfo {
             destination: Some("192.0.2.1".parse().expect("an address")),
             segment: Some(100),
         };
-        assert_eq!(Told::read(&bytes), told);
+        assert_eq!(DatagramInfo::read(&bytes), info);
     }
 
     proptest! {
         #[test]
-        fn anything_can_come(bytes: Vec<u8>) {
-            Told::read(&bytes);
-            if let Some(packet) = from_ipv4(&bytes) {
+        fn any_bytes_are_handled(bytes: Vec<u8>) {
+            DatagramInfo::read(&bytes);
+            if let Some(packet) = parse_ipv4(&bytes) {
                 prop_assert!(packet.bytes.len() + IPV4_HEADER_LEN <= bytes.len());
             }
         }

@@ -18,73 +18,73 @@ const LINES_MAX: usize = 64;
 const CHUNK_LEN: usize = 2 << 20;
 
 /// Pointer to the next free piece.
-type Free = *mut c_void;
+type FreePiece = *mut c_void;
 
 struct Arena {
     /// The most recently freed piece, by size.
-    free: [Free; LINES_MAX],
+    free: [FreePiece; LINES_MAX],
     /// Unused part of the newest chunk.
-    rest: *mut u8,
-    rest_len: usize,
+    chunk_rest: *mut u8,
+    chunk_rest_len: usize,
 }
 
-struct Locked(UnsafeCell<Arena>);
+struct ArenaCell(UnsafeCell<Arena>);
 // SAFETY: used only by functions that the stack calls, which happens under the stack's lock.
-unsafe impl Sync for Locked {}
+unsafe impl Sync for ArenaCell {}
 
-static ARENA: Locked = Locked(UnsafeCell::new(Arena::new()));
+static ARENA: ArenaCell = ArenaCell(UnsafeCell::new(Arena::new()));
 
 impl Arena {
     const fn new() -> Self {
         Self {
             free: [null_mut(); LINES_MAX],
-            rest: null_mut(),
-            rest_len: 0,
+            chunk_rest: null_mut(),
+            chunk_rest_len: 0,
         }
     }
 
-    fn take(&mut self, size: usize) -> *mut c_void {
-        let Some(whole) = size.checked_add(HEADER_LEN) else {
+    fn allocate(&mut self, size: usize) -> *mut c_void {
+        let Some(total) = size.checked_add(HEADER_LEN) else {
             return null_mut();
         };
-        let lines = whole.div_ceil(LINE);
+        let lines = total.div_ceil(LINE);
         let Some(free) = self.free.get_mut(lines) else {
             // SAFETY: `malloc` accepts any length.
-            return unsafe { marked(libc::malloc(whole).cast(), LINES_MAX) };
+            return unsafe { write_header(libc::malloc(total).cast(), LINES_MAX) };
         };
         let piece = *free;
         if piece.is_null() {
             // SAFETY: the new piece is long enough for its header.
-            return unsafe { marked(self.cut(lines * LINE), lines) };
+            return unsafe { write_header(self.carve(lines * LINE), lines) };
         }
-        // SAFETY: a free piece begins with the next one (`give`).
-        *free = unsafe { piece.cast::<Free>().read() };
-        fetch(*free);
+        // SAFETY: a free piece begins with the next one (`release`).
+        *free = unsafe { piece.cast::<FreePiece>().read() };
+        prefetch(*free);
         piece
     }
 
     /// # Safety
-    /// `piece` is null, or was returned by [`take`](Self::take) and has not been freed since.
-    unsafe fn give(&mut self, piece: *mut c_void) {
+    /// `piece` is null, or was returned by [`allocate`](Self::take) and has not been freed since.
+    unsafe fn release(&mut self, piece: *mut c_void) {
         if piece.is_null() {
             return;
         }
         // SAFETY: each piece follows its header.
         unsafe {
-            let whole = piece.byte_sub(HEADER_LEN);
-            match self.free.get_mut(whole.cast::<usize>().read()) {
+            let block = piece.byte_sub(HEADER_LEN);
+            match self.free.get_mut(block.cast::<usize>().read()) {
                 Some(free) => {
-                    piece.cast::<Free>().write(*free);
+                    piece.cast::<FreePiece>().write(*free);
                     *free = piece;
                 }
-                None => libc::free(whole),
+                None => libc::free(block),
             }
         }
     }
 
     /// Cuts a new piece off the chunk; null if the system has no memory.
-    fn cut(&mut self, len: usize) -> *mut u8 {
-        if self.rest_len < len {
+    fn carve(&mut self, len: usize) -> *mut u8 {
+        if self.chunk_rest_len < len {
             let Ok(layout) = Layout::from_size_align(CHUNK_LEN, CHUNK_LEN) else {
                 return null_mut();
             };
@@ -95,11 +95,11 @@ impl Arena {
             }
             // SAFETY: the chunk is ours. A failure is harmless, because huge pages only save time.
             unsafe { libc::madvise(chunk.cast(), CHUNK_LEN, libc::MADV_HUGEPAGE) };
-            (self.rest, self.rest_len) = (chunk, CHUNK_LEN);
+            (self.chunk_rest, self.chunk_rest_len) = (chunk, CHUNK_LEN);
         }
-        let piece = self.rest;
-        self.rest = self.rest.wrapping_add(len);
-        self.rest_len -= len;
+        let piece = self.chunk_rest;
+        self.chunk_rest = self.chunk_rest.wrapping_add(len);
+        self.chunk_rest_len -= len;
         piece
     }
 }
@@ -107,7 +107,7 @@ impl Arena {
 /// Prefetches a piece's beginning, if there is a piece. Pieces freed long ago are in no cache, and messages to peers
 /// take hundreds of them in a row: waiting for each took an eighth of the time.
 #[inline]
-fn fetch(piece: Free) {
+fn prefetch(piece: FreePiece) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -124,7 +124,7 @@ fn fetch(piece: Free) {
 ///
 /// # Safety
 /// `whole` is null, or long enough for the header.
-unsafe fn marked(whole: *mut u8, lines: usize) -> *mut c_void {
+unsafe fn write_header(whole: *mut u8, lines: usize) -> *mut c_void {
     if whole.is_null() {
         return null_mut();
     }
@@ -139,7 +139,7 @@ unsafe fn marked(whole: *mut u8, lines: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub extern "C" fn holdfast_usrsctp_malloc(size: size_t) -> *mut c_void {
     // SAFETY: the stack runs under our lock.
-    unsafe { (*ARENA.0.get()).take(size) }
+    unsafe { (*ARENA.0.get()).allocate(size) }
 }
 
 #[unsafe(no_mangle)]
@@ -160,7 +160,7 @@ pub extern "C" fn holdfast_usrsctp_calloc(count: size_t, size: size_t) -> *mut c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn holdfast_usrsctp_free(piece: *mut c_void) {
     // SAFETY: guaranteed by the caller.
-    unsafe { (*ARENA.0.get()).give(piece) };
+    unsafe { (*ARENA.0.get()).release(piece) };
 }
 
 #[cfg(test)]
@@ -168,71 +168,71 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    struct Taken {
+    struct Allocation {
         piece: *mut u8,
         size: usize,
         mark: u8,
     }
 
-    impl Taken {
+    impl Allocation {
         fn new(arena: &mut Arena, size: usize, mark: u8) -> Self {
-            let piece: *mut u8 = arena.take(size).cast();
+            let piece: *mut u8 = arena.allocate(size).cast();
             assert!(!piece.is_null() && (piece as usize).is_multiple_of(HEADER_LEN));
             // SAFETY: the piece has `size` bytes.
             unsafe { piece.write_bytes(mark, size) };
             Self { piece, size, mark }
         }
 
-        fn give(self, arena: &mut Arena) {
+        fn check_and_release(self, arena: &mut Arena) {
             // SAFETY: the piece belongs to the test until the end of this function.
             unsafe {
                 let bytes = std::slice::from_raw_parts(self.piece, self.size);
                 assert!(bytes.iter().all(|byte| *byte == self.mark));
-                arena.give(self.piece.cast());
+                arena.release(self.piece.cast());
             }
         }
     }
 
     proptest! {
         #[test]
-        fn no_piece_is_part_of_another(
+        fn pieces_do_not_overlap(
             steps in proptest::collection::vec((any::<bool>(), 0usize..6000, any::<u8>()), 0..100),
         ) {
             let mut arena = Arena::new();
             let mut taken = Vec::new();
             for (is_give, number, mark) in steps {
                 if is_give && !taken.is_empty() {
-                    let given: Taken = taken.swap_remove(number % taken.len());
-                    given.give(&mut arena);
+                    let given: Allocation = taken.swap_remove(number % taken.len());
+                    given.check_and_release(&mut arena);
                 } else {
-                    taken.push(Taken::new(&mut arena, number, mark));
+                    taken.push(Allocation::new(&mut arena, number, mark));
                 }
             }
-            taken.into_iter().for_each(|each| each.give(&mut arena));
+            taken.into_iter().for_each(|each| each.check_and_release(&mut arena));
         }
     }
 
     #[test]
-    fn what_was_given_back_is_the_next_of_its_size() {
+    fn freed_piece_is_allocated_next() {
         let mut arena = Arena::new();
-        let (one, other) = (arena.take(200), arena.take(2000));
+        let (one, other) = (arena.allocate(200), arena.allocate(2000));
         // SAFETY: both pieces are the arena's.
         unsafe {
-            arena.give(one);
-            arena.give(other);
+            arena.release(one);
+            arena.release(other);
         }
-        assert_eq!((arena.take(190), arena.take(1990)), (one, other));
-        assert!(arena.take(usize::MAX).is_null());
-        let left = arena.rest_len;
+        assert_eq!((arena.allocate(190), arena.allocate(1990)), (one, other));
+        assert!(arena.allocate(usize::MAX).is_null());
+        let left = arena.chunk_rest_len;
         // The end of a chunk is left unused if it is too short.
         for _ in 0..=left / 2048 {
-            assert!(!arena.take(2000).is_null());
+            assert!(!arena.allocate(2000).is_null());
         }
-        assert!(arena.rest_len > left);
+        assert!(arena.chunk_rest_len > left);
     }
 
     #[test]
-    fn cleared_memory_is_clear_though_it_was_used() {
+    fn calloc_clears_reused_memory() {
         let _stack = super::super::stack::Stack::lock();
         let piece = holdfast_usrsctp_malloc(300);
         // SAFETY: the pieces have that length, and are freed once.

@@ -4,26 +4,26 @@
 //! sockets that [`hooks`] opens. So real addresses, multihoming, and both encapsulations work as in the library, at one
 //! system call for dozens of packets. A process has one stack ([`stack`]) with one lock.
 
-mod ahead;
 mod checksum;
+mod endpoint_queue;
 mod ffi;
+mod hash_tables;
 mod hooks;
 mod inbox;
 mod memory;
 mod options;
 mod outbox;
-mod queue;
-mod ready;
+mod prefetch;
+mod readiness;
 mod socket;
-mod source;
+mod source_address;
 mod stack;
-mod tables;
 mod timers;
 
 use super::{AssocId, Config, Endpoint, Event, Message};
-use queue::Queue;
-use ready::Ready;
-use socket::{End, Socket};
+use endpoint_queue::EndpointQueue;
+use readiness::Readiness;
+use socket::{AssocEnd, Socket};
 use stack::{Setup, Stack};
 use std::collections::HashMap;
 use std::io;
@@ -36,10 +36,10 @@ pub struct UsrsctpEndpoint {
     config: Config,
     socket: Option<Socket>,
     /// Sockets of additional ports, by number from 1.
-    further: HashMap<u32, Socket>,
+    extra_sockets: HashMap<u32, Socket>,
     last_port: u32,
     queue: u32,
-    ready: Ready,
+    readiness: Readiness,
     encapsulation: Option<u16>,
     is_raw: bool,
 }
@@ -53,24 +53,24 @@ impl UsrsctpEndpoint {
             udp_port: config.encapsulation,
         })?;
         for local in &config.local {
-            stack.inner().sources.borrow_mut().bind(local.ip());
+            stack.state().sources.borrow_mut().add_local(local.ip());
         }
-        let wake = ready::event()?;
-        let ready = Ready::new(stack.fds().into_iter(), wake.as_raw_fd())?;
-        let queue = stack.add_queue(Queue::new(wake, config.message_len_max));
+        let wake = readiness::event_fd()?;
+        let ready = Readiness::new(stack.fds().into_iter(), wake.as_raw_fd())?;
+        let queue = stack.add_queue(EndpointQueue::new(wake, config.message_len_max));
         let mut endpoint = Self {
             config: config.clone(),
             socket: None,
-            further: HashMap::new(),
+            extra_sockets: HashMap::new(),
             last_port: 0,
             queue,
-            ready,
+            readiness: ready,
             encapsulation: stack.udp_port(),
             is_raw: stack.is_raw(),
         };
-        tables::expect_many(true);
+        hash_tables::set_many_associations(true);
         let socket = Socket::open(&stack, config, 0, queue);
-        tables::expect_many(false);
+        hash_tables::set_many_associations(false);
         drop(stack);
         endpoint.socket = Some(socket?);
         Ok(endpoint)
@@ -79,18 +79,18 @@ impl UsrsctpEndpoint {
     fn socket_of(&self, assoc: AssocId) -> io::Result<&Socket> {
         let socket = match assoc.port() {
             0 => self.socket.as_ref(),
-            port => self.further.get(&port),
+            port => self.extra_sockets.get(&port),
         };
         socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn send_with(&self, assoc: AssocId, flags: u16, message: &Message) -> io::Result<()> {
+    fn send_with_flags(&self, assoc: AssocId, flags: u16, message: &Message) -> io::Result<()> {
         self.socket_of(assoc)?.send(assoc.id(), flags, message)
     }
 
     /// Lets the stack process all readable sockets and due timers.
-    fn turn(&self, stack: &Stack) -> io::Result<()> {
-        for fd in self.ready.now() {
+    fn process_ready(&self, stack: &Stack) -> io::Result<()> {
+        for fd in self.readiness.ready_fds() {
             stack.read(fd)?;
         }
         stack.tick();
@@ -98,16 +98,17 @@ impl UsrsctpEndpoint {
     }
 
     /// Aborts associations with messages over the limit, and closes additional ports with an ended association.
-    fn tidy(&mut self, stack: &Stack, events: &[Event], too_long: &[AssocId]) {
-        for &assoc in too_long {
-            let _ = self.send_with(assoc, ffi::SEND_ABORT, &Message::new(0, "too long".into()));
+    fn close_ended(&mut self, stack: &Stack, events: &[Event], oversized: &[AssocId]) {
+        for &assoc in oversized {
+            let _ =
+                self.send_with_flags(assoc, ffi::SEND_ABORT, &Message::new(0, "too long".into()));
         }
-        if self.further.is_empty() {
+        if self.extra_sockets.is_empty() {
             return;
         }
         for event in events {
             if let Event::Down { assoc, .. } = event
-                && let Some(socket) = self.further.remove(&assoc.port())
+                && let Some(socket) = self.extra_sockets.remove(&assoc.port())
             {
                 socket.close(stack);
             }
@@ -117,21 +118,21 @@ impl UsrsctpEndpoint {
 
 impl Endpoint for UsrsctpEndpoint {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.ready.fd()
+        self.readiness.fd()
     }
 
     fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         let stack = Stack::lock();
-        self.turn(&stack)?;
+        self.process_ready(&stack)?;
         let before = events.len();
-        let too_long = stack.collect(self.queue, events);
-        self.tidy(&stack, &events[before..], &too_long);
+        let oversized = stack.collect_events(self.queue, events);
+        self.close_ended(&stack, &events[before..], &oversized);
         Ok(())
     }
 
     fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
         let _stack = Stack::lock();
-        self.send_with(assoc, 0, message)
+        self.send_with_flags(assoc, 0, message)
     }
 
     fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
@@ -154,11 +155,11 @@ impl Endpoint for UsrsctpEndpoint {
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId> {
         let _stack = Stack::lock();
-        let own = self.socket_of(AssocId(0))?;
-        Ok(AssocId::new(0, own.connect(remote, encapsulation)?))
+        let socket = self.socket_of(AssocId(0))?;
+        Ok(AssocId::new(0, socket.connect(remote, encapsulation)?))
     }
 
-    fn connect_apart(
+    fn connect_from_new_port(
         &mut self,
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
@@ -174,7 +175,7 @@ impl Endpoint for UsrsctpEndpoint {
         match socket.connect(remote, encapsulation) {
             Ok(id) => {
                 self.last_port = port;
-                self.further.insert(port, socket);
+                self.extra_sockets.insert(port, socket);
                 Ok(AssocId::new(port, id))
             }
             Err(error) => {
@@ -189,7 +190,7 @@ impl Endpoint for UsrsctpEndpoint {
         self.socket_of(assoc)?.round_trip(assoc.id())
     }
 
-    fn measure(&mut self, assoc: AssocId) {
+    fn measure_round_trip(&mut self, assoc: AssocId) {
         let _stack = Stack::lock();
         if let Ok(socket) = self.socket_of(assoc) {
             socket.measure(assoc.id());
@@ -198,13 +199,14 @@ impl Endpoint for UsrsctpEndpoint {
 
     fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
         let _stack = Stack::lock();
-        self.socket_of(assoc)?.addresses(End::Remote, assoc.id())
+        self.socket_of(assoc)?
+            .addresses(AssocEnd::Remote, assoc.id())
     }
 
     fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
         let _stack = Stack::lock();
         let socket = self.socket_of(assoc)?;
-        let mut addresses = socket.addresses(End::Remote, assoc.id())?;
+        let mut addresses = socket.addresses(AssocEnd::Remote, assoc.id())?;
         // A lone address has answered, or the association would not exist.
         if addresses.len() > 1 {
             addresses.retain(|address| socket.is_confirmed(assoc.id(), *address));
@@ -214,7 +216,7 @@ impl Endpoint for UsrsctpEndpoint {
 
     fn local_addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let _stack = Stack::lock();
-        self.socket_of(AssocId(0))?.addresses(End::Local, 0)
+        self.socket_of(AssocId(0))?.addresses(AssocEnd::Local, 0)
     }
 
     fn encapsulation_port(&self) -> Option<u16> {
@@ -227,20 +229,20 @@ impl Endpoint for UsrsctpEndpoint {
 
     fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
         let _stack = Stack::lock();
-        self.send_with(assoc, ffi::SEND_EOF, &Message::new(0, "".into()))
+        self.send_with_flags(assoc, ffi::SEND_EOF, &Message::new(0, "".into()))
     }
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
         let _stack = Stack::lock();
-        self.send_with(assoc, ffi::SEND_ABORT, &Message::new(0, "".into()))
+        self.send_with_flags(assoc, ffi::SEND_ABORT, &Message::new(0, "".into()))
     }
 }
 
 impl Drop for UsrsctpEndpoint {
     fn drop(&mut self) {
         let stack = Stack::lock();
-        let further = self.further.drain().map(|(_, socket)| socket);
-        for socket in further.chain(self.socket.take()) {
+        let extra_sockets = self.extra_sockets.drain().map(|(_, socket)| socket);
+        for socket in extra_sockets.chain(self.socket.take()) {
             socket.close(&stack);
         }
         stack.flush();

@@ -1,10 +1,10 @@
 //! Socket options of usrsctp.
 
+use super::endpoint_queue::NOTIFICATIONS;
 use super::ffi::{self, Socket};
-use super::queue::NOTICES;
 use crate::sockopt::check;
 use crate::transport::Config;
-use crate::transport::layout::{Initmsg, RtoInfo, packed};
+use crate::transport::layout::{Initmsg, RtoInfo, pack_addresses};
 use libc::{c_int, c_void, socklen_t};
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -17,7 +17,7 @@ pub type GetList = unsafe extern "C" fn(*mut Socket, u32, *mut *mut libc::sockad
 pub type FreeList = unsafe extern "C" fn(*mut libc::sockaddr);
 
 /// `SCTP_FUTURE_ASSOC`: future associations.
-const FUTURE: u32 = 0;
+const FUTURE_ASSOC: u32 = 0;
 
 fn set_option<T>(socket: *mut Socket, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     let pointer: *const T = value;
@@ -31,7 +31,7 @@ fn set_sctp<T>(socket: *mut Socket, name: c_int, value: &T) -> io::Result<()> {
 }
 
 /// Sets all options of `config`.
-pub fn set(socket: *mut Socket, config: &Config) -> io::Result<()> {
+pub fn set_all(socket: *mut Socket, config: &Config) -> io::Result<()> {
     let buffer = |bytes: u32| c_int::try_from(bytes).unwrap_or(c_int::MAX);
     set_option(
         socket,
@@ -46,24 +46,24 @@ pub fn set(socket: *mut Socket, config: &Config) -> io::Result<()> {
         &buffer(config.receive_buffer),
     )?;
     set_sctp(socket, ffi::NODELAY, &c_int::from(config.no_delay))?;
-    let whole = config.message_len_max.min(config.receive_buffer / 2);
-    set_sctp(socket, ffi::PARTIAL_DELIVERY_POINT, &whole)?;
-    for kind in NOTICES {
-        let choice = ffi::EventChoice {
-            assoc: FUTURE,
-            kind,
+    let delivery_point = config.message_len_max.min(config.receive_buffer / 2);
+    set_sctp(socket, ffi::PARTIAL_DELIVERY_POINT, &delivery_point)?;
+    for notification in NOTIFICATIONS {
+        let subscription = ffi::EventSubscription {
+            assoc: FUTURE_ASSOC,
+            kind: notification,
             on: 1,
         };
-        set_sctp(socket, ffi::EVENT, &choice)?;
+        set_sctp(socket, ffi::EVENT, &subscription)?;
     }
-    set_failure(socket, config)
+    set_failure_detection(socket, config)
 }
 
-fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
+fn set_failure_detection(socket: *mut Socket, config: &Config) -> io::Result<()> {
     let failure = &config.failure;
     let ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
     let rto = RtoInfo {
-        assoc: FUTURE,
+        assoc: FUTURE_ASSOC,
         initial: ms(failure.rto_initial),
         max: ms(failure.rto_max),
         min: ms(failure.rto_min),
@@ -71,13 +71,13 @@ fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
     set_sctp(socket, ffi::RTOINFO, &rto)?;
     let init = Initmsg {
         outbound_streams: config.outbound_streams,
-        inbound_streams_max: config.streams,
+        inbound_streams_max: config.inbound_streams_max,
         attempts_max: failure.init_retransmissions,
         timeout_ms_max: u16::try_from(ms(failure.rto_max)).unwrap_or(u16::MAX),
     };
     set_sctp(socket, ffi::INITMSG, &init)?;
     let assoc = ffi::AssocParams {
-        assoc: FUTURE,
+        assoc: FUTURE_ASSOC,
         peer_rwnd: 0,
         local_rwnd: 0,
         cookie_life: 0,
@@ -132,7 +132,7 @@ pub fn is_confirmed(socket: *mut Socket, assoc: u32, address: SocketAddr) -> boo
     // SAFETY: all-zero bytes are a valid structure.
     let mut info: ffi::PathInfo = unsafe { zeroed() };
     info.assoc = assoc;
-    let address = packed(&[address]);
+    let address = pack_addresses(&[address]);
     let to: *mut u8 = (&raw mut info.address).cast();
     // SAFETY: a packed address is no longer than `sockaddr_storage`, which fits any address.
     unsafe { std::ptr::copy_nonoverlapping(address.as_ptr(), to, address.len()) };

@@ -1,7 +1,7 @@
 //! Packets to send, sent in batches: `sendmmsg(2)`, and UDP segmentation offload for packets of one length to one
 //! peer, which then pass the kernel's stack as one.
 
-use super::inbox::Kind;
+use super::inbox::SocketKind;
 use crate::address::RawAddress;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 /// Most segments in one datagram (`UDP_MAX_SEGMENTS` was 64 before Linux 6.9).
 const SEGMENTS_MAX: usize = 64;
 /// Length of the longest datagram before segmentation, bytes.
-const GROUP_LEN_MAX: usize = 63_000;
+const DATAGRAM_LEN_MAX: usize = 63_000;
 /// Number of packets at which all are sent without waiting for a flush, so that the peer has work meanwhile.
 const OUTBOX_PACKETS_MAX: usize = 64;
 /// Number of recent groups searched for one that a packet can join.
@@ -25,11 +25,11 @@ pub struct Route {
     pub source: Option<IpAddr>,
     /// Type of the socket: packets to a UDP socket can be segmented; packets to the IPv4 raw socket begin with their IP
     /// header.
-    pub kind: Kind,
+    pub kind: SocketKind,
 }
 
 /// Packets of one route that are sent as one datagram: all have `segment` bytes, except that the last may be shorter.
-struct Group {
+struct PacketGroup {
     route: Route,
     segment: usize,
     pieces: Vec<(usize, usize)>,
@@ -37,12 +37,12 @@ struct Group {
     is_open: bool,
 }
 
-impl Group {
-    fn takes(&self, len: usize) -> bool {
+impl PacketGroup {
+    fn accepts(&self, len: usize) -> bool {
         self.is_open
             && len <= self.segment
             && self.pieces.len() < SEGMENTS_MAX
-            && self.total + len <= GROUP_LEN_MAX
+            && self.total + len <= DATAGRAM_LEN_MAX
     }
 
     fn push(&mut self, start: usize, len: usize) {
@@ -57,7 +57,7 @@ impl Group {
 pub struct Outbox {
     bytes: Vec<u8>,
     packets: usize,
-    groups: Vec<Group>,
+    groups: Vec<PacketGroup>,
     spare: Vec<Vec<(usize, usize)>>,
 }
 
@@ -67,7 +67,7 @@ impl Outbox {
         let start = self.bytes.len();
         pieces.for_each(|piece| self.bytes.extend_from_slice(piece));
         let len = self.bytes.len() - start;
-        if let (Kind::Raw4, Some(IpAddr::V4(source))) = (route.kind, route.source)
+        if let (SocketKind::Raw4, Some(IpAddr::V4(source))) = (route.kind, route.source)
             && let Some(field) = self.bytes.get_mut(start + 12..start + 16)
         {
             field.copy_from_slice(&source.octets());
@@ -75,7 +75,9 @@ impl Outbox {
         let recent = self.groups.iter_mut().rev().take(GROUPS_SEARCHED);
         // The newest group of the route is the only candidate, so that packets of a route stay in order.
         match recent.into_iter().find(|group| group.route == route) {
-            Some(group) if route.kind == Kind::Udp && group.takes(len) => group.push(start, len),
+            Some(group) if route.kind == SocketKind::Udp && group.accepts(len) => {
+                group.push(start, len)
+            }
             _ => self.open_group(route, start, len),
         }
         self.packets += 1;
@@ -87,7 +89,7 @@ impl Outbox {
     fn open_group(&mut self, route: Route, start: usize, len: usize) {
         let mut pieces = self.spare.pop().unwrap_or_default();
         pieces.push((start, len));
-        self.groups.push(Group {
+        self.groups.push(PacketGroup {
             route,
             segment: len,
             pieces,
@@ -101,9 +103,9 @@ impl Outbox {
         let mut groups = std::mem::take(&mut self.groups);
         let mut rest = groups.as_slice();
         while let Some(first) = rest.first() {
-            let same = rest.iter().take_while(|g| g.route.fd == first.route.fd);
-            let (now, later) = rest.split_at(same.count());
-            self.send(first.route.fd, now);
+            let same_socket = rest.iter().take_while(|g| g.route.fd == first.route.fd);
+            let (current, later) = rest.split_at(same_socket.count());
+            self.send(first.route.fd, current);
             rest = later;
         }
         for mut group in groups.drain(..) {
@@ -115,7 +117,7 @@ impl Outbox {
         self.packets = 0;
     }
 
-    fn send(&self, fd: RawFd, groups: &[Group]) {
+    fn send(&self, fd: RawFd, groups: &[PacketGroup]) {
         let mut batch = Batch::new(&self.bytes, groups);
         let mut done = 0;
         while done < groups.len() {
@@ -132,9 +134,9 @@ impl Outbox {
 
     /// Sends the packets of a group that the kernel refused as a whole, for example on a device without checksum
     /// offload.
-    fn send_singly(&self, fd: RawFd, group: &Group) {
+    fn send_singly(&self, fd: RawFd, group: &PacketGroup) {
         for &piece in &group.pieces {
-            let single = [Group {
+            let single = [PacketGroup {
                 route: group.route,
                 segment: piece.1,
                 pieces: vec![piece],
@@ -160,7 +162,7 @@ struct Batch {
 struct Control([u8; CONTROL_LEN]);
 
 impl Batch {
-    fn new(bytes: &[u8], groups: &[Group]) -> Self {
+    fn new(bytes: &[u8], groups: &[PacketGroup]) -> Self {
         let mut addresses: Vec<RawAddress> = groups
             .iter()
             .map(|group| RawAddress::for_family(group.route.to, false))
@@ -213,12 +215,12 @@ impl Batch {
 }
 
 /// Writes control messages for the segment length and the source address, as needed.
-fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group) {
+fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &PacketGroup) {
     let mut used = 0;
     let bytes = &mut control.0;
     if group.pieces.len() > 1 {
         let segment = (group.segment as u16).to_ne_bytes();
-        used += put(
+        used += put_control_message(
             &mut bytes[used..],
             libc::SOL_UDP,
             libc::UDP_SEGMENT,
@@ -226,12 +228,12 @@ fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group)
         );
     }
     let source = group.route.source;
-    match source.filter(|_| group.route.kind != Kind::Raw4) {
+    match source.filter(|_| group.route.kind != SocketKind::Raw4) {
         Some(IpAddr::V4(source)) => {
             // The value is a `struct in_pktinfo`: interface, source, (unused).
             let mut info = [0; 12];
             info[4..8].copy_from_slice(&source.octets());
-            used += put(
+            used += put_control_message(
                 &mut bytes[used..],
                 libc::IPPROTO_IP,
                 libc::IP_PKTINFO,
@@ -242,7 +244,7 @@ fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group)
             // The value is a `struct in6_pktinfo`: source, interface.
             let mut info = [0; 20];
             info[..16].copy_from_slice(&source.octets());
-            used += put(
+            used += put_control_message(
                 &mut bytes[used..],
                 libc::IPPROTO_IPV6,
                 libc::IPV6_PKTINFO,
@@ -258,7 +260,7 @@ fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group)
 }
 
 /// Writes one control message (`struct cmsghdr` of a 64-bit Linux) and returns its aligned length.
-fn put(bytes: &mut [u8], level: i32, kind: i32, data: &[u8]) -> usize {
+fn put_control_message(bytes: &mut [u8], level: i32, kind: i32, data: &[u8]) -> usize {
     const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
     let len = HEADER_LEN + data.len();
     bytes[..8].copy_from_slice(&len.to_ne_bytes());

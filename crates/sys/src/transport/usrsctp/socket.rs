@@ -1,11 +1,11 @@
 //! One socket of the stack. All calls are made under the stack's lock.
 
+use super::endpoint_queue::{self, ulp_info};
 use super::ffi::{self, SndInfo};
 use super::options;
-use super::queue::{self, ulp_info};
 use super::stack::Stack;
 use crate::sockopt::check;
-use crate::transport::layout::{packed, unpacked};
+use crate::transport::layout::{pack_addresses, unpack_addresses};
 use crate::transport::{Config, Message};
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// One of an association's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum AssocEnd {
     Local,
     Remote,
 }
@@ -35,7 +35,7 @@ impl Socket {
                 domain,
                 libc::SOCK_SEQPACKET,
                 libc::IPPROTO_SCTP,
-                Some(queue::receive),
+                Some(endpoint_queue::receive),
                 None,
                 0,
                 ulp_info(port, queue),
@@ -45,7 +45,7 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         let socket = Self(socket);
-        match socket.prepare(config) {
+        match socket.configure(config) {
             Ok(()) => Ok(socket),
             Err(error) => {
                 socket.close(stack);
@@ -54,10 +54,10 @@ impl Socket {
         }
     }
 
-    fn prepare(&self, config: &Config) -> io::Result<()> {
+    fn configure(&self, config: &Config) -> io::Result<()> {
         // SAFETY: the socket is open.
         check(unsafe { ffi::usrsctp_set_non_blocking(self.0, 1) })?;
-        options::set(self.0, config)?;
+        options::set_all(self.0, config)?;
         self.bind(&config.local)?;
         if config.listen {
             // SAFETY: the socket is open.
@@ -70,17 +70,17 @@ impl Socket {
         let Some((first, others)) = local.split_first() else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        let mut address = packed(&[*first]);
+        let mut address = pack_addresses(&[*first]);
         let length = address.len() as libc::socklen_t;
         // SAFETY: the address is readable for its length.
         check(unsafe { ffi::usrsctp_bind(self.0, address.as_mut_ptr().cast(), length) })?;
         if others.is_empty() {
             return Ok(());
         }
-        let addresses = self.addresses(End::Local, 0)?;
+        let addresses = self.addresses(AssocEnd::Local, 0)?;
         let port = addresses.first().map_or(0, SocketAddr::port);
         for &other in others {
-            let mut address = packed(&[SocketAddr::new(other.ip(), port)]);
+            let mut address = pack_addresses(&[SocketAddr::new(other.ip(), port)]);
             let pointer = address.as_mut_ptr().cast();
             // SAFETY: `pointer` has one packed address.
             check(unsafe { ffi::usrsctp_bindx(self.0, pointer, 1, ffi::BINDX_ADD_ADDR) })?;
@@ -91,7 +91,7 @@ impl Socket {
     /// Starts an association and returns the stack's number of it.
     pub fn connect(&self, remote: &[SocketAddr], encapsulation: Option<u16>) -> io::Result<u32> {
         options::set_encapsulation(self.0, encapsulation)?;
-        let addresses = packed(remote);
+        let addresses = pack_addresses(remote);
         let mut assoc = 0;
         // SAFETY: the list has that many packed addresses.
         let outcome = check(unsafe {
@@ -156,19 +156,19 @@ impl Socket {
     ) -> usize {
         let last = messages.len().saturating_sub(1);
         let mut unsent = 0;
-        let finds_no_room = |(place, message): (usize, &Message)| {
+        let is_full = |(index, message): (usize, &Message)| {
             unsent += message.data.len();
-            let is_more = place < last && unsent < unsent_max;
-            if !is_more {
+            let more_follows = index < last && unsent < unsent_max;
+            if !more_follows {
                 unsent = 0;
             }
-            stack.hold_back(is_more);
+            stack.hold_back(more_follows);
             let sent = self.send(assoc, 0, message);
             sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         };
-        let taken = messages.iter().enumerate().position(finds_no_room);
+        let first_refused = messages.iter().enumerate().position(is_full);
         stack.hold_back(false);
-        taken.unwrap_or(messages.len())
+        first_refused.unwrap_or(messages.len())
     }
 
     pub fn round_trip(&self, assoc: u32) -> io::Result<Duration> {
@@ -185,13 +185,13 @@ impl Socket {
     }
 
     /// Returns the addresses of one end; `assoc` 0 means the socket's bound addresses.
-    pub fn addresses(&self, end: End, assoc: u32) -> io::Result<Vec<SocketAddr>> {
+    pub fn addresses(&self, end: AssocEnd, assoc: u32) -> io::Result<Vec<SocketAddr>> {
         let (get, free) = match end {
-            End::Local => (
+            AssocEnd::Local => (
                 ffi::usrsctp_getladdrs as options::GetList,
                 ffi::usrsctp_freeladdrs as options::FreeList,
             ),
-            End::Remote => (
+            AssocEnd::Remote => (
                 ffi::usrsctp_getpaddrs as options::GetList,
                 ffi::usrsctp_freepaddrs as options::FreeList,
             ),
@@ -206,7 +206,7 @@ impl Socket {
             }
             let bytes = options::read_list(list.cast(), count as usize);
             free(list);
-            Ok(unpacked(&bytes, count as usize))
+            Ok(unpack_addresses(&bytes, count as usize))
         }
     }
 

@@ -1,13 +1,13 @@
 //! The process's single SCTP stack: lock, sockets, received packets, timers, and the queues of its endpoints.
 
-use super::ahead;
+use super::endpoint_queue::EndpointQueue;
 use super::ffi;
 use super::hooks::StackSocket;
-use super::inbox::{CALLS_MAX, Inbox, Kind, PACKETS_WANTED, Packet, with_port};
+use super::inbox::{CALLS_MAX, Inbox, PACKETS_WANTED, Packet, SocketKind, raw_address};
 use super::outbox::Outbox;
-use super::queue::Queue;
-use super::ready::{drain, signal, timer};
-use super::source::Sources;
+use super::prefetch;
+use super::readiness::{drain, periodic_timer_fd, signal};
+use super::source_address::SourceAddresses;
 use crate::transport::{AssocId, Event};
 use crate::{address, sockopt};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -29,7 +29,7 @@ const CHUNKS_MAX: u32 = 2048;
 const BURST_MAX: u32 = 32;
 /// Level 2 of `sctp_blackhole`: no answer to packets of unknown associations, because on a raw socket a process also
 /// receives packets of other processes.
-const SILENT: u32 = 2;
+const BLACKHOLE_LEVEL: u32 = 2;
 
 /// Settings that the first endpoint determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,38 +39,38 @@ pub struct Setup {
 }
 
 /// State behind the lock. A borrow must end before the stack is called, because the stack may call back.
-pub struct Inner {
+pub struct StackState {
     pub setup: Cell<Setup>,
     pub sockets: RefCell<Vec<StackSocket>>,
     pub outbox: RefCell<Outbox>,
     /// Queues of the endpoints, by the stack's number for each.
-    pub queues: RefCell<Vec<Option<Queue>>>,
-    pub sources: RefCell<Sources>,
+    pub queues: RefCell<Vec<Option<EndpointQueue>>>,
+    pub sources: RefCell<SourceAddresses>,
     /// True while queued messages are not sent, because more follow.
-    pub held_back: Cell<bool>,
+    pub is_holding_back: Cell<bool>,
     /// Time of day, cached from the stack's first request since the lock was taken.
     pub time: Cell<Option<libc::timeval>>,
     inbox: RefCell<Inbox>,
     udp_port: Cell<Option<u16>>,
-    ticked: Cell<Option<Instant>>,
+    last_tick: Cell<Option<Instant>>,
     timer: OnceCell<OwnedFd>,
 }
 
-/// [`Inner`], reachable from hooks, which get no user argument.
-pub struct Locked {
+/// [`StackState`], reachable from hooks, which get no user argument.
+pub struct StackCell {
     lock: Mutex<()>,
     inner: std::sync::LazyLock<SendInner>,
 }
 
-struct SendInner(Inner);
-// SAFETY: all access is under `Locked::lock`.
+struct SendInner(StackState);
+// SAFETY: all access is under `StackCell::lock`.
 unsafe impl Sync for SendInner {}
 // SAFETY: no part of it is bound to a thread.
 unsafe impl Send for SendInner {}
 
-pub static INNER: Locked = Locked {
+pub static STACK_STATE: StackCell = StackCell {
     lock: Mutex::new(()),
-    inner: std::sync::LazyLock::new(|| SendInner(Inner::new())),
+    inner: std::sync::LazyLock::new(|| SendInner(StackState::new())),
 };
 
 /// Proof that the lock is held.
@@ -78,17 +78,17 @@ pub struct Stack {
     _guard: MutexGuard<'static, ()>,
 }
 
-impl Locked {
+impl StackCell {
     /// Returns the guarded state.
     ///
     /// # Safety
     /// The calling thread holds the lock.
-    pub unsafe fn assume_locked(&self) -> &Inner {
+    pub unsafe fn assume_locked(&self) -> &StackState {
         &self.inner.0
     }
 }
 
-impl Inner {
+impl StackState {
     fn new() -> Self {
         Self {
             setup: Cell::new(Setup {
@@ -99,11 +99,11 @@ impl Inner {
             outbox: RefCell::default(),
             queues: RefCell::default(),
             sources: RefCell::default(),
-            held_back: Cell::new(false),
+            is_holding_back: Cell::new(false),
             time: Cell::new(None),
             inbox: RefCell::default(),
             udp_port: Cell::new(None),
-            ticked: Cell::new(None),
+            last_tick: Cell::new(None),
             timer: OnceCell::new(),
         }
     }
@@ -112,7 +112,7 @@ impl Inner {
     pub fn learn_udp_port(&self, fd: RawFd) {
         // SAFETY: the descriptor was opened by the stack and is open.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        if let Ok(local) = address::local(borrowed) {
+        if let Ok(local) = address::local_address(borrowed) {
             let setup = self.setup.get();
             self.setup.set(Setup {
                 udp_port: Some(local.port()),
@@ -127,25 +127,28 @@ impl Stack {
     /// Takes the lock.
     pub fn lock() -> Self {
         let stack = Self {
-            _guard: INNER.lock.lock().unwrap_or_else(PoisonError::into_inner),
+            _guard: STACK_STATE
+                .lock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
         };
-        stack.inner().time.set(None);
+        stack.state().time.set(None);
         stack
     }
 
-    pub fn inner(&self) -> &Inner {
+    pub fn state(&self) -> &StackState {
         // SAFETY: `self` is the lock, held.
-        unsafe { INNER.assume_locked() }
+        unsafe { STACK_STATE.assume_locked() }
     }
 
     /// Starts the stack with `setup`, or does nothing if it is running.
     pub fn start(&self, setup: Setup) -> io::Result<()> {
-        let inner = self.inner();
+        let inner = self.state();
         if inner.timer.get().is_some() {
             return Ok(());
         }
         inner.setup.set(setup);
-        let timer = timer(TICK_MS)?;
+        let timer = periodic_timer_fd(TICK_MS)?;
         // SAFETY: called once, under the lock, with no packets without IP; hooks are ready.
         unsafe {
             ffi::usrsctp_tunable_set_sctp_pcbtblsize(BUCKETS);
@@ -154,7 +157,7 @@ impl Stack {
             ffi::usrsctp_init_nothreads(port, None, None);
             // A missing checksum on loopback would look wrong in a capture and to a kernel's stack.
             ffi::usrsctp_sysctl_set_sctp_no_csum_on_loopback(0);
-            ffi::usrsctp_sysctl_set_sctp_blackhole(SILENT);
+            ffi::usrsctp_sysctl_set_sctp_blackhole(BLACKHOLE_LEVEL);
             ffi::usrsctp_sysctl_set_sctp_max_chunks_on_queue(CHUNKS_MAX);
             ffi::usrsctp_sysctl_set_sctp_max_burst_default(BURST_MAX);
             ffi::usrsctp_sysctl_set_sctp_auto_asconf(0);
@@ -165,42 +168,42 @@ impl Stack {
         }
         inner.sockets.borrow_mut().retain(|socket| socket.is_bound);
         for socket in inner.sockets.borrow().iter() {
-            prepare(socket);
+            enlarge_buffers(socket);
         }
         if let Some(port) = inner.udp_port.get() {
             // SAFETY: no pointers are passed.
             unsafe { ffi::usrsctp_sysctl_set_sctp_udp_tunneling_port(u32::from(port)) };
         }
-        inner.ticked.set(Some(Instant::now()));
+        inner.last_tick.set(Some(Instant::now()));
         let _ = inner.timer.set(timer);
-        self.check(setup)
+        self.check_sockets(setup)
     }
 
-    fn check(&self, setup: Setup) -> io::Result<()> {
-        let sockets = self.inner().sockets.borrow();
+    fn check_sockets(&self, setup: Setup) -> io::Result<()> {
+        let sockets = self.state().sockets.borrow();
         if setup.udp_port.is_some() && !sockets.iter().any(|socket| socket.is_udp) {
             let port = setup.udp_port.unwrap_or(0);
-            let text = format!("UDP port {port} of encapsulated SCTP is in use");
+            let text = format!("UDP port {port} for encapsulated SCTP is in use");
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
         if sockets.is_empty() {
-            let text = "no SCTP in the kernel, no raw socket allowed, and no UDP port given";
+            let text = "no SCTP available: the kernel has none, raw sockets are not permitted, and no UDP port is configured";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
         Ok(())
     }
 
     pub fn udp_port(&self) -> Option<u16> {
-        self.inner().udp_port.get()
+        self.state().udp_port.get()
     }
 
     pub fn is_raw(&self) -> bool {
-        self.inner().sockets.borrow().iter().any(|s| !s.is_udp)
+        self.state().sockets.borrow().iter().any(|s| !s.is_udp)
     }
 
     /// Returns the descriptors that are readable when the stack has work to do.
     pub fn fds(&self) -> Vec<RawFd> {
-        let inner = self.inner();
+        let inner = self.state();
         let sockets = inner.sockets.borrow();
         let timer = inner.timer.get().map(AsRawFd::as_raw_fd);
         sockets.iter().map(|s| s.fd).chain(timer).collect()
@@ -208,7 +211,7 @@ impl Stack {
 
     /// Reads the packets that arrived on one of [`fds`](Self::fds), and lets the stack process them.
     pub fn read(&self, fd: RawFd) -> io::Result<()> {
-        let inner = self.inner();
+        let inner = self.state();
         if inner.timer.get().is_some_and(|t| t.as_raw_fd() == fd) {
             drain(fd);
             return Ok(());
@@ -216,24 +219,24 @@ impl Stack {
         let socket = inner.sockets.borrow().iter().find(|s| s.fd == fd).copied();
         let Some(socket) = socket else { return Ok(()) };
         let kind = match (socket.is_udp, socket.is_v6) {
-            (true, _) => Kind::Udp,
-            (false, true) => Kind::Raw6,
-            (false, false) => Kind::Raw4,
+            (true, _) => SocketKind::Udp,
+            (false, true) => SocketKind::Raw6,
+            (false, false) => SocketKind::Raw4,
         };
         let mut inbox = inner.inbox.borrow_mut();
         let mut packets = 0;
         // All packets are read, up to a limit: a caller that pauses between two calls must not leave work behind.
         for _ in 0..CALLS_MAX {
-            let is_all = match inbox.fill(fd) {
-                Ok(is_all) => is_all,
-                Err(error) if is_passing(&error) => return Ok(()),
+            let is_drained = match inbox.fill(fd) {
+                Ok(is_drained) => is_drained,
+                Err(error) if is_temporary(&error) => return Ok(()),
                 Err(error) => return Err(error),
             };
-            let came = inbox.packets(kind);
-            packets += came.len();
+            let received = inbox.packets(kind);
+            packets += received.len();
             // SAFETY: the stack runs, and the lock is held.
-            unsafe { ahead::take_each(&came, take_in) };
-            if is_all || packets >= PACKETS_WANTED {
+            unsafe { prefetch::for_each_prefetched(&received, process_packet) };
+            if is_drained || packets >= PACKETS_WANTED {
                 break;
             }
         }
@@ -242,17 +245,17 @@ impl Stack {
 
     /// Runs the due timers.
     pub fn tick(&self) {
-        let inner = self.inner();
+        let inner = self.state();
         let now = Instant::now();
-        let Some(ticked) = inner.ticked.get() else {
+        let Some(ticked) = inner.last_tick.get() else {
             return;
         };
         let elapsed = now.duration_since(ticked).as_millis();
         let ticks = u32::try_from(elapsed).unwrap_or(u32::MAX) / TICK_MS;
         if ticks > 0 {
-            inner.sources.borrow_mut().tell_time(now);
+            inner.sources.borrow_mut().set_now(now);
             let elapsed = ticks * TICK_MS;
-            inner.ticked.set(Some(
+            inner.last_tick.set(Some(
                 ticked + std::time::Duration::from_millis(elapsed.into()),
             ));
             // SAFETY: the stack runs, and the lock is held.
@@ -261,8 +264,8 @@ impl Stack {
     }
 
     /// Puts a queue into the first free slot and returns its number.
-    pub fn add_queue(&self, queue: Queue) -> u32 {
-        let mut queues = self.inner().queues.borrow_mut();
+    pub fn add_queue(&self, queue: EndpointQueue) -> u32 {
+        let mut queues = self.state().queues.borrow_mut();
         let number = queues.iter().position(Option::is_none);
         let number = number.unwrap_or_else(|| {
             queues.push(None);
@@ -273,41 +276,41 @@ impl Stack {
     }
 
     pub fn remove_queue(&self, number: u32) {
-        if let Some(queue) = self.inner().queues.borrow_mut().get_mut(number as usize) {
+        if let Some(queue) = self.state().queues.borrow_mut().get_mut(number as usize) {
             *queue = None;
         }
     }
 
-    /// Appends the events of queue `own`, wakes other endpoints with new events, and returns the associations with
+    /// Appends the events of queue `own_queue`, wakes other endpoints with new events, and returns the associations with
     /// messages over the limit.
-    pub fn collect(&self, own: u32, events: &mut Vec<Event>) -> Vec<AssocId> {
-        let mut too_long = Vec::new();
-        let mut queues = self.inner().queues.borrow_mut();
+    pub fn collect_events(&self, own_queue: u32, events: &mut Vec<Event>) -> Vec<AssocId> {
+        let mut oversized = Vec::new();
+        let mut queues = self.state().queues.borrow_mut();
         for (number, queue) in queues.iter_mut().enumerate() {
             let Some(queue) = queue else { continue };
-            let assembly = &mut queue.assembly;
-            if number == own as usize {
+            let assembly = &mut queue.assembler;
+            if number == own_queue as usize {
                 events.append(&mut assembly.events);
-                too_long = std::mem::take(&mut assembly.too_long);
-            } else if !assembly.events.is_empty() || !assembly.too_long.is_empty() {
+                oversized = std::mem::take(&mut assembly.oversized);
+            } else if !assembly.events.is_empty() || !assembly.oversized.is_empty() {
                 signal(queue.wake.as_raw_fd());
             }
         }
-        too_long
+        oversized
     }
 
     /// Sets whether messages are only queued from then on.
     pub fn hold_back(&self, held_back: bool) {
-        self.inner().held_back.set(held_back);
+        self.state().is_holding_back.set(held_back);
     }
 
     pub fn flush(&self) {
-        self.inner().outbox.borrow_mut().flush();
+        self.state().outbox.borrow_mut().flush();
     }
 }
 
 /// Returns true for errors of a receive call that are temporary or concern one peer.
-fn is_passing(error: &io::Error) -> bool {
+fn is_temporary(error: &io::Error) -> bool {
     let code = error.raw_os_error().unwrap_or(0);
     [
         libc::EAGAIN,
@@ -323,7 +326,7 @@ fn is_passing(error: &io::Error) -> bool {
 
 /// Requests larger buffers than the stack does, and receive offload. Failure is ignored: an unprivileged process gets
 /// only the sizes that the system allows.
-fn prepare(socket: &StackSocket) {
+fn enlarge_buffers(socket: &StackSocket) {
     // SAFETY: the stack keeps its sockets open.
     let fd = unsafe { BorrowedFd::borrow_raw(socket.fd) };
     for (forced, plain) in [
@@ -340,7 +343,7 @@ fn prepare(socket: &StackSocket) {
 }
 
 /// Passes a packet to the stack, like `usrsctp_conninput`, but with IP addresses.
-fn take_in(packet: &Packet<'_>) {
+fn process_packet(packet: &Packet<'_>) {
     /// Length of the SCTP common header, without and with a chunk header.
     const HEADER_LEN: usize = 12;
     const LEAST_LEN: usize = HEADER_LEN + 4;
@@ -357,8 +360,8 @@ fn take_in(packet: &Packet<'_>) {
         return;
     }
     let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-    let mut source = with_port(packet.source, port(0));
-    let mut destination = with_port(packet.destination, port(2));
+    let mut source = raw_address(packet.source, port(0));
+    let mut destination = raw_address(packet.destination, port(2));
     let first_len = bytes.len().min(CLUSTER_LEN);
     // SAFETY: an mbuf for `first_len` bytes in one buffer is requested and filled; the stack appends the rest, if any.
     // The header is in the first buffer, which is longer. The stack takes the parts it keeps out of `mbuf`. The lock is

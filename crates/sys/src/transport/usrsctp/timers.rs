@@ -35,11 +35,11 @@ struct Wheel {
     due: *mut Callout,
 }
 
-struct Locked(UnsafeCell<Wheel>);
+struct WheelCell(UnsafeCell<Wheel>);
 // SAFETY: used only by functions that the stack calls, which happens under the stack's lock.
-unsafe impl Sync for Locked {}
+unsafe impl Sync for WheelCell {}
 
-static WHEEL: Locked = Locked(UnsafeCell::new(Wheel::new()));
+static WHEEL: WheelCell = WheelCell(UnsafeCell::new(Wheel::new()));
 
 impl Wheel {
     const fn new() -> Self {
@@ -134,17 +134,17 @@ unsafe fn advance(wheel: *mut Wheel, ticks: u32) {
         let before = (*wheel).now;
         let now = before.wrapping_add(ticks);
         (*wheel).now = now;
-        let within = before & ((1 << SLOT_BITS) - 1);
-        let steps = (u64::from(ticks) + u64::from(within)) >> SLOT_BITS;
+        let offset_in_slot = before & ((1 << SLOT_BITS) - 1);
+        let steps = (u64::from(ticks) + u64::from(offset_in_slot)) >> SLOT_BITS;
         for step in 0..=steps.min(SLOTS as u64 - 1) as usize {
             let slot = ((before >> SLOT_BITS) as usize + step) % SLOTS;
             let mut next = (*wheel).slots[slot];
             while let Some(timer) = next.as_mut() {
-                let this = next;
+                let timer_pointer = next;
                 next = timer.next;
                 if now.wrapping_sub(timer.time) <= i32::MAX as u32 {
-                    unlink(this);
-                    link(this, &raw mut (*wheel).due);
+                    unlink(timer_pointer);
+                    link(timer_pointer, &raw mut (*wheel).due);
                 }
             }
         }
@@ -201,35 +201,35 @@ mod tests {
     use std::collections::BTreeMap;
 
     /// A timer that records its call, and starts again if requested.
-    struct Noted {
+    struct RecordingTimer {
         callout: Callout,
         wheel: *mut Wheel,
-        called: Vec<u32>,
-        again: Option<u32>,
+        call_times: Vec<u32>,
+        restart_ticks: Option<u32>,
     }
 
-    unsafe extern "C" fn called(argument: *mut c_void) {
-        let noted = argument.cast::<Noted>();
-        // SAFETY: the test passes a `Noted`, which lives as long as the wheel.
+    unsafe extern "C" fn on_timer(argument: *mut c_void) {
+        let noted = argument.cast::<RecordingTimer>();
+        // SAFETY: the test passes a `RecordingTimer`, which lives as long as the wheel.
         unsafe {
             let now = (*(*noted).wheel).now;
-            (*noted).called.push(now);
-            if let Some(ticks) = (*noted).again.take() {
-                begin(noted, ticks);
+            (*noted).call_times.push(now);
+            if let Some(ticks) = (*noted).restart_ticks.take() {
+                start_recording(noted, ticks);
             }
         }
     }
 
-    unsafe fn begin(noted: *mut Noted, ticks: u32) -> c_int {
+    unsafe fn start_recording(noted: *mut RecordingTimer, ticks: u32) -> c_int {
         // SAFETY: as above.
         unsafe {
             let timer = &raw mut (*noted).callout;
-            start((*noted).wheel, timer, ticks, called, noted.cast())
+            start((*noted).wheel, timer, ticks, on_timer, noted.cast())
         }
     }
 
-    fn noted(wheel: *mut Wheel) -> Noted {
-        Noted {
+    fn recording_timer(wheel: *mut Wheel) -> RecordingTimer {
+        RecordingTimer {
             callout: Callout {
                 next: std::ptr::null_mut(),
                 link: std::ptr::null_mut(),
@@ -239,13 +239,13 @@ mod tests {
                 flags: 0,
             },
             wheel,
-            called: Vec::new(),
-            again: None,
+            call_times: Vec::new(),
+            restart_ticks: None,
         }
     }
 
     #[test]
-    fn the_layout_is_the_librarys() {
+    fn callout_layout_matches_library() {
         assert_eq!(size_of::<Callout>(), 0x30);
         assert_eq!(std::mem::offset_of!(Callout, time), 0x10);
         assert_eq!(std::mem::offset_of!(Callout, function), 0x20);
@@ -253,23 +253,23 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_may_start_itself_again() {
+    fn timer_may_restart_itself() {
         let mut wheel = Box::new(Wheel::new());
         let wheel: *mut Wheel = &raw mut *wheel;
-        let mut timer = Box::new(noted(wheel));
-        let timer: *mut Noted = &raw mut *timer;
+        let mut timer = Box::new(recording_timer(wheel));
+        let timer: *mut RecordingTimer = &raw mut *timer;
         // SAFETY: both live to the end of the test.
         unsafe {
-            (*timer).again = Some(1);
-            assert_eq!(begin(timer, 5), 0);
+            (*timer).restart_ticks = Some(1);
+            assert_eq!(start_recording(timer, 5), 0);
             advance(wheel, 4);
-            assert!((*timer).called.is_empty());
+            assert!((*timer).call_times.is_empty());
             advance(wheel, 1);
-            assert_eq!((*timer).called, [5]);
+            assert_eq!((*timer).call_times, [5]);
             assert_eq!((*timer).callout.flags & PENDING, PENDING);
             // Due at 6, and only once.
             advance(wheel, 100_000);
-            assert_eq!((*timer).called, [5, 100_005]);
+            assert_eq!((*timer).call_times, [5, 100_005]);
             assert_eq!(stop(&raw mut (*timer).callout), 0);
         }
     }
@@ -292,14 +292,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_is_called_at_the_first_tick_that_reaches_it(
+        fn timer_fires_at_first_tick_that_reaches_it(
             first: u32,
             steps in proptest::collection::vec(step(), 0..200),
         ) {
             let mut wheel = Box::new(Wheel::new());
             wheel.now = first;
             let wheel: *mut Wheel = &raw mut *wheel;
-            let mut timers: Vec<Box<Noted>> = (0..12).map(|_| Box::new(noted(wheel))).collect();
+            let mut timers: Vec<Box<RecordingTimer>> = (0..12).map(|_| Box::new(recording_timer(wheel))).collect();
             let mut model: BTreeMap<usize, u32> = BTreeMap::new();
             let mut elapsed = 0u32;
             for step in steps {
@@ -307,7 +307,7 @@ mod tests {
                 unsafe {
                     match step {
                         Step::Start(which, ticks) => {
-                            let was = begin(&raw mut *timers[which], ticks);
+                            let was = start_recording(&raw mut *timers[which], ticks);
                             let old = model.insert(which, elapsed + ticks.max(1));
                             prop_assert_eq!(was != 0, old.is_some());
                         }
@@ -320,7 +320,7 @@ mod tests {
                             advance(wheel, ticks);
                             for (which, timer) in timers.iter_mut().enumerate() {
                                 let due = model.get(&which).is_some_and(|&at| at <= elapsed);
-                                let called = std::mem::take(&mut timer.called);
+                                let called = std::mem::take(&mut timer.call_times);
                                 prop_assert_eq!(called.len(), usize::from(due));
                             }
                             model.retain(|_, at| *at > elapsed);

@@ -13,7 +13,7 @@ static void watch(int file, int number) {
 }
 
 /* Returns the bits of the descriptors reported within this time. */
-static int told(int milliseconds) {
+static int wait_for_bits(int milliseconds) {
     struct epoll_event found[4];
     int count = epoll_wait(set, found, 4, milliseconds), all = 0;
     CHECK(count >= 0 || errno == EINTR);
@@ -25,8 +25,8 @@ static int told(int milliseconds) {
     return all;
 }
 
-static void told_of(int bit) {
-    for (int turns = 0; !(told(1000) & bit); turns++) CHECK(turns < 60);
+static void expect_bit(int bit) {
+    for (int turns = 0; !(wait_for_bits(1000) & bit); turns++) CHECK(turns < 60);
 }
 
 static void add(const int *ends, long *count) {
@@ -50,11 +50,11 @@ static void begin(void) {
 static void check(void) {
     /* Data that arrived in an earlier check, and was not waited for. */
     if (in_later) {
-        told_of(2);
+        expect_bit(2);
         drain(later, &in_later);
     }
     add(asked, &in_asked);
-    told_of(1);
+    expect_bit(1);
     if (in_asked == 8) drain(asked, &in_asked);
     add(later, &in_later);
 }

@@ -28,7 +28,7 @@ static void *map(int file, int flags, size_t bytes, off_t offset) {
 }
 
 /* Starts a keeper, which removes an object when the program ends, since the object would outlive the program. */
-static void keep(int id, char kind) {
+static void start_keeper(int id, char kind) {
     pid_t self = getpid();
     if (fork()) return;
     setsid();
@@ -39,7 +39,7 @@ static void keep(int id, char kind) {
     _exit(0);
 }
 
-static void own_uring(void) {
+static void map_io_uring(void) {
     struct io_uring_params parameters = { 0 };
     int ring = syscall(SYS_io_uring_setup, 4, &parameters);
     CHECK(ring >= 0);
@@ -52,7 +52,7 @@ static void aio(void) {
     CHECK(!syscall(SYS_io_setup, 8, &context));
 }
 
-static void deleted(void) {
+static void deleted_file(void) {
     char path[512];
     snprintf(path, sizeof path, "%s/library", folder);
     int file = open(path, O_RDWR | O_CREAT, 0600);
@@ -79,7 +79,7 @@ static void other_branch(void) {
     for (;;) pause();
 }
 
-static void system_v(void) {
+static void partial_segment(void) {
     int id = shmget(IPC_PRIVATE, 8192, 0600);
     char *place = shmat(id, 0, 0);
     CHECK(id >= 0 && place != (void *)-1 && !shmctl(id, IPC_RMID, 0));
@@ -120,7 +120,7 @@ static void shares_memory(void) {
 
 static void first_thread_ends(void);
 
-static void *apart(void *what) {
+static void *unshare_and_wait(void *what) {
     CHECK(!unshare(what ? CLONE_FS : CLONE_FILES));
     ready();
     for (;;) pause();
@@ -128,19 +128,19 @@ static void *apart(void *what) {
 }
 
 /* A thread with its own working directory, or its own descriptors. */
-static void thread_apart(int directory) {
+static void thread_unshares(int directory) {
     pthread_t thread;
-    CHECK(!pthread_create(&thread, 0, apart, directory ? "" : 0));
+    CHECK(!pthread_create(&thread, 0, unshare_and_wait, directory ? "" : 0));
     for (;;) pause();
 }
 
-static void directory_of_child(void) {
+static void shared_directory(void) {
     pid_t child = syscall(SYS_clone, CLONE_FS | SIGCHLD, 0, 0, 0, 0);
     CHECK(child >= 0);
     if (!child) { prctl(PR_SET_PDEATHSIG, 9); for (;;) pause(); }
 }
 
-static void directory_gone(void) {
+static void deleted_directory(void) {
     char path[600];
     snprintf(path, sizeof path, "%s/gone", folder);
     CHECK(!mkdir(path, 0700) && !chdir(path) && !rmdir(path));
@@ -161,49 +161,49 @@ static void semaphores(void) {
     int set = semget(IPC_PRIVATE, 1, 0600);
     struct sembuf up = { 0, 1, 0 };
     CHECK(set >= 0 && !semop(set, &up, 1));
-    keep(set, 's');
+    start_keeper(set, 's');
 }
 
 static void messages(void) {
     int queue = msgget(IPC_PRIVATE, 0600);
     struct { long kind; char text[8]; } message = { 1, "hello" };
     CHECK(queue >= 0 && !msgsnd(queue, &message, 8, 0));
-    keep(queue, 'm');
+    start_keeper(queue, 'm');
 }
 
-static void segment_of_nobody(void) {
+static void unattached_segment(void) {
     int id = shmget(IPC_PRIVATE, 4096, 0600);
     CHECK(id >= 0);
-    keep(id, 'h');
+    start_keeper(id, 'h');
 }
 
 /* A child in a namespace that applies only to children born later. */
-static void child_apart(int kind) {
+static void child_in_namespace(int kind) {
     CHECK(!unshare(kind));
     if (fork()) return;
     prctl(PR_SET_PDEATHSIG, 9);
     for (;;) pause();
 }
 
-static void users(void) { CHECK(!unshare(CLONE_NEWUSER)); }
-static void system_v_apart(void) { CHECK(!unshare(CLONE_NEWIPC)); }
-static void groups_apart(void) { CHECK(!unshare(CLONE_NEWCGROUP)); }
-static void pids_apart(void) { child_apart(CLONE_NEWPID); }
-static void clock_apart(void) { child_apart(CLONE_NEWTIME); }
+static void user_namespace(void) { CHECK(!unshare(CLONE_NEWUSER)); }
+static void ipc_namespace(void) { CHECK(!unshare(CLONE_NEWIPC)); }
+static void cgroup_namespace(void) { CHECK(!unshare(CLONE_NEWCGROUP)); }
+static void pid_namespace(void) { child_in_namespace(CLONE_NEWPID); }
+static void time_namespace(void) { child_in_namespace(CLONE_NEWTIME); }
 
-static void speculation(void) {
+static void speculation_control(void) {
     long control = prctl(PR_GET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, 0, 0, 0);
     if (control < 0 || !(control & PR_SPEC_PRCTL)) leave("skipped", "control of speculation");
     else CHECK(!prctl(PR_SET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, PR_SPEC_DISABLE, 0, 0));
 }
 
-static void key(void) {
+static void protection_key(void) {
     int of = syscall(SYS_pkey_alloc, 0, 0);
     if (of < 0) leave("skipped", "protection keys");
     else CHECK(!syscall(SYS_pkey_mprotect, map(-1, MAP_PRIVATE | MAP_ANONYMOUS, 4096, 0), 4096, PROT_READ, of));
 }
 
-static void secret(void) {
+static void secret_memory(void) {
     int file = syscall(SYS_memfd_secret, 0);
     if (file < 0) return leave("skipped", "secret memory");
     CHECK(!ftruncate(file, 4096));
@@ -228,7 +228,7 @@ static void device(void) {
 }
 
 /* The handler of the child's page faults is outside the child's tree. */
-static void faults(void) {
+static void outside_fault_handler(void) {
     pid_t child = fork();
     char path[600];
     snprintf(path, sizeof path, "%s/taken", folder);
@@ -261,16 +261,16 @@ static void thread_clock(void) {
     CHECK(!timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer));
 }
 
-static void sealed(void) {
+static void sealed_mapping(void) {
     CHECK(!syscall(462 /* mseal */, map(-1, MAP_PRIVATE | MAP_ANONYMOUS, 4096, 0), 4096, 0));
 }
 
-static void huge(void) {
+static void huge_pages(void) {
     map(-1, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, 2 << 20, 0);
 }
 
 /* A core dump that the parent has not collected yet. */
-static void dumped(void) {
+static void dumped_child(void) {
     struct rlimit any = { RLIM_INFINITY, RLIM_INFINITY };
     CHECK(!setrlimit(RLIMIT_CORE, &any) && !chdir(folder));
     pid_t child = fork();
@@ -280,12 +280,12 @@ static void dumped(void) {
     if (info.si_code != CLD_DUMPED) leave("skipped", "core dumps");
 }
 
-static void own_dispatch(void) {
+static void syscall_dispatch(void) {
     static char selector;
     CHECK(!prctl(59 /* PR_SET_SYSCALL_USER_DISPATCH */, 1, 0, 0, &selector));
 }
 
-static void own_segments(void) {
+static void ldt_segment(void) {
     struct user_desc segment = { .entry_number = 0, .limit = 0xfffff, .seg_32bit = 1, .limit_in_pages = 1 };
     CHECK(!syscall(SYS_modify_ldt, 1, &segment, sizeof segment));
 }
@@ -301,15 +301,15 @@ static void asks_supervisor(void) {
     close(listener);
 }
 
-static const struct { const char *name; void (*act)(void); } acts[] = { { "directory_of_child", directory_of_child },
-    { "directory_gone", directory_gone }, { "siblings", siblings }, { "semaphores", semaphores }, { "messages", messages },
-    { "thread_clock", thread_clock }, { "sealed", sealed }, { "huge", huge }, { "dumped", dumped }, { "own_dispatch", own_dispatch },
-    { "segment_of_nobody", segment_of_nobody }, { "users", users }, { "system_v_apart", system_v_apart }, { "groups_apart", groups_apart },
-    { "pids_apart", pids_apart }, { "clock_apart", clock_apart }, { "key", key }, { "speculation", speculation }, { "secret", secret }, { "packet_ring", packet_ring },
-    { "device", device }, { "faults", faults }, { "own_segments", own_segments }, { "asks_supervisor", asks_supervisor } };
+static const struct { const char *name; void (*run_case)(void); } cases[] = { { "directory_of_child", shared_directory },
+    { "directory_gone", deleted_directory }, { "siblings", siblings }, { "semaphores", semaphores }, { "messages", messages },
+    { "thread_clock", thread_clock }, { "sealed", sealed_mapping }, { "huge", huge_pages }, { "dumped", dumped_child }, { "own_dispatch", syscall_dispatch },
+    { "segment_of_nobody", unattached_segment }, { "users", user_namespace }, { "system_v_apart", ipc_namespace }, { "groups_apart", cgroup_namespace },
+    { "pids_apart", pid_namespace }, { "clock_apart", time_namespace }, { "key", protection_key }, { "speculation", speculation_control }, { "secret", secret_memory }, { "packet_ring", packet_ring },
+    { "device", device }, { "faults", outside_fault_handler }, { "own_segments", ldt_segment }, { "asks_supervisor", asks_supervisor } };
 
-static int act(const char *what) {
-    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) if (!strcmp(what, acts[i].name)) return acts[i].act(), 1;
+static int run_case(const char *what) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) if (!strcmp(what, cases[i].name)) return cases[i].run_case(), 1;
     return 0;
 }
 
@@ -318,14 +318,14 @@ int main(int count, char **words) {
     folder = words[1];
     const char *what = words[2];
     prctl(PR_SET_PDEATHSIG, 9);
-    if (act(what)) ;
-    else if (!strcmp(what, "thread_directory")) thread_apart(1);
-    else if (!strcmp(what, "thread_descriptors")) thread_apart(0);
-    else if (!strcmp(what, "io_uring")) own_uring();
+    if (run_case(what)) ;
+    else if (!strcmp(what, "thread_directory")) thread_unshares(1);
+    else if (!strcmp(what, "thread_descriptors")) thread_unshares(0);
+    else if (!strcmp(what, "io_uring")) map_io_uring();
     else if (!strcmp(what, "aio")) aio();
-    else if (!strcmp(what, "deleted")) deleted();
+    else if (!strcmp(what, "deleted")) deleted_file();
     else if (!strcmp(what, "branch")) other_branch();
-    else if (!strcmp(what, "system_v")) system_v();
+    else if (!strcmp(what, "system_v")) partial_segment();
     else if (!strcmp(what, "traced")) traced();
     else if (!strcmp(what, "strict")) strict();
     else if (!strcmp(what, "shares_memory")) shares_memory();

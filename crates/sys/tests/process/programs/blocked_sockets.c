@@ -12,7 +12,7 @@
 static struct sockaddr_in at = { .sin_family = AF_INET };
 static int listener, near, far;
 
-static void bound(void) {
+static void open_listener(void) {
     socklen_t length = sizeof at;
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -21,39 +21,39 @@ static void bound(void) {
     CHECK(!listen(listener, 0));
 }
 
-static void connected(void) {
+static void connect_pair(void) {
     CHECK(!connect(near, (void *)&at, sizeof at));
     CHECK((far = accept(listener, 0, 0)) >= 0);
 }
 
-static void set(int file, int level, int option, const void *value, socklen_t length, const char *needs) {
+static void set_or_skip(int file, int level, int option, const void *value, socklen_t length, const char *needs) {
     if (!setsockopt(file, level, option, value, length)) return;
     CHECK(errno == ENOENT || errno == ENOPROTOOPT || errno == EINVAL);
     leave("skipped", needs);
 }
 
-static void waits_for(int file, int events) {
+static void wait_for_events(int file, int events) {
     struct pollfd one = { file, events, 0 };
     EQUAL(poll(&one, 1, 30000), 1);
 }
 
-static void keys(void) {
+static void md5_keys(void) {
     struct tcp_md5sig key = { .tcpm_keylen = 3, .tcpm_key = "key" };
     memcpy(&key.tcpm_addr, &at, sizeof at);
-    set(listener, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
-    set(near, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
-    connected();
+    set_or_skip(listener, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
+    set_or_skip(near, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
+    connect_pair();
 }
 
-static void urgent(void) {
-    connected();
+static void urgent_data(void) {
+    connect_pair();
     EQUAL(send(near, "!", 1, MSG_OOB), 1);
-    waits_for(far, POLLPRI);
+    wait_for_events(far, POLLPRI);
 }
 
 static void kernel_tls(void) {
-    connected();
-    set(near, IPPROTO_TCP, TCP_ULP, "tls", 4, "TLS in the kernel");
+    connect_pair();
+    set_or_skip(near, IPPROTO_TCP, TCP_ULP, "tls", 4, "TLS in the kernel");
 }
 
 /* The listener's backlog is full, so the connection stays incomplete. */
@@ -70,22 +70,22 @@ static void refused(void) {
     close(listener);
     CHECK(!fcntl(near, F_SETFL, O_NONBLOCK));
     CHECK(connect(near, (void *)&at, sizeof at));
-    waits_for(near, 0);
+    wait_for_events(near, 0);
 }
 
 static void corked(void) {
     int file = socket(AF_INET, SOCK_DGRAM, 0), one = 1;
     CHECK(file >= 0 && !connect(file, (void *)&at, sizeof at));
-    set(file, IPPROTO_UDP, UDP_CORK, &one, sizeof one, "corks");
+    set_or_skip(file, IPPROTO_UDP, UDP_CORK, &one, sizeof one, "corks");
     EQUAL(send(file, "half", 4, 0), 4);
 }
 
 static void encapsulates(void) {
     int file = socket(AF_INET, SOCK_DGRAM, 0), kind = UDP_ENCAP_ESPINUDP;
-    set(file, IPPROTO_UDP, UDP_ENCAP, &kind, sizeof kind, "IPsec");
+    set_or_skip(file, IPPROTO_UDP, UDP_ENCAP, &kind, sizeof kind, "IPsec");
 }
 
-static void apart(int type) {
+static void open_in_namespace(int type) {
     int home = open("/proc/self/ns/net", O_RDONLY);
     CHECK(home >= 0 && !unshare(CLONE_NEWNET));
     int file = socket(AF_INET, type, 0);
@@ -93,8 +93,8 @@ static void apart(int type) {
     close(home);
 }
 
-static void tcp_apart(void) { apart(SOCK_STREAM); }
-static void udp_apart(void) { apart(SOCK_DGRAM); }
+static void tcp_in_namespace(void) { open_in_namespace(SOCK_STREAM); }
+static void udp_in_namespace(void) { open_in_namespace(SOCK_DGRAM); }
 
 static void out_of_band(void) {
     int pair[2];
@@ -102,16 +102,16 @@ static void out_of_band(void) {
     if (send(pair[0], "!", 1, MSG_OOB) != 1) leave("skipped", "out-of-band data of Unix sockets");
 }
 
-static const struct { const char *name; void (*act)(void); } acts[] = { { "keys", keys }, { "urgent", urgent },
+static const struct { const char *name; void (*run)(void); } cases[] = { { "keys", md5_keys }, { "urgent", urgent_data },
     { "kernel_tls", kernel_tls }, { "connecting", connecting }, { "refused", refused }, { "corked", corked },
-    { "encapsulates", encapsulates }, { "tcp_apart", tcp_apart }, { "udp_apart", udp_apart }, { "out_of_band", out_of_band } };
+    { "encapsulates", encapsulates }, { "tcp_apart", tcp_in_namespace }, { "udp_apart", udp_in_namespace }, { "out_of_band", out_of_band } };
 
 int main(int count, char **words) {
     CHECK(count == 3);
     folder = words[1];
     prctl(PR_SET_PDEATHSIG, 9);
-    bound();
-    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) if (!strcmp(words[2], acts[i].name)) acts[i].act(), folder = words[1], count = 0;
+    open_listener();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) if (!strcmp(words[2], cases[i].name)) cases[i].run(), folder = words[1], count = 0;
     CHECK(!count);
     ready();
     while (go_on()) nap(5);

@@ -29,19 +29,19 @@ static void *waiter(void *unused) {
     }
 }
 
-static int watched(int epoll, int file, unsigned events, unsigned long data) {
+static int add_watch(int epoll, int file, unsigned events, unsigned long data) {
     struct epoll_event event = { .events = events, .data.u64 = data };
     return epoll_ctl(epoll, EPOLL_CTL_ADD, file, &event);
 }
 
-static unsigned long next_of(int epoll, int timeout) {
+static unsigned long next_event(int epoll, int timeout) {
     struct epoll_event found;
     int got = epoll_wait(epoll, &found, 1, timeout);
     CHECK(got >= 0);
     return got ? found.data.u64 : 0;
 }
 
-static void counts(int semaphore) {
+static void check_semaphore(int semaphore) {
     unsigned long number;
     for (int i = 0; i < 3; i++) EQUAL(read(semaphore, &number, 8), 8);
     CHECK(read(semaphore, &number, 8) == -1 && errno == EAGAIN);
@@ -49,24 +49,24 @@ static void counts(int semaphore) {
     EQUAL(write(semaphore, &number, 8), 8);
 }
 
-static void wakes(unsigned long number) {
+static void check_wake(unsigned long number) {
     unsigned long answered;
     EQUAL(write(wake, &number, 8), 8);
     EQUAL(read(answer, &answered, 8), 8);
     EQUAL(answered, number);
 }
 
-static void is_told(int by_signal, int signals, int signal) {
+static void check_signal(int by_signal, int signals, int signal) {
     struct signalfd_siginfo info;
     CHECK(!kill(getpid(), signal));
-    EQUAL(next_of(by_signal, 10000), 5);
+    EQUAL(next_event(by_signal, 10000), 5);
     EQUAL(read(signals, &info, sizeof info), sizeof info);
     EQUAL(info.ssi_signo, signal);
     CHECK(read(signals, &info, sizeof info) == -1 && errno == EAGAIN);
 }
 
 /* A new file in the watched folder is reported. */
-static void is_notified(int notify, int watch, long turn) {
+static void check_notified(int notify, int watch, long turn) {
     char path[512], events[4096];
     snprintf(path, sizeof path, "%s/watched/new-%ld", folder, turn);
     close(open(path, O_CREAT | O_RDWR, 0600));
@@ -80,7 +80,7 @@ static void is_notified(int notify, int watch, long turn) {
     CHECK(seen && !unlink(path));
 }
 
-static void ends(int process, pid_t child) {
+static void check_pidfd(int process, pid_t child) {
     CHECK(!syscall(SYS_pidfd_send_signal, process, SIGKILL, 0, 0));
     siginfo_t end;
     CHECK(!waitid(P_PIDFD, process, &end, WEXITED) && end.si_pid == child);
@@ -90,7 +90,7 @@ int main(int count, char **words) {
     CHECK(count == 2);
     folder = words[1];
     set = epoll_create1(EPOLL_CLOEXEC), wake = eventfd(0, 0), answer = eventfd(0, EFD_CLOEXEC);
-    CHECK(!watched(set, wake, EPOLLIN, 0x1234567890abcdef));
+    CHECK(!add_watch(set, wake, EPOLLIN, 0x1234567890abcdef));
     pthread_t thread;
     sigset_t usr;
     sigemptyset(&usr);
@@ -99,16 +99,16 @@ int main(int count, char **words) {
     CHECK(!sigprocmask(SIG_BLOCK, &usr, 0));
     CHECK(!pthread_create(&thread, 0, waiter, 0));
     int signals = signalfd(-1, &usr, SFD_NONBLOCK), by_signal = epoll_create1(0);
-    CHECK(!watched(by_signal, signals, EPOLLIN, 5));
+    CHECK(!add_watch(by_signal, signals, EPOLLIN, 5));
     int semaphore = eventfd(3, EFD_SEMAPHORE | EFD_NONBLOCK), once = eventfd(1, 0), modes = epoll_create1(0);
-    CHECK(!watched(modes, once, EPOLLIN | EPOLLONESHOT, 7));
-    EQUAL(next_of(modes, 0), 7);
-    EQUAL(next_of(modes, 0), 0);
+    CHECK(!add_watch(modes, once, EPOLLIN | EPOLLONESHOT, 7));
+    EQUAL(next_event(modes, 0), 7);
+    EQUAL(next_event(modes, 0), 0);
     int ticking = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK), far = timerfd_create(CLOCK_REALTIME, 0);
     struct itimerspec every = { { 0, 20000000 }, { 0, 20000000 } }, later = { { 0, 0 }, { 1000, 0 } }, left;
     CHECK(!timerfd_settime(ticking, 0, &every, 0) && !timerfd_settime(far, 0, &later, 0));
     int nested = epoll_create1(0);
-    CHECK(!watched(nested, ticking, EPOLLIN, 8) && !watched(modes, nested, EPOLLIN, 9));
+    CHECK(!add_watch(nested, ticking, EPOLLIN, 8) && !add_watch(modes, nested, EPOLLIN, 9));
     char path[512];
     snprintf(path, sizeof path, "%s/watched", folder);
     CHECK(!mkdir(path, 0700));
@@ -127,18 +127,18 @@ int main(int count, char **words) {
     ready();
     for (long turn = 1; go_on(); turn++) {
         unsigned long number = turn;
-        wakes(number);
-        counts(semaphore);
+        check_wake(number);
+        check_semaphore(semaphore);
         /* A signal arrives through the set that waits for it, even right after a move. */
-        is_told(by_signal, signals, turn % 2 ? SIGUSR1 : SIGUSR2);
+        check_signal(by_signal, signals, turn % 2 ? SIGUSR1 : SIGUSR2);
         if (turn % 4 == 0) {
-            EQUAL(next_of(modes, 10000), 9);
-            EQUAL(next_of(nested, 0), 8);
+            EQUAL(next_event(modes, 10000), 9);
+            EQUAL(next_event(nested, 0), 8);
             EQUAL(read(ticking, &number, 8), 8);
             ticks += number;
         }
         CHECK(!timerfd_gettime(far, &left) && left.it_value.tv_sec > 500 && left.it_value.tv_sec < 1000);
-        is_notified(notify, folder_watch, turn);
+        check_notified(notify, folder_watch, turn);
         struct pollfd ask = { process, POLLIN, 0 };
         EQUAL(poll(&ask, 1, 0), 0);
         EQUAL(poll(&ended, 1, 0), 1);
@@ -146,7 +146,7 @@ int main(int count, char **words) {
         nap(1);
     }
     CHECK(ticks > 0);
-    ends(process, child);
+    check_pidfd(process, child);
     siginfo_t end;
     CHECK(!waitid(P_PIDFD, ended.fd, &end, WEXITED) && end.si_pid == zombie && end.si_status == 7);
     unsigned long stop = 1000000;

@@ -7,21 +7,21 @@ static const int WAITING[] = { SIGTRAP, SIGSTKFLT, SIGPWR, SIGXFSZ, SIGURG, SIGW
 #define COUNT (sizeof WAITING / sizeof *WAITING)
 
 static volatile int hits[65];
-static void on(int signal) { hits[signal]++; }
+static void on_signal(int signal) { hits[signal]++; }
 
-static int skips(int signal) { return signal == SIGKILL || signal == SIGSTOP || signal == 32 || signal == 33; }
+static int is_excluded(int signal) { return signal == SIGKILL || signal == SIGSTOP || signal == 32 || signal == 33; }
 
 static void catch_all(void) {
-    struct sigaction action = { .sa_handler = on, .sa_flags = SA_RESTART };
-    for (int i = 1; i < 65; i++) CHECK(skips(i) || !sigaction(i, &action, 0));
+    struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+    for (int i = 1; i < 65; i++) CHECK(is_excluded(i) || !sigaction(i, &action, 0));
 }
 
-static void all_are_caught(void) {
+static void check_all_caught(void) {
     struct sigaction found;
     for (int i = 1; i < 65; i++) {
-        if (skips(i)) continue;
+        if (is_excluded(i)) continue;
         CHECK(!sigaction(i, 0, &found));
-        if (found.sa_handler != on) fail(__LINE__, "signal %d has another handler", i);
+        if (found.sa_handler != on_signal) fail(__LINE__, "signal %d has another handler", i);
     }
 }
 
@@ -45,7 +45,7 @@ int main(int count, char **words) {
         if (ignores) {
             CHECK(!sigaction(SIGTRAP, 0, &found) && found.sa_handler == SIG_IGN);
             CHECK(!raise(SIGTRAP));
-        } else all_are_caught();
+        } else check_all_caught();
         if (waits) {
             CHECK(!sigprocmask(0, 0, &mask) && sigismember(&mask, SIGTRAP));
             CHECK(!sigpending(&mask));

@@ -10,9 +10,9 @@
 #include <sys/uio.h>
 #include <termios.h>
 
-#define BIG (600 << 10)
-#define SOME 400
-#define ALL 1000
+#define LARGE_BYTES (600 << 10)
+#define PART_BYTES 400
+#define WHOLE_BYTES 1000
 #define MESSAGES 64
 
 /* A call with its descriptors: the first is the caller's, the second the other end. */
@@ -30,15 +30,15 @@ struct job {
     pthread_t thread;
 };
 
-static char pattern[BIG];
+static char pattern[LARGE_BYTES];
 static volatile int stop;
 
-static void limit(int file, int option, int seconds) {
+static void set_timeout(int file, int option, int seconds) {
     struct timeval time = { seconds, 0 };
     CHECK(!setsockopt(file, SOL_SOCKET, option, &time, sizeof time));
 }
 
-static void small(int file) {
+static void shrink_buffers(int file) {
     int bytes = 16384;
     CHECK(!setsockopt(file, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes));
     CHECK(!setsockopt(file, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes));
@@ -53,7 +53,7 @@ static void pipes(struct job *job) {
 static void unix_pair(struct job *job) {
     int ends[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
-    small(job->near = ends[0]), small(job->far = ends[1]);
+    shrink_buffers(job->near = ends[0]), shrink_buffers(job->far = ends[1]);
 }
 
 static void datagrams(struct job *job) {
@@ -69,13 +69,13 @@ static void tcp_pair(struct job *job) {
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(listener >= 0);
-    small(listener);
+    shrink_buffers(listener);
     CHECK(!bind(listener, (void *)&at, length) && !listen(listener, 1) && !getsockname(listener, (void *)&at, &length));
-    small(job->near = socket(AF_INET, SOCK_STREAM, 0));
+    shrink_buffers(job->near = socket(AF_INET, SOCK_STREAM, 0));
     CHECK(!connect(job->near, (void *)&at, length) && (job->far = accept(listener, 0, 0)) >= 0 && !close(listener));
 }
 
-static void timed_pair(struct job *job) { unix_pair(job), limit(job->near, SO_SNDTIMEO, 5000); }
+static void timed_pair(struct job *job) { unix_pair(job), set_timeout(job->near, SO_SNDTIMEO, 5000); }
 
 static void full_pair(struct job *job) {
     timed_pair(job);
@@ -88,7 +88,7 @@ static void full_pair(struct job *job) {
 static void file_to_pair(struct job *job) {
     unix_pair(job);
     CHECK((job->other = memfd_create("file", MFD_CLOEXEC)) >= 0);
-    EQUAL(write(job->other, pattern, BIG), BIG);
+    EQUAL(write(job->other, pattern, LARGE_BYTES), LARGE_BYTES);
     EQUAL(lseek(job->other, 0, SEEK_SET), 0);
 }
 
@@ -101,16 +101,16 @@ static void terminal(struct job *job) {
 }
 
 /* A part of the awaited data has arrived. */
-static void some(struct job *job) { EQUAL(write(job->far, pattern, SOME), SOME); }
-static void some_of_pair(struct job *job) { unix_pair(job), some(job); }
-static void some_of_timed(struct job *job) { some_of_pair(job), limit(job->near, SO_RCVTIMEO, 5000); }
-static void some_of_tcp(struct job *job) { tcp_pair(job), some(job); }
-static void some_of_least(struct job *job) {
-    int least = ALL;
-    some_of_pair(job);
+static void send_part(struct job *job) { EQUAL(write(job->far, pattern, PART_BYTES), PART_BYTES); }
+static void partial_pair(struct job *job) { unix_pair(job), send_part(job); }
+static void partial_timed_pair(struct job *job) { partial_pair(job), set_timeout(job->near, SO_RCVTIMEO, 5000); }
+static void partial_tcp_pair(struct job *job) { tcp_pair(job), send_part(job); }
+static void partial_low_water_pair(struct job *job) {
+    int least = WHOLE_BYTES;
+    partial_pair(job);
     CHECK(!setsockopt(job->near, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least));
 }
-static void some_messages(struct job *job) {
+static void partial_messages(struct job *job) {
     datagrams(job);
     for (int i = 0; i < 5; i++) EQUAL(write(job->far, pattern + i, 1), 1);
 }
@@ -134,45 +134,45 @@ static struct mmsghdr *messages(char *memory) {
 }
 
 static long writes(struct job *job) { return write(job->near, pattern, job->wanted); }
-static long writes_parts(struct job *job) { return writev(job->near, parts(pattern, BIG), 3); }
-static long writes_parts_2(struct job *job) { return pwritev2(job->near, parts(pattern, BIG), 3, -1, 0); }
-static long sends(struct job *job) { return send(job->near, pattern, BIG, 0); }
+static long writes_parts(struct job *job) { return writev(job->near, parts(pattern, LARGE_BYTES), 3); }
+static long writes_parts_2(struct job *job) { return pwritev2(job->near, parts(pattern, LARGE_BYTES), 3, -1, 0); }
+static long sends(struct job *job) { return send(job->near, pattern, LARGE_BYTES, 0); }
 static long sends_parts(struct job *job) {
-    struct msghdr message = { .msg_iov = parts(pattern, BIG), .msg_iovlen = 3 };
+    struct msghdr message = { .msg_iov = parts(pattern, LARGE_BYTES), .msg_iovlen = 3 };
     long sent = sendmsg(job->near, &message, 0);
     CHECK(message.msg_iovlen == 3);
     return sent;
 }
 static long sends_messages(struct job *job) { return sendmmsg(job->near, messages(pattern), MESSAGES, 0); }
-static long sends_file(struct job *job) { return sendfile(job->near, job->other, 0, BIG); }
-static long receives(struct job *job) { return recv(job->near, job->memory, ALL, MSG_WAITALL); }
-static long receives_least(struct job *job) { return read(job->near, job->memory, ALL); }
-static long receives_least_parts(struct job *job) { return readv(job->near, parts(job->memory, ALL), 3); }
-static long peeks(struct job *job) { return recv(job->near, job->memory, ALL, MSG_WAITALL | MSG_PEEK); }
+static long sends_file(struct job *job) { return sendfile(job->near, job->other, 0, LARGE_BYTES); }
+static long receives(struct job *job) { return recv(job->near, job->memory, WHOLE_BYTES, MSG_WAITALL); }
+static long receives_low_water(struct job *job) { return read(job->near, job->memory, WHOLE_BYTES); }
+static long receives_low_water_parts(struct job *job) { return readv(job->near, parts(job->memory, WHOLE_BYTES), 3); }
+static long peeks(struct job *job) { return recv(job->near, job->memory, WHOLE_BYTES, MSG_WAITALL | MSG_PEEK); }
 static long receives_parts(struct job *job) {
-    struct msghdr message = { .msg_iov = parts(job->memory, ALL), .msg_iovlen = 3 };
-    struct iovec *told = message.msg_iov;
+    struct msghdr message = { .msg_iov = parts(job->memory, WHOLE_BYTES), .msg_iovlen = 3 };
+    struct iovec *original_parts = message.msg_iov;
     long received = recvmsg(job->near, &message, MSG_WAITALL);
-    CHECK(message.msg_iov == told && message.msg_iovlen == 3);
+    CHECK(message.msg_iov == original_parts && message.msg_iovlen == 3);
     return received;
 }
 static long receives_messages(struct job *job) { return recvmmsg(job->near, messages(job->memory), MESSAGES, 0, 0); }
 
-#define W(name, open, call, wanted) { name, call, open, wanted, -1, -1, -1, 0, -2, 0, 0, 0 }
+#define JOB(name, open, call, wanted) { name, call, open, wanted, -1, -1, -1, 0, -2, 0, 0, 0 }
 static struct job jobs[] = {
-    W("write to a pipe", pipes, writes, BIG), W("writev to a pipe", pipes, writes_parts, BIG), W("pwritev2 to a pipe", pipes, writes_parts_2, BIG),
-    W("write to a unix socket", unix_pair, writes, BIG), W("writev to a unix socket", unix_pair, writes_parts, BIG),
-    W("send to a unix socket", unix_pair, sends, BIG), W("sendmsg to a unix socket", unix_pair, sends_parts, BIG),
-    W("send with SO_SNDTIMEO", timed_pair, sends, BIG), W("write with SO_SNDTIMEO to a full socket", full_pair, writes, 100),
-    W("send over TCP", tcp_pair, sends, BIG), W("sendmsg over TCP", tcp_pair, sends_parts, BIG), W("writev over TCP", tcp_pair, writes_parts, BIG),
-    W("sendmmsg", datagrams, sends_messages, MESSAGES), W("sendfile", file_to_pair, sends_file, BIG),
-    W("recv with MSG_WAITALL", some_of_pair, receives, ALL), W("recv with MSG_WAITALL and SO_RCVTIMEO", some_of_timed, receives, ALL),
-    W("recvmsg with MSG_WAITALL", some_of_pair, receives_parts, ALL), W("recv with MSG_WAITALL over TCP", some_of_tcp, receives, ALL),
-    W("recvmsg with MSG_WAITALL over TCP", some_of_tcp, receives_parts, ALL), W("recv with MSG_PEEK", some_of_tcp, peeks, ALL),
-    W("read with SO_RCVLOWAT", some_of_least, receives_least, ALL), W("readv with SO_RCVLOWAT", some_of_least, receives_least_parts, ALL),
-    W("recvmmsg", some_messages, receives_messages, MESSAGES),
+    JOB("write to a pipe", pipes, writes, LARGE_BYTES), JOB("writev to a pipe", pipes, writes_parts, LARGE_BYTES), JOB("pwritev2 to a pipe", pipes, writes_parts_2, LARGE_BYTES),
+    JOB("write to a unix socket", unix_pair, writes, LARGE_BYTES), JOB("writev to a unix socket", unix_pair, writes_parts, LARGE_BYTES),
+    JOB("send to a unix socket", unix_pair, sends, LARGE_BYTES), JOB("sendmsg to a unix socket", unix_pair, sends_parts, LARGE_BYTES),
+    JOB("send with SO_SNDTIMEO", timed_pair, sends, LARGE_BYTES), JOB("write with SO_SNDTIMEO to a full socket", full_pair, writes, 100),
+    JOB("send over TCP", tcp_pair, sends, LARGE_BYTES), JOB("sendmsg over TCP", tcp_pair, sends_parts, LARGE_BYTES), JOB("writev over TCP", tcp_pair, writes_parts, LARGE_BYTES),
+    JOB("sendmmsg", datagrams, sends_messages, MESSAGES), JOB("sendfile", file_to_pair, sends_file, LARGE_BYTES),
+    JOB("recv with MSG_WAITALL", partial_pair, receives, WHOLE_BYTES), JOB("recv with MSG_WAITALL and SO_RCVTIMEO", partial_timed_pair, receives, WHOLE_BYTES),
+    JOB("recvmsg with MSG_WAITALL", partial_pair, receives_parts, WHOLE_BYTES), JOB("recv with MSG_WAITALL over TCP", partial_tcp_pair, receives, WHOLE_BYTES),
+    JOB("recvmsg with MSG_WAITALL over TCP", partial_tcp_pair, receives_parts, WHOLE_BYTES), JOB("recv with MSG_PEEK", partial_tcp_pair, peeks, WHOLE_BYTES),
+    JOB("read with SO_RCVLOWAT", partial_low_water_pair, receives_low_water, WHOLE_BYTES), JOB("readv with SO_RCVLOWAT", partial_low_water_pair, receives_low_water_parts, WHOLE_BYTES),
+    JOB("recvmmsg", partial_messages, receives_messages, MESSAGES),
     /* The last entry, because data waiting in a terminal does not move. */
-    W("write to a terminal", terminal, writes, 20000) };
+    JOB("write to a terminal", terminal, writes, 20000) };
 static int JOBS = sizeof jobs / sizeof *jobs;
 
 static void *work(void *of) {
@@ -185,18 +185,18 @@ static void *work(void *of) {
 }
 
 /* Never waits, and yet a signal would end the calls early. */
-static void *fills(void *unused) {
-    static char zeros[4 << 20], chance[1 << 20];
+static void *fill_buffers(void *unused) {
+    static char zeros[4 << 20], random_bytes[1 << 20];
     int zero = open("/dev/zero", O_RDONLY);
     CHECK(zero >= 0);
     while (!stop) {
         EQUAL(read(zero, zeros, sizeof zeros), sizeof zeros);
-        EQUAL(getrandom(chance, sizeof chance, 0), sizeof chance);
+        EQUAL(getrandom(random_bytes, sizeof random_bytes, 0), sizeof random_bytes);
     }
     return unused;
 }
 
-static int sleeps(int tid) {
+static int is_sleeping(int tid) {
     char path[64], text[512], *state;
     snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
     int file = open(path, O_RDONLY);
@@ -208,7 +208,7 @@ static int sleeps(int tid) {
     return state[2] == 'S';
 }
 
-static void none_has_returned(void) {
+static void check_none_returned(void) {
     for (struct job *job = jobs; job < jobs + JOBS; job++)
         /* A restored socket may have space for a little more data. */
         if (job->result != -2 && (job->open != full_pair || job->result != job->wanted)) errno = job->error, fail(__LINE__, "%s returned %ld of %ld", job->name, job->result, job->wanted);
@@ -218,11 +218,11 @@ static int is_reader(struct job *job) { return !!job->memory; }
 
 /* Does the rest of the work at the other end. */
 static void finish(struct job *job) {
-    static char got[BIG * 2];
+    static char got[LARGE_BYTES * 2];
     if (job->call == receives_messages) {
         for (int i = 5; i < MESSAGES; i++) EQUAL(write(job->far, pattern + i, 1), 1);
     } else if (is_reader(job)) {
-        EQUAL(write(job->far, pattern + SOME, ALL - SOME), ALL - SOME);
+        EQUAL(write(job->far, pattern + PART_BYTES, WHOLE_BYTES - PART_BYTES), WHOLE_BYTES - PART_BYTES);
     } else if (job->open == full_pair) {
         while (job->result == -2) recv(job->far, got, sizeof got, MSG_DONTWAIT), nap(1);
     } else {
@@ -244,30 +244,30 @@ int main(int count, char **words) {
     CHECK(count == 2 || count == 3);
     folder = words[1];
     if (count == 3 && !strcmp(words[2], "moves")) JOBS--;
-    for (int i = 0; i < BIG; i++) pattern[i] = (i * 7 + (i >> 8)) % 251;
+    for (int i = 0; i < LARGE_BYTES; i++) pattern[i] = (i * 7 + (i >> 8)) % 251;
     for (struct job *job = jobs; job < jobs + JOBS; job++) {
         job->open(job);
-        if (job->call == receives || job->call == receives_least || job->call == receives_least_parts || job->call == peeks
-            || job->call == receives_parts || job->call == receives_messages) CHECK((job->memory = calloc(1, ALL)));
+        if (job->call == receives || job->call == receives_low_water || job->call == receives_low_water_parts || job->call == peeks
+            || job->call == receives_parts || job->call == receives_messages) CHECK((job->memory = calloc(1, WHOLE_BYTES)));
         CHECK(!pthread_create(&job->thread, 0, work, job));
     }
     pthread_t filler;
-    CHECK(!pthread_create(&filler, 0, fills, 0));
+    CHECK(!pthread_create(&filler, 0, fill_buffers, 0));
     for (int quiet = 0; quiet < 20; quiet++) {
-        none_has_returned();
-        for (int i = 0; i < JOBS; i++) if (!jobs[i].tid || !sleeps(jobs[i].tid)) quiet = 0;
+        check_none_returned();
+        for (int i = 0; i < JOBS; i++) if (!jobs[i].tid || !is_sleeping(jobs[i].tid)) quiet = 0;
         nap(1);
     }
-    none_has_returned();
+    check_none_returned();
     ready();
     while (go_on()) {
-        none_has_returned();
+        check_none_returned();
         beat();
         nap(2);
     }
     stop = 1;
     CHECK(!pthread_join(filler, 0));
-    none_has_returned();
+    check_none_returned();
     for (struct job *job = jobs; job < jobs + JOBS; job++) finish(job);
     return passed();
 }

@@ -6,15 +6,15 @@ use crate::rserpool::write::Writer;
 use bytes::Bytes;
 
 /// rsplib's private parameter of a handle resolution.
-pub(super) struct Items(pub(super) u32);
+pub(super) struct ItemCount(pub(super) u32);
 
-impl Parameter for Items {
-    const KINDS: &'static [u16] = &[parameter::ITEMS];
+impl Parameter for ItemCount {
+    const KINDS: &'static [u16] = &[parameter::ITEM_COUNT];
 
-    fn read(value: &mut Reader<'_>) -> Result<Items, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<ItemCount, ErrorKind> {
         let items = value.u32()?;
-        value.end()?;
-        Ok(Items(items))
+        value.expect_end()?;
+        Ok(ItemCount(items))
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
@@ -23,17 +23,20 @@ impl Parameter for Items {
 }
 
 /// Number of requests in progress, and their latency in microseconds, if known.
-pub(super) struct Busy(pub(super) u32, pub(super) Option<u32>);
+pub(super) struct LoadFigures(pub(super) u32, pub(super) Option<u32>);
 
-impl Parameter for Busy {
-    const KINDS: &'static [u16] = &[parameter::BUSY];
+impl Parameter for LoadFigures {
+    const KINDS: &'static [u16] = &[parameter::LOAD_FIGURES];
 
-    fn read(value: &mut Reader<'_>) -> Result<Busy, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<LoadFigures, ErrorKind> {
         let in_flight = value.u32()?;
-        match value.rest().as_ref() {
-            [] => Ok(Busy(in_flight, None)),
-            &[a, b, c, d] => Ok(Busy(in_flight, Some(u32::from_be_bytes([a, b, c, d])))),
-            _ => Err(value.invalid()),
+        match value.remaining().as_ref() {
+            [] => Ok(LoadFigures(in_flight, None)),
+            &[a, b, c, d] => Ok(LoadFigures(
+                in_flight,
+                Some(u32::from_be_bytes([a, b, c, d])),
+            )),
+            _ => Err(value.invalid_value()),
         }
     }
 
@@ -52,7 +55,7 @@ impl Parameter for Cookie {
     const KINDS: &'static [u16] = &[parameter::COOKIE];
 
     fn read(value: &mut Reader<'_>) -> Result<Cookie, ErrorKind> {
-        Ok(Cookie(value.rest()))
+        Ok(Cookie(value.remaining()))
     }
 
     fn write(&self, writer: &mut Writer<'_>) {

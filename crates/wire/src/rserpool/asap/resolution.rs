@@ -8,29 +8,29 @@ use crate::rserpool::write::{EncodeError, Writer};
 use bytes::BytesMut;
 
 /// Encoder of a positive answer to a handle resolution, which appends element by element.
-pub struct ResolutionResponse<'a> {
+pub struct ResolutionResponseEncoder<'a> {
     writer: Writer<'a>,
 }
 
-impl<'a> ResolutionResponse<'a> {
+impl<'a> ResolutionResponseEncoder<'a> {
     /// Starts an answer; see [`Message::HandleResolutionResponse`](super::Message::HandleResolutionResponse).
     pub fn new(
         buffer: &'a mut BytesMut,
         updates: bool,
         handle: &PoolHandle,
         policy: &Policy,
-    ) -> ResolutionResponse<'a> {
+    ) -> ResolutionResponseEncoder<'a> {
         let mut writer = Writer::begin(buffer, HANDLE_RESOLUTION_RESPONSE, u8::from(updates));
         writer.put(handle);
         writer.put(policy);
-        ResolutionResponse { writer }
+        ResolutionResponseEncoder { writer }
     }
 
-    /// Starts an answer with `head`, the bytes that [`ResolutionResponse::new`] wrote for an earlier one.
+    /// Starts an answer with `head`, the bytes that [`ResolutionResponseEncoder::new`] wrote for an earlier one.
     #[inline]
-    pub fn again(buffer: &'a mut BytesMut, head: &[u8]) -> ResolutionResponse<'a> {
-        ResolutionResponse {
-            writer: Writer::go_on(buffer, head),
+    pub fn from_head(buffer: &'a mut BytesMut, head: &[u8]) -> ResolutionResponseEncoder<'a> {
+        ResolutionResponseEncoder {
+            writer: Writer::begin_with(buffer, head),
         }
     }
 
@@ -48,8 +48,8 @@ impl<'a> ResolutionResponse<'a> {
     #[inline]
     pub fn push_encoded(&mut self, element: &EncodedElement) {
         match &element.0 {
-            Ok(element) => self.writer.put_written(element),
-            Err(error) => self.writer.fail(*error),
+            Ok(element) => self.writer.put_encoded(element),
+            Err(error) => self.writer.set_error(*error),
         }
     }
 

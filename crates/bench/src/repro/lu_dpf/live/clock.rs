@@ -6,15 +6,15 @@ use holdfast_sim::Time;
 
 /// Virtual time: the wall clock's time since the start, multiplied by the time-lapse.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
+pub(super) struct VirtualClock {
     start: Instant,
     lapse: f64,
 }
 
-impl Clock {
+impl VirtualClock {
     /// Creates a clock that begins at `start`.
-    pub(super) fn new(start: Instant, lapse: f64) -> Clock {
-        Clock { start, lapse }
+    pub(super) fn new(start: Instant, lapse: f64) -> VirtualClock {
+        VirtualClock { start, lapse }
     }
 
     /// Returns the virtual time; 0 before the start.
@@ -24,7 +24,7 @@ impl Clock {
     }
 
     /// Returns the wall clock's time until a virtual time; zero if the time has passed.
-    pub(super) fn until(&self, time: Time) -> Duration {
+    pub(super) fn wall_time_until(&self, time: Time) -> Duration {
         let at = self.start + Duration::from_secs_f64(time.as_secs_f64() / self.lapse);
         at.saturating_duration_since(Instant::now())
     }
@@ -32,6 +32,6 @@ impl Clock {
 
 /// Gives the thread priority over the machine's other work, because the time-lapse would multiply every pause. Without
 /// the permission, the thread keeps its priority.
-pub(super) fn hurry() {
-    let _ = holdfast_sys::priority::be_realtime();
+pub(super) fn raise_priority() {
+    let _ = holdfast_sys::priority::become_realtime();
 }

@@ -12,17 +12,17 @@ use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
 use holdfast_sim::Time;
 use holdfast_sim::server::Server;
 
-use super::clock::{Clock, hurry};
+use super::clock::{VirtualClock, raise_priority};
 
 /// First byte of an element's message.
 pub(super) const ACCEPTED: u8 = 1;
-pub(super) const DONE: u8 = 2;
+pub(super) const COMPLETED: u8 = 2;
 /// Longest single wait if no request is in progress.
-const LONG: Duration = Duration::from_secs(1);
+const IDLE_WAIT: Duration = Duration::from_secs(1);
 
 /// Parameters of an element.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct ElementPlan {
     /// Socket of the pool daemon on the element's host.
     pub(super) socket: PathBuf,
     pub(super) handle: String,
@@ -33,7 +33,7 @@ pub(super) struct Plan {
 }
 
 /// A running element.
-pub(super) struct Running {
+pub(super) struct RunningElement {
     element: Arc<Element>,
     shared: Arc<Shared>,
 }
@@ -45,15 +45,15 @@ struct Shared {
 
 struct State {
     server: Server<u64>,
-    over: bool,
+    is_stopped: bool,
 }
 
-impl Running {
+impl RunningElement {
     /// Registers the element; returns when a registrar has accepted it.
     ///
     /// # Errors
     /// There is no daemon, or no registrar accepts the element.
-    pub(super) fn start(plan: &Plan, clock: Clock) -> Result<Running> {
+    pub(super) fn start(plan: &ElementPlan, clock: VirtualClock) -> Result<RunningElement> {
         let service = Service::Sessions {
             addresses: Vec::new(),
             port: 0,
@@ -64,9 +64,9 @@ impl Running {
             ..plan.policy.clone()
         };
         let element = Element::register(&plan.socket, registration)
-            .with_context(|| format!("the pool daemon at {}", plan.socket.display()))?;
+            .with_context(|| format!("register at the pool daemon at {}", plan.socket.display()))?;
         loop {
-            match element.next()? {
+            match element.next_event()? {
                 Some(ElementEvent::Registered { .. }) => break,
                 Some(ElementEvent::Refused { reason }) => bail!("{}: {reason}", plan.handle),
                 Some(_) => {}
@@ -76,7 +76,7 @@ impl Running {
         let element = Arc::new(element);
         let state = State {
             server: Server::new(plan.capacity),
-            over: false,
+            is_stopped: false,
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
@@ -89,21 +89,21 @@ impl Running {
             clock,
         };
         let listener = worker.clone();
-        std::thread::spawn(move || listener.listen());
-        std::thread::spawn(move || worker.work());
-        Ok(Running { element, shared })
+        std::thread::spawn(move || listener.run_receiver());
+        std::thread::spawn(move || worker.run_completer());
+        Ok(RunningElement { element, shared })
     }
 
     /// Removes the element from its pool; its users change to others.
     pub(super) fn stop(&self) {
         // If the daemon has ended, the registration has ended, too.
         let _ = self.element.deregister();
-        self.shared.with(|state| state.over = true);
+        self.shared.update(|state| state.is_stopped = true);
     }
 }
 
 impl Shared {
-    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(&mut state);
         self.changed.notify_all();
@@ -115,39 +115,39 @@ impl Shared {
 struct Worker {
     element: Arc<Element>,
     shared: Arc<Shared>,
-    plan: Plan,
-    clock: Clock,
+    plan: ElementPlan,
+    clock: VirtualClock,
 }
 
 impl Worker {
     /// Receives requests: a size, as the eight bytes of a number.
-    fn listen(&self) {
-        hurry();
-        while let Ok(Some(event)) = self.element.next() {
+    fn run_receiver(&self) {
+        raise_priority();
+        while let Ok(Some(event)) = self.element.next_event() {
             if let ElementEvent::Data { session, bytes } = event
                 && let Ok(size) = <[u8; 8]>::try_from(bytes.as_slice())
             {
                 let size = f64::from_be_bytes(size);
-                let jobs = self.shared.with(|state| {
+                let jobs = self.shared.update(|state| {
                     state.server.add(self.clock.now(), session, size);
                     state.server.jobs()
                 });
-                let told = self.element.send(session, &[ACCEPTED]);
-                if told.and_then(|()| self.tell_load(jobs)).is_err() {
+                let sent = self.element.send(session, &[ACCEPTED]);
+                if sent.and_then(|()| self.report_load(jobs)).is_err() {
                     break;
                 }
             }
         }
-        self.shared.with(|state| state.over = true);
+        self.shared.update(|state| state.is_stopped = true);
     }
 
     /// Reports requests as done at their time.
-    fn work(&self) {
-        hurry();
-        while let Some((done, jobs)) = self.next_done() {
+    fn run_completer(&self) {
+        raise_priority();
+        while let Some((done, jobs)) = self.wait_for_completion() {
             if let Some(session) = done {
-                let told = self.element.send(session, &[DONE]);
-                if told.and_then(|()| self.tell_load(jobs)).is_err() {
+                let sent = self.element.send(session, &[COMPLETED]);
+                if sent.and_then(|()| self.report_load(jobs)).is_err() {
                     return;
                 }
             }
@@ -156,25 +156,25 @@ impl Worker {
 
     /// Waits for the end of a request; returns its session and the number of requests left. Returns none if the element
     /// has stopped.
-    fn next_done(&self) -> Option<(Option<u64>, usize)> {
+    fn wait_for_completion(&self) -> Option<(Option<u64>, usize)> {
         let state = self.shared.state.lock();
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         loop {
-            if state.over {
+            if state.is_stopped {
                 return None;
             }
             let now = self.clock.now();
             if let Some(session) = state.server.pop(now) {
                 return Some((Some(session), state.server.jobs()));
             }
-            let next: Option<Time> = state.server.next();
-            let wait = next.map_or(LONG, |next| self.clock.until(next));
+            let next: Option<Time> = state.server.next_end();
+            let wait = next.map_or(IDLE_WAIT, |next| self.clock.wall_time_until(next));
             let waited = self.shared.changed.wait_timeout(state, wait);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn tell_load(&self, jobs: usize) -> io::Result<()> {
+    fn report_load(&self, jobs: usize) -> io::Result<()> {
         let load = (jobs as f64 * self.plan.load_per_request).min(1.0);
         self.element.set_policy(PolicyDetail {
             load: Some(load),

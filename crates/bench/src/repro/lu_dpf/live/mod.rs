@@ -3,7 +3,7 @@
 
 mod clock;
 mod element;
-mod region;
+mod regions;
 mod report;
 mod user;
 
@@ -19,10 +19,10 @@ use holdfast_sim::pools::{Action, Config, Requests};
 
 use super::DPF;
 use crate::repro::{Outcome, Settings};
-use clock::Clock;
-use element::Running;
-use region::{Regions, Role};
-use user::Done;
+use clock::VirtualClock;
+use element::RunningElement;
+use regions::{HostRole, Regions};
+use user::CompletedRequest;
 
 /// Runs by default.
 const RUNS: u32 = 6;
@@ -34,14 +34,14 @@ const SETUP_ROUND_TRIPS: u32 = 2;
 const POOLS: [(&str, bool); 2] = [("lu-dpf", true), ("lu", false)];
 
 /// Parameters of the experiment.
-pub(super) struct Experiment {
+pub(super) struct LiveExperiment {
     /// Returns the simulation to be run live, by DPF and seed.
     pub(super) config: fn(f64, u64) -> Config,
     /// Names of the simulation's windows, and the paper's values: seconds with LU-DPF and LU, improvement in per cent.
     pub(super) phases: Vec<(&'static str, [f64; 3])>,
 }
 
-impl Experiment {
+impl LiveExperiment {
     /// Returns the simulation with the differences of a live run.
     fn config(&self, dpf: f64, seed: u64) -> Config {
         let mut config = (self.config)(dpf, seed);
@@ -55,69 +55,69 @@ impl Experiment {
 ///
 /// # Errors
 /// The machine lacks a requirement, or a run failed.
-pub(super) fn run(settings: &Settings, experiment: &Experiment) -> Result<Outcome> {
+pub(super) fn run(settings: &Settings, experiment: &LiveExperiment) -> Result<Outcome> {
     ensure!(
         (1.0..=20.0).contains(&settings.lapse),
-        "the time-lapse is 1 to 20"
+        "--lapse must be 1 to 20"
     );
     let mut runs = Vec::new();
     for seed in 1..=u64::from(settings.repeats_or(RUNS)) {
-        let done = play(&experiment.config(DPF, seed), settings.lapse, seed)?;
+        let done = run_once(&experiment.config(DPF, seed), settings.lapse, seed)?;
         let means = report::means(&experiment.config(DPF, seed).windows, &done);
-        report::progress(experiment, seed, &means, &done);
+        report::print_progress(experiment, seed, &means, &done);
         runs.push(means);
     }
     Ok(report::outcome(settings, experiment, &runs))
 }
 
 /// Performs one run; returns every completed request.
-fn play(config: &Config, lapse: f64, seed: u64) -> Result<Vec<Done>> {
+fn run_once(config: &Config, lapse: f64, seed: u64) -> Result<Vec<CompletedRequest>> {
     let regions = Regions::up(config, lapse)?;
-    let clock = Clock::new(Instant::now() + SETTLE, lapse);
-    let mut players = Players {
+    let clock = VirtualClock::new(Instant::now() + SETTLE, lapse);
+    let mut players = Participants {
         regions: &regions,
         config,
         clock,
         lapse,
         elements: BTreeMap::new(),
     };
-    for (zone, count) in players.at_first() {
+    for (zone, count) in players.initial_elements() {
         for element in 0..count {
             players.start(zone, element)?;
         }
     }
-    std::thread::sleep(clock.until(Time::ZERO));
+    std::thread::sleep(clock.wall_time_until(Time::ZERO));
     let distances = regions.distances(config.zones.len(), POOLS[0].0)?;
     eprintln!("run {seed}: distances of elements at each registrar, ms: {distances:?}");
     let (sender, receiver) = channel();
     let users = players.users(seed, &sender)?;
     drop(sender);
-    players.follow_plan()?;
+    players.execute_plan()?;
     let mut failed = None;
     for user in users {
         let ended = user.join().map_err(|_| anyhow!("a user's thread failed"))?;
         failed = failed.or(ended.err());
     }
     match failed {
-        Some(error) => Err(error.context(regions.logs())),
+        Some(error) => Err(error.context(regions.log_tails())),
         None => Ok(receiver.try_iter().collect()),
     }
 }
 
 /// Elements and users of a run.
-struct Players<'a> {
+struct Participants<'a> {
     regions: &'a Regions,
     config: &'a Config,
-    clock: Clock,
+    clock: VirtualClock,
     lapse: f64,
     /// Elements by zone and place in it: one element for each pool.
-    elements: BTreeMap<(u16, u32), Vec<Running>>,
+    elements: BTreeMap<(u16, u32), Vec<RunningElement>>,
 }
 
-impl Players<'_> {
-    fn at_first(&self) -> Vec<(u16, u32)> {
+impl Participants<'_> {
+    fn initial_elements(&self) -> Vec<(u16, u32)> {
         let all = self.config.zones.iter().map(|zone| zone.elements);
-        let first = self.config.elements_at_first.clone();
+        let first = self.config.initial_elements.clone();
         let counts = first.unwrap_or_else(|| all.collect());
         (0..).zip(counts).collect()
     }
@@ -125,22 +125,22 @@ impl Players<'_> {
     /// Starts the elements of one host: "On each of the PE hosts, two PE instances have been started: one registering
     /// into the LU pool, the other one registering into the LU-DPF pool" (section 7.2).
     fn start(&mut self, zone: u16, element: u32) -> Result<()> {
-        let socket = self.regions.socket(zone.into(), Role::Elements)?;
-        let start = |(handle, is_far_counted): (&str, bool)| {
+        let socket = self.regions.socket(zone.into(), HostRole::Elements)?;
+        let start = |(handle, counts_distance): (&str, bool)| {
             let policy = PolicyDetail {
-                name: if is_far_counted { "LU-DPF" } else { "LU" }.to_owned(),
+                name: if counts_distance { "LU-DPF" } else { "LU" }.to_owned(),
                 // One millisecond here stands for `lapse` milliseconds of the paper.
-                delay_penalty: is_far_counted.then_some(DPF * self.lapse),
+                delay_penalty: counts_distance.then_some(DPF * self.lapse),
                 ..PolicyDetail::default()
             };
-            let plan = element::Plan {
+            let plan = element::ElementPlan {
                 socket: socket.clone(),
                 handle: handle.to_owned(),
                 policy,
                 load_per_request: self.config.load_per_request,
                 capacity: self.config.workload.capacity,
             };
-            Running::start(&plan, self.clock)
+            RunningElement::start(&plan, self.clock)
         };
         let both = POOLS.map(start).into_iter().collect::<Result<Vec<_>>>()?;
         self.elements.insert((zone, element), both);
@@ -151,15 +151,15 @@ impl Players<'_> {
     fn users(
         &self,
         seed: u64,
-        done: &std::sync::mpsc::Sender<Done>,
+        done: &std::sync::mpsc::Sender<CompletedRequest>,
     ) -> Result<Vec<JoinHandle<Result<()>>>> {
         let mut users = Vec::new();
         for (zone, players) in self.config.zones.iter().enumerate() {
-            let socket = self.regions.socket(zone, Role::Users)?;
+            let socket = self.regions.socket(zone, HostRole::Users)?;
             for (number, pool) in
                 (0..players.users).flat_map(|n| (0..POOLS.len()).map(move |p| (n, p)))
             {
-                let plan = user::Plan {
+                let plan = user::UserPlan {
                     socket: socket.clone(),
                     handle: POOLS[pool].0.to_owned(),
                     pool,
@@ -173,18 +173,18 @@ impl Players<'_> {
         Ok(users)
     }
 
-    fn follow_plan(&mut self) -> Result<()> {
+    fn execute_plan(&mut self) -> Result<()> {
         let mut plan = self.config.plan.clone();
         plan.sort_by_key(|(at, _)| *at);
         for (at, action) in plan {
-            std::thread::sleep(self.clock.until(at));
+            std::thread::sleep(self.clock.wall_time_until(at));
             match action {
                 Action::Start { zone, element } => self.start(zone, element)?,
                 Action::Stop { zone, element } => {
                     let both = self.elements.remove(&(zone, element));
-                    both.iter().flatten().for_each(Running::stop);
+                    both.iter().flatten().for_each(RunningElement::stop);
                 }
-                other => return Err(anyhow!("{other:?} is not played live")),
+                other => return Err(anyhow!("a live experiment does not support {other:?}")),
             }
         }
         Ok(())

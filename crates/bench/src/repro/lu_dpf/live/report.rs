@@ -3,29 +3,29 @@
 use holdfast_sim::pools::{Window, run as simulate};
 use holdfast_sim::{Time, seeds};
 
-use super::{Experiment, POOLS, SETUP_ROUND_TRIPS};
-use crate::repro::lu_dpf::live::user::Done;
+use super::{LiveExperiment, POOLS, SETUP_ROUND_TRIPS};
+use crate::repro::lu_dpf::live::user::CompletedRequest;
 use crate::repro::lu_dpf::{DPF, check, clearly_above};
 use crate::repro::{Check, Estimate, Outcome, Row, Settings};
 
 /// Simulations of each live run's network.
-const SIMULATIONS: u64 = 4;
+const SIMULATIONS_PER_RUN: u64 = 4;
 /// Largest difference between live and simulated times, in per cent.
-const APART_MAX: f64 = 5.0;
+const DIFFERENCE_PCT_MAX: f64 = 5.0;
 /// Least gain of LU-DPF without failures, in per cent.
-const GAIN_MIN: f64 = 12.0;
+const GAIN_PCT_MIN: f64 = 12.0;
 
 /// Means of a run for each pool, in seconds.
 #[derive(Clone, Debug)]
-pub(super) struct Means {
+pub(super) struct RunMeans {
     /// Mean time from a request's generation to its end, by phase.
-    handling: Vec<[f64; POOLS.len()]>,
+    handling_s: Vec<[f64; POOLS.len()]>,
     /// Mean time from a request's turn to its acceptance, over all phases.
-    startup: [f64; POOLS.len()],
+    startup_s: [f64; POOLS.len()],
 }
 
 /// Returns the means of requests that ended within each window.
-pub(super) fn means(windows: &[(Time, Time)], done: &[Done]) -> Means {
+pub(super) fn means(windows: &[(Time, Time)], done: &[CompletedRequest]) -> RunMeans {
     let mean = |(from, to): (Time, Time), pool| {
         let within = done
             .iter()
@@ -54,15 +54,20 @@ pub(super) fn means(windows: &[(Time, Time)], done: &[Done]) -> Means {
         });
         sum / count
     };
-    Means {
-        handling: windows.iter().map(both).collect(),
-        startup: std::array::from_fn(startup),
+    RunMeans {
+        handling_s: windows.iter().map(both).collect(),
+        startup_s: std::array::from_fn(startup),
     }
 }
 
 /// Prints lines for each run: its phases, and the mean queueing and start-up times of all its requests.
-pub(super) fn progress(experiment: &Experiment, seed: u64, means: &Means, done: &[Done]) {
-    let phases = experiment.phases.iter().zip(&means.handling);
+pub(super) fn print_progress(
+    experiment: &LiveExperiment,
+    seed: u64,
+    means: &RunMeans,
+    done: &[CompletedRequest],
+) {
+    let phases = experiment.phases.iter().zip(&means.handling_s);
     for ((name, _), [near, plain]) in phases {
         let gain = 100.0 * (1.0 - near / plain);
         eprintln!("run {seed}: {name}: {near:.3} s, LU {plain:.3} s, {gain:.1} %");
@@ -70,25 +75,25 @@ pub(super) fn progress(experiment: &Experiment, seed: u64, means: &Means, done: 
     for (pool, (handle, _)) in POOLS.iter().enumerate() {
         let all = || done.iter().filter(|one| one.pool == pool);
         let count = all().count();
-        let mean = |of: fn(&Done) -> Time| {
+        let mean = |of: fn(&CompletedRequest) -> Time| {
             all().map(|one| of(one).as_secs_f64()).sum::<f64>() / count as f64
         };
         let queued = mean(|one| one.dequeued.since(one.generated));
         let startup = mean(|one| one.accepted.since(one.dequeued));
-        let again = all().filter(|one| one.attempts > 1).count();
+        let retried = all().filter(|one| one.attempts > 1).count();
         eprintln!(
-            "run {seed}: {handle}: {count} requests, {queued:.3} s queued, {startup:.3} s start-up, {again} begun anew"
+            "run {seed}: {handle}: {count} requests, {queued:.3} s queued, {startup:.3} s start-up, {retried} repeated"
         );
     }
 }
 
 /// Simulates the same networks: for each live run, the means of several simulations in which hosts take this additional
 /// time per request.
-fn simulated(experiment: &Experiment, hosts_s: &[f64]) -> Vec<Means> {
+fn simulate_means(experiment: &LiveExperiment, hosts_s: &[f64]) -> Vec<RunMeans> {
     let mut jobs = Vec::new();
     for (seed, hosts_s) in (1..).zip(hosts_s) {
         for dpf in [DPF, 0.0] {
-            jobs.extend((0..SIMULATIONS).map(|chance| (dpf, seed, chance, *hosts_s)));
+            jobs.extend((0..SIMULATIONS_PER_RUN).map(|chance| (dpf, seed, chance, *hosts_s)));
         }
     }
     let of = |(dpf, seed, chance, hosts_s): &(f64, u64, u64, f64)| {
@@ -96,8 +101,8 @@ fn simulated(experiment: &Experiment, hosts_s: &[f64]) -> Vec<Means> {
         config.delivery = Time::from_secs_f64(*hosts_s);
         simulate(&config, seed << 32 | chance).windows
     };
-    let windows: Vec<Vec<Window>> = seeds::each(&jobs, of, |_| ());
-    let each = SIMULATIONS as usize;
+    let windows: Vec<Vec<Window>> = seeds::run_all(&jobs, of, |_| ());
+    let each = SIMULATIONS_PER_RUN as usize;
     let runs = windows.chunks(2 * each);
     let pool = |of: &[Vec<Window>]| {
         let phases = 0..experiment.phases.len();
@@ -109,9 +114,9 @@ fn simulated(experiment: &Experiment, hosts_s: &[f64]) -> Vec<Means> {
         let (near, plain) = both.split_at(each);
         let ((near, near_startup), (plain, plain_startup)) = (pool(near), pool(plain));
         let both = near.into_iter().zip(plain);
-        Means {
-            handling: both.map(|(near, plain)| [near, plain]).collect(),
-            startup: [near_startup, plain_startup],
+        RunMeans {
+            handling_s: both.map(|(near, plain)| [near, plain]).collect(),
+            startup_s: [near_startup, plain_startup],
         }
     })
     .collect()
@@ -127,9 +132,9 @@ fn mean<'a>(windows: impl Iterator<Item = &'a Window>, of: fn(&Window) -> f64) -
 
 /// Returns the differences of live to simulated start-up times, as the mean of both pools of each run: the time taken
 /// by the hosts, which no simulation knows.
-fn hosts_s(live: &[Means], simulated: &[Means]) -> Vec<f64> {
-    let more = |(live, simulated): (&Means, &Means)| {
-        let each = live.startup.iter().zip(simulated.startup);
+fn host_times_s(live: &[RunMeans], simulated: &[RunMeans]) -> Vec<f64> {
+    let more = |(live, simulated): (&RunMeans, &RunMeans)| {
+        let each = live.startup_s.iter().zip(simulated.startup_s);
         let sum: f64 = each.map(|(live, simulated)| live - simulated).sum();
         (sum / POOLS.len() as f64).max(0.0)
     };
@@ -137,21 +142,25 @@ fn hosts_s(live: &[Means], simulated: &[Means]) -> Vec<f64> {
 }
 
 /// Returns the table and the bars.
-pub(super) fn outcome(settings: &Settings, experiment: &Experiment, runs: &[Means]) -> Outcome {
-    let ideal = simulated(experiment, &vec![0.0; runs.len()]);
-    let hosts_s = hosts_s(runs, &ideal);
-    let busy = simulated(experiment, &hosts_s);
+pub(super) fn outcome(
+    settings: &Settings,
+    experiment: &LiveExperiment,
+    runs: &[RunMeans],
+) -> Outcome {
+    let ideal = simulate_means(experiment, &vec![0.0; runs.len()]);
+    let hosts_s = host_times_s(runs, &ideal);
+    let busy = simulate_means(experiment, &hosts_s);
     let mut outcome = Outcome {
         notes: notes(settings, runs.len(), &hosts_s),
         ..Outcome::default()
     };
     for (place, (name, paper)) in experiment.phases.iter().enumerate() {
-        let of = |all: &[Means], value: Value| {
+        let of = |all: &[RunMeans], value: ValueOfPools| {
             let values: Vec<f64> = all
                 .iter()
-                .map(|means| value(&means.handling[place]))
+                .map(|means| value(&means.handling_s[place]))
                 .collect();
-            Estimate::of(&values)
+            Estimate::from_repeats(&values)
         };
         for ((what, value, unit), paper) in VALUES.into_iter().zip(*paper) {
             for (how, all) in [
@@ -166,10 +175,12 @@ pub(super) fn outcome(settings: &Settings, experiment: &Experiment, runs: &[Mean
             }
         }
         let [near, plain, gain] = VALUES.map(|(_, value, _)| of(runs, value));
-        let apart = [(&ideal[..], ""), (&busy[..], " that knows what hosts took")];
+        let apart = [(&ideal[..], ""), (&busy[..], " with the hosts' times")];
         for ((what, value, unit), (all, how)) in VALUES.iter().flat_map(|v| apart.map(|a| (v, a))) {
-            outcome.checks.push(is_near(
-                format!("{name}: {what} live is within {APART_MAX} % of the simulation{how}"),
+            outcome.checks.push(check_difference(
+                format!(
+                    "{name}: {what} live is within {DIFFERENCE_PCT_MAX} % of the simulation{how}"
+                ),
                 of(runs, *value),
                 of(all, *value),
                 unit,
@@ -182,8 +193,8 @@ pub(super) fn outcome(settings: &Settings, experiment: &Experiment, runs: &[Mean
         ));
         if name.starts_with("normal") {
             outcome.checks.push(check(
-                format!("{name}: by at least {GAIN_MIN} %"),
-                gain.mean >= GAIN_MIN,
+                format!("{name}: by at least {GAIN_PCT_MIN} %"),
+                gain.mean >= GAIN_PCT_MIN,
                 format!("{:.1} %", gain.mean),
             ));
         }
@@ -191,10 +202,10 @@ pub(super) fn outcome(settings: &Settings, experiment: &Experiment, runs: &[Mean
     outcome
 }
 
-type Value = fn(&[f64; POOLS.len()]) -> f64;
+type ValueOfPools = fn(&[f64; POOLS.len()]) -> f64;
 
 /// Values reported for each phase, and their units.
-const VALUES: [(&str, Value, &str); 3] = [
+const VALUES: [(&str, ValueOfPools, &str); 3] = [
     ("LU-DPF", |[near, _]| *near, "s"),
     ("LU", |[_, plain]| *plain, "s"),
     (
@@ -204,11 +215,11 @@ const VALUES: [(&str, Value, &str); 3] = [
     ),
 ];
 
-fn is_near(statement: String, live: Estimate, simulated: Estimate, unit: &str) -> Check {
+fn check_difference(statement: String, live: Estimate, simulated: Estimate, unit: &str) -> Check {
     let apart = 100.0 * (live.mean / simulated.mean - 1.0);
     check(
         statement,
-        apart.abs() <= APART_MAX,
+        apart.abs() <= DIFFERENCE_PCT_MAX,
         format!(
             "{:.3} {unit} and {:.3} {unit}, {apart:+.1} %",
             live.mean, simulated.mean
@@ -220,16 +231,18 @@ fn notes(settings: &Settings, runs: usize, hosts_s: &[f64]) -> Vec<String> {
     let lapse = settings.lapse;
     vec![
         format!(
-            "live: {runs} runs in a lab; every time is 1/{lapse} of the paper's, DistanceStep and all delays too, and told as the paper's;"
+            "live: {runs} runs in a lab; every time, also DistanceStep and all delays, is 1/{lapse} of the paper's, \
+             and is shown multiplied by {lapse};"
         ),
-        "delays by the lab's own link program, in user space: it needs no netem, which not every kernel has;".to_owned(),
+        "delays come from the lab's link program in user space, because not every kernel has netem;".to_owned(),
         format!(
             "users of both pools make the same requests; {SETUP_ROUND_TRIPS} round trips before each, here and in the simulation beside it"
         ),
         format!(
-            "({SIMULATIONS} simulations of each run's network); by start-ups, hosts took {:.3} s for a request, {:.1} ms of the wall clock's",
-            Estimate::of(hosts_s).mean,
-            1e3 * Estimate::of(hosts_s).mean / lapse
+            "({SIMULATIONS_PER_RUN} simulations of each run's network); by the start-up times, hosts took {:.3} s per \
+             request, {:.1} ms of real time",
+            Estimate::from_repeats(hosts_s).mean,
+            1e3 * Estimate::from_repeats(hosts_s).mean / lapse
         ),
     ]
 }

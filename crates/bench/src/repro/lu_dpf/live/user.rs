@@ -8,12 +8,12 @@ use holdfast_api::pool::{PoolSession, SessionEvent, SessionOptions};
 use holdfast_sim::Time;
 use holdfast_sim::pools::Requests;
 
-use super::clock::{Clock, hurry};
-use super::element::{ACCEPTED, DONE};
+use super::clock::{VirtualClock, raise_priority};
+use super::element::{ACCEPTED, COMPLETED};
 
 /// Parameters of a user.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct UserPlan {
     /// Socket of the pool daemon on the user's host.
     pub(super) socket: PathBuf,
     pub(super) handle: String,
@@ -26,7 +26,7 @@ pub(super) struct Plan {
 
 /// A completed request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Done {
+pub(super) struct CompletedRequest {
     pub(super) pool: usize,
     pub(super) generated: Time,
     pub(super) dequeued: Time,
@@ -40,8 +40,12 @@ pub(super) struct Done {
 ///
 /// # Errors
 /// The pool daemon has ended, or found no element for too long.
-pub(super) fn run(plan: &Plan, clock: Clock, done: &Sender<Done>) -> Result<()> {
-    hurry();
+pub(super) fn run(
+    plan: &UserPlan,
+    clock: VirtualClock,
+    done: &Sender<CompletedRequest>,
+) -> Result<()> {
+    raise_priority();
     let mut requests = plan.requests.clone();
     let mut generated = Time::ZERO;
     loop {
@@ -51,8 +55,8 @@ pub(super) fn run(plan: &Plan, clock: Clock, done: &Sender<Done>) -> Result<()> 
             return Ok(());
         }
         // If the request before ended early, the user waits for the next one's time; otherwise the request has waited.
-        std::thread::sleep(clock.until(generated));
-        let one = request(plan, clock, generated, size)?;
+        std::thread::sleep(clock.wall_time_until(generated));
+        let one = run_request(plan, clock, generated, size)?;
         // The receiver has ended: the run is over.
         if done.send(one).is_err() {
             return Ok(());
@@ -60,16 +64,21 @@ pub(super) fn run(plan: &Plan, clock: Clock, done: &Sender<Done>) -> Result<()> 
     }
 }
 
-fn request(plan: &Plan, clock: Clock, generated: Time, size: f64) -> Result<Done> {
+fn run_request(
+    plan: &UserPlan,
+    clock: VirtualClock,
+    generated: Time,
+    size: f64,
+) -> Result<CompletedRequest> {
     let dequeued = clock.now();
     let options = SessionOptions {
-        anew: true,
+        ask_registrar: true,
         ..SessionOptions::default()
     };
     let session = PoolSession::open_with(&plan.socket, &plan.handle, options)?;
     let (mut accepted, mut attempts) = (None, 0);
     loop {
-        match session.next()? {
+        match session.next_event()? {
             Some(SessionEvent::Up { connection, .. }) => {
                 attempts += 1;
                 session.send(connection, &size.to_be_bytes())?;
@@ -78,16 +87,16 @@ fn request(plan: &Plan, clock: Clock, generated: Time, size: f64) -> Result<Done
                 [ACCEPTED] => {
                     accepted.get_or_insert_with(|| clock.now());
                 }
-                [DONE] => break,
-                other => bail!("an element said {other:?}"),
+                [COMPLETED] => break,
+                other => bail!("an element sent an unknown message: {other:?}"),
             },
-            Some(SessionEvent::Broken { .. }) => {}
+            Some(SessionEvent::ElementLost { .. }) => {}
             Some(SessionEvent::Failed { reason }) => bail!("{}: {reason}", plan.handle),
             Some(SessionEvent::Finished) | None => bail!("{}: the session ended", plan.handle),
         }
     }
     let ended = clock.now();
-    Ok(Done {
+    Ok(CompletedRequest {
         pool: plan.pool,
         generated,
         dequeued,

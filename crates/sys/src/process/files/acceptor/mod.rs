@@ -1,14 +1,14 @@
 //! Restore of a tree's descriptors at the acceptor.
 
-mod arrange;
-mod place;
-mod stock;
+mod fd_store;
+mod table_slots;
+mod table_steps;
 mod update;
 mod verify;
 
-pub use arrange::Step;
-pub use place::{OwnWatch, Place};
-pub use stock::Stock;
+pub use fd_store::FdStore;
+pub use table_slots::{InProcessWatch, TableSlot};
+pub use table_steps::TableStep;
 
 use super::image::FileId;
 use std::collections::BTreeMap;
@@ -16,10 +16,10 @@ use std::os::fd::OwnedFd;
 
 /// Resources that are restored elsewhere and handed in.
 #[derive(Debug, Default)]
-pub struct Given {
+pub struct ProvidedFiles {
     /// TCP and UDP sockets, at any descriptor numbers.
     pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Memory that moves with its mappings, by device and inode at the donor ([`super::image::Content::elsewhere`]),
+    /// Memory that moves with its mappings, by device and inode at the donor ([`super::image::Content::mapped_memory`]),
     /// open for reading and writing.
     pub memory: BTreeMap<(u64, u64), OwnedFd>,
 }

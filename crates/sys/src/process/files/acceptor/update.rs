@@ -1,48 +1,56 @@
-//! Update of the stock to later drafts, and in the freeze to the final state of the tree.
+//! Update of the stock to later files snapshots, and in the freeze to the final state of the tree.
 
-use super::stock::Stock;
-use super::{Given, verify};
-use crate::process::files::error::{At, FilesError, Refusal};
-use crate::process::files::image::changes::{Changes, Former};
+use super::fd_store::FdStore;
+use super::{ProvidedFiles, verify};
+use crate::process::files::error::{FilesError, Refusal, StepContext};
+use crate::process::files::image::changes::{Changes, PreviousValues};
 use crate::process::files::image::{FileId, Kind, OpenFile, UnixLink};
 use crate::process::files::kinds::{
-    anonymous, content, epoll, inotify, named, pipe, terminal, unix,
+    anon_inode, content, epoll, inotify, named_file, pipe, terminal, unix,
 };
-use crate::process::files::raw;
+use crate::process::files::syscalls;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-impl Stock {
+impl FdStore {
     /// Brings the stock to its final state. The processes of the tree must exist, because pidfds and owners of signals
     /// refer to them.
     ///
     /// # Errors
     /// Same as [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still resume.
-    pub fn finish(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
-        let former = self.change(changes, given, true)?;
+    pub fn apply_final(
+        &mut self,
+        changes: Changes,
+        provided: ProvidedFiles,
+    ) -> Result<(), FilesError> {
+        let former = self.apply_changes(changes, provided, true)?;
         self.fill(&former)?;
         // Both maps have the same order, so that no lookup is needed.
         let mut made = self.files.iter();
         for (id, file) in &self.image.files {
             let (_, fd) = made
                 .find(|(made, _)| *made == id)
-                .ok_or(Refusal::SocketAbsent(*id))?;
+                .ok_or(Refusal::SocketMissing(*id))?;
             self.set_state(fd, file, former.file(*id, file))?;
         }
-        self.keepers.clear();
-        self.first_files.clear();
-        self.ghosts.clear();
-        self.opener.rest();
+        self.object_fds.clear();
+        self.unclaimed_ends.clear();
+        self.closed_peers.clear();
+        self.opener.end_deputies();
         Ok(())
     }
 
-    /// Updates the stock to a later draft of the running tree.
+    /// Updates the stock to a later files snapshot of the running tree.
     ///
     /// # Errors
     /// Same as [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The stock is unusable then.
-    pub fn follow(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
-        let former = self.change(changes, given, false)?;
+    pub fn apply_snapshot(
+        &mut self,
+        changes: Changes,
+        provided: ProvidedFiles,
+    ) -> Result<(), FilesError> {
+        let former = self.apply_changes(changes, provided, false)?;
         // The image records the work done so far: in the freeze, only differences from the image are left to do.
         for (id, old) in &former.files {
             if let (Some(fd), Some(file), Some(old)) =
@@ -53,29 +61,36 @@ impl Stock {
             }
         }
         for (id, before) in &former.contents {
-            let now = self.image.contents.get(id);
-            if let (Some(keeper), Some(before), Some(now)) = (self.keepers.get(id), before, now) {
+            let current = self.image.contents.get(id);
+            if let (Some(keeper), Some(before), Some(now)) =
+                (self.object_fds.get(id), before, current)
+            {
                 content::update(keeper, before, now)?;
             }
         }
         Ok(())
     }
 
-    /// Makes files that are new or have become other files, and returns their former states; `last` is true if the tree
+    /// Makes files that are new or have become other files, and returns their former states; `is_final` is true if the tree
     /// is stopped.
-    fn change(&mut self, changes: Changes, given: Given, last: bool) -> Result<Former, FilesError> {
-        self.stale |= changes.concern_tables();
+    fn apply_changes(
+        &mut self,
+        changes: Changes,
+        provided: ProvidedFiles,
+        is_final: bool,
+    ) -> Result<PreviousValues, FilesError> {
+        self.slots_changed |= changes.affect_tables();
         let former = self.image.apply(changes)?;
-        let mut remade: BTreeSet<FileId> = given.sockets.keys().copied().collect();
+        let mut remade: BTreeSet<FileId> = provided.sockets.keys().copied().collect();
         for (id, old) in &former.files {
             let Some(file) = self.image.files.get(id) else {
                 self.files.remove(id);
                 continue;
             };
             if old.as_ref() != Some(file) {
-                verify::verify_file(&mut self.opener, file, last)?;
+                verify::verify_file(&mut self.opener, file, is_final)?;
             }
-            if !old.as_ref().is_some_and(|old| is_same_thing(old, file)) {
+            if !old.as_ref().is_some_and(|old| can_reuse(old, file)) {
                 remade.insert(*id);
             }
         }
@@ -83,23 +98,23 @@ impl Stock {
         for id in &remade {
             self.files.remove(id);
         }
-        self.make(&remade, given)?;
-        if last {
+        self.make(&remade, provided)?;
+        if is_final {
             self.open_pidfds()?;
         }
-        epoll::finish(self, &former, &remade)?;
-        self.opener.rest();
+        epoll::update_sets(self, &former, &remade)?;
+        self.opener.end_deputies();
         Ok(former)
     }
 
     /// Finds contents that have begun, or ceased, to move with mappings: the files that refer to them are made anew.
-    fn find_moved_contents(&mut self, former: &Former, remade: &mut BTreeSet<FileId>) {
+    fn find_moved_contents(&mut self, former: &PreviousValues, remade: &mut BTreeSet<FileId>) {
         for (id, old) in &former.contents {
             let (Some(old), Some(value)) = (old, self.image.contents.get(id)) else {
                 continue;
             };
-            if old.elsewhere != value.elsewhere {
-                self.keepers.remove(id);
+            if old.mapped_memory != value.mapped_memory {
+                self.object_fds.remove(id);
                 let of_it =
                     |kind: &Kind| matches!(kind, Kind::Content { content, .. } if content == id);
                 let files = self.image.files.iter();
@@ -117,7 +132,9 @@ impl Stock {
     /// # Errors
     /// [`FilesError::Kernel`].
     pub fn publish(&mut self) -> Result<(), FilesError> {
-        self.stages.iter_mut().try_for_each(unix::Stage::publish)
+        self.staging_directories
+            .iter_mut()
+            .try_for_each(unix::StagingDirectory::publish)
     }
 
     fn open_pidfds(&mut self) -> Result<(), FilesError> {
@@ -126,27 +143,27 @@ impl Stock {
             .files
             .iter()
             .filter_map(|(id, file)| match file.kind {
-                Kind::Pidfd { pid } if !self.has(*id) => Some((*id, pid, file.flags)),
+                Kind::Pidfd { pid } if !self.contains(*id) => Some((*id, pid, file.flags)),
                 _ => None,
             });
         for (id, pid, flags) in wanted.collect::<Vec<_>>() {
-            let number = Pid::from_raw(pid).ok_or(Refusal::SocketAbsent(id))?;
-            let fd = pidfd_open(number, PidfdFlags::empty()).at(format!("process {pid}"))?;
-            raw::set_status(fd.as_fd(), flags).at("F_SETFL")?;
-            self.keep(id, fd)?;
+            let number = Pid::from_raw(pid).ok_or(Refusal::SocketMissing(id))?;
+            let fd = pidfd_open(number, PidfdFlags::empty()).with_step(format!("process {pid}"))?;
+            syscalls::set_status(fd.as_fd(), flags).with_step("F_SETFL")?;
+            self.insert(id, fd)?;
         }
         Ok(())
     }
 
     /// Fills the objects that several open files share.
-    fn fill(&mut self, former: &Former) -> Result<(), FilesError> {
+    fn fill(&mut self, former: &PreviousValues) -> Result<(), FilesError> {
         for (id, value) in &self.image.contents {
-            if let Some(keeper) = self.keepers.get(id) {
+            if let Some(keeper) = self.object_fds.get(id) {
                 content::finish(keeper, former.content(*id, value), value)?;
             }
         }
         for (id, value) in &self.image.pipes {
-            if let Some(keeper) = self.keepers.get(id) {
+            if let Some(keeper) = self.object_fds.get(id) {
                 pipe::fill(keeper, value)?;
             }
         }
@@ -162,18 +179,18 @@ impl Stock {
     ) -> Result<(), FilesError> {
         match &file.kind {
             Kind::Regular { offset, .. } | Kind::Content { offset, .. } if *offset > 0 => {
-                named::seek(fd, *offset)?;
+                named_file::seek(fd, *offset)?;
             }
             Kind::Directory { offset, .. } if *offset > 0 => {
-                named::seek_in_directory(fd, *offset)?;
+                named_file::seek_in_directory(fd, *offset)?;
             }
-            Kind::Event { count, .. } => anonymous::set_count(fd, *count)?,
-            Kind::Timer(timer) => anonymous::arm(fd, timer)?,
+            Kind::Event { count, .. } => anon_inode::set_count(fd, *count)?,
+            Kind::Timer(timer) => anon_inode::arm(fd, timer)?,
             Kind::TerminalMaster { terminal } => {
                 terminal::finish(fd, &self.image.terminals[terminal])?;
             }
-            Kind::Unix(socket) => unix::settle(fd.as_fd(), socket)?,
-            Kind::Inotify { .. } => inotify::empty(fd)?,
+            Kind::Unix(socket) => unix::apply_options_and_shutdown(fd.as_fd(), socket)?,
+            Kind::Inotify { .. } => inotify::discard_events(fd)?,
             _ => {}
         }
         set_flags(fd, file, before)
@@ -183,8 +200,8 @@ impl Stock {
 fn set_flags(fd: &OwnedFd, file: &OpenFile, before: Option<&OpenFile>) -> Result<(), FilesError> {
     let fd: BorrowedFd<'_> = fd.as_fd();
     if let Some(owner) = file.owner {
-        raw::set_owner(fd, owner.kind, owner.pid).at("F_SETOWN_EX")?;
-        raw::set_owner_signal(fd, owner.signal).at("F_SETSIG")?;
+        syscalls::set_owner(fd, owner.kind, owner.pid).with_step("F_SETOWN_EX")?;
+        syscalls::set_owner_signal(fd, owner.signal).with_step("F_SETSIG")?;
     }
     let is_async = file.flags & libc::O_ASYNC as u32 != 0;
     let changed = before.is_none_or(|before| before.flags != file.flags);
@@ -199,11 +216,11 @@ fn set_status(fd: BorrowedFd<'_>, file: &OpenFile, without: u32) -> Result<(), F
     if file.flags & libc::O_PATH as u32 != 0 {
         return Ok(());
     }
-    raw::set_status(fd, file.flags & !without).at("F_SETFL")
+    syscalls::set_status(fd, file.flags & !without).with_step("F_SETFL")
 }
 
 /// Returns true if a file prepared for one state can get the other state.
-fn is_same_thing(old: &OpenFile, new: &OpenFile) -> bool {
+fn can_reuse(old: &OpenFile, new: &OpenFile) -> bool {
     let opening = (libc::O_ACCMODE | libc::O_PATH) as u32;
     if old.flags & opening != new.flags & opening {
         return false;
@@ -216,7 +233,10 @@ fn is_same_thing(old: &OpenFile, new: &OpenFile) -> bool {
         (Kind::Event { semaphore: old, .. }, Kind::Event { semaphore: new, .. }) => old == new,
         (Kind::Timer(old), Kind::Timer(new)) => old.clock == new.clock,
         (Kind::Unix(old), Kind::Unix(new)) => {
-            let ended = matches!((&old.link, &new.link), (UnixLink::To(_), UnixLink::Gone));
+            let ended = matches!(
+                (&old.link, &new.link),
+                (UnixLink::Peer(_), UnixLink::PeerClosed)
+            );
             (old.socket, &old.name) == (new.socket, &new.name) && (ended || old.link == new.link)
         }
         (old, new) => old == new,

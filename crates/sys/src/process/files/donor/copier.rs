@@ -1,6 +1,6 @@
 //! Copies of other processes' descriptors.
 
-use super::Address;
+use super::ProcessFd;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,7 +19,7 @@ impl Copier {
     ///
     /// # Errors
     /// Errors of the kernel: `EBADF` for a descriptor that is not open, `ESRCH` for a process that does not exist.
-    pub fn copy(&mut self, (pid, fd): Address) -> io::Result<OwnedFd> {
+    pub fn copy(&mut self, (pid, fd): ProcessFd) -> io::Result<OwnedFd> {
         let process = match self.processes.entry(pid) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {

@@ -1,29 +1,29 @@
 //! Reading the descriptors of a running tree.
 
-mod beside;
 mod copier;
-mod frozen;
-mod inet;
-mod outside;
-mod prepared;
+mod freeze_prediction;
+mod frozen_files;
+mod inet_sockets;
+mod outside_holders;
 mod saver;
-mod subject;
+mod signal_owner;
+mod source_file;
 
-pub use beside::has_owner;
 pub use copier::Copier;
-pub use frozen::{Frozen, Places};
-pub use outside::Outside;
-pub use saver::{Saved, Saver};
-pub use subject::Subject;
+pub use frozen_files::{FrozenFiles, SocketFds};
+pub use outside_holders::OutsideHolders;
+pub use saver::{SaveResult, Saver};
+pub use signal_owner::has_owner;
+pub use source_file::SourceFile;
 
 use super::error::{Blocker, FilesError};
+use super::fdinfo_cache::FdInfoCache;
 use super::image::{FileId, Image, ObjectId};
-use super::kept::Kept;
-use super::listed::Listing;
-use super::survey::{Key, survey};
+use super::listings::Listing;
+use super::survey::{FileKey, survey};
 use crate::process::sockets::SocketStatic;
-use prepared::Prepared;
-use saver::{Half, Stage};
+use freeze_prediction::FreezePrediction;
+use saver::{PartialSave, TreeState};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -37,9 +37,9 @@ pub struct Limits {
     pub search_entries_max: usize,
     /// Device (`st_dev`) and inode of memory files and of files without a name that processes map, so that their
     /// content moves with the mappings.
-    pub elsewhere: BTreeSet<(u64, u64)>,
+    pub mapped_memory: BTreeSet<(u64, u64)>,
     /// True if files with names are read and hashed, so that an acceptor can check for equal files.
-    pub digests: bool,
+    pub hash_files: bool,
 }
 
 impl Default for Limits {
@@ -47,121 +47,121 @@ impl Default for Limits {
         Self {
             content_bytes_max: 256 << 20,
             search_entries_max: 100_000,
-            elsewhere: BTreeSet::new(),
-            digests: true,
+            mapped_memory: BTreeSet::new(),
+            hash_files: true,
         }
     }
 }
 
 /// The descriptors of a tree, read while the tree ran.
 #[derive(Debug)]
-pub struct Draft {
+pub struct FilesSnapshot {
     /// Image that is sent to the acceptor before the freeze.
     pub image: Image,
     /// Fixed properties of the tree's TCP and UDP sockets.
     pub sockets: BTreeMap<FileId, Arc<SocketStatic>>,
     /// Descriptors from which the sockets can be copied ([`Copier::copy`]), except sockets in flight.
-    pub places: BTreeMap<FileId, Address>,
+    pub socket_fds: BTreeMap<FileId, ProcessFd>,
     limits: Limits,
-    known: Known,
-    kept: Kept,
+    numbers: AssignedNumbers,
+    fdinfo_cache: FdInfoCache,
     /// Preparation for the freeze, taken by the first freeze.
-    prepared: Mutex<Option<Box<Prepared>>>,
+    prediction: Mutex<Option<Box<FreezePrediction>>>,
 }
 
 /// Number of reads of a running tree in which a blocker must be found to be reported, and the pause between reads.
-const LOOKS: usize = 6;
-const PAUSE: Duration = Duration::from_millis(20);
+const SNAPSHOT_ATTEMPTS: usize = 6;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// A process, by its PID as the caller sees it, and one of its descriptors.
-pub type Address = (i32, u32);
+pub type ProcessFd = (i32, u32);
 
 /// Numbers assigned in an image, so that a later image gives the same file the same number.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct AssignedNumbers {
     /// Open files by descriptor (table and number).
-    files: HashMap<(u32, u32), (Key, FileId)>,
+    files: HashMap<(u32, u32), (FileKey, FileId)>,
     /// Pipes and contents by mount and inode.
     objects: HashMap<(u32, u64), ObjectId>,
     /// Descriptors of epoll sets, which have long texts in `fdinfo`.
-    sets: BTreeSet<Address>,
+    epoll_sets: BTreeSet<ProcessFd>,
 }
 
-impl Draft {
+impl FilesSnapshot {
     /// Reads a running tree. Processes of the tree start and end, and open and close descriptors, meanwhile: only
     /// blockers found in each of several reads are reported; any other file that could not be read is left out, and a
-    /// later read or the freeze decides about it. Files that are in the draft `before` keep their numbers. `pids` lists
+    /// later read or the freeze decides about it. Files that are in the files snapshot `before` keep their numbers. `pids` lists
     /// the tree's processes.
     ///
     /// # Errors
     /// Same as [`Self::save`].
-    pub fn look(
+    pub fn take(
         pids: impl Fn() -> Vec<i32>,
         limits: &Limits,
-        before: Option<&Self>,
+        previous: Option<&Self>,
     ) -> Result<Self, FilesError> {
-        let mut lasting: Option<Vec<Blocker>> = None;
+        let mut lasting_blockers: Option<Vec<Blocker>> = None;
         let mut failures = 0;
-        for look in 1..=LOOKS {
-            let (draft, blockers, failed) = match Self::look_once(&pids(), limits, before) {
-                Ok((draft, blockers, failed)) => (Some(draft), blockers, failed),
+        for attempt in 1..=SNAPSHOT_ATTEMPTS {
+            let (snapshot, blockers, failed) = match Self::take_once(&pids(), limits, previous) {
+                Ok((snapshot, blockers, failed)) => (Some(snapshot), blockers, failed),
                 Err(FilesError::Blocked(blockers)) => (None, blockers, None),
                 Err(failed) => (None, Vec::new(), Some(failed)),
             };
-            let complete = blockers.is_empty() && failed.is_none();
+            let is_complete = blockers.is_empty() && failed.is_none();
             failures += usize::from(failed.is_some());
-            let lasting = match &mut lasting {
+            let lasting = match &mut lasting_blockers {
                 Some(lasting) => {
                     lasting.retain(|one| blockers.contains(one));
                     lasting
                 }
                 none => none.insert(blockers),
             };
-            match (draft, failed) {
-                (Some(draft), _) if complete => return Ok(draft),
-                _ if look < LOOKS => std::thread::sleep(PAUSE),
+            match (snapshot, failed) {
+                (Some(snapshot), _) if is_complete => return Ok(snapshot),
+                _ if attempt < SNAPSHOT_ATTEMPTS => std::thread::sleep(ATTEMPT_PAUSE),
                 _ if !lasting.is_empty() => {
                     return Err(FilesError::Blocked(std::mem::take(lasting)));
                 }
                 (None, Some(failed)) => return Err(failed),
-                (_, Some(failed)) if failures == LOOKS => return Err(failed),
-                (Some(draft), _) => return Ok(draft),
+                (_, Some(failed)) if failures == SNAPSHOT_ATTEMPTS => return Err(failed),
+                (Some(snapshot), _) => return Ok(snapshot),
                 (None, None) => {}
             }
         }
         Self::save(&pids(), limits)
     }
 
-    fn look_once(
+    fn take_once(
         pids: &[i32],
         limits: &Limits,
-        before: Option<&Self>,
+        previous: Option<&Self>,
     ) -> Result<(Self, Vec<Blocker>, Option<FilesError>), FilesError> {
-        let saver = Saver::new(pids, survey(pids)?, limits, before, Stage::Running);
-        let Half {
+        let saver = Saver::new(pids, survey(pids)?, limits, previous, TreeState::Running);
+        let PartialSave {
             image,
-            known,
-            inet,
+            numbers: known,
+            inet_sockets: inet,
             blockers,
-            failed,
-        } = saver.run_half()?;
-        let mut draft = Self {
+            first_error: failed,
+        } = saver.run_partial()?;
+        let mut snapshot = Self {
             image,
-            sockets: inet.fixed,
-            places: inet.places,
+            sockets: inet.socket_statics,
+            socket_fds: inet.socket_fds,
             limits: limits.clone(),
-            kept: Kept::open(&known.sets),
-            prepared: Mutex::default(),
-            known,
+            fdinfo_cache: FdInfoCache::open(&known.epoll_sets),
+            prediction: Mutex::default(),
+            numbers: known,
         };
         // Sizes that the kernel tunes by itself are no reason to create a socket anew.
-        for (id, fixed) in &mut draft.sockets {
-            let known = before.and_then(|before| before.sockets.get(id));
-            if let Some(known) = known.filter(|known| known.is_like(fixed)) {
-                fixed.clone_from(known);
+        for (id, fixed) in &mut snapshot.sockets {
+            let previous = previous.and_then(|before| before.sockets.get(id));
+            if let Some(previous) = previous.filter(|known| known.is_compatible_with(fixed)) {
+                fixed.clone_from(previous);
             }
         }
-        Ok((draft, blockers, failed))
+        Ok((snapshot, blockers, failed))
     }
 
     /// Reads the descriptors of processes that may be running. `pids` are PIDs in the caller's PID namespace, without
@@ -170,29 +170,34 @@ impl Draft {
     /// # Errors
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
     pub fn save(pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
-        let (draft, blockers, failed) = Self::look_once(pids, limits, None)?;
+        let (snapshot, blockers, failed) = Self::take_once(pids, limits, None)?;
         if !blockers.is_empty() {
             return Err(FilesError::Blocked(blockers));
         }
-        failed.map_or(Ok(draft), Err)
+        failed.map_or(Ok(snapshot), Err)
     }
 
-    /// Prepares for the freeze, from a listing of all `pids` made since this draft was read. If the listing matches the
-    /// draft, unchanged files cost the freeze no more than a comparison, and sockets in `expected`, which the caller
+    /// Prepares for the freeze, from a listing of all `pids` made since this files snapshot was read. If the listing matches the
+    /// files snapshot, unchanged files cost the freeze no more than a comparison, and sockets in `expected`, which the caller
     /// expects to read without a descriptor, cost nothing else. To be called while the tree runs.
-    pub fn expect(&self, pids: &[i32], listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) {
-        let prepared = Prepared::new(self, pids, listings, expected);
-        *self.prepared() = prepared.map(Box::new);
+    pub fn predict_freeze(
+        &self,
+        pids: &[i32],
+        listings: Vec<Listing>,
+        expected: &Arc<BTreeSet<FileId>>,
+    ) {
+        let prepared = FreezePrediction::new(self, pids, listings, expected);
+        *self.lock_prediction() = prepared.map(Box::new);
     }
 
     /// Returns true if the next freeze has a preparation to compare with.
     #[must_use]
-    pub fn is_prepared(&self) -> bool {
-        self.prepared().is_some()
+    pub fn has_prediction(&self) -> bool {
+        self.lock_prediction().is_some()
     }
 
-    fn prepared(&self) -> MutexGuard<'_, Option<Box<Prepared>>> {
-        let prepared = self.prepared.lock();
+    fn lock_prediction(&self) -> MutexGuard<'_, Option<Box<FreezePrediction>>> {
+        let prepared = self.prediction.lock();
         prepared.unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,12 +1,14 @@
 //! A single read of a tree: saves each open file once, including files found in flight on the way.
 
-use super::beside::{descriptors_max, has_owner, owner};
-use super::outside::Outside;
-use super::{Address, Copier, Draft, Known, Limits, Subject, inet};
-use crate::process::files::error::{At, Blocker, FilesError, Reason};
+use super::outside_holders::OutsideHolders;
+use super::signal_owner::{descriptors_max, has_owner, owner};
+use super::{AssignedNumbers, Copier, FilesSnapshot, Limits, ProcessFd, SourceFile, inet_sockets};
+use crate::process::files::error::{BlockReason, Blocker, FilesError, StepContext};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Slot, Table};
-use crate::process::files::survey::{Place, Pool, Survey, key, own_info, status_inner_pid};
+use crate::process::files::survey::{
+    FdSource, FileClasses, Survey, file_key, read_own_fdinfo, status_inner_pid,
+};
 use crate::process::files::{kinds, lock_risks};
 use crate::process::procfs::Stat;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -15,20 +17,20 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Reason why an open file was not saved.
 #[derive(Debug)]
-pub enum Stop {
+pub enum SaveFailure {
     /// The file cannot move.
-    Reason(Reason),
+    Reason(BlockReason),
     /// The kernel refused a step.
     Failed(FilesError),
 }
 
-impl From<Reason> for Stop {
-    fn from(reason: Reason) -> Self {
+impl From<BlockReason> for SaveFailure {
+    fn from(reason: BlockReason) -> Self {
         Self::Reason(reason)
     }
 }
 
-impl From<FilesError> for Stop {
+impl From<FilesError> for SaveFailure {
     fn from(error: FilesError) -> Self {
         Self::Failed(error)
     }
@@ -36,19 +38,19 @@ impl From<FilesError> for Stop {
 
 /// Result of reading a running tree.
 #[derive(Debug)]
-pub struct Half {
+pub struct PartialSave {
     pub image: Image,
-    pub known: Known,
-    pub inet: inet::Found,
+    pub numbers: AssignedNumbers,
+    pub inet_sockets: inet_sockets::InetSockets,
     /// Descriptors that could not move at that moment.
     pub blockers: Vec<Blocker>,
     /// The first step that the kernel refused.
-    pub failed: Option<FilesError>,
+    pub first_error: Option<FilesError>,
 }
 
 /// State of the tree while it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum TreeState {
     /// The tree runs.
     Running,
     /// The tree is stopped.
@@ -56,7 +58,7 @@ pub enum Stage {
 }
 
 /// Result of saving a part of an open file.
-pub type Saved<T> = Result<T, Stop>;
+pub type SaveResult<T> = Result<T, SaveFailure>;
 
 /// Reader of a tree's open files.
 #[derive(Debug)]
@@ -66,30 +68,30 @@ pub struct Saver<'a> {
     /// True if the tree is stopped, so that data for its descriptors can be read completely.
     pub frozen: bool,
     /// All open files.
-    pub pool: Pool,
+    pub classes: FileClasses,
     /// Image built from the open files.
     pub image: Image,
     /// Files held by processes outside the tree.
-    pub outside: Outside,
+    pub outside_holders: OutsideHolders,
     /// The kernel's list of Unix sockets, once it was queried.
-    pub unix: Option<kinds::unix::Listed>,
+    pub unix: Option<kinds::unix::DiagSockets>,
     /// Pipes with an open end that was not found yet: class, and text in `/proc/PID/fd`.
-    pub half_pipes: Vec<(usize, String)>,
+    pub unpaired_pipes: Vec<(usize, String)>,
     /// The tree's PIDs as the caller sees them.
     pub pids: Vec<i32>,
     /// TCP and UDP sockets found.
-    pub inet: inet::Found,
+    pub inet_sockets: inet_sockets::InetSockets,
     /// First step that the kernel refused while the tree ran: the file concerned is left out.
-    failed: Option<FilesError>,
+    first_error: Option<FilesError>,
     /// Descriptor tables in which the open files were found.
     pub(super) survey: Survey,
     /// Numbers of the first open files in the pool.
     pub(super) ids: Vec<FileId>,
-    draft: Option<&'a Draft>,
-    taken: HashSet<FileId>,
+    snapshot: Option<&'a FilesSnapshot>,
+    used_ids: HashSet<FileId>,
     next_file: FileId,
     objects: HashMap<(u32, u64), ObjectId>,
-    sets: BTreeSet<Address>,
+    epoll_sets: BTreeSet<ProcessFd>,
     next_object: ObjectId,
     copier: Copier,
 }
@@ -100,82 +102,92 @@ impl<'a> Saver<'a> {
         pids: &[i32],
         survey: Survey,
         limits: &Limits,
-        draft: Option<&'a Draft>,
-        stage: Stage,
+        snapshot: Option<&'a FilesSnapshot>,
+        stage: TreeState,
     ) -> Self {
-        let pool = Pool::new(&survey);
-        Self::numbered(pids, (survey, pool, Vec::new()), limits, draft, stage)
+        let classes = FileClasses::new(&survey);
+        Self::with_ids(pids, (survey, classes, Vec::new()), limits, snapshot, stage)
     }
 
     /// Creates a saver for descriptors that are grouped already; `ids` are the numbers of the first open files.
-    pub(super) fn numbered(
+    pub(super) fn with_ids(
         pids: &[i32],
-        (survey, pool, ids): (Survey, Pool, Vec<FileId>),
+        (survey, pool, ids): (Survey, FileClasses, Vec<FileId>),
         limits: &Limits,
-        draft: Option<&'a Draft>,
-        stage: Stage,
+        snapshot: Option<&'a FilesSnapshot>,
+        stage: TreeState,
     ) -> Self {
         let (frozen, outside) = match stage {
-            Stage::Frozen => (true, Outside::default()),
-            Stage::Running => (false, Outside::look(pids)),
+            TreeState::Frozen => (true, OutsideHolders::default()),
+            TreeState::Running => (false, OutsideHolders::read(pids)),
         };
-        let known = draft.map(|draft| &draft.known);
+        let numbers = snapshot.map(|snapshot| &snapshot.numbers);
         let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
         Self {
             limits: limits.clone(),
             frozen,
-            pool,
+            classes: pool,
             image: Image::default(),
-            outside,
+            outside_holders: outside,
             unix: None,
-            half_pipes: Vec::new(),
+            unpaired_pipes: Vec::new(),
             pids: pids.to_vec(),
-            inet: inet::Found::default(),
-            failed: None,
+            inet_sockets: inet_sockets::InetSockets::default(),
+            first_error: None,
             survey,
             ids,
-            draft,
-            taken: HashSet::new(),
-            next_file: next(draft.and_then(|draft| draft.image.files.keys().next_back().copied())),
-            objects: known.map(|known| known.objects.clone()).unwrap_or_default(),
-            sets: BTreeSet::new(),
-            next_object: next(known.and_then(|known| known.objects.values().max().copied())),
+            snapshot,
+            used_ids: HashSet::new(),
+            next_file: next(
+                snapshot.and_then(|snapshot| snapshot.image.files.keys().next_back().copied()),
+            ),
+            objects: numbers
+                .map(|known| known.objects.clone())
+                .unwrap_or_default(),
+            epoll_sets: BTreeSet::new(),
+            next_object: next(numbers.and_then(|known| known.objects.values().max().copied())),
             copier: Copier::default(),
         }
     }
 
     /// Saves everything.
-    pub fn run(mut self) -> Result<(Image, Known, inet::Found), FilesError> {
-        self.number_all();
+    pub fn run(
+        mut self,
+    ) -> Result<(Image, AssignedNumbers, inet_sockets::InetSockets), FilesError> {
+        self.assign_ids();
         self.save(&[], 0)?;
-        let known = self.fill_tables()?;
-        Ok((self.image, known, self.inet))
+        let numbers = self.fill_tables()?;
+        Ok((self.image, numbers, self.inet_sockets))
     }
 
     /// Saves the movable files of a running tree. The others are left out together with everything that refers to them,
     /// and are reported.
-    pub fn run_half(mut self) -> Result<Half, FilesError> {
-        self.number_all();
+    pub fn run_partial(mut self) -> Result<PartialSave, FilesError> {
+        self.assign_ids();
         let blockers = self.save_all(&[], 0)?;
         self.image.drop_dangling();
-        let known = self.fill_tables()?;
+        let numbers = self.fill_tables()?;
         // Tables of processes that have ended are left out, so their locks must go too.
         self.image.drop_dangling();
         let files = &self.image.files;
-        self.inet.fixed.retain(|id, _| files.contains_key(id));
-        self.inet.places.retain(|id, _| files.contains_key(id));
-        Ok(Half {
+        self.inet_sockets
+            .socket_statics
+            .retain(|id, _| files.contains_key(id));
+        self.inet_sockets
+            .socket_fds
+            .retain(|id, _| files.contains_key(id));
+        Ok(PartialSave {
             image: self.image,
-            known,
-            inet: self.inet,
+            numbers,
+            inet_sockets: self.inet_sockets,
             blockers,
-            failed: self.failed,
+            first_error: self.first_error,
         })
     }
 
     /// Saves these open files, and all from index `others` on: files in flight are found on the way and appended.
-    pub(super) fn save(&mut self, these: &[usize], others: usize) -> Result<(), FilesError> {
-        let blockers = self.save_all(these, others)?;
+    pub(super) fn save(&mut self, indices: &[usize], others: usize) -> Result<(), FilesError> {
+        let blockers = self.save_all(indices, others)?;
         if blockers.is_empty() {
             return Ok(());
         }
@@ -188,12 +200,12 @@ impl<'a> Saver<'a> {
             self.save_one(*class, &mut blockers)?;
         }
         let mut class = others;
-        while class < self.pool.classes.len() {
+        while class < self.classes.list.len() {
             self.save_one(class, &mut blockers)?;
             class += 1;
         }
-        for (class, link) in kinds::pipe::half(self) {
-            blockers.push(self.blocker(class, link, Reason::OtherEndOutside(None)));
+        for (class, link) in kinds::pipe::unpaired(self) {
+            blockers.push(self.blocker(class, link, BlockReason::OtherEndOutside(None)));
         }
         Ok(blockers)
     }
@@ -205,29 +217,29 @@ impl<'a> Saver<'a> {
                 self.image.files.insert(self.ids[class], file);
             }
             Ok(None) => {}
-            Err(Stop::Failed(error)) if self.frozen => return Err(error),
+            Err(SaveFailure::Failed(error)) if self.frozen => return Err(error),
             // Usually the file was closed, or the number was reused, during the read.
-            Err(Stop::Failed(error)) => drop(self.failed.get_or_insert(error)),
-            Err(Stop::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
+            Err(SaveFailure::Failed(error)) => drop(self.first_error.get_or_insert(error)),
+            Err(SaveFailure::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
         }
         Ok(())
     }
 
     /// Returns the number of an open file of the tree.
-    pub fn id(&self, class: usize) -> FileId {
+    pub fn file_id(&self, class: usize) -> FileId {
         self.ids[class]
     }
 
     /// Returns the number of an open file in flight; it is saved after the open files in descriptor tables.
-    pub fn id_in_flight(&mut self, copy: OwnedFd) -> Result<FileId, FilesError> {
-        let info = own_info(&copy).at("/proc/self/fdinfo")?;
-        let class = self.pool.add(Place::Own(copy), &info);
-        self.number_all();
+    pub fn add_in_flight(&mut self, copy: OwnedFd) -> Result<FileId, FilesError> {
+        let info = read_own_fdinfo(&copy).with_step("/proc/self/fdinfo")?;
+        let class = self.classes.add(FdSource::InFlight(copy), &info);
+        self.assign_ids();
         Ok(self.ids[class])
     }
 
     /// Returns the number of a pipe or content.
-    pub fn object(&mut self, info: &FdInfo) -> ObjectId {
+    pub fn object_id(&mut self, info: &FdInfo) -> ObjectId {
         let next = &mut self.next_object;
         *self
             .objects
@@ -240,7 +252,7 @@ impl<'a> Saver<'a> {
 
     /// Returns the PID that a process of the tree sees for itself, or `None` for other processes. A zombie has no
     /// descriptors, and moves with its parent.
-    pub fn inner(&self, pid: i32) -> Option<i32> {
+    pub fn inner_pid(&self, pid: i32) -> Option<i32> {
         let holders = self.survey.values().flat_map(|table| &table.holders);
         let found = holders.into_iter().find(|holder| holder.pid == pid);
         let zombie = || {
@@ -248,87 +260,97 @@ impl<'a> Saver<'a> {
             let is_ours = stat.state == 'Z' && self.pids.contains(&stat.parent);
             is_ours.then(|| status_inner_pid(pid))?
         };
-        found.map(|holder| holder.inner).or_else(zombie)
+        found.map(|holder| holder.inner_pid).or_else(zombie)
     }
 
-    fn number_all(&mut self) {
-        for class in self.ids.len()..self.pool.classes.len() {
-            let known = self.known_id(class).filter(|id| !self.taken.contains(id));
-            let id = known.unwrap_or_else(|| {
+    fn assign_ids(&mut self) {
+        for class in self.ids.len()..self.classes.list.len() {
+            let previous_id = self
+                .previous_id(class)
+                .filter(|id| !self.used_ids.contains(id));
+            let id = previous_id.unwrap_or_else(|| {
                 self.next_file += 1;
                 self.next_file - 1
             });
-            self.taken.insert(id);
+            self.used_ids.insert(id);
             self.ids.push(id);
         }
     }
 
-    fn known_id(&self, class: usize) -> Option<FileId> {
-        let known = &self.draft?.known;
-        let class = &self.pool.classes[class];
-        let key = key(&class.info);
+    fn previous_id(&self, class: usize) -> Option<FileId> {
+        let numbers = &self.snapshot?.numbers;
+        let class = &self.classes.list[class];
+        let key = file_key(&class.info);
         class.slots.iter().find_map(|slot| {
-            let (before, id) = known.files.get(slot)?;
+            let (before, id) = numbers.files.get(slot)?;
             (*before == key).then_some(*id)
         })
     }
 
     /// Saves an open file; `None` for a descriptor that a running process closed meanwhile.
-    fn save_class(&mut self, class: usize, link: &mut String) -> Saved<Option<OpenFile>> {
+    fn save_class(&mut self, class: usize, link: &mut String) -> SaveResult<Option<OpenFile>> {
         let id = self.ids[class];
-        let before = self.draft.and_then(|draft| draft.image.files.get(&id));
-        let unchanged = inet::unchanged(&self.pool.classes[class].info, before);
+        let before = self
+            .snapshot
+            .and_then(|snapshot| snapshot.image.files.get(&id));
+        let unchanged = inet_sockets::saved_if_unchanged(&self.classes.list[class].info, before);
         let unchanged = unchanged.filter(|_| self.frozen);
-        if unchanged.is_some() && self.pool.classes[class].listed && self.inet.seen.contains(&id) {
-            self.note_place(class);
+        if unchanged.is_some()
+            && self.classes.list[class].has_identity
+            && self.inet_sockets.skip_copy.contains(&id)
+        {
+            self.record_socket_fd(class);
             return Ok(unchanged);
         }
         let Some(copy) = self.copy(class)? else {
             return Ok(None);
         };
         // Without a listing, it is unknown yet if the file has an owner for its signals.
-        let tells_nobody = || -> Result<bool, FilesError> {
-            Ok(self.pool.classes[class].listed || !has_owner(copy.as_fd())?)
+        let sends_no_signals = || -> Result<bool, FilesError> {
+            Ok(self.classes.list[class].has_identity || !has_owner(copy.as_fd())?)
         };
-        if unchanged.is_some() && tells_nobody()? {
-            let known = self.draft.and_then(|draft| draft.sockets.get(&id));
-            let known = known.map(|known| &**known);
-            self.note_place(class);
-            self.inet.hold(id, copy, known)?;
+        if unchanged.is_some() && sends_no_signals()? {
+            let previous = self.snapshot.and_then(|snapshot| snapshot.sockets.get(&id));
+            let previous = previous.map(|known| &**known);
+            self.record_socket_fd(class);
+            self.inet_sockets.add_copy(id, copy, previous)?;
             return Ok(unchanged);
         }
-        let info = self.pool.classes[class].info.clone();
+        let info = self.classes.list[class].info.clone();
         let before = before.cloned();
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
-        let target = fs::read_link(&path).at(&path)?;
+        let target = fs::read_link(&path).with_step(&path)?;
         *link = target.to_string_lossy().into_owned();
-        let subject = Subject {
+        let source = SourceFile {
             copy,
             link: link.clone(),
             path: target.into(),
             info,
             class,
-            before,
+            previous: before,
         };
-        let locks = self.locks(&subject)?;
-        let owner = owner(self, &subject)?;
-        let kind = kinds::save(self, &subject)?;
-        let place = self.pool.classes[class].place.address();
-        if let Some(pid) = self.outside.sharer(&subject.link, place) {
-            return Err(Reason::HeldOutside(pid).into());
-        }
-        let flags = subject.info.flags;
-        if let (Kind::Epoll { .. }, Place::Process(pid, fd)) =
-            (&kind, &self.pool.classes[class].place)
+        let locks = self.read_locks(&source)?;
+        let owner = owner(self, &source)?;
+        let kind = kinds::save(self, &source)?;
+        let process_fd = self.classes.list[class].source.process_fd();
+        if let Some(pid) = self
+            .outside_holders
+            .holder_of_file(&source.link, process_fd)
         {
-            self.sets.insert((*pid, *fd));
+            return Err(BlockReason::HeldOutside(pid).into());
+        }
+        let flags = source.info.flags;
+        if let (Kind::Epoll { .. }, FdSource::Process(pid, fd)) =
+            (&kind, &self.classes.list[class].source)
+        {
+            self.epoll_sets.insert((*pid, *fd));
         }
         if matches!(kind, Kind::Inet { .. }) {
-            self.note_place(class);
+            self.record_socket_fd(class);
             if self.frozen {
-                self.inet.hold(id, subject.copy, None)?;
+                self.inet_sockets.add_copy(id, source.copy, None)?;
             } else {
-                self.inet.look(id, subject.fd())?;
+                self.inet_sockets.read_static(id, source.fd())?;
             }
         }
         Ok(Some(OpenFile {
@@ -339,16 +361,18 @@ impl<'a> Saver<'a> {
         }))
     }
 
-    fn note_place(&mut self, class: usize) {
-        if let Place::Process(pid, fd) = self.pool.classes[class].place {
-            self.inet.places.insert(self.ids[class], (pid, fd));
+    fn record_socket_fd(&mut self, class: usize) {
+        if let FdSource::Process(pid, fd) = self.classes.list[class].source {
+            self.inet_sockets
+                .socket_fds
+                .insert(self.ids[class], (pid, fd));
         }
     }
 
-    fn copy(&mut self, class: usize) -> Saved<Option<OwnedFd>> {
-        let address = match &self.pool.classes[class].place {
-            Place::Own(copy) => return Ok(Some(copy.try_clone().at("dup")?)),
-            Place::Process(pid, fd) => (*pid, *fd),
+    fn copy(&mut self, class: usize) -> SaveResult<Option<OwnedFd>> {
+        let address = match &self.classes.list[class].source {
+            FdSource::InFlight(copy) => return Ok(Some(copy.try_clone().with_step("dup")?)),
+            FdSource::Process(pid, fd) => (*pid, *fd),
         };
         match self.copier.copy(address) {
             // A running process has closed the descriptor, or has ended.
@@ -359,22 +383,22 @@ impl<'a> Saver<'a> {
                 Ok(None)
             }
             outcome => {
-                let copy = outcome.at("pidfd_getfd")?;
+                let copy = outcome.with_step("pidfd_getfd")?;
                 // The descriptor was closed too, and its number is reused already.
-                let other = || -> Result<bool, FilesError> {
-                    let found = rustix::fs::fstat(&copy).at("fstat")?;
-                    Ok(found.st_ino != self.pool.classes[class].info.inode)
+                let is_other_file = || -> Result<bool, FilesError> {
+                    let found = rustix::fs::fstat(&copy).with_step("fstat")?;
+                    Ok(found.st_ino != self.classes.list[class].info.inode)
                 };
-                Ok((self.frozen || !other()?).then_some(copy))
+                Ok((self.frozen || !is_other_file()?).then_some(copy))
             }
         }
     }
 
     /// Returns the locks of an open file. `fdinfo` shows a lock only at descriptors of the table, or of the open
     /// file, that took it.
-    fn locks(&self, subject: &Subject) -> Saved<Vec<super::super::image::Lock>> {
+    fn read_locks(&self, source: &SourceFile) -> SaveResult<Vec<super::super::image::Lock>> {
         let mut locks = Vec::new();
-        for (table, fd) in &self.pool.classes[subject.class].slots {
+        for (table, fd) in &self.classes.list[source.class].slots {
             let descriptors = &self.survey[table].descriptors;
             let Ok(at) = descriptors.binary_search_by_key(fd, |one| one.number) else {
                 continue;
@@ -382,32 +406,32 @@ impl<'a> Saver<'a> {
             for lock in descriptors[at]
                 .info
                 .locks(*table)
-                .map_err(|_| Reason::Lease)?
+                .map_err(|_| BlockReason::Lease)?
             {
                 if !locks.contains(&lock) {
                     locks.push(lock);
                 }
             }
         }
-        let info = &subject.info;
-        match lock_risks::risk_everywhere(subject.fd(), info, &locks) {
-            Some(reason) => Err(Reason::Lock(reason).into()),
+        let info = &source.info;
+        match lock_risks::shared_fs_risk(source.fd(), info, &locks) {
+            Some(reason) => Err(BlockReason::Lock(reason).into()),
             None => Ok(locks),
         }
     }
 
-    fn fill_tables(&mut self) -> Result<Known, FilesError> {
-        let mut known = Known::default();
-        for (class, file) in self.pool.classes.iter().zip(&self.ids) {
+    fn fill_tables(&mut self) -> Result<AssignedNumbers, FilesError> {
+        let mut numbers = AssignedNumbers::default();
+        for (class, file) in self.classes.list.iter().zip(&self.ids) {
             if self.image.files.contains_key(file) {
                 for slot in &class.slots {
-                    known.files.insert(*slot, (key(&class.info), *file));
+                    numbers.files.insert(*slot, (file_key(&class.info), *file));
                 }
             }
         }
         for (number, seen) in &self.survey {
             let slots = seen.descriptors.iter().filter_map(|one| {
-                let (_, file) = known.files.get(&(*number, one.number))?;
+                let (_, file) = numbers.files.get(&(*number, one.number))?;
                 let slot = Slot {
                     file: *file,
                     close_on_exec: one.info.close_on_exec,
@@ -415,7 +439,7 @@ impl<'a> Saver<'a> {
                 Some((one.number, slot))
             });
             let table = Table {
-                pids: seen.holders.iter().map(|holder| holder.inner).collect(),
+                pids: seen.holders.iter().map(|holder| holder.inner_pid).collect(),
                 slots: slots.collect(),
                 descriptors_max: match descriptors_max(seen.holders[0].pid) {
                     Err(_) if !self.frozen => continue,
@@ -424,15 +448,15 @@ impl<'a> Saver<'a> {
             };
             self.image.tables.insert(*number, table);
         }
-        known.objects = std::mem::take(&mut self.objects);
-        known.sets = std::mem::take(&mut self.sets);
-        Ok(known)
+        numbers.objects = std::mem::take(&mut self.objects);
+        numbers.epoll_sets = std::mem::take(&mut self.epoll_sets);
+        Ok(numbers)
     }
 
-    fn blocker(&self, class: usize, path: String, reason: Reason) -> Blocker {
-        let (pid, fd) = match &self.pool.classes[class].place {
-            Place::Process(pid, fd) => (*pid, Some(*fd)),
-            Place::Own(_) => (self.pids[0], None),
+    fn blocker(&self, class: usize, path: String, reason: BlockReason) -> Blocker {
+        let (pid, fd) = match &self.classes.list[class].source {
+            FdSource::Process(pid, fd) => (*pid, Some(*fd)),
+            FdSource::InFlight(_) => (self.pids[0], None),
         };
         Blocker {
             pid,

@@ -9,24 +9,24 @@ use std::mem::discriminant;
 /// Changes that turn one image into a later one of the same tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
-    tables: Part<u32, TableChanges>,
-    files: Part<FileId, OpenFile>,
-    pipes: Part<ObjectId, Pipe>,
-    terminals: Part<ObjectId, Terminal>,
-    contents: Part<ObjectId, ContentChanges>,
+    tables: MapChanges<u32, TableChanges>,
+    files: MapChanges<FileId, OpenFile>,
+    pipes: MapChanges<ObjectId, Pipe>,
+    terminals: MapChanges<ObjectId, Terminal>,
+    contents: MapChanges<ObjectId, ContentChanges>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Part<K: Ord, T> {
+struct MapChanges<K: Ord, T> {
     set: BTreeMap<K, T>,
-    gone: BTreeSet<K>,
+    removed: BTreeSet<K>,
 }
 
-impl<K: Ord, T> Default for Part<K, T> {
+impl<K: Ord, T> Default for MapChanges<K, T> {
     fn default() -> Self {
         Self {
             set: BTreeMap::new(),
-            gone: BTreeSet::new(),
+            removed: BTreeSet::new(),
         }
     }
 }
@@ -34,15 +34,15 @@ impl<K: Ord, T> Default for Part<K, T> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct TableChanges {
     pids: BTreeSet<i32>,
-    slots: Part<u32, Slot>,
+    slots: MapChanges<u32, Slot>,
     descriptors_max: (u64, u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ContentChanges {
     /// The content without its chunks.
-    head: Content,
-    chunks: Part<u64, super::Bytes>,
+    without_chunks: Content,
+    chunks: MapChanges<u64, super::Bytes>,
 }
 
 impl Image {
@@ -50,11 +50,11 @@ impl Image {
     #[must_use]
     pub fn changes_since(&self, before: &Self) -> Changes {
         let empty_table = Table::default();
-        let mut tables = part(&before.tables, &self.tables, |_, _| None);
-        tables.set = changed(&before.tables, &self.tables)
+        let mut tables = map_changes(&before.tables, &self.tables, |_, _| None);
+        tables.set = changed_entries(&before.tables, &self.tables)
             .map(|(id, now)| {
                 let old = before.tables.get(id).unwrap_or(&empty_table);
-                let slots = part(&old.slots, &now.slots, |_, slot| Some(*slot));
+                let slots = map_changes(&old.slots, &now.slots, |_, slot| Some(*slot));
                 let changes = TableChanges {
                     pids: now.pids.clone(),
                     slots,
@@ -65,25 +65,25 @@ impl Image {
             .collect();
         Changes {
             tables,
-            files: part(&before.files, &self.files, |_, now| Some(now.clone())),
-            ..self.changes_of_objects(before)
+            files: map_changes(&before.files, &self.files, |_, now| Some(now.clone())),
+            ..self.object_changes(before)
         }
     }
 
     /// Returns the changes from `before` to a tree with the same descriptors of the same open files. This image
     /// contains all pipes, terminals and contents of the tree, and the open files that may have changed or are in
     /// flight; `limits` are the limits of its tables.
-    pub(in crate::process::files) fn changes_among(
+    pub(in crate::process::files) fn changes_of_same_files(
         self,
         before: &Self,
         limits: &BTreeMap<u32, (u64, u64)>,
     ) -> Changes {
-        let objects = self.changes_of_objects(before);
+        let objects = self.object_changes(before);
         let tables = before.tables.iter().filter_map(|(id, table)| {
             let descriptors_max = *limits.get(id)?;
             let changes = TableChanges {
                 pids: table.pids.clone(),
-                slots: Part::default(),
+                slots: MapChanges::default(),
                 descriptors_max,
             };
             (table.descriptors_max != descriptors_max).then_some((*id, changes))
@@ -91,28 +91,28 @@ impl Image {
         let files = self.files.into_iter();
         let files = files.filter(|(id, now)| before.files.get(id) != Some(now));
         Changes {
-            tables: Part {
+            tables: MapChanges {
                 set: tables.collect(),
-                gone: BTreeSet::new(),
+                removed: BTreeSet::new(),
             },
-            files: Part {
+            files: MapChanges {
                 set: files.collect(),
-                gone: BTreeSet::new(),
+                removed: BTreeSet::new(),
             },
             ..objects
         }
     }
 
     /// Returns the changes of objects that open files share.
-    fn changes_of_objects(&self, before: &Self) -> Changes {
-        let mut contents = part(&before.contents, &self.contents, |_, _| None);
-        contents.set = changed(&before.contents, &self.contents)
+    fn object_changes(&self, before: &Self) -> Changes {
+        let mut contents = map_changes(&before.contents, &self.contents, |_, _| None);
+        contents.set = changed_entries(&before.contents, &self.contents)
             .map(|(id, now)| (*id, content_changes(before.contents.get(id), now)))
             .collect();
         Changes {
             contents,
-            pipes: part(&before.pipes, &self.pipes, |_, now| Some(now.clone())),
-            terminals: part(&before.terminals, &self.terminals, |_, now| {
+            pipes: map_changes(&before.pipes, &self.pipes, |_, now| Some(now.clone())),
+            terminals: map_changes(&before.terminals, &self.terminals, |_, now| {
                 Some(now.clone())
             }),
             ..Changes::default()
@@ -123,8 +123,8 @@ impl Image {
     ///
     /// # Errors
     /// [`Malformed`] if the result contradicts itself or exceeds the limits; the image is unusable then.
-    pub fn apply(&mut self, changes: Changes) -> Result<Former, Malformed> {
-        let known = changes.concern_files_alone(self);
+    pub fn apply(&mut self, changes: Changes) -> Result<PreviousValues, Malformed> {
+        let affects_known_files_only = changes.affect_files_only(self);
         let Changes {
             tables,
             files,
@@ -132,7 +132,7 @@ impl Image {
             terminals,
             contents,
         } = changes;
-        for id in &tables.gone {
+        for id in &tables.removed {
             self.tables.remove(id);
         }
         for (id, change) in tables.set {
@@ -141,8 +141,8 @@ impl Image {
             table.descriptors_max = change.descriptors_max;
             change.slots.apply(&mut table.slots);
         }
-        let mut former = Former::default();
-        for id in contents.gone {
+        let mut former = PreviousValues::default();
+        for id in contents.removed {
             former.contents.insert(id, self.contents.remove(&id));
         }
         for (id, change) in contents.set {
@@ -153,12 +153,12 @@ impl Image {
             change.chunks.apply(&mut chunks);
             let content = Content {
                 chunks,
-                ..change.head
+                ..change.without_chunks
             };
             self.contents.insert(id, content);
             former.contents.entry(id).or_insert(old);
         }
-        for id in files.gone {
+        for id in files.removed {
             former.files.insert(id, self.files.remove(&id));
         }
         for (id, file) in files.set {
@@ -167,7 +167,7 @@ impl Image {
         }
         pipes.apply(&mut self.pipes);
         terminals.apply(&mut self.terminals);
-        match known {
+        match affects_known_files_only {
             true => limits::check_files(self, former.files.keys())?,
             false => limits::check(self)?,
         }
@@ -177,7 +177,7 @@ impl Image {
 
 /// Parts of an image that can be judged one by one: all of them, or the changed ones.
 #[derive(Debug)]
-pub(in crate::process) struct Parts<'a> {
+pub(in crate::process) struct CheckedParts<'a> {
     /// `RLIMIT_NOFILE` of tables, soft and hard.
     pub limits: Vec<(u64, u64)>,
     /// Open files.
@@ -192,7 +192,7 @@ pub(in crate::process) struct Parts<'a> {
 
 impl Image {
     /// Returns all parts.
-    pub(in crate::process) fn parts(&self) -> Parts<'_> {
+    pub(in crate::process) fn parts(&self) -> CheckedParts<'_> {
         let Self {
             tables,
             files,
@@ -210,7 +210,7 @@ impl Image {
             } = table;
             *descriptors_max
         };
-        Parts {
+        CheckedParts {
             limits: tables.values().map(limit).collect(),
             files: files.values().collect(),
             pipes: pipes.values().collect(),
@@ -222,7 +222,7 @@ impl Image {
 
 impl Changes {
     /// Returns all parts that are new or changed.
-    pub(in crate::process) fn parts(&self) -> Parts<'_> {
+    pub(in crate::process) fn parts(&self) -> CheckedParts<'_> {
         let Self {
             tables,
             files,
@@ -238,42 +238,45 @@ impl Changes {
             } = table;
             *descriptors_max
         };
-        Parts {
+        CheckedParts {
             limits: tables.set.values().map(limit).collect(),
             files: files.set.values().collect(),
             pipes: pipes.set.values().collect(),
             terminals: terminals.set.values().collect(),
-            contents: contents.set.values().map(ContentChanges::judged).collect(),
+            contents: contents.set.values().map(ContentChanges::content).collect(),
         }
     }
 }
 
 impl ContentChanges {
-    fn judged(&self) -> &Content {
+    fn content(&self) -> &Content {
         // Chunks are the tree's own bytes.
-        let Self { head, chunks: _ } = self;
+        let Self {
+            without_chunks: head,
+            chunks: _,
+        } = self;
         head
     }
 }
 
 /// Former values of the entries that [`Image::apply`] has changed; `None` for a new entry.
 #[derive(Debug, Default)]
-pub struct Former {
+pub struct PreviousValues {
     /// Open files.
     pub files: BTreeMap<FileId, Option<OpenFile>>,
     /// Contents.
     pub contents: BTreeMap<ObjectId, Option<Content>>,
 }
 
-impl Former {
+impl PreviousValues {
     /// Returns the former state of an open file with the present state `now`.
-    pub fn file<'a>(&'a self, id: FileId, now: &'a OpenFile) -> Option<&'a OpenFile> {
-        self.files.get(&id).map_or(Some(now), Option::as_ref)
+    pub fn file<'a>(&'a self, id: FileId, current: &'a OpenFile) -> Option<&'a OpenFile> {
+        self.files.get(&id).map_or(Some(current), Option::as_ref)
     }
 
     /// Returns the former state of a content with the present state `now`.
-    pub fn content<'a>(&'a self, id: ObjectId, now: &'a Content) -> Option<&'a Content> {
-        self.contents.get(&id).map_or(Some(now), Option::as_ref)
+    pub fn content<'a>(&'a self, id: ObjectId, current: &'a Content) -> Option<&'a Content> {
+        self.contents.get(&id).map_or(Some(current), Option::as_ref)
     }
 }
 
@@ -288,17 +291,17 @@ impl Changes {
 
     /// Returns true if only open files change that the image has, and each keeps its kind: all references to them stay
     /// valid.
-    fn concern_files_alone(&self, image: &Image) -> bool {
-        let of_a_kind = |(id, new): (&FileId, &OpenFile)| {
+    fn affect_files_only(&self, image: &Image) -> bool {
+        let same_kind = |(id, new): (&FileId, &OpenFile)| {
             let old = image.files.get(id);
             old.is_some_and(|old| discriminant(&old.kind) == discriminant(&new.kind))
         };
-        !self.concern_tables()
-            && self.pipes.is_nothing()
-            && self.terminals.is_nothing()
-            && self.contents.is_nothing()
-            && self.files.gone.is_empty()
-            && self.files.set.iter().all(of_a_kind)
+        !self.affect_tables()
+            && self.pipes.is_empty()
+            && self.terminals.is_empty()
+            && self.contents.is_empty()
+            && self.files.removed.is_empty()
+            && self.files.set.iter().all(same_kind)
     }
 
     /// Returns the open files that are new or changed.
@@ -308,18 +311,18 @@ impl Changes {
 
     /// Returns true if the descriptors or the processes of any table change.
     #[must_use]
-    pub fn concern_tables(&self) -> bool {
-        !self.tables.is_nothing()
+    pub fn affect_tables(&self) -> bool {
+        !self.tables.is_empty()
     }
 }
 
-impl<K: Ord, T> Part<K, T> {
-    fn is_nothing(&self) -> bool {
-        self.set.is_empty() && self.gone.is_empty()
+impl<K: Ord, T> MapChanges<K, T> {
+    fn is_empty(&self) -> bool {
+        self.set.is_empty() && self.removed.is_empty()
     }
 
     fn apply(self, map: &mut BTreeMap<K, T>) {
-        for key in &self.gone {
+        for key in &self.removed {
             map.remove(key);
         }
         map.extend(self.set);
@@ -327,42 +330,44 @@ impl<K: Ord, T> Part<K, T> {
 }
 
 /// Returns the entries of `now` that are absent from `before` or different there.
-fn changed<'a, K: Ord, T: PartialEq>(
-    before: &'a BTreeMap<K, T>,
-    now: &'a BTreeMap<K, T>,
+fn changed_entries<'a, K: Ord, T: PartialEq>(
+    previous: &'a BTreeMap<K, T>,
+    current: &'a BTreeMap<K, T>,
 ) -> impl Iterator<Item = (&'a K, &'a T)> {
-    now.iter()
-        .filter(|(key, value)| before.get(key) != Some(*value))
+    current
+        .iter()
+        .filter(|(key, value)| previous.get(key) != Some(*value))
 }
 
-fn part<K: Ord + Copy, T: PartialEq, C>(
-    before: &BTreeMap<K, T>,
-    now: &BTreeMap<K, T>,
+fn map_changes<K: Ord + Copy, T: PartialEq, C>(
+    previous: &BTreeMap<K, T>,
+    current: &BTreeMap<K, T>,
     change: impl Fn(&K, &T) -> Option<C>,
-) -> Part<K, C> {
-    let set = changed(before, now).filter_map(|(key, value)| Some((*key, change(key, value)?)));
-    Part {
+) -> MapChanges<K, C> {
+    let set = changed_entries(previous, current)
+        .filter_map(|(key, value)| Some((*key, change(key, value)?)));
+    MapChanges {
         set: set.collect(),
-        gone: before
+        removed: previous
             .keys()
-            .filter(|key| !now.contains_key(key))
+            .filter(|key| !current.contains_key(key))
             .copied()
             .collect(),
     }
 }
 
-fn content_changes(before: Option<&Content>, now: &Content) -> ContentChanges {
-    let none = BTreeMap::new();
-    let old = before.map_or(&none, |content| &content.chunks);
+fn content_changes(previous: Option<&Content>, current: &Content) -> ContentChanges {
+    let empty = BTreeMap::new();
+    let old = previous.map_or(&empty, |content| &content.chunks);
     ContentChanges {
-        head: Content {
-            form: now.form.clone(),
-            access: now.access,
-            times_ns: now.times_ns,
-            size: now.size,
-            elsewhere: now.elsewhere,
+        without_chunks: Content {
+            form: current.form.clone(),
+            access: current.access,
+            times_ns: current.times_ns,
+            size: current.size,
+            mapped_memory: current.mapped_memory,
             chunks: BTreeMap::new(),
         },
-        chunks: part(old, &now.chunks, |_, bytes| Some(bytes.clone())),
+        chunks: map_changes(old, &current.chunks, |_, bytes| Some(bytes.clone())),
     }
 }

@@ -2,37 +2,37 @@
 //! checks.
 
 use super::{ContentForm, FileId, Image, Kind, LockHolder, OpenFile, UnixLink, UnixName};
-use crate::socket_filter::{INSTRUCTIONS, SocketFilter};
+use crate::socket_filter::{INSTRUCTIONS_MAX, SocketFilter};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// Alignment of content chunks, bytes: no chunk extends across a multiple.
-pub const CHUNK: u64 = 64 * 1024;
+pub const CHUNK_BYTES_MAX: u64 = 64 * 1024;
 /// Upper limit (exclusive) of descriptor numbers, which is the kernel's default limit of descriptors (`fs.nr_open`).
-pub const DESCRIPTORS: u32 = 1 << 20;
+pub const DESCRIPTOR_NUMBERS_MAX: u32 = 1 << 20;
 /// Most open files.
-pub const FILES: usize = 1 << 20;
+pub const FILES_MAX: usize = 1 << 20;
 /// Longest path with its final NUL (`PATH_MAX`).
-pub const PATH: usize = 4096;
+pub const PATH_BYTES_MAX: usize = 4096;
 /// Most bytes of all contents without a name together.
-pub const CONTENT_BYTES: u64 = 1 << 34;
+pub const CONTENT_BYTES_MAX: u64 = 1 << 34;
 /// Largest pipe, bytes.
-pub const PIPE: u32 = 1 << 30;
+pub const PIPE_BYTES_MAX: u32 = 1 << 30;
 /// Highest watch descriptor of inotify: each lower number costs the acceptor a system call.
-pub const WATCH_DESCRIPTOR: i32 = 1 << 20;
+pub const WATCH_DESCRIPTOR_MAX: i32 = 1 << 20;
 /// Most descriptors in one message (`SCM_MAX_FD`).
-pub const MESSAGE_FILES: usize = 253;
+pub const MESSAGE_FILES_MAX: usize = 253;
 /// Longest name of a Unix socket (`UNIX_PATH_MAX`).
-const UNIX_NAME: usize = 108;
+const UNIX_NAME_BYTES_MAX: usize = 108;
 
 /// Error: an image is invalid.
 #[derive(Debug, Error)]
 pub enum Malformed {
     /// The bytes do not encode an image.
-    #[error("the image of descriptors cannot be read: {0}")]
+    #[error("the descriptor image cannot be decoded: {0}")]
     Encoding(#[from] postcard::Error),
     /// Something in the image has a dangling reference, or exceeds a limit.
-    #[error("the image of descriptors contradicts itself: {0}")]
+    #[error("the descriptor image is invalid: {0}")]
     Inconsistent(&'static str),
 }
 
@@ -41,11 +41,14 @@ pub enum Malformed {
 /// # Errors
 /// [`Malformed::Inconsistent`] names the violated constraint.
 pub fn check(image: &Image) -> Result<(), Malformed> {
-    require(image.files.len() <= FILES, "too many open files")?;
+    require(image.files.len() <= FILES_MAX, "too many open files")?;
     for table in image.tables.values() {
         for (fd, slot) in &table.slots {
-            require(*fd < DESCRIPTORS, "a descriptor is too high")?;
-            refers(&image.files, slot.file)?;
+            require(
+                *fd < DESCRIPTOR_NUMBERS_MAX,
+                "a descriptor number is too high",
+            )?;
+            require_entry(&image.files, slot.file)?;
         }
     }
     for file in image.files.values() {
@@ -54,13 +57,13 @@ pub fn check(image: &Image) -> Result<(), Malformed> {
     for (id, pipe) in &image.pipes {
         require(
             !image.contents.contains_key(id),
-            "a pipe has the number of a file",
+            "a pipe and a file have the same ID",
         )?;
-        require(pipe.capacity <= PIPE, "a pipe is too large")?;
+        require(pipe.capacity <= PIPE_BYTES_MAX, "a pipe is too large")?;
         let bytes: usize = pipe.chunks.iter().map(|chunk| chunk.0.len()).sum();
         require(
             bytes <= pipe.capacity as usize,
-            "a pipe has more than it can hold",
+            "a pipe's content exceeds its capacity",
         )?;
         pipe.path
             .iter()
@@ -89,30 +92,36 @@ fn check_contents(image: &Image) -> Result<(), Malformed> {
         for (offset, chunk) in &content.chunks {
             let length = chunk.0.len() as u64;
             require(*offset >= free_from, "chunks overlap")?;
-            require(offset % CHUNK + length <= CHUNK, "a chunk is too long")?;
+            require(
+                offset % CHUNK_BYTES_MAX + length <= CHUNK_BYTES_MAX,
+                "a chunk is too long",
+            )?;
             free_from = offset.saturating_add(length);
         }
         require(
             free_from <= content.size,
-            "content lies behind a file's end",
+            "content lies past the file's end",
         )?;
         match &content.form {
             ContentForm::Memory { name, .. } => {
                 let name = name.as_bytes();
-                require(name.len() < 250 && !name.contains(&0), "a memfd's name")?;
+                require(name.len() < 250 && !name.contains(&0), "invalid memfd name")?;
             }
             ContentForm::Deleted { path } | ContentForm::Temporary { directory: path } => {
                 check_path(path.as_bytes())?;
             }
         }
     }
-    require(total <= CONTENT_BYTES, "too much content without a name")
+    require(
+        total <= CONTENT_BYTES_MAX,
+        "too much content of files without a name",
+    )
 }
 
 fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
     for lock in &file.locks {
         if let LockHolder::Table(table) = lock.holder {
-            refers(&image.tables, table)?;
+            require_entry(&image.tables, table)?;
         }
         require(
             lock.end.is_none_or(|end| end >= lock.start) && lock.start <= i64::MAX as u64,
@@ -121,34 +130,39 @@ fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
     }
     match &file.kind {
         Kind::Regular { path, offset, .. } | Kind::Directory { path, offset } => {
-            require(*offset <= i64::MAX as u64, "a position is negative")?;
+            require(*offset <= i64::MAX as u64, "a file offset is negative")?;
             check_path(path.as_bytes())
         }
         Kind::Path { path } | Kind::Device { path, .. } => check_path(path.as_bytes()),
         Kind::Content { content, offset } => {
-            require(*offset <= i64::MAX as u64, "a position is negative")?;
-            refers(&image.contents, *content)
+            require(*offset <= i64::MAX as u64, "a file offset is negative")?;
+            require_entry(&image.contents, *content)
         }
-        Kind::Pipe { pipe } => refers(&image.pipes, *pipe),
+        Kind::Pipe { pipe } => require_entry(&image.pipes, *pipe),
         Kind::TerminalMaster { terminal } | Kind::TerminalSlave { terminal } => {
-            refers(&image.terminals, *terminal)
+            require_entry(&image.terminals, *terminal)
         }
         Kind::Epoll { watches } => watches.iter().try_for_each(|watch| {
-            require(watch.fd < DESCRIPTORS, "a watched descriptor is too high")?;
-            refers(&image.files, watch.file)
+            require(
+                watch.fd < DESCRIPTOR_NUMBERS_MAX,
+                "a watched descriptor number is too high",
+            )?;
+            require_entry(&image.files, watch.file)
         }),
         Kind::Inotify { watches } => watches.iter().try_for_each(|(id, watch)| {
             require(
-                (1..=WATCH_DESCRIPTOR).contains(id),
+                (1..=WATCH_DESCRIPTOR_MAX).contains(id),
                 "a watch descriptor is out of range",
             )?;
             check_path(watch.path.as_bytes())
         }),
         Kind::Unix(socket) => check_unix(image, socket),
-        Kind::Event { count, .. } => require(*count != u64::MAX, "an eventfd counts too far"),
+        Kind::Event { count, .. } => {
+            require(*count != u64::MAX, "an eventfd's counter is out of range")
+        }
         Kind::Timer(timer) => require(
             timer.value_ns <= i64::MAX as u64 && timer.interval_ns <= i64::MAX as u64,
-            "a timer never expires",
+            "a timer's time is out of range",
         ),
         Kind::Netlink(socket) => check_filter(&socket.filter),
         Kind::Signal { .. } | Kind::Inet { .. } | Kind::Pidfd { .. } => Ok(()),
@@ -158,61 +172,75 @@ fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
 fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed> {
     let is_unix = |file: FileId| match image.files.get(&file).map(|file| &file.kind) {
         Some(Kind::Unix(_)) => Ok(()),
-        _ => Err(Malformed::Inconsistent("a socket's peer is none")),
+        _ => Err(Malformed::Inconsistent(
+            "a socket's peer is not a Unix socket",
+        )),
     };
     check_filter(&socket.filter)?;
     match &socket.link {
-        UnixLink::To(file) | UnixLink::Waiting(file, _) => is_unix(*file)?,
+        UnixLink::Peer(file) | UnixLink::PendingAccept(file, _) => is_unix(*file)?,
         UnixLink::Service(path) => {
-            require(path.len() < UNIX_NAME, "a service's name is too long")?;
+            require(
+                path.len() < UNIX_NAME_BYTES_MAX,
+                "a service's socket path is too long",
+            )?;
             check_path(path.as_bytes())?;
         }
-        UnixLink::Alone | UnixLink::Gone | UnixLink::Listening(_) => {}
+        UnixLink::Unconnected | UnixLink::PeerClosed | UnixLink::Listening(_) => {}
     }
     match &socket.name {
         UnixName::None => {}
-        UnixName::Abstract(name) => require(name.0.len() < UNIX_NAME, "a socket's name")?,
+        UnixName::Abstract(name) => require(
+            name.0.len() < UNIX_NAME_BYTES_MAX,
+            "an abstract socket name is too long",
+        )?,
         UnixName::Path { name, file, .. } => {
-            require(name.len() <= UNIX_NAME, "a socket's name is too long")?;
-            check_text(name.as_bytes())?;
+            require(
+                name.len() <= UNIX_NAME_BYTES_MAX,
+                "a socket's name is too long",
+            )?;
+            check_text_path(name.as_bytes())?;
             file.iter()
                 .try_for_each(|file| check_path(file.as_bytes()))?;
         }
     }
     for message in &socket.queue {
         require(
-            message.files.len() <= MESSAGE_FILES,
+            message.files.len() <= MESSAGE_FILES_MAX,
             "too many descriptors in a message",
         )?;
-        require(message.from.0.len() <= UNIX_NAME, "a sender's name")?;
+        require(
+            message.sender_name.0.len() <= UNIX_NAME_BYTES_MAX,
+            "a sender's socket name is too long",
+        )?;
         for file in &message.files {
-            refers(&image.files, *file)?;
+            require_entry(&image.files, *file)?;
         }
     }
     Ok(())
 }
 
 fn check_filter(filter: &SocketFilter) -> Result<(), Malformed> {
-    require(filter.program.len() <= INSTRUCTIONS, "a filter is too long")
+    require(
+        filter.program.len() <= INSTRUCTIONS_MAX,
+        "a filter is too long",
+    )
 }
 
 fn check_path(path: &[u8]) -> Result<(), Malformed> {
     require(path.starts_with(b"/"), "a path is not absolute")?;
-    check_text(path)
+    check_text_path(path)
 }
 
-fn check_text(path: &[u8]) -> Result<(), Malformed> {
+fn check_text_path(path: &[u8]) -> Result<(), Malformed> {
     require(
-        path.len() < PATH && !path.contains(&0),
-        "a path is too long, or no path",
+        path.len() < PATH_BYTES_MAX && !path.contains(&0),
+        "a path is too long or contains a NUL byte",
     )
 }
 
-fn refers<T>(map: &BTreeMap<u32, T>, id: u32) -> Result<(), Malformed> {
-    require(
-        map.contains_key(&id),
-        "something refers to what is not there",
-    )
+fn require_entry<T>(map: &BTreeMap<u32, T>, id: u32) -> Result<(), Malformed> {
+    require(map.contains_key(&id), "a reference to a missing object")
 }
 
 fn require(holds: bool, what: &'static str) -> Result<(), Malformed> {

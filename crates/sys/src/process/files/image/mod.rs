@@ -6,7 +6,9 @@ mod objects;
 mod path;
 mod sockets;
 
-pub use objects::{Bytes, Content, ContentForm, InotifyWatch, Pipe, Stamp, Terminal, Timer, Watch};
+pub use objects::{
+    Bytes, Content, ContentForm, FileFingerprint, InotifyWatch, Pipe, Terminal, Timer, Watch,
+};
 pub use path::FilePath;
 pub use sockets::{NetlinkSocket, SocketOption, UnixLink, UnixMessage, UnixName, UnixSocket};
 
@@ -37,28 +39,30 @@ impl Image {
     /// Removes entries with dangling references: in a running tree, files may be closed while the tree is read.
     pub(super) fn drop_dangling(&mut self) {
         loop {
-            let here: BTreeSet<FileId> = self.files.keys().copied().collect();
-            let of_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+            let file_ids: BTreeSet<FileId> = self.files.keys().copied().collect();
+            let is_unix_alive = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
             let unix: BTreeSet<FileId> = (self.files.iter())
-                .filter_map(|(id, file)| of_unix(file).then_some(*id))
+                .filter_map(|(id, file)| is_unix_alive(file).then_some(*id))
                 .collect();
             self.files.retain(|_, file| match &mut file.kind {
                 Kind::Epoll { watches } => {
-                    watches.retain(|watch| here.contains(&watch.file));
+                    watches.retain(|watch| file_ids.contains(&watch.file));
                     true
                 }
                 Kind::Unix(socket) => {
                     for message in &mut socket.queue {
-                        message.files.retain(|file| here.contains(file));
+                        message.files.retain(|file| file_ids.contains(file));
                     }
                     match &socket.link {
-                        UnixLink::To(peer) | UnixLink::Waiting(peer, _) => unix.contains(peer),
+                        UnixLink::Peer(peer) | UnixLink::PendingAccept(peer, _) => {
+                            unix.contains(peer)
+                        }
                         _ => true,
                     }
                 }
                 _ => true,
             });
-            if self.files.len() == here.len() {
+            if self.files.len() == file_ids.len() {
                 break;
             }
         }
@@ -156,7 +160,7 @@ pub enum Kind {
         offset: u64,
         /// Expected properties of the file at the acceptor; `None` if the kernel generates the content (`/proc`,
         /// `/sys`).
-        stamp: Option<Stamp>,
+        fingerprint: Option<FileFingerprint>,
     },
     /// A file without a name, or a memory file.
     Content {
@@ -248,7 +252,7 @@ pub enum Kind {
 impl Image {
     /// Returns the lowest number such that no descriptor of the tree has it or a higher one.
     #[must_use]
-    pub fn ceiling(&self) -> u32 {
+    pub fn descriptor_ceiling(&self) -> u32 {
         let last = |table: &Table| table.slots.keys().next_back().map_or(0, |fd| fd + 1);
         self.tables.values().map(last).max().unwrap_or(0)
     }

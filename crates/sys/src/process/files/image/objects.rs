@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// Properties by which the acceptor recognises a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
+pub struct FileFingerprint {
     /// Size, bytes.
     pub size: u64,
     /// Type and permissions.
@@ -26,12 +26,12 @@ pub struct Stamp {
 pub struct Pipe {
     /// Path of a FIFO; `None` for a pipe.
     pub path: Option<FilePath>,
-    /// Capacity (`F_GETPIPE_SZ`), bytes; 0 in a draft of a running tree.
+    /// Capacity (`F_GETPIPE_SZ`), bytes; 0 in a files snapshot of a running tree.
     pub capacity: u32,
     /// Unread data; in packet mode (`O_DIRECT`), one chunk for each packet.
     pub chunks: Vec<Bytes>,
     /// True in packet mode.
-    pub packets: bool,
+    pub packet_mode: bool,
     /// Owner, group and permissions; of a FIFO, its file's.
     pub access: (u32, u32, u32),
 }
@@ -46,7 +46,7 @@ pub struct Terminal {
     /// True if the slave cannot be opened (`TIOCSPTLCK`).
     pub locked: bool,
     /// True if the master is in packet mode (`TIOCPKT`).
-    pub packets: bool,
+    pub packet_mode: bool,
     /// True if the terminal is in exclusive mode (`TIOCEXCL`).
     pub exclusive: bool,
     /// Session that the terminal controls, and its foreground process group, as the tree sees them.
@@ -68,8 +68,8 @@ pub struct Content {
     pub size: u64,
     /// Device and inode at the donor, if the content is memory that moves with its mappings: such content has no chunks
     /// here.
-    pub elsewhere: Option<(u64, u64)>,
-    /// Data between holes, by offset; no chunk extends across a multiple of [`super::limits::CHUNK`].
+    pub mapped_memory: Option<(u64, u64)>,
+    /// Data between holes, by offset; no chunk extends across a multiple of [`super::limits::CHUNK_BYTES_MAX`].
     pub chunks: BTreeMap<u64, Bytes>,
 }
 
@@ -98,7 +98,7 @@ pub enum ContentForm {
 impl ContentForm {
     /// Returns the form of a file with this former path and this inode; a file that never had a path shows the inode in
     /// place of a name.
-    pub(in crate::process) fn of_removed(path: &[u8], inode: u64) -> Self {
+    pub(in crate::process) fn from_removed_path(path: &[u8], inode: u64) -> Self {
         let name_at = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
         if path.get(name_at + 1..) == Some(format!("#{inode}").as_bytes()) {
             let directory = path[..name_at.max(1)].to_vec().into();

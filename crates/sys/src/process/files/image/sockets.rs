@@ -75,18 +75,18 @@ pub enum UnixName {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnixLink {
     /// Not connected.
-    Alone,
+    Unconnected,
     /// Connected to another socket of the image.
-    To(FileId),
+    Peer(FileId),
     /// Connected to a datagram service outside the tree, such as the system log, by the path that the service is bound
     /// to.
     Service(String),
     /// Connected to a socket that no longer exists.
-    Gone,
+    PeerClosed,
     /// Listening, with this backlog.
     Listening(u32),
     /// Waiting to be accepted by this listener, at this position in its queue.
-    Waiting(FileId, u32),
+    PendingAccept(FileId, u32),
 }
 
 /// A message in the queue of a Unix socket.
@@ -99,5 +99,5 @@ pub struct UnixMessage {
     /// PID, user and group of the sender, if the kernel keeps them.
     pub credentials: Option<(i32, u32, u32)>,
     /// Name of the sender of a datagram.
-    pub from: Bytes,
+    pub sender_name: Bytes,
 }

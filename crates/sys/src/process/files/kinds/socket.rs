@@ -1,10 +1,10 @@
 //! Sockets: dispatch by address family, and netlink sockets.
 
 use super::unix;
-use crate::process::files::donor::{Saved, Saver, Subject};
-use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::files::error::{BlockReason, FilesError, StepContext};
 use crate::process::files::image::{Bytes, Kind, NetlinkSocket, SocketOption};
-use crate::process::files::raw;
+use crate::process::files::syscalls;
 use crate::socket_filter::{FilterError, SocketFilter};
 use crate::sockopt::{SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, numbers, set_bytes};
 use libc::SOL_SOCKET;
@@ -75,14 +75,14 @@ const SOCKET_OPTIONS: &[(i32, i32)] = &[
 ];
 
 /// Saves a socket.
-pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
-    let fd = subject.fd();
-    let family = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).at("SO_DOMAIN")?;
-    let socket = get_int(fd, SOL_SOCKET, libc::SO_TYPE).at("SO_TYPE")?;
-    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
+pub fn save(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+    let fd = source.fd();
+    let family = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).with_step("SO_DOMAIN")?;
+    let socket = get_int(fd, SOL_SOCKET, libc::SO_TYPE).with_step("SO_TYPE")?;
+    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).with_step("SO_PROTOCOL")?;
     match (family, socket, protocol) {
-        (libc::AF_UNIX, ..) => unix::save(saver, subject, socket),
-        (libc::AF_NETLINK, _, libc::NETLINK_ROUTE) => save_netlink(saver, subject, socket),
+        (libc::AF_UNIX, ..) => unix::save(saver, source, socket),
+        (libc::AF_NETLINK, _, libc::NETLINK_ROUTE) => save_netlink(saver, source, socket),
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP)
         | (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP) => Ok(Kind::Inet {
             family,
@@ -90,19 +90,19 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
             protocol,
             inode: stat.st_ino,
         }),
-        (_, _, libc::IPPROTO_MPTCP) => Err(Reason::Mptcp.into()),
+        (_, _, libc::IPPROTO_MPTCP) => Err(BlockReason::Mptcp.into()),
         (libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK, ..) => {
-            Err(Reason::Protocol(protocol, family).into())
+            Err(BlockReason::Protocol(protocol, family).into())
         }
-        _ => Err(Reason::Family(family).into()),
+        _ => Err(BlockReason::Family(family).into()),
     }
 }
 
-fn save_netlink(saver: &Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind> {
-    let fd = subject.fd();
-    let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    if saver.frozen && recv(&subject.copy, &mut [0u8; 1], look) != Err(Errno::AGAIN) {
-        return Err(Reason::NetlinkUnread.into());
+fn save_netlink(saver: &Saver<'_>, source: &SourceFile, socket: i32) -> SaveResult<Kind> {
+    let fd = source.fd();
+    let peek_flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    if saver.frozen && recv(&source.copy, &mut [0u8; 1], peek_flags) != Err(Errno::AGAIN) {
+        return Err(BlockReason::NetlinkUnread.into());
     }
     let mut address = [0u8; 12];
     let mut length = 12;
@@ -111,79 +111,83 @@ fn save_netlink(saver: &Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
         let address = address.as_mut_ptr().cast();
         libc::getsockname(fd.as_raw_fd(), address, &raw mut length)
     };
-    check(outcome).at("getsockname")?;
+    check(outcome).with_step("getsockname")?;
     let mut memberships = [0u8; 256];
     let length = get_bytes(fd, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, &mut memberships);
     let length = length
-        .at("NETLINK_LIST_MEMBERSHIPS")?
+        .with_step("NETLINK_LIST_MEMBERSHIPS")?
         .min(memberships.len());
     let groups = (0..length * 8).filter(|bit| memberships[bit / 8] >> (bit % 8) & 1 == 1);
     Ok(Kind::Netlink(NetlinkSocket {
         socket,
         port: u32::from_ne_bytes([address[4], address[5], address[6], address[7]]),
         groups: groups.map(|bit| bit as u32 + 1).collect(),
-        options: [socket_options(fd)?, options(fd, &NETLINK_FLAGS)?].concat(),
-        filter: filter(fd)?,
+        options: [read_socket_options(fd)?, read_options(fd, &NETLINK_FLAGS)?].concat(),
+        filter: read_filter(fd)?,
     }))
 }
 
 /// Options for buffer sizes, with the value before the kernel doubles it. Setting a size marks the size as fixed by the
 /// program, so the option that tells which sizes are fixed is set afterwards.
-const BUFFERS: [(i32, i32); 2] = [
+const BUFFER_OPTIONS: [(i32, i32); 2] = [
     (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE),
     (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE),
 ];
 
 /// Returns the options of `SOL_SOCKET` of a socket that is neither TCP nor UDP, in the order in which they are set.
-pub fn socket_options(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, FilesError> {
-    let mut found = options(fd, SOCKET_OPTIONS)?;
-    for (get, set) in BUFFERS {
-        let doubled = get_int(fd, SOL_SOCKET, get).at("buffer size")?;
+pub fn read_socket_options(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, FilesError> {
+    let mut found = read_options(fd, SOCKET_OPTIONS)?;
+    for (get, set) in BUFFER_OPTIONS {
+        let doubled = get_int(fd, SOL_SOCKET, get).with_step("reading a buffer size")?;
         found.push(SocketOption {
             level: SOL_SOCKET,
             name: set,
             value: Bytes((doubled / 2).to_ne_bytes().to_vec()),
         });
     }
-    found.extend(options(fd, &[(SOL_SOCKET, SO_BUF_LOCK)])?);
+    found.extend(read_options(fd, &[(SOL_SOCKET, SO_BUF_LOCK)])?);
     Ok(found)
 }
 
-/// Returns the names of the options that [`socket_options`] reads.
+/// Returns the names of the options that [`read_socket_options`] reads.
 pub fn allowed_options() -> Vec<(i32, i32)> {
-    let buffers = BUFFERS.map(|(_, set)| (SOL_SOCKET, set));
+    let buffers = BUFFER_OPTIONS.map(|(_, set)| (SOL_SOCKET, set));
     [SOCKET_OPTIONS, &buffers, &[(SOL_SOCKET, SO_BUF_LOCK)]].concat()
 }
 
 /// Returns the filter of a socket that is neither TCP nor UDP.
-pub fn filter(fd: BorrowedFd<'_>) -> Saved<SocketFilter> {
+pub fn read_filter(fd: BorrowedFd<'_>) -> SaveResult<SocketFilter> {
     match SocketFilter::read(fd) {
         Ok(filter) => Ok(filter),
-        Err(FilterError::Extended) => Err(Reason::ExtendedFilter.into()),
-        Err(FilterError::Kernel(error)) => Err(error).at("SO_GET_FILTER")?,
+        Err(FilterError::Ebpf) => Err(BlockReason::ExtendedFilter.into()),
+        Err(FilterError::Kernel(error)) => Err(error).with_step("SO_GET_FILTER")?,
     }
 }
 
 /// Creates a route netlink socket.
 pub fn make_netlink(netlink: &NetlinkSocket, flags: u32) -> Result<OwnedFd, FilesError> {
-    let fd = new_socket(libc::AF_NETLINK, netlink.socket, libc::NETLINK_ROUTE).at("socket")?;
+    let fd =
+        new_socket(libc::AF_NETLINK, netlink.socket, libc::NETLINK_ROUTE).with_step("socket")?;
     if netlink.port != 0 {
         let mut address = [0u8; 12];
         address[..2].copy_from_slice(&(libc::AF_NETLINK as u16).to_ne_bytes());
         address[4..8].copy_from_slice(&netlink.port.to_ne_bytes());
         // SAFETY: `address` is a `sockaddr_nl` and outlives the call.
         let outcome = unsafe { libc::bind(fd.as_raw_fd(), address.as_ptr().cast(), 12) };
-        check(outcome).at("bind")?;
+        check(outcome).with_step("bind")?;
     }
     for group in &netlink.groups {
         let value = group.to_ne_bytes();
         set_bytes(fd.as_fd(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &value)
-            .at("NETLINK_ADD_MEMBERSHIP")?;
+            .with_step("NETLINK_ADD_MEMBERSHIP")?;
     }
     let allowed = [&allowed_options()[..], &NETLINK_FLAGS].concat();
     set_options(fd.as_fd(), &allowed, &netlink.options)?;
-    netlink.filter.attach(fd.as_fd()).at("SO_ATTACH_FILTER")?;
-    raw::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).at("F_SETFL")?;
+    netlink
+        .filter
+        .attach(fd.as_fd())
+        .with_step("SO_ATTACH_FILTER")?;
+    syscalls::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).with_step("F_SETFL")?;
     Ok(fd)
 }
 
@@ -197,7 +201,10 @@ pub fn new_socket(family: i32, socket: i32, protocol: i32) -> std::io::Result<Ow
 }
 
 /// Returns the options (level, name) that this kernel knows, with their values.
-fn options(fd: BorrowedFd<'_>, wanted: &[(i32, i32)]) -> Result<Vec<SocketOption>, FilesError> {
+fn read_options(
+    fd: BorrowedFd<'_>,
+    wanted: &[(i32, i32)],
+) -> Result<Vec<SocketOption>, FilesError> {
     let mut found = Vec::new();
     for &(level, name) in wanted {
         let mut value = [0u8; 32];
@@ -209,7 +216,7 @@ fn options(fd: BorrowedFd<'_>, wanted: &[(i32, i32)]) -> Result<Vec<SocketOption
             }),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => {}
-                _ => return Err(error).at(format!("socket option {name}")),
+                _ => return Err(error).with_step(format!("socket option {name}")),
             },
         }
     }
@@ -232,7 +239,7 @@ pub fn set_options(
             continue;
         }
         set_bytes(fd, option.level, option.name, &option.value.0)
-            .at(format!("socket option {}", option.name))?;
+            .with_step(format!("socket option {}", option.name))?;
     }
     Ok(())
 }

@@ -5,10 +5,10 @@ use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-const PATH_AT: usize = offset_of!(libc::sockaddr_un, sun_path);
+const PATH_OFFSET: usize = offset_of!(libc::sockaddr_un, sun_path);
 
 /// Returns the address with this name, and its length.
-pub fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+pub fn to_sockaddr(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: all-zero bytes are a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -20,13 +20,14 @@ pub fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
     }
     // A path ends with a NUL if there is space for one.
     let path = name.first().is_some_and(|first| *first != 0);
-    let length = PATH_AT + name.len() + usize::from(path && name.len() < address.sun_path.len());
+    let length =
+        PATH_OFFSET + name.len() + usize::from(path && name.len() < address.sun_path.len());
     Ok((address, length as libc::socklen_t))
 }
 
 /// Returns the address with this name in the kernel's layout.
-pub fn bytes(name: &[u8]) -> io::Result<Vec<u8>> {
-    let (address, length) = address(name)?;
+pub fn to_sockaddr_bytes(name: &[u8]) -> io::Result<Vec<u8>> {
+    let (address, length) = to_sockaddr(name)?;
     let mut bytes = address.sun_family.to_ne_bytes().to_vec();
     bytes.extend(address.sun_path.iter().map(|byte| *byte as u8));
     bytes.truncate(length as usize);
@@ -36,7 +37,7 @@ pub fn bytes(name: &[u8]) -> io::Result<Vec<u8>> {
 /// Returns the name in an address of this length.
 pub fn name(address: &libc::sockaddr_un, length: libc::socklen_t) -> Vec<u8> {
     let length = (length as usize)
-        .saturating_sub(PATH_AT)
+        .saturating_sub(PATH_OFFSET)
         .min(address.sun_path.len());
     let bytes: Vec<u8> = address.sun_path[..length]
         .iter()
@@ -53,8 +54,8 @@ pub fn name(address: &libc::sockaddr_un, length: libc::socklen_t) -> Vec<u8> {
 }
 
 /// Returns the name that a socket is bound to.
-pub fn own_name(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
-    let (mut address, _) = address(&[])?;
+pub fn bound_name(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    let (mut address, _) = to_sockaddr(&[])?;
     let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     let raw = (&raw mut address).cast();
     // SAFETY: `address` is writable for `length` bytes and both outlive the call.
@@ -63,7 +64,7 @@ pub fn own_name(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 }
 
 /// Returns the file of a socket that is bound to a path, opened with `O_PATH`.
-pub fn file(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub fn open_bound_file(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     /// `linux/un.h`.
     const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
     // SAFETY: the request takes no pointer.
@@ -75,14 +76,14 @@ pub fn file(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 /// Binds a socket to a name (`bind(2)`).
 pub fn bind(fd: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
-    let (address, length) = address(name)?;
+    let (address, length) = to_sockaddr(name)?;
     // SAFETY: `address` is readable for `length` bytes and outlives the call.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
 /// Connects a socket to a name (`connect(2)`).
 pub fn connect(fd: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
-    let (address, length) = address(name)?;
+    let (address, length) = to_sockaddr(name)?;
     // SAFETY: `address` is readable for `length` bytes and outlives the call.
     check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) })
 }

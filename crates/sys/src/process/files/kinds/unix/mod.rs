@@ -1,16 +1,16 @@
 //! Unix sockets: save at the donor, restore at the acceptor.
 
 mod address;
-mod list;
+mod diag;
 mod naming;
-mod peer;
+mod peer_credentials;
 mod queue;
 mod restore;
 mod save;
-mod stage;
+mod staging;
 
-pub use list::Listed;
+pub use diag::DiagSockets;
 pub use queue::peek;
-pub use restore::{fill, make, settle};
+pub use restore::{apply_options_and_shutdown, fill, make};
 pub use save::save;
-pub use stage::Stage;
+pub use staging::StagingDirectory;

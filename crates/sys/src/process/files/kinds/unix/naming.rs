@@ -1,9 +1,9 @@
 //! Binding Unix sockets to their names, and reaching sockets with files that wait on stage.
 
 use super::address;
-use super::stage::{self, Hidden, Stage, bound};
-use crate::process::files::acceptor::Stock;
-use crate::process::files::error::{At, FilesError, Refusal};
+use super::staging::{self, Hidden, StagingDirectory, bound_path};
+use crate::process::files::acceptor::FdStore;
+use crate::process::files::error::{FilesError, Refusal, StepContext};
 use crate::process::files::image::{FileId, UnixName, UnixSocket};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -32,38 +32,40 @@ pub fn final_path(name: &UnixName) -> PathBuf {
 
 /// Calls `work` in an environment where the socket's name leads to its file on stage; a name without a file needs no
 /// environment.
-pub fn at_name<R: Send>(
-    stock: &mut Stock,
+pub fn with_name<R: Send>(
+    stock: &mut FdStore,
     name: &UnixName,
     file: &Path,
-    work: impl FnOnce(Option<&Stage>) -> io::Result<R> + Send,
+    work: impl FnOnce(Option<&StagingDirectory>) -> io::Result<R> + Send,
 ) -> Result<R, FilesError> {
     let UnixName::Path { name, .. } = name else {
-        return work(None).at("a socket's name");
+        return work(None).with_step("binding a socket's name");
     };
-    if climbs(file) || climbs(&bound(name, file)) {
+    if leads_above_root(file) || leads_above_root(&bound_path(name, file)) {
         return Err(Refusal::NotAllowed(file.display().to_string()).into());
     }
     let directory = directory(file);
     let at = match stock
-        .stages
+        .staging_directories
         .iter()
         .position(|stage| stage.is_for(directory))
     {
         Some(at) => at,
         None => {
-            let stage = Stage::new(&mut stock.opener, directory)?;
-            stock.stages.push(stage);
-            stock.stages.len() - 1
+            let stage = StagingDirectory::new(&mut stock.opener, directory)?;
+            stock.staging_directories.push(stage);
+            stock.staging_directories.len() - 1
         }
     };
-    let stage = &stock.stages[at];
-    stage.inside(name, file, || work(Some(stage))).at(name)
+    let stage = &stock.staging_directories[at];
+    stage
+        .run_inside(name, file, || work(Some(stage)))
+        .with_step(name)
 }
 
 /// Returns true if a path leads above the root: the root of a stage does not confine processes that use the path from
 /// outside.
-fn climbs(file: &Path) -> bool {
+fn leads_above_root(file: &Path) -> bool {
     let depths = file.components().scan(0, |depth, part| {
         *depth += match part {
             Component::ParentDir => -1,
@@ -81,18 +83,18 @@ pub fn directory(file: &Path) -> &Path {
 }
 
 /// Calls `work` with a name of this socket of the tree, in an environment where the name leads to the socket.
-pub fn at_socket<R: Send>(
-    stock: &mut Stock,
+pub fn with_socket_name<R: Send>(
+    stock: &mut FdStore,
     id: FileId,
     socket: &UnixName,
     work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
 ) -> Result<R, FilesError> {
-    at_bound(stock, &Hidden::Socket(id), socket, work)
+    with_bound_name(stock, &Hidden::Socket(id), socket, work)
 }
 
-/// Same as [`at_socket`], for a socket that was bound with a hidden file if its own file was removed.
-pub fn at_bound<R: Send>(
-    stock: &mut Stock,
+/// Same as [`with_socket_name`], for a socket that was bound with a hidden file if its own file was removed.
+pub fn with_bound_name<R: Send>(
+    stock: &mut FdStore,
     hidden: &Hidden,
     name: &UnixName,
     work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
@@ -100,21 +102,22 @@ pub fn at_bound<R: Send>(
     let file = final_path(name);
     if let UnixName::Path { file: None, .. } = name
         && let Some(stage) = stock
-            .stages
+            .staging_directories
             .iter()
             .find(|stage| stage.is_for(directory(&file)))
     {
-        let path = stage.hidden(hidden);
-        return work(path.as_os_str().as_bytes()).at("a socket whose file was removed");
+        let path = stage.hidden_path(hidden);
+        return work(path.as_os_str().as_bytes())
+            .with_step("binding a socket whose file was removed");
     }
     let raw = raw_name(name);
-    at_name(stock, name, &file, |_| work(&raw))
+    with_name(stock, name, &file, |_| work(&raw))
 }
 
 /// Binds a socket to its name, if it has one. If the file was removed at the donor, the socket's file stays on stage as
 /// a hidden one.
 pub fn bind(
-    stock: &mut Stock,
+    stock: &mut FdStore,
     fd: BorrowedFd<'_>,
     socket: &UnixSocket,
     hidden: &Hidden,
@@ -124,13 +127,13 @@ pub fn bind(
         return Ok(());
     }
     let file = final_path(&socket.name);
-    let outcome = at_name(stock, &socket.name, &file, |_| match &socket.name {
-        UnixName::Path { name, .. } => stage::bind(fd, name, &file),
+    let outcome = with_name(stock, &socket.name, &file, |_| match &socket.name {
+        UnixName::Path { name, .. } => staging::bind(fd, name, &file),
         _ => address::bind(fd, &name),
     });
     let directory = directory(&file);
     let stage = stock
-        .stages
+        .staging_directories
         .iter_mut()
         .find(|stage| stage.is_for(directory));
     match outcome {
@@ -150,7 +153,9 @@ pub fn bind(
             Some(stage),
         ) => stage.add(&stock.opener, &file, *access),
         // The file was removed at the donor: the next socket may be bound to the same name.
-        (UnixName::Path { .. }, Some(stage)) => stage.hide(&file, hidden).at("rename of a socket"),
+        (UnixName::Path { .. }, Some(stage)) => {
+            stage.hide(&file, hidden).with_step("renaming a socket")
+        }
         _ => Ok(()),
     }
 }

@@ -9,21 +9,21 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 /// Space for a message's descriptors and its other control data, in 64-bit words.
 const CONTROL_WORDS: usize = 512;
 /// Bytes of a stream that are copied at once, and size of the longest datagram that can move.
-const PART: usize = 256 * 1024;
+const PART_BYTES: usize = 256 * 1024;
 
 /// A message, with this process's own copies of its descriptors.
 #[derive(Debug)]
-pub struct Peeked {
+pub struct PeekedMessage {
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
     pub credentials: Option<(i32, u32, u32)>,
-    pub from: Vec<u8>,
+    pub sender_name: Vec<u8>,
 }
 
 /// Copies all messages and leaves them in the queue. In a stream, the kernel does not show the boundary between bytes
 /// sent without descriptors and bytes sent just after them with descriptors: the descriptors are then assigned to the
 /// first of these bytes.
-pub fn peek(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<Peeked>> {
+pub fn peek(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<PeekedMessage>> {
     let offset = get_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let pass = get_int(socket, SOL_SOCKET, libc::SO_PASSCRED)?;
     set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, 0)?;
@@ -34,7 +34,7 @@ pub fn peek(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<Peeked>> {
     outcome
 }
 
-fn peek_all(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<Peeked>> {
+fn peek_all(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<PeekedMessage>> {
     let mut found = Vec::new();
     loop {
         match receive(socket) {
@@ -46,11 +46,11 @@ fn peek_all(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<Peeked>> {
     }
 }
 
-fn receive(socket: BorrowedFd<'_>) -> io::Result<Peeked> {
-    let mut bytes = vec![0u8; PART];
+fn receive(socket: BorrowedFd<'_>) -> io::Result<PeekedMessage> {
+    let mut bytes = vec![0u8; PART_BYTES];
     let mut control = [0u64; CONTROL_WORDS];
-    let (mut from, _) = address::address(&[])?;
-    let mut part = libc::iovec {
+    let (mut from, _) = address::to_sockaddr(&[])?;
+    let mut iovec = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
@@ -58,21 +58,21 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Peeked> {
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_name = (&raw mut from).cast();
     message.msg_namelen = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    message.msg_iov = &raw mut part;
+    message.msg_iov = &raw mut iovec;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control);
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: `message` points to `from`, `part` (over `bytes`) and `control`, all writable and outliving the call.
+    // SAFETY: `message` points to `from`, `iovec` (over `bytes`) and `control`, all writable and outliving the call.
     let length =
         check_length(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
-    let mut peeked = Peeked {
+    let mut peeked = PeekedMessage {
         bytes: Vec::new(),
         fds: Vec::new(),
         credentials: None,
-        from: address::name(&from, message.msg_namelen),
+        sender_name: address::name(&from, message.msg_namelen),
     };
-    take_control(&message, &mut peeked);
+    parse_control(&message, &mut peeked);
     if message.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(io::Error::from(io::ErrorKind::InvalidData));
     }
@@ -89,7 +89,7 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Peeked> {
 /// `SCM_PIDFD` (`linux/socket.h`).
 const SCM_PIDFD: i32 = 4;
 
-fn take_control(message: &libc::msghdr, peeked: &mut Peeked) {
+fn parse_control(message: &libc::msghdr, peeked: &mut PeekedMessage) {
     // SAFETY: the kernel filled the control part, so headers and lengths are right; each descriptor in the part is new
     // and owned by nothing else.
     unsafe {
@@ -105,9 +105,13 @@ fn take_control(message: &libc::msghdr, peeked: &mut Peeked) {
                 }
                 (SOL_SOCKET, SCM_PIDFD) => drop(fd(0)),
                 (SOL_SOCKET, libc::SCM_CREDENTIALS) => {
-                    let who = data.cast::<libc::ucred>().read_unaligned();
+                    let credentials = data.cast::<libc::ucred>().read_unaligned();
                     // A PID of 0 means that the kernel kept no credentials.
-                    peeked.credentials = (who.pid != 0).then_some((who.pid, who.uid, who.gid));
+                    peeked.credentials = (credentials.pid != 0).then_some((
+                        credentials.pid,
+                        credentials.uid,
+                        credentials.gid,
+                    ));
                 }
                 _ => {}
             }
@@ -125,8 +129,8 @@ pub fn send(
     to: Option<&[u8]>,
 ) -> io::Result<usize> {
     let mut control = [0u64; CONTROL_WORDS];
-    let (mut address, length) = address::address(to.unwrap_or_default())?;
-    let mut part = libc::iovec {
+    let (mut address, length) = address::to_sockaddr(to.unwrap_or_default())?;
+    let mut iovec = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
@@ -136,7 +140,7 @@ pub fn send(
         message.msg_name = (&raw mut address).cast();
         message.msg_namelen = length;
     }
-    message.msg_iov = &raw mut part;
+    message.msg_iov = &raw mut iovec;
     message.msg_iovlen = 1;
     let mut parts: Vec<(i32, Vec<u8>)> = Vec::new();
     if !fds.is_empty() {
@@ -159,7 +163,7 @@ pub fn send(
         write_control(&message, &parts);
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` points to `address`, `part` and `control`, which outlive the call.
+    // SAFETY: `message` points to `address`, `iovec` and `control`, which outlive the call.
     check_length(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
 }
 

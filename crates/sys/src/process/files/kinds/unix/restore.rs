@@ -1,14 +1,14 @@
 //! Restore of a Unix socket at the acceptor.
 
-use super::naming::{at_bound, at_socket, bind, raw_name};
-use super::peer::{Who, acting_as};
-use super::stage::Hidden;
+use super::naming::{bind, raw_name, with_bound_name, with_socket_name};
+use super::peer_credentials::{UserGroup, run_as};
+use super::staging::Hidden;
 use super::{address, queue};
-use crate::process::files::acceptor::Stock;
-use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::acceptor::FdStore;
+use crate::process::files::error::{FilesError, Refusal, StepContext};
 use crate::process::files::image::{FileId, Kind, UnixLink, UnixMessage, UnixName, UnixSocket};
 use crate::process::files::kinds::socket::{allowed_options, new_socket, set_options};
-use crate::process::files::raw;
+use crate::process::files::syscalls;
 use crate::process::rights::is_refusal;
 use crate::socket_filter::SocketFilter;
 use crate::sockopt::{check, set_int};
@@ -18,114 +18,116 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Send buffer of a sender while queues are filled, bytes: all that the queues hold may be in flight at once.
-const ROOM: i32 = 64 << 20;
+const SEND_BUFFER_BYTES: i32 = 64 << 20;
 
 /// Makes a socket, together with its peer if it has one.
-pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
-    if stock.has(id) {
+pub fn make(stock: &mut FdStore, id: FileId) -> Result<(), FilesError> {
+    if stock.contains(id) {
         return Ok(());
     }
-    let socket = socket_of(stock, id)?;
+    let socket = unix_socket(stock, id)?;
     match socket.link {
-        UnixLink::To(peer) if is_mutual(stock, id, peer) => make_pair(stock, id, peer, &socket),
-        UnixLink::Gone => {
-            let (fd, ghost) = make_orphan(stock, id, &socket)?;
+        UnixLink::Peer(peer) if is_mutual(stock, id, peer) => make_pair(stock, id, peer, &socket),
+        UnixLink::PeerClosed => {
+            let (fd, closed_peer) = make_with_closed_peer(stock, id, &socket)?;
             // The ghost is closed after the queue is filled.
-            let ghost = stock.lift(ghost)?;
-            stock.ghosts.insert(id, ghost);
-            keep(stock, id, fd)
+            let ghost = stock.move_above_tree(closed_peer)?;
+            stock.closed_peers.insert(id, ghost);
+            insert_with_flags(stock, id, fd)
         }
         _ => {
-            let fd = alone(&socket)?;
+            let fd = create_unconnected(&socket)?;
             bind(stock, fd.as_fd(), &socket, &Hidden::Socket(id))?;
             if let UnixLink::Listening(backlog) = socket.link {
-                acting_as(socket.peer, || Ok(listen(&fd, backlog as i32)?)).at("listen")?;
+                run_as(socket.peer, || Ok(listen(&fd, backlog as i32)?)).with_step("listen")?;
             }
             if let UnixLink::Service(path) = &socket.link {
                 connect_outside(stock, fd.as_fd(), path)?;
             }
-            keep(stock, id, fd)
+            insert_with_flags(stock, id, fd)
         }
     }
 }
 
 /// Connects to a listener outside the tree, with the rights of the tree.
-fn connect_outside(stock: &mut Stock, fd: BorrowedFd<'_>, path: &str) -> Result<(), FilesError> {
+fn connect_outside(stock: &mut FdStore, fd: BorrowedFd<'_>, path: &str) -> Result<(), FilesError> {
     let opener = &mut stock.opener;
-    let outcome = match opener.is_bounded() {
-        true => address::bytes(path.as_bytes()).and_then(|bytes| opener.connect(fd, &bytes)),
+    let outcome = match opener.is_limited() {
+        true => {
+            address::to_sockaddr_bytes(path.as_bytes()).and_then(|bytes| opener.connect(fd, &bytes))
+        }
         false => address::connect(fd, path.as_bytes()),
     };
     match outcome {
-        Err(error) if opener.is_bounded() && is_refusal(&error) => {
+        Err(error) if opener.is_limited() && is_refusal(&error) => {
             Err(Refusal::NotAllowed(path.to_string()).into())
         }
         outcome => Ok(outcome.map_err(|_| Refusal::Missing(path.to_string()))?),
     }
 }
 
-fn socket_of(stock: &Stock, id: FileId) -> Result<UnixSocket, FilesError> {
+fn unix_socket(stock: &FdStore, id: FileId) -> Result<UnixSocket, FilesError> {
     match stock.image.files.get(&id).map(|file| &file.kind) {
         Some(Kind::Unix(socket)) => Ok((**socket).clone()),
-        _ => Err(Refusal::SocketAbsent(id).into()),
+        _ => Err(Refusal::SocketMissing(id).into()),
     }
 }
 
-fn is_mutual(stock: &Stock, id: FileId, peer: FileId) -> bool {
-    let back = socket_of(stock, peer).map(|socket| socket.link);
-    id != peer && back.is_ok_and(|link| link == UnixLink::To(id))
+fn is_mutual(stock: &FdStore, id: FileId, peer: FileId) -> bool {
+    let peer_link = unix_socket(stock, peer).map(|socket| socket.link);
+    id != peer && peer_link.is_ok_and(|link| link == UnixLink::Peer(id))
 }
 
 /// Sets the status flags, then puts the socket into the stock.
-fn keep(stock: &mut Stock, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
+fn insert_with_flags(stock: &mut FdStore, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
     let flags = stock.image.files[&id].flags & !(libc::O_ASYNC as u32);
-    raw::set_status(fd.as_fd(), flags).at("F_SETFL")?;
-    stock.keep(id, fd)
+    syscalls::set_status(fd.as_fd(), flags).with_step("F_SETFL")?;
+    stock.insert(id, fd)
 }
 
-fn pair(kind: i32, made_by: Option<Who>) -> Result<(OwnedFd, OwnedFd), FilesError> {
+fn create_pair(kind: i32, creator: Option<UserGroup>) -> Result<(OwnedFd, OwnedFd), FilesError> {
     let mut fds = [0; 2];
     let kind = kind | libc::SOCK_CLOEXEC;
     // SAFETY: `fds` is writable for two descriptors and outlives the call.
     let make = || check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) });
-    acting_as(made_by, make).at("socketpair")?;
+    run_as(creator, make).with_step("socketpair")?;
     // SAFETY: the call succeeded, so both are new descriptors that nothing else owns.
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
 /// Creates an unconnected socket that belongs to its owner.
-fn alone(socket: &UnixSocket) -> Result<OwnedFd, FilesError> {
+fn create_unconnected(socket: &UnixSocket) -> Result<OwnedFd, FilesError> {
     let make = || new_socket(libc::AF_UNIX, socket.socket, 0);
-    acting_as(Some(socket.owner), make).at("socket")
+    run_as(Some(socket.owner), make).with_step("socket")
 }
 
 /// Makes two sockets that are connected to each other.
 fn make_pair(
-    stock: &mut Stock,
+    stock: &mut FdStore,
     id: FileId,
     peer: FileId,
     socket: &UnixSocket,
 ) -> Result<(), FilesError> {
-    let other = socket_of(stock, peer)?;
+    let peer_socket = unix_socket(stock, peer)?;
     let (fd, peer_fd) = if has_inherited_name(stock, socket) {
-        let (client, server) = connect_and_accept(stock, (peer, &other), socket)?;
+        let (client, server) = connect_and_accept(stock, (peer, &peer_socket), socket)?;
         (server, client)
-    } else if has_inherited_name(stock, &other) {
-        connect_and_accept(stock, (id, socket), &other)?
+    } else if has_inherited_name(stock, &peer_socket) {
+        connect_and_accept(stock, (id, socket), &peer_socket)?
     } else {
-        let (fd, peer_fd) = pair(socket.socket, socket.peer)?;
+        let (fd, peer_fd) = create_pair(socket.socket, socket.peer)?;
         bind(stock, fd.as_fd(), socket, &Hidden::Socket(id))?;
-        bind(stock, peer_fd.as_fd(), &other, &Hidden::Socket(peer))?;
+        bind(stock, peer_fd.as_fd(), &peer_socket, &Hidden::Socket(peer))?;
         (fd, peer_fd)
     };
-    let peer_fd = stock.lift(peer_fd)?;
-    keep(stock, id, fd)?;
-    keep(stock, peer, peer_fd)
+    let peer_fd = stock.move_above_tree(peer_fd)?;
+    insert_with_flags(stock, id, fd)?;
+    insert_with_flags(stock, peer, peer_fd)
 }
 
 /// Makes a socket with a peer that the caller closes later.
-fn make_orphan(
-    stock: &mut Stock,
+fn make_with_closed_peer(
+    stock: &mut FdStore,
     id: FileId,
     socket: &UnixSocket,
 ) -> Result<(OwnedFd, OwnedFd), FilesError> {
@@ -138,14 +140,14 @@ fn make_orphan(
         let (client, server) = connect_and_accept(stock, (id, &client), socket)?;
         return Ok((server, client));
     }
-    let (fd, ghost) = pair(socket.socket, socket.peer)?;
+    let (fd, closed_peer) = create_pair(socket.socket, socket.peer)?;
     bind(stock, fd.as_fd(), socket, &Hidden::Socket(id))?;
-    Ok((fd, ghost))
+    Ok((fd, closed_peer))
 }
 
 /// Returns true if a connected socket most likely has its name from the listener that accepted it. Such a name cannot
 /// be bound again: the socket is made by connecting and accepting.
-fn has_inherited_name(stock: &Stock, socket: &UnixSocket) -> bool {
+fn has_inherited_name(stock: &FdStore, socket: &UnixSocket) -> bool {
     if socket.socket == libc::SOCK_DGRAM {
         return false;
     }
@@ -154,17 +156,17 @@ fn has_inherited_name(stock: &Stock, socket: &UnixSocket) -> bool {
         UnixName::Abstract(_) | UnixName::Path { file: None, .. } => true,
         UnixName::Path { .. } => {
             let name = raw_name(&socket.name);
-            let alike = stock.image.files.values().filter(|file| match &file.kind {
+            let same_name = stock.image.files.values().filter(|file| match &file.kind {
                 Kind::Unix(other) => raw_name(&other.name) == name,
                 _ => false,
             });
-            alike.count() > 1
+            same_name.count() > 1
         }
     }
 }
 
 fn connect_and_accept(
-    stock: &mut Stock,
+    stock: &mut FdStore,
     (client_id, client): (FileId, &UnixSocket),
     server: &UnixSocket,
 ) -> Result<(OwnedFd, OwnedFd), FilesError> {
@@ -184,8 +186,8 @@ fn connect_and_accept(
     let (listener, name, hidden) = match listener {
         Some(id) => {
             make(stock, id)?;
-            let listener = stock.get(id)?.try_clone_to_owned().at("dup")?;
-            (listener, socket_of(stock, id)?.name, Hidden::Socket(id))
+            let listener = stock.get(id)?.try_clone_to_owned().with_step("dup")?;
+            (listener, unix_socket(stock, id)?.name, Hidden::Socket(id))
         }
         None => {
             let mut server = server.clone();
@@ -193,24 +195,24 @@ fn connect_and_accept(
             if let UnixName::Path { file, .. } = &mut server.name {
                 *file = None;
             }
-            let listener = new_socket(libc::AF_UNIX, server.socket, 0).at("socket")?;
-            bind(stock, listener.as_fd(), &server, &Hidden::ForTheMoment)?;
-            acting_as(client.peer, || Ok(listen(&listener, 1)?)).at("listen")?;
-            (listener, server.name, Hidden::ForTheMoment)
+            let listener = new_socket(libc::AF_UNIX, server.socket, 0).with_step("socket")?;
+            bind(stock, listener.as_fd(), &server, &Hidden::Temporary)?;
+            run_as(client.peer, || Ok(listen(&listener, 1)?)).with_step("listen")?;
+            (listener, server.name, Hidden::Temporary)
         }
     };
-    let fd = alone(client)?;
+    let fd = create_unconnected(client)?;
     bind(stock, fd.as_fd(), client, &Hidden::Socket(client_id))?;
-    at_bound(stock, &hidden, &name, |name| {
-        acting_as(server.peer, || address::connect(fd.as_fd(), name))
+    with_bound_name(stock, &hidden, &name, |name| {
+        run_as(server.peer, || address::connect(fd.as_fd(), name))
     })?;
     let flags = rustix::net::SocketFlags::CLOEXEC;
-    let accepted = accept_with(&listener, flags).at("accept")?;
+    let accepted = accept_with(&listener, flags).with_step("accept")?;
     Ok((fd, accepted))
 }
 
 /// Fills the queues of all sockets from their senders, and connects the sockets that waited to be accepted.
-pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
+pub fn fill(stock: &mut FdStore) -> Result<(), FilesError> {
     let sockets = stock
         .image
         .files
@@ -225,28 +227,28 @@ pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
         for message in &socket.queue {
             deliver(stock, *id, socket, message)?;
         }
-        stock.ghosts.remove(id);
-        if let UnixLink::Waiting(listener, place) = socket.link {
+        stock.closed_peers.remove(id);
+        if let UnixLink::PendingAccept(listener, place) = socket.link {
             waiting.push((listener, place, *id, socket.owner));
         }
     }
     waiting.sort_unstable();
     // The accepting process will see the creator of the socket as its peer: usually the creator also connected it.
     for (listener, _, id, owner) in waiting {
-        let name = socket_of(stock, listener)?.name;
-        let fd = stock.get(id)?.try_clone_to_owned().at("dup")?;
-        at_socket(stock, listener, &name, |name| {
-            acting_as(Some(owner), || address::connect(fd.as_fd(), name))
+        let name = unix_socket(stock, listener)?.name;
+        let fd = stock.get(id)?.try_clone_to_owned().with_step("dup")?;
+        with_socket_name(stock, listener, &name, |name| {
+            run_as(Some(owner), || address::connect(fd.as_fd(), name))
         })?;
     }
     // Some datagram sockets are connected in one direction only.
     for (id, socket) in &sockets {
-        if let UnixLink::To(peer) = socket.link
+        if let UnixLink::Peer(peer) = socket.link
             && !is_mutual(stock, *id, peer)
         {
-            let name = socket_of(stock, peer)?.name;
-            let fd = stock.get(*id)?.try_clone_to_owned().at("dup")?;
-            at_socket(stock, peer, &name, |name| {
+            let name = unix_socket(stock, peer)?.name;
+            let fd = stock.get(*id)?.try_clone_to_owned().with_step("dup")?;
+            with_socket_name(stock, peer, &name, |name| {
                 address::connect(fd.as_fd(), name)
             })?;
         }
@@ -255,32 +257,39 @@ pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
 }
 
 fn deliver(
-    stock: &mut Stock,
+    stock: &mut FdStore,
     id: FileId,
     socket: &UnixSocket,
     message: &UnixMessage,
 ) -> Result<(), FilesError> {
-    let fds = message.files.iter().map(|file| stock.raw(*file));
+    let fds = message.files.iter().map(|file| stock.raw_fd(*file));
     let fds = fds.collect::<Result<Vec<_>, _>>()?;
     let connected = match socket.link {
-        UnixLink::To(peer) if is_mutual(stock, id, peer) => Some(stock.get(peer)?.as_raw_fd()),
-        _ => stock.ghosts.get(&id).map(AsRawFd::as_raw_fd),
+        UnixLink::Peer(peer) if is_mutual(stock, id, peer) => Some(stock.get(peer)?.as_raw_fd()),
+        _ => stock.closed_peers.get(&id).map(AsRawFd::as_raw_fd),
     };
     if let Some(sender) = connected {
         // SAFETY: the stock keeps the descriptor open until this function has returned.
         let sender = unsafe { BorrowedFd::borrow_raw(sender) };
-        set_int(sender, SOL_SOCKET, libc::SO_SNDBUFFORCE, ROOM).at("SO_SNDBUFFORCE")?;
+        set_int(sender, SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
+            .with_step("SO_SNDBUFFORCE")?;
         return send(sender, message, &fds, None);
     }
-    let sender = sender_named(stock, &message.from.0, socket.socket)?;
-    set_int(sender.as_fd(), SOL_SOCKET, libc::SO_SNDBUFFORCE, ROOM).at("SO_SNDBUFFORCE")?;
-    at_socket(stock, id, &socket.name, |to| {
+    let sender = sender_named(stock, &message.sender_name.0, socket.socket)?;
+    set_int(
+        sender.as_fd(),
+        SOL_SOCKET,
+        libc::SO_SNDBUFFORCE,
+        SEND_BUFFER_BYTES,
+    )
+    .with_step("SO_SNDBUFFORCE")?;
+    with_socket_name(stock, id, &socket.name, |to| {
         send(sender.as_fd(), message, &fds, Some(to)).map_err(io::Error::other)
     })
 }
 
 /// Returns a socket of the tree with this name, or a temporary one.
-fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, FilesError> {
+fn sender_named(stock: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, FilesError> {
     let of_tree = stock
         .image
         .files
@@ -290,9 +299,9 @@ fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, Fi
             _ => None,
         });
     if let Some(id) = of_tree {
-        return stock.get(id)?.try_clone_to_owned().at("dup");
+        return stock.get(id)?.try_clone_to_owned().with_step("dup");
     }
-    let fd = new_socket(libc::AF_UNIX, kind, 0).at("socket")?;
+    let fd = new_socket(libc::AF_UNIX, kind, 0).with_step("socket")?;
     let name = match from.first() {
         None => return Ok(fd),
         Some(0) => UnixName::Abstract(crate::process::files::image::Bytes(from.to_vec())),
@@ -305,7 +314,7 @@ fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, Fi
     let socket = UnixSocket {
         socket: kind,
         name,
-        link: UnixLink::Alone,
+        link: UnixLink::Unconnected,
         owner: (0, 0),
         peer: None,
         shutdown: 0,
@@ -313,7 +322,7 @@ fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, Fi
         filter: SocketFilter::default(),
         queue: Vec::new(),
     };
-    bind(stock, fd.as_fd(), &socket, &Hidden::ForTheMoment)?;
+    bind(stock, fd.as_fd(), &socket, &Hidden::Temporary)?;
     Ok(fd)
 }
 
@@ -325,29 +334,33 @@ fn send(
 ) -> Result<(), FilesError> {
     let bytes = &message.bytes.0;
     let mut credentials = message.credentials;
-    let own = std::process::id() as i32;
+    let own_pid = std::process::id() as i32;
     if let Some((pid @ 0, ..)) = &mut credentials {
-        *pid = own;
+        *pid = own_pid;
     }
     let sent = match queue::send(sender, bytes, fds, credentials, to) {
         // The sender has ended, or is outside the tree.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-            let credentials = credentials.map(|(_, user, group)| (own, user, group));
+            let credentials = credentials.map(|(_, user, group)| (own_pid, user, group));
             queue::send(sender, bytes, fds, credentials, to)
         }
         sent => sent,
     };
-    let sent = sent.at("a message in a socket's queue")?;
+    let sent = sent.with_step("restoring a message in a socket's queue")?;
     if sent == bytes.len() {
         return Ok(());
     }
-    Err(io::Error::from(io::ErrorKind::WriteZero)).at("a message in a socket's queue")
+    Err(io::Error::from(io::ErrorKind::WriteZero))
+        .with_step("restoring a message in a socket's queue")
 }
 
 /// Sets the options and shuts directions down, after the queues are filled.
-pub fn settle(fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError> {
+pub fn apply_options_and_shutdown(
+    fd: BorrowedFd<'_>,
+    socket: &UnixSocket,
+) -> Result<(), FilesError> {
     set_options(fd, &allowed_options(), &socket.options)?;
-    socket.filter.attach(fd).at("SO_ATTACH_FILTER")?;
+    socket.filter.attach(fd).with_step("SO_ATTACH_FILTER")?;
     let halves = match socket.shutdown & 3 {
         1 => Shutdown::Read,
         2 => Shutdown::Write,
@@ -356,6 +369,6 @@ pub fn settle(fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError>
     };
     match shutdown(fd, halves) {
         Err(rustix::io::Errno::NOTCONN) => Ok(()),
-        outcome => outcome.at("shutdown"),
+        outcome => outcome.with_step("shutdown"),
     }
 }

@@ -1,0 +1,249 @@
+//! Clients: long connections, and short ones that are opened, used and closed.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use holdfast_lab::Lab;
+
+use super::protocols::{ProtocolConnection, ServerProtocol, WrongBytes};
+
+/// Interval between messages of a long connection.
+const MESSAGE_INTERVAL: Duration = Duration::from_millis(20);
+/// Time after which a connection counts as hung.
+const HANG_TIMEOUT: Duration = Duration::from_secs(10);
+/// Threads that open short connections: the most that can be open at once.
+const OPENER_THREADS: u64 = 64;
+/// Most failures that are reported with text.
+const FAILURES_MAX: usize = 20;
+
+/// Begin and end of a period.
+pub type Span = (Instant, Instant);
+
+/// Time of a request, and the time until its answer.
+pub type RoundTrip = (Instant, Duration);
+
+/// State shared by the clients.
+#[derive(Debug)]
+struct Shared {
+    began: Instant,
+    address: SocketAddr,
+    protocol: ServerProtocol,
+    stop: AtomicBool,
+    errors: AtomicU64,
+    wrong_bytes: AtomicU64,
+    /// Short connections that were opened.
+    opened: AtomicU64,
+    /// Number of long connections that have exchanged a message.
+    exchanging: AtomicU64,
+    failures: Mutex<Vec<String>>,
+}
+
+/// Running clients.
+#[derive(Debug)]
+pub struct Clients {
+    shared: Arc<Shared>,
+    long_connections: usize,
+    threads: Vec<JoinHandle<Vec<RoundTrip>>>,
+}
+
+/// Results of the clients.
+#[derive(Debug, Default)]
+pub struct ClientResults {
+    /// Round trips of all connections, openings included.
+    pub trips: Vec<RoundTrip>,
+    /// Connections that could not be opened, or ended, or hung.
+    pub errors: u64,
+    /// Bytes that differed from the expected ones.
+    pub bytes_wrong: u64,
+    /// Short connections that were opened.
+    pub opened: u64,
+    /// Text of the first failures.
+    pub failures: Vec<String>,
+}
+
+impl Clients {
+    /// Starts the clients: `stay` long connections, and `new_per_s` short ones per second.
+    ///
+    /// # Errors
+    /// The host does not exist, or the system gives no thread.
+    pub fn start(
+        lab: &Lab,
+        host: &str,
+        (address, speech): (SocketAddr, ServerProtocol),
+        (stay, new_per_s): (usize, u32),
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            began: Instant::now(),
+            address,
+            protocol: speech,
+            stop: AtomicBool::new(false),
+            errors: AtomicU64::new(0),
+            wrong_bytes: AtomicU64::new(0),
+            opened: AtomicU64::new(0),
+            exchanging: AtomicU64::new(0),
+            failures: Mutex::default(),
+        });
+        let next = Arc::new(AtomicU64::new(0));
+        let openers = if new_per_s == 0 { 0 } else { OPENER_THREADS };
+        // Threads inherit the namespaces of the thread that starts them.
+        let threads = lab.in_net(host, || -> std::io::Result<Vec<_>> {
+            let mut threads = Vec::new();
+            for number in 0..stay as u64 {
+                let shared = shared.clone();
+                let named = std::thread::Builder::new().name("stays".into());
+                threads.push(named.spawn(move || shared.run_long_connection(number))?);
+            }
+            for _ in 0..openers {
+                let (shared, next) = (shared.clone(), next.clone());
+                let named = std::thread::Builder::new().name("comes".into());
+                threads.push(named.spawn(move || shared.run_short_connections(&next, new_per_s))?);
+            }
+            Ok(threads)
+        })??;
+        Ok(Self {
+            shared,
+            long_connections: stay,
+            threads,
+        })
+    }
+
+    /// Returns true if all long connections have exchanged a message.
+    #[must_use]
+    pub fn all_exchange(&self) -> bool {
+        self.shared.exchanging.load(Ordering::Relaxed) == self.long_connections as u64
+    }
+
+    /// Ends the clients.
+    ///
+    /// # Panics
+    /// The thread of a client panicked.
+    #[must_use]
+    pub fn end(self) -> ClientResults {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let mut seen = ClientResults::default();
+        for thread in self.threads {
+            seen.trips
+                .extend(thread.join().expect("clients do not panic"));
+        }
+        seen.errors = self.shared.errors.load(Ordering::Relaxed);
+        seen.bytes_wrong = self.shared.wrong_bytes.load(Ordering::Relaxed);
+        seen.opened = self.shared.opened.load(Ordering::Relaxed);
+        let failures = self.shared.failures.lock();
+        seen.failures = failures.unwrap_or_else(PoisonError::into_inner).clone();
+        seen
+    }
+}
+
+impl Shared {
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn open_connection(&self) -> std::io::Result<ProtocolConnection> {
+        ProtocolConnection::open(self.address, self.protocol, HANG_TIMEOUT)
+    }
+
+    fn count_wrong(&self, WrongBytes(bytes): WrongBytes) {
+        self.wrong_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn record_failure(
+        &self,
+        connection_name: &str,
+        local: Option<SocketAddr>,
+        error: &std::io::Error,
+    ) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.len() < FAILURES_MAX {
+            let at = self.began.elapsed().as_secs_f64();
+            let port = local.map_or(0, |local| local.port());
+            failures.push(format!(
+                "{at:.2} s: {connection_name} (port {port}): {error}"
+            ));
+        }
+    }
+
+    /// Exchanges messages until the end; replaces a connection that breaks.
+    fn run_long_connection(&self, number: u64) -> Vec<RoundTrip> {
+        let mut trips = Vec::new();
+        let (mut connection, mut exchanged) = (None, false);
+        let mut next = Instant::now();
+        for turn in 0.. {
+            if self.is_stopped() {
+                break;
+            }
+            let sent = Instant::now();
+            let mut local = None;
+            let outcome = match connection.take().map_or_else(|| self.open_connection(), Ok) {
+                Ok(mut open) => {
+                    local = open.local().ok();
+                    let exchanged = open.exchange(number, turn);
+                    exchanged.map(|wrong| (open, wrong))
+                }
+                Err(error) => Err(error),
+            };
+            match outcome {
+                Ok((open, wrong)) => {
+                    self.count_wrong(wrong);
+                    connection = Some(open);
+                    if !std::mem::replace(&mut exchanged, true) {
+                        self.exchanging.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Err(error) => self.record_failure("long connection", local, &error),
+            }
+            trips.push((sent, sent.elapsed()));
+            next = (next + MESSAGE_INTERVAL).max(Instant::now());
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+        trips
+    }
+
+    /// Opens each connection at its time, even if the one before has not ended.
+    fn run_short_connections(&self, next: &AtomicU64, per_s: u32) -> Vec<RoundTrip> {
+        let mut trips = Vec::new();
+        loop {
+            let turn = next.fetch_add(1, Ordering::Relaxed);
+            let due = self.began + Duration::from_secs_f64(turn as f64 / f64::from(per_s));
+            while !self.is_stopped() && Instant::now() < due {
+                let left = due.saturating_duration_since(Instant::now());
+                std::thread::sleep(left.min(Duration::from_millis(100)));
+            }
+            if self.is_stopped() {
+                return trips;
+            }
+            let began = Instant::now();
+            let mut local = None;
+            let outcome = self.open_connection().and_then(|mut open| {
+                local = open.local().ok();
+                // The numbers of short connections begin above the numbers of long ones.
+                let wrong = open.exchange(u64::from(u32::MAX) + turn, turn)?;
+                open.close()?;
+                Ok(wrong)
+            });
+            trips.push((began, began.elapsed()));
+            self.opened.fetch_add(1, Ordering::Relaxed);
+            match outcome {
+                Ok(wrong) => self.count_wrong(wrong),
+                Err(error) => self.record_failure("new connection", local, &error),
+            }
+        }
+    }
+}
+
+/// Returns the longest round trip that overlaps a period, minus the median one of all, in milliseconds.
+pub fn gap_ms(trips: &[RoundTrip], (begin, end): Span) -> f64 {
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    let mut all: Vec<Duration> = trips.iter().map(|(_, trip)| *trip).collect();
+    all.sort_unstable();
+    let median = all.get(all.len() / 2).copied().unwrap_or_default();
+    let during = trips
+        .iter()
+        .filter(|(sent, trip)| *sent <= end && *sent + *trip >= begin);
+    during.map(|(_, trip)| ms(*trip)).fold(0.0, f64::max) - ms(median)
+}

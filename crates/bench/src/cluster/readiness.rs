@@ -1,0 +1,81 @@
+//! Waits for a cluster that is ready.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use holdfast_api::control::Status;
+
+use super::Cluster;
+
+/// Time limit of a wait: far more than needed, for a very busy machine.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Most restarts of a daemon during a wait; one with more counts as defective.
+const STARTS_MAX: u32 = 5;
+
+/// Waits until every daemon is connected to every other.
+pub fn wait_for_daemons(cluster: &Cluster) -> Result<()> {
+    wait_until_complete(cluster, |status| {
+        let missing = status.peers_total - status.peers_connected;
+        (missing > 0).then(|| format!("is not connected to {missing} other nodes"))
+    })
+}
+
+/// Waits until every daemon has a session of every server program.
+pub fn wait_for_programs(cluster: &Cluster) -> Result<()> {
+    wait_until_complete(cluster, |status| {
+        let has_session = |pool: &str| {
+            status
+                .programs
+                .iter()
+                .any(|program| program.pools.iter().any(|p| p == pool))
+        };
+        let mut wanted = cluster
+            .spec()
+            .programs
+            .iter()
+            .map(|program| program.pool_name());
+        let pool = wanted.find(|pool| !has_session(pool))?;
+        Some(format!(
+            "has no session with a server program of pool {pool}"
+        ))
+    })
+}
+
+/// Waits until `find_missing` returns none for every node.
+fn wait_until_complete(
+    cluster: &Cluster,
+    find_missing: impl Fn(&Status) -> Option<String>,
+) -> Result<()> {
+    let deadline = Instant::now() + READY_TIMEOUT;
+    let starts: Vec<u32> = cluster.daemons.iter().map(|d| d.starts()).collect();
+    for node in cluster.nodes() {
+        let control = cluster.control_blocking(&node)?;
+        loop {
+            let problem = match control.run(|client| client.status()) {
+                Ok(status) => match find_missing(&status) {
+                    Some(problem) => problem,
+                    None => break,
+                },
+                Err(error) => format!("does not answer: {error}"),
+            };
+            let mut daemons = cluster.daemons.iter().zip(&starts);
+            if daemons.any(|(daemon, at_first)| {
+                daemon.starts() - at_first > STARTS_MAX && daemon.is_restarted()
+            }) {
+                bail!("a daemon ends after every start");
+            }
+            if let Some(program) = cluster.programs.iter().find(|program| program.has_ended()) {
+                bail!("{} on {} has ended", program.name(), program.host());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "exceeded time: after {} s, {node} {problem}",
+                    READY_TIMEOUT.as_secs()
+                );
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}

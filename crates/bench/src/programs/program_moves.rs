@@ -1,0 +1,174 @@
+//! Location of a program, and its moves between nodes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Stdio;
+
+use anyhow::{Result, bail, ensure};
+use holdfast_api::control::{
+    ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, PlacementRequest,
+    ResidentProcess, SocketStrategy,
+};
+
+use crate::cluster::{STALLS_MAX, is_node_stall};
+
+use super::RunningProgram;
+
+/// Nodes in the order of the program's moves.
+const NODE_ROTATION: [&str; 3] = ["n2", "n3", CONTACT_NODE];
+/// Node that keeps the steering table.
+const CONTACT_NODE: &str = "n1";
+
+/// Shell script that starts a program in a session of its own, with only its output open, so that the program outlives
+/// the shell.
+const START_SCRIPT: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
+                     [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
+                     </dev/null >$0/log 2>&1 &";
+
+/// Location of the program.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ProgramLocation {
+    /// Moves made so far.
+    moves: usize,
+    /// First process of the program, by its PID at its node.
+    pid: i32,
+}
+
+impl ProgramLocation {
+    fn node(self) -> &'static str {
+        NODE_ROTATION[self.moves % NODE_ROTATION.len()]
+    }
+}
+
+/// Returns weights that direct new clients to the first node.
+pub(super) fn first_node_weights() -> BTreeMap<String, u32> {
+    let weights = NODE_ROTATION.iter().zip([1, 0, 0]);
+    weights
+        .map(|(node, weight)| ((*node).to_owned(), weight))
+        .collect()
+}
+
+impl RunningProgram {
+    /// Starts the program at the first node.
+    pub(super) fn start(&self, words: &[String]) -> Result<ProgramLocation> {
+        let mut place = ProgramLocation::default();
+        let folder = self.cluster.directory();
+        let mut command = self.cluster.lab().command(place.node())?;
+        command
+            .args(["bash", "-c", START_SCRIPT])
+            .arg(folder)
+            .args(words);
+        let status = command.stdin(Stdio::null()).status()?;
+        ensure!(status.success(), "cannot start the program: {status}");
+        let pid = || {
+            fs::read_to_string(folder.join("pid"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
+        self.wait_until("the program starts", || Ok(pid().is_some()))?;
+        place.pid = pid().unwrap_or_default();
+        Ok(place)
+    }
+
+    /// Moves the program to the next node, and waits until no process of it is left at the old one.
+    ///
+    /// # Errors
+    /// The move failed, or the program has processes at another node, too.
+    pub fn move_to_next_node(&mut self) -> Result<MigrationStatus> {
+        let from = self.location.node();
+        let mut next = self.location;
+        next.moves += 1;
+        let to = next.node();
+        let mut stalls = 0;
+        let status = loop {
+            let status = self.migrate(self.location.pid, from, to)?;
+            match &status.outcome {
+                MigrationOutcome::Moved => break status,
+                MigrationOutcome::Kept { reason }
+                    if is_node_stall(reason) && stalls < STALLS_MAX =>
+                {
+                    stalls += 1;
+                }
+                other => bail!("move from {from} to {to}: {other:?}"),
+            }
+        };
+        self.wait_until(&format!("all processes are at {to} only"), || {
+            let has_left = self.processes(from)? == 0 && self.resident_processes(from)?.is_empty();
+            let [process] = &self.resident_processes(to)?[..] else {
+                return Ok(false);
+            };
+            next.pid = process.pid;
+            Ok(has_left && self.processes(to)? == self.program.processes)
+        })?;
+        self.location = next;
+        Ok(status)
+    }
+
+    /// Directs new clients to the program's node.
+    ///
+    /// # Errors
+    /// The contact node refuses.
+    pub fn direct_new_clients(&self) -> Result<()> {
+        let here = self.location.node();
+        let weights = NODE_ROTATION.map(|node| (node.to_owned(), u32::from(node == here)));
+        let request = PlacementRequest {
+            weights: weights.into(),
+        };
+        let contact = self.cluster.control_blocking(CONTACT_NODE)?;
+        contact.run(async |client| client.set_placement(&request).await)?;
+        Ok(())
+    }
+
+    fn migrate(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
+        let control = self.cluster.control_blocking(from)?;
+        let request = MigrationRequest {
+            pid,
+            to: to.to_owned(),
+            sockets: SocketStrategy::default(),
+            clone: false,
+            max_freeze_us: None,
+            post_copy: false,
+            verify: false,
+        };
+        let id = match control.run(async |client| client.migrate(&request).await) {
+            Err(ClientError::Refused { body, .. }) => {
+                bail!("move from {from} to {to}: {}", body.error)
+            }
+            accepted => accepted?.id,
+        };
+        let mut last = None;
+        self.wait_until("the move ends", || {
+            let status = control.run(async |client| client.migration(id).await)?;
+            let ended = status.outcome != MigrationOutcome::Running;
+            last = ended.then_some(status);
+            Ok(ended)
+        })?;
+        last.ok_or_else(|| anyhow::anyhow!("the move has no result"))
+    }
+
+    fn resident_processes(&self, node: &str) -> Result<Vec<ResidentProcess>> {
+        let control = self.cluster.control_blocking(node)?;
+        Ok(control.run(async |client| client.status().await)?.residents)
+    }
+
+    /// Returns the number of the program's processes at a node.
+    fn processes(&self, node: &str) -> Result<usize> {
+        let is_it = |pid: &i32| {
+            let named = fs::read_to_string(format!("/proc/{pid}/comm"));
+            named.is_ok_and(|named| named.trim_end() == self.program.process)
+        };
+        let processes = self.cluster.lab().processes(node)?;
+        Ok(processes.into_iter().filter(is_it).count())
+    }
+
+    /// Returns the ends of the logs of the program and of the daemons.
+    pub(super) fn log_tails(&self) -> String {
+        let said = fs::read_to_string(self.cluster.directory().join("log")).unwrap_or_default();
+        format!(
+            "--- output of the program:\n{said}\n{}",
+            self.cluster.log_tails()
+        )
+    }
+}

@@ -1,0 +1,171 @@
+//! A client reuses the port of a closed connection after the server has moved to another node.
+
+use std::net::Shutdown;
+
+use holdfast_bpf::shared::{
+    EVENT_SUPERSEDED, FlowState, SUCCESSOR_EXCLUSIVE, SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS,
+    ServiceKey, Successor, to_mapped,
+};
+
+use super::support::raw_peer::{ACK, FIN, RST, SYN, Segment};
+use super::support::{self, *};
+
+const CLIENT_PORT: u16 = 5000;
+
+/// Records that a service's server has moved from n2 to n3. With `drains`, the listener at n2 stays only for
+/// handshakes that had begun.
+fn move_server(pool: &Pool, v6: bool, drains: bool) {
+    let role = if drains {
+        SUCCESSOR_EXCLUSIVE
+    } else {
+        SUCCESSOR_FALLBACK
+    };
+    set_successor_n3(pool, v6, role);
+}
+
+/// Records at n2 that n3 is another node of the server, with this role.
+fn set_successor_n3(pool: &Pool, v6: bool, role: u16) {
+    let to = service(v6);
+    let key = ServiceKey {
+        address: to_mapped(to.ip()),
+        port: to.port().to_be_bytes(),
+        protocol: TCP,
+        pad: 0,
+    };
+    let successor = Successor { node: 3, role };
+    let set = |plane: &holdfast_bpf::Dataplane| plane.successors.set(&key, &successor);
+    pool.node("n2").with_dataplane(set).expect("successor");
+}
+
+/// Returns the next answer with one of these flags.
+fn next_answer(peer: &RawPeer, flags: u8) -> Segment {
+    loop {
+        let answer = peer.next_segment(CLIENT_PORT, 60_000).expect("an answer");
+        assert_eq!(answer.flags & RST, 0, "a reset");
+        if answer.flags & flags != 0 {
+            return answer;
+        }
+    }
+}
+
+/// Performs a handshake from the port, and asserts that this node answers.
+fn assert_handshake_at(pool: &Pool, peer: &mut RawPeer, name: &str) {
+    peer.seq = peer.seq.wrapping_add(100_000);
+    peer.ack = 0;
+    peer.send_segment(CLIENT_PORT, SYN, 0, &[]);
+    let syn_ack = next_answer(peer, SYN);
+    assert_eq!(syn_ack.link, pool.lab.position(name).link(), "not {name}");
+    peer.seq = peer.seq.wrapping_add(1);
+    peer.ack = syn_ack.seq.wrapping_add(1);
+    peer.send_segment(CLIENT_PORT, ACK, 0, &[]);
+    let key = flow(TCP, service(peer.v6), peer.address(CLIENT_PORT));
+    eventually("established", || {
+        pool.node(name).state(&key) == Some(FlowState::Owned)
+    });
+    // The greeting: one byte.
+    let server_data = next_answer(peer, ACK);
+    assert_eq!(server_data.link, pool.lab.position(name).link());
+    peer.ack = peer.ack.wrapping_add(1);
+    peer.send_segment(CLIENT_PORT, ACK, 0, &[]);
+}
+
+/// The server closes first, so its socket waits in TIME-WAIT.
+fn close_by_server(pool: &Pool, peer: &mut RawPeer, name: &str) {
+    let node = pool.node(name);
+    let connection = node.server.connection(peer.address(CLIENT_PORT));
+    connection.shutdown(Shutdown::Write).expect("shutdown");
+    next_answer(peer, FIN);
+    peer.ack = peer.ack.wrapping_add(1);
+    peer.send_segment(CLIENT_PORT, FIN | ACK, 0, &[]);
+    assert_closed(pool, peer, name);
+}
+
+/// The client closes first, so no socket waits at the server.
+fn close_by_client(pool: &Pool, peer: &mut RawPeer, name: &str) {
+    peer.send_segment(CLIENT_PORT, FIN | ACK, 0, &[]);
+    next_answer(peer, FIN);
+    peer.seq = peer.seq.wrapping_add(1);
+    peer.ack = peer.ack.wrapping_add(1);
+    peer.send_segment(CLIENT_PORT, ACK, 0, &[]);
+    assert_closed(pool, peer, name);
+}
+
+fn assert_closed(pool: &Pool, peer: &RawPeer, name: &str) {
+    let key = flow(TCP, service(peer.v6), peer.address(CLIENT_PORT));
+    eventually("closed", || {
+        pool.node(name).state(&key) == Some(FlowState::Closing)
+    });
+}
+
+#[test]
+fn returning_client_reaches_moved_server() {
+    let pool = Pool::new(&[&["n1", "n2", "n3", "c1"]], Options::default());
+    pool.place_all_on(2);
+    let (old, new) = (pool.node("n2"), pool.node("n3"));
+    for v6 in [false, true] {
+        let number = if v6 { 150 } else { 151 };
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
+        let key = flow(TCP, service(v6), peer.address(CLIENT_PORT));
+        let resets = pool.lab.host("n2").snmp("Tcp", "OutRsts");
+        assert_handshake_at(&pool, &mut peer, "n2");
+        close_by_server(&pool, &mut peer, "n2");
+
+        // Another server listens at the node that the first server left.
+        move_server(&pool, v6, false);
+        assert_handshake_at(&pool, &mut peer, "n2");
+        close_by_server(&pool, &mut peer, "n2");
+        move_server(&pool, v6, true);
+
+        // n2 still has the socket of the closed connection.
+        assert_handshake_at(&pool, &mut peer, "n3");
+        let former_flow = old
+            .flow(&key)
+            .expect("the old node still forwards the flow");
+        assert_eq!(
+            (former_flow.state, former_flow.peer),
+            (FlowState::Moved as u8, 3)
+        );
+        assert!(old.has_event(EVENT_SUPERSEDED, &key));
+
+        // n2 also has the flow's entry in the state Moved.
+        close_by_client(&pool, &mut peer, "n3");
+        let remove_flow =
+            |node: &support::node::Node| node.with_dataplane(|plane| plane.flows.remove(&key));
+        remove_flow(new).expect("forgotten");
+        assert_handshake_at(&pool, &mut peer, "n3");
+
+        // The entry is removed before the socket in TIME-WAIT.
+        close_by_client(&pool, &mut peer, "n3");
+        remove_flow(new).expect("forgotten");
+        remove_flow(old).expect("forgotten");
+        assert_handshake_at(&pool, &mut peer, "n3");
+        assert_eq!(old.flow(&key), None);
+        assert_eq!(pool.lab.host("n2").snmp("Tcp", "OutRsts"), resets);
+    }
+}
+
+#[test]
+fn handshake_completes_where_it_began() {
+    let pool = Pool::new(&[&["n1", "n2", "n3", "c1"]], Options::default());
+    pool.place_all_on(2);
+    for v6 in [false, true] {
+        let number = if v6 { 152 } else { 153 };
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
+        let key = flow(TCP, service(v6), peer.address(CLIENT_PORT));
+        set_successor_n3(&pool, v6, SUCCESSOR_EXCLUSIVE);
+        peer.send_segment(CLIENT_PORT, SYN, 0, &[]);
+        let syn_ack = next_answer(&peer, SYN);
+        assert_eq!(syn_ack.link, pool.lab.position("n3").link());
+        set_successor_n3(&pool, v6, SUCCESSOR_PREVIOUS);
+        peer.seq = peer.seq.wrapping_add(1);
+        peer.ack = syn_ack.seq.wrapping_add(1);
+        peer.send_segment(CLIENT_PORT, ACK, 0, &[]);
+        eventually("established", || {
+            pool.node("n3").state(&key) == Some(FlowState::Owned)
+        });
+        // A new client reaches n2.
+        let mut next_peer =
+            RawPeer::new(&pool, "c1", number + 2, v6, pool.lab.position("n1").link());
+        assert_handshake_at(&pool, &mut next_peer, "n2");
+    }
+}

@@ -1,0 +1,49 @@
+//! `holdfast completions` and `holdfast man`: generated from the command definitions.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::CommandLine;
+
+/// Print completions for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  holdfast completions bash > /etc/bash_completion.d/holdfast")]
+pub struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+/// Write the manual pages into a directory
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  holdfast man /usr/local/share/man/man1")]
+pub struct ManArgs {
+    /// The directory, created if missing
+    dir: PathBuf,
+}
+
+/// Runs `holdfast completions`.
+///
+/// # Errors
+/// None; the return type matches the other commands.
+pub fn completions(args: &CompletionsArgs) -> Result<()> {
+    clap_complete::generate(
+        args.shell,
+        &mut CommandLine::command(),
+        "holdfast",
+        &mut std::io::stdout(),
+    );
+    Ok(())
+}
+
+/// Runs `holdfast man`.
+///
+/// # Errors
+/// The directory cannot be written.
+pub fn man(args: &ManArgs) -> Result<()> {
+    let describe = || format!("write manual pages into {}", args.dir.display());
+    std::fs::create_dir_all(&args.dir).with_context(describe)?;
+    clap_mangen::generate_to(CommandLine::command(), &args.dir).with_context(describe)
+}

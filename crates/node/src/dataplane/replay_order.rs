@@ -1,0 +1,97 @@
+//! Order in which held packets are replayed.
+
+use holdfast_wire::Segment;
+
+/// A held packet as read from the TUN device.
+#[derive(Clone, Debug)]
+pub struct HeldPacket {
+    /// The whole packet, with the header that the TUN device expects for a replay.
+    pub bytes: Vec<u8>,
+    /// For TCP, the packet's position in the stream.
+    pub segment: Option<Segment>,
+}
+
+/// Sorts a flow's packets into stream order and drops duplicate data, because stragglers come by way of the donor and
+/// may arrive after younger packets. Acknowledgements without data are all kept, since a duplicate acknowledgement has
+/// a meaning. Datagrams keep their order.
+pub fn sort_for_replay(packets: &mut Vec<HeldPacket>) {
+    let Some(first) = packets.iter().find_map(|packet| packet.segment) else {
+        return;
+    };
+    // Sequence numbers wrap, so distances from one of them are compared (RFC 9293, section 3.4).
+    let distance = |sequence: u32, base: u32| sequence.wrapping_sub(base).cast_signed();
+    packets.sort_by_key(|packet| {
+        packet.segment.map(|segment| {
+            (
+                distance(segment.sequence, first.sequence),
+                distance(segment.acknowledgement, first.acknowledgement),
+            )
+        })
+    });
+    packets.dedup_by(|later, earlier| match (later.segment, earlier.segment) {
+        (Some(b), Some(a)) => b.length > 0 && b.sequence == a.sequence && b.length == a.length,
+        _ => false,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet(sequence: u32, acknowledgement: u32, length: u32) -> HeldPacket {
+        HeldPacket {
+            bytes: Vec::new(),
+            segment: Some(Segment {
+                sequence,
+                acknowledgement,
+                length,
+            }),
+        }
+    }
+
+    fn positions(packets: &[HeldPacket]) -> Vec<(u32, u32)> {
+        packets
+            .iter()
+            .filter_map(|p| p.segment)
+            .map(|s| (s.sequence, s.acknowledgement))
+            .collect()
+    }
+
+    #[test]
+    fn straggler_is_sorted_first_across_sequence_wrap() {
+        let mut packets = vec![
+            packet(5, 1, 10),
+            packet(u32::MAX - 4, 1, 10),
+            packet(15, 1, 10),
+        ];
+        sort_for_replay(&mut packets);
+        assert_eq!(positions(&packets), [(u32::MAX - 4, 1), (5, 1), (15, 1)]);
+    }
+
+    #[test]
+    fn duplicate_data_is_dropped_and_duplicate_acknowledgements_stay() {
+        let mut packets = vec![
+            packet(7, 1, 10),
+            packet(7, 1, 10),
+            packet(17, 3, 0),
+            packet(17, 3, 0),
+            packet(17, 2, 0),
+        ];
+        sort_for_replay(&mut packets);
+        assert_eq!(positions(&packets), [(7, 1), (17, 2), (17, 3), (17, 3)]);
+    }
+
+    #[test]
+    fn datagrams_keep_their_order() {
+        let datagram = |byte| HeldPacket {
+            bytes: vec![byte],
+            segment: None,
+        };
+        let mut packets = vec![datagram(3), datagram(1), datagram(1)];
+        sort_for_replay(&mut packets);
+        assert_eq!(
+            packets.iter().map(|p| p.bytes[0]).collect::<Vec<_>>(),
+            [3, 1, 1]
+        );
+    }
+}

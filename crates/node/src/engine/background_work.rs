@@ -1,0 +1,220 @@
+//! Background work in slices: reading sockets at the donor, making them at the acceptor, removing tombstones.
+//!
+//! No freeze waits for this work, but it takes longer than all work in a freeze. There is one thread, so without slices
+//! the preparation of the next batch would lengthen the freeze of the previous one.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use holdfast_bpf::shared::FlowState;
+use holdfast_proto::handoff::{Completion, KeepReason, Results, StaticFlow, Token};
+use holdfast_wire::Flow;
+use holdfast_wire::frame::{BatchId, PrepareFlow};
+
+use super::Engine;
+use super::faults::FaultTime;
+use super::tombstones::Tombstone;
+
+/// Rough duration of a slice, for which more urgent work waits.
+const SLICE_DURATION: Duration = Duration::from_micros(60);
+
+/// Maximum number of flows in a slice: one snapshot covers as many sockets.
+const FLOWS_PER_SLICE: usize = 8;
+
+/// Commands that are carried out slice by slice, in order.
+#[derive(Default)]
+pub struct BackgroundWork {
+    jobs: VecDeque<Job>,
+}
+
+enum Job {
+    ReadStatic {
+        token: Token,
+        flows: Vec<Flow>,
+        results: Vec<Result<StaticFlow, KeepReason>>,
+    },
+    Prepare {
+        token: Token,
+        batch: BatchId,
+        flows: Vec<PrepareFlow>,
+        results: Vec<Result<(), String>>,
+    },
+    RemoveTombstones {
+        tombstones: Vec<Tombstone>,
+    },
+}
+
+impl BackgroundWork {
+    /// Adds tombstones to remove.
+    pub fn add_tombstones(&mut self, tombstones: Vec<Tombstone>) {
+        if !tombstones.is_empty() {
+            self.jobs.push_back(Job::RemoveTombstones { tombstones });
+        }
+    }
+
+    /// Returns true if a slice of work is pending.
+    pub fn has_work(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+}
+
+impl Engine {
+    pub(super) fn read_static(&mut self, token: Token, flows: Vec<Flow>) {
+        let results = Vec::with_capacity(flows.len());
+        self.background_work.jobs.push_back(Job::ReadStatic {
+            token,
+            flows,
+            results,
+        });
+    }
+
+    pub(super) fn prepare_sockets(
+        &mut self,
+        token: Token,
+        batch: BatchId,
+        flows: Vec<PrepareFlow>,
+    ) {
+        let results = Vec::with_capacity(flows.len());
+        self.background_work.jobs.push_back(Job::Prepare {
+            token,
+            batch,
+            flows,
+            results,
+        });
+    }
+
+    /// Completes all pending work, because the next command may name the same flows.
+    pub(super) fn finish_background_work(&mut self) {
+        while self.background_work.has_work() {
+            self.run_slice();
+        }
+    }
+
+    /// Does one slice of the pending work.
+    pub(super) fn run_slice(&mut self) {
+        match self.background_work.jobs.pop_front() {
+            Some(Job::ReadStatic {
+                token,
+                flows,
+                results,
+            }) => self.read_slice(token, flows, results),
+            Some(Job::Prepare {
+                token,
+                batch,
+                flows,
+                results,
+            }) => self.prepare_slice(token, batch, flows, results),
+            Some(Job::RemoveTombstones { tombstones: moved }) => {
+                self.remove_tombstones_slice(moved)
+            }
+            None => {}
+        }
+    }
+
+    fn read_slice(
+        &mut self,
+        token: Token,
+        flows: Vec<Flow>,
+        mut results: Vec<Result<StaticFlow, KeepReason>>,
+    ) {
+        let deadline = Instant::now() + SLICE_DURATION;
+        let begin = results.len();
+        if begin == 0 {
+            self.static_reader.forget_options();
+        }
+        let slice = &flows[begin..flows.len().min(begin + FLOWS_PER_SLICE)];
+        let mut entries = Vec::with_capacity(slice.len());
+        let snapshots = self.snapshot_sockets(slice);
+        for (flow, snapshot) in slice.iter().zip(&snapshots) {
+            results.push(
+                self.read_flow(flow, snapshot.as_ref())
+                    .map(|(read, entry)| {
+                        entries.push(entry);
+                        read
+                    }),
+            );
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Prepared) {
+            tracing::warn!(%error, "cannot mark flows as prepared: out-of-order segments will not be copied");
+        }
+        if results.len() < flows.len() {
+            self.background_work.jobs.push_front(Job::ReadStatic {
+                token,
+                flows,
+                results,
+            });
+        } else {
+            self.faults.trigger("read", FaultTime::After, flows.len());
+            self.complete(Completion {
+                token,
+                results: Results::ReadStatic(results),
+            });
+        }
+    }
+
+    /// Removes a few tombstones; the rest goes to the end of the queue, because nothing waits for it.
+    fn remove_tombstones_slice(&mut self, mut tombstones: Vec<Tombstone>) {
+        let later = tombstones.split_off(tombstones.len().min(FLOWS_PER_SLICE));
+        for tombstone in &tombstones {
+            self.remove_tombstone(tombstone);
+        }
+        self.background_work.add_tombstones(later);
+    }
+
+    fn prepare_slice(
+        &mut self,
+        token: Token,
+        batch: BatchId,
+        flows: Vec<PrepareFlow>,
+        mut results: Vec<Result<(), String>>,
+    ) {
+        let deadline = Instant::now() + SLICE_DURATION;
+        let mut entries = Vec::with_capacity(FLOWS_PER_SLICE);
+        let mut states = Vec::with_capacity(FLOWS_PER_SLICE);
+        let begin = results.len();
+        for prepare in flows.iter().skip(begin).take(FLOWS_PER_SLICE) {
+            results.push(
+                self.prepare_flow(batch.donor, prepare)
+                    .map(|(entry, application)| {
+                        entries.push(entry);
+                        states.push((prepare.flow, application));
+                    }),
+            );
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
+            // Without its entry in the map, a flow's packets would reach the stack.
+            for result in &mut results[begin..] {
+                *result = Err(error.to_string());
+            }
+        }
+        let failed = self.offer_to_programs(states);
+        for (prepare, result) in flows.iter().zip(&mut results).skip(begin) {
+            if let Some(why) = failed.get(&prepare.flow) {
+                *result = Err(why.clone());
+            }
+        }
+        if results.len() < flows.len() {
+            self.background_work.jobs.push_front(Job::Prepare {
+                token,
+                batch,
+                flows,
+                results,
+            });
+        } else {
+            self.journal.record_static(batch, &flows);
+            self.faults
+                .trigger("prepare", FaultTime::After, flows.len());
+            self.await_programs(
+                token,
+                flows.iter().map(|prepare| prepare.flow).collect(),
+                results,
+            );
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Deferred options of sockets that have just arrived. The longest retransmission timeout is restored some time later
+//! (see [`retransmission_timeouts`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use holdfast_sys::tcp_repair::{self, TcpStatic, UncapCondition};
+
+use crate::dataplane::retransmission_timeouts;
+
+/// Time of the next restoration of timeouts.
+#[derive(Default)]
+pub struct DeferredOptions {
+    restore_at: Option<Duration>,
+}
+
+impl DeferredOptions {
+    /// Sets the deferred options of an arrived socket. Closes the descriptor's copy at once, because the copy would
+    /// delay a close by the program.
+    pub fn apply(&mut self, now: Duration, socket: OwnedFd, static_state: &TcpStatic) {
+        if let Err(error) = tcp_repair::settle_options(socket.as_fd(), static_state) {
+            tracing::debug!(%error, "cannot set an option of a moved socket");
+        }
+        let Some(longest_ms) = static_state.longest_timeout_ms() else {
+            return;
+        };
+        if retransmission_timeouts::record(socket.as_fd(), longest_ms) {
+            self.restore_at
+                .get_or_insert(now + retransmission_timeouts::CAP_DURATION);
+        } else {
+            let _ = tcp_repair::uncap_timeout(socket.as_fd(), static_state, UncapCondition::Always);
+        }
+    }
+
+    /// Returns the time of the next restoration.
+    pub fn next_wake(&self) -> Option<Duration> {
+        self.restore_at
+    }
+
+    /// Restores due timeouts in a separate thread, because the work takes milliseconds and a handoff may be in its
+    /// freeze.
+    pub fn poll(&mut self, now: Duration) {
+        if self.restore_at.take_if(|at| *at <= now).is_some() {
+            std::thread::spawn(retransmission_timeouts::restore_recorded);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Slots of the hold counters.
+
+use std::collections::VecDeque;
+
+use holdfast_bpf::shared::MAX_HOLD_SLOTS;
+
+/// Free slots. A slot is reused as late as possible, so that a packet which an ingress program is still holding does
+/// not count for the next flow.
+pub struct HoldSlots {
+    free: VecDeque<u32>,
+}
+
+impl HoldSlots {
+    /// Returns all slots but 0, which means none.
+    pub fn new() -> Self {
+        Self {
+            free: (1..MAX_HOLD_SLOTS).collect(),
+        }
+    }
+
+    /// Takes a slot; `None` if all are in use.
+    pub fn take(&mut self) -> Option<u32> {
+        self.free.pop_front()
+    }
+
+    /// Returns the number of slots in use.
+    pub fn in_use(&self) -> usize {
+        (MAX_HOLD_SLOTS as usize - 1).saturating_sub(self.free.len())
+    }
+
+    /// Frees a slot whose flow has been flushed or given up.
+    pub fn release(&mut self, slot: u32) {
+        if slot != 0 {
+            self.free.push_back(slot);
+        }
+    }
+}

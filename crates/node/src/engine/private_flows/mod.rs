@@ -1,0 +1,229 @@
+//! Private flows: connections at the address of a single node, such as a process's session with a database. A private
+//! flow moves with its process (paper 002, section III).
+//!
+//! Private flows are not steered: their packets go to the node that has the address, the *home*. A moved process keeps
+//! the address of its connections at the other node, and the home forwards their packets for as long as the connections
+//! live. A remote host that runs the daemon sends directly, by its translation table; any other remote host needs no
+//! support.
+//!
+//! The entry of a private flow is made when its process is about to move, and the holder's record gives the flow's
+//! location. Periodically the node asks the holder for the location of moved flows and of the remote ends of flows that
+//! are here. So a node that missed a switch learns the new location, and flows that were closed elsewhere are
+//! forgotten.
+
+mod sweep;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use holdfast_api::control::{BlockerEntry, ProcessCheck};
+use holdfast_bpf::shared::{FlowState, Translation};
+use holdfast_wire::migration::{PeerConnections, TranslateStep};
+use holdfast_wire::{Change, ChangeKind, Flow, NodeId};
+
+use self::sweep::QuerySubject;
+use super::Engine;
+use crate::dataplane::{FilterEntry, flow_key};
+use crate::migration::SocketEndpoint;
+
+/// State of private flows outside the filters' maps.
+#[derive(Default)]
+pub struct PrivateFlows {
+    last_request: u64,
+    /// Queries that the holder has not answered.
+    open_queries: BTreeMap<u64, Vec<QuerySubject>>,
+    /// Sockets bound to the addresses of moved flows, so that no new connection from this host reuses their ports.
+    reserved: BTreeMap<SocketAddr, OwnedFd>,
+}
+
+/// Locations of the remote ends of a process's private flows.
+#[derive(Debug, Default)]
+pub(super) struct RemoteEnds {
+    /// Remote ends at nodes with a daemon.
+    pub(super) peers: Vec<PeerConnections>,
+    /// Flows with remote ends elsewhere.
+    pub(super) forwarded: Vec<Flow>,
+}
+
+impl Engine {
+    /// Creates entries for connections at this node's address that have none.
+    pub(super) fn create_private_entries(
+        &mut self,
+        flows: impl IntoIterator<Item = Flow>,
+    ) -> Result<(), String> {
+        let own_address = self.config.node.address;
+        let new_flows = flows.into_iter().filter(|flow| {
+            let is_here =
+                flow.local.ip() == own_address && self.migrations.addresses().is_private(flow);
+            is_here && self.dataplane.flow(flow).is_none()
+        });
+        let new_flows: Vec<Flow> = new_flows.collect();
+        if new_flows.is_empty() {
+            return Ok(());
+        }
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let epoch = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
+        let entry = |flow: &Flow| FilterEntry {
+            flow: *flow,
+            epoch,
+            peer: NodeId(0),
+            hold_slot: 0,
+        };
+        let entries: Vec<FilterEntry> = new_flows.iter().map(entry).collect();
+        let set = self.dataplane.set_flows(&entries, FlowState::Owned);
+        set.map_err(|error| error.to_string())?;
+        let establish = |flow| Change {
+            flow,
+            kind: ChangeKind::Establish,
+            epoch,
+        };
+        self.report_changes(new_flows.into_iter().map(establish).collect());
+        Ok(())
+    }
+
+    /// Creates entries for the connections of these sockets at this node's address.
+    pub(super) fn create_private_entries_of(
+        &mut self,
+        endpoints: &[SocketEndpoint],
+    ) -> Result<(), String> {
+        let flows: Vec<Flow> = endpoints.iter().filter_map(SocketEndpoint::flow).collect();
+        self.create_private_entries(flows)
+    }
+
+    /// Groups flows by the nodes that must be notified of the move, and returns the flows that are only forwarded.
+    pub(super) fn remote_ends(
+        &self,
+        flows: impl IntoIterator<Item = Flow>,
+    ) -> Result<RemoteEnds, String> {
+        let (own_address, own_id) = (self.config.node.address, self.config.node.id);
+        let mut ends = RemoteEnds::default();
+        let mut by_node: BTreeMap<NodeId, Vec<Flow>> = BTreeMap::new();
+        let addresses = self.migrations.addresses();
+        for flow in flows.into_iter().filter(|flow| addresses.is_private(flow)) {
+            match self.remote_node(&flow) {
+                Some(node) if node == own_id && flow.local.ip() == own_address => {
+                    return Err(format!(
+                        "both ends of connection {flow} are at this node: move the process at {} first",
+                        flow.remote
+                    ));
+                }
+                Some(node) if node == own_id || self.peers.is_up(node) => {
+                    by_node.entry(node).or_default().push(flow);
+                }
+                _ => ends.forwarded.push(flow),
+            }
+        }
+        let peers = by_node.into_iter();
+        ends.peers = peers
+            .map(|(node, connections)| PeerConnections { node, connections })
+            .collect();
+        Ok(ends)
+    }
+
+    /// Adds the fate of a process's private connections to the operator's check.
+    pub(super) fn check_private_flows(&self, check: &mut ProcessCheck, flows: &[Flow]) {
+        match self.remote_ends(flows.iter().copied()) {
+            Ok(ends) => {
+                check.forwarded = ends.forwarded.iter().map(ToString::to_string).collect();
+            }
+            Err(reason) => {
+                check.movable = false;
+                check.blockers.push(BlockerEntry {
+                    pid: check.pid,
+                    fd: None,
+                    path: None,
+                    reason,
+                });
+            }
+        }
+    }
+
+    /// Returns the node of the remote end, as far as this node knows.
+    fn remote_node(&self, flow: &Flow) -> Option<NodeId> {
+        let translated = self
+            .dataplane
+            .programs
+            .translations
+            .get(&flow_key(flow))
+            .ok()
+            .flatten();
+        translated
+            .map(|translation| NodeId(translation.node))
+            .or_else(|| self.migrations.addresses().node_at(flow.remote.ip()))
+    }
+
+    /// Returns the reason why a private flow cannot move here, if any.
+    pub(super) fn refuse_private_flow(&self, flow: &Flow) -> Option<String> {
+        if !self.migrations.addresses().is_private(flow) {
+            return None;
+        }
+        let own_address = self.config.node.address;
+        let has_left = |flow: &Flow| {
+            let entry = self.dataplane.flow(flow);
+            matches!(entry, Some((FlowState::Moved | FlowState::TransitOut, _)))
+        };
+        if flow.local.ip() == own_address && !has_left(flow) {
+            return Some(format!(
+                "connection {flow} was not moved away from this node"
+            ));
+        }
+        // Packets of the connection would not leave this host.
+        (flow.remote.ip() == own_address && has_left(&flow.mirrored())).then(|| {
+            format!("the other end of connection {flow} has left this node; move it back first")
+        })
+    }
+
+    /// Handles the move of a process that has connections to this node.
+    pub(super) fn translate(
+        &self,
+        hops: u32,
+        (step, to): (TranslateStep, NodeId),
+        connections: &[Flow],
+    ) -> Result<(), String> {
+        // This node accepts packets from any node, so only the switch needs action.
+        if step != TranslateStep::Switch {
+            return Ok(());
+        }
+        let addresses = self.migrations.addresses();
+        for connection in connections.iter().filter(|flow| addresses.is_private(flow)) {
+            let local_flow = connection.mirrored();
+            let table = &self.dataplane.programs.translations;
+            let is_newer = |translation: Translation| translation.hops > hops;
+            if table
+                .get(&flow_key(&local_flow))
+                .ok()
+                .flatten()
+                .is_some_and(is_newer)
+            {
+                continue;
+            }
+            self.set_translation(&local_flow, to, hops)
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Directs packets that this node sends on a flow to another node.
+    fn set_translation(
+        &self,
+        flow: &Flow,
+        to: NodeId,
+        hops: u32,
+    ) -> Result<(), holdfast_bpf::Error> {
+        let table = &self.dataplane.programs.translations;
+        let key = flow_key(flow);
+        if self.migrations.addresses().node_at(flow.remote.ip()) == Some(to) {
+            return table.remove(&key);
+        }
+        let translation = Translation {
+            node: to.0,
+            pad: 0,
+            hops,
+        };
+        table.set(&key, &translation)
+    }
+}

@@ -1,0 +1,60 @@
+//! Flows of this node that the holder has refused to record, to be reported again.
+//!
+//! A connection that begins at the node to which its server has moved may be reported before the end of an earlier
+//! connection between the same ports, which another node reports. A full steering table has free entries again later.
+
+use std::collections::BTreeMap;
+
+use holdfast_bpf::shared::FlowState;
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow};
+
+use super::Engine;
+
+/// Maximum number of remembered flows. Packets of further flows follow the placement table.
+const UNRECORDED_MAX: usize = 1024;
+
+/// Epochs of the refused flows.
+#[derive(Default)]
+pub struct UnrecordedFlows(BTreeMap<Flow, Epoch>);
+
+impl UnrecordedFlows {
+    /// Returns true if the holder has refused to record a flow.
+    pub fn has(&self, flow: &Flow) -> bool {
+        self.0.contains_key(flow)
+    }
+
+    /// Remembers a flow that the holder has refused to record.
+    pub fn add(&mut self, change: Change) {
+        if self.0.len() < UNRECORDED_MAX {
+            self.0.insert(change.flow, change.epoch);
+        }
+    }
+}
+
+impl Engine {
+    /// Reports the refused flows that this node still owns again.
+    pub(super) fn report_unrecorded(&mut self) {
+        let unrecorded = std::mem::take(&mut self.unrecorded.0);
+        let is_owned = |flow: &Flow, epoch: Epoch| {
+            let entry = self.dataplane.flow(flow);
+            entry.is_some_and(|(state, value)| state == FlowState::Owned && value.epoch == epoch)
+        };
+        let owned = unrecorded
+            .into_iter()
+            .filter(|(flow, epoch)| is_owned(flow, *epoch));
+        let changes: Vec<Change> = owned
+            .map(|(flow, epoch)| Change {
+                flow,
+                kind: ChangeKind::Establish,
+                epoch,
+            })
+            .collect();
+        if !changes.is_empty() {
+            tracing::info!(
+                flows = changes.len(),
+                "the holder has not recorded flows; reporting them again"
+            );
+            self.report_changes(changes);
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Execution of the migration machine's commands.
+
+use holdfast_proto::migration::{
+    Command, Completion, FlowEpoch, ProcessId, Results, ResumeReport, Token,
+};
+use holdfast_sys::process::acceptor::Restorer;
+use holdfast_sys::process::donor::ProcessRef;
+use holdfast_sys::process::postcopy;
+use holdfast_wire::migration::{DonorFlow, Offer};
+use holdfast_wire::{MoveId, NodeId};
+
+use super::acceptor::{self, Acceptor};
+use super::command_names::token_of;
+use super::connections::MoveOptions;
+use super::donor::{self, Donor};
+use super::policy::ProcessDescription;
+use super::records::{RecordEntry, Role};
+use super::residents::ProcessInfo;
+use super::{Migrations, check, crash_recovery, locks, policy, systemd_units};
+
+/// Results of a command that completes at once; `None` if a thread reports them later.
+type ImmediateResults = Option<Results>;
+
+impl Migrations {
+    /// Executes a command, unless it is for the holder. Returns the completion, or `None` if a thread will report it
+    /// later.
+    pub(crate) fn execute(&mut self, command: Command) -> Option<Completion> {
+        let token = token_of(&command);
+        let results = match command {
+            Command::Check { process, clone, .. } => self.check_process(token, process, clone),
+            Command::CopyRound {
+                id,
+                process,
+                to,
+                sockets,
+                clone,
+                verify,
+                rehearsal,
+                round,
+                ..
+            } => {
+                let options = MoveOptions {
+                    sockets,
+                    after_hold: self.is_broadcast,
+                    is_clone: clone,
+                    verify,
+                    rehearsal,
+                    realtime: self.realtime,
+                };
+                self.copy_round(token, id, (process, to, options), round)
+            }
+            Command::SaveFlows {
+                id, flows, peers, ..
+            } => {
+                let record = self.records.record_of(id, Role::Donor);
+                Some(Results::FlowsSaved(
+                    record.write(&RecordEntry::MayDivert { flows, peers }),
+                ))
+            }
+            Command::Freeze {
+                id,
+                flows,
+                post_copy,
+                ..
+            } => self.freeze(token, id, &flows, post_copy),
+            Command::Thaw { id, .. } => self.thaw(token, id),
+            Command::Release { id, to, .. } => self.release(token, id, to),
+            Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
+            Command::Build { id, offer, .. } => self.build_process(token, id, &offer),
+            // The owner, which has the filters, does the other part of this command.
+            Command::Arm { id, flows, .. } => Some(Results::Armed(self.arm(id, flows))),
+            Command::Restore {
+                id, flows, peers, ..
+            } => {
+                let flows = (self.armed_flows.get(&id) != Some(&flows)).then_some(flows);
+                let entry = RecordEntry::Restored { flows, peers };
+                let thread_ended =
+                    || Results::Restored(Err("the move's thread has ended".to_owned()));
+                self.send_to_acceptor(id, acceptor::Job::Restore(token, entry), thread_ended)
+            }
+            Command::Resume { id, .. } => self.go(token, id),
+            Command::Discard { id, .. } => self.discard(token, id),
+            Command::Forget { id, .. } => {
+                self.remove_records(id);
+                Some(Results::Forgotten)
+            }
+            // Commands that the owner alone carries out.
+            Command::Translate { .. } | Command::Arbitrate { .. } | Command::Lookup { .. } => None,
+        };
+        results.map(|results| Completion { token, results })
+    }
+
+    fn check_process(&self, token: Token, process: ProcessId, is_clone: bool) -> ImmediateResults {
+        let pid = i32::try_from(process.0).unwrap_or(0);
+        let hops = self.residents.move_count(pid);
+        let context = (self.addresses.clone(), self.units());
+        check::start_machine_check(
+            token,
+            (process, is_clone),
+            hops,
+            context,
+            self.events.clone(),
+        );
+        None
+    }
+
+    fn copy_round(
+        &mut self,
+        token: Token,
+        id: MoveId,
+        (process, to, options): (ProcessId, NodeId, MoveOptions),
+        round: u32,
+    ) -> ImmediateResults {
+        if round == 1
+            && let Err(why) = self.start_donor(id, process, to, options)
+        {
+            return Some(Results::Copied(Err(why)));
+        }
+        let thread_ended = || Results::Copied(Err("the move's thread has ended".to_owned()));
+        self.send_to_donor(id, donor::Job::Round(token), thread_ended)
+    }
+
+    fn start_donor(
+        &mut self,
+        id: MoveId,
+        process: ProcessId,
+        to: NodeId,
+        options: MoveOptions,
+    ) -> Result<(), String> {
+        let root = i32::try_from(process.0).map_err(|_| "no such process".to_owned())?;
+        let record = self.records.record_of(id, Role::Donor);
+        record.write(&RecordEntry::Donor {
+            process: process.0,
+            name: policy::process_name(root),
+            to,
+            clone: options.is_clone,
+            hops: self.residents.move_count(root),
+        })?;
+        let context = (record, self.addresses.clone());
+        let donor = Donor::start(id, root, to, context, options, self.events.clone());
+        let donor = donor.map_err(|error| format!("cannot start a thread: {error}"))?;
+        self.donors.insert(id, donor);
+        Ok(())
+    }
+
+    fn send_to_donor(
+        &mut self,
+        id: MoveId,
+        job: donor::Job,
+        thread_ended: impl FnOnce() -> Results,
+    ) -> ImmediateResults {
+        let is_running = self
+            .donors
+            .get(&id)
+            .is_some_and(|donor| donor.send_job(job));
+        (!is_running).then(thread_ended)
+    }
+
+    fn freeze(
+        &mut self,
+        token: Token,
+        id: MoveId,
+        flows: &[FlowEpoch],
+        post_copy: bool,
+    ) -> ImmediateResults {
+        let flows = flows.iter().map(|flow_epoch| flow_epoch.flow).collect();
+        if let Err(why) = self
+            .records
+            .record_of(id, Role::Donor)
+            .write(&RecordEntry::MayFreeze)
+        {
+            return Some(Results::Frozen(Err(why)));
+        }
+        let thread_ended = || Results::Frozen(Err("the move's thread has ended".to_owned()));
+        self.send_to_donor(
+            id,
+            donor::Job::Freeze(token, flows, post_copy),
+            thread_ended,
+        )
+    }
+
+    fn thaw(&mut self, token: Token, id: MoveId) -> ImmediateResults {
+        if self
+            .donors
+            .get(&id)
+            .is_some_and(|donor| donor.send_job(donor::Job::Thaw(token)))
+        {
+            return None;
+        }
+        // An earlier daemon stopped the process, or its thread has ended; in both cases the tree is stopped for good.
+        let entries = self.records.record_of(id, Role::Donor).read();
+        let given_locks = crash_recovery::given_locks(&entries);
+        if !given_locks.is_empty() {
+            let thaw = move || crash_recovery::thaw(&entries);
+            let resumed =
+                locks::regain_then_thaw((id, token), given_locks, thaw, self.events.clone());
+            let failed = |error| Results::Thawed(Err(format!("cannot start a thread: {error}")));
+            return resumed.err().map(failed);
+        }
+        let thawed = crash_recovery::thaw(&entries);
+        self.on_thawed(id);
+        Some(Results::Thawed(thawed))
+    }
+
+    /// Cleans up after the process was resumed here. The `MayDivert` entry stays, emptied, until no node asks about the
+    /// move.
+    fn on_thawed(&mut self, id: MoveId) {
+        self.remove_donor(id);
+        let record = self.records.record_of(id, Role::Donor);
+        let mut entries = record.read();
+        entries.retain(|entry| {
+            matches!(
+                entry,
+                RecordEntry::Donor { .. } | RecordEntry::MayDivert { .. }
+            )
+        });
+        for entry in &mut entries {
+            if let RecordEntry::MayDivert { flows, peers } = entry {
+                flows.clear();
+                peers.clear();
+            }
+        }
+        match entries.len() {
+            0 | 1 => record.remove(),
+            _ => {
+                if let Err(error) = record.replace(&entries) {
+                    tracing::warn!(%id, error, "cannot update a move's record");
+                }
+            }
+        }
+    }
+
+    fn release(&mut self, token: Token, id: MoveId, to: NodeId) -> ImmediateResults {
+        if self
+            .donors
+            .get(&id)
+            .is_some_and(|donor| donor.send_job(donor::Job::Release(token)))
+        {
+            return None;
+        }
+        let record = self.records.record_of(id, Role::Donor);
+        let entries = record.read();
+        if let Some(pids) = crash_recovery::postcopy_pids(&entries) {
+            match Donor::start_postcopy_sender((id, to), pids, record, token, self.events.clone()) {
+                Ok(donor) => drop(self.donors.insert(id, donor)),
+                Err(error) => {
+                    return Some(Results::Released(Err(format!(
+                        "cannot start a thread: {error}"
+                    ))));
+                }
+            }
+            return None;
+        }
+        let released = crash_recovery::release(&entries);
+        if released.is_ok() {
+            self.on_released(id);
+        }
+        Some(Results::Released(released))
+    }
+
+    fn on_released(&mut self, id: MoveId) {
+        self.remove_donor(id);
+        self.records.record_of(id, Role::Donor).remove();
+        self.residents.remove_ended();
+    }
+
+    fn examine(&self, offer: &Offer) -> Result<(), Vec<String>> {
+        let description =
+            ProcessDescription::decode(&offer.description).map_err(|why| vec![why])?;
+        let mut refusals = self.policy.refusals(&description, offer.memory_bytes);
+        let group = description.group.iter();
+        refusals
+            .extend(group.flat_map(|group| systemd_units::group_refusals(&self.cgroups, group)));
+        let probe = || {
+            postcopy::probe()?;
+            match self.policy.has_root() {
+                true => Ok(()),
+                false => postcopy::probe_device(),
+            }
+        };
+        if offer.post_copy
+            && let Err(error) = probe()
+        {
+            refusals.push(format!("the acceptor does not support post-copy: {error}"));
+        }
+        match refusals.is_empty() {
+            true => Ok(()),
+            false => Err(refusals),
+        }
+    }
+
+    fn build_process(&mut self, token: Token, id: MoveId, offer: &Offer) -> ImmediateResults {
+        let build_failed = |why| Some(Results::Built(Err(why)));
+        let description = match ProcessDescription::decode(&offer.description) {
+            Ok(description) => description,
+            Err(why) => return build_failed(why),
+        };
+        let policy = self.policy.for_process(&description);
+        let ProcessDescription { name, group, .. } = description;
+        let info = ProcessInfo {
+            name,
+            hops: offer.hops,
+            group: group.as_ref().map(|group| group.path().to_owned()),
+        };
+        let record = self.records.record_of(id, Role::Acceptor);
+        let entry = RecordEntry::Acceptor {
+            name: info.name.clone(),
+            hops: info.hops,
+            group: info.group.clone(),
+        };
+        if let Err(why) = record.write(&entry) {
+            return build_failed(why);
+        }
+        let group = group.map(|group| (self.cgroups.clone(), group));
+        let adoption_socket = self.records.adoption_socket(id);
+        let events = self.events.clone();
+        let options = (info, offer.clone, group, self.realtime);
+        match Acceptor::start(id, policy, (record, adoption_socket), options, events) {
+            Ok(acceptor) => self.acceptors.insert(id, acceptor),
+            Err(error) => return build_failed(format!("cannot start a thread: {error}")),
+        };
+        let thread_ended = || Results::Built(Err("the move's thread has ended".to_owned()));
+        self.send_to_acceptor(id, acceptor::Job::Build(token), thread_ended)
+    }
+
+    fn arm(&mut self, id: MoveId, flows: Vec<DonorFlow>) -> Result<(), String> {
+        let armed = self.armed_flows.entry(id).or_default();
+        armed.extend(&flows);
+        armed.sort_unstable();
+        if let Some(acceptor) = self.acceptors.get(&id) {
+            acceptor.send_job(acceptor::Job::Armed);
+        }
+        let record = self.records.record_of(id, Role::Acceptor);
+        record.write(&RecordEntry::ArmedFlows(flows))
+    }
+
+    fn send_to_acceptor(
+        &mut self,
+        id: MoveId,
+        job: acceptor::Job,
+        thread_ended: impl FnOnce() -> Results,
+    ) -> ImmediateResults {
+        let acceptor = self.acceptors.get(&id);
+        let is_running = acceptor.is_some_and(|acceptor| acceptor.send_job(job));
+        (!is_running).then(thread_ended)
+    }
+
+    fn go(&mut self, token: Token, id: MoveId) -> ImmediateResults {
+        let acceptor = self.acceptors.get(&id);
+        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::Job::Go(token))) {
+            return None;
+        }
+        let entries = self.records.record_of(id, Role::Acceptor).read();
+        let adopted =
+            match crash_recovery::adopt_restorer(&entries, &self.records.adoption_socket(id)) {
+                Ok(adopted) => adopted,
+                Err(why) => return Some(Results::Resumed(Err(why))),
+            };
+        let restorer = match adopted {
+            Some((restorer, locks)) if !locks.is_empty() => {
+                let events = self.events.clone();
+                let started = locks::acquire_then_report((id, token), restorer, locks, events);
+                let failed =
+                    |error| Results::Resumed(Err(format!("cannot start a thread: {error}")));
+                return started.err().map(failed);
+            }
+            adopted => adopted.map(|(restorer, _)| restorer),
+        };
+        Some(Results::Resumed(self.resume_adopted(id, restorer)))
+    }
+
+    /// Resumes a process that an earlier daemon restored and that has its locks. No restorer means that it already
+    /// runs.
+    pub(super) fn resume_adopted(
+        &mut self,
+        id: MoveId,
+        restorer: Option<Restorer>,
+    ) -> Result<ResumeReport, String> {
+        let record = self.records.record_of(id, Role::Acceptor);
+        let (restorer, fault_handler) = crash_recovery::resume_adopted(
+            &record.read(),
+            restorer,
+            &self.records.adoption_socket(id),
+            &record,
+        )?;
+        self.register_running(id, restorer);
+        if let Some(fault_handler) = fault_handler {
+            self.start_postcopy_receiver(id, fault_handler)?;
+        }
+        Ok(ResumeReport::default())
+    }
+
+    /// Registers a process that runs here, from its record.
+    fn register_running(&mut self, id: MoveId, child: Option<Restorer>) {
+        let entries = self.records.record_of(id, Role::Acceptor).read();
+        if let Some(restorer) = crash_recovery::restorer_of(&entries) {
+            self.register_resident(id, restorer, child, crash_recovery::process_info(&entries));
+        }
+    }
+
+    /// Registers a process that runs here.
+    pub(super) fn register_resident(
+        &mut self,
+        id: MoveId,
+        restorer: ProcessRef,
+        child: Option<Restorer>,
+        info: ProcessInfo,
+    ) {
+        let donor_name = (self.node_names.get(&id.donor)).map_or_else(String::new, Clone::clone);
+        self.residents.add(restorer, child, (info, donor_name));
+    }
+
+    fn discard(&mut self, token: Token, id: MoveId) -> ImmediateResults {
+        let acceptor = self.acceptors.get(&id);
+        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::Job::Discard(token))) {
+            return None;
+        }
+        let record = self.records.record_of(id, Role::Acceptor);
+        let entries = record.read();
+        crash_recovery::discard(&entries, &self.records.adoption_socket(id), &record);
+        if let Some(group) = crash_recovery::process_info(&entries).group {
+            self.residents.remove_group_later(group);
+        }
+        self.remove_acceptor(id);
+        Some(Results::Discarded)
+    }
+
+    /// Cleans up after a command that a thread has completed.
+    pub(super) fn on_command_end(&mut self, id: MoveId, results: &Results) {
+        match results {
+            Results::Thawed(Ok(())) => self.on_thawed(id),
+            Results::Released(Ok(())) => self.on_released(id),
+            // Remaining pages are still being sent.
+            Results::Resumed(Ok(_)) if self.in_postcopy.contains(&id) => {}
+            Results::Discarded | Results::Resumed(Ok(_)) => self.remove_acceptor(id),
+            _ => {}
+        }
+    }
+
+    fn remove_donor(&mut self, id: MoveId) {
+        self.donors.remove(&id);
+        self.endpoints.remove(&id);
+    }
+
+    pub(super) fn remove_acceptor(&mut self, id: MoveId) {
+        self.acceptors.remove(&id);
+        self.unconsumed_bytes.remove(&id);
+        self.armed_flows.remove(&id);
+        self.packets.remove(&id);
+    }
+
+    fn remove_records(&mut self, id: MoveId) {
+        self.records.record_of(id, Role::Donor).remove();
+        self.records.record_of(id, Role::Acceptor).remove();
+    }
+}

@@ -1,0 +1,97 @@
+//! State of a process that moves away, with its two possible ends: resumed here, or ended after the move.
+
+use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::process::error::Error;
+use holdfast_sys::process::image::{Descriptors, FrozenTree};
+use holdfast_wire::MoveId;
+
+use super::lingering_listeners::LingeringListeners;
+use super::locks;
+
+/// State of the departing process.
+pub(super) enum DonorState {
+    New,
+    Tracked(Box<Tracker>),
+    /// Stopped, while some flows must be diverted before the rest is sent.
+    AwaitingDivert(Box<StoppedTree>, Box<FinalState>),
+    Stopped(Box<StoppedTree>),
+    /// Cloned: a copy was sent, and the original runs on unchanged.
+    Cloned,
+    Ended,
+}
+
+/// State that is sent last from a stopped tree.
+pub(super) struct FinalState {
+    /// Changed descriptors.
+    pub(super) descriptors: Descriptors,
+    /// State of its threads.
+    pub(super) state: FrozenTree,
+}
+
+impl DonorState {
+    /// Resumes the process here, after it has its locks again.
+    pub(super) fn thaw(self, id: MoveId) -> Result<(), String> {
+        if let DonorState::Stopped(stopped) = &self {
+            locks::retry_regain(id, || stopped.regain_locks());
+        }
+        ignore_gone(match self {
+            DonorState::New | DonorState::Cloned | DonorState::Ended => Ok(()),
+            DonorState::Tracked(tracker) => tracker.stop_tracking(),
+            DonorState::Stopped(stopped) | DonorState::AwaitingDivert(stopped, _) => {
+                stopped.roll_back()
+            }
+        })
+    }
+
+    /// Leaves the process as it is, because the daemon ends and the next one decides: a held tree stays held.
+    pub(super) fn abandon(self) {
+        if matches!(
+            self,
+            DonorState::Stopped(_) | DonorState::AwaitingDivert(..)
+        ) {
+            std::mem::forget(self);
+        }
+    }
+
+    /// Ends the sending, with or without success. The original of a copy resumes at once, since it does not depend on
+    /// the copy.
+    pub(super) fn after_send<T>(
+        stopped: Box<StoppedTree>,
+        (id, is_clone): (MoveId, bool),
+        result: Result<T, String>,
+    ) -> (DonorState, Result<T, String>) {
+        let stopped = DonorState::Stopped(stopped);
+        if !is_clone {
+            return (stopped, result);
+        }
+        let thawed = stopped.thaw(id);
+        (
+            DonorState::Cloned,
+            result.and_then(|value| thawed.map(|()| value)),
+        )
+    }
+
+    /// Returns the listeners with unaccepted connections of a process that runs elsewhere.
+    pub(super) fn lingering_listeners(&self) -> Option<LingeringListeners> {
+        match self {
+            DonorState::Stopped(stopped) => Some(LingeringListeners::of_tree(stopped)),
+            _ => None,
+        }
+    }
+
+    /// Ends the process, because it runs elsewhere.
+    pub(super) fn release(self) -> Result<(), String> {
+        match self {
+            DonorState::Stopped(stopped) => ignore_gone(stopped.release()),
+            _ => Err("the process was not stopped".to_owned()),
+        }
+    }
+}
+
+/// Treats a process that has already ended as success.
+fn ignore_gone(result: Result<(), Error>) -> Result<(), String> {
+    match result {
+        Err(Error::ProcessEnded(_)) => Ok(()),
+        other => other.map_err(|error| error.to_string()),
+    }
+}

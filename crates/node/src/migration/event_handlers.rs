@@ -1,0 +1,189 @@
+//! Events of the migration threads, and frames about post-copy.
+
+use std::time::Duration;
+
+use holdfast_proto::migration::{Completion, Results};
+use holdfast_sys::process::postcopy::LazyPages;
+use holdfast_wire::migration::{MoveFrame, PageRequest};
+use holdfast_wire::{Frame, MoveId, NodeId};
+
+use super::acceptor::Acceptor;
+use super::donor::Job;
+use super::donor::postcopy_sender::missing_pages_question;
+use super::image_messages::MessageKind;
+use super::postcopy_receiver::PostcopyReceiver;
+use super::records::{RecordEntry, Role};
+use super::worker_events::WorkerEvent;
+use super::{Migrations, crash_recovery};
+
+impl Migrations {
+    /// Handles an event of a thread. Returns the frame to send, if any.
+    pub(crate) fn handle_worker_event(
+        &mut self,
+        now: Duration,
+        event: WorkerEvent,
+    ) -> Option<(NodeId, Frame)> {
+        match event {
+            WorkerEvent::SendPiece {
+                id,
+                to,
+                kind,
+                more,
+                bytes,
+            } => {
+                let frame = MoveFrame::Piece { kind, more, bytes };
+                return Some((to, Frame::Move { id, frame }));
+            }
+            WorkerEvent::ReportTaken {
+                id,
+                bytes,
+                busy_us,
+                problem,
+            } => {
+                self.on_consumed(id, bytes);
+                let frame = MoveFrame::PiecesProcessed {
+                    bytes,
+                    busy_us,
+                    problem,
+                };
+                return Some((id.donor, Frame::Move { id, frame }));
+            }
+            WorkerEvent::SendVerdict { id, refusals } => {
+                let frame = MoveFrame::CheckResult { refusals };
+                return Some((id.donor, Frame::Move { id, frame }));
+            }
+            WorkerEvent::RequestPages { id, request } => {
+                let frame = MoveFrame::PageRequest(request);
+                return Some((id.donor, Frame::Move { id, frame }));
+            }
+            WorkerEvent::CheckDone { check, inquiry, .. } => {
+                self.continue_inquiry(now, *check, inquiry)
+            }
+            WorkerEvent::RequestLocks { id, bytes } => {
+                let frame = MoveFrame::LockHandover { bytes };
+                return Some((id.donor, Frame::Move { id, frame }));
+            }
+            WorkerEvent::LocksAcquired {
+                id,
+                token,
+                restorer,
+            } => {
+                // Reported by way of the owner, as if the thread had completed the whole command.
+                let results = Results::Resumed(self.resume_adopted(id, Some(restorer)));
+                self.events
+                    .command_done(Some(id), Completion { token, results });
+            }
+            WorkerEvent::CommandDone { id, completion, .. } => {
+                if let Some(id) = id {
+                    self.on_command_end(id, &completion.results);
+                }
+                self.on_completion(now, completion);
+            }
+            other => self.handle_local_event(other),
+        }
+        None
+    }
+
+    /// Handles an event that concerns this node alone.
+    fn handle_local_event(&mut self, event: WorkerEvent) {
+        match event {
+            WorkerEvent::ProcessRuns {
+                id,
+                restorer,
+                restorer_ref: held,
+                info: came,
+                listeners: servers,
+            } => {
+                self.endpoints.insert(id, servers);
+                self.register_resident(id, held, Some(restorer), came);
+            }
+            WorkerEvent::PostcopyStarted { id } => drop(self.in_postcopy.insert(id)),
+            WorkerEvent::PostcopyEnded { id } => {
+                self.in_postcopy.remove(&id);
+                self.remove_acceptor(id);
+                self.residents.remove_ended();
+            }
+            WorkerEvent::PostcopyProgress { id, memory } => {
+                self.operations.update_postcopy(id, memory)
+            }
+            WorkerEvent::SocketsFound { id, sockets } => drop(self.endpoints.insert(id, sockets)),
+            WorkerEvent::PacketsToInject { id, packets } => {
+                self.packets.entry(id).or_default().extend(packets)
+            }
+            // The owner handles all other events. If one gets here, its reply channel closes, which the thread treats
+            // as a refusal.
+            _ => {}
+        }
+    }
+
+    /// Records that the acceptor's thread has consumed bytes of pieces.
+    fn on_consumed(&mut self, id: MoveId, bytes: u64) {
+        if let Some(unconsumed) = self.unconsumed_bytes.get_mut(&id) {
+            *unconsumed = unconsumed.saturating_sub(usize::try_from(bytes).unwrap_or(0));
+        }
+    }
+
+    /// Handles an acceptor's request for remaining pages of a process that moved away.
+    pub(super) fn on_pages_requested(&mut self, from: NodeId, id: MoveId, request: PageRequest) {
+        if let Some(donor) = self.donors.get(&id) {
+            if donor.acceptor == from {
+                donor.send_job(Job::PagesRequested(request));
+            }
+            return;
+        }
+        if request.ranges.is_empty() {
+            return;
+        }
+        // After a restart, the daemon may not know yet that it has to send the pages.
+        let is_known = !self.records.record_of(id, Role::Donor).read().is_empty();
+        let lost =
+            "the original process is gone: the donor's host restarted, or gave up the process";
+        let (kind, bytes) = match is_known {
+            true => (MessageKind::PostcopyPages, missing_pages_question().into()),
+            false => (MessageKind::PostcopyFailed, lost.as_bytes().into()),
+        };
+        self.events.send(WorkerEvent::SendPiece {
+            id,
+            to: from,
+            kind: kind as u8,
+            more: false,
+            bytes,
+        });
+    }
+
+    /// Handles a piece for a process without a thread here. A donor with remaining pages is told whether they are still
+    /// needed.
+    pub(super) fn on_unknown_piece(&self, id: MoveId, kind: u8) {
+        tracing::debug!(%id, kind, "received part of an unknown move");
+        let entries = self.records.record_of(id, Role::Acceptor).read();
+        let is_running = entries
+            .iter()
+            .any(|entry| matches!(entry, RecordEntry::Running));
+        if kind != MessageKind::PostcopyPages as u8 || !(entries.is_empty() || is_running) {
+            return;
+        }
+        let is_alive =
+            crash_recovery::restorer_of(&entries).is_some_and(|restorer| restorer.exists());
+        let ended = "the moved process or its daemon ended before all pages had arrived";
+        let request = PageRequest {
+            is_complete: true,
+            ranges: Vec::new(),
+            problem: (!is_alive).then(|| ended.to_owned()),
+        };
+        self.events.send(WorkerEvent::RequestPages { id, request });
+    }
+
+    /// Starts receiving the remaining pages of a process that an earlier daemon restored.
+    pub(super) fn start_postcopy_receiver(
+        &mut self,
+        id: MoveId,
+        following: LazyPages,
+    ) -> Result<(), String> {
+        let receiver = PostcopyReceiver::new(id, following, self.events.clone());
+        let acceptor = Acceptor::start_postcopy_receiver(receiver);
+        let acceptor = acceptor.map_err(|error| format!("cannot start a thread: {error}"))?;
+        self.in_postcopy.insert(id);
+        self.acceptors.insert(id, acceptor);
+        Ok(())
+    }
+}

@@ -1,0 +1,250 @@
+//! Messages of sessions, between programs and links.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use holdfast_api::pool::{DATA_BYTES_MAX, ElementEvent, FromPool, SessionEvent};
+use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_user::SessionId;
+use holdfast_sys::transport::Message as Packet;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::elements::session_number;
+use super::event_loop::Daemon;
+use super::links::{AssociationKey, Owner, Target};
+use super::machine_io::Input;
+use super::requests::StreamEvent;
+use super::streams::{self, StreamKind, StreamOutput, StreamOwner};
+
+/// Payload protocol identifier of programs' messages: unspecified.
+const DATA_PPID: u32 = 0;
+/// Maximum number of bytes that wait for an element's program. A user that sends beyond it is disconnected, so that one
+/// user cannot block the element for the others.
+const WAITING_BYTES_MAX: usize = 4 << 20;
+
+impl Daemon {
+    /// Sends a message, or queues it until the association's buffer has room.
+    pub(super) fn send(
+        &mut self,
+        assoc_key: AssociationKey,
+        message: Packet,
+        permit: Option<OwnedSemaphorePermit>,
+    ) {
+        let is_first = self
+            .links
+            .queued(assoc_key)
+            .is_some_and(|waiting| waiting.is_empty());
+        if is_first && self.try_send(assoc_key, &message) {
+            return;
+        }
+        if let Some(waiting) = self.links.queued(assoc_key) {
+            waiting.push_back((message, permit));
+            self.stalled.insert(assoc_key);
+        }
+    }
+
+    /// Returns true if the message is finished: sent, or its association is gone.
+    fn try_send(&mut self, assoc_key: AssociationKey, message: &Packet) -> bool {
+        let Some(endpoint) = self.endpoint(assoc_key.endpoint) else {
+            return true;
+        };
+        match endpoint.send(assoc_key.assoc, message) {
+            Ok(()) => true,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
+            Err(error) => {
+                tracing::debug!(%error, ?assoc_key, "cannot send");
+                true
+            }
+        }
+    }
+
+    /// Retries messages for which the buffer had no room.
+    pub(super) fn retry_stalled(&mut self) {
+        for assoc_key in std::mem::take(&mut self.stalled) {
+            while let Some((message, permit)) = self
+                .links
+                .queued(assoc_key)
+                .and_then(std::collections::VecDeque::pop_front)
+            {
+                if self.try_send(assoc_key, &message) {
+                    continue;
+                }
+                if let Some(waiting) = self.links.queued(assoc_key) {
+                    waiting.push_front((message, permit));
+                }
+                self.stalled.insert(assoc_key);
+                break;
+            }
+        }
+    }
+
+    /// Sends a program's message to the element of its session. The message is dropped if that connection has ended.
+    pub(super) fn send_to_element(
+        &mut self,
+        session: SessionId,
+        connection: u64,
+        bytes: Vec<u8>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) {
+        let Some(link) = self.users.link(session, connection) else {
+            return;
+        };
+        self.user.handle_sent(self.now(), session);
+        match self.links.target(Owner::User, link) {
+            Some(Target::Sctp(assoc_key)) if !bytes.is_empty() => {
+                self.send(assoc_key, Packet::new(DATA_PPID, bytes.into()), permit);
+            }
+            Some(Target::Stream(number)) => {
+                if let Some(stream) = self.streams.get(&number) {
+                    // If the stream has ended, an event reports it.
+                    let _ = stream.send(StreamOutput::Data(bytes.into(), permit));
+                }
+            }
+            Some(Target::Sctp(_) | Target::Local) | None => {}
+        }
+    }
+
+    /// Signals the end of the data on a link. Returns true if the link's transport can express it.
+    pub(super) fn finish_stream(&mut self, link: Link) -> bool {
+        let Some(Target::Stream(number)) = self.links.target(Owner::User, link) else {
+            return false;
+        };
+        let stream = self.streams.get(&number);
+        stream.is_some_and(|stream| stream.send(StreamOutput::Finish).is_ok())
+    }
+
+    /// Sends a program's message to a user.
+    pub(super) fn send_to_user(
+        &mut self,
+        number: u64,
+        session: u64,
+        bytes: Vec<u8>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) {
+        let link = Link::Accepted(session);
+        let target = self.links.target(Owner::Service(number), link);
+        if let Some(Target::Sctp(assoc_key)) = target.filter(|_| !bytes.is_empty()) {
+            let now = self.now();
+            if let Some(service) = self.service_of(number) {
+                service.sessions.handle_sent(now, link);
+            }
+            self.send(assoc_key, Packet::new(DATA_PPID, bytes.into()), permit);
+        }
+    }
+
+    /// Sends the session state of a user to that user, to keep (ASAP cookie).
+    pub(super) fn send_state(&mut self, number: u64, session: u64, state: &[u8]) {
+        if let Some(service) = self.service_of(number) {
+            service
+                .sessions
+                .handle_state(Link::Accepted(session), state);
+        }
+        self.carry_out(Owner::Service(number));
+    }
+
+    /// Ends a user's session for a program.
+    pub(super) fn close_user(&mut self, number: u64, session: u64) {
+        self.end_user(number, Link::Accepted(session));
+    }
+
+    /// Ends a user's session after the data sent so far.
+    pub(super) fn end_user(&mut self, number: u64, link: Link) {
+        let target = self.links.target(Owner::Service(number), link);
+        if let Some(Target::Sctp(assoc_key)) = target
+            && let Some(endpoint) = self.endpoint(assoc_key.endpoint)
+        {
+            let _ = endpoint.shutdown(assoc_key.assoc);
+        }
+    }
+
+    /// Handles a message that is not ASAP.
+    pub(super) fn on_data(&mut self, assoc_key: AssociationKey, bytes: &Bytes) {
+        let number = assoc_key.endpoint;
+        if number != 0 && self.programs.queued(number) > WAITING_BYTES_MAX {
+            tracing::warn!(element = number, "a user sends more than the program reads");
+            return self.abort(assoc_key);
+        }
+        let owners = self.links.owners(assoc_key).to_vec();
+        for (owner, link) in owners {
+            for piece in bytes.chunks(DATA_BYTES_MAX) {
+                self.deliver_data(owner, link, piece.to_vec());
+            }
+        }
+    }
+
+    fn deliver_data(&mut self, owner: Owner, link: Link, bytes: Vec<u8>) {
+        match owner {
+            Owner::User => {
+                if let Some(session) = self.user.session_of(link) {
+                    self.user.handle_received(self.now(), session);
+                    self.send_to_program(session, SessionEvent::Data { bytes });
+                }
+            }
+            Owner::Service(number) => {
+                let now = self.now();
+                if let Some(service) = self.service_of(number) {
+                    service.sessions.handle_received(now, link);
+                }
+                let session = session_number(link);
+                let event = ElementEvent::Data { session, bytes };
+                self.programs.send(number, &FromPool::Element(event));
+            }
+            Owner::Element(_) => {}
+        }
+    }
+
+    /// Opens the TCP connection or UDP socket of a session.
+    pub(super) fn connect_stream(
+        &mut self,
+        owner: Owner,
+        link: Link,
+        kind: StreamKind,
+        address: SocketAddr,
+    ) {
+        let program = self
+            .user
+            .session_of(link)
+            .and_then(|id| self.users.program(id));
+        let Some(gauge) = program.and_then(|program| self.programs.gauge(program)) else {
+            // The program has ended, and its session will end soon; the element is not at fault.
+            return self.inputs.push_back(Input::Ended(owner, link));
+        };
+        self.streams_opened += 1;
+        let number = self.streams_opened;
+        let (sender, sent) = mpsc::unbounded_channel();
+        self.streams.insert(number, sender);
+        self.links.attach_stream(owner, link, number);
+        let stream_owner = StreamOwner {
+            number,
+            mailbox: self.to_self.clone(),
+            unread: gauge,
+        };
+        self.runtime
+            .spawn(streams::run(stream_owner, kind, address, sent));
+    }
+
+    /// Handles an event of a stream.
+    pub(super) fn on_stream_event(&mut self, number: u64, event: StreamEvent) {
+        match event {
+            StreamEvent::Up => {
+                if let Some((owner, link)) = self.links.stream_owner(number) {
+                    self.inputs.push_back(Input::Connected(owner, link));
+                }
+            }
+            StreamEvent::Data(bytes) => {
+                if let Some((owner, link)) = self.links.stream_owner(number) {
+                    self.deliver_data(owner, link, bytes);
+                }
+            }
+            StreamEvent::Down { in_order } => {
+                self.streams.remove(&number);
+                if let Some((owner, link)) = self.links.remove_stream(number) {
+                    self.inputs.push_back(match in_order {
+                        true => Input::Ended(owner, link),
+                        false => Input::Lost(owner, link),
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The acceptor's second half: the process is restored, committed at the holder, and only then runs.
+
+use super::Migration;
+use super::acceptor::Stage;
+use super::command::{Command, FlowEpoch, ResumeReport};
+use super::core::CommandPurpose;
+use super::donor::Stage::Removing;
+use super::event::Event;
+use super::holder_requests::{HolderAnswers, HolderRequestPurpose, TRANSIT_EPOCH, process_change};
+use core::time::Duration;
+use holdfast_wire::migration::{DonorFlow, MoveFrame, PeerConnections, TranslateStep};
+use holdfast_wire::{Change, ChangeKind, Flow, MoveId, NodeId, Record};
+use std::collections::BTreeMap;
+
+impl Migration {
+    /// Handles `Final`: the donor has sent everything.
+    pub(super) fn on_final(
+        &mut self,
+        now: Duration,
+        from: NodeId,
+        id: MoveId,
+        flows: Vec<DonorFlow>,
+        (peers, forwarded, bytes): (Vec<PeerConnections>, Vec<Flow>, u64),
+    ) {
+        let Some(inbound) = self.inbound_moves.get_mut(&id) else {
+            return self.refuse_unknown_move(from, id, "Final");
+        };
+        if id.donor != from || inbound.stage != Stage::Waiting {
+            return (self.core).report_ignored(from, "Final", "wrong sender or state of the move");
+        }
+        if flows
+            .iter()
+            .any(|flow| !inbound.held_flows.contains(&flow.flow))
+        {
+            self.discard(id, "the process has flows that were not announced");
+            return self.send_never_runs(id, "the process has flows that were not announced");
+        }
+        inbound.enter(now, Stage::Restoring);
+        inbound.flows = flows.clone();
+        inbound.peers = peers.clone();
+        self.set_inbound_deadline(id, None);
+        self.core
+            .push_command(CommandPurpose::Restore(id), |token| Command::Restore {
+                token,
+                id,
+                flows,
+                peers,
+                forwarded,
+                bytes,
+            });
+    }
+
+    pub(super) fn on_restored(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
+        let Some(inbound) = self.inbound_in_stage(id, Stage::Restoring) else {
+            return;
+        };
+        if let Err(error) = result {
+            let explanation = format!("the process could not be restored: {error}");
+            self.discard(id, &explanation);
+            return self.send_never_runs(id, &explanation);
+        }
+        inbound.times.restore_us = inbound.enter(now, Stage::Committing);
+        // The flows are the ones diverted with the process: none was closed before the freeze, and none appeared late.
+        if inbound.arm_count == 1 && inbound.flows.len() == inbound.held_flows.len() {
+            let flows = inbound.flows.len() as u32;
+            let commit_all = process_change(id, ChangeKind::CommitAll { flows }, TRANSIT_EPOCH);
+            self.request_changes(now, vec![commit_all], HolderRequestPurpose::CommitAll(id));
+        } else {
+            self.request_commits(now, id);
+        }
+    }
+
+    fn request_commits(&mut self, now: Duration, id: MoveId) {
+        if let Some(inbound) = self.inbound_moves.get(&id) {
+            let changes = process_and_flow_changes(id, ChangeKind::Commit, &inbound.flows);
+            self.request_changes(now, changes, HolderRequestPurpose::Commit(id));
+        }
+    }
+
+    /// Handles the holder's decision about the process and all its flows.
+    pub(super) fn on_committed_all(&mut self, now: Duration, id: MoveId, answers: HolderAnswers) {
+        let node = self.core.config.node;
+        let Some(inbound) = self.inbound_in_stage(id, Stage::Committing) else {
+            return;
+        };
+        match answers.first() {
+            Some(Ok(Some(process))) if process.is_owned_by(node) => {
+                let flows = inbound.flows.iter();
+                let committed_record = |flow: &DonorFlow| {
+                    Record::owned(node, flow.epoch.saturating_add(TRANSIT_EPOCH))
+                };
+                let records: Vec<_> = flows.map(|flow| Some(committed_record(flow))).collect();
+                inbound.committed_unnamed = inbound.flows.clone();
+                self.resume(now, id, *process, records.into_iter());
+            }
+            // The holder does not know which flows were diverted together, or refuses; a second refusal is final.
+            _ => self.request_commits(now, id),
+        }
+    }
+
+    /// Handles the holder's decision about each record.
+    pub(super) fn on_committed(&mut self, now: Duration, id: MoveId, answers: HolderAnswers) {
+        let node = self.core.config.node;
+        if self.inbound_in_stage(id, Stage::Committing).is_none() {
+            return;
+        }
+        // A refused commit is not this node's, whatever the record says.
+        let mut records = answers.into_iter().map(|answer| answer.ok().flatten());
+        match records.next().flatten() {
+            Some(record) if record.is_owned_by(node) => self.resume(now, id, record, records),
+            _ => {
+                self.discard(id, "the holder did not commit the move");
+                self.send_never_runs(id, "the holder did not commit the move");
+            }
+        }
+    }
+
+    /// Runs the process that this node owns, and has its peers send to this node.
+    pub(super) fn resume(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        record: Record,
+        records: impl Iterator<Item = Option<Record>>,
+    ) {
+        let node = self.core.config.node;
+        let Some(inbound) = self.inbound_moves.get_mut(&id) else {
+            return;
+        };
+        inbound.stage = Stage::Resuming;
+        inbound.epoch = record.epoch;
+        for (DonorFlow { flow, .. }, record) in inbound.flows.iter().zip(records) {
+            match record.filter(|record| record.is_owned_by(node)) {
+                Some(record) => inbound.owned_flows.push((*flow, record.epoch)),
+                None => inbound.lost_flows.push(*flow),
+            }
+        }
+        self.command_resume(id, 1);
+        self.switch_translations(now, id);
+    }
+
+    pub(super) fn command_resume(&mut self, id: MoveId, attempt: u32) {
+        let Some(inbound) = self.inbound_moves.get(&id) else {
+            return;
+        };
+        let lost_flows = inbound.lost_flows.clone();
+        let owned_flows = inbound.owned_flows.iter();
+        let flows = owned_flows.map(|&(flow, epoch)| FlowEpoch { flow, epoch });
+        let flows = flows.collect();
+        self.core
+            .push_command(CommandPurpose::Resume(id, attempt), |token| {
+                Command::Resume {
+                    token,
+                    id,
+                    flows,
+                    lost_flows,
+                }
+            });
+    }
+
+    pub(super) fn switch_translations(&mut self, now: Duration, id: MoveId) {
+        let node = self.core.config.node;
+        let Some(inbound) = self.inbound_moves.get(&id) else {
+            return;
+        };
+        let (hops, peers) = (inbound.hops, inbound.peers.clone());
+        self.request_translation(now, id, (hops, node), TranslateStep::Switch, peers);
+    }
+
+    pub(super) fn on_resumed(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        attempt: u32,
+        result: Result<ResumeReport, String>,
+    ) {
+        if self.inbound_in_stage(id, Stage::Resuming).is_none() {
+            return;
+        }
+        let report = match result {
+            Ok(went) => went,
+            Err(_)
+                if self
+                    .core
+                    .schedule_retry(now, CommandPurpose::Resume(id, attempt), attempt) =>
+            {
+                return;
+            }
+            Err(error) => {
+                let command = "Go";
+                self.core
+                    .push_event(Event::CommandFailed { id, command, error });
+                ResumeReport::default()
+            }
+        };
+        let Some(inbound) = self.inbound_moves.get_mut(&id) else {
+            return;
+        };
+        inbound.steps = report.steps;
+        inbound.times.commit_us =
+            inbound.enter(now.saturating_sub(report.running_for), Stage::Running);
+        inbound.done_retry_wait = self.core.config.retry_min;
+        let flows = inbound.owned_flows.clone();
+        let owned_flows: BTreeMap<Flow, _> = flows.iter().copied().collect();
+        // The donor waits for this frame, but no node for the rest.
+        self.send_done(now, id);
+        self.core
+            .end_flows(id, &owned_flows, |flow| !owned_flows.contains_key(flow));
+        self.core.push_event(Event::ProcessAccepted { id, flows });
+    }
+
+    /// Tells the donor that its process runs here, until the donor reports that nothing of it is left there.
+    pub(super) fn send_done(&mut self, now: Duration, id: MoveId) {
+        let max = self.core.config.retry_max;
+        let Some(inbound) = self
+            .inbound_in_stage(id, Stage::Running)
+            .filter(|inbound| !inbound.donor_released)
+        else {
+            return;
+        };
+        let (result, times) = (Ok(inbound.epoch), inbound.times);
+        let (ran_us, steps) = (inbound.micros_in_stage(now), inbound.steps.clone());
+        let due = now + inbound.done_retry_wait;
+        inbound.done_retry_wait = (inbound.done_retry_wait * 2).min(max);
+        self.core.send(
+            id.donor,
+            id,
+            MoveFrame::Done {
+                result,
+                times,
+                since_resume_us: ran_us,
+                steps,
+            },
+        );
+        self.set_inbound_deadline(id, Some(due));
+    }
+
+    /// Repeats `Done` over a new channel to a donor.
+    pub(super) fn resend_done(&mut self, now: Duration, donor: NodeId) {
+        let moves: Vec<MoveId> = self.inbound_moves.keys().copied().collect();
+        for id in moves.into_iter().filter(|id| id.donor == donor) {
+            self.send_done(now, id);
+        }
+    }
+
+    pub(super) fn on_donor_released(&mut self, now: Duration, from: NodeId, id: MoveId) {
+        if id.donor != from {
+            return (self.core).report_ignored(
+                from,
+                "Released",
+                "the move belongs to another donor",
+            );
+        }
+        if let Some(inbound) = self.inbound_in_stage(id, Stage::Running) {
+            inbound.donor_released = true;
+            self.set_inbound_deadline(id, None);
+            self.remove_if_finished(now, id);
+        }
+    }
+
+    /// Removes the move's record once donor and peers have answered, since no node needs it any more.
+    pub(super) fn remove_if_finished(&mut self, now: Duration, id: MoveId) {
+        if self
+            .translate_requests
+            .keys()
+            .any(|(move_id, _)| *move_id == id)
+        {
+            return;
+        }
+        let Some(inbound) = self
+            .inbound_in_stage(id, Stage::Running)
+            .filter(|inbound| inbound.donor_released)
+        else {
+            return;
+        };
+        inbound.stage = Stage::Forgetting;
+        // A holder that crashed after it decided about all flows may have written none of their records.
+        let flows = std::mem::take(&mut inbound.committed_unnamed);
+        let mut changes: Vec<Change> = flows.iter().map(commit_change).collect();
+        changes.push(process_change(id, ChangeKind::Remove, inbound.epoch));
+        self.request_changes(now, changes, HolderRequestPurpose::Remove(id));
+    }
+
+    /// Forgets the saved state of a move whose record is gone.
+    pub(super) fn on_removed(&mut self, id: MoveId) {
+        let outbound = self.outbound_in_stage(id, Removing).is_some();
+        if outbound || self.inbound_in_stage(id, Stage::Forgetting).is_some() {
+            match outbound {
+                true => drop(self.outbound_moves.remove(&id)),
+                false => self.end_inbound(id),
+            }
+            self.core
+                .push_command(CommandPurpose::Forget(id), |token| Command::Forget {
+                    token,
+                    id,
+                });
+        }
+    }
+}
+
+/// Returns a change of the process's record, and the same change of its flows' transits.
+pub(super) fn process_and_flow_changes(
+    id: MoveId,
+    kind: ChangeKind,
+    flows: &[DonorFlow],
+) -> Vec<Change> {
+    let flows = flows.iter().map(|flow| Change {
+        kind,
+        ..commit_change(flow)
+    });
+    std::iter::once(process_change(id, kind, TRANSIT_EPOCH))
+        .chain(flows)
+        .collect()
+}
+
+/// Returns the commit of a single flow.
+fn commit_change(flow: &DonorFlow) -> Change {
+    Change {
+        flow: flow.flow,
+        kind: ChangeKind::Commit,
+        epoch: flow.epoch.saturating_add(1),
+    }
+}

@@ -1,0 +1,114 @@
+//! Handle tables: the handlespace, in blocks, for a peer that asks (RFC 5353 sections 3.2.3 and 3.6.3).
+
+use super::schedule::Timer;
+use super::{AssociationId, Registrar};
+use holdfast_handlespace::Cursor;
+use holdfast_wire::rserpool::RegistrarId;
+use holdfast_wire::rserpool::enrp::{Body, HandleTableEncoder};
+use std::time::Duration;
+
+/// Progress of a peer's download.
+#[derive(Debug)]
+pub(super) struct Download {
+    own_only: bool,
+    cursor: Cursor,
+}
+
+impl Registrar {
+    pub(super) fn on_table_request(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        peer: RegistrarId,
+        own_only: bool,
+    ) {
+        let open_download = self
+            .associations
+            .get_mut(from)
+            .and_then(|a| a.download.take());
+        if open_download.is_some() {
+            self.downloads -= 1;
+            self.schedule.stop(Timer::DownloadTimeout(from));
+        }
+        if !self.is_ready()
+            || !self.has_no_home_transfers()
+            || self.downloads >= self.config.settings.downloads_max
+        {
+            let body = Body::HandleTableResponse {
+                rejected: true,
+                more: false,
+                entries: Vec::new(),
+            };
+            return self.outbox.send_enrp(from, peer, body);
+        }
+        let download = match open_download {
+            Some(begun) if begun.own_only == own_only => begun,
+            _ => Download {
+                own_only,
+                cursor: match own_only {
+                    true => Cursor::owned_by(self.config.id),
+                    false => Cursor::all(),
+                },
+            },
+        };
+        if let Some(unfinished) = self.send_block(from, peer, download) {
+            self.downloads += 1;
+            if let Some(association) = self.associations.get_mut(from) {
+                association.download = Some(unfinished);
+            }
+            let until = now + self.config.settings.no_response_max;
+            self.schedule.set(Timer::DownloadTimeout(from), until);
+        }
+    }
+
+    /// Sends the next block; returns the remaining download, if any.
+    fn send_block(
+        &mut self,
+        to: AssociationId,
+        peer: RegistrarId,
+        mut download: Download,
+    ) -> Option<Download> {
+        let settings = &self.config.settings;
+        let (own_id, bytes_max, elements_max) = (
+            self.config.id,
+            settings.table_bytes_max,
+            settings.table_elements_max,
+        );
+        let space = &self.handlespace;
+        let cursor = &mut download.cursor;
+        let mut more = false;
+        self.outbox.send_enrp_with(to, |buffer| {
+            let mut table = HandleTableEncoder::new(buffer, own_id, peer, bytes_max);
+            let mut elements = 0;
+            while elements < elements_max {
+                let before = cursor.clone();
+                let mut fits = true;
+                let visited = space.next_block(cursor, 1, |element| {
+                    fits = table.push(element.handle(), &element.payload().element);
+                });
+                if visited == 0 {
+                    break;
+                }
+                // An element that does not fit into an empty block fits into none, and is skipped.
+                if !fits && elements > 0 {
+                    *cursor = before;
+                    break;
+                }
+                elements += 1;
+            }
+            more = space.next_block(&mut cursor.clone(), 1, |_| ()) > 0;
+            table.finish(more)
+        });
+        more.then_some(download)
+    }
+
+    /// Ends a download. "If this timer expires without receiving another request […], the mentor peer SHOULD abort the
+    /// session".
+    pub(super) fn abort_download(&mut self, association: AssociationId) {
+        if let Some(association) = self.associations.get_mut(association)
+            && association.download.take().is_some()
+        {
+            self.downloads -= 1;
+        }
+    }
+}

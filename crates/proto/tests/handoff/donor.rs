@@ -1,0 +1,296 @@
+//! Steps of a donor.
+
+use crate::*;
+
+#[test]
+fn donor_sends_frozen_state_at_once_without_copying() {
+    let mut donor = new_machine(A, HOLDER);
+    let dynamic = Bytes::from(vec![7; 300]);
+    let batch = run_donor_to_state(&mut donor, dynamic.clone());
+    let (
+        B,
+        Frame::State {
+            flows, last: true, ..
+        },
+    ) = take_sent_frame(&mut donor)
+    else {
+        panic!("not the state");
+    };
+    assert_eq!(flows[0].dynamic.as_ptr(), dynamic.as_ptr());
+    let times = holdfast_wire::frame::AcceptorTimes {
+        restore_us: 2_000,
+        commit_us: 1_000,
+    };
+    donor.handle_frame(
+        ms(15),
+        B,
+        Frame::Done {
+            batch,
+            results: vec![Ok(7)],
+            times,
+        },
+    );
+    let Command::Close {
+        token,
+        acceptor: B,
+        flows,
+    } = take_command(&mut donor)
+    else {
+        panic!("not a close");
+    };
+    assert_eq!(flows[0].epoch, 7);
+    complete(&mut donor, ms(16), token, Results::Closed(vec![Ok(())]));
+    check_final_events(&mut donor);
+}
+
+/// Checks the final events.
+fn check_final_events(donor: &mut Handoff) {
+    let events: Vec<_> = std::iter::from_fn(|| donor.poll_output()).collect();
+    let [
+        Output::Event(Event::Outcome { flows, .. }),
+        Output::Event(finished),
+        Output::Event(Event::RequestFinished {
+            moved: 1, kept: 0, ..
+        }),
+    ] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    assert_eq!(flows[..], [(flow(), Outcome::Moved { epoch: 7 })]);
+    let Event::BatchFinished {
+        bytes: 309, phases, ..
+    } = finished
+    else {
+        panic!("{finished:?}");
+    };
+    assert_eq!(
+        (phases.prepare, phases.divert, phases.extract),
+        (ms(3), ms(3), ms(4))
+    );
+    assert_eq!(
+        (phases.transfer, phases.restore, phases.commit),
+        (ms(2), ms(2), ms(1))
+    );
+    assert_eq!(phases.freeze(), ms(9));
+    assert!(donor.is_idle() && donor.poll_timeout().is_none());
+}
+
+#[test]
+fn yielding_donor_rests_half_its_busy_time_between_batches() {
+    let mut donor = new_machine(A, HOLDER);
+    donor.set_yielding(true);
+    let batch = run_donor_to_state(&mut donor, Bytes::from_static(b"state"));
+    take_sent_frame(&mut donor);
+    let next: Flow = "tcp:10.0.0.1:80-10.0.1.2:4243".parse().expect("a flow");
+    let another = Request {
+        flows: vec![next],
+        ..new_request(Drain::No)
+    };
+    donor.handle_request(ms(11), another).expect("possible");
+    let Command::ReadStatic { token, .. } = take_command(&mut donor) else {
+        panic!("not a read");
+    };
+    let (results, times) = (vec![Ok(7)], Default::default());
+    let done = Frame::Done {
+        batch,
+        results,
+        times,
+    };
+    // The first batch was diverted at 3 ms: the donor has been busy for 12 ms.
+    donor.handle_frame(ms(15), B, done);
+    let state = StaticFlow {
+        epoch: 5,
+        static_state: Bytes::from_static(b"static"),
+        queue: SendQueueInfo::default(),
+    };
+    complete(
+        &mut donor,
+        ms(16),
+        token,
+        Results::ReadStatic(vec![Ok(state)]),
+    );
+    let sends_prepare = |donor: &mut Handoff| {
+        let outputs: Vec<_> = std::iter::from_fn(|| donor.poll_output()).collect();
+        let prepare = |output: &Output| {
+            let Output::Send { frame, .. } = output else {
+                return false;
+            };
+            matches!(frame, Frame::Prepare { .. })
+        };
+        outputs.iter().any(prepare)
+    };
+    assert!(!sends_prepare(&mut donor));
+    donor.handle_timeout(ms(20));
+    assert!(
+        !sends_prepare(&mut donor),
+        "the donor pauses between batches"
+    );
+    donor.handle_timeout(ms(21));
+    assert!(sends_prepare(&mut donor));
+}
+
+#[test]
+fn unanswered_donor_stays_frozen_until_holder_answers() {
+    let mut donor = new_machine(A, HOLDER);
+    run_donor_to_state(&mut donor, Bytes::from_static(b"state"));
+    take_sent_frame(&mut donor);
+    let due = donor.poll_timeout().expect("a limit");
+    donor.handle_timeout(due);
+    let Some(Output::Send {
+        to: B,
+        frame: Frame::Abort { .. },
+    }) = ({
+        let holder_request = donor.poll_output();
+        assert!(
+            matches!(
+                &holder_request,
+                Some(Output::Send {
+                    to: HOLDER,
+                    frame: Frame::ChangeRequest { .. }
+                })
+            ),
+            "{holder_request:?}"
+        );
+        donor.poll_output()
+    })
+    else {
+        panic!("no abort");
+    };
+    for _ in 0..20 {
+        assert_eq!(
+            donor.poll_output(),
+            None,
+            "the donor acted before the holder answered"
+        );
+        let due = donor.poll_timeout().expect("a retry timer");
+        donor.handle_timeout(due);
+        let mut request_count = 0;
+        while let Some(output) = donor.poll_output() {
+            match output {
+                Output::Send {
+                    to: HOLDER,
+                    frame: Frame::ChangeRequest { .. },
+                } => request_count += 1,
+                Output::Event(Event::HolderSilent { .. }) => {}
+                other => panic!("output while the holder's answer is missing: {other:?}"),
+            }
+        }
+        assert_eq!(request_count, 1);
+    }
+    assert!(donor.is_moving(&flow()));
+}
+
+#[test]
+fn holder_node_arbitrates_own_request_without_frame() {
+    let mut donor = new_machine(A, A);
+    donor
+        .handle_request(ms(0), new_request(Drain::No))
+        .expect("possible");
+    complete_read(&mut donor, ms(1), SendQueueInfo::default());
+    complete_prepare(&mut donor, ms(2));
+    let Command::Arbitrate {
+        token,
+        asker: A,
+        changes,
+    } = take_command(&mut donor)
+    else {
+        panic!("not an arbitration");
+    };
+    assert_eq!(changes[0].epoch, 5);
+    let results = Results::Arbitrated(vec![Ok(Some(Record::transit(A, B, 6)))]);
+    complete(&mut donor, ms(3), token, results);
+    assert!(matches!(take_command(&mut donor), Command::Freeze { .. }));
+}
+
+#[test]
+fn full_queue_drains_before_divert_within_limit() {
+    let mut donor = new_machine(A, HOLDER);
+    donor
+        .handle_request(ms(0), new_request(Drain::Yes))
+        .expect("possible");
+    let queue = SendQueueInfo {
+        unsent: 90_000,
+        delivery_rate: 12_500_000,
+        rtt: ms(1),
+        ..SendQueueInfo::default()
+    };
+    complete_read(&mut donor, ms(1), queue);
+    complete_prepare(&mut donor, ms(2));
+    let Command::Drain {
+        token, deadline, ..
+    } = take_command(&mut donor)
+    else {
+        panic!("not a drain");
+    };
+    assert!(
+        deadline > ms(2 + 9) && deadline < ms(2 + 40),
+        "{deadline:?}"
+    );
+    complete(
+        &mut donor,
+        ms(12),
+        token,
+        Results::Drained(vec![SendQueueInfo::default()]),
+    );
+    assert!(matches!(
+        take_sent_frame(&mut donor),
+        (HOLDER, Frame::ChangeRequest { .. })
+    ));
+}
+
+#[test]
+fn impossible_requests_are_refused_at_once() {
+    let mut donor = new_machine(A, HOLDER);
+    let mut start_request = |flows: Vec<Flow>, to| {
+        donor.handle_request(
+            ms(0),
+            Request {
+                flows,
+                to,
+                drain: Drain::No,
+            },
+        )
+    };
+    assert_eq!(start_request(vec![flow()], A), Err(RequestError::ToSelf(A)));
+    assert_eq!(
+        start_request(vec![flow()], NodeId(77)),
+        Err(RequestError::UnknownNode(NodeId(77)))
+    );
+    assert_eq!(start_request(vec![], B), Err(RequestError::NoFlows));
+    start_request(vec![flow()], B).expect("possible");
+    let Command::ReadStatic { token, .. } = take_command(&mut donor) else {
+        panic!("not a read");
+    };
+    donor
+        .handle_request(ms(0), new_request(Drain::No))
+        .expect("a request with refusals per flow");
+    let refused = donor.poll_output();
+    let Some(Output::Event(Event::Outcome { flows, .. })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(
+        flows[0].1,
+        Outcome::Kept {
+            reason: KeepReason::AlreadyMoving
+        }
+    );
+    donor.poll_output();
+    complete(
+        &mut donor,
+        ms(1),
+        token,
+        Results::ReadStatic(vec![Err(KeepReason::UnknownFlow)]),
+    );
+    let refused = donor.poll_output();
+    let Some(Output::Event(Event::Outcome { flows, .. })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(
+        flows[0].1,
+        Outcome::Kept {
+            reason: KeepReason::UnknownFlow
+        }
+    );
+    donor.poll_output();
+    assert!(donor.is_idle(), "nothing was touched");
+}

@@ -1,0 +1,168 @@
+//! Actions of an acceptor's daemon, in steps.
+
+use super::Bug;
+use super::host::{Entry, MoveRecord, ProcessIdentity, State};
+use super::world::World;
+use holdfast_proto::migration::{Command, RecoveredRole, Results, ResumeReport};
+use holdfast_wire::{Flow, MoveId};
+
+impl World {
+    pub(super) fn execute_acceptor_step(
+        &mut self,
+        node: usize,
+        command: &Command,
+        (step, last): (usize, bool),
+        fails: bool,
+    ) -> Option<Results> {
+        let outcome = if fails {
+            Err("injected failure".to_owned())
+        } else {
+            Ok(())
+        };
+        let bug = self.bug;
+        let host = &mut self.hosts[node];
+        match command {
+            Command::Examine { .. } => {
+                let refusals = outcome.map_err(|why| vec![why]);
+                Some(Results::Examined(refusals))
+            }
+            Command::Build { id, offer, .. } => {
+                let role = RecoveredRole::Acceptor {
+                    restored: None,
+                    resumed: false,
+                };
+                let hops = offer.hops;
+                host.move_records.insert(*id, MoveRecord { hops, role });
+                host.stub_processes.insert(*id, None);
+                Some(Results::Built(outcome))
+            }
+            Command::Arm { id, flows, .. } => {
+                let held = flows.iter().map(|of| (of.flow, of.epoch + 1)).collect();
+                let armed = outcome.and_then(|()| self.hold_flows(node, *id, held));
+                Some(Results::Armed(armed))
+            }
+            Command::Restore {
+                id, flows, peers, ..
+            } => {
+                if let Some(written) = host.move_records.get_mut(id)
+                    && let RecoveredRole::Acceptor { restored, .. } = &mut written.role
+                {
+                    *restored = Some((flows.clone(), peers.clone()));
+                }
+                if last && !fails {
+                    host.stub_processes
+                        .insert(*id, self.images.get(id).cloned());
+                }
+                last.then_some(Results::Restored(outcome))
+            }
+            Command::Resume { .. } => self.resume(node, command, step, fails),
+            Command::Discard { id, .. } => {
+                if bug != Some(Bug::DiscardLeavesHolds) {
+                    host.entries
+                        .retain(|_, entry| entry.state != State::Incoming || entry.id != Some(*id));
+                }
+                host.stub_processes.remove(id);
+                host.move_records.remove(id);
+                Some(Results::Discarded)
+            }
+            other => unreachable!("an acceptor does {other:?}"),
+        }
+    }
+
+    fn hold_flows(
+        &mut self,
+        node: usize,
+        id: MoveId,
+        held: Vec<(Flow, u32)>,
+    ) -> Result<(), String> {
+        let host = &mut self.hosts[node];
+        for (flow, epoch) in held {
+            match host.entries.get(&flow).map(|entry| entry.state) {
+                None | Some(State::Moved) => {}
+                Some(State::Incoming) if host.entries[&flow].id == Some(id) => {}
+                other => return Err(format!("{flow} is {other:?}")),
+            }
+            let (state, id) = (State::Incoming, Some(id));
+            host.entries.insert(flow, Entry { state, epoch, id });
+        }
+        Ok(())
+    }
+
+    /// Activates the flows, then resumes the process, then stores that it runs.
+    fn resume(
+        &mut self,
+        node: usize,
+        command: &Command,
+        step: usize,
+        fails: bool,
+    ) -> Option<Results> {
+        let Command::Resume {
+            id,
+            flows,
+            lost_flows: lost,
+            ..
+        } = command
+        else {
+            unreachable!("{command:?} as a resume");
+        };
+        let host = &mut self.hosts[node];
+        let role = host.move_records.get(id).map(|written| &written.role);
+        let done = matches!(
+            role,
+            None | Some(RecoveredRole::Acceptor { resumed: true, .. })
+        );
+        if done || fails {
+            let failed = Err("try again".to_owned());
+            return Some(Results::Resumed(if done {
+                Ok(ResumeReport::default())
+            } else {
+                failed
+            }));
+        }
+        match step {
+            0 => {
+                for flow in flows {
+                    let entry = host.entries.get(&flow.flow);
+                    if entry.is_some_and(|entry| entry.state == State::Incoming) {
+                        host.set_state(flow.flow, State::Owned, flow.epoch);
+                    }
+                    self.core.changed_flows.push(flow.flow);
+                }
+                host.entries
+                    .retain(|_, entry| entry.state != State::Incoming || entry.id != Some(*id));
+                None
+            }
+            1 => {
+                self.start_process(node, *id, lost);
+                None
+            }
+            _ => {
+                if let Some(written) = host.move_records.get_mut(id)
+                    && let RecoveredRole::Acceptor { resumed: gone, .. } = &mut written.role
+                {
+                    *gone = true;
+                }
+                Some(Results::Resumed(Ok(ResumeReport::default())))
+            }
+        }
+    }
+
+    /// Resumes the restored process, unless it runs already.
+    pub(super) fn start_process(&mut self, node: usize, id: MoveId, lost: &[Flow]) {
+        let host = &mut self.hosts[node];
+        let Some(stub_process) = host.stub_processes.remove(&id) else {
+            return;
+        };
+        let Some(mut image) = stub_process else {
+            return self
+                .core
+                .set_violation(format!("{id} resumes an empty process"));
+        };
+        image.hops += 1;
+        image.flows.retain(|flow| !lost.contains(flow));
+        if matches!(image.identity, ProcessIdentity::Clone(_)) {
+            self.clones_run.insert(image.identity);
+        }
+        host.make(image);
+    }
+}

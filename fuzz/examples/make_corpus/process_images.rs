@@ -1,0 +1,306 @@
+//! Corpus of process images.
+
+use crate::write_input;
+use holdfast_sys::process::files::Image;
+use holdfast_sys::process::files::image::{
+    Bytes, Content, ContentForm, Kind, Lock, LockHolder, OpenFile, Owner, Pipe, Slot, Table,
+    UnixLink, UnixMessage, UnixName, UnixSocket, Watch,
+};
+use holdfast_sys::process::image::{
+    Backing, BackingFile, Descriptors, Files, FrozenProcess, FrozenThread, FrozenTree, Mapping,
+    MemorySpace, MissingPages, PageContent, PageRun, Pages, PosixTimer, Process, Rseq,
+    SharedMemory, SharedMemoryKind, SignalAction, SignalInfo, SystemVSegment, Tree, encode,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Writes one image of each kind, and the changes from an empty one.
+pub fn write_images() -> std::io::Result<()> {
+    let files = files();
+    let changes = files.changes_since(&Image::default());
+    let all = [
+        ("tree", 0, encode(&tree()).expect("sound")),
+        ("frozen", 1, encode(&frozen()).expect("sound")),
+        (
+            "descriptors",
+            2,
+            encode(&descriptors(Files::Image(files))).expect("sound"),
+        ),
+        (
+            "changes",
+            2,
+            encode(&descriptors(Files::Changes(changes))).expect("sound"),
+        ),
+        (
+            "missing",
+            3,
+            encode(&MissingPages::from_runs(&runs())).expect("sound"),
+        ),
+        ("pages", 4, pages()),
+    ];
+    for (name, choice, bytes) in all {
+        write_input("image", name, &[&[choice], &bytes[..]].concat())?;
+    }
+    Ok(())
+}
+
+fn tree() -> Tree {
+    let first = Process {
+        pid: 100,
+        group: 100,
+        session: 1,
+        exit_signal: 17,
+        threads: vec![100, 101],
+        mappings: mappings(),
+        ..Process::default()
+    };
+    let zombie = Process {
+        pid: 102,
+        parent: Some(0),
+        group: 100,
+        session: 1,
+        exit_status: Some(256),
+        ..Process::default()
+    };
+    Tree {
+        boot_id: "b".to_owned(),
+        vdso: vec![0x7f; 64],
+        processes: vec![first, zombie],
+        files: vec![BackingFile {
+            path: b"/bin/true".to_vec(),
+            size: 0x4000,
+            build_id: vec![1; 20],
+            ..BackingFile::default()
+        }],
+        shared_memory: shared_memory(),
+        ..Tree::default()
+    }
+}
+
+fn mappings() -> Vec<Mapping> {
+    let backings = [
+        Backing::Anonymous(b"heap".to_vec()),
+        Backing::File {
+            file: 0,
+            offset: 0x1000,
+            shared: false,
+        },
+        Backing::Shared {
+            object: 0,
+            offset: 0,
+        },
+        Backing::Shared {
+            object: 3,
+            offset: 0x1000,
+        },
+        Backing::Kernel("[vdso]".to_owned()),
+    ];
+    let mapping = |(at, backing): (u64, Backing)| Mapping {
+        start: 0x10_0000 * at,
+        end: 0x10_0000 * at + 0x2000,
+        protection: 5,
+        advice: 0,
+        backing,
+    };
+    (1..).zip(backings).map(mapping).collect()
+}
+
+fn shared_memory() -> Vec<SharedMemory> {
+    let segment = SystemVSegment {
+        id: 7,
+        key: 42,
+        size: 0x4000,
+        mode: 0o600,
+        is_marked_removed: false,
+        is_locked: false,
+        is_gone: false,
+        owner: (1000, 1000),
+        creator: (1000, 1000),
+    };
+    let kinds = [
+        SharedMemoryKind::Anonymous,
+        SharedMemoryKind::Memfd(b"m".to_vec()),
+        SharedMemoryKind::File(b"/var/x".to_vec()),
+        SharedMemoryKind::SystemV(segment),
+        SharedMemoryKind::Posix {
+            path: b"/dev/shm/x".to_vec(),
+            access: (1000, 1000, 0o600),
+        },
+        SharedMemoryKind::Deleted {
+            form: ContentForm::Deleted {
+                path: "/tmp/gone".into(),
+            },
+            access: (1000, 1000, 0o600),
+        },
+    ];
+    let object = |(inode, kind)| SharedMemory {
+        kind,
+        size: 0x4000,
+        identity: (0, 1, inode),
+    };
+    (1..).zip(kinds).map(object).collect()
+}
+
+fn frozen() -> FrozenTree {
+    let thread = FrozenThread {
+        extended_registers: vec![0; 64],
+        pending: vec![SignalInfo(vec![0; 128])],
+        name: b"worker".to_vec(),
+        rseq: Some(Rseq {
+            address: 0x1000,
+            bytes: 32,
+            signature: 1,
+        }),
+        ..FrozenThread::default()
+    };
+    let process = FrozenProcess {
+        threads: vec![thread],
+        signal_actions: vec![SignalAction::default(); 64],
+        posix_timers: vec![PosixTimer::default()],
+        directory: b"/".to_vec(),
+        group_stop: Some(19),
+        ..FrozenProcess::default()
+    };
+    FrozenTree {
+        processes: vec![Some(process), None],
+    }
+}
+
+fn descriptors(files: Files) -> Descriptors {
+    Descriptors {
+        files,
+        sockets: BTreeMap::new(),
+        removed: BTreeSet::from([77]),
+    }
+}
+
+fn files() -> Image {
+    let open = |kind| OpenFile {
+        flags: 2,
+        owner: Some(Owner {
+            kind: 1,
+            pid: 100,
+            signal: 0,
+        }),
+        locks: vec![Lock {
+            holder: LockHolder::Table(0),
+            write: true,
+            start: 0,
+            end: Some(9),
+        }],
+        kind,
+    };
+    let slot = |number| {
+        let slot = Slot {
+            file: number % 7,
+            close_on_exec: number > 6,
+        };
+        (number, slot)
+    };
+    Image {
+        tables: BTreeMap::from([(
+            0,
+            Table {
+                pids: BTreeSet::from([100]),
+                slots: (0..9).map(slot).collect(),
+                descriptors_max: (1024, 4096),
+            },
+        )]),
+        files: (0..).zip(kinds().map(open)).collect(),
+        pipes: BTreeMap::from([(
+            100,
+            Pipe {
+                path: None,
+                capacity: 4096,
+                chunks: vec![Bytes(b"in it".to_vec())],
+                packet_mode: false,
+                access: (1000, 1000, 0o600),
+            },
+        )]),
+        contents: BTreeMap::from([(
+            101,
+            Content {
+                form: ContentForm::Deleted {
+                    path: "/tmp/gone".into(),
+                },
+                access: (1000, 1000, 0o600),
+                times_ns: (1, 2),
+                size: 10,
+                mapped_memory: None,
+                chunks: BTreeMap::from([(0, Bytes(b"content".to_vec()))]),
+            },
+        )]),
+        ..Image::default()
+    }
+}
+
+fn kinds() -> [Kind; 7] {
+    let socket = |link, queue| {
+        Kind::Unix(Box::new(UnixSocket {
+            socket: 1,
+            name: UnixName::Abstract(Bytes(b"name".to_vec())),
+            link,
+            owner: (1000, 1000),
+            peer: Some((0, 0)),
+            shutdown: 0,
+            options: Vec::new(),
+            filter: holdfast_sys::socket_filter::SocketFilter::default(),
+            queue,
+        }))
+    };
+    let message = UnixMessage {
+        bytes: Bytes(b"hello".to_vec()),
+        files: vec![0],
+        credentials: Some((100, 1000, 1000)),
+        sender_name: Bytes(Vec::new()),
+    };
+    let watch = Watch {
+        fd: 3,
+        file: 0,
+        events: 1,
+        data: 3,
+    };
+    [
+        Kind::Event {
+            count: 3,
+            semaphore: true,
+        },
+        Kind::Pipe { pipe: 100 },
+        Kind::Directory {
+            path: "/tmp".into(),
+            offset: 7,
+        },
+        socket(UnixLink::Peer(4), vec![message]),
+        socket(UnixLink::Peer(3), Vec::new()),
+        Kind::Epoll {
+            watches: vec![watch],
+        },
+        Kind::Content {
+            content: 101,
+            offset: 5,
+        },
+    ]
+}
+
+fn runs() -> Vec<PageRun> {
+    let run = |space, page: u64, content| PageRun {
+        space,
+        start: page << 12,
+        length: 1 << 12,
+        content,
+    };
+    vec![
+        run(MemorySpace::Process(0), 1, PageContent::Bytes),
+        run(MemorySpace::Process(0), 7, PageContent::Initial),
+        run(MemorySpace::Shared(0), 1, PageContent::Bytes),
+    ]
+}
+
+fn pages() -> Vec<u8> {
+    let bytes = vec![5; 2 << 12];
+    let pages = Pages {
+        runs: runs(),
+        bytes,
+    };
+    let (front, content) = pages.into_message().expect("small");
+    [front, content].concat()
+}
