@@ -9,11 +9,11 @@ pub type Handle = [u8; 32];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyOrder {
     /// By sequence number: round robin.
-    BySequence,
+    Sequence,
     /// By load, then by sequence number: least used.
-    ByLoad,
+    Load,
     /// By equal weights: random.
-    ByWeight,
+    Weight,
 }
 
 /// Position of an element in a selection set: its value, and its sequence number.
@@ -152,7 +152,7 @@ impl<B: BalanceScheme> TreeSpace<B> {
         };
         let pool = &mut self.pools[number as usize];
         self.chosen.clear();
-        if pool.order == PolicyOrder::ByWeight {
+        if pool.order == PolicyOrder::Weight {
             self.draw_by_weight(number, items);
         } else {
             let mut next = pool.selection.first();
@@ -165,7 +165,7 @@ impl<B: BalanceScheme> TreeSpace<B> {
             visit(self.elements[slot as usize].id);
         }
         let pool = &mut self.pools[number as usize];
-        if pool.order != PolicyOrder::ByWeight
+        if pool.order != PolicyOrder::Weight
             && let Some(&slot) = self.chosen.first()
         {
             let element = &mut self.elements[slot as usize];
@@ -229,8 +229,8 @@ impl<B> Pool<B> {
     fn rank(&mut self, load: u32) -> Rank {
         self.sequence += 1;
         match self.order {
-            PolicyOrder::ByLoad => (u64::from(load), self.sequence),
-            PolicyOrder::BySequence | PolicyOrder::ByWeight => (0, self.sequence),
+            PolicyOrder::Load => (u64::from(load), self.sequence),
+            PolicyOrder::Sequence | PolicyOrder::Weight => (0, self.sequence),
         }
     }
 }
@@ -268,8 +268,8 @@ mod tests {
 
     fn key(order: PolicyOrder, e: &ModelElement) -> (u32, u64) {
         match order {
-            PolicyOrder::ByLoad => (e.1, e.2),
-            PolicyOrder::BySequence | PolicyOrder::ByWeight => (0, e.2),
+            PolicyOrder::Load => (e.1, e.2),
+            PolicyOrder::Sequence | PolicyOrder::Weight => (0, e.2),
         }
     }
 
@@ -285,7 +285,7 @@ mod tests {
         let mut expected = plain.to_vec();
         expected.sort_by_key(|e| key(order, e));
         expected.truncate(items);
-        if order == PolicyOrder::ByWeight {
+        if order == PolicyOrder::Weight {
             prop_assert_eq!(got.len(), expected.len());
             got.sort_unstable();
             got.dedup();
@@ -357,7 +357,7 @@ mod tests {
     proptest! {
         #[test]
         fn both_trees_agree_with_vector_model(steps in prop::collection::vec(step(), 1..200)) {
-            for order in [PolicyOrder::BySequence, PolicyOrder::ByLoad, PolicyOrder::ByWeight] {
+            for order in [PolicyOrder::Sequence, PolicyOrder::Load, PolicyOrder::Weight] {
                 check_against_vector::<RedBlack>(order, &steps)?;
                 check_against_vector::<Treap>(order, &steps)?;
             }

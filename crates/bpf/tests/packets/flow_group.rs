@@ -28,7 +28,7 @@ fn set_group(node: &Node, state: Option<FlowState>, peer: u16, epoch_offset: u8)
     let state = state.map_or(0, |state| state as u8);
     let group_state = FlowGroup {
         state,
-        epoch_offset: epoch_offset,
+        epoch_offset,
         peer,
         pad: 0,
     };

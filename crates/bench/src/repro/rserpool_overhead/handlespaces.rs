@@ -59,9 +59,9 @@ impl<B: BalanceScheme> MeasuredHandlespace for TreeHandlespace<B> {
         handle[..POOL_NAME.len()].copy_from_slice(POOL_NAME);
         let mut space = TreeSpace::new();
         let order = match kind {
-            PolicyClass::RoundRobin => PolicyOrder::BySequence,
-            PolicyClass::LeastUsed => PolicyOrder::ByLoad,
-            PolicyClass::Random => PolicyOrder::ByWeight,
+            PolicyClass::RoundRobin => PolicyOrder::Sequence,
+            PolicyClass::LeastUsed => PolicyOrder::Load,
+            PolicyClass::Random => PolicyOrder::Weight,
         };
         space.add_pool(handle, order);
         TreeHandlespace { space, handle }
